@@ -1,0 +1,1 @@
+"""The schedule library: one file a schedule, by operator."""

@@ -1,0 +1,103 @@
+"""No bank conflicts for any shape: a warp is 32 neighbouring output pixels, and strides are multiples of 32 words.
+
+From `vthread`: rows and columns become one axis of output pixels (of the whole batch), whose tile is cut into virtual
+threads of 32 lanes. The input is staged by filter tap: for each (input channel, filter row, filter column), the one value
+that each pixel of the tile needs, side by side. Whatever the image's width, stride, dilation or padding,
+
+* a warp reads 32 neighbouring words of shared memory, one from each bank, and its virtual threads read at strides of
+  32 words;
+* a warp's lanes share their output channels, so that a read of the weight is one word for the whole warp: a broadcast;
+* neighbouring threads copy neighbouring elements, so that a store to shared memory touches 32 banks as well.
+
+This is the implicit form of convolution as a matrix product (Chetlur et al., "cuDNN: Efficient Primitives for Deep
+Learning", 2014, section 3). Its price: an input value is stored in shared memory once for every tap that uses it. Sizes
+that the tiles do not divide are padded with zeros on the way into shared memory, so that the inner loops have no tests.
+"""
+
+import math
+from collections.abc import Sequence
+
+from tvm.ir import Expr
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import SBlockRV
+from tvm.tirx import IndexMap
+
+from schedules.vocabulary import bind_grid, cooperative_copy, inline_consumers, inline_producers, split_all, unroll
+from tvmconv.knobs import Knobs
+from tvmconv.library import schedule
+from tvmconv.workloads import Conv2d
+
+WARP = 32
+MAX_UNROLLED_STEPS = 4096
+
+
+@schedule("conv2d")
+def conflict_free(s: Schedule, w: Conv2d, k: Knobs) -> None:
+    """Channel tiles are (block, virtual thread, thread, local), pixel tiles (block, virtual thread, warp) of 32 pixels."""
+    channels, pixels = w.O // w.groups, w.N * w.P * w.Q
+    lanes = WARP if pixels > 1 else 1  # a single output pixel cannot be spread over a warp
+    tile_c = k.split("tile_c", channels, parts=4, default=(-1, 1, 4 if pixels > 1 else 1, 8))
+    tile_p = k.split("tile_p", math.ceil(pixels / lanes), parts=3, default=(-1, 4, 1) if channels > 1 else (-1, 1, 4))
+    tile_rc = k.split("tile_rc", w.C // w.groups, parts=2, default=(-1, 2))
+    tile_rh = k.split("tile_rh", w.R, parts=2, default=(-1, 3), exact=True)
+    tile_rw = k.split("tile_rw", w.S, parts=2, default=(-1, 3), exact=True)
+    tile_p = (*tile_p[:2], tile_p[2] * lanes, 1)  # (block, virtual thread, thread, local)
+
+    conv = flatten_pixels(s, w)
+    padding = [math.prod(tile[1:]) for tile in (tile_c, tile_rc, tile_rh, tile_rw, tile_p)]
+    s.pad_einsum(conv, padding if w.groups == 1 else [1, *padding])
+    (store,) = s.get_consumers(conv)
+    inline_consumers(s, store)
+    shared = [s.cache_read(conv, operand, "shared") for operand in (0, 1)]
+    for copy in shared:
+        inline_producers(s, copy)
+    local = [s.cache_read(conv, operand, "local") for operand in (0, 1)]
+
+    *group, channel, rc, rh, rw, pixel = s.get_loops(conv)
+    block, vthread, thread, point = split_all(s, (channel, pixel), (tile_c, tile_p))
+    step, tap = split_all(s, (rc, rh, rw), (tile_rc, tile_rh, tile_rw))
+    s.reorder(*group, *block, *vthread, *thread, *step, *tap, *point)
+    bind_grid(s, *(group or [s.add_unit_loop(block[0])]), *block)
+    s.bind(vthread[0], "vthread.y")
+    s.bind(vthread[1], "vthread.x")
+    s.bind(thread[0], "threadIdx.y")
+    s.bind(thread[1], "threadIdx.x")
+
+    s.reverse_compute_at(store, thread[1])
+    for copy in local:
+        s.compute_at(copy, tap[-1], preserve_unit_loops=True)
+    for copy in shared:
+        s.compute_at(copy, step[-1], preserve_unit_loops=True)
+        cooperative_copy(s, copy, (tile_p[2], tile_c[2], 1), interleaved=True)
+    unroll(s, step[-1], MAX_UNROLLED_STEPS)
+    s.decompose_reduction(conv, step[0])
+
+
+def flatten_pixels(s: Schedule, w: Conv2d) -> SBlockRV:
+    """Turn the convolution into a product over ([group,] channel; input channel, filter row, filter column; pixel).
+
+    Returns:
+        The block, accumulating in registers; its input is a view with one element for each filter tap and pixel.
+    """
+    conv = s.get_sblock("Y" if w.groups == 1 else "conv")
+
+    strides = (("v_n", w.P * w.Q), ("v_p", w.Q), ("v_q", 1))
+
+    def pixel_last(axes: Sequence[str]) -> IndexMap:
+        """The index map from these axes to the others, in their order, and one pixel index for image, row and column."""
+
+        def index_map(*indices: Expr) -> list[Expr]:
+            index = dict(zip(axes, indices, strict=True))
+            pixel = [(index.pop(axis), stride) for axis, stride in strides if axis in index]
+            return [*index.values(), sum(i * stride for i, stride in pixel)] if pixel else list(index.values())
+
+        return IndexMap.from_func(index_map, ndim=len(axes), index_dtype="int32")
+
+    for access in ("read", 0), ("write", 0):
+        s.reindex(conv, access)
+        (read, _), (write,) = s.get(conv).reads, s.get(conv).writes
+        region = read if access[0] == "read" else write  # reindex leaves out axes of extent 1, not always the same ones
+        s.transform_layout(conv, access, pixel_last([index.min.name for index in region.region]))
+    s.transform_block_layout(conv, pixel_last([axis.var.name for axis in s.get(conv).iter_vars]))
+    inline_consumers(s, s.cache_write(conv, 0, "local"))
+    return conv

@@ -1,0 +1,76 @@
+"""The scheduling steps that every schedule speaks: binding to the grid, cooperative copies, unrolling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+GRID_LIMIT = 65535  # of gridDim.y and gridDim.z; gridDim.x takes 2^31 - 1 (CUDA C++ Programming Guide, Technical Specifications)
+
+
+def bind_grid(s: Schedule, z: LoopRV, y: LoopRV, x: LoopRV) -> None:
+    """Bind three adjacent loops, outermost first, to the grid's blocks; all to `blockIdx.x` where y or z would overflow."""
+    if max(extent(s, z), extent(s, y)) > GRID_LIMIT:
+        s.bind(s.fuse(z, y, x), "blockIdx.x")
+    else:
+        bind(s, "blockIdx", z, y, x)
+
+
+def bind(s: Schedule, kind: str, z: LoopRV, y: LoopRV, x: LoopRV) -> None:
+    """Bind three loops to the z, y and x axes of `blockIdx`, `vthread` or `threadIdx`."""
+    for loop, axis in ((z, "z"), (y, "y"), (x, "x")):
+        s.bind(loop, f"{kind}.{axis}")
+
+
+def split_all(s: Schedule, loops: Sequence[LoopRV], tiles: Sequence[Sequence[int]]) -> list[list[LoopRV]]:
+    """Split each loop by its tile's factors, and return the pieces regrouped by level: all outermost loops, and so on.
+
+    The outermost factor is left to TVM, which rounds up, so that a tile that does not divide its loop overhangs.
+    """
+    pieces = [s.split(loop, [None, *tile[1:]]) for loop, tile in zip(loops, tiles, strict=True)]
+    return [list(level) for level in zip(*pieces, strict=True)]
+
+
+def own_loops(s: Schedule, block: SBlockRV) -> list[LoopRV]:
+    """The loops that `compute_at` made for a block's own axes: one each, the innermost ones."""
+    return s.get_loops(block)[-len(s.get(block).iter_vars) :]
+
+
+def cooperative_copy(s: Schedule, block: SBlockRV, threads: tuple[int, int, int], *, interleaved: bool) -> None:
+    """Share a copy to shared memory among all threads (x, y, z) of the block.
+
+    Interleaved, neighbouring threads copy neighbouring elements: coalesced global reads, stores to distinct banks.
+    Otherwise each thread copies one contiguous run.
+    """
+    x, y, z = threads
+    fused = s.fuse(*own_loops(s, block))
+    if interleaved:
+        _, tz, ty, tx = s.split(fused, [None, z, y, x])
+    else:
+        tz, ty, tx, _ = s.split(fused, [z, y, x, None])
+    bind(s, "threadIdx", tz, ty, tx)
+
+
+def extent(s: Schedule, loop: LoopRV) -> int:
+    """A loop's extent."""
+    return int(s.get(loop).extent)
+
+
+def inline_producers(s: Schedule, block: SBlockRV) -> None:
+    """Inline everything that a block reads, so that it computes from the function's arguments alone."""
+    while producers := s.get_producers(block):
+        s.compute_inline(producers[0])
+
+
+def inline_consumers(s: Schedule, block: SBlockRV) -> None:
+    """Inline everything that only passes a block's output on, so that it writes the function's output itself."""
+    while consumers := s.get_consumers(block):
+        s.reverse_compute_inline(consumers[0])
+
+
+def unroll(s: Schedule, loop: LoopRV, max_step: int) -> None:
+    """Mark every loop inside this one with `#pragma unroll`, up to `max_step` statements."""
+    s.annotate(loop, "pragma_auto_unroll_max_step", max_step)
+    s.annotate(loop, "pragma_unroll_explicit", False)

@@ -1,0 +1,32 @@
+"""Hypothesis strategies that draw what the package works on."""
+
+import math
+
+from hypothesis import strategies as st
+
+from tvmconv.workloads import Conv2d
+
+MAX_FLOPS = 200_000
+
+
+@st.composite
+def workloads(draw: st.DrawFn, max_flops: int = MAX_FLOPS, dtypes: tuple[str, ...] = ("float32",)) -> Conv2d:
+    """Valid convolutions with every option, small enough to be computed in a moment."""
+
+    def draw_int(low: int, high: int) -> int:
+        return draw(st.integers(low, max(low, high)))
+
+    groups = draw(st.sampled_from((1, 1, 2, 3, 5)))
+    N, C, O = draw_int(1, 3), groups * draw_int(1, 4), groups * draw_int(1, 4)  # noqa: E741
+    kernel = R, S = draw_int(1, 5), draw_int(1, 5)
+    dilation = draw_int(1, 3), draw_int(1, 3)
+    stride = draw_int(1, 3), draw_int(1, 3)
+    padding = tuple(draw_int(0, 3) for _ in range(4))
+    pixels = max(1, math.isqrt(max_flops // (2 * N * O * (C // groups) * R * S)))  # per side of the output
+    sizes = []
+    for axis in range(2):
+        window = (kernel[axis] - 1) * dilation[axis] + 1
+        smallest = max(1, window - padding[axis] - padding[axis + 2])
+        sizes.append(draw_int(smallest, smallest + (min(pixels, 20) - 1) * stride[axis]))
+    H, W = sizes
+    return Conv2d(N, C, H, W, O, R, S, stride, padding, dilation, groups, draw(st.sampled_from(dtypes)))

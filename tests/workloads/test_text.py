@@ -1,0 +1,95 @@
+import pytest
+from hypothesis import given
+from strategies import workloads
+
+from tvmconv.errors import WorkloadError
+from tvmconv.workloads import Conv2d, parse
+
+
+@given(workloads(dtypes=("float32", "float16")))
+def test_text_round_trip_is_exact(workload):
+    assert parse(str(workload)) == workload
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d:1x64x56x56,64x64x3x3,s1,p1",
+        "conv2d:1x1x1x1,1x1x1x1,s1,p0",
+        "conv2d:2x6x17x5,9x2x3x2,s2x1,p1x2,d1x3,g3",
+        "conv2d:2x6x17x5,9x2x3x2,s2,p1x2x0x2,d2,g3,f16",
+        "conv2d:1x32x112x112,32x1x3x3,s1,p1,g32",
+    ],
+)
+def test_canonical_text_is_printed_as_it_was_read(text):
+    assert str(parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("conv2d:1x4x8x8,4x4x3x3", "conv2d:1x4x8x8,4x4x3x3,s1,p0"),
+        ("conv2d:1x4x8x8,4x4x3x3,f32,g1,d1,p1,s1", "conv2d:1x4x8x8,4x4x3x3,s1,p1"),
+        ("conv2d:1x4x8x8,4x4x3x3,p1x1x1x1,s2x2", "conv2d:1x4x8x8,4x4x3x3,s2,p1"),
+        ("conv2d:1x4x8x8,4x4x3x3,p0x1x0x1", "conv2d:1x4x8x8,4x4x3x3,s1,p0x1"),
+    ],
+)
+def test_other_spellings_print_canonically(text, canonical):
+    assert str(parse(text)) == canonical
+
+
+def test_padding_is_top_left_bottom_right():
+    assert parse("conv2d:1x4x8x8,4x4x3x3,p1x2x3x4").padding == (1, 2, 3, 4)
+
+
+def test_padding_of_two_is_vertical_then_horizontal():
+    assert Conv2d(1, 4, 8, 8, 4, 3, 3, padding=(1, 2)) == parse("conv2d:1x4x8x8,4x4x3x3,p1x2x1x2")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "expected OPERATOR:SIZES, as in conv2d:"),
+        ("conv2d", "expected OPERATOR:SIZES, as in conv2d:"),
+        ("conv3d:1x4x8x8,4x4x3x3", "unknown operator 'conv3d': expected one of conv2d"),
+        ("conv2d:1x4x8x8", "expected conv2d:INPUT,WEIGHT[,OPTION…], as in conv2d:"),
+        ("conv2d:1x4x8,4x4x3x3", "'1x4x8': expected the input's NxCxHxW, as in conv2d:"),
+        ("conv2d:1x4x8x8,4x3x3", "'4x3x3': expected the weight's Ox(C/groups)xRxS, as in conv2d:"),
+        ("conv2d:1x4x8x-8,4x4x3x3", "'1x4x8x-8': expected the input's NxCxHxW"),
+        ("conv2d:1x4x8x٨,4x4x3x3", "'1x4x8x٨': expected the input's NxCxHxW"),
+        ("conv2d: 1x4x8x8,4x4x3x3", "' 1x4x8x8': expected the input's NxCxHxW"),
+        ("conv2d:1x4x8x99999999999999999999,4x4x3x3", "expected numbers of at most 10 digits"),
+        ("conv2d:1x4x8x9999999999,4x4x3x3", "W is past 2147483647"),
+        ("conv2d:1x4x8x8,4x4x3x3,", "'': expected an option, one of"),
+        ("conv2d:1x4x8x8,4x4x3x3,q1", "'q1': expected an option, one of"),
+        ("conv2d:1x4x8x8,4x4x3x3,s1x1x1", "'1x1x1': expected 1 or 2 integers after the s of stride, as in s1"),
+        ("conv2d:1x4x8x8,4x4x3x3,p", "'': expected 1 or 2 or 4 integers after the p of padding, as in p1"),
+        ("conv2d:1x4x8x8,4x4x3x3,s1,p1,s1", "'s1': expected stride at most once"),
+        ("conv2d:1x4x8x8,4x4x3x3,f16,f32", "'f32': expected dtype at most once"),
+        ("conv2d:1x4x8x8,4x2x3x3", "'4x2x3x3' has 2 input channels: 4 channels in 1 group need 4x4x3x3"),
+        ("conv2d:1x4x8x8,4x4x3x3,g2", "'4x4x3x3' has 4 input channels: 4 channels in 2 groups need 4x2x3x3"),
+    ],
+)
+def test_malformed_text_is_refused_with_what_would_be_right(text, expected):
+    with pytest.raises(WorkloadError) as error:
+        parse(text)
+    assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x" * 10**6,
+        "conv2d:" + "1x" * 10**6,
+        "conv2d:1x4x8x" + "8" * 10**6 + ",4x4x3x3",
+        "conv2d:1x4x8x8,4x4x3x3" + ",s1" * 10**5,
+        "conv2d:1x4x8x8\n,4x4x3x3",
+        "conv2d:1x4x8x8,4x4x3x3,\x00\x1b[31m",
+        "x" * 10**6 + ":",
+    ],
+)
+def test_absurd_text_is_refused_in_one_short_line(text):
+    with pytest.raises(WorkloadError) as error:
+        parse(text)
+    assert str(error.value).isprintable()
+    assert len(str(error.value)) < 250

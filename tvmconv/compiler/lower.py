@@ -1,0 +1,148 @@
+"""From scheduled TIR to device code: TVM's own pipeline, stopped where there is something to look at."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tvmconv.errors import CompileError
+
+if TYPE_CHECKING:
+    from tvm.ir import IRModule
+    from tvm.target import Target
+    from tvm.tirx import PrimFunc
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel's launch shape, each as (x, y, z)."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+
+    @property
+    def threads(self) -> int:
+        """Threads of one block."""
+        return self.block[0] * self.block[1] * self.block[2]
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the grid."""
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+    def __str__(self) -> str:
+        return "{} × {}".format("·".join(map(str, self.grid)), "·".join(map(str, self.block)))
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """One device function, and what is needed to run it.
+
+    Attributes:
+        target: the TVM target.
+        function: the lowered device function (TIR).
+        launch: grid and block, read off the function.
+        arguments: for each parameter of the device function in its order, the index of the PrimFunc's argument that goes
+            there (a generated kernel's parameters do not keep the PrimFunc's order).
+        shared_bytes: static shared memory that the function allocates.
+        host: the host side, which checks arguments and launches.
+    """
+
+    target: Target
+    function: PrimFunc
+    launch: Launch
+    arguments: tuple[int, ...]
+    shared_bytes: int
+    host: IRModule
+    device: IRModule
+
+    @functools.cached_property
+    def name(self) -> str:
+        """The kernel's symbol in the source."""
+        return str(self.function.attrs["global_symbol"])
+
+    @functools.cached_property
+    def source(self) -> str:
+        """The generated CUDA or OpenCL text."""
+        return str(self._codegen(self.device, self.target).inspect_source())
+
+    def executable(self) -> Any:
+        """The host and device code as one runtime module of TVM, callable on DLPack tensors through its `main`."""
+        host = self._codegen(self.host, self.target.host)
+        host.import_module(self._codegen(self.device, self.target))
+        return host
+
+    @staticmethod
+    def _codegen(mod: IRModule, target: Target) -> Any:
+        import tvm
+
+        return tvm.get_global_func(f"target.build.{target.kind.name}")(mod, target)
+
+
+def lower(mod: IRModule, target: Target) -> Lowered:
+    """Lower a scheduled module of one PrimFunc to one device function.
+
+    Args:
+        mod: the scheduled module, its function named `main`.
+        target: a TVM target with a host.
+
+    Raises:
+        CompileError: the module does not lower, or not to exactly one device function.
+    """
+    import tvm
+    from tvm import tirx
+
+    arguments = [p.name for p in mod["main"].params]
+    try:
+        bound = tirx.transform.BindTarget(target)(mod)
+        pipeline, finalize_host, finalize_device = tirx.get_default_tir_pipeline(target)
+        host, devices = importlib.import_module("tvm.tirx.build").split_host_device_mods(pipeline(bound))
+        device_mods = [finalize_device()(device) for device in devices.values()]
+    except (tvm.error.InternalError, tvm.error.TVMError, ValueError, RuntimeError) as error:
+        raise CompileError(f"TVM cannot lower the schedule: {str(error).strip().splitlines()[-1]}") from error
+    functions = [function for device in device_mods for function in device.functions.values()]
+    if len(functions) != 1:
+        raise CompileError(f"the schedule lowers to {len(functions)} device functions instead of one")
+    function = functions[0]
+    parameters = [p.name.removesuffix("_ptr") for p in function.params]
+    return Lowered(
+        target=target,
+        function=function,
+        launch=_launch(function),
+        arguments=tuple(arguments.index(name) for name in parameters),
+        shared_bytes=_shared_bytes(function),
+        host=finalize_host()(host),
+        device=device_mods[0],
+    )
+
+
+def _launch(function: PrimFunc) -> Launch:
+    import tvm_ffi
+    from tvm import tirx
+
+    extents: dict[str, int] = {}
+
+    def visit(node: Any) -> None:
+        if node.attr_key == "thread_extent":
+            extents[str(node.node.thread_tag)] = int(node.value)
+
+    tvm_ffi.structural_walk(function.body, (tirx.AttrStmt, visit), order="post")
+    x, y, z = (tuple(extents.get(f"{kind}.{axis}", 1) for kind in ("blockIdx", "threadIdx")) for axis in "xyz")
+    return Launch(grid=(x[0], y[0], z[0]), block=(x[1], y[1], z[1]))
+
+
+def _shared_bytes(function: PrimFunc) -> int:
+    import numpy as np
+    import tvm_ffi
+    from tvm import tirx
+
+    sizes: list[int] = []
+
+    def visit(node: Any) -> None:
+        if node.buffer.scope() == "shared":
+            sizes.append(int(np.prod([int(n) for n in node.buffer.shape])) * np.dtype(str(node.buffer.dtype)).itemsize)
+
+    tvm_ffi.structural_walk(function.body, (tirx.AllocBuffer, visit), order="post")
+    return sum(sizes)

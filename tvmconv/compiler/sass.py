@@ -1,0 +1,73 @@
+"""Machine code as text (SASS), and what is in it: does the inner loop load 128 bits at once, does the kernel spill?"""
+
+import re
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from tvmconv.errors import CompileError
+
+# `    /*0a10*/    @!P0 LDG.E.128.CONSTANT R4, [R2.64] ;` is an address, perhaps a predicate, and the instruction.
+_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)((?:\.\w+)*)", re.MULTILINE)
+
+# 64-bit addresses (E) and the bits an access moves, where they are not 32; rounding, caching and the like are dropped.
+_KEPT_MODIFIERS = {"E", "U8", "S8", "U16", "S16", "64", "128"}
+
+
+def disassemble(image: bytes) -> str:
+    """Disassemble a cubin with nvdisasm, or cuobjdump where only that is installed.
+
+    Args:
+        image: a cubin, as `tvmconv.compiler.nvrtc.compile_cubin` makes it.
+
+    Returns:
+        The instructions of all its kernels, one a line behind its address in a comment.
+
+    Raises:
+        CompileError: neither tool is installed, or it cannot read `image`.
+    """
+    command = _disassembler()
+    with tempfile.TemporaryDirectory() as directory:
+        cubin = Path(directory) / "kernel.cubin"  # the tools read a file only
+        cubin.write_bytes(image)
+        done = subprocess.run([*command, str(cubin)], capture_output=True, text=True)
+    if done.returncode:
+        cause = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[0]
+        raise CompileError(f"{Path(command[0]).name} cannot disassemble the {len(image)} bytes given: {cause}")
+    return done.stdout
+
+
+def instruction_counts(sass: str) -> dict[str, int]:
+    """Count the instructions in the text of a disassembly (each once, however often a loop runs it).
+
+    Names keep those modifiers that tell how much a memory access moves: "FFMA", "LDS", "LDS.128", "LDG.E.64", "STL".
+    Local loads and stores (LDL, STL) are spills or an array that did not fit in registers.
+
+    Returns:
+        Count by name, the most frequent first.
+    """
+    names = Counter(
+        ".".join([opcode, *(m for m in modifiers.split(".") if m in _KEPT_MODIFIERS)])
+        for opcode, modifiers in _INSTRUCTION.findall(sass)
+    )
+    return dict(names.most_common())
+
+
+def _disassembler() -> list[str]:
+    """The command to which a cubin's path is to be added."""
+    if nvdisasm := _wheel_nvdisasm() or shutil.which("nvdisasm"):
+        return [nvdisasm, "--print-code"]
+    if cuobjdump := shutil.which("cuobjdump"):
+        return [cuobjdump, "--dump-sass"]
+    raise CompileError('SASS needs nvdisasm, which is not installed; install it with: pip install "tvmconv[cuda]"')
+
+
+def _wheel_nvdisasm() -> str | None:
+    """Find nvdisasm in the wheel `nvidia-cuda-nvdisasm`, or in a toolkit that CUDA_HOME names."""
+    try:
+        from cuda.pathfinder import find_nvidia_binary_utility
+    except ImportError:
+        return None
+    return find_nvidia_binary_utility("nvdisasm")

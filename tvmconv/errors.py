@@ -1,0 +1,33 @@
+"""The exceptions of tvmconv: one tree, so that `except tvmconv.Error` catches every refusal and nothing else.
+
+Each message is one line that quotes what was given and says what would be right; the command line prints it as it is
+and exits with status 2.
+"""
+
+
+class Error(Exception):
+    """Anything that tvmconv refuses or cannot do, with a message of one line for the user."""
+
+
+class WorkloadError(Error, ValueError):
+    """A workload's text or numbers are malformed or contradict each other."""
+
+
+class ScheduleError(Error, LookupError):
+    """A schedule is unknown, or does not apply to the workload."""
+
+
+class KnobError(Error, ValueError):
+    """A knob is unknown, or its value is not one that the schedule can take."""
+
+
+class DeviceError(Error, RuntimeError):
+    """A device is unknown or absent, or cannot do what was asked; the message names the remedy."""
+
+
+class CompileError(Error, RuntimeError):
+    """Generated code did not compile, or a compiler that is needed is not installed."""
+
+
+class VerifyError(Error, ArithmeticError):
+    """A kernel's output differs from the float64 reference."""

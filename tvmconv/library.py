@@ -1,0 +1,144 @@
+"""The schedule library: what schedules there are, and for which workloads.
+
+A schedule is a function `f(s, w, k)` over an `s_tir.Schedule`, a workload and knobs, in a file of its own, marked with
+`@schedule(operator)`. Packages of such files are found through the entry-point group `tvmconv.schedules`; the one in this
+project is always there.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tvmconv.errors import KnobError, ScheduleError
+from tvmconv.knobs import Config, Knobs, Space, Value
+
+if TYPE_CHECKING:
+    from tvm.s_tir import Schedule as TirSchedule
+
+    from tvmconv.workloads import Workload
+
+ENTRY_POINTS = "tvmconv.schedules"
+BUILT_IN = "schedules"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A named way to compute the workloads of one operator.
+
+    Attributes:
+        name: what the user calls it.
+        operator: the workloads that it is for (`conv2d`).
+        function: `f(s, w, k)`, which transforms `s` in place and asks `k` for its choices.
+        rank: its place in listings: the order in which the files of a package are imported.
+    """
+
+    name: str
+    operator: str
+    function: Callable[[TirSchedule, Workload, Knobs], None] = field(repr=False)
+    rank: int
+
+    @property
+    def doc(self) -> str:
+        """What the schedule does and why, in full: the docstring of its file."""
+        return inspect.getdoc(inspect.getmodule(self.function)) or ""
+
+    @property
+    def summary(self) -> str:
+        """What the schedule does, in one line."""
+        return self.doc.partition("\n")[0]
+
+    def space(self, w: Workload) -> Space:
+        """The knobs of this schedule for `w`."""
+        return Space(self.apply(w)[1].asked)
+
+    def apply(self, w: Workload, config: Mapping[str, Value] | None = None) -> tuple[TirSchedule, Knobs]:
+        """Schedule `w`.
+
+        Args:
+            w: the workload.
+            config: values by knob name; the others take their defaults.
+
+        Returns:
+            The transformed TIR schedule, and the knobs with every choice that was made.
+
+        Raises:
+            KnobError: a value is none that the knob takes, no such knob exists, or TVM cannot schedule the values.
+        """
+        from tvm.s_tir import Schedule as TirSchedule
+        from tvm.s_tir.schedule import ScheduleError as TirScheduleError
+
+        k = Knobs(config)
+        s = TirSchedule(w.prim_func())
+        try:
+            self.function(s, w, k)
+        except TirScheduleError as error:
+            if not config:
+                raise
+            reason = str(error).strip().splitlines()[-1]
+            raise KnobError(f"schedule {self.name} cannot take {_spell(k.config)} for {w}: {reason}") from error
+        k.check_all_asked(self.name)
+        return s, k
+
+
+def _spell(config: Config) -> str:
+    from tvmconv.knobs import format_value
+
+    return " ".join(f"{name}={format_value(value)}" for name, value in config.items())
+
+
+_registry: dict[tuple[str, str], Schedule] = {}
+
+
+def schedule(operator: str) -> Callable[[Callable], Callable]:
+    """Mark `f(s, w, k)` as a schedule for an operator, named after the function.
+
+    Raises:
+        ScheduleError: the operator already has another schedule of that name.
+    """
+
+    def register(function: Callable) -> Callable:
+        key = (operator, function.__name__)
+        known = _registry.get(key)
+        if known and known.function.__module__ != function.__module__:
+            raise ScheduleError(
+                f"schedule {key[1]} of {operator} is defined in {known.function.__module__} and {function.__module__}"
+            )
+        _registry[key] = Schedule(function.__name__, operator, function, rank=len(_registry))
+        return function
+
+    return register
+
+
+@functools.cache
+def _load() -> None:
+    names = [BUILT_IN] + [e.value for e in importlib.metadata.entry_points(group=ENTRY_POINTS) if e.value != BUILT_IN]
+    for name in names:
+        package = importlib.import_module(name)
+        for module in pkgutil.walk_packages(package.__path__, prefix=f"{name}."):
+            importlib.import_module(module.name)
+
+
+def schedules(w: Workload | None = None) -> list[Schedule]:
+    """The schedules there are, the simplest first: those of the workload's operator, or all."""
+    _load()
+    found = [s for s in _registry.values() if w is None or s.operator == w.operator]
+    return sorted(found, key=lambda s: (s.operator, s.rank))
+
+
+def find(w: Workload, name: str) -> Schedule:
+    """The schedule of that name for the workload's operator.
+
+    Raises:
+        ScheduleError: there is none.
+    """
+    known = {s.name: s for s in schedules(w)}
+    if name not in known:
+        raise ScheduleError(f"no schedule {name!r} for {w.operator}; there are: {', '.join(known) or 'none'}")
+    return known[name]

@@ -1,0 +1,61 @@
+"""What every workload provides, whatever its operator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from tvm import te, tirx
+
+
+class Workload(Protocol):
+    """What to compute: an operator on tensors of fixed shapes, two inputs and one output.
+
+    Workloads are immutable and hashable, and two are equal exactly when their texts are.
+    """
+
+    @property
+    def operator(self) -> str:
+        """The operator's name, which is also the prefix of the text: `conv2d`."""
+
+    @property
+    def dtype(self) -> str:
+        """Element type of every argument: `float32` or `float16`."""
+
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        """Names of the kernel's arguments, inputs first and the output last."""
+
+    @property
+    def argument_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the kernel's arguments, in the order of `argument_names`."""
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations, a multiplication and an addition counted apart, taps in the padding included."""
+
+    @property
+    def min_bytes(self) -> int:
+        """Least bytes moved to and from memory: each input element that is used read once, each output written once."""
+
+    @property
+    def arithmetic_intensity(self) -> float:
+        """`flops` over `min_bytes`, in FLOP per byte: the x of a roofline plot."""
+
+    @property
+    def text(self) -> str:
+        """Canonical text; `parse` of it gives an equal workload."""
+
+    def inputs(self, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Standard normal inputs drawn from `seed`, C-contiguous, of the workload's shapes and dtype."""
+
+    def reference(self, x: NDArray[Any], k: NDArray[Any], /) -> NDArray[np.float64]:
+        """The right output for these inputs, computed in float64."""
+
+    def declare(self) -> tuple[te.Tensor, ...]:
+        """The tensor-expression declaration: one tensor for each of `argument_names`."""
+
+    def prim_func(self) -> tirx.PrimFunc:
+        """The declaration as an unscheduled TIR function, ready for `tvm.s_tir.Schedule`."""
