@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-GRID_LIMIT = 65535  # of gridDim.y and gridDim.z; gridDim.x takes 2^31 - 1 (CUDA C++ Programming Guide, Technical Specifications)
+GRID_LIMIT = (
+    65535  # of gridDim.y and gridDim.z; gridDim.x takes 2^31 - 1 (CUDA C++ Programming Guide, Technical Specifications)
+)
 
 
 def bind_grid(s: Schedule, z: LoopRV, y: LoopRV, x: LoopRV) -> None:

@@ -47,7 +47,9 @@ class Split:
             raise KnobError(f"{wanted}, not {format_value(value)}: a factor is not an integer")
         inner = math.prod(value[1:])
         if min(value[1:], default=1) < 1 or not (value[0] >= 1 or value[0] == -1):
-            raise KnobError(f"{wanted}, not {format_value(value)}: only the first factor may be -1, the others are >= 1")
+            raise KnobError(
+                f"{wanted}, not {format_value(value)}: only the first factor may be -1, the others are >= 1"
+            )
         if self.extent == 1 and inner > 1:
             raise KnobError(f"knob {self.name} splits an extent of 1: every factor is 1, not {format_value(value)}")
         blocks = -(-self.extent // inner)

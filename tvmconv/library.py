@@ -36,12 +36,14 @@ class Schedule:
         name: what the user calls it.
         operator: the workloads that it is for (`conv2d`).
         function: `f(s, w, k)`, which transforms `s` in place and asks `k` for its choices.
+        dtypes: the dtypes that it computes.
         rank: its place in listings: the order in which the files of a package are imported.
     """
 
     name: str
     operator: str
     function: Callable[[TirSchedule, Workload, Knobs], None] = field(repr=False)
+    dtypes: tuple[str, ...]
     rank: int
 
     @property
@@ -96,8 +98,12 @@ def _spell(config: Config) -> str:
 _registry: dict[tuple[str, str], Schedule] = {}
 
 
-def schedule(operator: str) -> Callable[[Callable], Callable]:
+def schedule(operator: str, *, dtypes: tuple[str, ...] = ("float32",)) -> Callable[[Callable], Callable]:
     """Mark `f(s, w, k)` as a schedule for an operator, named after the function.
+
+    Args:
+        operator: the workloads that it is for.
+        dtypes: the dtypes that it computes.
 
     Raises:
         ScheduleError: the operator already has another schedule of that name.
@@ -110,7 +116,7 @@ def schedule(operator: str) -> Callable[[Callable], Callable]:
             raise ScheduleError(
                 f"schedule {key[1]} of {operator} is defined in {known.function.__module__} and {function.__module__}"
             )
-        _registry[key] = Schedule(function.__name__, operator, function, rank=len(_registry))
+        _registry[key] = Schedule(function.__name__, operator, function, dtypes, rank=len(_registry))
         return function
 
     return register
@@ -126,19 +132,21 @@ def _load() -> None:
 
 
 def schedules(w: Workload | None = None) -> list[Schedule]:
-    """The schedules there are, the simplest first: those of the workload's operator, or all."""
+    """The schedules there are, the simplest first: those that apply to the workload, or all."""
     _load()
-    found = [s for s in _registry.values() if w is None or s.operator == w.operator]
+    found = [s for s in _registry.values() if w is None or (s.operator == w.operator and w.dtype in s.dtypes)]
     return sorted(found, key=lambda s: (s.operator, s.rank))
 
 
 def find(w: Workload, name: str) -> Schedule:
-    """The schedule of that name for the workload's operator.
+    """The schedule of that name for the workload's operator and dtype.
 
     Raises:
         ScheduleError: there is none.
     """
     known = {s.name: s for s in schedules(w)}
     if name not in known:
-        raise ScheduleError(f"no schedule {name!r} for {w.operator}; there are: {', '.join(known) or 'none'}")
+        raise ScheduleError(
+            f"no schedule {name!r} for {w.operator} in {w.dtype}; there are: {', '.join(known) or 'none'}"
+        )
     return known[name]

@@ -46,7 +46,7 @@ def axes(s: Schedule, w: Conv2d, conv: SBlockRV) -> Axes:
     if w.groups == 1:
         return Axes(*s.get_loops(conv))
     n, g, o, *rest = s.get_loops(conv)
-    if w.O == w.groups:
+    if w.groups == w.O:
         s.reorder(o, g)
         return Axes(s.fuse(n, o), g, *rest)
     return Axes(s.fuse(n, g), o, *rest)
@@ -54,4 +54,4 @@ def axes(s: Schedule, w: Conv2d, conv: SBlockRV) -> Axes:
 
 def tiled_channels(w: Conv2d) -> int:
     """The extent of the channel axis that `axes` returns."""
-    return w.groups if w.O == w.groups else w.O // w.groups
+    return w.groups if w.groups == w.O else w.O // w.groups

@@ -7,12 +7,16 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tvmconv.compiler import nvrtc
+from tvmconv.compiler.hook import compile_with
 from tvmconv.errors import CompileError
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
     from tvm.target import Target
     from tvm.tirx import PrimFunc
+
+    from tvmconv.compiler.nvrtc import Cubin
 
 
 @dataclass(frozen=True)
@@ -66,12 +70,19 @@ class Lowered:
     @functools.cached_property
     def source(self) -> str:
         """The generated CUDA or OpenCL text."""
-        return str(self._codegen(self.device, self.target).inspect_source())
+        with compile_with(lambda text: b""):  # only the text is wanted
+            return str(self._codegen(self.device, self.target).inspect_source())
+
+    @functools.cached_property
+    def cubin(self) -> Cubin:
+        """The binary of a CUDA kernel, from NVRTC; raises `CompileError` when it does not compile."""
+        return nvrtc.compile_cubin(self.source, str(self.target.attrs["arch"]))
 
     def executable(self) -> Any:
-        """The host and device code as one runtime module of TVM, callable on DLPack tensors through its `main`."""
+        """A CUDA kernel as a runtime module of TVM, callable on DLPack tensors through its `main`."""
         host = self._codegen(self.host, self.target.host)
-        host.import_module(self._codegen(self.device, self.target))
+        with compile_with(lambda text: self.cubin.image):
+            host.import_module(self._codegen(self.device, self.target))
         return host
 
     @staticmethod
@@ -91,7 +102,6 @@ def lower(mod: IRModule, target: Target) -> Lowered:
     Raises:
         CompileError: the module does not lower, or not to exactly one device function.
     """
-    import tvm
     from tvm import tirx
 
     arguments = [p.name for p in mod["main"].params]
@@ -100,7 +110,7 @@ def lower(mod: IRModule, target: Target) -> Lowered:
         pipeline, finalize_host, finalize_device = tirx.get_default_tir_pipeline(target)
         host, devices = importlib.import_module("tvm.tirx.build").split_host_device_mods(pipeline(bound))
         device_mods = [finalize_device()(device) for device in devices.values()]
-    except (tvm.error.InternalError, tvm.error.TVMError, ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError) as error:  # TVM's errors have no class of their own in common
         raise CompileError(f"TVM cannot lower the schedule: {str(error).strip().splitlines()[-1]}") from error
     functions = [function for device in device_mods for function in device.functions.values()]
     if len(functions) != 1:

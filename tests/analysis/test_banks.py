@@ -1,0 +1,50 @@
+"""Bank conflicts are counted as the hardware counts them: distinct words of a bank, one warp at a time."""
+
+import numpy as np
+import pytest
+
+import tvmconv as tc
+from tvmconv.analysis.banks import bank_wavefronts, shared_accesses
+
+
+def wavefronts(words):
+    words = np.asarray(words).reshape(1, -1)
+    return bank_wavefronts(words, np.ones(words.shape, bool))[1]
+
+
+@pytest.mark.parametrize(("stride", "ways"), [(1, 1), (2, 2), (3, 1), (4, 4), (8, 8), (16, 16), (32, 32), (33, 1), (0, 1)])
+def test_a_stride_takes_as_many_wavefronts_as_it_shares_factors_with_the_banks(stride, ways):
+    assert wavefronts(np.arange(32) * stride) == ways
+
+
+def test_threads_that_read_one_word_are_served_together():
+    assert wavefronts(np.arange(32) // 16 * 32) == 2  # two words of one bank
+    assert wavefronts(np.arange(32) // 16) == 1  # two words of two banks
+
+
+def test_each_warp_is_counted_by_itself():
+    words = np.arange(64)[None, :]
+    assert bank_wavefronts(words, np.ones(words.shape, bool)) == (2, 2)
+
+
+def test_threads_that_take_no_part_cost_nothing():
+    words = np.arange(32)[None, :] * 32
+    active = (np.arange(32) < 2)[None, :]
+    assert bank_wavefronts(words, active) == (1, 2)
+    assert bank_wavefronts(words, np.zeros(words.shape, bool)) == (0, 0)
+
+
+def test_a_last_warp_that_is_not_full_is_a_warp():
+    words = np.arange(40)[None, :]
+    assert bank_wavefronts(words, np.ones(words.shape, bool)) == (2, 2)
+
+
+def test_a_kernels_shared_loads_are_all_found():
+    """Of `tiling` at the chapter's shape, by hand: 64 channels x 3 rows of the filter, each read for 3 columns."""
+    kernel = tc.build(tc.parse("conv2d:1x64x64x64,64x64x3x3,s1,p1"), "tiling", arch="sm_90")
+    loads = {a.buffer: a for a in shared_accesses(kernel) if a.kind == "load"}
+    warps, steps = 4, 64 * 3
+    assert loads["padded_shared"].requests == warps * steps * 2 * 6  # a local tile of 2 rows and 4 + 2 columns
+    assert loads["K_shared"].requests == warps * steps * 8 * 3
+    assert loads["K_shared"].conflicts == 0  # a warp has one row of channels: a broadcast
+    assert loads["padded_shared"].wavefronts >= 4 * loads["padded_shared"].requests  # columns 4 words apart

@@ -1,0 +1,102 @@
+import subprocess
+import sys
+
+import pytest
+
+from tvmconv import devices
+from tvmconv.devices import Arch, find, inventory, opencl
+from tvmconv.devices.base import AbsentError
+from tvmconv.errors import DeviceError
+
+
+@pytest.mark.parametrize("text", ["", "gpu", "cuda:", "cuda:-1", "opencl:x", "sm_9", "sm_90:0", "rpc:board", "CUDA:0"])
+def test_unknown_text_is_quoted_with_the_known_forms(text):
+    with pytest.raises(DeviceError, match=r"expected auto, cuda:N, opencl:N, or an architecture .* sm_90") as caught:
+        find(text)
+    assert repr(text) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_index_out_of_range_tells_what_there_is(opencl):
+    with pytest.raises(DeviceError, match=r"no device 'opencl:99': there (is|are) opencl:0"):
+        find("opencl:99")
+
+
+def test_an_index_may_be_left_out(opencl):
+    assert find("opencl") == opencl
+
+
+def test_an_architecture_has_a_target_and_does_not_run():
+    arch = find("sm_90")
+    assert isinstance(arch, Arch)
+    assert arch.target().attrs["arch"] == "sm_90"
+    with pytest.raises(DeviceError, match="sm_90 is to compile for only"):
+        arch.load(None)
+
+
+def test_auto_falls_back_to_opencl_where_there_is_no_gpu(opencl, no_driver):
+    assert find("auto").text == "opencl:0"
+
+
+def test_auto_prefers_cuda(monkeypatch, opencl):
+    monkeypatch.setitem(devices._BACKENDS, "cuda", lambda: ["cuda:0"])
+    assert find("auto") == "cuda:0"
+
+
+def test_auto_with_no_device_at_all_names_both_remedies(monkeypatch, no_driver):
+    def none():
+        raise AbsentError("opencl", "no driver", "pip install it")
+
+    monkeypatch.setitem(devices._BACKENDS, "opencl", none)
+    with pytest.raises(DeviceError, match=r"no NVIDIA driver.*pip install it"):
+        find("auto")
+
+
+def test_no_driver_is_told_with_the_remedy(no_driver):
+    with pytest.raises(DeviceError, match=r"no cuda device: no NVIDIA driver; install one .* or use opencl:0"):
+        find("cuda:0")
+
+
+def test_an_old_driver_is_told_with_its_version(monkeypatch, no_driver):
+    runtime = pytest.importorskip("cuda.bindings.runtime")
+    monkeypatch.setattr(runtime, "cudaDriverGetVersion", lambda: (runtime.cudaError_t.cudaSuccess, 12040))
+    with pytest.raises(DeviceError, match=r"driver is of CUDA 12\.4; update it"):
+        find("cuda:0")
+
+
+def test_missing_cuda_bindings_are_told_with_the_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(DeviceError, match=r'pip install "tvmconv\[cuda\]"'):
+        find("cuda:0")
+
+
+def test_missing_pyopencl_is_told_with_the_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyopencl", None)
+    opencl._devices.cache_clear()
+    with pytest.raises(DeviceError, match=r'pip install "pyopencl\[pocl\]"'):
+        find("opencl:0")
+
+
+def test_inventory_has_an_entry_for_what_is_missing(no_driver):
+    missing = {entry.text: entry for entry in inventory() if entry.device is None}
+    assert missing["cuda"].reason == "no NVIDIA driver"
+    assert missing["cuda"].remedy
+
+
+def test_inventory_lists_devices_and_the_compiler(opencl):
+    entries = {entry.text: entry for entry in inventory()}
+    assert entries["opencl:0"].device == opencl
+    assert entries["sm_NN"].name or entries["sm_NN"].remedy
+
+
+def test_inventory_does_not_import_tvm():
+    code = "import sys; from tvmconv.devices import inventory; inventory(); sys.exit('tvm' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.fixture
+def no_driver(monkeypatch):
+    runtime = pytest.importorskip("cuda.bindings.runtime")
+    error = runtime.cudaError_t
+    monkeypatch.setattr(runtime, "cudaGetDeviceCount", lambda: (error.cudaErrorInsufficientDriver, None))
+    monkeypatch.setattr(runtime, "cudaDriverGetVersion", lambda: (error.cudaSuccess, 0))

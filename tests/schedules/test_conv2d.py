@@ -1,0 +1,120 @@
+"""Every rung of the ladder computes every valid convolution, and is what its docstring says."""
+
+import math
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from nasty import NASTY
+from strategies import workloads
+
+import tvmconv as tc
+from tvmconv.analysis.banks import conflicts
+from tvmconv.compiler import nvrtc
+
+LADDER = ("default", "tiling", "columns", "vthread", "conflict_free")
+CHAPTER = tc.parse("conv2d:1x64x64x64,64x64x3x3,s1,p1")
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+
+
+@pytest.fixture(scope="module", params=NASTY)
+def problem(request):
+    """Inputs and reference of a nasty workload, shared by all rungs."""
+    return tc.Problem(tc.parse(request.param))
+
+
+def test_the_ladder_is_listed_from_the_baseline_up():
+    assert tuple(s.name for s in tc.schedules(CHAPTER)) == LADDER
+
+
+@pytest.mark.parametrize("rung", LADDER)
+def test_every_rung_computes_every_nasty_workload(rung, problem):
+    kernel = tc.build(problem.workload, rung, device="opencl:0")
+    assert kernel.verify(problem).error <= 1e-5
+
+
+@pytest.mark.parametrize("rung", LADDER)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(workload=workloads(max_flops=2_000_000))
+def test_every_rung_computes_any_workload(rung, workload):
+    assert tc.build(workload, rung, device="opencl:0").verify().error <= 1e-5
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("rung", LADDER)
+def test_every_rung_compiles_without_spills_at_the_chapters_shape(rung, arch):
+    resources = tc.build(CHAPTER, rung, arch=arch).resources
+    assert resources.spills == 0
+    assert 0 < resources.registers <= 255
+
+
+def test_the_defaults_are_the_chapters_factors_at_the_chapters_shape():
+    """Factors and footprints as in the d2l-tvm chapter on GPU convolution."""
+    tiling = tc.build(CHAPTER, "tiling", arch="sm_90")
+    assert tiling.config["tile_c"][1:] == (4, 8)
+    assert tiling.config["tile_h"][1:] == (2, 2)
+    assert tiling.config["tile_w"][1:] == (16, 4)
+    assert tiling.launch.threads == 128
+    assert tiling.launch.grid == (1, 16, 2)
+    vthread = tc.build(CHAPTER, "vthread", arch="sm_90")
+    assert vthread.config["tile_w"][1:] == (2, 16, 2)
+    assert vthread.config["tile_rh"][1:] == (1, 3)
+    assert vthread.launch == tiling.launch
+
+
+def test_default_is_a_block_for_each_row_and_a_thread_for_each_column():
+    launch = tc.build(CHAPTER, "default", arch="sm_90").launch
+    assert (launch.grid, launch.block) == ((64, 1, 1), (64, 1, 1))
+
+
+def test_a_grid_with_too_many_channel_tiles_folds_into_its_first_axis():
+    wide = tc.parse("conv2d:70000x1x2x2,1x1x1x1,s1,p0")
+    kernel = tc.build(wide, "tiling", device="opencl:0")
+    assert kernel.launch.grid == (70000, 1, 1)
+    assert kernel.verify().ok
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_conflict_free_has_no_bank_conflicts_on_any_workload(text):
+    kernel = tc.build(tc.parse(text), "conflict_free", arch="sm_90")
+    assert conflicts(kernel, "load") == 0
+    assert conflicts(kernel, "store") == 0
+
+
+def test_conflict_free_has_no_bank_conflicts_whatever_its_tiles():
+    w = tc.parse("conv2d:2x24x15x15,40x24x3x3,s2,p1")
+    for tile_c, tile_p in (((-1, 2, 3, 4), (-1, 3, 2)), ((-1, 1, 1, 5), (-1, 1, 3)), ((-1, 1, 8, 1), (-1, 5, 1))):
+        kernel = tc.build(w, "conflict_free", arch="sm_90", config={"tile_c": tile_c, "tile_p": tile_p})
+        assert conflicts(kernel, "load") == conflicts(kernel, "store") == 0
+
+
+def test_the_rungs_below_have_bank_conflicts_where_the_chapters_factors_do_not_fit():
+    """Without this, the test above could pass with an analysis that sees nothing."""
+    w = tc.parse("conv2d:1x64x28x28,64x64x3x3,s1,p1")
+    for rung in ("tiling", "columns", "vthread"):
+        assert conflicts(tc.build(w, rung, arch="sm_90"), "load") > 0
+
+
+@pytest.mark.parametrize("rung", LADDER[1:])
+def test_a_configured_kernel_is_another_kernel_with_the_same_result(rung):
+    w = tc.parse("conv2d:1x6x10x10,9x6x3x3,s1,p1")
+    parts = len(tc.build(w, rung, arch="sm_90").config["tile_c"])
+    config = {"tile_c": (-1, *(1,) * (parts - 3), 3, 1)}
+    kernel = tc.build(w, rung, device="opencl:0", config=config)
+    assert kernel.config["tile_c"] == config["tile_c"]
+    assert kernel.launch != tc.build(w, rung, device="opencl:0").launch
+    assert kernel.verify().ok
+
+
+def test_float16_is_refused_by_name():
+    with pytest.raises(tc.ScheduleError, match="no schedule 'vthread' for conv2d in float16"):
+        tc.build(tc.parse("conv2d:1x8x8x8,8x8x3x3,s1,p1,f16"), "vthread", arch="sm_90")
+
+
+@pytest.mark.parametrize("schedule", tc.schedules(), ids=lambda s: s.name)
+def test_every_schedule_explains_itself(schedule):
+    assert 20 < len(schedule.summary) <= 120
+    assert schedule.summary.endswith(".")
+    assert len(schedule.doc.splitlines()) >= 4
+    assert math.isfinite(schedule.space(CHAPTER).size)

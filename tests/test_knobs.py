@@ -1,0 +1,112 @@
+"""Knobs: defaults that fit the extent, values that are checked, spaces that are counted and not listed."""
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tvmconv import KnobError
+from tvmconv.knobs import Knobs, Space, Split, nearest_factors, parse_value
+
+
+def test_a_default_that_divides_the_extent_is_kept():
+    assert nearest_factors(64, (2, 16, 2)) == (2, 16, 2)
+    assert nearest_factors(256, (1, 4, 8)) == (1, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("extent", "preferred", "expected"),
+    [
+        (56, (2, 16, 2), (2, 14, 2)),  # a whole row, no overhang
+        (10, (1, 4, 8), (1, 2, 5)),  # all ten channels, no overhang
+        (1, (4, 8), (1, 1)),
+        (1025, (2, 16, 2), (2, 16, 2)),  # an overhang of 6 % is cheaper than thinner tiles
+        (7, (2, 2), (2, 2)),
+    ],
+)
+def test_a_default_that_does_not_divide_shrinks_to_the_nearest(extent, preferred, expected):
+    assert nearest_factors(extent, preferred) == expected
+
+
+def test_an_exact_default_may_grow_to_a_divisor():
+    assert nearest_factors(7, (1, 3), exact=True) == (1, 7)
+    assert nearest_factors(5, (3,), exact=True) == (5,)
+    assert nearest_factors(31, (3,), exact=True) == (1,)
+
+
+@given(st.integers(1, 3000), st.lists(st.integers(1, 8), min_size=1, max_size=3), st.booleans())
+def test_a_default_never_exceeds_what_was_asked_for_unless_exact(extent, preferred, exact):
+    factors = nearest_factors(extent, tuple(preferred), exact=exact)
+    assert all(f >= 1 for f in factors)
+    if exact:
+        assert extent % math.prod(factors) == 0
+    else:
+        assert all(f <= p for f, p in zip(factors, preferred, strict=True))
+
+
+def test_a_split_covers_its_extent_with_the_outermost_factor():
+    k = Knobs({"tile": (-1, 3, 4)})
+    assert k.split("tile", 25, parts=3, default=(-1, 1, 1)) == (3, 3, 4)
+    assert k.config == {"tile": (-1, 3, 4)}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        (1, 2),  # too few parts
+        (-1, 0, 4),
+        (-1, -1, 4),
+        (2, 3, 4),  # 2 tiles of 12 do not cover 25
+        (-1, 2.0, 4),
+        (-1, True, 4),
+        "-1,2,4",
+        7,
+        None,
+    ],
+)
+def test_a_malformed_split_is_refused_with_an_example(value):
+    with pytest.raises(KnobError, match=r"knob tile takes 3 factors such as -1,5,5") as caught:
+        Knobs({"tile": value}).split("tile", 25, parts=3, default=(-1, 5, 5))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_extent_of_one_has_nothing_to_tile():
+    with pytest.raises(KnobError, match="extent of 1"):
+        Knobs({"tile": (-1, 2)}).split("tile", 1, parts=2, default=(-1, 1))
+
+
+def test_a_choice_is_one_of_its_options():
+    assert Knobs({"step": 512}).choice("step", (0, 512), default=0) == 512
+    with pytest.raises(KnobError, match="knob step takes one of 0, 512, not 7"):
+        Knobs({"step": 7}).choice("step", (0, 512), default=0)
+    with pytest.raises(KnobError, match="not True"):
+        Knobs({"step": True}).choice("step", (0, 1), default=0)
+
+
+def test_a_knob_that_nothing_asked_for_is_named():
+    k = Knobs({"tile_q": (1, 1)})
+    k.choice("unroll", (False, True), default=False)
+    with pytest.raises(KnobError, match="schedule tiling has no knob 'tile_q'; its knobs here: unroll"):
+        k.check_all_asked("tiling")
+
+
+@given(st.integers(1, 200), st.integers(1, 4))
+def test_the_size_of_a_split_counts_its_ordered_factorisations(extent, parts):
+    divisors = [d for d in range(1, extent + 1) if extent % d == 0]
+    listed = sum(math.prod(f) == extent for f in itertools.product(divisors, repeat=parts))
+    assert Split("tile", extent, parts, (-1,) + (1,) * (parts - 1)).size == listed
+
+
+def test_a_space_of_a_billion_configs_is_only_counted():
+    splits = {f"tile_{i}": Split(f"tile_{i}", 2**20, 4, (-1, 1, 1, 1)) for i in range(4)}
+    assert Space(splits).size == math.comb(23, 3) ** 4 > 10**9
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("-1,4,8", (-1, 4, 8)), ("512", 512), ("true", True), ("False", False), ("warp", "warp"), ("1,,2", "1,,2")],
+)
+def test_values_are_read_from_the_command_line(text, value):
+    assert parse_value(text) == value

@@ -1,0 +1,54 @@
+"""Schedule exploration of convolutions on Apache TVM.
+
+    >>> import tvmconv as tc
+    >>> w = tc.parse("conv2d:1x64x64x64,64x64x3x3,s1,p1")
+    >>> kernel = tc.build(w, "vthread", device="opencl:0")
+    >>> kernel.verify().ok
+    True
+
+The names below are loaded when they are first used, so that importing the package does not import TVM.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tvmconv.errors import (
+        CompileError,
+        DeviceError,
+        Error,
+        KnobError,
+        ScheduleError,
+        VerifyError,
+        WorkloadError,
+    )
+    from tvmconv.kernel import Kernel, build
+    from tvmconv.library import Schedule, schedule, schedules
+    from tvmconv.verify import Problem, Verification
+    from tvmconv.workloads import Conv2d, Layer, parse, suite
+
+_HOME = {
+    "tvmconv.errors": (
+        "CompileError",
+        "DeviceError",
+        "Error",
+        "KnobError",
+        "ScheduleError",
+        "VerifyError",
+        "WorkloadError",
+    ),
+    "tvmconv.kernel": ("Kernel", "build"),
+    "tvmconv.library": ("Schedule", "schedule", "schedules"),
+    "tvmconv.verify": ("Problem", "Verification"),
+    "tvmconv.workloads": ("Conv2d", "Layer", "parse", "suite"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__version__ = "0.1.0"
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'tvmconv' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)

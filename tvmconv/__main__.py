@@ -1,0 +1,7 @@
+"""`python -m tvmconv`."""
+
+import sys
+
+from tvmconv.cli import main
+
+sys.exit(main())

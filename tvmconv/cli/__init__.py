@@ -1,0 +1,40 @@
+"""The command line: one module a command, each with `add_parser` and a `run(args) -> exit status`.
+
+Nothing here imports TVM before a command needs it, so that `--help` and a mistyped word are answered at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tvmconv
+from tvmconv.cli import devices, run, schedules, show, suites
+from tvmconv.cli.errors import Parser, guarded
+
+COMMANDS = (devices, suites, schedules, show, run)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line.
+
+    Args:
+        argv: the words after `tvmconv`; those of the process by default.
+
+    Returns:
+        The exit status: 0, 1 if a schedule failed, 2 if the request cannot be served.
+    """
+    return guarded("tvmconv", lambda: _dispatch(argv))
+
+
+def _dispatch(argv: Sequence[str] | None) -> int:
+    args = _parser().parse_args(argv)
+    return args.run(args)
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="tvmconv", description="Explore schedules of GPU convolutions on Apache TVM.")
+    parser.add_argument("--version", action="version", version=f"tvmconv {tvmconv.__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_parser(commands)
+    return parser

@@ -1,0 +1,83 @@
+"""Options that several commands and scripts share."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+
+from tvmconv import devices
+from tvmconv.devices import Device
+from tvmconv.knobs import Config, Value, parse_value
+
+EXAMPLE = "conv2d:1x64x64x64,64x64x3x3,s1,p1"
+
+
+def add_set(parser: argparse.ArgumentParser) -> None:
+    """Add `--set KNOB=VALUE`, any number of times, as pairs in `args.set`."""
+    parser.add_argument(
+        "--set",
+        metavar="KNOB=VALUE",
+        type=_assignment,
+        action="append",
+        default=[],
+        help="set a knob of the schedule, such as tile_w=-1,2,16,2; may be given several times",
+    )
+
+
+def add_timing(parser: argparse.ArgumentParser) -> None:
+    """Add `--device`, `--baseline`, `--cold`, `--seconds`, `--seed`."""
+    parser.add_argument("--device", metavar="D", default="auto", help="cuda:N, opencl:N or auto (default: %(default)s)")
+    parser.add_argument("--baseline", choices=("cudnn",), help="time cuDNN through PyTorch as well")
+    parser.add_argument("--cold", action="store_true", help="time with inputs and outputs outside the L2 cache")
+    parser.add_argument(
+        "--seconds",
+        metavar="S",
+        type=_positive,
+        default=0.5,
+        help="how long to time each kernel (default: %(default)s)",
+    )
+    parser.add_argument("--seed", metavar="N", type=_seed, help="of the random inputs (default: a fresh one)")
+
+
+def config(pairs: list[tuple[str, Value]]) -> Config:
+    """The config of `--set` options; the last of several for one knob counts."""
+    return dict(pairs)
+
+
+def find_device(text: str) -> Device:
+    """The device that an option names.
+
+    Raises:
+        DeviceError: there is no such device.
+    """
+    return devices.find(text)
+
+
+def tell_choice(asked: str, device: Device) -> None:
+    """Say on stderr which device `auto` picked."""
+    if asked == "auto":
+        print(f"tvmconv: auto picked {device.text}, {device.name}", file=sys.stderr)
+
+
+def _assignment(text: str) -> tuple[str, Value]:
+    name, equals, value = text.partition("=")
+    if not name or not equals or not value:
+        raise argparse.ArgumentTypeError(f"expected KNOB=VALUE, such as tile_w=-1,2,16,2, not {text!r}")
+    return name, parse_value(value)
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a positive number, not {text!r}")
+    return value
+
+
+def _seed(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"expected an integer that is not negative, not {text!r}")
+    return int(text)

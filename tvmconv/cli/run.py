@@ -1,0 +1,82 @@
+"""`tvmconv run`: build, verify, time; a table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from tvmconv import workloads
+from tvmconv.cli.errors import UsageError
+from tvmconv.cli.options import EXAMPLE, add_set, add_timing, config, find_device, tell_choice
+from tvmconv.cli.progress import progress_line
+from tvmconv.experiment import Result, run_ladder
+from tvmconv.report import result_text
+from tvmconv.workloads import Workload
+from tvmconv.workloads.suites import SUITES
+
+FAILED = 1
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "run",
+        help="build schedules, verify them against float64, time them",
+        description="Build schedules of a workload, verify them against float64, time them, and print a table. "
+        "Exit status 1 says that one of them failed.",
+        usage="%(prog)s (WORKLOAD | --suite S) [SCHEDULE ...] [options]",
+    )
+    parser.add_argument(
+        "words",
+        metavar="WORKLOAD SCHEDULE",
+        nargs="*",
+        help=f"such as {EXAMPLE} vthread; without "
+        "schedules, all that apply; default is always among them, for the speed-up",
+    )
+    parser.add_argument("--suite", metavar="S", help=f"all workloads of {', '.join(SUITES)}, a table each")
+    add_timing(parser)
+    add_set(parser)
+    parser.add_argument("--json", action="store_true", help="print a JSON object a workload, in a line of its own")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a table, or a line of JSON, for each workload."""
+    chosen, schedules = _workloads(args)
+    device = find_device(args.device)
+    ok = True
+    for number, workload in enumerate(chosen, 1):
+        with progress_line(f"{device.text}: {workload.text}, ") as progress:
+            result = run_ladder(
+                workload,
+                schedules,
+                device=device,
+                config=config(args.set),
+                baseline=args.baseline,
+                cold=args.cold,
+                seconds=args.seconds,
+                seed=args.seed,
+                progress=progress,
+            )
+        if number == 1:
+            tell_choice(args.device, device)
+        _print(result, as_json=args.json, more=number < len(chosen))
+        ok &= result.ok
+    return 0 if ok else FAILED
+
+
+def _workloads(args: argparse.Namespace) -> tuple[list[Workload], list[str]]:
+    """The workloads and the names of schedules that were asked for."""
+    if args.suite is not None:
+        return [layer.workload for layer in workloads.suite(args.suite)], args.words
+    if not args.words:
+        raise UsageError("run needs a workload or --suite; see tvmconv run --help")
+    return [workloads.parse(args.words[0])], args.words[1:]
+
+
+def _print(result: Result, *, as_json: bool, more: bool) -> None:
+    if as_json:
+        print(json.dumps(result.to_json()), flush=True)
+    else:
+        print(result_text(result), end="\n\n" if more else "\n", flush=True)

@@ -1,0 +1,65 @@
+"""NVIDIA architectures to compile for with no GPU of that kind, or none at all."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, ClassVar, NoReturn
+
+from tvmconv.devices.base import Device
+from tvmconv.errors import DeviceError
+
+if TYPE_CHECKING:
+    from tvm.target import Target
+
+    from tvmconv.compiler.lower import Lowered
+
+# The same on every compute capability: CUDA C++ Programming Guide, "Compute Capabilities", technical specifications.
+_THREADS_PER_BLOCK = 1024
+_STATIC_SHARED_BYTES = 48 << 10
+_WARP = 32
+
+
+class Arch(Device):
+    """An architecture such as "sm_90" to compile for."""
+
+    kind: ClassVar[str] = "cuda"
+
+    def __init__(self, text: str) -> None:
+        if re.fullmatch(r"sm_\d{2,3}a?", text) is None:
+            raise DeviceError(f"unknown architecture {text!r}: expected one such as sm_90")
+        super().__init__(
+            text=text,
+            name=f"{text}, to compile for only",
+            arch=text,
+            memory_bytes=None,
+            multiprocessors=None,
+            max_threads_per_block=_THREADS_PER_BLOCK,
+            shared_bytes_per_block=_STATIC_SHARED_BYTES,
+            peak_flops=None,
+            peak_bandwidth=None,
+            l2_bytes=None,
+        )
+
+    def target(self) -> Target:
+        """The CUDA target of this architecture."""
+        return cuda_target(self.text, self.max_threads_per_block, self.shared_bytes_per_block)
+
+    def load(self, lowered: Lowered) -> NoReturn:
+        """Refuse."""
+        raise DeviceError(f"{self.text} is to compile for only: to run the kernel choose cuda:N, opencl:N or auto")
+
+
+def cuda_target(arch: str, threads_per_block: int, shared_bytes_per_block: int) -> Target:
+    """A CUDA target of TVM with the LLVM host."""
+    from tvm.target import Target
+
+    return Target(
+        {
+            "kind": "cuda",
+            "arch": arch,
+            "max_threads_per_block": threads_per_block,
+            "max_shared_memory_per_block": shared_bytes_per_block,
+            "thread_warp_size": _WARP,
+            "host": "llvm",
+        }
+    )

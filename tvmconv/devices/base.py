@@ -1,0 +1,228 @@
+"""What a device, and a kernel loaded on one, can do, whatever runs underneath."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from tvmconv.errors import DeviceError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from tvm.target import Target
+
+    from tvmconv.compiler.lower import Lowered
+
+MAX_BUFFER_SETS = 512  # for cold timings: kernels of a few KiB would need thousands to fill a cache
+
+
+class AbsentError(DeviceError):
+    """No device of a kind is here; the message is "no cuda device: REASON; REMEDY"."""
+
+    def __init__(self, kind: str, reason: str, remedy: str) -> None:
+        super().__init__(f"no {kind} device: {reason}; {remedy}")
+        self.reason = reason
+        self.remedy = remedy
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A kernel's times, and how they were taken.
+
+    Attributes:
+        seconds: seconds per launch, one number a sample.
+        method: how they were taken, such as "CUDA graph of 20 launches, 50 replays, hot L2".
+        cold: whether each launch found its arrays outside the cache.
+    """
+
+    seconds: tuple[float, ...]
+    method: str
+    cold: bool
+
+    @property
+    def median(self) -> float:
+        """Seconds per launch of the sample in the middle."""
+        return float(np.median(self.seconds))
+
+    @property
+    def best(self) -> float:
+        """Seconds per launch of the fastest sample."""
+        return min(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """Half the inter-quartile range over the median: half of all samples lie within about ± this share of it."""
+        lower, upper = np.percentile(self.seconds, (25, 75))
+        return float(upper - lower) / 2 / self.median
+
+
+@dataclass(frozen=True)
+class Device(ABC):
+    """Where a kernel runs and is timed, or what it is compiled for.
+
+    Attributes:
+        text: how a user names it: "cuda:0", "opencl:0", "sm_90".
+        name: the driver's name for it.
+        arch: NVIDIA architecture, such as "sm_90"; None on OpenCL.
+        memory_bytes: global memory; None when there is no hardware behind it, as below.
+        multiprocessors: streaming multiprocessors (CUDA) or compute units (OpenCL).
+        max_threads_per_block: largest block (OpenCL: work-group).
+        shared_bytes_per_block: largest static shared memory of a block (OpenCL: local memory of a work-group).
+        peak_flops: float32 FLOP/s, a multiply-add counted as two; None where it is not known.
+        peak_bandwidth: bytes/s of global memory; None where it is not known.
+        l2_bytes: last cache before global memory.
+    """
+
+    text: str
+    name: str
+    arch: str | None
+    memory_bytes: int | None
+    multiprocessors: int | None
+    max_threads_per_block: int
+    shared_bytes_per_block: int
+    peak_flops: float | None
+    peak_bandwidth: float | None
+    l2_bytes: int | None
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def target(self) -> Target:
+        """The TVM target to lower for, with its host."""
+
+    @abstractmethod
+    def load(self, lowered: Lowered) -> Loaded:
+        """Compile a kernel that was lowered for `target()` and make it ready to run here.
+
+        Raises:
+            CompileError: the generated source does not compile.
+            DeviceError: the device cannot run it.
+        """
+
+    def check_fits(self, lowered: Lowered) -> None:
+        """Raise DeviceError if a block of the kernel is larger than the device allows."""
+        threads, shared = lowered.launch.threads, lowered.shared_bytes
+        if threads > self.max_threads_per_block:
+            raise DeviceError(
+                f"{self.text} runs at most {self.max_threads_per_block} threads a block and the kernel has {threads}: "
+                "choose a smaller tile"
+            )
+        if shared > self.shared_bytes_per_block:
+            raise DeviceError(
+                f"{self.text} has {self.shared_bytes_per_block} bytes of static shared memory a block and the kernel "
+                f"takes {shared}: choose a smaller tile"
+            )
+
+
+class Loaded(ABC):
+    """A kernel on a device.
+
+    Attributes:
+        device: the device.
+    """
+
+    device: Device
+
+    @abstractmethod
+    def run(self, inputs: Sequence[NDArray[Any]], output_shape: Sequence[int], output_dtype: str) -> NDArray[Any]:
+        """Run once, on an output full of NaN, so that what the kernel leaves out is seen.
+
+        Args:
+            inputs: the PrimFunc's arguments but for the last, which is the output.
+            output_shape: shape of the output.
+            output_dtype: dtype of the output, a floating-point one.
+
+        Raises:
+            DeviceError: the launch or the kernel failed, or memory ran out.
+        """
+
+    def call_dlpack(self, inputs: Sequence[Any], output_shape: Sequence[int], output_dtype: str) -> Any:
+        """Run on another library's arrays, without a copy, on the stream on which that library is working.
+
+        Does not wait for the kernel to end, and leaves the output's memory as the library hands it out.
+
+        Args:
+            inputs: arrays of this device that speak DLPack (PyTorch, CuPy, TVM, ...), C-contiguous.
+            output_shape: as for `run`.
+            output_dtype: as for `run`.
+
+        Returns:
+            A tensor of PyTorch or array of CuPy if the first input is one, else one of TVM, which speaks DLPack.
+
+        Raises:
+            DeviceError: the device takes no such arrays, or an input is elsewhere, not contiguous, or of another shape
+                or dtype than the kernel's.
+        """
+        raise DeviceError(f"{self.device.text} takes NumPy arrays only, and got {type(inputs[0]).__module__}'s")
+
+    @abstractmethod
+    def time(
+        self,
+        inputs: Sequence[NDArray[Any]],
+        output_shape: Sequence[int],
+        output_dtype: str,
+        *,
+        cold: bool = False,
+        seconds: float = 0.5,
+    ) -> Timing:
+        """Time the kernel alone, on the device's own clock, after a warm-up.
+
+        Args:
+            inputs: as for `run`.
+            output_shape: as for `run`.
+            output_dtype: as for `run`.
+            cold: go through as many copies of the arrays as exceed twice the cache, so that none is still in it.
+            seconds: device time to spend, about; a slow kernel gets a few launches all the same.
+
+        Raises:
+            DeviceError: as for `run`.
+        """
+
+
+def poisoned(shape: Sequence[int], dtype: str) -> NDArray[Any]:
+    """A floating-point array full of NaN."""
+    return np.full(tuple(shape), np.nan, dtype)
+
+
+@dataclass(frozen=True)
+class BufferSets:
+    """How many copies of a kernel's arrays a timing goes through in turn.
+
+    Attributes:
+        count: number of copies.
+        set_bytes: size of one copy: all inputs and the output.
+        cold_bytes: what all copies must exceed for a launch to find nothing of its own in the cache; 0 for hot timings.
+    """
+
+    count: int
+    set_bytes: int
+    cold_bytes: int
+
+    @classmethod
+    def choose(cls, set_bytes: int, cache_bytes: int, *, cold: bool) -> BufferSets:
+        """One copy for a hot cache; for a cold one enough to exceed twice the cache, but at most `MAX_BUFFER_SETS`."""
+        cold_bytes = 2 * cache_bytes if cold else 0
+        return cls(min(cold_bytes // set_bytes + 1, MAX_BUFFER_SETS), set_bytes, cold_bytes)
+
+    def describe(self, cache: str) -> str:
+        """For `Timing.method`: "hot L2", or "cold L2: 240 sets of buffers in turn, 126 MB"."""
+        if not self.cold_bytes:
+            return f"hot {cache}"
+        total = self.count * self.set_bytes
+        short = "" if total > self.cold_bytes else f" of the {self.cold_bytes / 1e6:.3g} MB that would empty it"
+        return f"cold {cache}: {self.count} sets of buffers in turn, {total / 1e6:.3g} MB{short}"
+
+
+def set_bytes(inputs: Sequence[NDArray[Any]], output_shape: Sequence[int], output_dtype: str) -> int:
+    """Bytes of all inputs and the output."""
+    output = int(np.prod(output_shape)) * np.dtype(output_dtype).itemsize
+    return sum(array.nbytes for array in inputs) + output
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its class where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

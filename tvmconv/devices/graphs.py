@@ -1,0 +1,147 @@
+"""CUDA graphs and events, to time device work of microseconds without the host in between.
+
+Kernels and the cuDNN baseline are timed by the same function here, so that their times can be compared.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from tvmconv.errors import DeviceError
+
+# An event resolves about half a microsecond: a quarter of a percent of this.
+REPLAY_SECONDS = 200e-6
+MAX_LAUNCHES = 200
+MIN_REPLAYS, MAX_REPLAYS = 20, 1000
+WARM_UP_SECONDS = 0.05  # an idle GPU takes tens of milliseconds to raise its clocks
+
+Replay = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Replays:
+    """What `time_replays` measured.
+
+    Attributes:
+        seconds: seconds per launch, one number a replay.
+        launches: launches in each replay.
+    """
+
+    seconds: tuple[float, ...]
+    launches: int
+
+
+def check(result: tuple[Any, ...]) -> Any:
+    """The value of a call to cuda-bindings' runtime, whose results begin with an error code.
+
+    Raises:
+        DeviceError: the code is not success.
+    """
+    from cuda.bindings import runtime
+
+    error, *values = result
+    if error != runtime.cudaError_t.cudaSuccess:
+        raise DeviceError(f"CUDA: {runtime.cudaGetErrorString(error)[1].decode()}")
+    return values[0] if values else None
+
+
+@contextmanager
+def new_stream(index: int) -> Iterator[int]:
+    """A stream of device `index` that does not wait for the default stream; its handle as an int."""
+    from cuda.bindings import runtime
+
+    check(runtime.cudaSetDevice(index))
+    stream = check(runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking))
+    try:
+        yield int(stream)
+    finally:
+        runtime.cudaStreamDestroy(stream)
+
+
+class Graph:
+    """Launches captured once, to be replayed with one call."""
+
+    def __init__(self, stream: int, launches: int, launch: Callable[[int], None]) -> None:
+        """Capture `launch(0)`, `launch(1)`, ... `launch(launches - 1)`, which must work on `stream` only.
+
+        Raises:
+            DeviceError: the launches cannot be captured.
+        """
+        from cuda.bindings import runtime
+
+        # Thread-local: other threads of the process may go on allocating.
+        mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        check(runtime.cudaStreamBeginCapture(stream, mode))
+        try:
+            for i in range(launches):
+                launch(i)
+        finally:
+            ended = runtime.cudaStreamEndCapture(stream)
+        graph = check(ended)
+        try:
+            self._executable = check(runtime.cudaGraphInstantiate(graph, 0))
+        finally:
+            runtime.cudaGraphDestroy(graph)
+        self._stream = stream
+        weakref.finalize(self, runtime.cudaGraphExecDestroy, self._executable)
+
+    def replay(self) -> None:
+        """Queue all launches."""
+        from cuda.bindings import runtime
+
+        check(runtime.cudaGraphLaunch(self._executable, self._stream))
+
+
+def time_replays(capture: Callable[[int], Replay], stream: int, *, multiple: int, seconds: float) -> Replays:
+    """Time replays of a number of launches on a stream, with an event between any two replays.
+
+    A replay has as many launches as take `REPLAY_SECONDS`, at most `MAX_LAUNCHES`, rounded up to `multiple`.
+
+    Args:
+        capture: from a number of launches to the function that queues them all; their kernel has run before.
+        stream: on which they are queued.
+        multiple: number of buffer sets that the launches go through in turn.
+        seconds: device time to spend, about.
+
+    Raises:
+        DeviceError: a launch fails.
+    """
+    probe = capture(multiple)
+    _between(stream, probe, 1)
+    once = _between(stream, probe, 1)[0] / multiple
+    launches = multiple * math.ceil(min(max(REPLAY_SECONDS / once, 1), MAX_LAUNCHES) / multiple)
+    replay = capture(launches)
+
+    start = time.perf_counter()
+    took = _between(stream, replay, 1)[0]
+    while time.perf_counter() - start < WARM_UP_SECONDS:
+        took = _between(stream, replay, 1)[0]
+
+    replays = int(min(max(seconds / took, MIN_REPLAYS), MAX_REPLAYS))
+    return Replays(tuple(s / launches for s in _between(stream, replay, replays)), launches)
+
+
+def _between(stream: int, replay: Replay, count: int) -> list[float]:
+    """Seconds between the events around each of `count` replays, queued without waiting in between."""
+    from cuda.bindings import runtime
+
+    events: list[Any] = []
+    try:
+        for _ in range(count + 1):
+            events.append(check(runtime.cudaEventCreate()))
+        check(runtime.cudaEventRecord(events[0], stream))
+        for event in events[1:]:
+            replay()
+            check(runtime.cudaEventRecord(event, stream))
+        check(runtime.cudaStreamSynchronize(stream))
+        return [check(runtime.cudaEventElapsedTime(before, after)) / 1e3 for before, after in pairwise(events)]
+    finally:
+        for event in events:
+            runtime.cudaEventDestroy(event)

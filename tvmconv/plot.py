@@ -1,0 +1,105 @@
+"""Charts: first the numbers that they show (`sweep_info`, pure), then the drawing (`draw_sweep`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tvmconv.experiment import Result
+
+
+@dataclass(frozen=True)
+class Line:
+    """The rates of one schedule or library.
+
+    Attributes:
+        name: of the schedule or the library.
+        x: where on the axis.
+        y: GFLOP/s there.
+        is_library: whether it is a library, to compare with.
+    """
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    is_library: bool
+
+
+@dataclass(frozen=True)
+class SweepInfo:
+    """What a chart of a sweep shows.
+
+    Attributes:
+        title: on top of the chart.
+        axis: what the x axis is, such as "channels".
+        ticks: positions on the x axis.
+        labels: one a tick.
+        log_x: whether positions are numbers to be shown on a logarithmic axis, not places in a list.
+        lines: one a schedule or library.
+    """
+
+    title: str
+    axis: str
+    ticks: tuple[float, ...]
+    labels: tuple[str, ...]
+    log_x: bool
+    lines: tuple[Line, ...]
+
+
+def sweep_info(title: str, axis: str, labels: Sequence[str], results: Sequence[Result]) -> SweepInfo:
+    """GFLOP/s over the workloads of a sweep, one line a schedule; rows without a time are left out.
+
+    Args:
+        title: on top of the chart.
+        axis: what the labels are, such as "channels".
+        labels: one for each result; if all are numbers, they are the positions on the axis, too.
+        results: one a workload.
+    """
+    log_x = all(label.isdigit() for label in labels)
+    ticks = tuple(float(label) if log_x else float(place) for place, label in enumerate(labels))
+    points: dict[str, list[tuple[float, float]]] = {}
+    libraries = set()
+    for tick, result in zip(ticks, results, strict=True):
+        for row in result.rows:
+            if row.gflops is not None:
+                points.setdefault(row.name, []).append((tick, row.gflops))
+            if row.library:
+                libraries.add(row.name)
+    lines = []
+    for name, line in points.items():
+        x, y = zip(*line, strict=True)
+        lines.append(Line(name, x, y, name in libraries))
+    return SweepInfo(title, axis, ticks, tuple(labels), log_x, tuple(lines))
+
+
+def draw_sweep(info: SweepInfo, path: Path) -> None:
+    """Draw a sweep as a PNG.
+
+    Args:
+        info: what to draw.
+        path: the file to write.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    figure = Figure(figsize=(9 if info.log_x else max(9, 0.5 * len(info.ticks)), 5.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for line in info.lines:
+        style = {"color": "black", "linestyle": "--", "marker": "s"} if line.is_library else {"marker": "o"}
+        axes.plot(line.x, line.y, label=line.name, linewidth=2, markersize=5, **style)
+    if info.log_x:
+        axes.set_xscale("log", base=2)
+    axes.set_xticks(info.ticks, info.labels, **({} if info.log_x else {"rotation": 60, "ha": "right"}))
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel(info.axis)
+    axes.set_ylabel("GFLOP/s")
+    axes.set_title(info.title)
+    axes.grid(which="major", alpha=0.5)
+    axes.grid(which="minor", axis="y", alpha=0.15)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, reverse=True)
+    figure.savefig(path, dpi=150)

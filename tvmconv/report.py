@@ -1,0 +1,124 @@
+"""Results as tables, for a terminal and for Markdown. Pure functions of results: no device is touched here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tvmconv.experiment import REFERENCE, Result, Row
+
+NOTHING = "—"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of texts.
+
+    Attributes:
+        headers: one a column.
+        rows: as many cells each as there are headers.
+        left: headers of the columns that are aligned to the left; numbers read best to the right.
+    """
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: frozenset[str] = frozenset()
+
+    def text(self) -> str:
+        """The table in aligned columns."""
+        lines = [self.headers, *self.rows]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(self.headers))]
+        return "\n".join("  ".join(map(self._pad, self.headers, line, widths)).rstrip() for line in lines)
+
+    def markdown(self) -> str:
+        """The table in GitHub's Markdown."""
+        rule = [":--" if header in self.left else "--:" for header in self.headers]
+        return "\n".join(f"| {' | '.join(line)} |" for line in (self.headers, rule, *self.rows))
+
+    def _pad(self, header: str, cell: str, width: int) -> str:
+        return cell.ljust(width) if header in self.left else cell.rjust(width)
+
+
+def heading(result: Result) -> str:
+    """What was computed, and where."""
+    return f"{result.workload.text} on {result.device}, {result.device_name}"
+
+
+def result_table(result: Result) -> Table:
+    """One line a row of the result; columns that would be empty, such as registers on OpenCL, are left out."""
+    scale, unit = _time_unit(result)
+    columns: dict[str, Callable[[Row], str | None]] = {
+        "schedule": lambda row: row.name,
+        f"time ± spread [{unit}]": lambda row: row.timing and _time(row.timing.median, row.timing.spread, scale),
+        "GFLOP/s": lambda row: row.gflops and significant(row.gflops),
+        "of peak": lambda row: row.peak_share and f"{row.peak_share:.1%}",
+        f"× {REFERENCE}": lambda row: row.speedup and significant(row.speedup),
+        "rel. error": lambda row: None if row.error is None else f"{row.error:.1e}",
+        "grid × block": lambda row: row.launch and str(row.launch),
+        "shared [B]": lambda row: None if row.shared_bytes is None else f"{row.shared_bytes:,}",
+        "registers": lambda row: row.registers and str(row.registers),
+        "spills [B]": lambda row: str(row.spills) if row.spills else None,
+    }
+    cells = {header: [cell(row) for row in result.rows] for header, cell in columns.items()}
+    filled = {header: column for header, column in cells.items() if any(column)}
+    rows = [[cell or NOTHING for cell in line] for line in zip(*filled.values(), strict=True)]
+    return Table(list(filled), rows, left=frozenset({"schedule", "grid × block"}))
+
+
+def notes(result: Result) -> list[str]:
+    """What the table has no room for, one line each: how the times were taken, what a library ran, what failed."""
+    lines = []
+    timed = [(row.timing.median, row.timing.method, row.name) for row in result.rows if row.timing]
+    if timed:
+        _, method, name = min(timed)
+        lines.append(f"time: median ± half the interquartile range; {name}: {method}")
+    lines += [f"{row.name}: {row.library}" for row in result.rows if row.library]
+    lines += [f"{row.name} failed: {row.failure}" for row in result.rows if row.failure]
+    return lines
+
+
+def result_text(result: Result) -> str:
+    """Heading, table and notes, for a terminal."""
+    return "\n".join([heading(result), "", result_table(result).text(), "", *notes(result)])
+
+
+def sweep_table(axis: str, labels: Sequence[str], results: Sequence[Result]) -> Table:
+    """Several workloads, one a line, with a column a schedule: µs and, in parentheses, the speed-up over `default`.
+
+    Args:
+        axis: header of the labels, such as "channels".
+        labels: what tells each workload from the others.
+        results: one for each label.
+    """
+    names = list(dict.fromkeys(row.name for result in results for row in result.rows))
+    lines = []
+    for label, result in zip(labels, results, strict=True):
+        rows = {row.name: row for row in result.rows}
+        lines.append([label, *(_sweep_cell(rows.get(name)) for name in names)])
+    return Table([axis, *(f"{name} [µs]" for name in names)], lines, left=frozenset({axis}))
+
+
+def _sweep_cell(row: Row | None) -> str:
+    if row is None:
+        return NOTHING
+    if row.timing is None:
+        return "failed"
+    time = significant(row.timing.median * 1e6)
+    return f"{time} ({significant(row.speedup)}×)" if row.speedup and row.name != REFERENCE else time
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """A positive number to so many significant digits, whole digits never rounded: 0.123, 1.50, 17,858."""
+    decimals = max(0, digits - 1 - math.floor(math.log10(value))) if value > 0 else 0
+    return f"{value:,.{decimals}f}"
+
+
+def _time_unit(result: Result) -> tuple[float, str]:
+    """Units a second, and their name: ms if even the fastest row takes one, else µs."""
+    medians = [row.timing.median for row in result.rows if row.timing]
+    return (1e3, "ms") if medians and min(medians) >= 1e-3 else (1e6, "µs")
+
+
+def _time(median: float, spread: float, scale: float) -> str:
+    return f"{significant(median * scale)} ± {spread:.1%}"

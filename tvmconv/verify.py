@@ -1,0 +1,82 @@
+"""What "verified" means: a kernel's output against float64, on fresh random inputs, with every element accounted for."""
+
+from __future__ import annotations
+
+import functools
+import os
+import secrets
+from dataclasses import dataclass
+
+import numpy as np
+
+from tvmconv.errors import WorkloadError
+from tvmconv.workloads import Workload
+
+TOLERANCE = {"float32": 1e-5, "float16": 2e-3}  # relative L2; float32 sums of 5,000 products err by about 5e-7
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How far an output is from the reference.
+
+    Attributes:
+        error: relative L2 error, ‖output - reference‖ / ‖reference‖; NaN when the kernel left an element unwritten.
+        tolerance: the largest error that counts as correct for the workload's dtype.
+    """
+
+    error: float
+    tolerance: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether the kernel computed the workload."""
+        return self.error <= self.tolerance
+
+
+class Problem:
+    """A workload with inputs: what several kernels are verified and timed on.
+
+    Args:
+        workload: the workload.
+        seed: of the inputs; a fresh one by default.
+
+    Raises:
+        WorkloadError: inputs and reference do not fit in this machine's memory.
+    """
+
+    def __init__(self, workload: Workload, seed: int | None = None):
+        self.workload = workload
+        self.seed = secrets.randbits(32) if seed is None else seed
+        *inputs, output = workload.argument_shapes
+        needed = sum(4 * _elements(shape) for shape in inputs) + 3 * 8 * _elements(output)
+        present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if needed > present:
+            raise WorkloadError(
+                f"{workload} needs {needed / 1e9:.1f} GB for its inputs and float64 reference; "
+                f"this machine has {present / 1e9:.1f} GB"
+            )
+
+    @functools.cached_property
+    def inputs(self) -> tuple[np.ndarray, ...]:
+        """Random inputs in the workload's dtype."""
+        return self.workload.inputs(self.seed)
+
+    @functools.cached_property
+    def reference(self) -> np.ndarray:
+        """The output in float64."""
+        return self.workload.reference(*self.inputs)
+
+    def check(self, output: np.ndarray) -> Verification:
+        """Compare an output with the reference."""
+        error = relative_error(output, self.reference)
+        return Verification(error, TOLERANCE[self.workload.dtype])
+
+
+def relative_error(output: np.ndarray, reference: np.ndarray) -> float:
+    """‖output - reference‖ / ‖reference‖ in float64; NaN if any element of `output` is NaN."""
+    scale = np.linalg.norm(reference)
+    return float(np.linalg.norm(output - reference) / (scale if scale else 1.0))
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape, dtype=np.int64))
