@@ -11,13 +11,15 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tvmconv import devices
 from tvmconv.cli.errors import Parser, guarded
-from tvmconv.cli.options import add_timing, find_device, tell_choice
+from tvmconv.cli.options import add_timing, tell_choice
 from tvmconv.cli.progress import progress_line
 from tvmconv.errors import Error
 from tvmconv.experiment import Result, run_ladder
@@ -64,6 +66,8 @@ class Sweep:
         """The sweep that `to_json` wrote."""
         layers = data["layers"]
         results = [Result.from_json(layer["result"]) for layer in layers]
+        if not results:
+            raise ValueError("no layers")
         return cls(data["suite"], [layer["label"] for layer in layers], results, data["provenance"])
 
 
@@ -94,12 +98,15 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _integers(text: str) -> set[int]:
-    return {int(part) for part in text.split(",")}
+    try:
+        return {int(part) for part in text.split(",")}
+    except ValueError as error:
+        raise ArgumentTypeError(f"expected numbers such as 16,32, not {text!r}") from error
 
 
 def _measure(args: Any, command: str) -> Sweep:
     layers = _layers(args.suite, args.batch, args.channels)
-    device = find_device(args.device)
+    device = devices.find(args.device)
     results = []
     for number, layer in enumerate(layers, 1):
         with progress_line(f"{device.text}: layer {number} of {len(layers)}, {layer.name}, ") as progress:
@@ -132,18 +139,19 @@ def _layers(name: str, batch: int, channels: set[int] | None) -> list[Layer]:
 
 def _read(file: Path) -> Sweep:
     try:
-        return Sweep.from_json(json.loads(file.read_text()))
-    except (ValueError, KeyError, TypeError) as error:
+        return Sweep.from_json(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, LookupError, TypeError) as error:
         raise Error(f"{file}: not a file that this script wrote with -o ({type(error).__name__}: {error})") from error
 
 
 def _write(sweep: Sweep, folder: Path) -> None:
     base = folder / sweep.suite
-    base.with_suffix(".json").write_text(sweep.to_json())
+    base.with_suffix(".json").write_text(sweep.to_json(), encoding="utf-8")
     table = sweep_table(sweep.axis, sweep.labels, sweep.results)
     caption = "Median times; in parentheses the speed-up over `default`."
-    base.with_suffix(".md").write_text(f"{table.markdown()}\n\n{caption}\n{sweep.provenance}\n")
-    title = f"Suite {sweep.suite}, batch {sweep.results[0].workload.argument_shapes[0][0]}, on {sweep.results[0].device_name}"
+    base.with_suffix(".md").write_text(f"{table.markdown()}\n\n{caption}\n{sweep.provenance}\n", encoding="utf-8")
+    first = sweep.results[0]
+    title = f"Convolutions of suite {sweep.suite}, {first.workload.dtype}, on {first.device_name}"
     draw_sweep(sweep_info(title, sweep.axis, sweep.labels, sweep.results), base.with_suffix(".png"))
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tvmconv import kernel, library
-from tvmconv.baselines.cudnn import time_cudnn
+from tvmconv.baselines.cudnn import Baseline, time_cudnn
 from tvmconv.compiler.lower import Launch
 from tvmconv.devices import Device, Timing
 from tvmconv.errors import Error, KnobError
@@ -18,7 +18,7 @@ from tvmconv.verify import TOLERANCE, Problem, Verification
 from tvmconv.workloads import Workload, parse
 
 REFERENCE = "default"  # the schedule that speed-ups are over
-BASELINES = {"cudnn": time_cudnn}
+BASELINES: dict[str, Callable[..., Baseline]] = {"cudnn": time_cudnn}
 
 Progress = Callable[[str], None]
 
@@ -60,16 +60,12 @@ class Row:
     library: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The row as JSON has it; times in seconds to five digits, more than any clock here resolves."""
+        """The row as JSON has it, times in seconds."""
         data = asdict(self)
         if self.error is not None and not math.isfinite(self.error):
             data["error"] = None  # JSON has no NaN
         if self.timing is not None:
-            data["timing"] |= {
-                "median": self.timing.median,
-                "spread": self.timing.spread,
-                "seconds": [float(f"{sample:.5g}") for sample in self.timing.seconds],
-            }
+            data["timing"] |= {"median": self.timing.median, "spread": self.timing.spread}
         return data
 
     @classmethod
@@ -261,8 +257,8 @@ class _Bench:
             error=verification.error,
             launch=built.launch,
             shared_bytes=built.shared_bytes,
-            registers=resources and resources.registers,
-            spills=resources and resources.spills,
+            registers=resources.registers if resources else None,
+            spills=resources.spills if resources else None,
             config=built.config,
         )
         if not verification.ok:
@@ -280,6 +276,8 @@ class _Bench:
         return self._timed(row, ran.timing) if verification.ok else replace(row, failure=_wrong(verification))
 
     def _timed(self, row: Row, timing: Timing) -> Row:
+        # Five digits are more than any clock here resolves, and half of what JSON would hold otherwise.
+        timing = replace(timing, seconds=tuple(float(f"{sample:.5g}") for sample in timing.seconds))
         rate = self.problem.workload.flops / timing.median
         peak = self.device.peak_flops
         return replace(row, timing=timing, gflops=rate / 1e9, peak_share=rate / peak if peak else None)

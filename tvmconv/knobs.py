@@ -156,16 +156,16 @@ def nearest_factors(extent: int, preferred: tuple[int, ...], *, exact: bool = Fa
 
     The preferred factors are taken as they are where they divide the extent. Otherwise the result minimises the overhang
     (padded extent / extent - 1) plus the distance from the preferred factors; no factor grows, unless `exact` asks for
-    divisors, which may be larger.
+    divisors, which may be larger. Of equals, the one with the largest factor before the last wins: a tile's threads.
     """
     if extent % math.prod(preferred) == 0:
         return preferred
 
-    def cost(factors: tuple[int, ...]) -> float:
+    def cost(factors: tuple[int, ...]) -> tuple[float, int]:
         tile = math.prod(factors)
         overhang = -(-extent // tile) * tile / extent - 1
         distance = sum(abs(math.log2(p / f)) for p, f in zip(preferred, factors, strict=True))
-        return overhang + _DISTANCE_PRICE * distance
+        return round(overhang + _DISTANCE_PRICE * distance, 9), -factors[-2] if len(factors) > 1 else 0
 
     if exact:
         divisors = [d for d in range(1, extent + 1) if extent % d == 0]

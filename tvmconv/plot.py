@@ -82,24 +82,29 @@ def draw_sweep(info: SweepInfo, path: Path) -> None:
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     figure = Figure(figsize=(9 if info.log_x else max(9, 0.5 * len(info.ticks)), 5.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for line in info.lines:
-        style = {"color": "black", "linestyle": "--", "marker": "s"} if line.is_library else {"marker": "o"}
-        axes.plot(line.x, line.y, label=line.name, linewidth=2, markersize=5, **style)
+        color, style, marker = ("black", "--", "s") if line.is_library else (None, "-", "o")
+        axes.plot(
+            line.x, line.y, color=color, linestyle=style, marker=marker, markersize=5, linewidth=2, label=line.name
+        )
     if info.log_x:
         axes.set_xscale("log", base=2)
-    axes.set_xticks(info.ticks, info.labels, **({} if info.log_x else {"rotation": 60, "ha": "right"}))
+        axes.minorticks_off()
+    axes.set_xticks(info.ticks, info.labels)
+    if not info.log_x:
+        axes.tick_params("x", rotation=90)
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(info.axis)
     axes.set_ylabel("GFLOP/s")
     axes.set_title(info.title)
-    axes.grid(which="major", alpha=0.5)
-    axes.grid(which="minor", axis="y", alpha=0.15)
+    axes.grid(alpha=0.4)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, reverse=True)
     figure.savefig(path, dpi=150)

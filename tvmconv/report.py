@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from tvmconv.devices import Timing
 from tvmconv.experiment import REFERENCE, Result, Row
 
 NOTHING = "—"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,15 +54,15 @@ def result_table(result: Result) -> Table:
     scale, unit = _time_unit(result)
     columns: dict[str, Callable[[Row], str | None]] = {
         "schedule": lambda row: row.name,
-        f"time ± spread [{unit}]": lambda row: row.timing and _time(row.timing.median, row.timing.spread, scale),
-        "GFLOP/s": lambda row: row.gflops and significant(row.gflops),
-        "of peak": lambda row: row.peak_share and f"{row.peak_share:.1%}",
-        f"× {REFERENCE}": lambda row: row.speedup and significant(row.speedup),
-        "rel. error": lambda row: None if row.error is None else f"{row.error:.1e}",
-        "grid × block": lambda row: row.launch and str(row.launch),
-        "shared [B]": lambda row: None if row.shared_bytes is None else f"{row.shared_bytes:,}",
-        "registers": lambda row: row.registers and str(row.registers),
-        "spills [B]": lambda row: str(row.spills) if row.spills else None,
+        f"time ± spread [{unit}]": lambda row: _shown(row.timing, lambda timing: _time(timing, scale)),
+        "GFLOP/s": lambda row: _shown(row.gflops, significant),
+        "of peak": lambda row: _shown(row.peak_share, "{:.1%}".format),
+        f"× {REFERENCE}": lambda row: _shown(row.speedup, significant),
+        "rel. error": lambda row: _shown(row.error, "{:.1e}".format),
+        "grid × block": lambda row: _shown(row.launch, str),
+        "shared [B]": lambda row: _shown(row.shared_bytes, "{:,}".format),
+        "registers": lambda row: _shown(row.registers, str),
+        "spills [B]": lambda row: _shown(row.spills or None, "{:,}".format),
     }
     cells = {header: [cell(row) for row in result.rows] for header, cell in columns.items()}
     filled = {header: column for header, column in cells.items() if any(column)}
@@ -120,5 +124,9 @@ def _time_unit(result: Result) -> tuple[float, str]:
     return (1e3, "ms") if medians and min(medians) >= 1e-3 else (1e6, "µs")
 
 
-def _time(median: float, spread: float, scale: float) -> str:
-    return f"{significant(median * scale)} ± {spread:.1%}"
+def _time(timing: Timing, scale: float) -> str:
+    return f"{significant(timing.median * scale)} ± {timing.spread:.1%}"
+
+
+def _shown(value: T | None, form: Callable[[T], str]) -> str | None:
+    return None if value is None else form(value)

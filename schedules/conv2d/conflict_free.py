@@ -1,8 +1,8 @@
 """No bank conflicts for any shape: a warp is 32 neighbouring output pixels, and strides are multiples of 32 words.
 
 From `vthread`: rows and columns become one axis of output pixels (of the whole batch), whose tile is cut into virtual
-threads of 32 lanes. The input is staged by filter tap: for each (input channel, filter row, filter column), the one value
-that each pixel of the tile needs, side by side. Whatever the image's width, stride, dilation or padding,
+threads of 32 lanes. The input is staged by filter tap: for each (input channel, filter row, filter column), the one
+value that each pixel of the tile needs, side by side. Whatever the image's width, stride, dilation or padding,
 
 * a warp reads 32 neighbouring words of shared memory, one from each bank, and its virtual threads read at strides of
   32 words;
@@ -30,17 +30,26 @@ from tvmconv.workloads import Conv2d
 WARP = 32
 MAX_UNROLLED_STEPS = 4096
 
+# Default tiles as (threads along channels, channels of a thread, pixels of a thread), the largest first: more arithmetic
+# for each value read from shared memory. The first one that makes enough blocks is taken, as smaller images need smaller
+# tiles to occupy a GPU: an H200 has 132 multiprocessors, and 96 was the best limit there on the d2l and ResNet-50 layers.
+TILES = ((8, 8, 4), (8, 8, 2), (8, 4, 2), (4, 4, 2), (4, 2, 2), (4, 4, 1))
+ENOUGH_BLOCKS = 96
+TAPS_OF_A_STEP = 36  # products of each output between two barriers, about
+
 
 @schedule("conv2d")
 def conflict_free(s: Schedule, w: Conv2d, k: Knobs) -> None:
-    """Channel tiles are (block, virtual thread, thread, local), pixel tiles (block, virtual thread, warp) of 32 pixels."""
+    """Channel tiles are (block, virtual thread, thread, local); pixel tiles (block, virtual thread, warp), in warps."""
     channels, pixels = w.O // w.groups, w.N * w.P * w.Q
     lanes = WARP if pixels > 1 else 1  # a single output pixel cannot be spread over a warp
-    tile_c = k.split("tile_c", channels, parts=4, default=(-1, 1, 4 if pixels > 1 else 1, 8))
-    tile_p = k.split("tile_p", math.ceil(pixels / lanes), parts=3, default=(-1, 4, 1) if channels > 1 else (-1, 1, 4))
-    tile_rc = k.split("tile_rc", w.C // w.groups, parts=2, default=(-1, 2))
+    default_c, default_p = default_tiles(channels, pixels, w.groups)
+    tile_c = k.split("tile_c", channels, parts=4, default=(-1, *default_c))
+    tile_p = k.split("tile_p", math.ceil(pixels / lanes), parts=3, default=(-1, *default_p))
     tile_rh = k.split("tile_rh", w.R, parts=2, default=(-1, 3), exact=True)
     tile_rw = k.split("tile_rw", w.S, parts=2, default=(-1, 3), exact=True)
+    default_rc = 2 ** max(0, round(math.log2(TAPS_OF_A_STEP / (tile_rh[1] * tile_rw[1]))))
+    tile_rc = k.split("tile_rc", w.C // w.groups, parts=2, default=(-1, default_rc))
     tile_p = (*tile_p[:2], tile_p[2] * lanes, 1)  # (block, virtual thread, thread, local)
 
     conv = flatten_pixels(s, w)
@@ -73,6 +82,19 @@ def conflict_free(s: Schedule, w: Conv2d, k: Knobs) -> None:
     s.decompose_reduction(conv, step[0])
 
 
+def default_tiles(channels: int, pixels: int, groups: int) -> tuple[tuple[int, int, int], tuple[int, int]]:
+    """Inner factors of the channel tile (virtual thread, thread, local) and of the pixel tile (virtual thread, warp)."""
+    if channels == 1:  # depthwise: the pixels have to fill the block
+        return (1, 1, 1), (1, 4)
+    if pixels == 1:  # the lanes of a warp would read the weights of different channels: a block is one thread
+        return (1, 1, 8), (1, 1)
+    for threads, local, virtual in TILES:
+        blocks = math.ceil(channels / (threads * local)) * math.ceil(pixels / (WARP * virtual)) * groups
+        if blocks >= ENOUGH_BLOCKS and threads * local <= channels:
+            break
+    return (1, threads, local), (virtual, 1)
+
+
 def flatten_pixels(s: Schedule, w: Conv2d) -> SBlockRV:
     """Turn the convolution into a product over ([group,] channel; input channel, filter row, filter column; pixel).
 
@@ -84,7 +106,7 @@ def flatten_pixels(s: Schedule, w: Conv2d) -> SBlockRV:
     strides = (("v_n", w.P * w.Q), ("v_p", w.Q), ("v_q", 1))
 
     def pixel_last(axes: Sequence[str]) -> IndexMap:
-        """The index map from these axes to the others, in their order, and one pixel index for image, row and column."""
+        """The map from these axes to the others, in their order, and one pixel index for image, row and column."""
 
         def index_map(*indices: Expr) -> list[Expr]:
             index = dict(zip(axes, indices, strict=True))

@@ -27,7 +27,7 @@ def accumulate_in_registers(s: Schedule, w: Conv2d, conv: SBlockRV) -> SBlockRV:
 
 
 class Axes(NamedTuple):
-    """The loops of a convolution: `outer` (batch and groups, fused), channel, height, width, and the reduction's three."""
+    """The loops of a convolution; `outer` is the batch, fused with the groups, and the last three are the reduction."""
 
     outer: LoopRV
     channel: LoopRV

@@ -2,7 +2,7 @@
 
 From `columns`: the width's tile is cut into two halves, and each thread computes a piece of both. Where a thread's four
 columns lay side by side, two lie side by side and the other two half a tile away, so that the threads of a warp read
-shared memory at a stride of two instead of four: fewer of them meet in a bank, for the same work and the same registers.
+shared memory at a stride of two words instead of four: fewer of them meet in a bank, for the same work and registers.
 """
 
 from tvm.s_tir import Schedule

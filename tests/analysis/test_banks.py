@@ -12,7 +12,9 @@ def wavefronts(words):
     return bank_wavefronts(words, np.ones(words.shape, bool))[1]
 
 
-@pytest.mark.parametrize(("stride", "ways"), [(1, 1), (2, 2), (3, 1), (4, 4), (8, 8), (16, 16), (32, 32), (33, 1), (0, 1)])
+@pytest.mark.parametrize(
+    ("stride", "ways"), [(1, 1), (2, 2), (3, 1), (4, 4), (8, 8), (16, 16), (32, 32), (33, 1), (0, 1)]
+)
 def test_a_stride_takes_as_many_wavefronts_as_it_shares_factors_with_the_banks(stride, ways):
     assert wavefronts(np.arange(32) * stride) == ways
 

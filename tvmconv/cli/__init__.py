@@ -27,7 +27,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(argv: Sequence[str] | None) -> int:
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    if any(word.startswith("-") for word in rest) or (rest and "words" not in args):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        args.words += rest  # argparse ends a list of words at the first option, and leaves the others over
     return args.run(args)
 
 

@@ -6,15 +6,15 @@ import argparse
 import math
 import sys
 
-from tvmconv import devices
 from tvmconv.devices import Device
-from tvmconv.knobs import Config, Value, parse_value
+from tvmconv.experiment import BASELINES
+from tvmconv.knobs import Value, parse_value
 
 EXAMPLE = "conv2d:1x64x64x64,64x64x3x3,s1,p1"
 
 
 def add_set(parser: argparse.ArgumentParser) -> None:
-    """Add `--set KNOB=VALUE`, any number of times, as pairs in `args.set`."""
+    """Add `--set KNOB=VALUE`, any number of times, as pairs in `args.set`; of several for one knob the last counts."""
     parser.add_argument(
         "--set",
         metavar="KNOB=VALUE",
@@ -28,7 +28,7 @@ def add_set(parser: argparse.ArgumentParser) -> None:
 def add_timing(parser: argparse.ArgumentParser) -> None:
     """Add `--device`, `--baseline`, `--cold`, `--seconds`, `--seed`."""
     parser.add_argument("--device", metavar="D", default="auto", help="cuda:N, opencl:N or auto (default: %(default)s)")
-    parser.add_argument("--baseline", choices=("cudnn",), help="time cuDNN through PyTorch as well")
+    parser.add_argument("--baseline", choices=BASELINES, help="time cuDNN through PyTorch as well")
     parser.add_argument("--cold", action="store_true", help="time with inputs and outputs outside the L2 cache")
     parser.add_argument(
         "--seconds",
@@ -38,20 +38,6 @@ def add_timing(parser: argparse.ArgumentParser) -> None:
         help="how long to time each kernel (default: %(default)s)",
     )
     parser.add_argument("--seed", metavar="N", type=_seed, help="of the random inputs (default: a fresh one)")
-
-
-def config(pairs: list[tuple[str, Value]]) -> Config:
-    """The config of `--set` options; the last of several for one knob counts."""
-    return dict(pairs)
-
-
-def find_device(text: str) -> Device:
-    """The device that an option names.
-
-    Raises:
-        DeviceError: there is no such device.
-    """
-    return devices.find(text)
 
 
 def tell_choice(asked: str, device: Device) -> None:

@@ -6,9 +6,9 @@ import argparse
 import json
 from typing import Any
 
-from tvmconv import workloads
+from tvmconv import devices, workloads
 from tvmconv.cli.errors import UsageError
-from tvmconv.cli.options import EXAMPLE, add_set, add_timing, config, find_device, tell_choice
+from tvmconv.cli.options import EXAMPLE, add_set, add_timing, tell_choice
 from tvmconv.cli.progress import progress_line
 from tvmconv.experiment import Result, run_ladder
 from tvmconv.report import result_text
@@ -44,7 +44,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a table, or a line of JSON, for each workload."""
     chosen, schedules = _workloads(args)
-    device = find_device(args.device)
+    device = devices.find(args.device)
     ok = True
     for number, workload in enumerate(chosen, 1):
         with progress_line(f"{device.text}: {workload.text}, ") as progress:
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
                 workload,
                 schedules,
                 device=device,
-                config=config(args.set),
+                config=dict(args.set),
                 baseline=args.baseline,
                 cold=args.cold,
                 seconds=args.seconds,
@@ -71,7 +71,7 @@ def _workloads(args: argparse.Namespace) -> tuple[list[Workload], list[str]]:
     if args.suite is not None:
         return [layer.workload for layer in workloads.suite(args.suite)], args.words
     if not args.words:
-        raise UsageError("run needs a workload or --suite; see tvmconv run --help")
+        raise UsageError("expected a workload or --suite; see tvmconv run --help")
     return [workloads.parse(args.words[0])], args.words[1:]
 
 

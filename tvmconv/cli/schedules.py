@@ -40,5 +40,5 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _cell(value: str | int) -> str:
-    return f"{value:,}" if isinstance(value, int) else value
+def _cell(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)

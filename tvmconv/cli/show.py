@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from tvmconv import devices, kernel, library, workloads
-from tvmconv.cli.options import EXAMPLE, add_set, config, find_device, tell_choice
+from tvmconv.cli.options import EXAMPLE, add_set, tell_choice
 from tvmconv.devices import AbsentError, Arch, Device
 
 ARCH = "sm_90"  # to compile for where no GPU says otherwise
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     workload = workloads.parse(args.workload)
     device = _device(args)
     schedule = library.find(workload, args.schedule)
-    built = kernel.build(workload, schedule, device=device, config=config(args.set))
+    built = kernel.build(workload, schedule, device=device, config=dict(args.set))
     print(built.stage(args.stage))
     if args.device:
         tell_choice(args.device, device)
@@ -46,7 +46,7 @@ def _device(args: argparse.Namespace) -> Device:
     if args.arch:
         return Arch(args.arch)
     if args.device:
-        return find_device(args.device)
+        return devices.find(args.device)
     try:
         return devices.find("cuda")
     except AbsentError:

@@ -146,6 +146,11 @@ def _compile(source: str, arch: str, kind: str) -> tuple[bytes, str]:
     target = arch if kind == "cubin" else arch.replace("sm_", "compute_")
     options = [f"--gpu-architecture={target}", *_OPTIONS, *(f"-I{path}" for path in _include_directories())]
     image, log = _attempt(nvrtc, source, options, _STAND_INS, kind)
+    if (
+        kind == "cubin" and image is not None and "Used" not in log
+    ):  # it came from NVRTC's cache, without ptxas's report
+        options.append("--no-cache")
+        image, log = _attempt(nvrtc, source, options, _STAND_INS, kind)
     # An error of ptxas (too much shared memory, say) comes after the parser: other headers do not help.
     if image is None and "ptxas error" not in log:
         image, log = _attempt(nvrtc, source, options, {}, kind)

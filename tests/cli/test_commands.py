@@ -1,0 +1,182 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tvmconv.cli import main
+from tvmconv.experiment import Row
+from tvmconv.kernel import STAGES
+from tvmconv.workloads import Layer, parse
+
+SMALL = "conv2d:1x4x6x6,8x4x3x3,p1"
+LADDER = ["default", "tiling", "columns", "vthread", "conflict_free"]
+
+
+def run(capsys, *words):
+    """Exit status, stdout and stderr of a command."""
+    status = main(words)
+    return status, *capsys.readouterr()
+
+
+def test_help_does_not_import_tvm():
+    heavy = ("tvm", "pyopencl", "torch", "matplotlib", "cuda.bindings")
+    code = f"import sys, tvmconv.cli; tvmconv.cli.main(['--help']); sys.exit(str([*{{*{heavy}}} & {{*sys.modules}}]))"
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert finished.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["run", "--help"], ["show", "--help"]])
+def test_help_ends_with_status_0(capsys, words):
+    status, out, err = run(capsys, *words)
+    assert (status, err) == (0, "")
+    assert "tvmconv" in out
+
+
+REFUSALS = {
+    "no command": ([], "required: COMMAND"),
+    "unknown command": (["fly"], "'fly'"),
+    "no workload": (["run"], "expected a workload or --suite"),
+    "no colon": (["run", "banana"], "'banana'"),
+    "groups": (["run", "conv2d:1x3x8x8,4x1x3x3,g2"], "groups"),
+    "kernel too large": (["run", "conv2d:1x3x2x2,4x3x3x3"], "larger than the padded image"),
+    "zero size": (["run", "conv2d:0x3x8x8,4x3x3x3"], "at least 1"),
+    "unknown schedule": (["run", SMALL, "fly"], "no schedule 'fly'"),
+    "unknown device": (["run", SMALL, "--device", "tpu"], "unknown device 'tpu'"),
+    "absent device": (["run", SMALL, "--device", "opencl:99"], "no device 'opencl:99'"),
+    "compile-only device": (["run", SMALL, "--device", "sm_90"], "to compile for only"),
+    "unknown knob": (["run", SMALL, "--set", "colour=1"], "no knob 'colour'"),
+    "malformed --set": (["run", SMALL, "--set", "tile_c"], "expected KNOB=VALUE"),
+    "value of a knob": (["run", SMALL, "tiling", "--set", "tile_c=1"], "tile_c takes 3 factors"),
+    "no time": (["run", SMALL, "--seconds", "0"], "expected a positive number, not '0'"),
+    "negative seed": (["run", SMALL, "--seed", "-1"], "'-1'"),
+    "unknown baseline": (["run", SMALL, "--baseline", "mkl"], "'mkl'"),
+    "baseline without a GPU": (["run", SMALL, "--device", "opencl", "--baseline", "cudnn"], "needs an NVIDIA GPU"),
+    "unknown suite": (["run", "--suite", "alexnet"], "'alexnet'"),
+    "unknown option": (["run", SMALL, "--fast"], "--fast"),
+    "unknown stage": (["show", SMALL, "tiling", "--stage", "llvm"], "'llvm'"),
+    "unknown schedule to show": (["show", SMALL, "fly"], "no schedule 'fly'"),
+    "unknown architecture": (["show", SMALL, "tiling", "--arch", "gfx90a"], "'gfx90a'"),
+    "architecture and device": (["show", SMALL, "tiling", "--arch", "sm_90", "--device", "auto"], "not allowed"),
+    "PTX of OpenCL": (["show", SMALL, "tiling", "--device", "opencl", "--stage", "ptx"], "CUDA only"),
+    "schedules of no workload": (["schedules", "banana"], "'banana'"),
+    "unknown suite to list": (["suites", "alexnet"], "'alexnet'"),
+    "line break": (["run", "conv2d:1x3\n8x8"], "tvmconv: "),
+}
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSALS.values(), ids=REFUSALS)
+def test_bad_input_is_one_line_and_status_2(capsys, words, said):
+    status, out, err = run(capsys, *words)
+    assert (status, out) == (2, "")
+    assert err.startswith("tvmconv: ")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_a_workload_past_this_machines_memory_is_refused(capsys, monkeypatch):
+    monkeypatch.setattr("tvmconv.verify.os.sysconf", lambda name: 1)
+    status, _, err = run(capsys, "run", SMALL)
+    assert (status, err.count("\n")) == (2, 1)
+    assert "this machine has" in err
+
+
+def test_run_prints_the_whole_ladder(capsys):
+    status, out, _ = run(capsys, "run", SMALL, "--device", "opencl:0", "--seconds", "0.01")
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines() if line.split()[:1] and line.split()[0] in LADDER] == LADDER
+
+
+def test_run_says_what_auto_picked(capsys):
+    status, _, err = run(capsys, "run", SMALL, "default", "--seconds", "0.01")
+    assert status == 0
+    assert "auto picked" in err
+
+
+def test_run_takes_schedules_after_options(capsys):
+    words = ["run", SMALL, "--device", "opencl:0", "tiling", "--seconds", "0.01", "--json", "columns"]
+    _, out, _ = run(capsys, *words)
+    assert [row["name"] for row in json.loads(out)["rows"]] == ["default", "tiling", "columns"]
+
+
+def test_json_has_what_the_table_has(capsys):
+    words = ["run", SMALL, "tiling", "--device", "opencl:0", "--seconds", "0.01", "--seed", "7", "--json"]
+    status, out, err = run(capsys, *words)
+    result = json.loads(out)
+    assert (status, err) == (0, "")
+    assert (result["workload"], result["device"], result["seed"]) == ("conv2d:1x4x6x6,8x4x3x3,s1,p1", "opencl:0", 7)
+    assert set(result["rows"][1]) == set(Row.__dataclass_fields__)
+    assert result["rows"][1]["timing"]["median"] > 0
+
+
+def test_run_with_a_wrong_kernel_has_status_1(capsys, monkeypatch):
+    monkeypatch.setattr("tvmconv.verify.TOLERANCE", {"float32": 0.0})
+    monkeypatch.setattr("tvmconv.kernel.Kernel.time", lambda *args, **kwargs: pytest.fail("timed"))
+    status, out, _ = run(capsys, "run", SMALL, "default", "--device", "opencl:0")
+    assert status == 1
+    assert "default failed: wrong result" in out
+
+
+def test_run_of_a_suite_prints_a_line_of_json_a_workload(capsys, monkeypatch):
+    layers = (Layer("a", parse(SMALL), 1), Layer("b", parse("conv2d:1x2x6x6,8x2x3x3,p1"), 1))
+    monkeypatch.setattr("tvmconv.workloads.suite", lambda name: layers)
+    words = ["run", "default", "--suite", "d2l", "--device", "opencl:0", "--seconds", "0.01", "--json"]
+    _, out, _ = run(capsys, *words)
+    assert [json.loads(line)["workload"] for line in out.splitlines()] == [layer.workload.text for layer in layers]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_is_shown_without_a_gpu(capsys, stage):
+    status, out, err = run(capsys, "show", SMALL, "vthread", "--stage", stage, "--arch", "sm_90")
+    assert (status, err) == (0, "")
+    assert out.strip()
+
+
+def test_show_says_what_it_compiled_for(capsys):
+    _, _, err = run(capsys, "show", SMALL, "vthread")
+    assert "compiled for" in err
+
+
+def test_show_takes_knobs(capsys):
+    _, out, _ = run(
+        capsys, "show", SMALL, "tiling", "--arch", "sm_90", "--set", "tile_c=-1,2,2", "--stage", "resources"
+    )
+    assert out.rstrip().endswith("·2")  # threads of the channel axis
+
+
+def test_schedules_are_listed_in_the_order_of_the_ladder(capsys):
+    _, out, _ = run(capsys, "schedules", "--json")
+    assert [entry["schedule"] for entry in json.loads(out) if entry["operator"] == "conv2d"][:5] == LADDER
+
+
+def test_schedules_of_a_workload_tell_the_size_of_their_spaces(capsys):
+    _, out, _ = run(capsys, "schedules", SMALL)
+    name, configs, *_ = out.splitlines()[1].split()
+    assert (name, configs) == ("default", "1")
+
+
+def test_devices_tells_a_remedy_for_what_is_not_there(capsys):
+    _, out, _ = run(capsys, "devices", "--json")
+    entries = json.loads(out)
+    assert "opencl:0" in [entry["device"] for entry in entries]
+    assert all(entry["remedy"] for entry in entries if entry["name"] is None)
+
+
+def test_suites_lists_the_layers_of_one(capsys):
+    _, out, _ = run(capsys, "suites", "d2l")
+    assert "conv2d:1x256x64x64,256x256x3x3,s1,p1" in out
+
+
+def test_a_closed_pipe_is_no_traceback():
+    command = [sys.executable, "-m", "tvmconv", "suites", "resnet50"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+
+
+def test_an_interrupt_has_the_status_of_the_signal(capsys, monkeypatch):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tvmconv.cli.devices.inventory", interrupt)
+    assert run(capsys, "devices") == (130, "", "")

@@ -1,0 +1,68 @@
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tvmconv.workloads import Layer, parse
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "d2l_sweep.py"
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("d2l_sweep", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["d2l_sweep"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["d2l_sweep"]
+
+
+@pytest.fixture(scope="module")
+def measured(script, tmp_path_factory):
+    """The folder of a sweep over two small layers."""
+    folder = tmp_path_factory.mktemp("measured")
+    layers = tuple(Layer(f"{c}_channels", parse(f"conv2d:1x{c}x6x6,{c}x{c}x3x3,p1"), 1) for c in (2, 4, 8))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script, "suite", lambda name, batch: layers)
+        words = ["--device", "opencl:0", "--seconds", "0.01", "--channels", "2,4", "-o", str(folder)]
+        assert script.main(words) == 0
+    return folder
+
+
+def test_channels_select_layers(measured):
+    assert [layer["label"] for layer in json.loads((measured / "d2l.json").read_text())["layers"]] == ["2", "4"]
+
+
+def test_the_table_has_a_line_a_layer_and_says_where_it_comes_from(measured):
+    text = (measured / "d2l.md").read_text()
+    assert "| 4 |" in text
+    assert "TVM 0." in text
+    assert "d2l_sweep.py" in text
+
+
+def test_a_sweep_is_drawn_again_from_its_json_alone(script, measured, tmp_path):
+    assert script.main(["--from", str(measured / "d2l.json"), "-o", str(tmp_path)]) == 0
+    for name in ("d2l.json", "d2l.md", "d2l.png"):
+        assert (tmp_path / name).read_bytes() == (measured / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--channels", "7"], "no layer of d2l has those channels; there are 16, 32, 64, 128, 256"),
+        (["--channels", "a"], "'a'"),
+        (["--suite", "alexnet"], "'alexnet'"),
+        (["--from", "nowhere.json"], "nowhere.json"),
+        (["--from", __file__], "not a file that this script wrote"),
+        (["-o", __file__], "exists"),
+        (["--batch", "0"], "at least 1"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(script, capsys, words, said):
+    assert script.main(words) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert said in err

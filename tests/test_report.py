@@ -1,0 +1,132 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tvmconv.compiler.lower import Launch
+from tvmconv.devices import Timing
+from tvmconv.experiment import Result, Row
+from tvmconv.plot import draw_sweep, sweep_info
+from tvmconv.report import Table, notes, result_table, result_text, significant, sweep_table
+from tvmconv.workloads import parse
+
+
+def timed(name, seconds, **fields):
+    timing = Timing((seconds,), "CUDA graph of 20 launches, 50 replays, hot L2", cold=False)
+    launch = Launch((16, 1, 1), (64, 2, 1))
+    defaults = {"verified": True, "error": 2e-7, "gflops": 1e-9 / seconds, "launch": launch, "shared_bytes": 1440}
+    return Row(name, timing=timing, **{**defaults, **fields})
+
+
+def on_gpu(*rows):
+    return Result(parse("conv2d:1x64x64x64,64x64x3x3,p1"), "cuda:0", "NVIDIA H200", 0, rows)
+
+
+def column(result, start):
+    table = result_table(result)
+    (place,) = (i for i, header in enumerate(table.headers) if header.startswith(start))
+    return [row[place] for row in table.rows]
+
+
+def headers(result):
+    return " ".join(result_table(result).headers)
+
+
+def test_columns_are_aligned():
+    text = Table(("name", "n"), [("a", "1"), ("long", "1,000")], left=frozenset({"name"})).text()
+    assert text.splitlines() == ["name      n", "a         1", "long  1,000"]
+
+
+def test_markdown_says_how_columns_are_aligned():
+    text = Table(("name", "n"), [("a", "1")], left=frozenset({"name"})).markdown()
+    assert text.splitlines() == ["| name | n |", "| :-- | --: |", "| a | 1 |"]
+
+
+def test_times_are_in_microseconds_as_soon_as_one_row_is_faster_than_a_millisecond():
+    result = on_gpu(timed("default", 17.858e-3), timed("tiling", 76e-6))
+    assert column(result, "time ± spread [µs]") == ["17,858 ± 0.0%", "76.0 ± 0.0%"]
+
+
+def test_times_are_in_milliseconds_if_no_row_is_faster_than_one():
+    assert column(on_gpu(timed("default", 0.0653)), "time ± spread [ms]") == ["65.3 ± 0.0%"]
+
+
+def test_share_of_an_unknown_peak_has_no_column():
+    assert "peak" not in headers(on_gpu(timed("default", 1e-3)))
+    assert column(on_gpu(timed("default", 1e-3, peak_share=0.123)), "of peak") == ["12.3%"]
+
+
+def test_registers_have_no_column_on_opencl():
+    assert "registers" not in headers(on_gpu(timed("default", 1e-3)))
+
+
+def test_spills_show_only_where_there_are_any():
+    assert "spills" not in headers(on_gpu(timed("default", 1e-3, spills=0)))
+    assert column(on_gpu(timed("a", 1e-3, spills=0), timed("b", 1e-3, spills=64)), "spills") == ["—", "64"]
+
+
+def test_zero_shared_bytes_are_shown_as_zero():
+    assert column(on_gpu(timed("default", 1e-3, shared_bytes=0), timed("tiling", 1e-3)), "shared") == ["0", "1,440"]
+
+
+def test_a_failed_row_has_dashes_and_a_note_with_the_reason():
+    result = on_gpu(timed("default", 1e-3), Row("tiling", failure="it does not compile"))
+    assert column(result, "GFLOP/s")[1] == "—"
+    assert "tiling failed: it does not compile" in notes(result)
+
+
+def test_notes_say_how_the_times_were_taken():
+    assert "CUDA graph of 20 launches, 50 replays, hot L2" in notes(on_gpu(timed("default", 1e-3)))[0]
+
+
+def test_notes_name_the_library_that_was_compared_with():
+    assert "cudnn: cuDNN 9.19.0" in notes(on_gpu(timed("cudnn", 1e-5, library="cuDNN 9.19.0")))
+
+
+def test_nothing_timed_is_still_a_table():
+    assert "default failed: broken" in result_text(on_gpu(Row("default", failure="broken")))
+
+
+def test_a_sweep_has_a_line_a_workload_and_a_column_a_schedule():
+    results = [
+        on_gpu(timed("default", 70e-6, speedup=1.0), timed("tiling", 17e-6, speedup=4.12)),
+        on_gpu(timed("default", 267e-6, speedup=1.0), Row("tiling", failure="broken")),
+    ]
+    table = sweep_table("channels", ["16", "32"], results)
+    assert table.headers == ["channels", "default [µs]", "tiling [µs]"]
+    assert table.rows == [["16", "70.0", "17.0 (4.12×)"], ["32", "267", "failed"]]
+
+
+@given(st.floats(1e-6, 1e9))
+def test_significant_digits_are_within_half_a_percent(value):
+    assert math.isclose(float(significant(value).replace(",", "")), value, rel_tol=5e-3)
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.12345, "0.123"), (1.5, "1.50"), (76.04, "76.0"), (17858.3, "17,858")])
+def test_significant_digits_are_never_in_exponents(value, text):
+    assert significant(value) == text
+
+
+def test_a_chart_has_a_line_a_schedule_at_the_numbers_of_its_labels():
+    results = [on_gpu(timed("default", 1e-3, gflops=2.0)), on_gpu(timed("default", 1e-3, gflops=3.0))]
+    info = sweep_info("title", "channels", ["16", "32"], results)
+    assert info.log_x
+    assert [(line.name, line.x, line.y) for line in info.lines] == [("default", (16.0, 32.0), (2.0, 3.0))]
+
+
+def test_a_chart_leaves_out_what_has_no_time():
+    results = [on_gpu(timed("default", 1e-3, gflops=2.0)), on_gpu(Row("default", failure="broken"))]
+    (line,) = sweep_info("title", "channels", ["16", "32"], results).lines
+    assert line.x == (16.0,)
+
+
+def test_a_chart_of_names_puts_them_side_by_side():
+    info = sweep_info("title", "layer", ["conv1", "conv2"], [on_gpu(), on_gpu()])
+    assert (info.log_x, info.ticks) == (False, (0.0, 1.0))
+
+
+def test_a_chart_is_drawn_as_png(tmp_path):
+    results = [on_gpu(timed("default", 1e-3), timed("cudnn", 1e-5, library="cuDNN"))]
+    draw_sweep(sweep_info("title", "channels", ["16"], results), tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
