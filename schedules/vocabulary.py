@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-GRID_LIMIT = (
-    65535  # of gridDim.y and gridDim.z; gridDim.x takes 2^31 - 1 (CUDA C++ Programming Guide, Technical Specifications)
-)
+# Of gridDim.y and gridDim.z; gridDim.x takes 2^31 - 1 (CUDA C++ Programming Guide, "Technical Specifications").
+GRID_LIMIT = 65535
 
 
 def bind_grid(s: Schedule, z: LoopRV, y: LoopRV, x: LoopRV) -> None:
-    """Bind three adjacent loops, outermost first, to the grid's blocks; all to `blockIdx.x` where y or z would overflow."""
+    """Bind three adjacent loops, outermost first, to the grid; all to `blockIdx.x` where y or z would overflow."""
     if max(extent(s, z), extent(s, y)) > GRID_LIMIT:
         s.bind(s.fuse(z, y, x), "blockIdx.x")
     else:

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from tvmconv.compiler.lower import Launch
 from tvmconv.devices import Timing
+from tvmconv.errors import Error
 from tvmconv.experiment import Result, Row
 from tvmconv.plot import draw_sweep, sweep_info
-from tvmconv.report import Table, notes, result_table, result_text, significant, sweep_table
+from tvmconv.report import Table, notes, result_table, result_text, significant, sweep_table, with_section
 from tvmconv.workloads import parse
 
 
@@ -130,3 +131,18 @@ def test_a_chart_is_drawn_as_png(tmp_path):
     results = [on_gpu(timed("default", 1e-3), timed("cudnn", 1e-5, library="cuDNN"))]
     draw_sweep(sweep_info("title", "channels", ["16"], results), tmp_path / "chart.png")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_section_of_a_page_is_replaced_and_nothing_else():
+    page = "a\n<!-- d2l -->\nold\n<!-- /d2l -->\nb\n"
+    new = with_section(page, "d2l", "| new |\n")
+    assert new == "a\n<!-- d2l -->\n| new |\n<!-- /d2l -->\nb\n"
+    assert with_section(new, "d2l", "| new |") == new
+
+
+@pytest.mark.parametrize(
+    "page", ["", "<!-- d2l -->\n", "<!-- /d2l -->\n<!-- d2l -->\n", "<!-- d2l -->\n<!-- /d2l -->\n" * 2]
+)
+def test_a_page_without_its_section_is_refused(page):
+    with pytest.raises(Error, match="one line <!-- d2l --> and after it one line <!-- /d2l -->"):
+        with_section(page, "d2l", "text")

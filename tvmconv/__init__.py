@@ -45,7 +45,7 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __version__ = "0.1.0"
-__all__ = sorted(_MODULE_OF)
+__all__ = list(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:

@@ -171,8 +171,8 @@ class Kernel:
         """Run the kernel.
 
         Args:
-            inputs: NumPy arrays of the workload's input shapes and dtype, or on CUDA tensors that speak DLPack (PyTorch,
-                CuPy), which are used where they lie.
+            inputs: NumPy arrays of the workload's input shapes and dtype, or on CUDA tensors that speak DLPack
+                (PyTorch, CuPy), which are used where they lie.
 
         Returns:
             The output: a NumPy array, or a tensor of the inputs' library.

@@ -154,9 +154,10 @@ _DISTANCE_PRICE = 0.25
 def nearest_factors(extent: int, preferred: tuple[int, ...], *, exact: bool = False) -> tuple[int, ...]:
     """The legal inner factors nearest to the preferred ones.
 
-    The preferred factors are taken as they are where they divide the extent. Otherwise the result minimises the overhang
-    (padded extent / extent - 1) plus the distance from the preferred factors; no factor grows, unless `exact` asks for
-    divisors, which may be larger. Of equals, the one with the largest factor before the last wins: a tile's threads.
+    The preferred factors are taken as they are where they divide the extent. Otherwise the result minimises the
+    overhang (padded extent / extent - 1) plus the distance from the preferred factors; no factor grows, unless `exact`
+    asks for divisors, which may be larger. Of equals, the one with the largest factor before the last wins: a tile's
+    threads.
     """
     if extent % math.prod(preferred) == 0:
         return preferred

@@ -1,8 +1,8 @@
 """The schedule library: what schedules there are, and for which workloads.
 
 A schedule is a function `f(s, w, k)` over an `s_tir.Schedule`, a workload and knobs, in a file of its own, marked with
-`@schedule(operator)`. Packages of such files are found through the entry-point group `tvmconv.schedules`; the one in this
-project is always there.
+`@schedule(operator)`. Packages of such files are found through the entry-point group `tvmconv.schedules`; the one in
+this project is always there.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tvmconv.devices import Timing
+from tvmconv.errors import Error
 from tvmconv.experiment import REFERENCE, Result, Row
 
 NOTHING = "—"
@@ -130,3 +131,17 @@ def _time(timing: Timing, scale: float) -> str:
 
 def _shown(value: T | None, form: Callable[[T], str]) -> str | None:
     return None if value is None else form(value)
+
+
+def with_section(page: str, name: str, section: str) -> str:
+    """A Markdown page with the text between its lines `<!-- NAME -->` and `<!-- /NAME -->` replaced.
+
+    Raises:
+        Error: the page does not have these two lines once each, in this order.
+    """
+    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->\n"
+    before, opened, rest = page.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not opened or not closed or begin in after or end in after:
+        raise Error(f"the page needs one line {begin.strip()} and after it one line {end.strip()}")
+    return f"{before}{begin}{section.strip()}\n{end}{after}"

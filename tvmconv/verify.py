@@ -1,4 +1,4 @@
-"""What "verified" means: a kernel's output against float64, on fresh random inputs, with every element accounted for."""
+"""What "verified" means: a kernel's output against float64, on fresh random inputs, every element accounted for."""
 
 from __future__ import annotations
 

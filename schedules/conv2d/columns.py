@@ -1,9 +1,9 @@
 """Read the shared tiles by columns: the reduction steps along the filter's height inside, along its width outside.
 
 From `tiling`: only the reduction tiles of height and width change places. A thread of `tiling` reads a run of
-neighbouring columns, so that threads side by side start a few banks apart and collide; with one filter column a step, the
-tile in shared memory is as wide as the block's output, a thread's reads go down a column, and the reads of a warp spread
-over the banks.
+neighbouring columns, so that threads side by side start a few banks apart and collide; with one filter column a step,
+the tile in shared memory is as wide as the block's output, a thread's reads go down a column, and the reads of a warp
+spread over the banks.
 """
 
 from tvm.s_tir import Schedule

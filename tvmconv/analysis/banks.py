@@ -5,8 +5,8 @@ Capability 5.x"): 32 banks of 4 bytes; the threads of a warp that touch differen
 the other, those that touch the same word are served together. An access of a warp then takes as many wavefronts as the
 busiest bank has words, and all but the first are conflicts.
 
-Counted are the 4-byte accesses that the TIR makes. The compiler may merge a thread's neighbouring loads into one of 8 or
-16 bytes, which the hardware serves by half and quarter warps: conflicts of a stride of 2 or 4 words can vanish that way.
+Counted are the 4-byte accesses that the TIR makes. The compiler may merge a thread's neighbouring loads into one of 8
+or 16 bytes, which the hardware serves by half and quarter warps: conflicts of strides of 2 or 4 words can vanish then.
 """
 
 from __future__ import annotations
@@ -178,8 +178,7 @@ def bank_wavefronts(words: np.ndarray, active: np.ndarray) -> tuple[int, int]:
     Returns:
         How many warp-wide requests have an active thread, and how many wavefronts they take in all.
     """
-    accesses, threads = words.shape
-    padding = ((0, 0), (0, -threads % WARP))
+    padding = ((0, 0), (0, -words.shape[1] % WARP))
     words = np.pad(words, padding).reshape(-1, WARP)
     active = np.pad(active, padding).reshape(-1, WARP)
     words = np.sort(np.where(active, words, -1), axis=1)

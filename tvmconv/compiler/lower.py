@@ -48,8 +48,8 @@ class Lowered:
         target: the TVM target.
         function: the lowered device function (TIR).
         launch: grid and block, read off the function.
-        arguments: for each parameter of the device function in its order, the index of the PrimFunc's argument that goes
-            there (a generated kernel's parameters do not keep the PrimFunc's order).
+        arguments: for each parameter of the device function, in its order, the index of the PrimFunc's argument that
+            goes there (a generated kernel's parameters do not keep the PrimFunc's order).
         shared_bytes: static shared memory that the function allocates.
         host: the host side, which checks arguments and launches.
     """

@@ -1,0 +1,141 @@
+"""Bank conflicts of shared memory: measured by Nsight Compute beside what tvmconv.analysis.banks counts from the TIR.
+
+    python scripts/bank_conflicts.py --device cuda:0 -o results
+    python scripts/bank_conflicts.py --suite resnet50 --only 3x3 --device cuda:0 -o results
+
+Needs ncu on the PATH and the right to read the GPU's counters. Writes NAME-banks.json and NAME-banks.md.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import tvmconv as tc
+from tvmconv import devices
+from tvmconv.analysis import banks
+from tvmconv.cli.errors import Parser, guarded
+from tvmconv.errors import DeviceError, Error
+from tvmconv.provenance import provenance
+from tvmconv.report import Table
+
+SCHEDULES = ("tiling", "columns", "vthread", "conflict_free")  # default has no shared memory
+METRICS = {
+    "load_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
+    "store_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
+    "load_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
+    "store_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
+}
+
+
+@dataclass(frozen=True)
+class Conflicts:
+    """Bank conflicts and wavefronts of one kernel launch, as the GPU counted them and as the TIR has them."""
+
+    layer: str
+    schedule: str
+    load_conflicts: int
+    load_wavefronts: int
+    store_conflicts: int
+    store_wavefronts: int
+    expected_load_conflicts: int
+    expected_store_conflicts: int
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print and write."""
+    return guarded("bank_conflicts", lambda: _run(sys.argv[1:] if argv is None else argv))
+
+
+def _run(argv: Sequence[str]) -> int:
+    parser = Parser(
+        prog="bank_conflicts", description="Shared-memory bank conflicts of the ladder on a suite's layers."
+    )
+    parser.add_argument("--suite", default="d2l", help="whose layers (default: %(default)s)")
+    parser.add_argument("--only", metavar="TEXT", default="", help="only layers whose name contains this, such as 3x3")
+    parser.add_argument("--device", default="cuda:0", help="a CUDA device (default: %(default)s)")
+    parser.add_argument("-o", dest="out", type=Path, metavar="DIR", help="write JSON and Markdown to this folder")
+    parser.add_argument("--launch-only", action="store_true", help="launch each kernel once and print nothing, for ncu")
+    args = parser.parse_args(argv)
+
+    layers = [layer for layer in tc.suite(args.suite) if args.only in layer.name]
+    if not layers:
+        raise Error(f"no layer of {args.suite} is named like {args.only!r}")
+    device = devices.find(args.device)
+    kernels = ((layer.name, tc.build(layer.workload, name, device=device)) for layer in layers for name in SCHEDULES)
+    if args.launch_only:
+        for _, kernel in kernels:
+            kernel(*kernel.workload.inputs(seed=0))
+        return 0
+
+    measured = _profile([sys.executable, __file__, *argv, "--launch-only"])
+    rows = [_row(layer, kernel, counts) for (layer, kernel), counts in zip(kernels, measured, strict=True)]
+    table = _table(rows)
+    print(table.text())
+    if args.out:
+        name = f"{args.suite}-{args.only}-banks" if args.only else f"{args.suite}-banks"
+        source = provenance(device, shlex.join(["python", "scripts/bank_conflicts.py", *argv]))
+        args.out.mkdir(parents=True, exist_ok=True)
+        lines = ",\n".join(json.dumps(asdict(row)) for row in rows)
+        text = f'{{"provenance": {json.dumps(source, ensure_ascii=False)}, "kernels": [\n{lines}\n]}}\n'
+        (args.out / f"{name}.json").write_text(text, encoding="utf-8")
+        (args.out / f"{name}.md").write_text(f"{table.markdown()}\n\n{source}\n", encoding="utf-8")
+    return 0
+
+
+def _profile(command: list[str]) -> Iterator[dict[str, int]]:
+    """The metrics of every kernel that a command launches, in order."""
+    ncu = shutil.which("ncu")
+    if ncu is None:
+        raise DeviceError("ncu is not on the PATH: install Nsight Compute, which comes with the CUDA toolkit")
+    options = ["--csv", "--page", "raw", "--clock-control", "none", "--kernel-name", "regex:main_kernel"]
+    done = subprocess.run(
+        [ncu, *options, "--metrics", ",".join(METRICS.values()), *command], capture_output=True, text=True, check=False
+    )
+    lines = done.stdout.splitlines()
+    start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if done.returncode or start is None:
+        reason = (done.stderr.strip() or done.stdout.strip() or "it printed nothing").splitlines()[-1]
+        raise DeviceError(f"ncu failed: {reason}")
+    for row in csv.DictReader(lines[start:]):
+        if row["ID"]:  # the line below the header has the units
+            yield {name: int(float(row[metric].replace(",", ""))) for name, metric in METRICS.items()}
+
+
+def _row(layer: str, kernel: tc.Kernel, counts: dict[str, int]) -> Conflicts:
+    blocks = kernel.launch.blocks
+    return Conflicts(
+        layer=layer,
+        schedule=kernel.schedule.name,
+        **counts,
+        expected_load_conflicts=blocks * banks.conflicts(kernel, "load"),
+        expected_store_conflicts=blocks * banks.conflicts(kernel, "store"),
+    )
+
+
+def _table(rows: list[Conflicts]) -> Table:
+    header = ("layer", "schedule", "load conflicts", "of wavefronts", "from TIR", "store conflicts", "of wavefronts")
+    body = [
+        (
+            row.layer,
+            row.schedule,
+            f"{row.load_conflicts:,}",
+            f"{row.load_conflicts / max(row.load_wavefronts, 1):.1%}",
+            f"{row.expected_load_conflicts:,}",
+            f"{row.store_conflicts:,}",
+            f"{row.store_conflicts / max(row.store_wavefronts, 1):.2%}",
+        )
+        for row in rows
+    ]
+    return Table(header, body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""Run every schedule under compute-sanitizer: illegal accesses (memcheck) and races in shared memory (racecheck).
+
+    python scripts/sanitize.py --device cuda:0 conv2d:1x13x17x19,11x13x3x3,s1,p1
+
+Needs compute-sanitizer on the PATH. Prints a line for each tool and workload; exit status 1 if a tool reports anything.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import tvmconv as tc
+from tvmconv import devices
+from tvmconv.cli.errors import Parser, guarded
+from tvmconv.errors import DeviceError
+from tvmconv.workloads import Workload
+
+TOOLS = ("memcheck", "racecheck")
+FOUND = 9  # the exit status that compute-sanitizer is told to end with when it reports something
+
+# All options at once, primes, a single pixel, a filter larger than the image, and an image wider than a block.
+WORKLOADS = (
+    "conv2d:2x8x9x13,12x4x3x5,s2x1,p1x2x0x1,d1x2,g2",
+    "conv2d:1x13x17x19,11x13x3x3,s1,p1",
+    "conv2d:1x3x5x5,4x3x5x5,s1,p0",
+    "conv2d:1x8x3x3,8x8x31x31,s1,p15",
+    "conv2d:1x3x4x1025,5x3x3x3,s1,p1",
+    "conv2d:2x6x11x11,12x1x3x3,s2,p1,g6",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Check, and say what was found."""
+    return guarded("sanitize", lambda: _run(sys.argv[1:] if argv is None else argv))
+
+
+def _run(argv: Sequence[str]) -> int:
+    parser = Parser(prog="sanitize", description="Every schedule under compute-sanitizer.")
+    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", default=WORKLOADS, help="(default: six nasty ones)")
+    parser.add_argument("--device", default="cuda:0", help="a CUDA device (default: %(default)s)")
+    parser.add_argument("--launch-only", action="store_true", help="verify each kernel once, for the sanitizer")
+    args = parser.parse_args(argv)
+
+    workloads = [tc.parse(text) for text in args.workloads]
+    if args.launch_only:
+        return 0 if all(_verified(w, args.device) for w in workloads) else 1
+    devices.find(args.device)
+    sanitizer = shutil.which("compute-sanitizer")
+    if sanitizer is None:
+        raise DeviceError("compute-sanitizer is not on the PATH: it comes with the CUDA toolkit")
+    clean = True
+    for w in workloads:
+        for tool in TOOLS:
+            command = [sys.executable, __file__, "--launch-only", "--device", args.device, str(w)]
+            options = ["--tool", tool, "--error-exitcode", str(FOUND), "--target-processes", "all"]
+            done = subprocess.run([sanitizer, *options, *command], capture_output=True, text=True, check=False)
+            last = (done.stdout.strip() or done.stderr.strip()).splitlines()[-1]
+            print(f"{tool:9}  {w}  {last.lstrip('= ')}", flush=True)
+            if done.returncode:
+                clean = False
+                print(done.stdout + done.stderr, file=sys.stderr)
+    return 0 if clean else 1
+
+
+def _verified(w: Workload, device: str) -> bool:
+    problem = tc.Problem(w)
+    return all(tc.build(w, schedule, device=device).verify(problem).ok for schedule in tc.schedules(w))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
