@@ -31,4 +31,7 @@ NASTY = (
     "conv2d:4x16x14x14,16x16x3x3,s1,p1",
     "conv2d:1x8x3x3,8x8x31x31,s1,p15",  # a filter ten times the image
     "conv2d:1x2x129x2,67x2x2x2,s1,p0",
+    "conv2d:1x5x113x127,33x5x3x3,s1,p1",  # this one and the next two: the larger default tiles of conflict_free
+    "conv2d:1x3x55x55,64x3x3x3,s1,p1",
+    "conv2d:1x2x28x27,128x2x3x3,s1,p1",
 )
