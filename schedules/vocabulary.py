@@ -39,19 +39,23 @@ def own_loops(s: Schedule, block: SBlockRV) -> list[LoopRV]:
     return s.get_loops(block)[-len(s.get(block).iter_vars) :]
 
 
-def cooperative_copy(s: Schedule, block: SBlockRV, threads: tuple[int, int, int], *, interleaved: bool) -> None:
+def cooperative_copy(s: Schedule, block: SBlockRV, threads: tuple[int, int, int], *, interleaved: bool) -> LoopRV:
     """Share a copy to shared memory among all threads (x, y, z) of the block.
 
     Interleaved, neighbouring threads copy neighbouring elements: coalesced global reads, stores to distinct banks.
     Otherwise each thread copies one contiguous run.
+
+    Returns:
+        The loop over the elements of one thread.
     """
     x, y, z = threads
     fused = s.fuse(*own_loops(s, block))
     if interleaved:
-        _, tz, ty, tx = s.split(fused, [None, z, y, x])
+        each, tz, ty, tx = s.split(fused, [None, z, y, x])
     else:
-        tz, ty, tx, _ = s.split(fused, [z, y, x, None])
+        tz, ty, tx, each = s.split(fused, [z, y, x, None])
     bind(s, "threadIdx", tz, ty, tx)
+    return each
 
 
 def extent(s: Schedule, loop: LoopRV) -> int:
@@ -72,6 +76,6 @@ def inline_consumers(s: Schedule, block: SBlockRV) -> None:
 
 
 def unroll(s: Schedule, loop: LoopRV, max_step: int) -> None:
-    """Mark every loop inside this one with `#pragma unroll`, up to `max_step` statements."""
+    """Mark this loop and those inside it with `#pragma unroll`, up to `max_step` statements."""
     s.annotate(loop, "pragma_auto_unroll_max_step", max_step)
     s.annotate(loop, "pragma_unroll_explicit", False)

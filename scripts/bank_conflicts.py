@@ -2,6 +2,7 @@
 
     python scripts/bank_conflicts.py --device cuda:0 -o results
     python scripts/bank_conflicts.py --suite resnet50 --only 3x3 --device cuda:0 -o results
+    python scripts/bank_conflicts.py --from results/d2l-banks.json -o results      # the table again
 
 Needs ncu on the PATH and the right to read the GPU's counters. Writes NAME-banks.json and NAME-banks.md.
 """
@@ -14,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +29,10 @@ from tvmconv.provenance import provenance
 from tvmconv.report import Table
 
 SCHEDULES = ("tiling", "columns", "vthread", "conflict_free")  # default has no shared memory
+LEGEND = (
+    "Bank conflicts of one launch: measured by ncu, as a share of the wavefronts, and counted from the TIR's 4-byte "
+    "accesses, before the compiler merges neighbouring ones."
+)
 METRICS = {
     "load_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
     "store_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
@@ -61,33 +67,49 @@ def _run(argv: Sequence[str]) -> int:
     parser.add_argument("--suite", default="d2l", help="whose layers (default: %(default)s)")
     parser.add_argument("--only", metavar="TEXT", default="", help="only layers whose name contains this, such as 3x3")
     parser.add_argument("--device", default="cuda:0", help="a CUDA device (default: %(default)s)")
+    parser.add_argument("--from", dest="file", type=Path, metavar="FILE", help="do not measure: read this JSON")
     parser.add_argument("-o", dest="out", type=Path, metavar="DIR", help="write JSON and Markdown to this folder")
     parser.add_argument("--launch-only", action="store_true", help="launch each kernel once and print nothing, for ncu")
     args = parser.parse_args(argv)
 
+    if args.launch_only:
+        for _, kernel in _kernels(args):
+            kernel(*kernel.workload.inputs(seed=0))
+        return 0
+    if args.file:
+        name, source, rows = _read(args.file)
+    else:
+        name = f"{args.suite}-{args.only}-banks" if args.only else f"{args.suite}-banks"
+        source = provenance(devices.find(args.device), shlex.join(["python", "scripts/bank_conflicts.py", *argv]))
+        measured = _profile([sys.executable, __file__, *argv, "--launch-only"])
+        rows = [_row(layer, kernel, counts) for (layer, kernel), counts in zip(_kernels(args), measured, strict=True)]
+    table = _table(rows)
+    print(table.text())
+    print(source)
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+        head = json.dumps({"name": name, "provenance": source}, ensure_ascii=False).removesuffix("}")
+        body = ",\n".join(json.dumps(asdict(row)) for row in rows)
+        (args.out / f"{name}.json").write_text(f'{head}, "kernels": [\n{body}\n]}}\n', encoding="utf-8")
+        (args.out / f"{name}.md").write_text(f"{table.markdown()}\n\n{LEGEND} {source}\n", encoding="utf-8")
+    return 0
+
+
+def _kernels(args: Namespace) -> Iterator[tuple[str, tc.Kernel]]:
+    """Every layer's name with the kernel of every schedule."""
     layers = [layer for layer in tc.suite(args.suite) if args.only in layer.name]
     if not layers:
         raise Error(f"no layer of {args.suite} is named like {args.only!r}")
     device = devices.find(args.device)
-    kernels = ((layer.name, tc.build(layer.workload, name, device=device)) for layer in layers for name in SCHEDULES)
-    if args.launch_only:
-        for _, kernel in kernels:
-            kernel(*kernel.workload.inputs(seed=0))
-        return 0
+    return ((layer.name, tc.build(layer.workload, name, device=device)) for layer in layers for name in SCHEDULES)
 
-    measured = _profile([sys.executable, __file__, *argv, "--launch-only"])
-    rows = [_row(layer, kernel, counts) for (layer, kernel), counts in zip(kernels, measured, strict=True)]
-    table = _table(rows)
-    print(table.text())
-    if args.out:
-        name = f"{args.suite}-{args.only}-banks" if args.only else f"{args.suite}-banks"
-        source = provenance(device, shlex.join(["python", "scripts/bank_conflicts.py", *argv]))
-        args.out.mkdir(parents=True, exist_ok=True)
-        lines = ",\n".join(json.dumps(asdict(row)) for row in rows)
-        text = f'{{"provenance": {json.dumps(source, ensure_ascii=False)}, "kernels": [\n{lines}\n]}}\n'
-        (args.out / f"{name}.json").write_text(text, encoding="utf-8")
-        (args.out / f"{name}.md").write_text(f"{table.markdown()}\n\n{source}\n", encoding="utf-8")
-    return 0
+
+def _read(file: Path) -> tuple[str, str, list[Conflicts]]:
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        return str(data["name"]), str(data["provenance"]), [Conflicts(**kernel) for kernel in data["kernels"]]
+    except (ValueError, LookupError, TypeError) as error:
+        raise Error(f"{file}: not a file that this script wrote with -o ({type(error).__name__}: {error})") from error
 
 
 def _profile(command: list[str]) -> Iterator[dict[str, int]]:
@@ -121,7 +143,16 @@ def _row(layer: str, kernel: tc.Kernel, counts: dict[str, int]) -> Conflicts:
 
 
 def _table(rows: list[Conflicts]) -> Table:
-    header = ("layer", "schedule", "load conflicts", "of wavefronts", "from TIR", "store conflicts", "of wavefronts")
+    header = (
+        "layer",
+        "schedule",
+        "loads: measured",
+        "of wavefronts",
+        "TIR",
+        "stores: measured",
+        "of wavefronts",
+        "TIR",
+    )
     body = [
         (
             row.layer,
@@ -131,6 +162,7 @@ def _table(rows: list[Conflicts]) -> Table:
             f"{row.expected_load_conflicts:,}",
             f"{row.store_conflicts:,}",
             f"{row.store_conflicts / max(row.store_wavefronts, 1):.2%}",
+            f"{row.expected_store_conflicts:,}",
         )
         for row in rows
     ]

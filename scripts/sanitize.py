@@ -21,7 +21,7 @@ from tvmconv.workloads import Workload
 TOOLS = ("memcheck", "racecheck")
 FOUND = 9  # the exit status that compute-sanitizer is told to end with when it reports something
 
-# All options at once, primes, a single pixel, a filter larger than the image, images wider than a block and than a tile.
+# All options at once, primes, a single pixel, a filter larger than the image, more columns than threads, large tiles.
 WORKLOADS = (
     "conv2d:2x8x9x13,12x4x3x5,s2x1,p1x2x0x1,d1x2,g2",
     "conv2d:1x13x17x19,11x13x3x3,s1,p1",
@@ -40,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     parser = Parser(prog="sanitize", description="Every schedule under compute-sanitizer.")
-    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", default=WORKLOADS, help="(default: seven nasty ones)")
+    parser.add_argument(
+        "workloads", nargs="*", metavar="WORKLOAD", default=WORKLOADS, help="(default: seven nasty ones)"
+    )
     parser.add_argument("--device", default="cuda:0", help="a CUDA device (default: %(default)s)")
     parser.add_argument("--launch-only", action="store_true", help="verify each kernel once, for the sanitizer")
     args = parser.parse_args(argv)

@@ -78,8 +78,8 @@ def conflict_free(s: Schedule, w: Conv2d, k: Knobs) -> None:
         s.compute_at(copy, tap[-1], preserve_unit_loops=True)
     for copy in shared:
         s.compute_at(copy, step[-1], preserve_unit_loops=True)
-        cooperative_copy(s, copy, (tile_p[2], tile_c[2], 1), interleaved=True)
-    unroll(s, step[-1], MAX_UNROLLED_STEPS)
+        unroll(s, cooperative_copy(s, copy, (tile_p[2], tile_c[2], 1), interleaved=True), MAX_UNROLLED_STEPS)
+    unroll(s, tap[0], MAX_UNROLLED_STEPS)
     s.decompose_reduction(conv, step[0])
 
 
