@@ -166,7 +166,7 @@ def _table(rows: list[Conflicts]) -> Table:
         )
         for row in rows
     ]
-    return Table(header, body)
+    return Table(header, body, left=frozenset(header[:2]))
 
 
 if __name__ == "__main__":

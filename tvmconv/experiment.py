@@ -14,7 +14,7 @@ from tvmconv.devices import Device, Timing
 from tvmconv.errors import Error, KnobError
 from tvmconv.knobs import Config, Value
 from tvmconv.library import Schedule
-from tvmconv.verify import TOLERANCE, Problem, Verification
+from tvmconv.verify import Problem, Verification
 from tvmconv.workloads import Workload, parse
 
 REFERENCE = "default"  # the schedule that speed-ups are over
@@ -271,8 +271,8 @@ class _Bench:
         tell(f"{name}: verifying and timing")
         workload = self.problem.workload
         ran = BASELINES[name](workload, self.problem.inputs, device=self.device, cold=self.cold, seconds=self.seconds)
-        verification = Verification(ran.error, TOLERANCE[workload.dtype])
-        row = Row(name, verified=verification.ok, error=ran.error, library=ran.text)
+        verification = self.problem.check(ran.output)
+        row = Row(name, verified=verification.ok, error=verification.error, library=ran.text)
         return self._timed(row, ran.timing) if verification.ok else replace(row, failure=_wrong(verification))
 
     def _timed(self, row: Row, timing: Timing) -> Row:

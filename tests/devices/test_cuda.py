@@ -8,6 +8,7 @@ import pytest
 from tvmconv.baselines.cudnn import time_cudnn
 from tvmconv.devices import find
 from tvmconv.errors import CompileError, DeviceError
+from tvmconv.verify import Problem
 from tvmconv.workloads import parse
 
 SHAPE, DTYPE = (1000,), "float32"
@@ -124,9 +125,9 @@ def test_an_index_past_the_last_gpu_tells_which_there_are():
 @pytest.mark.parametrize("text", ["conv2d:1x16x32x32,16x16x3x3,p1", "conv2d:1x16x32x32,16x16x3x3,p0x1x1x0"])
 def test_cudnn_is_right_and_timed_from_a_cuda_graph(gpu, text):
     pytest.importorskip("torch")
-    w = parse(text)
-    baseline = time_cudnn(w, w.inputs(0), device=gpu, seconds=0.02)
-    assert baseline.error < 1e-5  # TF32 would be about 1e-3
+    problem = Problem(parse(text))
+    baseline = time_cudnn(problem.workload, problem.inputs, device=gpu, seconds=0.02)
+    assert problem.check(baseline.output).ok  # with TF32 the error would be about 1e-3
     assert baseline.timing.method.startswith("CUDA graph of")
 
 

@@ -109,6 +109,11 @@ def version() -> str:
     return f"{major}.{minor}"
 
 
+def architectures() -> tuple[int, ...]:
+    """The architectures that NVRTC compiles for, as 90 for sm_90; none where it is not available."""
+    return () if unavailable() else tuple(_nvrtc().nvrtcGetSupportedArchs()[1])
+
+
 def compile_cubin(source: str, arch: str) -> Cubin:
     """Compile CUDA text to machine code. May be called from several threads at once.
 
@@ -141,7 +146,7 @@ def _nvrtc():
 def _compile(source: str, arch: str, kind: str) -> tuple[bytes, str]:
     """The image of `kind` ("cubin" or "ptx") and the log, with the stand-ins or else with the real headers."""
     nvrtc = _nvrtc()
-    _check_arch(nvrtc, arch)
+    _check_arch(arch)
     # NVRTC makes machine code for a real architecture (sm_) and PTX for a virtual one (compute_).
     target = arch if kind == "cubin" else arch.replace("sm_", "compute_")
     options = [f"--gpu-architecture={target}", *_OPTIONS, *(f"-I{path}" for path in _include_directories())]
@@ -186,12 +191,11 @@ def _read(program, get_size, get) -> bytes:
     return bytes(buffer)
 
 
-def _check_arch(nvrtc, arch: str) -> None:
+def _check_arch(arch: str) -> None:
     """Raise CompileError unless `arch` is written sm_NN or sm_NNa and NVRTC knows the number."""
     match = re.fullmatch(r"sm_(\d{2,3})a?", arch)
-    _, numbers = nvrtc.nvrtcGetSupportedArchs()
-    if match is None or int(match[1]) not in numbers:
-        known = ", ".join(f"sm_{number}" for number in numbers)
+    if match is None or int(match[1]) not in architectures():
+        known = ", ".join(f"sm_{number}" for number in architectures())
         raise CompileError(f"NVRTC {version()} has no architecture {arch!r}; it has {known}")
 
 

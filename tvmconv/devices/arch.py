@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
+from tvmconv.compiler import nvrtc
 from tvmconv.devices.base import Device
 from tvmconv.errors import DeviceError
 
@@ -25,8 +26,11 @@ class Arch(Device):
     kind: ClassVar[str] = "cuda"
 
     def __init__(self, text: str) -> None:
-        if re.fullmatch(r"sm_\d{2,3}a?", text) is None:
-            raise DeviceError(f"unknown architecture {text!r}: expected one such as sm_90")
+        match = re.fullmatch(r"sm_(\d{2,3})a?", text)
+        known = nvrtc.architectures()
+        if match is None or (known and int(match[1]) not in known):
+            expected = ", ".join(f"sm_{number}" for number in known) or "one such as sm_90"
+            raise DeviceError(f"unknown architecture {text!r}: expected {expected}")
         super().__init__(
             text=text,
             name=f"{text}, to compile for only",

@@ -5,8 +5,10 @@ TVM's wheel generates OpenCL and has no runtime for it, so launch shape and para
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
+import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -197,7 +199,8 @@ def _let_pocl_cache() -> None:
     except (OSError, RuntimeError):  # RuntimeError: no home directory
         writable = False
     if not writable:
-        os.environ["POCL_CACHE_DIR"] = tempfile.mkdtemp(prefix="pocl-")
+        temporary = os.environ["POCL_CACHE_DIR"] = tempfile.mkdtemp(prefix="pocl-")
+        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
 
 
 @functools.cache
