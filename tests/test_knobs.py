@@ -72,9 +72,11 @@ def test_a_malformed_split_is_refused_with_an_example(value):
     assert "\n" not in str(caught.value)
 
 
-def test_an_extent_of_one_has_nothing_to_tile():
-    with pytest.raises(KnobError, match="extent of 1"):
-        Knobs({"tile": (-1, 2)}).split("tile", 1, parts=2, default=(-1, 1))
+@pytest.mark.parametrize(("extent", "tile"), [(1, 2), (7, 14), (64, 4000)])
+def test_a_tile_twice_as_large_as_its_extent_is_refused(extent, tile):
+    with pytest.raises(KnobError, match=f"a tile of {tile} is too large for {extent}"):
+        Knobs({"tile": (-1, tile)}).split("tile", extent, parts=2, default=(-1, 1))
+    assert Knobs({"tile": (-1, tile - 1)}).split("tile", tile, parts=2, default=(-1, 1)) == (2, tile - 1)
 
 
 def test_a_choice_is_one_of_its_options():

@@ -11,7 +11,7 @@ from tvmconv import kernel, library
 from tvmconv.baselines.cudnn import Baseline, time_cudnn
 from tvmconv.compiler.lower import Launch
 from tvmconv.devices import Device, Timing
-from tvmconv.errors import Error, KnobError
+from tvmconv.errors import Error, KnobError, ScheduleError
 from tvmconv.knobs import Config, Value
 from tvmconv.library import Schedule
 from tvmconv.verify import Problem, Verification
@@ -175,9 +175,11 @@ def choose(workload: Workload, names: Sequence[str] | None = None) -> list[Sched
     """The schedules of these names, the simplest first, with `default`; all that apply where no names are given.
 
     Raises:
-        ScheduleError: no such schedule for this workload.
+        ScheduleError: no such schedule for this workload, or none at all.
     """
     known = library.schedules(workload)
+    if not known:
+        raise ScheduleError(f"no schedule computes {workload.operator} in {workload.dtype}")
     if not names:
         return known
     wanted = {library.find(workload, name).name for name in names} | {REFERENCE}

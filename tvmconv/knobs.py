@@ -25,7 +25,7 @@ class Split:
     """A loop of `extent` cut into `parts` nested loops; a value is their factors, outermost first.
 
     The outermost factor may be written -1: as many as it takes to cover the extent. Factors need not divide the extent;
-    the last tile then overhangs, and the schedule guards it.
+    the last tile then overhangs, and the schedule guards it. A tile may exceed the extent, but not be twice as large.
     """
 
     name: str
@@ -50,8 +50,8 @@ class Split:
             raise KnobError(
                 f"{wanted}, not {format_value(value)}: only the first factor may be -1, the others are >= 1"
             )
-        if self.extent == 1 and inner > 1:
-            raise KnobError(f"knob {self.name} splits an extent of 1: every factor is 1, not {format_value(value)}")
+        if inner >= 2 * self.extent:
+            raise KnobError(f"{wanted}, not {format_value(value)}: a tile of {inner} is too large for {self.extent}")
         blocks = -(-self.extent // inner)
         if value[0] not in (-1, blocks):
             raise KnobError(f"{wanted}, not {format_value(value)}: {self.extent} needs {blocks} x {inner}, or -1 first")

@@ -42,6 +42,12 @@ REFUSALS = {
     "kernel too large": (["run", "conv2d:1x3x2x2,4x3x3x3"], "larger than the padded image"),
     "zero size": (["run", "conv2d:0x3x8x8,4x3x3x3"], "at least 1"),
     "unknown schedule": (["run", SMALL, "fly"], "no schedule 'fly'"),
+    "dtype without schedules": (["run", SMALL + ",f16"], "no schedule computes conv2d in float16"),
+    "architecture that NVRTC does not know": (
+        ["show", SMALL, "tiling", "--arch", "sm_11"],
+        "unknown architecture 'sm_11'",
+    ),
+    "tile past its extent": (["run", SMALL, "tiling", "--set", "tile_c=-1,4,4000"], "too large"),
     "unknown device": (["run", SMALL, "--device", "tpu"], "unknown device 'tpu'"),
     "absent device": (["run", SMALL, "--device", "opencl:99"], "no device 'opencl:99'"),
     "compile-only device": (["run", SMALL, "--device", "sm_90"], "to compile for only"),

@@ -17,10 +17,21 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"
 needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
 
 
+LAYERS = {
+    f"{name}-{layer.name}": layer.workload for name in ("resnet50", "vgg16", "mobilenet") for layer in tc.suite(name)
+}
+
+
 @pytest.fixture(scope="module", params=NASTY)
 def problem(request):
     """Inputs and reference of a nasty workload, shared by all rungs."""
     return tc.Problem(tc.parse(request.param))
+
+
+@pytest.fixture(scope="module", params=LAYERS.values(), ids=LAYERS)
+def layer_problem(request):
+    """Inputs and reference of a network's layer, shared by all rungs."""
+    return tc.Problem(request.param)
 
 
 def test_the_ladder_is_listed_from_the_baseline_up():
@@ -31,6 +42,18 @@ def test_the_ladder_is_listed_from_the_baseline_up():
 def test_every_rung_computes_every_nasty_workload(rung, problem):
     kernel = tc.build(problem.workload, rung, device="opencl:0")
     assert kernel.verify(problem).error <= 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rung", LADDER)
+def test_every_rung_computes_every_nasty_workload_on_a_gpu(gpu, rung, problem):
+    assert tc.build(problem.workload, rung, device=gpu).verify(problem).error <= 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rung", LADDER)
+def test_every_rung_computes_every_layer_of_the_networks_on_a_gpu(gpu, rung, layer_problem):
+    assert tc.build(layer_problem.workload, rung, device=gpu).verify(layer_problem).error <= 1e-5
 
 
 @pytest.mark.parametrize("rung", LADDER)
