@@ -4,48 +4,36 @@ From `default`: a block computes a tile of channels × rows × columns, a thread
 threads together copy the input and the weight that one step of the reduction needs to shared memory, so that each
 element is read from global memory once a block instead of once a thread; each thread then copies its own part to
 registers and accumulates there. A value in registers is used for every output of the thread's tile it belongs to: more
-arithmetic for each byte read, at every level.
+arithmetic for each byte read, at every level. Measured: tuning_logs/nvidia-h200/d2l.md.
 """
 
 from tvm.s_tir import Schedule
 
-from schedules.conv2d.stages import accumulate_in_registers, axes, convolution, tiled_channels
+from schedules.conv2d.stages import accumulate_in_registers, axes, convolution
+from schedules.conv2d.tiles import Tiles, declare_tiles
 from schedules.vocabulary import bind, bind_grid, cooperative_copy, split_all
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Conv2d
 
-Tile = tuple[int, ...]
+OUTPUT = {"c": (4, 8), "h": (2, 2), "w": (16, 4)}  # threads, and the outputs of each
+REDUCTION = {"rc": (1, 1), "rh": (1, 1), "rw": (1, 3)}  # steps in registers, and taps of each
 
 
 @schedule("conv2d")
 def tiling(s: Schedule, w: Conv2d, k: Knobs) -> None:
     """Output tiles are (block, thread, local); reduction tiles are (outer, middle, inner)."""
-    tile_c, tile_h, tile_w = block_thread_local(w, k)
-    tile_rc = k.split("tile_rc", w.C // w.groups, parts=3, default=(-1, 1, 1), exact=True)
-    tile_rh = k.split("tile_rh", w.R, parts=3, default=(-1, 1, 1), exact=True)
-    tile_rw = k.split("tile_rw", w.S, parts=3, default=(-1, 1, 3), exact=True)
-    tile_and_stage(s, w, (tile_c, tile_h, tile_w), (tile_rc, tile_rh, tile_rw))
+    output, reduction = declare_tiles(w, k, OUTPUT, REDUCTION)
+    tile_and_stage(s, w, output, reduction)
 
 
-def block_thread_local(w: Conv2d, k: Knobs) -> tuple[Tile, Tile, Tile]:
-    """The chapter's output tiles, as (block, one virtual thread, thread, local)."""
-    tiles = (
-        k.split("tile_c", tiled_channels(w), parts=3, default=(-1, 4, 8)),
-        k.split("tile_h", w.P, parts=3, default=(-1, 2, 2)),
-        k.split("tile_w", w.Q, parts=3, default=(-1, 16, 4)),
-    )
-    (c, h, w_) = ((block, 1, thread, local) for block, thread, local in tiles)
-    return c, h, w_
-
-
-def tile_and_stage(s: Schedule, w: Conv2d, output: tuple[Tile, Tile, Tile], reduction: tuple[Tile, Tile, Tile]) -> None:
+def tile_and_stage(s: Schedule, w: Conv2d, output: Tiles, reduction: Tiles) -> None:
     """Cut the output into blocks, virtual threads, threads and locals, and stage the operands through the hierarchy.
 
     Args:
         s: the schedule.
         w: the workload.
-        output: for channel, height, width: factors (block, virtual thread, thread, local).
+        output: for channel, height, width: factors (block, [virtual thread,] thread, local).
         reduction: for input channel, filter height, filter width: factors (outer, middle, inner). The outer loops step
             through shared memory, the middle ones through registers.
     """
@@ -55,6 +43,7 @@ def tile_and_stage(s: Schedule, w: Conv2d, output: tuple[Tile, Tile, Tile], redu
     s.compute_inline(s.get_sblock("padded"))  # only now: its bounds check then sits in the copy to shared memory
     local = [s.cache_read(conv, operand, "local") for operand in (0, 1)]
 
+    output = tuple(tile if len(tile) == 4 else (tile[0], 1, *tile[1:]) for tile in output)
     outer, channel, height, width, rc, rh, rw = axes(s, w, conv)
     block, vthread, thread, point = split_all(s, (channel, height, width), output)
     step, substep, tap = split_all(s, (rc, rh, rw), reduction)

@@ -34,4 +34,7 @@ NASTY = (
     "conv2d:1x5x113x127,33x5x3x3,s1,p1",  # this one and the next two: the larger default tiles of conflict_free
     "conv2d:1x3x55x55,64x3x3x3,s1,p1",
     "conv2d:1x2x28x27,128x2x3x3,s1,p1",
+    "conv2d:1x64x57x58,64x1x3x3,s2,p1,g64",  # this one and the next two: the chapter's tiles exceed shared memory
+    "conv2d:1x2x100x700,8x2x3x3,s9,p1",
+    "conv2d:1x1x14003x2,3x1x3x1,s1,p0,d7000x1",
 )

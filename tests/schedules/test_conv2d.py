@@ -63,6 +63,19 @@ def test_every_rung_computes_any_workload(rung, workload):
     assert tc.build(workload, rung, device="opencl:0").verify().error <= 1e-5
 
 
+@pytest.mark.parametrize("rung", LADDER)
+@pytest.mark.parametrize("workload", [*map(tc.parse, NASTY), *LAYERS.values()], ids=str)
+def test_every_rung_fits_the_shared_memory_of_any_gpu(rung, workload):
+    assert tc.build(workload, rung, arch="sm_75").shared_bytes <= 48 << 10
+
+
+@pytest.mark.parametrize("rung", LADDER)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(workload=workloads(max_flops=10**9))
+def test_every_rung_fits_the_shared_memory_of_any_gpu_whatever_the_workload(rung, workload):
+    assert tc.build(workload, rung, arch="sm_75").shared_bytes <= 48 << 10
+
+
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("rung", LADDER)
