@@ -4,8 +4,8 @@ From `columns`: the width's tile is cut into two halves, and each thread compute
 columns lay side by side, two lie side by side and the other two half a tile away, so that the threads of a warp read
 shared memory at a stride of two words instead of four: fewer of them meet in a bank, for the same work and registers.
 
-Measured: tuning_logs/nvidia-h200/. At 64 columns the compiler's wide loads have left `columns` without conflicts already,
-and little is gained; at 56, where half a tile is 28 columns and 14 threads, more of them collide than before.
+Measured: tuning_logs/nvidia-h200/. At 64 columns the compiler's wide loads have left `columns` without conflicts
+already, and little is gained; at 56, where half a tile is 28 columns and 14 threads, more of them collide than before.
 """
 
 from tvm.s_tir import Schedule
