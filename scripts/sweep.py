@@ -19,7 +19,7 @@ from typing import Any
 
 from tvmconv import devices
 from tvmconv.cli.errors import Parser, guarded
-from tvmconv.cli.options import add_timing, tell_choice
+from tvmconv.cli.options import add_timing, how_to_time, tell_choice
 from tvmconv.cli.progress import progress_line
 from tvmconv.errors import Error
 from tvmconv.experiment import Result, run_ladder
@@ -107,15 +107,7 @@ def _measure(args: Any, command: str) -> Sweep:
     results = []
     for number, layer in enumerate(layers, 1):
         with progress_line(f"{device.text}: layer {number} of {len(layers)}, {layer.name}, ") as progress:
-            result = run_ladder(
-                layer.workload,
-                device=device,
-                baseline=args.baseline,
-                cold=args.cold,
-                seconds=args.seconds,
-                seed=args.seed,
-                progress=progress,
-            )
+            result = run_ladder(layer.workload, device=device, progress=progress, **how_to_time(args))
         if number == 1:
             tell_choice(args.device, device)
         print(result_text(result), end="\n\n", flush=True)

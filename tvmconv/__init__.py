@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tvmconv.errors import (
+        AnalysisError,
         CompileError,
         DeviceError,
         Error,
         KnobError,
         ScheduleError,
-        VerifyError,
         WorkloadError,
     )
     from tvmconv.kernel import Kernel, build
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 _HOME = {
     "tvmconv.errors": (
+        "AnalysisError",
         "CompileError",
         "DeviceError",
         "Error",
         "KnobError",
         "ScheduleError",
-        "VerifyError",
         "WorkloadError",
     ),
     "tvmconv.kernel": ("Kernel", "build"),

@@ -29,5 +29,5 @@ class CompileError(Error, RuntimeError):
     """Generated code did not compile, or a compiler that is needed is not installed."""
 
 
-class VerifyError(Error, ArithmeticError):
-    """A kernel's output differs from the float64 reference."""
+class AnalysisError(Error, ValueError):
+    """A kernel has something that an analysis does not cover."""

@@ -5,8 +5,8 @@ neighbouring columns, so that threads side by side start a few banks apart and c
 the tile in shared memory is as wide as the block's output, a thread's reads go down a column, and the reads of a warp
 spread over the banks.
 
-Measured: tuning_logs/nvidia-h200/d2l-banks.md, where the conflicts of `tiling` are gone. The rows of the tile are aligned
-now, and the compiler merges a thread's neighbouring loads into wide ones.
+Measured: tuning_logs/nvidia-h200/d2l-banks.md, where the conflicts of `tiling` are gone. The rows of the tile are
+aligned now, and the compiler merges a thread's neighbouring loads into wide ones.
 """
 
 from tvm.s_tir import Schedule

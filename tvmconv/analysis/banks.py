@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tvmconv.analysis.tir import evaluate
+from tvmconv.errors import AnalysisError
 
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
@@ -60,7 +61,7 @@ def shared_accesses(kernel: Kernel) -> list[SharedAccess]:
         kernel: a built kernel, for any target.
 
     Raises:
-        NotImplementedError: an access is not of 4-byte scalars, or its loops run more than `MAX_ITERATIONS` times.
+        AnalysisError: an access is not of 4-byte scalars, or its loops run more than `MAX_ITERATIONS` times.
     """
     return [_count(access, kernel.launch) for access in _walk(kernel.lowered)]
 
@@ -72,10 +73,10 @@ def conflicts(kernel: Kernel, kind: Literal["load", "store"]) -> int:
 
 @dataclass(frozen=True)
 class _Scope:
-    """What surrounds a statement: loops as (variable, first, extent), conditions, bound variables and thread axes."""
+    """What surrounds a statement: loops as (variable, first, extent), conditions and their outcomes, thread axes."""
 
     loops: tuple[tuple[Any, int, int], ...] = ()
-    conditions: tuple[Any, ...] = ()
+    conditions: tuple[tuple[Any, bool], ...] = ()
     axes: dict[str, Any] = field(default_factory=dict)
 
 
@@ -103,9 +104,10 @@ def _walk(function: PrimFunc) -> Iterator[_Access]:
                 loop = (node.loop_var, int(node.min), int(node.extent))
                 yield from visit(node.body, _Scope((*scope.loops, loop), scope.conditions, scope.axes))
             case "IfThenElse":
-                yield from visit(node.then_case, _Scope(scope.loops, (*scope.conditions, node.condition), scope.axes))
-                if node.else_case is not None:
-                    raise NotImplementedError("a shared access under an else branch")
+                for branch, outcome in ((node.then_case, True), (node.else_case, False)):
+                    if branch is not None:
+                        conditions = (*scope.conditions, (node.condition, outcome))
+                        yield from visit(branch, _Scope(scope.loops, conditions, scope.axes))
             case "BufferStore":
                 for load in _shared_loads(node.value):
                     yield _Access("load", load.source, load.indices[0], scope)
@@ -141,13 +143,13 @@ def _variables(expressions: list[Any]) -> list[Any]:
 
 def _count(access: _Access, launch: Launch) -> SharedAccess:
     if np.dtype(str(access.buffer.dtype)).itemsize != BANK_BYTES:
-        raise NotImplementedError(f"shared accesses of {access.buffer.dtype}")
-    used = _variables([access.index, *access.scope.conditions])
+        raise AnalysisError(f"shared accesses of {access.buffer.dtype}")
+    used = _variables([access.index, *(condition for condition, _ in access.scope.conditions)])
     loops = [loop for loop in access.scope.loops if any(loop[0].same_as(variable) for variable in used)]
     repeats = int(np.prod([n for _, _, n in access.scope.loops])) // int(np.prod([n for _, _, n in loops]))
     iterations = int(np.prod([n for _, _, n in loops]))
     if iterations > MAX_ITERATIONS:
-        raise NotImplementedError(f"an access of {access.buffer.name} depends on {iterations:,} loop iterations")
+        raise AnalysisError(f"an access of {access.buffer.name} depends on {iterations:,} loop iterations")
 
     thread = np.arange(launch.threads)
     x, y, _ = launch.block
@@ -162,8 +164,8 @@ def _count(access: _Access, launch: Launch) -> SharedAccess:
     shape = (iterations, launch.threads)
     words = np.broadcast_to(evaluate(access.index, values), shape)
     active = np.ones(shape, bool)
-    for condition in access.scope.conditions:
-        active = active & evaluate(condition, values)
+    for condition, outcome in access.scope.conditions:
+        active = active & (evaluate(condition, values) == outcome)
     requests, wavefronts = bank_wavefronts(words, active)
     return SharedAccess(access.kind, str(access.buffer.name), repeats * requests, repeats * wavefronts)
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from tvmconv.errors import AnalysisError
+
 Values = Any  # an array of integers or truth values that broadcasts over (iterations, lanes), or a scalar
 
 _BINARY: dict[str, Callable[[Values, Values], Values]] = {
@@ -43,7 +45,7 @@ def evaluate(expression: Any, values: Mapping[Any, Values]) -> Values:
         values: an array for each variable; all broadcast against one another.
 
     Raises:
-        NotImplementedError: the expression has a node that index arithmetic does not have.
+        AnalysisError: the expression has a node that index arithmetic does not have.
     """
     kind = type(expression).__name__
     if kind == "IntImm":
@@ -61,4 +63,4 @@ def evaluate(expression: Any, values: Mapping[Any, Values]) -> Values:
         return np.where(*(evaluate(part, values) for part in parts))
     if kind == "Call" and expression.op.name == "prim.if_then_else":
         return np.where(*(evaluate(argument, values) for argument in expression.args))
-    raise NotImplementedError(f"{kind} in index arithmetic: {expression}")
+    raise AnalysisError(f"{kind} in index arithmetic: {expression}")

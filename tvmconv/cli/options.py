@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from typing import Any
 
 from tvmconv.devices import Device
 from tvmconv.experiment import BASELINES
@@ -38,6 +39,11 @@ def add_timing(parser: argparse.ArgumentParser) -> None:
         help="how long to time each kernel (default: %(default)s)",
     )
     parser.add_argument("--seed", metavar="N", type=_seed, help="of the random inputs (default: a fresh one)")
+
+
+def how_to_time(args: argparse.Namespace) -> dict[str, Any]:
+    """What `add_timing` read, but for the device, as arguments of `run_ladder`."""
+    return {"baseline": args.baseline, "cold": args.cold, "seconds": args.seconds, "seed": args.seed}
 
 
 def tell_choice(asked: str, device: Device) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tvmconv import devices, workloads
 from tvmconv.cli.errors import UsageError
-from tvmconv.cli.options import EXAMPLE, add_set, add_timing, tell_choice
+from tvmconv.cli.options import EXAMPLE, add_set, add_timing, how_to_time, tell_choice
 from tvmconv.cli.progress import progress_line
 from tvmconv.experiment import Result, run_ladder
 from tvmconv.report import result_text
@@ -53,11 +53,8 @@ def run(args: argparse.Namespace) -> int:
                 schedules,
                 device=device,
                 config=dict(args.set),
-                baseline=args.baseline,
-                cold=args.cold,
-                seconds=args.seconds,
-                seed=args.seed,
                 progress=progress,
+                **how_to_time(args),
             )
         if number == 1:
             tell_choice(args.device, device)
