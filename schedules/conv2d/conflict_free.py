@@ -13,8 +13,8 @@ This is the implicit form of convolution as a matrix product (Chetlur et al., "c
 Learning", 2014, section 3). Its price: an input value is stored in shared memory once for every tap that uses it. Sizes
 that the tiles do not divide are padded with zeros on the way into shared memory, so that the inner loops have no tests.
 
-Measured: tuning_logs/nvidia-h200/. The counters see no conflict in any launch, on loads or stores (*-banks.md), and it is
-faster than `vthread` everywhere: the more, the less the image's width suits the chapter's tiles, and the smaller it is.
+Measured: tuning_logs/nvidia-h200/. The counters see no conflict in any launch, on loads or stores (*-banks.md), and it
+is faster than `vthread` on every layer.
 """
 
 import math
