@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tvmconv.errors import KnobError, ScheduleError
-from tvmconv.knobs import Config, Knobs, Space, Value
+from tvmconv.knobs import Config, Knobs, Space, Value, format_value
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule as TirSchedule
@@ -72,6 +72,7 @@ class Schedule:
 
         Raises:
             KnobError: a value is none that the knob takes, no such knob exists, or TVM cannot schedule the values.
+            ScheduleError: TVM cannot schedule the workload this way, with every knob at its default.
         """
         from tvm.s_tir import Schedule as TirSchedule
         from tvm.s_tir.schedule import ScheduleError as TirScheduleError
@@ -81,17 +82,15 @@ class Schedule:
         try:
             self.function(s, w, k)
         except TirScheduleError as error:
-            if not config:
-                raise
             reason = str(error).strip().splitlines()[-1]
-            raise KnobError(f"schedule {self.name} cannot take {_spell(k.config)} for {w}: {reason}") from error
+            if config:
+                raise KnobError(f"schedule {self.name} cannot take {_spell(k.config)} for {w}: {reason}") from error
+            raise ScheduleError(f"schedule {self.name} cannot compute {w}: {reason}") from error
         k.check_all_asked(self.name)
         return s, k
 
 
 def _spell(config: Config) -> str:
-    from tvmconv.knobs import format_value
-
     return " ".join(f"{name}={format_value(value)}" for name, value in config.items())
 
 
@@ -124,11 +123,15 @@ def schedule(operator: str, *, dtypes: tuple[str, ...] = ("float32",)) -> Callab
 
 @functools.cache
 def _load() -> None:
-    names = [BUILT_IN] + [e.value for e in importlib.metadata.entry_points(group=ENTRY_POINTS) if e.value != BUILT_IN]
-    for name in names:
-        package = importlib.import_module(name)
-        for module in pkgutil.walk_packages(package.__path__, prefix=f"{name}."):
-            importlib.import_module(module.name)
+    """Import every module of every package of schedules, the project's own first; importing them registers them."""
+    named = (entry.value for entry in importlib.metadata.entry_points(group=ENTRY_POINTS))
+    for name in dict.fromkeys((BUILT_IN, *named)):
+        try:
+            package = importlib.import_module(name)
+            for module in pkgutil.walk_packages(getattr(package, "__path__", ()), prefix=f"{name}."):
+                importlib.import_module(module.name)
+        except ImportError as error:
+            raise ScheduleError(f"the schedules of {name} do not import: {error}") from error
 
 
 def schedules(w: Workload | None = None) -> list[Schedule]:

@@ -25,6 +25,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import IndexMap
 
+from schedules.conv2d.stages import accumulate_in_registers
 from schedules.vocabulary import bind_grid, cooperative_copy, inline_consumers, inline_producers, split_all, unroll
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
@@ -49,12 +50,12 @@ def conflict_free(s: Schedule, w: Conv2d, k: Knobs) -> None:
     lanes = WARP if pixels > 1 else 1  # a single output pixel cannot be spread over a warp
     default_c, default_p = default_tiles(channels, pixels, w.groups)
     tile_c = k.split("tile_c", channels, parts=4, default=(-1, *default_c))
-    tile_p = k.split("tile_p", math.ceil(pixels / lanes), parts=3, default=(-1, *default_p))
+    blocks, vthreads, warps = k.split("tile_p", math.ceil(pixels / lanes), parts=3, default=(-1, *default_p))
+    tile_p = (blocks, vthreads, warps * lanes, 1)  # (block, virtual thread, thread, local)
     tile_rh = k.split("tile_rh", w.R, parts=2, default=(-1, 3), exact=True)
     tile_rw = k.split("tile_rw", w.S, parts=2, default=(-1, 3), exact=True)
     default_rc = 2 ** max(0, round(math.log2(TAPS_OF_A_STEP / (tile_rh[1] * tile_rw[1]))))
     tile_rc = k.split("tile_rc", w.C // w.groups, parts=2, default=(-1, default_rc))
-    tile_p = (*tile_p[:2], tile_p[2] * lanes, 1)  # (block, virtual thread, thread, local)
 
     conv = flatten_pixels(s, w)
     padding = [math.prod(tile[1:]) for tile in (tile_c, tile_rc, tile_rh, tile_rw, tile_p)]
@@ -106,7 +107,6 @@ def flatten_pixels(s: Schedule, w: Conv2d) -> SBlockRV:
         The block, accumulating in registers; its input is a view with one element for each filter tap and pixel.
     """
     conv = s.get_sblock("Y" if w.groups == 1 else "conv")
-
     strides = (("v_n", w.P * w.Q), ("v_p", w.Q), ("v_q", 1))
 
     def pixel_last(axes: Sequence[str]) -> IndexMap:
@@ -125,5 +125,5 @@ def flatten_pixels(s: Schedule, w: Conv2d) -> SBlockRV:
         region = read if access[0] == "read" else write  # reindex leaves out axes of extent 1, not always the same ones
         s.transform_layout(conv, access, pixel_last([index.min.name for index in region.region]))
     s.transform_block_layout(conv, pixel_last([axis.var.name for axis in s.get(conv).iter_vars]))
-    inline_consumers(s, s.cache_write(conv, 0, "local"))
+    accumulate_in_registers(s, conv)
     return conv

@@ -19,7 +19,7 @@ def default(s: Schedule, w: Conv2d, k: Knobs) -> None:
     """Bind an output axis to blocks and another to threads."""
     conv = convolution(s, w)
     s.compute_inline(s.get_sblock("padded"))
-    store = accumulate_in_registers(s, w, conv) if w.groups > 1 else None
+    store = accumulate_in_registers(s, conv) if w.groups > 1 else None
 
     outer, channel, height, width, *_ = axes(s, w, conv)
     s.reorder(outer, height, width, channel)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from schedules.vocabulary import inline_consumers
 from tvmconv.workloads import Conv2d
 
 
@@ -18,11 +19,10 @@ def convolution(s: Schedule, w: Conv2d) -> SBlockRV:
     return s.get_sblock("conv")
 
 
-def accumulate_in_registers(s: Schedule, w: Conv2d, conv: SBlockRV) -> SBlockRV:
+def accumulate_in_registers(s: Schedule, conv: SBlockRV) -> SBlockRV:
     """Give the convolution a local accumulator; returns the block that writes it to the output."""
     store = s.cache_write(conv, 0, "local")
-    if w.groups > 1:
-        s.reverse_compute_inline(s.get_sblock("Y"))
+    inline_consumers(s, store)
     return store
 
 

@@ -38,7 +38,7 @@ def tile_and_stage(s: Schedule, w: Conv2d, output: Tiles, reduction: Tiles) -> N
             through shared memory, the middle ones through registers.
     """
     conv = convolution(s, w)
-    store = accumulate_in_registers(s, w, conv)
+    store = accumulate_in_registers(s, conv)
     shared = [s.cache_read(conv, operand, "shared") for operand in (0, 1)]
     s.compute_inline(s.get_sblock("padded"))  # only now: its bounds check then sits in the copy to shared memory
     local = [s.cache_read(conv, operand, "local") for operand in (0, 1)]

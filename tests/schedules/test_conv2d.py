@@ -1,7 +1,5 @@
 """Every rung of the ladder computes every valid convolution, and is what its docstring says."""
 
-import math
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from nasty import NASTY
@@ -160,4 +158,4 @@ def test_every_schedule_explains_itself(schedule):
     assert 20 < len(schedule.summary) <= 120
     assert schedule.summary.endswith(".")
     assert len(schedule.doc.splitlines()) >= 4
-    assert math.isfinite(schedule.space(CHAPTER).size)
+    assert schedule.space(CHAPTER).size >= 1

@@ -1,0 +1,95 @@
+"""Schedules are found by name, also those of other packages, and what they cannot do is said in one line."""
+
+import importlib
+import sys
+
+import pytest
+from tvm.s_tir import Schedule as TirSchedule
+
+import tvmconv as tc
+from tvmconv import library
+
+W = tc.parse("conv2d:1x4x8x8,4x4x3x3,s1,p1")
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """A copy of the registry, so that a test's schedules do not outlive it."""
+    tc.schedules()
+    monkeypatch.setattr(library, "_registry", dict(library._registry))
+    yield library._registry
+    library._load.cache_clear()
+
+
+def test_an_unknown_name_is_answered_with_those_there_are():
+    with pytest.raises(
+        tc.ScheduleError, match=r"no schedule 'tilling' for conv2d in float32; there are: default, tiling"
+    ):
+        library.find(W, "tilling")
+
+
+def test_two_schedules_of_one_name_are_refused(registry):
+    def tiling(s, w, k):
+        """Another one."""
+
+    with pytest.raises(tc.ScheduleError, match=r"schedule tiling of conv2d is defined in .*conv2d\.tiling and"):
+        tc.schedule("conv2d")(tiling)
+
+
+def test_what_tvm_cannot_schedule_is_one_line(registry):
+    @tc.schedule("conv2d")
+    def impossible(s: TirSchedule, w, k):
+        """Ask for a block that is not there."""
+        k.choice("colour", ("red", "blue"), default="red")
+        s.get_sblock("nowhere")
+
+    found = library.find(W, "impossible")
+    with pytest.raises(tc.ScheduleError, match="schedule impossible cannot compute conv2d") as caught:
+        found.apply(W)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(tc.KnobError, match="schedule impossible cannot take colour=blue for conv2d"):
+        found.apply(W, {"colour": "blue"})
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch, registry):
+    """Installs a module under the entry-point group, as pip would."""
+
+    def install(name, source):
+        (tmp_path / f"{name}.py").write_text(source)
+        info = tmp_path / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[{library.ENTRY_POINTS}]\n{name} = {name}\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        importlib.invalidate_caches()
+        library._load.cache_clear()
+
+    yield install
+    for name in [name for name in sys.modules if name.startswith("others_")]:
+        del sys.modules[name]
+
+
+def test_another_packages_schedule_is_built_like_our_own(installed):
+    installed(
+        "others_schedules",
+        '''"""A schedule from elsewhere: rows to blocks, by hand."""
+from tvmconv.library import schedule
+
+@schedule("conv2d")
+def by_hand(s, w, k):
+    s.compute_inline(s.get_sblock("padded"))
+    n, o, p, q, *_ = s.get_loops(s.get_sblock("Y"))
+    s.bind(s.fuse(n, o), "blockIdx.x")
+    s.bind(p, "threadIdx.x")
+''',
+    )
+    assert [s.name for s in tc.schedules(W)][-1] == "by_hand"
+    assert library.find(W, "by_hand").summary == "A schedule from elsewhere: rows to blocks, by hand."
+    assert tc.build(W, "by_hand", device="opencl:0").verify().ok
+
+
+def test_another_package_that_does_not_import_is_named(installed):
+    installed("others_broken", "import a_module_that_nobody_has\n")
+    with pytest.raises(tc.ScheduleError, match=r"the schedules of others_broken do not import: No module named"):
+        tc.schedules(W)
