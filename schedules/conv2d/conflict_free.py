@@ -9,6 +9,9 @@ value that each pixel of the tile needs, side by side. Whatever the image's widt
 * a warp's lanes share their output channels, so that a read of the weight is one word for the whole warp: a broadcast;
 * neighbouring threads copy neighbouring elements, so that a store to shared memory touches 32 banks as well.
 
+Where there is a single output pixel, the lanes are 32 neighbouring channels instead: the weight is staged with its
+channels side by side, and it is the input that is broadcast.
+
 This is the implicit form of convolution as a matrix product (Chetlur et al., "cuDNN: Efficient Primitives for Deep
 Learning", 2014, section 3). Its price: an input value is stored in shared memory once for every tap that uses it. Sizes
 that the tiles do not divide are padded with zeros on the way into shared memory, so that the inner loops have no tests.
@@ -18,7 +21,7 @@ is faster than `vthread` on every layer.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tvm.ir import Expr
 from tvm.s_tir import Schedule
@@ -47,17 +50,20 @@ TAPS_OF_A_STEP = 36  # products of each output between two barriers, about
 def conflict_free(s: Schedule, w: Conv2d, k: Knobs) -> None:
     """Channel tiles are (block, virtual thread, thread, local); pixel tiles (block, virtual thread, warp), in warps."""
     channels, pixels = w.O // w.groups, w.N * w.P * w.Q
-    lanes = WARP if pixels > 1 else 1  # a single output pixel cannot be spread over a warp
-    default_c, default_p = default_tiles(channels, pixels, w.groups)
-    tile_c = k.split("tile_c", channels, parts=4, default=(-1, *default_c))
-    blocks, vthreads, warps = k.split("tile_p", math.ceil(pixels / lanes), parts=3, default=(-1, *default_p))
-    tile_p = (blocks, vthreads, warps * lanes, 1)  # (block, virtual thread, thread, local)
+    if pixels > 1:
+        default_c, default_p = default_tiles(channels, pixels, w.groups)
+        tile_c = k.split("tile_c", channels, parts=4, default=(-1, *default_c))
+        blocks, vthreads, warps = k.split("tile_p", math.ceil(pixels / WARP), parts=3, default=(-1, *default_p))
+        tile_p = (blocks, vthreads, warps * WARP, 1)  # (block, virtual thread, thread, local)
+    else:  # one pixel, as in a fully connected layer: the lanes are channels
+        tile_c = (*k.split("tile_c", channels, parts=3, default=(-1, 1, WARP)), 1)
+        tile_p = (1, 1, 1, 1)
     tile_rh = k.split("tile_rh", w.R, parts=2, default=(-1, 3), exact=True)
     tile_rw = k.split("tile_rw", w.S, parts=2, default=(-1, 3), exact=True)
     default_rc = 2 ** max(0, round(math.log2(TAPS_OF_A_STEP / (tile_rh[1] * tile_rw[1]))))
     tile_rc = k.split("tile_rc", w.C // w.groups, parts=2, default=(-1, default_rc))
 
-    conv = flatten_pixels(s, w)
+    conv = flatten_pixels(s, w, channels_last=pixels == 1)
     padding = [math.prod(tile[1:]) for tile in (tile_c, tile_rc, tile_rh, tile_rw, tile_p)]
     s.pad_einsum(conv, padding if w.groups == 1 else [1, *padding])
     (store,) = s.get_consumers(conv)
@@ -72,17 +78,18 @@ def conflict_free(s: Schedule, w: Conv2d, k: Knobs) -> None:
     step, tap = split_all(s, (rc, rh, rw), (tile_rc, tile_rh, tile_rw))
     s.reorder(*group, *block, *vthread, *thread, *step, *tap, *point)
     bind_grid(s, *(group or [s.add_unit_loop(block[0])]), *block)
-    s.bind(vthread[0], "vthread.y")
-    s.bind(vthread[1], "vthread.x")
-    s.bind(thread[0], "threadIdx.y")
-    s.bind(thread[1], "threadIdx.x")
+    y, x = (0, 1) if pixels > 1 else (1, 0)  # of (channel, pixel), the one along the lanes is x
+    for kind, loops in (("vthread", vthread), ("threadIdx", thread)):
+        s.bind(loops[y], f"{kind}.y")
+        s.bind(loops[x], f"{kind}.x")
 
-    s.reverse_compute_at(store, thread[1])
+    s.reverse_compute_at(store, thread[-1])
     for copy in local:
         s.compute_at(copy, tap[-1], preserve_unit_loops=True)
+    threads = (tile_c[2], tile_p[2])
     for copy in shared:
         s.compute_at(copy, step[-1], preserve_unit_loops=True)
-        unroll(s, cooperative_copy(s, copy, (tile_p[2], tile_c[2], 1), interleaved=True), MAX_UNROLLED_STEPS)
+        unroll(s, cooperative_copy(s, copy, (threads[x], threads[y], 1), interleaved=True), MAX_UNROLLED_STEPS)
     unroll(s, tap[0], MAX_UNROLLED_STEPS)
     s.decompose_reduction(conv, step[0])
 
@@ -91,8 +98,6 @@ def default_tiles(channels: int, pixels: int, groups: int) -> tuple[tuple[int, i
     """Inner factors of the channel tile (virtual thread, thread, local) and the pixel tile (virtual thread, warp)."""
     if channels == 1:  # depthwise: the pixels have to fill the block
         return (1, 1, 1), (1, 4)
-    if pixels == 1:  # the lanes of a warp would read the weights of different channels: a block is one thread
-        return (1, 1, 8), (1, 1)
     for threads, local, virtual, warps in TILES:
         tiles = math.ceil(channels / (threads * local)) * math.ceil(pixels / (WARP * virtual * warps))
         if tiles * groups >= ENOUGH_BLOCKS and threads * local <= channels:
@@ -100,30 +105,37 @@ def default_tiles(channels: int, pixels: int, groups: int) -> tuple[tuple[int, i
     return (1, threads, local), (virtual, warps)
 
 
-def flatten_pixels(s: Schedule, w: Conv2d) -> SBlockRV:
+def flatten_pixels(s: Schedule, w: Conv2d, *, channels_last: bool) -> SBlockRV:
     """Turn the convolution into a product over ([group,] channel; input channel, filter row, filter column; pixel).
+
+    Args:
+        s: the schedule.
+        w: the workload.
+        channels_last: view the weight with its output channels innermost.
 
     Returns:
         The block, accumulating in registers; its input is a view with one element for each filter tap and pixel.
     """
     conv = s.get_sblock("Y" if w.groups == 1 else "conv")
-    strides = (("v_n", w.P * w.Q), ("v_p", w.Q), ("v_q", 1))
+    pixel_strides = {"v_n": w.P * w.Q, "v_p": w.Q, "v_q": 1}
 
-    def pixel_last(axes: Sequence[str]) -> IndexMap:
-        """The map from these axes to the others, in their order, and one pixel index for image, row and column."""
+    def last(strides: Mapping[str, int], axes: Sequence[str]) -> IndexMap:
+        """The map from these axes to those without a stride, in their order, and behind them one index of the rest."""
 
         def index_map(*indices: Expr) -> list[Expr]:
             index = dict(zip(axes, indices, strict=True))
-            pixel = [(index.pop(axis), stride) for axis, stride in strides if axis in index]
-            return [*index.values(), sum(i * stride for i, stride in pixel)] if pixel else list(index.values())
+            strided = [index.pop(axis) * stride for axis, stride in strides.items() if axis in index]
+            return [*index.values(), sum(strided)] if strided else list(index.values())
 
         return IndexMap.from_func(index_map, ndim=len(axes), index_dtype="int32")
 
-    for access in ("read", 0), ("write", 0):
-        s.reindex(conv, access)
-        (read, _), (write,) = s.get(conv).reads, s.get(conv).writes
-        region = read if access[0] == "read" else write  # reindex leaves out axes of extent 1, not always the same ones
-        s.transform_layout(conv, access, pixel_last([index.min.name for index in region.region]))
-    s.transform_block_layout(conv, pixel_last([axis.var.name for axis in s.get(conv).iter_vars]))
+    views = [("read", 0, pixel_strides), ("write", 0, pixel_strides)]
+    for kind, operand, strides in [*views, ("read", 1, {"v_o": 1})] if channels_last else views:
+        s.reindex(conv, (kind, operand))
+        block = s.get(conv)
+        region = (block.reads if kind == "read" else block.writes)[operand].region
+        axes = [index.min.name for index in region]  # reindex leaves out axes of extent 1, not always the same ones
+        s.transform_layout(conv, (kind, operand), last(strides, axes))
+    s.transform_block_layout(conv, last(pixel_strides, [axis.var.name for axis in s.get(conv).iter_vars]))
     accumulate_in_registers(s, conv)
     return conv

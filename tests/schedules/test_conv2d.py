@@ -123,6 +123,15 @@ def test_conflict_free_has_no_bank_conflicts_whatever_its_tiles():
         assert conflicts(kernel, "load") == conflicts(kernel, "store") == 0
 
 
+@pytest.mark.parametrize("tile_c", [(-1, 1, 7), (-1, 3, 16), (-1, 1, 64), (-1, 4, 1)])
+def test_conflict_free_spreads_channels_over_a_warp_where_there_is_one_pixel(tile_c):
+    w = tc.parse("conv2d:1x12x3x3,70x12x3x3,s1,p0")
+    kernel = tc.build(w, "conflict_free", arch="sm_90", config={"tile_c": tile_c})
+    assert kernel.launch.block == (tile_c[2], 1, 1)
+    assert conflicts(kernel, "load") == conflicts(kernel, "store") == 0
+    assert tc.build(w, "conflict_free", device="opencl:0", config={"tile_c": tile_c}).verify().ok
+
+
 def test_the_rungs_below_have_bank_conflicts_where_the_chapters_factors_do_not_fit():
     """Without this, the test above could pass with an analysis that sees nothing."""
     w = tc.parse("conv2d:1x64x28x28,64x64x3x3,s1,p1")
