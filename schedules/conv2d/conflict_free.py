@@ -13,7 +13,8 @@ Where there is a single output pixel, the lanes are 32 neighbouring channels ins
 channels side by side, and it is the input that is broadcast.
 
 This is the implicit form of convolution as a matrix product (Chetlur et al., "cuDNN: Efficient Primitives for Deep
-Learning", 2014, section 3). Its price: an input value is stored in shared memory once for every tap that uses it. Sizes
+Learning", 2014, section 3). Its price: an input value is stored in shared memory once for every tap that uses it, which shows where
+few channels share it. Sizes
 that the tiles do not divide are padded with zeros on the way into shared memory, so that the inner loops have no tests.
 
 Measured: tuning_logs/nvidia-h200/. The counters see no conflict in any launch, on loads or stores (*-banks.md), and it
@@ -29,6 +30,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import IndexMap
 
 from schedules.conv2d.stages import accumulate_in_registers
+from schedules.conv2d.tiles import SHARED_BYTES, WORD
 from schedules.vocabulary import bind_grid, cooperative_copy, inline_consumers, inline_producers, split_all, unroll
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
@@ -38,11 +40,18 @@ WARP = 32
 MAX_UNROLLED_STEPS = 4096
 
 # Default tiles, the largest first: threads along the channels, channels of each, virtual threads and warps along the
-# pixels. Large ones do more arithmetic for each value read; small ones make enough blocks of a small image to occupy a
-# GPU. Chosen on an H200 (132 multiprocessors) over the d2l sweep and ResNet-50's 3×3 layers, where the first tile that
-# makes `ENOUGH_BLOCKS` is within 7 % of the fastest of 1,450 configs on each layer.
-TILES = ((2, 16, 2, 2), (8, 4, 2, 1), (4, 8, 1, 1), (1, 4, 1, 1))
-ENOUGH_BLOCKS = 96
+# pixels, and how many blocks there have to be. Large ones do more arithmetic for each value read; small ones make
+# enough blocks of a small image to occupy a GPU. Chosen on an H200 (132 multiprocessors): of 1,450 configs for the d2l
+# sweep and ResNet-50's 3×3 layers, where they are within 7 % of the fastest, and of 1,100 for larger images and batches.
+TILES = (
+    (4, 8, 4, 2, 256),
+    (2, 16, 2, 2, 96),
+    (8, 4, 2, 1, 96),
+    (4, 8, 1, 1, 96),
+    (1, 16, 2, 2, 96),
+    (1, 8, 2, 2, 96),
+    (1, 4, 1, 1, 1),
+)
 TAPS_OF_A_STEP = 36  # products of each output between two barriers, about
 
 
@@ -50,18 +59,18 @@ TAPS_OF_A_STEP = 36  # products of each output between two barriers, about
 def conflict_free(s: Schedule, w: Conv2d, k: Knobs) -> None:
     """Channel tiles are (block, virtual thread, thread, local); pixel tiles (block, virtual thread, warp), in warps."""
     channels, pixels = w.O // w.groups, w.N * w.P * w.Q
+    tile_rh = k.split("tile_rh", w.R, parts=2, default=(-1, 3), exact=True)
+    tile_rw = k.split("tile_rw", w.S, parts=2, default=(-1, 3), exact=True)
+    default_rc = 2 ** max(0, round(math.log2(TAPS_OF_A_STEP / (tile_rh[1] * tile_rw[1]))))
+    tile_rc = k.split("tile_rc", w.C // w.groups, parts=2, default=(-1, default_rc))
     if pixels > 1:
-        default_c, default_p = default_tiles(channels, pixels, w.groups)
+        default_c, default_p = default_tiles(channels, pixels, w.groups, taps=tile_rc[1] * tile_rh[1] * tile_rw[1])
         tile_c = k.split("tile_c", channels, parts=4, default=(-1, *default_c))
         blocks, vthreads, warps = k.split("tile_p", math.ceil(pixels / WARP), parts=3, default=(-1, *default_p))
         tile_p = (blocks, vthreads, warps * WARP, 1)  # (block, virtual thread, thread, local)
     else:  # one pixel, as in a fully connected layer: the lanes are channels
         tile_c = (*k.split("tile_c", channels, parts=3, default=(-1, 1, WARP)), 1)
         tile_p = (1, 1, 1, 1)
-    tile_rh = k.split("tile_rh", w.R, parts=2, default=(-1, 3), exact=True)
-    tile_rw = k.split("tile_rw", w.S, parts=2, default=(-1, 3), exact=True)
-    default_rc = 2 ** max(0, round(math.log2(TAPS_OF_A_STEP / (tile_rh[1] * tile_rw[1]))))
-    tile_rc = k.split("tile_rc", w.C // w.groups, parts=2, default=(-1, default_rc))
 
     conv = flatten_pixels(s, w, channels_last=pixels == 1)
     padding = [math.prod(tile[1:]) for tile in (tile_c, tile_rc, tile_rh, tile_rw, tile_p)]
@@ -94,13 +103,24 @@ def conflict_free(s: Schedule, w: Conv2d, k: Knobs) -> None:
     s.decompose_reduction(conv, step[0])
 
 
-def default_tiles(channels: int, pixels: int, groups: int) -> tuple[tuple[int, int, int], tuple[int, int]]:
-    """Inner factors of the channel tile (virtual thread, thread, local) and the pixel tile (virtual thread, warp)."""
+def default_tiles(channels: int, pixels: int, groups: int, taps: int) -> tuple[tuple[int, int, int], tuple[int, int]]:
+    """The first of `TILES` that fits the channels and the shared memory and makes enough blocks.
+
+    Args:
+        channels: output channels of a group.
+        pixels: of the whole batch.
+        groups: number of groups.
+        taps: (input channel, filter row, filter column) triples that are staged at a time.
+
+    Returns:
+        Inner factors of the channel tile (virtual thread, thread, local) and the pixel tile (virtual thread, warp).
+    """
     if channels == 1:  # depthwise: the pixels have to fill the block
         return (1, 1, 1), (1, 4)
-    for threads, local, virtual, warps in TILES:
-        tiles = math.ceil(channels / (threads * local)) * math.ceil(pixels / (WARP * virtual * warps))
-        if tiles * groups >= ENOUGH_BLOCKS and threads * local <= channels:
+    for threads, local, virtual, warps, enough in TILES:
+        width, depth = threads * local, WARP * virtual * warps
+        blocks = math.ceil(channels / width) * math.ceil(pixels / depth) * groups
+        if blocks >= enough and width <= channels and WORD * taps * (width + depth) <= SHARED_BYTES:
             break
     return (1, threads, local), (virtual, warps)
 

@@ -61,8 +61,15 @@ def test_every_rung_computes_any_workload(rung, workload):
     assert tc.build(workload, rung, device="opencl:0").verify().error <= 1e-5
 
 
+LARGE = tuple(
+    tc.parse(f"conv2d:{n}x{c}x{size}x{size},{o}x{c}x{filter_}x{filter_},s1,p{filter_ // 2}")
+    for n, c, o, size in ((1, 3, 64, 512), (16, 64, 64, 224), (4, 16, 16, 400), (2, 7, 9, 999))
+    for filter_ in (1, 3, 5, 7, 9)
+)
+
+
 @pytest.mark.parametrize("rung", LADDER)
-@pytest.mark.parametrize("workload", [*map(tc.parse, NASTY), *LAYERS.values()], ids=str)
+@pytest.mark.parametrize("workload", [*map(tc.parse, NASTY), *LAYERS.values(), *LARGE], ids=str)
 def test_every_rung_fits_the_shared_memory_of_any_gpu(rung, workload):
     assert tc.build(workload, rung, arch="sm_75").shared_bytes <= 48 << 10
 
