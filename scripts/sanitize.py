@@ -32,6 +32,7 @@ WORKLOADS = (
     "conv2d:2x6x11x11,12x1x3x3,s2,p1,g6",
     "conv2d:1x64x57x58,64x1x3x3,s2,p1,g64",
     "conv2d:1x2x100x700,8x2x3x3,s9,p1",
+    "conv2d:1x3x120x113,17x3x3x3,s1,p1",
 )
 
 
@@ -42,9 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     parser = Parser(prog="sanitize", description="Every schedule under compute-sanitizer.")
-    parser.add_argument(
-        "workloads", nargs="*", metavar="WORKLOAD", default=WORKLOADS, help="(default: nine nasty ones)"
-    )
+    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", default=WORKLOADS, help="(default: ten nasty ones)")
     parser.add_argument("--device", default="cuda:0", help="a CUDA device (default: %(default)s)")
     parser.add_argument("--launch-only", action="store_true", help="verify each kernel once, for the sanitizer")
     args = parser.parse_args(argv)

@@ -13,12 +13,12 @@ Where there is a single output pixel, the lanes are 32 neighbouring channels ins
 channels side by side, and it is the input that is broadcast.
 
 This is the implicit form of convolution as a matrix product (Chetlur et al., "cuDNN: Efficient Primitives for Deep
-Learning", 2014, section 3). Its price: an input value is stored in shared memory once for every tap that uses it, which shows where
-few channels share it. Sizes
-that the tiles do not divide are padded with zeros on the way into shared memory, so that the inner loops have no tests.
+Learning", 2014, section 3). Its price: an input value is stored in shared memory once for every tap that uses it, which
+shows on large images with few channels. Sizes that the tiles do not divide are padded with zeros on the way into shared
+memory, so that the inner loops have no tests.
 
 Measured: tuning_logs/nvidia-h200/. The counters see no conflict in any launch, on loads or stores (*-banks.md), and it
-is faster than `vthread` on every layer.
+is faster than `vthread` on every layer there.
 """
 
 import math
@@ -41,8 +41,8 @@ MAX_UNROLLED_STEPS = 4096
 
 # Default tiles, the largest first: threads along the channels, channels of each, virtual threads and warps along the
 # pixels, and how many blocks there have to be. Large ones do more arithmetic for each value read; small ones make
-# enough blocks of a small image to occupy a GPU. Chosen on an H200 (132 multiprocessors): of 1,450 configs for the d2l
-# sweep and ResNet-50's 3×3 layers, where they are within 7 % of the fastest, and of 1,100 for larger images and batches.
+# enough blocks of a small image to occupy a GPU. Chosen on an H200 (132 multiprocessors) out of 1,450 configs for the
+# d2l sweep and ResNet-50's 3×3 layers, where they are within 7 % of the fastest, and of 1,100 for larger images.
 TILES = (
     (4, 8, 4, 2, 256),
     (2, 16, 2, 2, 96),

@@ -1,5 +1,7 @@
 """Lowering reads launch shape, parameter order and shared memory off the device function."""
 
+import re
+
 import pytest
 from tvm.s_tir import Schedule
 
@@ -44,3 +46,12 @@ def test_a_function_without_threads_is_refused_in_one_line():
     with pytest.raises(tc.CompileError) as caught:
         lower(Schedule(W.prim_func()).mod, find("sm_90").target())
     assert "\n" not in str(caught.value)
+
+
+def test_shared_arrays_fill_their_alignment_in_cuda():
+    """17 channels x 3 taps are 51 words: the compiler loads the 52nd with the 51st, and memcheck would object."""
+    kernel = tc.build(tc.parse("conv2d:1x3x120x113,17x3x3x3,s1,p1"), "tiling", arch="sm_90")
+    sizes = [int(size) for size in re.findall(r"__shared__ .*\[(\d+)\];", kernel.source)]
+    assert len(sizes) == 2
+    assert all(size % 16 == 0 for size in sizes)
+    assert 4 * sum(sizes) >= kernel.shared_bytes
