@@ -6,6 +6,7 @@ NASTY = (
     "conv2d:1x64x1x1,40x64x1x1,s1,p0",
     "conv2d:3x7x1x1,5x7x1x1,s1,p0",  # pixels from the batch alone
     "conv2d:1x3x1x9,5x3x1x1,s1,p0",
+    "conv2d:1x1x5x2,1x1x1x2,s1,p0",  # wrong where PoCL 3.0 is told to compile work-groups as plain loops
     "conv2d:1x3x20x1,5x3x7x1,s1,p3x0",  # an image of width 1
     "conv2d:2x3x5x5,1x3x5x5,s1,p0",
     "conv2d:2x10x7x7,12x10x3x3,s1,p1",

@@ -176,7 +176,6 @@ def _devices() -> tuple[Any, ...]:
     except ImportError as error:
         raise AbsentError("opencl", f"pyopencl does not import ({first_line(error)})", _INSTALL) from error
     _let_pocl_cache()
-    _keep_pocl_from_vectorizing()
     try:
         found = [device for platform in cl.get_platforms() for device in platform.get_devices()]
     except cl.Error as error:
@@ -202,15 +201,6 @@ def _let_pocl_cache() -> None:
     if not writable:
         temporary = os.environ["POCL_CACHE_DIR"] = tempfile.mkdtemp(prefix="pocl-")
         atexit.register(shutil.rmtree, temporary, ignore_errors=True)
-
-
-def _keep_pocl_from_vectorizing() -> None:
-    """Have PoCL compile work-groups as plain loops, unless the environment says otherwise.
-
-    By default PoCL 3.0 vectorizes them across work-items. A loop with a test in it can then give a wrong sum, as
-    `test_a_guarded_loop_is_compiled_right` has it, and a CPU is here for right results rather than for speed.
-    """
-    os.environ.setdefault("POCL_WORK_GROUP_METHOD", "workitemloops")
 
 
 @functools.cache
