@@ -4,6 +4,7 @@ import math
 
 from hypothesis import strategies as st
 
+from tvmconv.tuning.record import ErrorKind, Record
 from tvmconv.workloads import Conv2d
 
 MAX_FLOPS = 200_000
@@ -30,3 +31,37 @@ def workloads(draw: st.DrawFn, max_flops: int = MAX_FLOPS, dtypes: tuple[str, ..
         sizes.append(draw_int(smallest, smallest + (min(pixels, 20) - 1) * stride[axis]))
     H, W = sizes
     return Conv2d(N, C, H, W, O, R, S, stride, padding, dilation, groups, draw(st.sampled_from(dtypes)))
+
+
+_finite = st.floats(allow_nan=False, allow_infinity=False)
+_counts = st.integers(0, 2**40)
+_knob_values = st.one_of(
+    st.lists(st.integers(-1, 2**31), min_size=1, max_size=4).map(tuple),
+    st.booleans(),
+    st.integers(),
+    _finite,
+    st.text(),
+)
+
+
+@st.composite
+def records(draw: st.DrawFn, schedules: tuple[str, ...] = ("direct", "depthwise", "vthread")) -> Record:
+    """Records of every kind: timed and failed, with and without what need not be there."""
+    error = draw(st.sampled_from(ErrorKind))
+    return Record(
+        workload=draw(workloads(dtypes=("float32", "float16"))),
+        schedule=draw(st.sampled_from(schedules)),
+        config=draw(st.dictionaries(st.text(), _knob_values, max_size=4)),
+        device=draw(st.text()),
+        target=draw(st.sampled_from(("cuda -arch=sm_90", "cuda -model=v100", "opencl"))),
+        times=() if error else tuple(draw(st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=5))),
+        error=error,
+        message=draw(st.text()),
+        deviation=draw(st.none() | _finite),
+        cost_seconds=draw(_finite),
+        timestamp=draw(_finite),
+        elapsed=draw(st.none() | _finite),
+        resources=draw(st.dictionaries(st.text(), _counts, max_size=3)),
+        versions=draw(st.dictionaries(st.sampled_from(("tvm", "tvmconv", "nvrtc")), st.text())),
+        index=draw(_counts),
+    )

@@ -8,6 +8,7 @@ from tvm.s_tir import Schedule as TirSchedule
 
 import tvmconv as tc
 from tvmconv import library
+from tvmconv.space import Limits, Usage
 
 W = tc.parse("conv2d:1x4x8x8,4x4x3x3,s1,p1")
 
@@ -23,7 +24,7 @@ def registry(monkeypatch):
 
 def test_an_unknown_name_is_answered_with_those_there_are():
     with pytest.raises(
-        tc.ScheduleError, match=r"no schedule 'tilling' for conv2d in float32; there are: default, tiling"
+        tc.ScheduleError, match=r"no schedule 'tilling' for conv2d.* in float32; there are: default, tiling"
     ):
         library.find(W, "tilling")
 
@@ -93,3 +94,19 @@ def test_another_package_that_does_not_import_is_named(installed):
     installed("others_broken", "import a_module_that_nobody_has\n")
     with pytest.raises(tc.ScheduleError, match=r"the schedules of others_broken do not import: No module named"):
         tc.schedules(W)
+
+
+def test_a_schedule_that_says_what_it_uses_has_a_space_within_the_limits(registry):
+    def usage(w, columns):
+        threads = columns["tile"][:, 1]
+        return Usage(threads, 0 * threads, threads, w.flops // threads)
+
+    @tc.schedule("conv2d", usage=usage)
+    def one_tile(s: TirSchedule, w, k):
+        """Ask for one tile, of rows at most."""
+        k.split("tile", 64, parts=2, default=(-1, 8))
+        k.condition("at most 32 in a tile", lambda c: c["tile"][:, 1] <= 32)
+
+    space = library.find(W, "one_tile").space(W, limits=Limits(max_threads=16))
+    legal = [space.config(point)["tile"] for point in space.listed]
+    assert legal == [(-1, 1), (-1, 2), (-1, 4), (-1, 8), (-1, 16)]

@@ -18,12 +18,18 @@ if TYPE_CHECKING:
         CompileError,
         DeviceError,
         Error,
+        FallbackWarning,
         KnobError,
+        RecordError,
+        RecordingError,
         ScheduleError,
+        TunerError,
         WorkloadError,
     )
     from tvmconv.kernel import Kernel, build
     from tvmconv.library import Schedule, schedule, schedules
+    from tvmconv.tuning.log import Log
+    from tvmconv.tuning.record import ErrorKind, Record
     from tvmconv.verify import Problem, Verification
     from tvmconv.workloads import Conv2d, Layer, parse, suite
 
@@ -33,12 +39,18 @@ _HOME = {
         "CompileError",
         "DeviceError",
         "Error",
+        "FallbackWarning",
         "KnobError",
+        "RecordError",
+        "RecordingError",
         "ScheduleError",
+        "TunerError",
         "WorkloadError",
     ),
     "tvmconv.kernel": ("Kernel", "build"),
     "tvmconv.library": ("Schedule", "schedule", "schedules"),
+    "tvmconv.tuning.log": ("Log",),
+    "tvmconv.tuning.record": ("ErrorKind", "Record"),
     "tvmconv.verify": ("Problem", "Verification"),
     "tvmconv.workloads": ("Conv2d", "Layer", "parse", "suite"),
 }

@@ -31,3 +31,32 @@ class CompileError(Error, RuntimeError):
 
 class AnalysisError(Error, ValueError):
     """A kernel has something that an analysis does not cover."""
+
+
+class RecordError(Error, ValueError):
+    """A line of a log is no record, or is one of something that there is no schedule for.
+
+    Attributes:
+        reason: what is wrong with the line, the same for all lines of that kind, to count them by; the message is the
+            reason and, after a colon, the detail.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+class RecordingError(Error, ValueError):
+    """A file is no recorded space, or nothing in it can be replayed."""
+
+
+class TunerError(Error, LookupError):
+    """There is no tuner of that name."""
+
+
+class TuningError(Error, ValueError):
+    """What was asked of a tuning makes no sense."""
+
+
+class FallbackWarning(UserWarning):
+    """A log has no record for this very device, or one that no longer applies, and something slower may be built."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -14,10 +15,12 @@ from tvmconv.devices import Device, Timing
 from tvmconv.errors import Error, KnobError, ScheduleError
 from tvmconv.knobs import Config, Value
 from tvmconv.library import Schedule
+from tvmconv.tuning.best import Paths
 from tvmconv.verify import Problem, Verification
 from tvmconv.workloads import Workload, parse
 
 REFERENCE = "default"  # the schedule that speed-ups are over
+TUNED = "tuned"  # the name of what a log has
 BASELINES: dict[str, Callable[..., Baseline]] = {"cudnn": time_cudnn}
 
 Progress = Callable[[str], None]
@@ -129,6 +132,7 @@ def run_ladder(
     cold: bool = False,
     seconds: float = 0.5,
     seed: int | None = None,
+    log: Paths | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """Build, verify and time schedules of a workload, all on the same inputs.
@@ -144,6 +148,7 @@ def run_ladder(
         cold: time with inputs and outputs outside the cache.
         seconds: about how long to time each kernel.
         seed: of the inputs; a fresh one by default.
+        log: logs, whose fastest record for this device becomes the row `TUNED`.
         progress: is told each step in a few words.
 
     Raises:
@@ -162,10 +167,17 @@ def run_ladder(
     for number, schedule in enumerate(chosen, 1):
         tell = _prefixed(report, f"schedule {number} of {len(chosen)}, {schedule.name}: ")
         try:
-            rows.append(bench.measure(schedule, configs[schedule.name], tell))
+            build = functools.partial(kernel.build, workload, schedule, config=configs[schedule.name])
+            rows.append(bench.measure(build, tell))
         except Error as error:
             rows.append(Row(schedule.name, failure=str(error)))
             errors.append(error)
+    if log is not None:
+        tell = _prefixed(report, f"{TUNED}: ")
+        try:
+            rows.append(replace(bench.measure(functools.partial(kernel.build, workload, log=log), tell), name=TUNED))
+        except Error as error:
+            rows.append(Row(TUNED, failure=str(error)))
     if len(errors) == len(chosen) and len({str(error) for error in errors}) == 1:
         raise errors[0]  # not a schedule's fault: too little memory, say
     return Result(workload, device.text, device.name, bench.problem.seed, _with_speedups([*rows, *compared]))
@@ -245,16 +257,16 @@ class _Bench:
     cold: bool
     seconds: float
 
-    def measure(self, schedule: Schedule, config: Config, tell: Progress) -> Row:
-        """Build, verify and time a schedule."""
+    def measure(self, build: Callable[..., kernel.Kernel], tell: Progress) -> Row:
+        """Build, verify and time a kernel."""
         tell("building")
-        built = kernel.build(self.problem.workload, schedule, device=self.device, config=config)
+        built = build(device=self.device)
         _ = built.loaded  # the device's own compiler is part of building, and may refuse
         resources = built.resources if self.device.arch else None
         tell("verifying")
         verification = built.verify(self.problem)
         row = Row(
-            schedule.name,
+            built.schedule.name,
             verified=verification.ok,
             error=verification.error,
             launch=built.launch,

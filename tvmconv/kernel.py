@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tvmconv import devices, library
 from tvmconv.compiler.lower import Launch, Lowered, lower
-from tvmconv.errors import CompileError, DeviceError, WorkloadError
+from tvmconv.errors import CompileError, DeviceError, Error, FallbackWarning, KnobError, WorkloadError
 from tvmconv.knobs import Config, Value
 from tvmconv.verify import Problem, Verification
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from tvmconv.compiler.nvrtc import Cubin, Resources
     from tvmconv.devices import Device, Timing
     from tvmconv.devices.base import Loaded
+    from tvmconv.tuning.best import Paths
+    from tvmconv.tuning.record import Record
     from tvmconv.workloads import Workload
 
 STAGES = ("te", "tir", "lowered", "source", "ptx", "sass", "resources")
@@ -28,36 +31,43 @@ STAGES = ("te", "tir", "lowered", "source", "ptx", "sass", "resources")
 
 def build(
     workload: Workload,
-    schedule: str | library.Schedule,
+    schedule: str | library.Schedule | None = None,
     *,
     device: str | Device | None = None,
     arch: str | None = None,
     config: Mapping[str, Value] | None = None,
+    log: Paths | None = None,
 ) -> Kernel:
     """Build the kernel of a schedule for a workload.
 
     Args:
         workload: what to compute.
-        schedule: how, by name or as found by `schedules`.
+        schedule: how, by name or as found by `schedules`; by default what the log says, else `depthwise` for what
+            is depthwise and `direct` for all others.
         device: where to run it, such as `cuda:0` or `opencl:0`; by default the best there is (`auto`).
         arch: instead of a device, a CUDA architecture to compile for only, such as `sm_90`.
         config: values by knob name; the other knobs take their defaults.
+        log: instead of a config, a log, a folder of logs or several of them, whose fastest valid record for the
+            workload (and the schedule) on this device is built. Where there is none, a `FallbackWarning` tells what is
+            built instead: the record of the nearest device of its kind, or the schedule with its default config.
 
     Raises:
         ScheduleError: no such schedule for this workload.
         KnobError: no such knob, or not a value that it takes.
         DeviceError: no such device, the workload does not fit in its memory, or the kernel exceeds its limits.
         CompileError: the schedule does not lower.
+        Error: a log cannot be read.
     """
     if device is not None and arch is not None:
         raise DeviceError(f"give a device or an architecture, not both ({device} and {arch})")
+    if config is not None and log is not None:
+        raise KnobError("give a config or a log, not both")
     chosen = library.find(workload, schedule) if isinstance(schedule, str) else schedule
     place = devices.find(arch or device or "auto") if not isinstance(device, devices.Device) else device
     _check_memory(workload, place)
-    scheduled, knobs = chosen.apply(workload, config)
-    lowered = lower(scheduled.mod, place.target())
-    place.check_fits(lowered)
-    return Kernel(workload, chosen, knobs.config, place, scheduled.mod, lowered)
+    if log is not None:
+        return _build_logged(workload, chosen, place, log)
+    return _build(workload, chosen or library.to_tune(workload), place, config)
 
 
 class Kernel:
@@ -69,6 +79,7 @@ class Kernel:
         config: the value of every knob.
         device: where it runs, or the architecture it was compiled for.
         tir: the scheduled TIR.
+        record: the measurement that the config is from; None for one that is not from a log.
     """
 
     def __init__(
@@ -85,6 +96,7 @@ class Kernel:
         self.config = config
         self.device = device
         self.tir = tir
+        self.record: Record | None = None
         self._lowered = lowered
 
     def __repr__(self) -> str:
@@ -165,7 +177,7 @@ class Kernel:
     @functools.cached_property
     def loaded(self) -> Loaded:
         """The kernel on its device."""
-        return self.device.load(self._lowered)
+        return self.device.load(self._lowered.program)
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the kernel.
@@ -180,14 +192,14 @@ class Kernel:
         Raises:
             WorkloadError: an input has another shape than the workload.
         """
-        *shapes, output = self.workload.argument_shapes
+        shapes = list(self.workload.argument_shapes[:-1])
         given = [tuple(x.shape) for x in inputs]
         if given != shapes:
             raise WorkloadError(f"{self.workload} takes inputs of shapes {shapes}, not {given}")
         if all(isinstance(x, np.ndarray) for x in inputs):
             arrays = [np.ascontiguousarray(x, self.workload.dtype) for x in inputs]
-            return self.loaded.run(arrays, output, self.workload.dtype)
-        return self.loaded.call_dlpack(inputs, output, self.workload.dtype)
+            return self.loaded.run(arrays)
+        return self.loaded.call_dlpack(inputs)
 
     def verify(self, problem: Problem | None = None) -> Verification:
         """Compare the kernel with the float64 reference, on fresh random inputs unless a problem is given."""
@@ -203,8 +215,7 @@ class Kernel:
             seconds: about how long to measure.
         """
         problem = problem or Problem(self.workload)
-        output = self.workload.argument_shapes[-1]
-        return self.loaded.time(problem.inputs, output, self.workload.dtype, cold=cold, seconds=seconds)
+        return self.loaded.time(problem.inputs, cold=cold, seconds=seconds)
 
 
 def _check_memory(workload: Workload, device: Device) -> None:
@@ -216,3 +227,37 @@ def _check_memory(workload: Workload, device: Device) -> None:
         raise DeviceError(
             f"{workload} needs {needed / 1e9:.1f} GB; {device.text} has {device.memory_bytes / 1e9:.1f} GB of memory"
         )
+
+
+def _build_logged(workload: Workload, schedule: library.Schedule | None, place: Device, log: Paths) -> Kernel:
+    """Build the fastest record that applies, on the nearest device; where there is none, the default config."""
+    from tvmconv.tuning.best import Nearness, nearest_first
+
+    failures: list[Error] = []
+    for nearness, record in nearest_first(log, workload, place, schedule.name if schedule else None):
+        try:
+            kernel = _build(workload, schedule or library.find(workload, record.schedule), place, record.config)
+        except Error as error:  # the schedule has changed since, or this device has other limits
+            failures.append(error)
+            continue
+        kernel.record = record
+        if nearness is not Nearness.DEVICE:
+            _warn(f"no record of {workload} on {place.name} applies: built is the fastest on {record.device}", failures)
+        elif failures:
+            _warn(f"a faster record of {workload} does not apply", failures)
+        return kernel
+    fallback = schedule or library.to_tune(workload)
+    _warn(f"no record of {workload} for {place.name} applies: built is {fallback.name} with default knobs", failures)
+    return _build(workload, fallback, place, None)
+
+
+def _warn(message: str, failures: Sequence[Error]) -> None:
+    first = f"; {len(failures)} skipped, the first: {failures[0]}" if failures else ""
+    warnings.warn(message + first, FallbackWarning, stacklevel=4)
+
+
+def _build(workload: Workload, chosen: library.Schedule, place: Device, config: Mapping[str, Value] | None) -> Kernel:
+    scheduled, knobs = chosen.apply(workload, config)
+    lowered = lower(scheduled.mod, place.target())
+    place.check_fits(lowered)
+    return Kernel(workload, chosen, knobs.config, place, scheduled.mod, lowered)

@@ -8,16 +8,19 @@ same function therefore is a kernel (every knob at its default), a configured ke
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tvmconv.errors import KnobError
+from tvmconv.factors import count_factorisations, factorisations, nearest_factors, tiles
 
 Value = Any  # a tuple of factors for a split, else an int, float, bool or str
 Config = dict[str, Value]
+Columns = Mapping[str, np.ndarray]  # values of many configs by knob: (n, parts) int64 for a split, else (n,)
 
 
 @dataclass(frozen=True)
@@ -26,17 +29,52 @@ class Split:
 
     The outermost factor may be written -1: as many as it takes to cover the extent. Factors need not divide the extent;
     the last tile then overhangs, and the schedule guards it. A tile may exceed the extent, but not be twice as large.
+
+    Any such value can be set, but a search has fewer options: tiles that divide the extent or overhang it by at most
+    the share `overhang` of it, and the default.
+
+    A lenient split takes the inner factors for what counts, as AutoTVM did: the outermost may be anything, and a tile
+    beyond the extent is the whole of it.
     """
 
     name: str
     extent: int
     parts: int
     default: tuple[int, ...]
+    overhang: float = 0.0
+    lenient: bool = False
+
+    @functools.cached_property
+    def options(self) -> tuple[tuple[int, ...], ...]:
+        """What a search may choose: ordered factorisations with -1 first, in a stable order."""
+        inner = sorted(f for tile in self._tiles for f in factorisations(tile, self.parts - 1))
+        extra = () if self._default_is_regular else (self.default,)
+        return (*((-1, *factors) for factors in inner), *extra)
+
+    @functools.cached_property
+    def table(self) -> np.ndarray:
+        """The options with the -1 resolved: (size, parts) int64."""
+        table = np.array(self.options, dtype=np.int64).reshape(-1, self.parts)
+        table[:, 0] = -(-self.extent // table[:, 1:].prod(axis=1))
+        return table
 
     @property
     def size(self) -> int:
-        """How many ordered factorisations of the extent there are, counted without listing them."""
-        return math.prod(math.comb(power + self.parts - 1, self.parts - 1) for _, power in prime_factors(self.extent))
+        """How many options there are, counted without listing them."""
+        regular = sum(count_factorisations(tile, self.parts - 1) for tile in self._tiles)
+        return regular + (not self._default_is_regular)
+
+    @functools.cached_property
+    def _tiles(self) -> list[int]:
+        return tiles(self.extent, self.overhang)
+
+    @property
+    def _default_is_regular(self) -> bool:
+        return math.prod(self.default[1:]) in self._tiles
+
+    def option(self, value: object) -> Value:
+        """`value` as it is spelt among the options; raises `KnobError` as `resolve` does."""
+        return (-1, *self.resolve(value)[1:])
 
     def resolve(self, value: object) -> tuple[int, ...]:
         """Check `value` and replace a leading -1; raises `KnobError` when it is no list of `parts` positive factors."""
@@ -45,6 +83,8 @@ class Split:
             raise KnobError(f"{wanted}, not {format_value(value)}")
         if not all(isinstance(f, int) and not isinstance(f, bool) for f in value):
             raise KnobError(f"{wanted}, not {format_value(value)}: a factor is not an integer")
+        if self.lenient and self.parts == 2:
+            value = (-1, min(value[1], self.extent))
         inner = math.prod(value[1:])
         if min(value[1:], default=1) < 1 or not (value[0] >= 1 or value[0] == -1):
             raise KnobError(
@@ -71,6 +111,15 @@ class Choice:
         """How many options there are."""
         return len(self.options)
 
+    @functools.cached_property
+    def table(self) -> np.ndarray:
+        """The options as an array of (size,)."""
+        return _column(self.options)
+
+    def option(self, value: object) -> Value:
+        """`value` as it is spelt among the options; raises `KnobError` as `resolve` does."""
+        return self.options[self.options.index(self.resolve(value))]
+
     def resolve(self, value: object) -> Value:
         """Check that `value` is one of the options; raises `KnobError`."""
         if value not in self.options or isinstance(value, bool) != isinstance(self.default, bool):
@@ -80,6 +129,25 @@ class Choice:
 
 
 Knob = Split | Choice
+
+
+def _column(values: Sequence[Value]) -> np.ndarray:
+    """An array that does not turn the numbers among words into words."""
+    words = sum(isinstance(value, str) for value in values)
+    return np.array(values, dtype=object if 0 < words < len(values) else None)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What the values of several knobs have to fulfil together.
+
+    Attributes:
+        text: the condition in words, for those who violate it.
+        holds: from columns to a bool array (n,).
+    """
+
+    text: str
+    holds: Callable[[Columns], np.ndarray]
 
 
 class Knobs:
@@ -92,10 +160,20 @@ class Knobs:
     def __init__(self, config: Mapping[str, Value] | None = None):
         self._given = dict(config or {})
         self.asked: dict[str, Knob] = {}
+        self.conditions: list[Condition] = []
         self.config: Config = {}
+        self._answers: dict[str, Value] = {}
 
     def split(
-        self, name: str, extent: int, parts: int, default: Sequence[int], *, exact: bool = False
+        self,
+        name: str,
+        extent: int,
+        parts: int,
+        default: Sequence[int],
+        *,
+        exact: bool = False,
+        overhang: float = 0.0,
+        lenient: bool = False,
     ) -> tuple[int, ...]:
         """The factors of `extent`, outermost first, all positive.
 
@@ -105,9 +183,11 @@ class Knobs:
             parts: how many loops it becomes.
             default: the preferred factors, -1 first; `nearest_factors` fits them to the extent.
             exact: the default has to divide the extent (for reductions, where an overhang costs a test per iteration).
+            overhang: the largest share of the extent that a tile may overhang it to be searched.
+            lenient: take values of AutoTVM's logs that do not fit the extent, as it did.
         """
         inner = nearest_factors(extent, tuple(default[1:]), exact=exact)
-        return self._ask(Split(name, extent, parts, (-1, *inner)))
+        return self._ask(Split(name, extent, parts, (-1, *inner), overhang, lenient))
 
     def choice(self, name: str, options: Sequence[Value], default: Value) -> Value:
         """One of `options`."""
@@ -118,7 +198,31 @@ class Knobs:
         answer = knob.resolve(value)
         self.asked[knob.name] = knob
         self.config[knob.name] = tuple(value) if isinstance(value, (tuple, list)) else value
+        self._answers[knob.name] = answer
         return answer
+
+    def condition(self, text: str, holds: Callable[[Columns], np.ndarray]) -> None:
+        """Demand something of the knobs asked for so far; a search keeps to it.
+
+        The defaults are not refused, so that a workload that they do not fit can still be searched.
+
+        Args:
+            text: the condition in words, such as `tile_x has at most 32 threads`.
+            holds: from the values of many configs by knob, (n, parts) for a split without -1 or else (n,), to a bool
+                array (n,).
+
+        Raises:
+            KnobError: the configured values violate it.
+        """
+        self.conditions.append(Condition(text, holds))
+        columns = {name: _column([answer]) for name, answer in self._answers.items()}
+        if self._given and not np.all(holds(columns)):
+            values = " ".join(f"{name}={format_value(value)}" for name, value in self.config.items())
+            raise KnobError(f"{text}; that does not hold for {values}")
+
+    def search_only(self, text: str, holds: Callable[[Columns], np.ndarray]) -> None:
+        """Keep a search to what promises something; values that are set may violate it. Arguments as `condition`."""
+        self.conditions.append(Condition(text, holds))
 
     def check_all_asked(self, schedule: str) -> None:
         """Raise `KnobError` for a configured knob that the schedule never asked for."""
@@ -126,68 +230,6 @@ class Knobs:
             if name not in self.asked:
                 known = ", ".join(self.asked) or "none"
                 raise KnobError(f"schedule {schedule} has no knob {name!r}; its knobs here: {known}")
-
-
-@dataclass(frozen=True)
-class Space:
-    """All configs of a schedule for one workload: the product of its knobs, never listed."""
-
-    knobs: Mapping[str, Knob]
-
-    @property
-    def size(self) -> int:
-        """How many configs there are."""
-        return math.prod(knob.size for knob in self.knobs.values())
-
-    @property
-    def default(self) -> Config:
-        """The config that the schedule takes by itself."""
-        return {name: knob.default for name, knob in self.knobs.items()}
-
-
-# The price of a factor's distance from what was asked for (in factors of two), against the price of computing past the
-# end (as a share of the extent): halving a factor is worth it when it saves a quarter of the work.
-_DISTANCE_PRICE = 0.25
-
-
-@functools.lru_cache(maxsize=4096)
-def nearest_factors(extent: int, preferred: tuple[int, ...], *, exact: bool = False) -> tuple[int, ...]:
-    """The legal inner factors nearest to the preferred ones.
-
-    The preferred factors are taken as they are where they divide the extent. Otherwise the result minimises the
-    overhang (padded extent / extent - 1) plus the distance from the preferred factors; no factor grows, unless `exact`
-    asks for divisors, which may be larger. Of equals, the one with the largest factor before the last wins: a tile's
-    threads.
-    """
-    if extent % math.prod(preferred) == 0:
-        return preferred
-
-    def cost(factors: tuple[int, ...]) -> tuple[float, int]:
-        tile = math.prod(factors)
-        overhang = -(-extent // tile) * tile / extent - 1
-        distance = sum(abs(math.log2(p / f)) for p, f in zip(preferred, factors, strict=True))
-        return round(overhang + _DISTANCE_PRICE * distance, 9), -factors[-2] if len(factors) > 1 else 0
-
-    if exact:
-        divisors = [d for d in range(1, extent + 1) if extent % d == 0]
-        candidates = itertools.product(divisors, repeat=len(preferred))
-        return min((c for c in candidates if extent % math.prod(c) == 0), key=cost)
-    return min(itertools.product(*(range(p, 0, -1) for p in preferred)), key=cost)
-
-
-def prime_factors(n: int) -> list[tuple[int, int]]:
-    """The prime factorisation of `n` as (prime, power), by trial division (extents are small)."""
-    factors = []
-    p = 2
-    while p * p <= n:
-        power = 0
-        while n % p == 0:
-            n //= p
-            power += 1
-        if power:
-            factors.append((p, power))
-        p += 1
-    return factors + ([(n, 1)] if n > 1 else [])
 
 
 def format_value(value: object) -> str:

@@ -14,10 +14,11 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tvmconv.errors import KnobError, ScheduleError
-from tvmconv.knobs import Config, Knobs, Space, Value, format_value
+from tvmconv.knobs import Columns, Config, Knobs, Value, format_value
+from tvmconv.space import Limits, Space, Usage
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule as TirSchedule
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS = "tvmconv.schedules"
 BUILT_IN = "schedules"
+TO_TUNE = ("direct", "depthwise")  # what a search takes by default, the more special last
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Schedule:
         function: `f(s, w, k)`, which transforms `s` in place and asks `k` for its choices.
         dtypes: the dtypes that it computes.
         rank: its place in listings: the order in which the files of a package are imported.
+        usage: `f(w, columns)`, what configs use of a device, as a formula over their values; None if there is none.
+        condition: which workloads of its operator and dtypes it is for; None for all.
     """
 
     name: str
@@ -45,6 +49,12 @@ class Schedule:
     function: Callable[[TirSchedule, Workload, Knobs], None] = field(repr=False)
     dtypes: tuple[str, ...]
     rank: int
+    usage: Callable[[Any, Columns], Usage] | None = field(default=None, repr=False)
+    condition: Callable[[Any], bool] | None = field(default=None, repr=False)
+
+    def applies(self, w: Workload) -> bool:
+        """Whether it can compute the workload."""
+        return w.operator == self.operator and w.dtype in self.dtypes and (not self.condition or self.condition(w))
 
     @property
     def doc(self) -> str:
@@ -56,9 +66,16 @@ class Schedule:
         """What the schedule does, in one line."""
         return self.doc.partition("\n")[0]
 
-    def space(self, w: Workload) -> Space:
-        """The knobs of this schedule for `w`."""
-        return Space(self.apply(w)[1].asked)
+    def space(self, w: Workload, limits: Limits | None = None) -> Space:
+        """The configs of this schedule for `w`.
+
+        Args:
+            w: the workload.
+            limits: what a config may use of a device, if the schedule says what it uses; by default as CUDA has it.
+        """
+        k = self.apply(w)[1]
+        usage = functools.partial(self.usage, w) if self.usage else None
+        return Space(k.asked, tuple(k.conditions), usage, limits or Limits())
 
     def apply(self, w: Workload, config: Mapping[str, Value] | None = None) -> tuple[TirSchedule, Knobs]:
         """Schedule `w`.
@@ -97,12 +114,21 @@ def _spell(config: Config) -> str:
 _registry: dict[tuple[str, str], Schedule] = {}
 
 
-def schedule(operator: str, *, dtypes: tuple[str, ...] = ("float32",)) -> Callable[[Callable], Callable]:
+def schedule(
+    operator: str,
+    *,
+    dtypes: tuple[str, ...] = ("float32",),
+    usage: Callable[[Any, Columns], Usage] | None = None,
+    condition: Callable[[Any], bool] | None = None,
+) -> Callable[[Callable], Callable]:
     """Mark `f(s, w, k)` as a schedule for an operator, named after the function.
 
     Args:
         operator: the workloads that it is for.
         dtypes: the dtypes that it computes.
+        usage: `f(w, columns)`, what configs use of a device, as a formula over their values; with it, configs that use
+            too much are never built.
+        condition: which workloads it is for, if not for all.
 
     Raises:
         ScheduleError: the operator already has another schedule of that name.
@@ -115,7 +141,7 @@ def schedule(operator: str, *, dtypes: tuple[str, ...] = ("float32",)) -> Callab
             raise ScheduleError(
                 f"schedule {key[1]} of {operator} is defined in {known.function.__module__} and {function.__module__}"
             )
-        _registry[key] = Schedule(function.__name__, operator, function, dtypes, rank=len(_registry))
+        _registry[key] = Schedule(function.__name__, operator, function, dtypes, len(_registry), usage, condition)
         return function
 
     return register
@@ -137,7 +163,7 @@ def _load() -> None:
 def schedules(w: Workload | None = None) -> list[Schedule]:
     """The schedules there are, the simplest first: those that apply to the workload, or all."""
     _load()
-    found = [s for s in _registry.values() if w is None or (s.operator == w.operator and w.dtype in s.dtypes)]
+    found = [s for s in _registry.values() if w is None or s.applies(w)]
     return sorted(found, key=lambda s: (s.operator, s.rank))
 
 
@@ -149,7 +175,17 @@ def find(w: Workload, name: str) -> Schedule:
     """
     known = {s.name: s for s in schedules(w)}
     if name not in known:
-        raise ScheduleError(
-            f"no schedule {name!r} for {w.operator} in {w.dtype}; there are: {', '.join(known) or 'none'}"
-        )
+        raise ScheduleError(f"no schedule {name!r} for {w} in {w.dtype}; there are: {', '.join(known) or 'none'}")
     return known[name]
+
+
+def to_tune(w: Workload) -> Schedule:
+    """The schedule whose space is searched if none is named: the last of `TO_TUNE` that applies.
+
+    Raises:
+        ScheduleError: none applies.
+    """
+    found = [s for s in schedules(w) if s.name in TO_TUNE]
+    if not found:
+        raise ScheduleError(f"no schedule of {w} is made to be tuned: name one")
+    return max(found, key=lambda s: TO_TUNE.index(s.name))

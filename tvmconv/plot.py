@@ -1,12 +1,18 @@
-"""Charts: first the numbers that they show (`sweep_info`, pure), then the drawing (`draw_sweep`)."""
+"""Charts: first the numbers that they show (`sweep_info`, `history_info`, pure), then the drawing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tvmconv.experiment import Result
+
+if TYPE_CHECKING:
+    from tvmconv.tuning.history import HistoryInfo
+
+FORMATS = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True)
@@ -74,18 +80,15 @@ def sweep_info(title: str, axis: str, labels: Sequence[str], results: Sequence[R
 
 
 def draw_sweep(info: SweepInfo, path: Path) -> None:
-    """Draw a sweep as a PNG.
+    """Draw a sweep.
 
     Args:
         info: what to draw.
-        path: the file to write.
+        path: the file to write; its suffix, one of `FORMATS`, tells the format.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    figure = Figure(figsize=(9 if info.log_x else max(9, 0.5 * len(info.ticks)), 5.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure(9 if info.log_x else max(9, 0.5 * len(info.ticks)))
     axes = figure.add_subplot()
     for line in info.lines:
         color, style, marker = ("black", "--", "s") if line.is_library else (None, "-", "o")
@@ -108,3 +111,43 @@ def draw_sweep(info: SweepInfo, path: Path) -> None:
     axes.grid(alpha=0.4)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, reverse=True)
     figure.savefig(path, dpi=150)
+
+
+def draw_history(info: HistoryInfo, path: Path) -> None:
+    """Draw the best rate of searches over their trials, and over their time where the logs tell it.
+
+    Args:
+        info: what to draw.
+        path: the file to write; its suffix, one of `FORMATS`, tells the format.
+    """
+    timed = [history for history in info.histories if history.elapsed]
+    figure = _figure(12 if timed else 9)
+    panels = figure.subplots(1, 2 if timed else 1, sharey=True, squeeze=False)[0]
+    colors = {history.name: f"C{place}" for place, history in enumerate(info.histories)}
+    for history in info.histories:
+        trials = range(1, len(history.best) + 1)
+        panels[0].step(trials, history.best, where="post", color=colors[history.name], label=history.summary)
+    panels[0].set_xlabel("trials")
+    panels[0].set_ylabel("GFLOP/s of the best so far")
+    for history in timed:
+        panels[1].step(history.elapsed, history.best, where="post", color=colors[history.name])
+        panels[1].set_xlabel("seconds of tuning")
+    for axes in panels:
+        for place, (name, rate) in enumerate(info.compared):
+            style = ("--", ":", "-.")[place % 3]
+            axes.axhline(rate, color="black", linestyle=style, linewidth=1, label=name if axes is panels[0] else None)
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.4)
+    figure.suptitle(info.title)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def _figure(width: float) -> Any:
+    """A figure that needs no display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, 5.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure

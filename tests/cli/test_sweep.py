@@ -26,7 +26,7 @@ def measured(script, tmp_path_factory):
     folder = tmp_path_factory.mktemp("measured")
     layers = tuple(Layer(f"{c}_channels", parse(f"conv2d:1x{c}x6x6,{c}x{c}x3x3,p1"), 1) for c in (2, 12, 4))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(script, "suite", lambda name, batch: layers)
+        patch.setattr("tvmconv.sweep.suite", lambda name, batch: layers)
         words = ["--device", "opencl:0", "--seconds", "0.01", "--only", "2_", "-o", str(folder)]
         assert script.main(words) == 0
     return folder
@@ -55,7 +55,7 @@ def test_a_sweep_is_drawn_again_from_its_json_alone(script, measured, tmp_path):
         (["--only", "7x7"], "no layer of d2l is named like '7x7'; there are 16_channels, 32_channels,"),
         (["--suite", "alexnet"], "'alexnet'"),
         (["--from", "nowhere.json"], "nowhere.json"),
-        (["--from", __file__], "not a file that this script wrote"),
+        (["--from", __file__], "not a file that scripts/sweep.py wrote"),
         (["-o", __file__], "exists"),
         (["--batch", "0"], "at least 1"),
     ],

@@ -7,27 +7,26 @@ import pytest
 
 from tvmconv.baselines.cudnn import time_cudnn
 from tvmconv.devices import find
+from tvmconv.devices.dlpack import load_tvm_runtime
 from tvmconv.errors import CompileError, DeviceError
 from tvmconv.verify import Problem
 from tvmconv.workloads import parse
 
-SHAPE, DTYPE = (1000,), "float32"
-
 
 @pytest.fixture(scope="module")
 def loaded(gpu, lower_difference):
-    return gpu.load(lower_difference(gpu))
+    return gpu.load(lower_difference(gpu).program)
 
 
 @pytest.mark.gpu
 def test_numpy_in_numpy_out(loaded, vectors):
     inputs, expected = vectors
-    np.testing.assert_allclose(loaded.run(inputs, SHAPE, DTYPE), expected, rtol=1e-6)
+    np.testing.assert_allclose(loaded.run(inputs), expected, rtol=1e-6)
 
 
 @pytest.mark.gpu
 def test_elements_that_the_kernel_leaves_out_are_nan(gpu, lower_difference, vectors):
-    y = gpu.load(lower_difference(gpu, written=900)).run(vectors[0], SHAPE, DTYPE)
+    y = gpu.load(lower_difference(gpu, written=900).program).run(vectors[0])
     assert np.flatnonzero(np.isnan(y)).tolist() == list(range(900, 1000))
 
 
@@ -36,7 +35,7 @@ def test_torch_tensors_are_taken_and_given_without_a_copy(loaded, vectors):
     torch = pytest.importorskip("torch")
     inputs, expected = vectors
     with torch.cuda.stream(torch.cuda.Stream()):
-        y = loaded.call_dlpack([torch.from_numpy(array).cuda() for array in inputs], SHAPE, DTYPE)
+        y = loaded.call_dlpack([torch.from_numpy(array).cuda() for array in inputs])
         np.testing.assert_allclose(y.cpu().numpy(), expected, rtol=1e-6)
 
 
@@ -44,8 +43,9 @@ def test_torch_tensors_are_taken_and_given_without_a_copy(loaded, vectors):
 def test_tensors_of_tvm_are_taken(gpu, loaded, vectors):
     import tvm
 
+    load_tvm_runtime()
     inputs, expected = vectors
-    y = loaded.call_dlpack([tvm.runtime.tensor(array, tvm.cuda(gpu.index)) for array in inputs], SHAPE, DTYPE)
+    y = loaded.call_dlpack([tvm.runtime.tensor(array, tvm.cuda(gpu.index)) for array in inputs])
     np.testing.assert_allclose(y.numpy(), expected, rtol=1e-6)
 
 
@@ -54,13 +54,13 @@ def test_tensors_on_the_host_are_refused(loaded, vectors):
     import tvm
 
     with pytest.raises(DeviceError, match="input 0 is on cpu:0: expected cuda:0"):
-        loaded.call_dlpack([tvm.runtime.tensor(array) for array in vectors[0]], SHAPE, DTYPE)
+        loaded.call_dlpack([tvm.runtime.tensor(array) for array in vectors[0]])
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("cold", [False, True])
 def test_time_is_taken_from_a_cuda_graph(loaded, vectors, cold):
-    timing = loaded.time(vectors[0], SHAPE, DTYPE, cold=cold, seconds=0.02)
+    timing = loaded.time(vectors[0], cold=cold, seconds=0.02)
     assert timing.method.startswith("CUDA graph of")
     assert ("cold L2" if cold else "hot L2") in timing.method
     assert 0 < timing.best <= timing.median < 1e-3
@@ -84,7 +84,7 @@ def main(X: T.Buffer((1000,), "float32"), Y: T.Buffer((1000,), "float32")):
 
 gpu = find("cuda:0")
 try:
-    gpu.load(lower(tvm.IRModule({"main": main}), gpu.target())).run([np.ones(1000, "float32")], (1000,), "float32")
+    gpu.load(lower(tvm.IRModule({"main": main}), gpu.target()).program).run([np.ones(1000, "float32")])
 except DeviceError as error:
     print(error)
 """)
@@ -102,9 +102,9 @@ def test_peaks_are_known_and_plausible(gpu):
 
 @pytest.mark.gpu
 def test_more_static_shared_memory_than_there_is_is_refused(gpu, lower_difference):
-    lowered = dataclasses.replace(lower_difference(gpu), shared_bytes=49153)
+    program = dataclasses.replace(lower_difference(gpu).program, shared_bytes=49153)
     with pytest.raises(DeviceError, match="cuda:0 has 49152 bytes of static shared memory a block"):
-        gpu.load(lowered)
+        gpu.load(program)
 
 
 @pytest.mark.gpu
@@ -112,7 +112,7 @@ def test_source_that_does_not_compile_is_a_compile_error(gpu, lower_difference):
     lowered = lower_difference(gpu)
     vars(lowered)["source"] = 'extern "C" __global__ void main_kernel() { undeclared = 1; }'
     with pytest.raises(CompileError, match="undeclared"):
-        gpu.load(lowered)
+        gpu.load(lowered.program)
 
 
 @pytest.mark.gpu

@@ -9,9 +9,10 @@ from tvmconv.devices.base import AbsentError
 from tvmconv.errors import DeviceError
 
 
-@pytest.mark.parametrize("text", ["", "gpu", "cuda:", "cuda:-1", "opencl:x", "sm_9", "sm_90:0", "rpc:board", "CUDA:0"])
+@pytest.mark.parametrize("text", ["", "gpu", "cuda:", "cuda:-1", "opencl:x", "sm_9", "sm_90:0", "rpc:", "CUDA:0"])
 def test_unknown_text_is_quoted_with_the_known_forms(text):
-    with pytest.raises(DeviceError, match=r"expected auto, cuda:N, opencl:N, or an architecture .* sm_90") as caught:
+    forms = r"expected auto, cuda:N, opencl:N, rpc:KEY, or an architecture .* sm_90"
+    with pytest.raises(DeviceError, match=forms) as caught:
         find(text)
     assert repr(text) in str(caught.value)
     assert "\n" not in str(caught.value)

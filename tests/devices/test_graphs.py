@@ -11,7 +11,7 @@ def clock(monkeypatch):
     def between(stream, replay, count):
         return [replay() * kernel["seconds"]] * count
 
-    monkeypatch.setattr(graphs, "_between", between)
+    monkeypatch.setattr(graphs, "between", between)
     monkeypatch.setattr(graphs, "WARM_UP_SECONDS", 0)
     return lambda seconds: kernel.update(seconds=seconds)
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import tvmconv
-from tvmconv.cli import devices, run, schedules, show, suites
+from tvmconv.cli import build, devices, log, plot, run, schedules, show, simulate, suites, tune, worker
 from tvmconv.cli.errors import Parser, guarded
 
-COMMANDS = (devices, suites, schedules, show, run)
+COMMANDS = (devices, suites, schedules, show, run, tune, build, log, plot, simulate, worker)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

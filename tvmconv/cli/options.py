@@ -7,11 +7,13 @@ import math
 import sys
 from typing import Any
 
-from tvmconv.devices import Device
+from tvmconv import devices
+from tvmconv.devices import AbsentError, Arch, Device
 from tvmconv.experiment import BASELINES
 from tvmconv.knobs import Value, parse_value
 
 EXAMPLE = "conv2d:1x64x64x64,64x64x3x3,s1,p1"
+ARCH = "sm_90"  # to compile for where no GPU says otherwise
 
 
 def add_set(parser: argparse.ArgumentParser) -> None:
@@ -34,16 +36,45 @@ def add_timing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds",
         metavar="S",
-        type=_positive,
+        type=positive,
         default=0.5,
         help="how long to time each kernel (default: %(default)s)",
     )
-    parser.add_argument("--seed", metavar="N", type=_seed, help="of the random inputs (default: a fresh one)")
+    parser.add_argument("--seed", metavar="N", type=seed_number, help="of the random inputs (default: a fresh one)")
 
 
 def how_to_time(args: argparse.Namespace) -> dict[str, Any]:
     """What `add_timing` read, but for the device, as arguments of `run_ladder`."""
     return {"baseline": args.baseline, "cold": args.cold, "seconds": args.seconds, "seed": args.seed}
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """Add `--device` and `--arch`, of which one may be given."""
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--device", metavar="D", help="for this device: cuda:N, opencl:N or auto")
+    place.add_argument(
+        "--arch", metavar="A", help=f"for this architecture: {ARCH}, say (default: the GPU's, or {ARCH})"
+    )
+
+
+def find_place(args: argparse.Namespace) -> Device:
+    """The device or architecture that `add_place` read; by default the first GPU, or `ARCH` where there is none."""
+    if args.arch:
+        return Arch(args.arch)
+    if args.device:
+        return devices.find(args.device)
+    try:
+        return devices.find("cuda")
+    except AbsentError:
+        return Arch(ARCH)
+
+
+def tell_place(args: argparse.Namespace, place: Device) -> None:
+    """Say on stderr what `find_place` picked by itself."""
+    if args.device:
+        tell_choice(args.device, place)
+    elif not args.arch:
+        print(f"tvmconv: compiled for {place.text}; --arch or --device choose another", file=sys.stderr)
 
 
 def tell_choice(asked: str, device: Device) -> None:
@@ -59,7 +90,8 @@ def _assignment(text: str) -> tuple[str, Value]:
     return name, parse_value(value)
 
 
-def _positive(text: str) -> float:
+def positive(text: str) -> float:
+    """A positive number, for argparse."""
     try:
         value = float(text)
     except ValueError:
@@ -69,7 +101,22 @@ def _positive(text: str) -> float:
     return value
 
 
-def _seed(text: str) -> int:
+def seed_number(text: str) -> int:
+    """An integer that is not negative, for argparse."""
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"expected an integer that is not negative, not {text!r}")
     return int(text)
+
+
+def count(text: str) -> int:
+    """An integer that is at least one, for argparse."""
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"expected an integer that is at least 1, not {text!r}")
+    return int(text)
+
+
+def add_tracker(parser: argparse.ArgumentParser) -> None:
+    """Add `--tracker`, the address that `rpc:KEY` asks."""
+    parser.add_argument(
+        "--tracker", metavar="HOST:PORT", help="for rpc:KEY (default: TVM_TRACKER_HOST and TVM_TRACKER_PORT)"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import re
@@ -10,35 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.hook import compile_with
+from tvmconv.compiler.program import ArrayType, Launch, Program
 from tvmconv.errors import CompileError
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
+    from tvm.ir.transform import PassContext
     from tvm.target import Target
     from tvm.tirx import PrimFunc
 
     from tvmconv.compiler.nvrtc import Cubin
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A kernel's launch shape, each as (x, y, z)."""
-
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-
-    @property
-    def threads(self) -> int:
-        """Threads of one block."""
-        return self.block[0] * self.block[1] * self.block[2]
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of the grid."""
-        return self.grid[0] * self.grid[1] * self.grid[2]
-
-    def __str__(self) -> str:
-        return "{} × {}".format("·".join(map(str, self.grid)), "·".join(map(str, self.block)))
 
 
 @dataclass(frozen=True)
@@ -49,15 +31,18 @@ class Lowered:
         target: the TVM target.
         function: the lowered device function (TIR).
         launch: grid and block, read off the function.
+        arrays: the PrimFunc's arguments, inputs first and the output last.
         arguments: for each parameter of the device function, in its order, the index of the PrimFunc's argument that
             goes there (a generated kernel's parameters do not keep the PrimFunc's order).
         shared_bytes: static shared memory that the function allocates.
         host: the host side, which checks arguments and launches.
+        device: the module of the function alone.
     """
 
     target: Target
     function: PrimFunc
     launch: Launch
+    arrays: tuple[ArrayType, ...]
     arguments: tuple[int, ...]
     shared_bytes: int
     host: IRModule
@@ -79,6 +64,20 @@ class Lowered:
         """The binary of a CUDA kernel, from NVRTC; raises `CompileError` when it does not compile."""
         return nvrtc.compile_cubin(self.source, str(self.target.attrs["arch"]))
 
+    @functools.cached_property
+    def program(self) -> Program:
+        """What a device loads; raises `CompileError` when the text of a CUDA kernel does not compile."""
+        cubin = self.cubin if self.target.kind.name == "cuda" else None
+        return Program(
+            code=cubin.image if cubin else self.source.encode(),
+            name=self.name,
+            launch=self.launch,
+            arrays=self.arrays,
+            arguments=self.arguments,
+            shared_bytes=self.shared_bytes,
+            resources=cubin.resources if cubin else None,
+        )
+
     def executable(self) -> Any:
         """A CUDA kernel as a runtime module of TVM, callable on DLPack tensors through its `main`."""
         host = self._codegen(self.host, self.target.host)
@@ -93,6 +92,51 @@ class Lowered:
         return tvm.get_global_func(f"target.build.{target.kind.name}")(mod, target)
 
 
+# From sm_80 on, a copy to shared memory may go on in the background: PTX ISA, "cp.async".
+_ASYNC_SINCE = 80
+_ASYNC_STAGES = "software_pipeline_async_stages"
+
+
+def _copies_asynchronously(target: Target) -> bool:
+    arch = re.match(r"sm_(\d+)", str(target.attrs.get("arch", "")))
+    return arch is not None and int(arch[1]) >= _ASYNC_SINCE
+
+
+def _without_async_stages(mod: IRModule) -> IRModule:
+    """The module with its pipelines' asynchronous copies made synchronous."""
+    import tvm_ffi
+    from tvm import s_tir
+
+    blocks: list[str] = []
+    tvm_ffi.structural_walk(
+        mod["main"].body, (s_tir.SBlock, lambda block: blocks.append(str(block.name_hint))), order="post"
+    )
+    s = s_tir.Schedule(mod)
+    for name in blocks:
+        if name != "root":
+            for loop in s.get_loops(s.get_sblock(name)):
+                if _ASYNC_STAGES in s.get(loop).annotations:
+                    s.unannotate(loop, _ASYNC_STAGES)
+    return s.mod
+
+
+def _with_asynchronous_copies() -> PassContext:
+    """TVM's current pass context, in which what a schedule marks as asynchronous becomes cp.async.
+
+    The option also brings in a pass for the DMA engines of other devices, which takes seconds to find nothing.
+    """
+    from tvm.ir.transform import PassContext
+
+    current = PassContext.current()
+    return PassContext(
+        opt_level=current.opt_level,
+        required_pass=list(current.required_pass),
+        disabled_pass=[*current.disabled_pass, "s_tir.LowerAsyncDMA"],
+        instruments=list(current.instruments or ()),
+        config={**current.config, "tirx.use_async_copy": True},
+    )
+
+
 def lower(mod: IRModule, target: Target) -> Lowered:
     """Lower a scheduled module of one PrimFunc to one device function.
 
@@ -105,11 +149,14 @@ def lower(mod: IRModule, target: Target) -> Lowered:
     """
     from tvm import tirx
 
-    arguments = [p.name for p in mod["main"].params]
+    parameters = list(mod["main"].params)
     try:
-        bound = tirx.transform.BindTarget(target)(mod)
+        asynchronous = _copies_asynchronously(target)
+        bound = tirx.transform.BindTarget(target)(mod if asynchronous else _without_async_stages(mod))
         pipeline, finalize_host, finalize_device = tirx.get_default_tir_pipeline(target)
-        host, devices = importlib.import_module("tvm.tirx.build").split_host_device_mods(pipeline(bound))
+        with _with_asynchronous_copies() if asynchronous else contextlib.nullcontext():
+            lowered = pipeline(bound)
+        host, devices = importlib.import_module("tvm.tirx.build").split_host_device_mods(lowered)
         device_mods = [finalize_device()(device) for device in devices.values()]
     except (ValueError, RuntimeError) as error:  # TVM's errors have no class of their own in common
         raise CompileError(f"TVM cannot lower the schedule: {str(error).strip().splitlines()[-1]}") from error
@@ -117,12 +164,13 @@ def lower(mod: IRModule, target: Target) -> Lowered:
     if len(functions) != 1:
         raise CompileError(f"the schedule lowers to {len(functions)} device functions instead of one")
     function = functions[0]
-    parameters = [p.name.removesuffix("_ptr") for p in function.params]
+    names = [p.name for p in parameters]
     return Lowered(
         target=target,
         function=function,
         launch=_launch(function),
-        arguments=tuple(arguments.index(name) for name in parameters),
+        arrays=tuple(_array_type(p) for p in parameters),
+        arguments=tuple(names.index(p.name.removesuffix("_ptr")) for p in function.params),
         shared_bytes=_shared_bytes(function),
         host=finalize_host()(host),
         device=device_mods[0],
@@ -140,6 +188,10 @@ def _fill_alignment(source: str) -> str:
     nothing, but behind the last array compute-sanitizer calls it an access out of bounds.
     """
     return _SHARED_ARRAY.sub(lambda match: f"{match[1]}{-(-int(match[2]) // 16) * 16}", source)
+
+
+def _array_type(parameter: Any) -> ArrayType:
+    return ArrayType(tuple(int(extent) for extent in parameter.shape), str(parameter.dtype))
 
 
 def _launch(function: PrimFunc) -> Launch:

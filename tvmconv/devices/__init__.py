@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from tvmconv.devices import cuda, opencl
+from tvmconv.devices import cuda, opencl, rpc
 from tvmconv.devices.arch import Arch
 from tvmconv.devices.base import AbsentError, Device, Loaded, Timing
 from tvmconv.devices.inventory import Entry, inventory
@@ -20,8 +20,9 @@ def find(text: str) -> Device:
     """The device that a text names.
 
     Args:
-        text: "cuda:N" or "opencl:N" (N is 0 if left out), an architecture to compile for such as "sm_90", or "auto":
-            the first GPU of CUDA, else the first device of OpenCL.
+        text: "cuda:N" or "opencl:N" (N is 0 if left out), "rpc:KEY" for the first worker under that key, an
+            architecture to compile for such as "sm_90", or "auto": the first GPU of CUDA, else the first device of
+            OpenCL.
 
     Raises:
         DeviceError: the text names no device, or one that is not here.
@@ -34,10 +35,13 @@ def find(text: str) -> Device:
             there = ", ".join(device.text for device in devices)
             raise DeviceError(f"no device {text!r}: there {'is' if len(devices) == 1 else 'are'} {there}")
         return devices[int(match[2] or 0)]
+    if match := re.fullmatch(r"rpc:(\S+)", text):
+        return rpc.devices(match[1])[0]
     if re.fullmatch(r"sm_\d{2,3}a?", text):
         return Arch(text)
     raise DeviceError(
-        f"unknown device {text!r}: expected auto, cuda:N, opencl:N, or an architecture to compile for such as sm_90"
+        f"unknown device {text!r}: expected auto, cuda:N, opencl:N, rpc:KEY, or an architecture to compile for such as "
+        "sm_90"
     )
 
 

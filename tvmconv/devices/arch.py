@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from tvmconv.compiler import nvrtc
 from tvmconv.devices.base import Device
@@ -12,7 +13,7 @@ from tvmconv.errors import DeviceError
 if TYPE_CHECKING:
     from tvm.target import Target
 
-    from tvmconv.compiler.lower import Lowered
+    from tvmconv.compiler.program import Program
 
 # The same on every compute capability: CUDA C++ Programming Guide, "Compute Capabilities", technical specifications.
 _THREADS_PER_BLOCK = 1024
@@ -48,8 +49,15 @@ class Arch(Device):
         """The CUDA target of this architecture."""
         return cuda_target(self.text, self.max_threads_per_block, self.shared_bytes_per_block)
 
-    def load(self, lowered: Lowered) -> NoReturn:
+    def load(self, program: Program) -> NoReturn:
         """Refuse."""
+        self._refuse()
+
+    def bench(self, inputs: Sequence[Any], reference: Any) -> NoReturn:
+        """Refuse."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
         raise DeviceError(f"{self.text} is to compile for only: to run the kernel choose cuda:N, opencl:N or auto")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,13 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from tvmconv.errors import DeviceError
+from tvmconv.errors import DeviceError, Error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tvm.target import Target
 
     from tvmconv.compiler.lower import Lowered
+    from tvmconv.compiler.program import ArrayType, Program
 
 MAX_BUFFER_SETS = 512  # for cold timings: kernels of a few KiB would need thousands to fill a cache
 
@@ -27,6 +29,10 @@ class AbsentError(DeviceError):
         super().__init__(f"no {kind} device: {reason}; {remedy}")
         self.reason = reason
         self.remedy = remedy
+
+
+class LostError(DeviceError):
+    """A kernel's fault took the device from this process for good; another process may use it."""
 
 
 @dataclass(frozen=True)
@@ -95,17 +101,25 @@ class Device(ABC):
         """The TVM target to lower for, with its host."""
 
     @abstractmethod
-    def load(self, lowered: Lowered) -> Loaded:
-        """Compile a kernel that was lowered for `target()` and make it ready to run here.
+    def load(self, program: Program) -> Loaded:
+        """Make a program that was lowered for `target()` ready to run here.
 
         Raises:
-            CompileError: the generated source does not compile.
+            CompileError: the device's compiler rejects it.
             DeviceError: the device cannot run it.
         """
 
-    def check_fits(self, lowered: Lowered) -> None:
+    @abstractmethod
+    def bench(self, inputs: Sequence[NDArray[Any]], reference: NDArray[np.float64]) -> Bench:
+        """Bring a workload's inputs and its reference here, to measure many kernels on them.
+
+        Raises:
+            DeviceError: they do not fit in the device's memory, or the device is lost.
+        """
+
+    def check_fits(self, kernel: Lowered | Program) -> None:
         """Raise DeviceError if a block of the kernel is larger than the device allows."""
-        threads, shared = lowered.launch.threads, lowered.shared_bytes
+        threads, shared = kernel.launch.threads, kernel.shared_bytes
         if threads > self.max_threads_per_block:
             raise DeviceError(
                 f"{self.text} runs at most {self.max_threads_per_block} threads a block and the kernel has {threads}: "
@@ -123,32 +137,30 @@ class Loaded(ABC):
 
     Attributes:
         device: the device.
+        program: the kernel.
     """
 
     device: Device
+    program: Program
 
     @abstractmethod
-    def run(self, inputs: Sequence[NDArray[Any]], output_shape: Sequence[int], output_dtype: str) -> NDArray[Any]:
+    def run(self, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """Run once, on an output full of NaN, so that what the kernel leaves out is seen.
 
         Args:
-            inputs: the PrimFunc's arguments but for the last, which is the output.
-            output_shape: shape of the output.
-            output_dtype: dtype of the output, a floating-point one.
+            inputs: the program's `arrays` but for the last, which is the output.
 
         Raises:
             DeviceError: the launch or the kernel failed, or memory ran out.
         """
 
-    def call_dlpack(self, inputs: Sequence[Any], output_shape: Sequence[int], output_dtype: str) -> Any:
+    def call_dlpack(self, inputs: Sequence[Any]) -> Any:
         """Run on another library's arrays, without a copy, on the stream on which that library is working.
 
         Does not wait for the kernel to end, and leaves the output's memory as the library hands it out.
 
         Args:
             inputs: arrays of this device that speak DLPack (PyTorch, CuPy, TVM, ...), C-contiguous.
-            output_shape: as for `run`.
-            output_dtype: as for `run`.
 
         Returns:
             A tensor of PyTorch or array of CuPy if the first input is one, else one of TVM, which speaks DLPack.
@@ -160,21 +172,11 @@ class Loaded(ABC):
         raise DeviceError(f"{self.device.text} takes NumPy arrays only, and got {type(inputs[0]).__module__}'s")
 
     @abstractmethod
-    def time(
-        self,
-        inputs: Sequence[NDArray[Any]],
-        output_shape: Sequence[int],
-        output_dtype: str,
-        *,
-        cold: bool = False,
-        seconds: float = 0.5,
-    ) -> Timing:
+    def time(self, inputs: Sequence[NDArray[Any]], *, cold: bool = False, seconds: float = 0.5) -> Timing:
         """Time the kernel alone, on the device's own clock, after a warm-up.
 
         Args:
             inputs: as for `run`.
-            output_shape: as for `run`.
-            output_dtype: as for `run`.
             cold: go through as many copies of the arrays as exceed twice the cache, so that none is still in it.
             seconds: device time to spend, about; a slow kernel gets a few launches all the same.
 
@@ -183,9 +185,73 @@ class Loaded(ABC):
         """
 
 
-def poisoned(shape: Sequence[int], dtype: str) -> NDArray[Any]:
+class Bench(ABC):
+    """A workload's inputs and reference on a device, where many kernels are verified and timed one after another."""
+
+    @abstractmethod
+    def deviation(self, kernel: Loaded) -> float:
+        """Run a kernel once on an output full of NaN.
+
+        Returns:
+            Relative L2 error against the reference; not finite when the kernel left an element unwritten.
+
+        Raises:
+            LostError: the kernel's fault took the device.
+            DeviceError: the kernel failed.
+        """
+
+    @abstractmethod
+    def time(self, kernel: Loaded, best: float) -> tuple[float, ...]:
+        """Time a kernel that ran before, hot, as long as it deserves (`effort`).
+
+        Args:
+            kernel: the kernel.
+            best: the best time known, in seconds a launch, or `math.inf`.
+
+        Returns:
+            Seconds per launch, one number a sample.
+
+        Raises:
+            DeviceError: as for `deviation`.
+        """
+
+    @abstractmethod
+    def restore(self) -> None:
+        """Bring inputs and reference here again: a wrong kernel may have written over them."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what is here."""
+
+
+SLOW, CLOSE = 3.0, 1.2
+
+
+def effort(seconds: float, best: float) -> float:
+    """The share of the full measuring time that a kernel deserves after its first sample.
+
+    None of it when it is `SLOW` times slower than the best, all of it when it may become the best.
+
+    Args:
+        seconds: the first sample, in seconds a launch.
+        best: the best time known.
+    """
+    if seconds >= SLOW * best:
+        return 0.0
+    return 1.0 if seconds <= CLOSE * best else 0.2
+
+
+def check_inputs(program: Program, inputs: Sequence[Any]) -> None:
+    """Raise DeviceError unless `inputs`, which have a shape and a dtype, are what the kernel was built for."""
+    given = [f"{x.dtype} {tuple(x.shape)}" for x in inputs]
+    wanted = [f"{array.dtype} {array.shape}" for array in program.arrays[:-1]]
+    if given != wanted:
+        raise DeviceError(f"the kernel takes inputs {', '.join(wanted)}, not {', '.join(given)}")
+
+
+def poisoned(array: ArrayType) -> NDArray[Any]:
     """A floating-point array full of NaN."""
-    return np.full(tuple(shape), np.nan, dtype)
+    return np.full(array.shape, np.nan, array.dtype)
 
 
 @dataclass(frozen=True)
@@ -219,10 +285,14 @@ class BufferSets:
 
 def set_bytes(inputs: Sequence[NDArray[Any]], output_shape: Sequence[int], output_dtype: str) -> int:
     """Bytes of all inputs and the output."""
-    output = int(np.prod(output_shape)) * np.dtype(output_dtype).itemsize
-    return sum(array.nbytes for array in inputs) + output
+    return sum(array.nbytes for array in inputs) + math.prod(output_shape) * np.dtype(output_dtype).itemsize
 
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, or its class where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line, with its class where that is none of ours, whose texts speak for themselves."""
+    return first_line(error) if isinstance(error, Error) else f"{type(error).__name__}: {first_line(error)}"

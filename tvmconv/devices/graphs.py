@@ -39,16 +39,18 @@ class Replays:
 
 
 def check(result: tuple[Any, ...]) -> Any:
-    """The value of a call to cuda-bindings' runtime, whose results begin with an error code.
+    """The value of a call to cuda-bindings' runtime or driver, whose results begin with an error code.
 
     Raises:
         DeviceError: the code is not success.
     """
-    from cuda.bindings import runtime
+    from cuda.bindings import driver, runtime
 
     error, *values = result
-    if error != runtime.cudaError_t.cudaSuccess:
-        raise DeviceError(f"CUDA: {runtime.cudaGetErrorString(error)[1].decode()}")
+    if int(error):
+        is_driver = isinstance(error, driver.CUresult)
+        _, text = driver.cuGetErrorString(error) if is_driver else runtime.cudaGetErrorString(error)
+        raise DeviceError(f"CUDA: {text.decode()}")
     return values[0] if values else None
 
 
@@ -99,6 +101,11 @@ class Graph:
         check(runtime.cudaGraphLaunch(self._executable, self._stream))
 
 
+def capture_on(stream: int, launch: Callable[[int], None]) -> Callable[[int], Replay]:
+    """For `time_replays`: capture a number of launches on `stream` in a graph."""
+    return lambda launches: Graph(stream, launches, launch).replay
+
+
 def time_replays(capture: Callable[[int], Replay], stream: int, *, multiple: int, seconds: float) -> Replays:
     """Time replays of a number of launches on a stream, with an event between any two replays.
 
@@ -113,22 +120,31 @@ def time_replays(capture: Callable[[int], Replay], stream: int, *, multiple: int
     Raises:
         DeviceError: a launch fails.
     """
-    probe = capture(multiple)
-    _between(stream, probe, 1)
-    once = _between(stream, probe, 1)[0] / multiple
-    launches = multiple * math.ceil(min(max(REPLAY_SECONDS / once, 1), MAX_LAUNCHES) / multiple)
-    replay = capture(launches)
-
-    start = time.perf_counter()
-    took = _between(stream, replay, 1)[0]
-    while time.perf_counter() - start < WARM_UP_SECONDS:
-        took = _between(stream, replay, 1)[0]
-
+    replay, launches = capture_enough(capture, stream, multiple=multiple)
+    took = warm_up(replay, stream)
     replays = int(min(max(seconds / took, MIN_REPLAYS), MAX_REPLAYS))
-    return Replays(tuple(s / launches for s in _between(stream, replay, replays)), launches)
+    return Replays(tuple(s / launches for s in between(stream, replay, replays)), launches)
 
 
-def _between(stream: int, replay: Replay, count: int) -> list[float]:
+def capture_enough(capture: Callable[[int], Replay], stream: int, *, multiple: int) -> tuple[Replay, int]:
+    """A replay that lasts long enough to be timed, and its number of launches; arguments as for `time_replays`."""
+    probe = capture(multiple)
+    between(stream, probe, 1)
+    once = between(stream, probe, 1)[0] / multiple
+    launches = multiple * math.ceil(min(max(REPLAY_SECONDS / once, 1), MAX_LAUNCHES) / multiple)
+    return (probe if launches == multiple else capture(launches)), launches
+
+
+def warm_up(replay: Replay, stream: int) -> float:
+    """Replay for `WARM_UP_SECONDS`, at least once; the seconds that the last one took."""
+    start = time.perf_counter()
+    took = between(stream, replay, 1)[0]
+    while time.perf_counter() - start < WARM_UP_SECONDS:
+        took = between(stream, replay, 1)[0]
+    return took
+
+
+def between(stream: int, replay: Replay, count: int) -> list[float]:
     """Seconds between the events around each of `count` replays, queued without waiting in between."""
     from cuda.bindings import runtime
 

@@ -1,34 +1,25 @@
-"""`opencl:N`: any OpenCL device through pyopencl; with PoCL, which comes from PyPI, the CPU is one.
-
-TVM's wheel generates OpenCL and has no runtime for it, so launch shape and parameters are set here.
-"""
+"""`opencl:N`: any OpenCL device through pyopencl; with PoCL, which comes from PyPI, the CPU is one."""
 
 from __future__ import annotations
 
 import atexit
 import functools
 import os
-import shutil
-import tempfile
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
-from tvmconv.devices.base import AbsentError, BufferSets, Device, Loaded, Timing, first_line, poisoned, set_bytes
-from tvmconv.errors import CompileError, DeviceError
+from tvmconv.devices.base import AbsentError, Device, first_line
+from tvmconv.devices.opencl_kernel import OpenclBench, OpenclLoaded
+from tvmconv.scratch import Scratch
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
     from tvm.target import Target
 
-    from tvmconv.compiler.lower import Lowered
-
-MIN_SAMPLES, MAX_SAMPLES = 3, 1000
+    from tvmconv.compiler.program import Program
 
 
 @dataclass(frozen=True)
@@ -57,92 +48,14 @@ class OpenclDevice(Device):
             }
         )
 
-    def load(self, lowered: Lowered) -> OpenclLoaded:
+    def load(self, program: Program) -> OpenclLoaded:
         """Compile a kernel with the device's own compiler; errors as in `Device.load`."""
-        self.check_fits(lowered)
-        return OpenclLoaded(self, lowered)
+        self.check_fits(program)
+        return OpenclLoaded(self, program, _queue(self.index))
 
-
-class OpenclLoaded(Loaded):
-    """A kernel on an OpenCL device."""
-
-    device: OpenclDevice
-
-    def __init__(self, device: OpenclDevice, lowered: Lowered) -> None:
-        import pyopencl as cl
-
-        self.device = device
-        self._lowered = lowered
-        self._queue = _queue(device.index)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", cl.CompilerWarning)  # PoCL's compiler speaks of unused variables
-            try:
-                # No cache of pyopencl's besides the driver's own: it would need a home directory to write to.
-                program = cl.Program(self._queue.context, lowered.source).build(cache_dir=False)
-            except cl.Error as error:
-                raise CompileError(f"{device.text} rejects the kernel: {_first_error(str(error))}") from error
-        self._kernel = cl.Kernel(program, lowered.name)
-
-    def run(self, inputs: Sequence[NDArray[Any]], output_shape: Sequence[int], output_dtype: str) -> NDArray[Any]:
-        """Run once; see `Loaded.run`."""
-        import pyopencl as cl
-
-        with self._border():
-            output = poisoned(output_shape, output_dtype)
-            buffers = self._upload([*inputs, output])
-            self._launch(buffers).wait()
-            cl.enqueue_copy(self._queue, output, buffers[-1])
-            return output
-
-    def time(
-        self,
-        inputs: Sequence[NDArray[Any]],
-        output_shape: Sequence[int],
-        output_dtype: str,
-        *,
-        cold: bool = False,
-        seconds: float = 0.5,
-    ) -> Timing:
-        """Time launches by their profiling events; see `Loaded.time`."""
-        size = set_bytes(inputs, output_shape, output_dtype)
-        sets = BufferSets.choose(size, self.device.l2_bytes or 0, cold=cold)
-        samples: list[float] = []
-        with self._border():
-            buffers = [self._upload([*inputs, poisoned(output_shape, output_dtype)]) for _ in range(sets.count)]
-            self._launch(buffers[-1]).wait()  # PoCL compiles for the work-group's size at the first launch
-            while len(samples) < MIN_SAMPLES or (sum(samples) < seconds and len(samples) < MAX_SAMPLES):
-                event = self._launch(buffers[len(samples) % sets.count])
-                event.wait()
-                samples.append((event.profile.end - event.profile.start) / 1e9)
-        method = f"OpenCL profiling events of {len(samples)} launches, {sets.describe('cache')}"
-        return Timing(tuple(samples), method, cold)
-
-    def _upload(self, arrays: Sequence[NDArray[Any]]) -> list[Any]:
-        """Copies of the arrays on the device."""
-        import pyopencl as cl
-
-        flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
-        return [cl.Buffer(self._queue.context, flags, hostbuf=np.ascontiguousarray(array)) for array in arrays]
-
-    def _launch(self, buffers: Sequence[Any]) -> Any:
-        """Queue the kernel on buffers in the order of the PrimFunc's arguments; its event."""
-        import pyopencl as cl
-
-        launch = self._lowered.launch
-        self._kernel.set_args(*(buffers[i] for i in self._lowered.arguments))
-        work_items = tuple(grid * block for grid, block in zip(launch.grid, launch.block, strict=True))
-        return cl.enqueue_nd_range_kernel(self._queue, self._kernel, work_items, launch.block)
-
-    @contextmanager
-    def _border(self) -> Iterator[None]:
-        """Turn errors of OpenCL into a DeviceError of one line."""
-        import pyopencl as cl
-
-        try:
-            yield
-        except cl.Error as error:
-            launch = self._lowered.launch
-            raise DeviceError(f"{self.device.text}: {first_line(error)}, launched as {launch}") from error
+    def bench(self, inputs: Sequence[NDArray[Any]], reference: NDArray[np.float64]) -> OpenclBench:
+        """Bring the inputs into the device's memory; see `Device.bench`."""
+        return OpenclBench(self, _queue(self.index), inputs, reference)
 
 
 def devices() -> list[OpenclDevice]:
@@ -199,8 +112,9 @@ def _let_pocl_cache() -> None:
     except (OSError, RuntimeError):  # RuntimeError: no home directory
         writable = False
     if not writable:
-        temporary = os.environ["POCL_CACHE_DIR"] = tempfile.mkdtemp(prefix="pocl-")
-        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+        scratch = Scratch("pocl-")
+        os.environ["POCL_CACHE_DIR"] = str(scratch.path)
+        atexit.register(scratch.close)
 
 
 @functools.cache
@@ -210,9 +124,3 @@ def _queue(index: int) -> Any:
 
     context = cl.Context([_devices()[index]])
     return cl.CommandQueue(context, properties=cl.command_queue_properties.PROFILING_ENABLE)
-
-
-def _first_error(log: str) -> str:
-    """The first line of a build log that tells an error."""
-    lines = [line.strip() for line in log.splitlines() if "error:" in line]
-    return (lines or log.strip().splitlines())[0]

@@ -1,0 +1,71 @@
+"""Convolution as a matrix product, channels × pixels: the tiles of `direct` on the flattened output, tuned.
+
+The rows and columns of the whole batch are one axis of pixels, as in `conflict_free`, so that a tile of a 14 × 14 or
+7 × 7 image need not follow its rows, and several images share a block. The input is staged by filter tap, one value for
+each tap and pixel. 1×1 filters, where that costs nothing, gain most; for larger ones `direct` reads less.
+
+Where `conflict_free` fixes warps along the pixels, here everything is a knob, with the slices, the pipeline and the
+weight's layout of `direct`. Measured: tuning_logs/nvidia-h200/.
+"""
+
+from tvm.s_tir import Schedule
+
+from schedules.conv2d import staged
+from schedules.conv2d.conflict_free import flatten_pixels
+from schedules.vocabulary import inline_producers
+from tvmconv.knobs import Columns, Knobs
+from tvmconv.library import schedule
+from tvmconv.space import Usage
+from tvmconv.workloads import Conv2d
+
+SPATIAL = ("tile_f", "tile_p")
+TAPS = ("tile_rc", "tile_ry", "tile_rx")
+
+
+def usage(w: Conv2d, c: Columns) -> Usage:
+    """What configs use of a device."""
+    f, p, rc, ry, rx = (staged.tile(c, axis) for axis in (*SPATIAL, *TAPS))
+    taps = rc * c["slices"] * ry * rx
+    inputs, weights = taps * p, taps * staged.weight_row(c, f)
+    blocks = w.groups * c["tile_f"][:, 0] * c["tile_p"][:, 0]
+    steps = c["tile_rc"][:, 0] // c["slices"] * c["tile_ry"][:, 0] * c["tile_rx"][:, 0]
+    threads = staged.threads(c, SPATIAL)
+    return Usage(
+        threads=threads,
+        shared_bytes=staged.staged_bytes(c, SPATIAL, (inputs, weights)),
+        accumulators=staged.accumulators(c, SPATIAL),
+        blocks=blocks,
+        steps=steps,
+        products=f * p * taps // threads,
+        staged_words=(inputs + weights) / threads,
+        intensity=f * p * taps / (inputs + weights),
+        traffic=blocks * steps * (inputs + weights),
+        all_threads=blocks * threads,
+    )
+
+
+@schedule("conv2d", usage=usage)
+def implicit_gemm(s: Schedule, w: Conv2d, k: Knobs) -> None:
+    """Tiles of channels and pixels are (block, virtual thread, thread, local); reduction tiles (step, tap)."""
+    channels, pixels, depth = w.O // w.groups, w.N * w.P * w.Q, w.C // w.groups
+    extents = dict(zip((*SPATIAL, *TAPS), (channels, pixels, depth, w.R, w.S), strict=True))
+    spatial = tuple(
+        k.split(axis, extents[axis], 4, default, overhang=staged.searched_overhang(extents[axis]))
+        for axis, default in zip(SPATIAL, ((-1, 1, 8, 4), (-1, 1, 32, 2)), strict=True)
+    )
+    taps = tuple(
+        k.split(axis, extents[axis], 2, default, exact=True)
+        for axis, default in zip(TAPS, ((-1, 8), (-1, 1), (-1, 3)), strict=True)
+    )
+    how = staged.ask_how(k, w, slices=min(channels, pixels) > 1)
+    staged.demand(k, extents, SPATIAL, TAPS)
+    plan = staged.Plan(spatial, taps, how)
+
+    conv = flatten_pixels(s, w, channels_last=False)
+    *group, channel, rc, rh, rw, pixel = s.get_loops(conv)
+    nest = staged.Loops(group[0] if group else s.add_unit_loop(channel), [channel, pixel], [rc, rh, rw])
+    sums = staged.accumulate(s, conv, nest, plan)
+    shared = [s.cache_read(sums.products, operand, "shared") for operand in (0, 1)]
+    for copy in shared:
+        inline_producers(s, copy)
+    staged.stage(s, sums.products, shared, staged.tile_output(s, sums, nest, plan), plan)

@@ -1,0 +1,335 @@
+"""What `direct` and `implicit_gemm` share: tiles computed from shared memory, in slices and with a pipeline if wanted.
+
+A block computes a tile of the output; one step of the reduction at a time, its threads copy what the step needs to
+shared memory and multiply it out. Around that, two ways to keep more of the GPU busy:
+
+* Slices: several threads share the sums of one output, each taking a slice of the input channels of every step; at the
+  end they meet in shared memory. More warps for the same tile, which small images lack.
+* A pipeline: what the next step needs is on its way while this one computes, held in registers or copied
+  asynchronously (cp.async of sm_80 and later; synchronously elsewhere).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from schedules.conv2d.tiles import WORD, Factors
+from schedules.vocabulary import bind_grid, inline_consumers, own_loops, split_all, unroll
+from tvmconv.factors import prime_factors
+from tvmconv.knobs import Columns, Knobs
+from tvmconv.workloads import Conv2d
+
+PIPELINES = {"none": 1, "registers": 2, "async2": 2, "async3": 3, "async4": 4}  # copies of what is staged, of each
+SLICES = (1, 2, 4, 8, 16)
+BANKS = 32
+PADS = (0, 1, 4)
+MAX_COPIES = 64  # of a thread in one step, unrolled
+MAX_ACCUMULATORS = 128
+MAX_PRODUCTS = 768  # of a thread in one step, all of them unrolled: more take long to compile and gain nothing
+REGISTERS = 65536  # of a multiprocessor: CUDA C++ Programming Guide, "Technical Specifications"
+OWN_REGISTERS = 24  # of a thread besides its accumulators, at least
+MIN_THREADS = 32
+MAX_Z = 64  # threads of a block along z: as above
+OVERHANG = 0.15  # of extents with a large prime factor, whose exact tiles are few
+LARGE_PRIME = 7
+
+
+class How(NamedTuple):
+    """Everything but the tiles.
+
+    Attributes:
+        slices: threads that share the sums of an output.
+        pipeline: one of `PIPELINES`.
+        interleaved: neighbouring threads copy neighbouring elements to shared memory; else each a contiguous run.
+        max_step: up to how many statements the products of a step are unrolled.
+        explicit: unrolled by TVM in the text; else by the device's compiler, with `#pragma unroll`.
+        transposed: the weight's output channels are its innermost axis in shared memory.
+        pad: words by which the rows of a transposed weight are shifted against the banks.
+    """
+
+    slices: int
+    pipeline: str
+    interleaved: bool
+    max_step: int
+    explicit: bool
+    transposed: bool
+    pad: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a tile is computed.
+
+    Attributes:
+        spatial: for each output axis, factors (block, virtual thread, thread, local).
+        reduction: for each reduction axis, input channels first, factors (step, tap) of one slice.
+        how: the rest.
+    """
+
+    spatial: tuple[Factors, ...]
+    reduction: tuple[Factors, ...]
+    how: How
+
+    @property
+    def threads(self) -> tuple[int, ...]:
+        """Threads of a block along its axes, x first; the slices are part of the last axis."""
+        first, *others = (thread for _, _, thread, _ in self.spatial)
+        return (*reversed(others), first * self.how.slices)
+
+
+class Nest(NamedTuple):
+    """The loops of the block that multiplies, inside its threads: over the steps, and over the taps of a step."""
+
+    step: list[LoopRV]
+    tap: list[LoopRV]
+
+
+class Loops(NamedTuple):
+    """The loops of an unscheduled convolution; `spatial` and `reduction` are those that tiles are cut from."""
+
+    outer: LoopRV
+    spatial: list[LoopRV]
+    reduction: list[LoopRV]
+
+
+def ask_how(k: Knobs, w: Conv2d, *, slices: bool) -> How:
+    """Ask for everything but the tiles; the defaults are AutoTVM's only way.
+
+    Args:
+        k: the knobs.
+        w: the workload.
+        slices: whether the reduction may be shared among threads.
+    """
+    return How(
+        slices=k.choice("slices", [n for n in SLICES if w.C % n == 0] if slices and w.groups == 1 else (1,), 1),
+        pipeline=k.choice("pipeline", tuple(PIPELINES), "none"),
+        interleaved=k.choice("fetch", ("blocked", "interleaved"), "blocked") == "interleaved",
+        max_step=k.choice("auto_unroll_max_step", (0, 512, 1500), 0),
+        explicit=bool(k.choice("unroll_explicit", (0, 1), 0)),
+        transposed=k.choice("weight_layout", ("oihw", "ihwo") if w.groups == 1 else ("oihw",), "oihw") == "ihwo",
+        pad=k.choice("weight_pad", PADS, 0),
+    )
+
+
+def demand(k: Knobs, extents: Mapping[str, int], spatial: Sequence[str], reduction: Sequence[str]) -> None:
+    """State what the tiles and slices have to fulfil together, and what is worth searching.
+
+    Args:
+        k: the knobs, which have all been asked for.
+        extents: of the axes, by the names of their knobs.
+        spatial: knobs of the output tiles.
+        reduction: knobs of the reduction tiles, input channels first.
+    """
+    channels = reduction[0]
+
+    def whole(c: Columns) -> np.ndarray:
+        divided = [extents[axis] % tile(c, axis) == 0 for axis in spatial]
+        shared_out = accumulators(c, spatial, virtual=False) % c["slices"] == 0
+        steps = extents[channels] % (c["slices"] * tile(c, channels)) == 0
+        return (c["slices"] == 1) | (np.all(divided, axis=0) & shared_out & steps)
+
+    k.condition("slices need tiles that divide their axes and a multiple of their number of outputs a thread", whole)
+    k.search_only(  # TVM would stage the operands once for each virtual thread
+        "virtual threads need tiles that divide their axes",
+        lambda c: (
+            np.all([extents[axis] % tile(c, axis) == 0 for axis in spatial], axis=0)
+            | np.all([c[axis][:, 1] == 1 for axis in spatial], axis=0)
+        ),
+    )
+    if len(spatial) == len("xyz"):
+        k.search_only(f"at most {MAX_Z} threads along z", lambda c: c[spatial[0]][:, 2] * c["slices"] <= MAX_Z)
+    k.search_only(f"at least {MIN_THREADS} threads", lambda c: threads(c, spatial) >= MIN_THREADS)
+    k.search_only(  # unrolled by TVM they are as fast, and take three times as long to compile
+        "the products are unrolled by the device's compiler, all or none",
+        lambda c: (c["unroll_explicit"] == 0) & np.isin(c["auto_unroll_max_step"], (0, 1500)),
+    )
+    k.search_only(
+        "only a transposed weight is padded", lambda c: (c["weight_pad"] == 0) | (c["weight_layout"] == "ihwo")
+    )
+    k.search_only("few enough accumulators", lambda c: accumulators(c, spatial) <= MAX_ACCUMULATORS)
+    k.search_only(
+        "all threads' registers fit",
+        lambda c: (accumulators(c, spatial) + OWN_REGISTERS) * threads(c, spatial) <= REGISTERS,
+    )
+    k.search_only(
+        "the products of a step are few enough to be unrolled",
+        lambda c: accumulators(c, spatial) * np.prod([tile(c, axis) for axis in reduction], axis=0) <= MAX_PRODUCTS,
+    )
+
+
+def tile(c: Columns, axis: str) -> np.ndarray:
+    """The inner factors of a knob, multiplied."""
+    return c[axis][:, 1:].prod(axis=1)
+
+
+def accumulators(c: Columns, spatial: Sequence[str], *, virtual: bool = True) -> np.ndarray:
+    """Partial sums of a thread, over all its virtual threads or of one."""
+    each = [c[axis][:, 3] * (c[axis][:, 1] if virtual else 1) for axis in spatial]
+    return np.prod(each, axis=0)
+
+
+def threads(c: Columns, spatial: Sequence[str]) -> np.ndarray:
+    """Threads of a block."""
+    return np.prod([c[axis][:, 2] for axis in spatial], axis=0) * c["slices"]
+
+
+def staged_bytes(c: Columns, spatial: Sequence[str], operands: Sequence[np.ndarray]) -> np.ndarray:
+    """Shared memory of a block.
+
+    Args:
+        c: the columns.
+        spatial: knobs of the output tiles.
+        operands: words of each operand that are staged for one step, by config.
+    """
+    copies = np.array([PIPELINES[str(name)] for name in c["pipeline"]], dtype=np.int64)
+    arrays = [copies * words for words in operands]
+    # The slices meet in an array of their own, one for each virtual thread; TVM puts it in the place of an operand that
+    # is no longer needed.
+    tiles = np.prod([tile(c, axis) * c[axis][:, 1] for axis in spatial], axis=0)
+    meeting = np.where(c["slices"] > 1, c["slices"] * tiles, 0)
+    largest = np.maximum.reduce([*arrays, meeting])
+    return WORD * (sum(arrays) - np.maximum.reduce(arrays) + largest)
+
+
+def weight_row(c: Columns, channels: np.ndarray) -> np.ndarray:
+    """Words from one row of a transposed weight to the next; of a weight that is not, its channels."""
+    pad = c["weight_pad"]
+    return np.where(c["weight_layout"] == "ihwo", channels + (pad - channels) % BANKS * (pad > 0), channels)
+
+
+def searched_overhang(extent: int) -> float:
+    """Which share of an axis its tiles may overhang to be searched: some, where few tiles divide it."""
+    return OVERHANG if any(prime > LARGE_PRIME for prime, _ in prime_factors(extent)) else 0.0
+
+
+class Sums(NamedTuple):
+    """The blocks of a convolution: what multiplies, and with slices what adds up, else None."""
+
+    products: SBlockRV
+    total: SBlockRV | None
+
+
+def accumulate(s: Schedule, conv: SBlockRV, loops: Loops, plan: Plan) -> Sums:
+    """Let the convolution accumulate in registers, each output's sum shared among `plan.how.slices` threads."""
+    if plan.how.slices == 1:
+        inline_consumers(s, s.cache_write(conv, 0, "local"))
+        return Sums(conv, None)
+    rc, *others = loops.reduction
+    step, piece, tap = s.split(rc, [None, plan.how.slices, plan.reduction[0][1]])
+    s.reorder(piece, loops.outer, *loops.spatial, step, tap, *others)
+    partial = s.rfactor(piece, 0)
+    s.set_scope(s.cache_write(partial, 0, "local"), 0, "shared")
+    inline_consumers(s, s.cache_write(conv, 0, "local"))
+    return Sums(partial, conv)
+
+
+def tile_output(s: Schedule, sums: Sums, loops: Loops, plan: Plan) -> Nest:
+    """Cut the output into blocks, virtual threads, threads and locals."""
+    if sums.total is not None:
+        return _tile_in_slices(s, sums.products, sums.total, plan)
+    conv = sums.products
+    store = s.get_consumers(conv)[0]
+    block, vthread, thread, point = split_all(s, loops.spatial, plan.spatial)
+    step, tap = split_all(s, loops.reduction, plan.reduction)
+    s.reorder(loops.outer, *block, *vthread, *thread, *step, *tap, *point)
+    bind_blocks(s, loops.outer, block)
+    bind_innermost(s, "vthread", vthread)
+    bind_innermost(s, "threadIdx", thread)
+    s.reverse_compute_at(store, thread[-1])
+    return Nest(step, tap)
+
+
+def _tile_in_slices(s: Schedule, partial: SBlockRV, total: SBlockRV, plan: Plan) -> Nest:
+    """After the last step, the threads of a block together add up the partial sums of its tile."""
+    meet, store = s.get_consumers(partial)[0], s.get_consumers(total)[0]
+    axes = len(plan.spatial)
+    piece, outer, *spatial = s.get_loops(total)[: 2 + axes]  # loops of extent 1 may follow
+    tiles = [(blocks, virtual, threads * local) for blocks, virtual, threads, local in plan.spatial]
+    block, vthread, inner = split_all(s, spatial, tiles)
+    s.reorder(outer, *block, *vthread, *inner, piece)
+    bind_blocks(s, outer, block)
+    _each, *thread = s.split(s.fuse(*inner), [None, *reversed(plan.threads)])
+    bind_innermost(s, "threadIdx", thread)
+    s.reverse_compute_at(store, thread[-1])
+
+    # A loop bound to virtual threads counts as threads where shared memory is sized: bound only now, `meet` covers the
+    # tile of one of them.
+    s.compute_at(meet, vthread[-1], preserve_unit_loops=True)
+    bind_innermost(s, "vthread", vthread)
+    piece, *own = own_loops(s, meet)
+    thread, point = split_all(s, own[-axes:], [factors[2:] for factors in plan.spatial])
+    s.reorder(*own[:-axes], piece, *thread, *point)
+    thread[0] = s.fuse(piece, thread[0])
+    bind_innermost(s, "threadIdx", thread)
+
+    s.compute_at(partial, thread[-1], preserve_unit_loops=True)
+    own = own_loops(s, partial)
+    output, (step_rc, tap_rc, *others) = own[: -len(plan.reduction) - 1], own[-len(plan.reduction) - 1 :]
+    steps, taps = split_all(s, others, plan.reduction[1:]) if others else ([], [])
+    nest = Nest([step_rc, *steps], [tap_rc, *taps])
+    s.reorder(*nest.step, *nest.tap, *output)
+    return nest
+
+
+def stage(s: Schedule, conv: SBlockRV, shared: Sequence[SBlockRV], nest: Nest, plan: Plan) -> None:
+    """Copy the operands to shared memory step by step, pipelined if wanted, and unroll the products of a step.
+
+    Args:
+        s: the schedule.
+        conv: the block that multiplies.
+        shared: the copies of input and weight.
+        nest: the loops around it.
+        plan: how.
+    """
+    if plan.how.transposed:
+        s.transform_layout(shared[1], ("write", 0), lambda o, i, h, w: (i, h, w, o))
+        if plan.how.pad:
+            s.storage_align(shared[1], 0, axis=-2, factor=BANKS, offset=plan.how.pad)
+    step = nest.step[-1] if plan.how.pipeline == "none" else s.fuse(*nest.step)
+    for copy in shared:
+        s.compute_at(copy, step, preserve_unit_loops=True)
+        each = copy_together(s, copy, plan)
+        if plan.how.interleaved:
+            unroll(s, each, MAX_COPIES)
+        if plan.how.pipeline == "registers":
+            s.annotate(copy, "tirx.manifest_shared_memory_local_stage", 1)
+    s.decompose_reduction(conv, nest.step[0] if plan.how.pipeline == "none" else step)
+    if plan.how.pipeline == "registers":  # load both operands, store both, multiply: the loads run ahead by one step
+        s.annotate(step, "software_pipeline_stage", [0, 0, 0, 0, 1])
+        s.annotate(step, "software_pipeline_order", [0, 3, 1, 4, 2])
+    elif plan.how.pipeline != "none":
+        s.annotate(step, "software_pipeline_stage", [0, 0, PIPELINES[plan.how.pipeline] - 1])
+        s.annotate(step, "software_pipeline_order", [0, 1, 2])
+        s.annotate(step, "software_pipeline_async_stages", [0])
+    s.annotate(nest.tap[0], "pragma_auto_unroll_max_step", plan.how.max_step)
+    s.annotate(nest.tap[0], "pragma_unroll_explicit", plan.how.explicit)
+
+
+def copy_together(s: Schedule, block: SBlockRV, plan: Plan) -> LoopRV:
+    """Share a copy to shared memory among all threads of the block; returns the loop over the elements of one."""
+    fused = s.fuse(*own_loops(s, block))
+    outermost_first = tuple(reversed(plan.threads))
+    if plan.how.interleaved:
+        each, *thread = s.split(fused, [None, *outermost_first])
+    else:
+        *thread, each = s.split(fused, [*outermost_first, None])
+    bind_innermost(s, "threadIdx", thread)
+    return each
+
+
+def bind_blocks(s: Schedule, outer: LoopRV, block: Sequence[LoopRV]) -> None:
+    """Bind the outermost loop and those of two or three axes to the grid."""
+    z, y, x = (outer, *block) if len(block) == 2 else (s.fuse(outer, block[0]), *block[1:])
+    bind_grid(s, z, y, x)
+
+
+def bind_innermost(s: Schedule, kind: str, loops: Sequence[LoopRV]) -> None:
+    """Bind loops, the innermost to x, to the axes of `vthread` or `threadIdx`."""
+    for loop, axis in zip(reversed(loops), "xyz", strict=False):
+        s.bind(loop, f"{kind}.{axis}")

@@ -1,0 +1,101 @@
+"""Tune every layer of a suite, then compare the suite with cuDNN in one run, as a table and a chart.
+
+    python scripts/tune_suite.py --suite mobilenet --only depthwise --seconds 20 --device cuda:0 -o results
+    python scripts/tune_d2l.py -o results              # 60 s a shape
+    python scripts/tune_resnet50.py -o results         # 30 s a shape
+
+Measurements go to a log, DIR/NAME.jsonl or --log; the same command goes on where it was interrupted. Then `default` and
+`conflict_free` of the ladder, the best kernel of the log (`tuned`) and cuDNN are timed side by side:
+DIR/NAME-tuned.json, .md and .png. Prints the speed-up over cuDNN, layer by layer and as geometric mean.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tvmconv import devices
+from tvmconv.cli.errors import Parser, guarded
+from tvmconv.cli.options import count, tell_choice
+from tvmconv.cli.progress import progress_line
+from tvmconv.cli.tune import add_search, results_table, search, stage_lines
+from tvmconv.experiment import TUNED
+from tvmconv.report import Table, significant, sweep_table
+from tvmconv.sweep import Sweep, measure_sweep, select_layers
+
+COMPARED = ("default", "conflict_free")
+TIMING_SECONDS = 0.1  # of each kernel in the comparison
+
+
+def main(argv: Sequence[str] | None = None, *, prog: str = "tune_suite", **defaults: object) -> int:
+    """Tune and compare a suite.
+
+    Args:
+        argv: the command line's arguments.
+        prog: the script's name.
+        defaults: of the options, for scripts that are about one suite.
+    """
+    return guarded(prog, lambda: _run(sys.argv[1:] if argv is None else argv, prog, defaults))
+
+
+def _run(argv: Sequence[str], prog: str, defaults: dict[str, object]) -> int:
+    parser = Parser(prog=prog, description="Tune every layer of a suite, then compare the suite with cuDNN.")
+    parser.add_argument("--suite", default="d2l", help="whose layers (default: %(default)s)")
+    parser.add_argument("--only", metavar="TEXT", help="only layers whose name contains this, such as 3x3")
+    parser.add_argument("--batch", type=count, default=1, metavar="N", help="images at a time (default: %(default)s)")
+    parser.add_argument("-o", dest="out", type=Path, default=Path("results"), metavar="DIR", help="where results go")
+    parser.add_argument("--baseline", default="cudnn", choices=("cudnn", "none"), help="to compare with")
+    add_search(parser)
+    parser.set_defaults(log=None, **defaults)
+    args = parser.parse_args(argv)
+
+    layers = select_layers(args.suite, args.batch, args.only)
+    name = f"{args.suite}-{args.only}" if args.only else args.suite
+    args.out.mkdir(parents=True, exist_ok=True)
+    args.log = args.log or args.out / f"{name}.jsonl"
+
+    results = []
+    for number, workload in enumerate(dict.fromkeys(layer.workload for layer in layers), 1):
+        print(f"{number}: {workload.text}", file=sys.stderr, flush=True)
+        results += search(args, workload)
+    print(results_table(results).text())
+    print("\n".join(stage_lines(results)), end="\n\n")
+
+    device = devices.find(args.device)
+    tell_choice(args.device, device)
+    sweep = measure_sweep(
+        f"{name}-tuned",
+        layers,
+        device,
+        shlex.join(["python", f"scripts/{prog}.py", *argv]),
+        progress=progress_line,
+        done=lambda result: None,
+        schedules=COMPARED,
+        log=args.log,
+        baseline=None if args.baseline == "none" else args.baseline,
+        seconds=TIMING_SECONDS,
+    )
+    sweep.write(args.out)
+    print(sweep_table(sweep.axis, sweep.labels, sweep.results).text())
+    if args.baseline != "none":
+        print(speedups(sweep, args.baseline).text())
+    return 0 if all(result.ok for result in sweep.results) else 1
+
+
+def speedups(sweep: Sweep, baseline: str) -> Table:
+    """How many times as fast as the baseline the tuned kernels are, and the geometric mean."""
+    ratios = []
+    for result in sweep.results:
+        rows = {row.name: row.timing for row in result.rows}
+        ours, theirs = rows[TUNED], rows[baseline]
+        ratios.append(theirs.median / ours.median if ours and theirs else math.nan)
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    lines = [*zip(sweep.labels, map(significant, ratios), strict=True), ("geometric mean", significant(mean))]
+    return Table((sweep.axis, f"× {baseline}"), lines, left=frozenset({sweep.axis}))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+import pytest
+
+from tvmconv.cli import main
+from tvmconv.tuning.record import Record
+from tvmconv.workloads import parse
+
+SMALL = "conv2d:1x4x6x6,8x4x3x3,p1"
+NAMES = ("kernel.cu", "kernel.cubin", "kernel.so", "kernel.json", "README.md")
+
+
+def test_build_prints_what_it_wrote(capsys, tmp_path):
+    status = main(["build", SMALL, "tiling", "--arch", "sm_80", "-o", str(tmp_path)])
+    out, err = capsys.readouterr()
+    assert (status, err) == (0, "")
+    assert out.split() == [str(tmp_path / name) for name in NAMES]
+
+
+def test_build_takes_knobs(capsys, tmp_path):
+    main(["build", SMALL, "tiling", "--set", "tile_c=-1,2,2", "--arch", "sm_80", "-o", str(tmp_path)])
+    assert "`tile_c=-1,2,2`" in (tmp_path / "README.md").read_text(encoding="utf-8")
+
+
+def test_build_exports_the_fastest_of_a_log(capsys, tmp_path):
+    log, folder = tmp_path / "log.jsonl", tmp_path / "kernel"
+    times = {8: 3e-6, 4: 1e-6, 2: 2e-6}
+    records = [
+        Record(parse(SMALL), "tiling", {"tile_c": (-1, c, 1)}, "NVIDIA A100", "cuda -arch=sm_80", times=(seconds,))
+        for c, seconds in times.items()
+    ]
+    log.write_text("\n".join(record.line() for record in records) + "\n")
+    assert main(["build", SMALL, "--log", str(log), "--arch", "sm_80", "-o", str(folder)]) == 0
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    assert "`tile_c=-1,4,1`" in page
+    assert "1 µs" in page
+    assert "NVIDIA A100" in capsys.readouterr().err  # the log's device, which is not just any sm_80
+
+
+def test_build_without_a_record_says_what_it_built(capsys, tmp_path):
+    (tmp_path / "log.jsonl").touch()
+    status = main(
+        ["build", SMALL, "tiling", "--log", str(tmp_path / "log.jsonl"), "--arch", "sm_80", "-o", str(tmp_path)]
+    )
+    assert status == 0
+    assert "default knobs" in capsys.readouterr().err
+
+
+def test_build_verifies_a_kernel_that_can_run_here(capsys, tmp_path):
+    main(["build", SMALL, "tiling", "--device", "opencl:0", "-o", str(tmp_path)])
+    assert "Run and compared with a float64 reference" in (tmp_path / "README.md").read_text(encoding="utf-8")
+
+
+def test_build_does_not_export_a_wrong_kernel(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("tvmconv.verify.TOLERANCE", {"float32": 0.0})
+    status = main(["build", SMALL, "tiling", "--device", "opencl:0", "-o", str(tmp_path / "new")])
+    assert (status, (tmp_path / "new").exists()) == (2, False)
+    assert "is wrong by" in capsys.readouterr().err
+
+
+REFUSALS = {
+    "no workload": ([], "expected a workload"),
+    "too many words": ([SMALL, "tiling", "columns"], "expected a workload"),
+    "a log that is not there": ([SMALL, "--log", "nowhere.jsonl"], "nowhere.jsonl"),
+    "a log and a knob": ([SMALL, "tiling", "--log", "/dev/null", "--set", "tile_c=-1,2,2"], "not both"),
+    "unknown schedule": ([SMALL, "fly"], "no schedule 'fly'"),
+    "a file for a folder": ([SMALL, "tiling", "-o", "/dev/null"], "/dev/null"),
+    "architecture and device": ([SMALL, "tiling", "--device", "auto", "--arch", "sm_90"], "not allowed"),
+}
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSALS.values(), ids=REFUSALS)
+def test_bad_input_is_one_line_and_status_2(capsys, tmp_path, words, said):
+    status = main(["build", "-o", str(tmp_path), *words])
+    err = capsys.readouterr().err
+    assert (status, err.count("\n")) == (2, 1)
+    assert said in err
+
+
+def test_build_needs_a_folder(capsys):
+    assert main(["build", SMALL, "tiling"]) == 2
+    assert "-o" in capsys.readouterr().err

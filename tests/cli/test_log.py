@@ -1,0 +1,116 @@
+"""`tvmconv log`: tables and logs of logs, every refusal in one line."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import tvmconv as tc
+from tvmconv.cli import main
+from tvmconv.tuning.record import ErrorKind, Record
+
+W = tc.parse("conv2d:1x8x6x6,4x8x3x3,p1")
+FAST = Record(W, "tiling", {"tile_c": (-1, 1, 2)}, "cpu", "opencl", times=(1.5e-5,), elapsed=2.0)
+SLOW = replace(FAST, times=(3e-5,), elapsed=4.0)
+FAILED = replace(FAST, times=(), error=ErrorKind.RUN_TIMEOUT, elapsed=5.0)
+ELSEWHERE = replace(FAST, device="NVIDIA H200", target="cuda -arch=sm_90", schedule="vthread")
+SAMPLE = str(Path(__file__).parents[1] / "data/tophub-cuda.jsonl")
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "log.jsonl"
+    lines = [record.line() for record in (SLOW, FAST, FAILED, ELSEWHERE)]
+    path.write_text("\n".join([*lines, "garbage", ""]))
+    return str(path)
+
+
+def run(capsys, *words):
+    """Exit status, stdout and stderr of `tvmconv log`."""
+    status = main(["log", *map(str, words)])
+    return status, *capsys.readouterr()
+
+
+def test_best_prints_a_line_for_each_workload_and_device(capsys, log):
+    status, out, err = run(capsys, "best", log)
+    _, cpu, gpu = out.splitlines()
+    assert status == 0
+    assert cpu.split() == [W.text, "tiling", "cpu", "15.0", "1.38", "tile_c=-1,1,2"]
+    assert "NVIDIA H200" in gpu
+    assert err.startswith(f"tvmconv: {log}: 1 bad line (5)")
+
+
+def test_best_of_a_device_and_a_workload_as_lines(capsys, log):
+    status, out, _ = run(capsys, "best", log, "--workload", W, "--device", "cpu", "--json")
+    assert status == 0
+    assert [Record.parse(line) for line in out.splitlines()] == [FAST]
+
+
+def test_best_writes_a_log(capsys, log, tmp_path):
+    out = tmp_path / "best.jsonl"
+    assert run(capsys, "best", log, "-o", out)[0] == 0
+    assert [Record.parse(line) for line in out.read_text().splitlines()] == [FAST, ELSEWHERE]
+
+
+def test_stats_count_records_errors_and_bad_lines(capsys, log):
+    status, out, _ = run(capsys, "stats", log)
+    assert status == 0
+    assert "records    4\n" in out
+    assert "errors     1 run timeout\n" in out
+    assert f"{log}: 1 bad line (5)" in out
+
+
+def test_stats_as_json_have_the_rate_and_the_best_of_each_search(capsys, log):
+    _, out, _ = run(capsys, "stats", log, "--json")
+    stats = json.loads(out)
+    cpu = stats["searches"][0]
+    assert (cpu["records"], cpu["errors"]) == (3, 1)
+    assert cpu["trials_per_second"] == pytest.approx(3 / 5)
+    assert (cpu["best_seconds"], cpu["best_config"]) == (1.5e-5, {"tile_c": [-1, 1, 2]})
+
+
+def test_import_tells_what_it_refuses_in_a_line_each(capsys, tmp_path):
+    out = tmp_path / "new.jsonl"
+    status, stdout, err = run(capsys, "import", SAMPLE, "-o", out)
+    assert status == 0
+    assert stdout == f"{out}: 6 records imported, 1 refused\n"
+    assert len(err.splitlines()) == 1
+    assert "refused 1 line, the first line 8: task 'conv2d_nchw_winograd.cuda' is a Winograd convolution" in err
+    assert len(out.read_text().splitlines()) == 6
+
+
+def test_merge_writes_each_measurement_once(capsys, log, tmp_path):
+    out = tmp_path / "merged.jsonl"
+    status, stdout, err = run(capsys, "merge", log, log, "-o", out)
+    assert status == 0
+    assert stdout == f"{out}: 4 records, 4 left out as repeated\n"
+    assert "left out 2 bad lines" in err
+
+
+REFUSALS = {
+    "no action": ([], "required: ACTION"),
+    "no file": (["best"], "required: FILE"),
+    "a missing file": (["best", "nowhere.jsonl"], "cannot read nowhere.jsonl: No such file or directory"),
+    "no such record": (["best", SAMPLE, "--workload", str(W)], f"no valid record of {W} in {SAMPLE}"),
+    "no such device": (["best", SAMPLE, "--device", "TPU"], "no valid record on TPU"),
+    "a workload that does not parse": (["best", SAMPLE, "--workload", "banana"], "'banana'"),
+    "an input for output": (["merge", SAMPLE, "-o", SAMPLE], "is also read"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refusals_are_one_line_and_status_2(capsys, name):
+    words, message = REFUSALS[name]
+    status, _, err = run(capsys, *words)
+    assert status == 2
+    assert message in err.splitlines()[-1]
+
+
+def test_a_log_with_nothing_to_import_is_refused_and_leaves_no_file(capsys, tmp_path):
+    old, new = tmp_path / "old.log", tmp_path / "new.jsonl"
+    old.write_text("garbage\n")
+    status, _, err = run(capsys, "import", old, "-o", new)
+    assert status == 2
+    assert f"nothing to import in {old}" in err.splitlines()[-1]
+    assert not new.exists()

@@ -1,0 +1,46 @@
+"""A program is plain data: it goes through a pipe, and runs where there is no TVM."""
+
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+
+import tvmconv as tc
+from tvmconv.compiler.lower import lower
+from tvmconv.compiler.program import ArrayType
+from tvmconv.devices import find
+from tvmconv.library import find as find_schedule
+
+W = tc.parse("conv2d:1x4x8x8,8x4x3x3,s1,p1")
+
+
+def program(device):
+    scheduled, _ = find_schedule(W, "tiling").apply(W)
+    return lower(scheduled.mod, find(device).target()).program
+
+
+def test_a_program_survives_a_pipe():
+    made = program("opencl:0")
+    assert pickle.loads(pickle.dumps(made)) == made
+
+
+def test_its_arrays_are_those_of_the_workload():
+    assert program("opencl:0").arrays == tuple(ArrayType(shape, W.dtype) for shape in W.argument_shapes)
+    assert program("opencl:0").output.nbytes == 4 * 8 * 8 * 8
+
+
+def test_it_runs_in_a_process_without_tvm(tmp_path):
+    x, k = W.inputs(0)
+    (tmp_path / "program").write_bytes(pickle.dumps((program("opencl:0"), x, k)))
+    code = f"""
+import pickle, sys
+from pathlib import Path
+from tvmconv.devices import find
+folder = Path({str(tmp_path)!r})
+program, x, k = pickle.loads((folder / "program").read_bytes())
+(folder / "output").write_bytes(pickle.dumps(find("opencl:0").load(program).run((x, k))))
+sys.exit("tvm" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    np.testing.assert_allclose(pickle.loads((tmp_path / "output").read_bytes()), W.reference(x, k), atol=1e-5)

@@ -1,0 +1,99 @@
+"""Many kernels on one problem's arrays: each is compared with the reference, and timed as long as it deserves."""
+
+import dataclasses
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tvmconv.compiler import nvrtc
+from tvmconv.devices.base import effort
+from tvmconv.devices.cuda_bench import squared_error_source
+from tvmconv.errors import DeviceError
+
+needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+
+
+@pytest.fixture(scope="module", params=["opencl", pytest.param("gpu", marks=pytest.mark.gpu)])
+def device(request):
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def bench(device, vectors):
+    inputs, expected = vectors
+    made = device.bench(inputs, expected.astype(np.float64))
+    yield made
+    made.close()
+
+
+def test_a_right_kernel_deviates_by_rounding_only(device, bench, lower_difference):
+    assert bench.deviation(device.load(lower_difference(device).program)) < 1e-6
+
+
+def test_the_deviation_is_relative_to_the_norm_of_the_reference(device, vectors, lower_difference):
+    inputs, expected = vectors
+    bench = device.bench(inputs, 2.0 * expected)
+    assert bench.deviation(device.load(lower_difference(device).program)) == pytest.approx(0.5, rel=1e-6)
+    bench.close()
+
+
+def test_an_element_that_is_not_written_is_no_number_even_after_a_right_kernel(device, bench, lower_difference):
+    assert math.isfinite(bench.deviation(device.load(lower_difference(device).program)))
+    assert math.isnan(bench.deviation(device.load(lower_difference(device, written=999).program)))
+
+
+def test_inputs_that_a_kernel_wrote_over_can_be_restored(device, bench, lower_difference):
+    right = lower_difference(device).program
+    x, k, y = right.arguments.index(0), right.arguments.index(1), right.arguments.index(2)
+    swapped = [0, 0, 0]
+    swapped[y], swapped[k], swapped[x] = 0, 1, 2  # writes to X what it computes of the output
+    bench.deviation(device.load(dataclasses.replace(right, arguments=tuple(swapped))))
+    kernel = device.load(right)
+    assert not bench.deviation(kernel) < 1e-6
+    bench.restore()
+    assert bench.deviation(kernel) < 1e-6
+
+
+def test_a_kernel_that_is_far_from_the_best_gets_one_sample(device, bench, lower_difference):
+    kernel = device.load(lower_difference(device).program)
+    bench.deviation(kernel)
+    assert len(bench.time(kernel, best=1e-12)) == 1
+    assert len(bench.time(kernel, best=math.inf)) >= 3
+
+
+@pytest.mark.gpu
+def test_a_time_of_the_bench_is_that_of_the_kernel(gpu, vectors, lower_difference):
+    inputs, expected = vectors
+    bench = gpu.bench(inputs, expected.astype(np.float64))
+    kernel = gpu.load(lower_difference(gpu).program)
+    bench.deviation(kernel)
+    assert np.median(bench.time(kernel, math.inf)) == pytest.approx(kernel.time(inputs, seconds=0.05).median, rel=0.05)
+    bench.close()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "best", "share"), [(1.0, math.inf, 1.0), (1.1, 1.0, 1.0), (2.0, 1.0, 0.2), (3.0, 1.0, 0.0)]
+)
+def test_effort_falls_with_the_distance_from_the_best(seconds, best, share):
+    assert effort(seconds, best) == share
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_comparison_compiles_for_every_dtype(dtype):
+    assert nvrtc.compile_cubin(squared_error_source(dtype), "sm_90").resources.spills == 0
+
+
+def test_inputs_of_another_shape_or_dtype_are_refused(device, vectors, lower_difference):
+    kernel = device.load(lower_difference(device).program)
+    (x, k), _ = vectors
+    with pytest.raises(DeviceError, match=r"takes inputs float32 \(1000,\), float32 \(1000,\), not float64"):
+        kernel.run((x.astype(np.float64), k))
+
+
+def test_a_device_process_loads_neither_tvm_nor_pytorch():
+    code = "import sys, tvmconv.tuning.bench_process; sys.exit(bool({'tvm', 'torch'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

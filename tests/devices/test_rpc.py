@@ -1,0 +1,78 @@
+import socket
+import threading
+
+import pytest
+
+from tvmconv.devices import find, opencl, rpc
+from tvmconv.errors import DeviceError
+
+
+@pytest.fixture
+def listener():
+    """A socket that listens, and its address."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+@pytest.mark.parametrize("text", ["", "localhost", ":9190", "host:port", "host:0", "host:65536", "host:-1", "host:"])
+def test_a_malformed_tracker_is_quoted(text):
+    with pytest.raises(DeviceError, match="HOST:PORT") as caught:
+        rpc.tracker_address(text)
+    assert repr(text) in str(caught.value)
+
+
+def test_the_tracker_comes_from_the_environment(monkeypatch):
+    monkeypatch.setenv("TVM_TRACKER_HOST", "here")
+    monkeypatch.setenv("TVM_TRACKER_PORT", "1234")
+    assert rpc.tracker_address() == ("here", 1234)
+
+
+def test_a_tracker_that_is_named_nowhere_is_asked_for(monkeypatch):
+    monkeypatch.delenv("TVM_TRACKER_HOST", raising=False)
+    with pytest.raises(DeviceError, match="--tracker HOST:PORT"):
+        find("rpc:key")
+
+
+def test_an_absent_tracker_tells_how_to_start_one(listener):
+    host, port = listener.getsockname()
+    listener.close()
+    with pytest.raises(DeviceError, match=f"rpc_tracker --host {host} --port {port}"):
+        rpc.devices("key", (host, port))
+
+
+def test_something_else_than_a_tracker_is_told_so(listener):
+    def answer():
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(b"HTTP")
+
+    threading.Thread(target=answer, daemon=True).start()
+    with pytest.raises(DeviceError, match="is no tracker"):
+        rpc.devices("key", listener.getsockname())
+
+
+def test_a_tracker_that_is_silent_is_not_waited_for_without_end(listener, monkeypatch):
+    monkeypatch.setattr(rpc, "TRACKER_SECONDS", 0.1)
+    with pytest.raises(DeviceError, match="no answer"):
+        rpc.devices("key", listener.getsockname())
+
+
+def test_a_remote_device_is_described_as_the_device_that_it_is():
+    local = opencl.devices()[0]
+    remote = rpc.RemoteOpencl(**{**vars(local), "text": "rpc:key"}, key="key", tracker=("here", 1))
+    assert rpc.describe(remote) == rpc.describe(local)
+
+
+def test_a_remote_device_runs_no_kernel_here():
+    remote = rpc.RemoteOpencl(**vars(opencl.devices()[0]), key="key", tracker=("here", 1))
+    with pytest.raises(DeviceError, match="to tune on"):
+        remote.load(None)
+
+
+def test_a_worker_that_is_silent_is_not_waited_for_without_end(listener, monkeypatch):
+    monkeypatch.setattr(rpc, "FREE_SECONDS", 0.1)
+    monkeypatch.setattr(rpc, "TRACKER_SECONDS", 0.1)
+    monkeypatch.setattr(rpc, "count_workers", lambda tracker, key: 1)
+    monkeypatch.setattr(rpc, "_ask", lambda *request: (*listener.getsockname(), "key"))
+    with pytest.raises(DeviceError, match="a worker has not answered"):
+        rpc.devices("key", ("127.0.0.1", 1))

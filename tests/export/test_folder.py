@@ -1,0 +1,106 @@
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import tvmconv as tc
+from tvmconv.export import export
+from tvmconv.tuning.record import Record
+
+SMALL = tc.parse("conv2d:1x4x6x6,8x4x3x3,p1")
+
+# Run before an example: nothing of this project can be imported.
+WITHOUT_TVMCONV = """
+import sys
+sys.modules.update(dict.fromkeys(("tvmconv", "schedules")))
+"""
+SAVE_OUTPUT = "\nnp.save('output.npy', Y)\n"
+
+
+def examples(folder):
+    """The Python examples of a README."""
+    return re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+def run_example(text, folder):
+    """The output of an example, run as it stands in a fresh process without tvmconv."""
+    command = [sys.executable, "-c", WITHOUT_TVMCONV + text + SAVE_OUTPUT]
+    finished = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    return np.load(folder / "output.npy")
+
+
+def error_of(output, workload):
+    """Relative error of an example's output: its inputs are drawn as here."""
+    random = np.random.default_rng(0)
+    *shapes, _ = workload.argument_shapes
+    reference = workload.reference(*(random.standard_normal(shape).astype(workload.dtype) for shape in shapes))
+    return np.linalg.norm(output - reference) / np.linalg.norm(reference)
+
+
+def test_the_opencl_example_runs_without_tvmconv(tmp_path):
+    export(tc.build(SMALL, "vthread", device="opencl:0"), tmp_path)
+    (example,) = examples(tmp_path)
+    assert error_of(run_example(example, tmp_path), SMALL) < 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("which", [0, 1], ids=["tvm", "driver"])
+def test_the_cuda_examples_run_without_tvmconv(tmp_path, gpu, which):
+    workload = tc.parse("conv2d:1x64x28x28,64x64x3x3,p1")
+    exported = export(tc.build(workload, "vthread", arch=gpu.arch), tmp_path)
+    assert exported.no_library is None
+    assert error_of(run_example(examples(tmp_path)[which], tmp_path), workload) < 1e-5
+
+
+def test_the_json_tells_all_that_a_call_needs(tmp_path):
+    kernel = tc.build(SMALL, "tiling", arch="sm_90")
+    export(kernel, tmp_path)
+    facts = json.loads((tmp_path / "kernel.json").read_text(encoding="utf-8"))
+    assert tuple(facts["grid"]) == kernel.launch.grid
+    assert tuple(facts["block"]) == kernel.launch.block
+    assert sorted(facts["parameters"]) == ["K", "X", "Y"]
+    assert [argument["shape"] for argument in facts["arguments"]] == [[1, 4, 6, 6], [8, 4, 3, 3], [1, 8, 6, 6]]
+    assert f"{facts['function']}(" in (tmp_path / "kernel.cu").read_text(encoding="utf-8")
+
+
+def test_the_readme_says_that_nothing_was_measured(tmp_path):
+    export(tc.build(SMALL, "tiling", arch="sm_90"), tmp_path)
+    assert "was not measured" in (tmp_path / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_tells_where_the_time_is_from(tmp_path):
+    record = Record(SMALL, "tiling", {}, "NVIDIA H200", "cuda -arch=sm_90", times=(4e-6, 5e-6, 6e-6), deviation=3e-7)
+    kernel = tc.build(SMALL, "tiling", arch="sm_90")
+    kernel.record = record
+    export(kernel, tmp_path)
+    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "5 µs" in page
+    assert "NVIDIA H200, 1970-01-01" in page
+    assert "3e-07" in page
+
+
+def test_an_export_replaces_all_of_an_earlier_one(tmp_path):
+    export(tc.build(SMALL, "tiling", arch="sm_90"), tmp_path)
+    exported = export(tc.build(SMALL, "tiling", device="opencl:0"), tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted(exported.files)
+
+
+def test_without_a_compiler_to_link_with_the_rest_is_written(tmp_path, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    exported = export(tc.build(SMALL, "tiling", arch="sm_90"), tmp_path)
+    assert "no C++ compiler" in exported.no_library
+    assert {"kernel.cu", "kernel.cubin"} <= {file.name for file in exported.files}
+    assert len(examples(tmp_path)) == 1  # the driver's; the one with TVM would need the library
+
+
+def test_a_compiler_that_fails_costs_the_library_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "/bin/false")
+    exported = export(tc.build(SMALL, "tiling", arch="sm_90"), tmp_path)
+    assert "kernel.so" in exported.no_library
+    assert not (tmp_path / "kernel.so").exists()

@@ -1,0 +1,36 @@
+import subprocess
+import sys
+
+import pytest
+
+import tvmconv as tc
+from tvmconv.compiler.lower import lower
+from tvmconv.export.link import link
+
+# Stands in for the loader that TVM's CUDA runtime registers, and writes down what it is given.
+LOAD = """
+import os, sys, tvm, tvm_ffi
+
+def load(payload):
+    with open(sys.argv[2], "wb") as file:
+        file.write(payload)
+    os._exit(0)
+
+tvm_ffi.register_global_func("ffi.Module.load_from_bytes.cuda", load, override=True)
+tvm.runtime.load_module(sys.argv[1])
+"""
+
+
+@pytest.fixture(scope="module")
+def lowered():
+    kernel = tc.build(tc.parse("conv2d:1x4x6x6,8x4x3x3,p1"), "tiling", arch="sm_90")
+    return lower(kernel.tir, kernel.device.target())
+
+
+def test_the_library_holds_the_machine_code(tmp_path, lowered):
+    link(lowered, tmp_path / "kernel.so")
+    path = tmp_path / "payload"
+    subprocess.run([sys.executable, "-c", LOAD, tmp_path / "kernel.so", path], check=True)
+    payload = path.read_bytes()
+    assert payload.startswith(b"\5\0\0\0\0\0\0\0cubin")
+    assert payload.endswith(lowered.cubin.image)

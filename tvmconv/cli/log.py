@@ -1,0 +1,183 @@
+"""`tvmconv log`: what tuning logs hold; logs merged, and imported from AutoTVM."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tvmconv import workloads
+from tvmconv.errors import Error
+from tvmconv.knobs import format_value
+from tvmconv.report import NOTHING, Table, significant
+from tvmconv.tuning.best import best_of_each, log_files
+from tvmconv.tuning.lines import BadLines
+from tvmconv.tuning.log import read
+from tvmconv.tuning.merge import import_logs, merge, new_log
+from tvmconv.tuning.record import ErrorKind, Record
+from tvmconv.tuning.stats import Search, Stats, trials_per_second
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser("log", help="what tuning logs hold; merge them, import AutoTVM's")
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+
+    best = _add(actions, "best", _best, "the fastest valid record of each workload on each device")
+    best.add_argument("--workload", metavar="W", help="only of this workload")
+    best.add_argument("--device", metavar="D", help='only of the device of this name, such as "NVIDIA H200"')
+    best.add_argument("--json", action="store_true", help="print the records as they stand in a log")
+    best.add_argument("-o", dest="out", metavar="OUT", type=Path, help="write them to a log instead")
+
+    stats = _add(actions, "stats", _stats, "how many records, errors and bad lines; the best of each search")
+    stats.add_argument("--json", action="store_true", help="print JSON")
+
+    importing = _add(actions, "import", _import, "rewrite AutoTVM's logs as ours, and tell what has no schedule")
+    importing.add_argument("-o", dest="out", metavar="OUT", type=Path, required=True, help="the log to write")
+
+    merging = _add(actions, "merge", _merge, "one log of several, each measurement once")
+    merging.add_argument("-o", dest="out", metavar="OUT", type=Path, required=True, help="the log to write")
+
+
+def _add(actions: Any, name: str, run: Any, summary: str) -> Any:
+    parser = actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help="a log, or a folder of logs (*.jsonl)")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _best(args: argparse.Namespace) -> int:
+    workload = None if args.workload is None else workloads.parse(args.workload)
+    files = log_files(args.files)
+    bad = {file: BadLines() for file in files}
+    records = best_of_each(bad, workload, args.device)
+    _tell_bad(bad)
+    if not records:
+        asked = f" of {workload}" * (workload is not None) + f" on {args.device}" * (args.device is not None)
+        raise Error(f"no valid record{asked} in {_names(files)}")
+    if args.out is not None:
+        with new_log(args.out, files) as write:
+            for record in records:
+                write(record.line().encode())
+    elif args.json:
+        print("\n".join(record.line() for record in records))
+    else:
+        print(_best_table(records).text())
+    return 0
+
+
+def _best_table(records: Iterable[Record]) -> Table:
+    headers = ("workload", "schedule", "device", "time [µs]", "GFLOP/s", "config")
+    rows = [
+        [record.workload.text, record.schedule, record.device, *_speed(record), _config(record)] for record in records
+    ]
+    return Table(headers, rows, left=frozenset({"workload", "schedule", "device", "config"}))
+
+
+def _speed(record: Record | None) -> tuple[str, str]:
+    return (significant(record.cost * 1e6), significant(record.gflops)) if record else (NOTHING, NOTHING)
+
+
+def _config(record: Record) -> str:
+    return " ".join(f"{name}={format_value(value)}" for name, value in record.config.items())
+
+
+def _stats(args: argparse.Namespace) -> int:
+    bad = {file: BadLines() for file in log_files(args.files)}
+    stats = Stats.of(_read_all(bad))
+    if args.json:
+        print(json.dumps(_stats_json(stats, bad)))
+        return 0
+    errors = [f"{count:,} {_kind(kind)}" for kind, count in stats.errors.most_common() if kind is not ErrorKind.NONE]
+    print(f"records    {stats.errors.total():,}")
+    print(f"errors     {', '.join(errors) or 'none'}")
+    print(f"workloads  {len({subject.workload for subject in stats.searches}):,}")
+    print(f"devices    {', '.join(sorted({subject.device for subject in stats.searches})) or 'none'}")
+    print(f"trials/s   {_rate(stats.searches.values())}")
+    for file, lines in bad.items():
+        if lines.count:
+            print(f"{file}: {lines}")
+    print()
+    print(_stats_table(stats).text())
+    return 0
+
+
+def _stats_table(stats: Stats) -> Table:
+    headers = ("workload", "schedule", "device", "records", "errors", "trials/s", "best [µs]", "GFLOP/s")
+    rows = []
+    for subject, search in stats.searches.items():
+        failed = search.trials - search.errors[ErrorKind.NONE]
+        counts = f"{search.trials:,}", f"{failed:,}", _rate([search])
+        rows.append([subject.workload.text, subject.schedule, subject.device, *counts, *_speed(search.best)])
+    return Table(headers, rows, left=frozenset({"workload", "schedule", "device"}))
+
+
+def _stats_json(stats: Stats, bad: dict[Path, BadLines]) -> dict[str, Any]:
+    return {
+        "records": stats.errors.total(),
+        "errors": {_kind(kind): count for kind, count in stats.errors.items() if kind is not ErrorKind.NONE},
+        "trials_per_second": trials_per_second(stats.searches.values()),
+        "bad_lines": {str(file): {"count": lines.count, "numbers": lines.numbers} for file, lines in bad.items()},
+        "searches": [
+            {
+                "workload": subject.workload.text,
+                "schedule": subject.schedule,
+                "device": subject.device,
+                "records": search.trials,
+                "errors": search.trials - search.errors[ErrorKind.NONE],
+                "trials_per_second": trials_per_second([search]),
+                "best_seconds": search.best and search.best.cost,
+                "best_config": search.best and search.best.config,
+            }
+            for subject, search in stats.searches.items()
+        ],
+    }
+
+
+def _kind(kind: ErrorKind) -> str:
+    return kind.name.lower().replace("_", " ")
+
+
+def _rate(searches: Iterable[Search]) -> str:
+    rate = trials_per_second(searches)
+    return NOTHING if rate is None else significant(rate)
+
+
+def _import(args: argparse.Namespace) -> int:
+    bad = BadLines()
+    files = log_files(args.files)
+    try:
+        count = import_logs(files, args.out, bad)
+    finally:
+        for kind in bad.kinds.values():
+            lines = f"{kind.count} line{'s' * (kind.count > 1)}"
+            print(f"tvmconv: refused {lines}, the first line {kind.number}: {kind.error}", file=sys.stderr)
+    print(f"{args.out}: {count:,} record{'s' * (count != 1)} imported, {bad.count:,} refused")
+    return 0
+
+
+def _merge(args: argparse.Namespace) -> int:
+    bad = BadLines()
+    count, repeated = merge(log_files(args.files), args.out, bad)
+    if bad.count:
+        print(f"tvmconv: left out {bad}", file=sys.stderr)
+    print(f"{args.out}: {count:,} record{'s' * (count != 1)}, {repeated:,} left out as repeated")
+    return 0
+
+
+def _read_all(bad: dict[Path, BadLines]) -> Iterator[Record]:
+    for file, lines in bad.items():
+        yield from read(file, lines)
+
+
+def _tell_bad(bad: dict[Path, BadLines]) -> None:
+    for file, lines in bad.items():
+        if lines.count:
+            print(f"tvmconv: {file}: {lines}", file=sys.stderr)
+
+
+def _names(files: Sequence[Path]) -> str:
+    return ", ".join(map(str, files))

@@ -1,0 +1,89 @@
+"""`tvmconv plot`: tuning logs and sweeps as charts."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tvmconv import workloads
+from tvmconv.cli.errors import UsageError
+from tvmconv.cli.options import EXAMPLE
+from tvmconv.errors import Error
+from tvmconv.plot import FORMATS, draw_history, draw_sweep, sweep_info
+from tvmconv.sweep import Sweep
+from tvmconv.tuning.history import Search, history_info, merge_into_sweep, searches
+from tvmconv.tuning.lines import BadLines
+from tvmconv.tuning.log import read
+from tvmconv.workloads import Workload
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "plot",
+        help="draw tuning logs and sweeps",
+        description="Draw the best rate so far over trials and over time of the searches for one workload; for logs of "
+        "several workloads the best rate of each; for JSON files of scripts/sweep.py their rates, beside those of the "
+        "logs.",
+    )
+    parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help="a tuning log, or a sweep's JSON")
+    parser.add_argument("-o", dest="out", metavar="IMAGE", type=_image, required=True, help="a PNG, SVG or PDF file")
+    parser.add_argument("--workload", metavar="W", help=f"only this workload's searches, such as {EXAMPLE}")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw; print the image's name."""
+    sweeps = [Sweep.read(file) for file in args.files if _is_sweep(file)]
+    found = [search for file in args.files if not _is_sweep(file) for search in _read_log(file, args.files)]
+    chosen = _choose(args, found)
+    if chosen is not None:
+        draw_history(history_info(chosen, found, sweeps), args.out)
+    elif len(sweeps) == 1 and not found:
+        draw_sweep(sweep_info(sweeps[0].title, sweeps[0].axis, sweeps[0].labels, sweeps[0].results), args.out)
+    else:
+        labels, results = merge_into_sweep(found, sweeps)
+        names = dict.fromkeys(result.device_name for result in results)
+        axis = sweeps[0].axis if sweeps else "workload"
+        draw_sweep(sweep_info(f"Best on {', '.join(names)}", axis, labels, results), args.out)
+    print(args.out)
+    return 0
+
+
+def _choose(args: argparse.Namespace, found: Sequence[Search]) -> Workload | None:
+    """The workload whose searches are drawn trial by trial: the one asked for, or the only one."""
+    there = {search.workload for search in found}
+    if args.workload is None:
+        return there.pop() if len(there) == 1 else None
+    workload = workloads.parse(args.workload)
+    if workload not in there:
+        raise UsageError(f"no record of {workload} in {', '.join(map(str, args.files))}")
+    return workload
+
+
+def _is_sweep(file: Path) -> bool:
+    """Whether a file begins like a sweep's JSON; a log's lines begin otherwise."""
+    with file.open("rb") as opened:
+        return opened.read(8) == b'{"name":'
+
+
+def _read_log(file: Path, files: Sequence[Path]) -> list[Search]:
+    """The searches of a log, named by as much of its path as tells it from the others."""
+    bad = BadLines()
+    short = sum(other.name == file.name for other in files) == 1
+    found = searches(file.stem if short else str(file), read(file, bad))
+    if not found:
+        raise Error(f"{file}: no record in it" + (f": {bad}" if bad.count else ""))
+    if bad.count:
+        print(f"tvmconv: {file}: {bad}", file=sys.stderr)
+    return found
+
+
+def _image(text: str) -> Path:
+    path = Path(text)
+    if path.suffix.lower() not in FORMATS:
+        raise argparse.ArgumentTypeError(f"expected a file named *{', *'.join(FORMATS)}, not {text!r}")
+    return path

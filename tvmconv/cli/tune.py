@@ -1,0 +1,222 @@
+"""`tvmconv tune`: search for the fastest configs, keep what was measured in a log."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvmconv import library, workloads
+from tvmconv.cli.errors import UsageError
+from tvmconv.cli.options import EXAMPLE, add_tracker, count, positive, seed_number
+from tvmconv.cli.progress import progress_line
+from tvmconv.report import NOTHING, Table, significant
+from tvmconv.tuning.tuners import TUNERS
+from tvmconv.workloads import Workload
+from tvmconv.workloads.suites import SUITES
+
+if TYPE_CHECKING:
+    from tvmconv.tuning.tune import Status, Tuned
+
+LOG = "tuning.jsonl"
+FAILED = 1
+LINE_SECONDS = 15.0  # between two lines of progress where there is no terminal
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "tune",
+        help="search for the fastest configs of a schedule",
+        description="Search for the fastest configs of a schedule, and append every measurement to a log. The same "
+        "command goes on where it was interrupted. Exit status 1 says that nothing ran for some workload.",
+        usage="%(prog)s (WORKLOAD | --suite S) [options]",
+    )
+    parser.add_argument("workload", metavar="WORKLOAD", nargs="?", help=f"such as {EXAMPLE}")
+    parser.add_argument("--suite", metavar="S", help=f"all distinct workloads of {', '.join(SUITES)}")
+    add_search(parser)
+    parser.add_argument("--json", action="store_true", help="print the best record of each search, as in the log")
+    parser.set_defaults(run=run)
+
+
+def add_search(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how to search."""
+    parser.add_argument(
+        "--schedule",
+        metavar="NAME",
+        action="append",
+        help="whose knobs to search; may be given several times (default: depthwise where it applies, else direct)",
+    )
+    parser.add_argument("--tuner", choices=TUNERS, default="xgb", help="how to search (default: %(default)s)")
+    parser.add_argument(
+        "--trials",
+        metavar="N",
+        type=count,
+        help="measure so many configs of each schedule, those in the log included (default: 512 without --seconds)",
+    )
+    parser.add_argument("--seconds", metavar="T", type=positive, help="stop after so long for each workload")
+    parser.add_argument("--patience", metavar="N", type=count, help="stop after so many configs that are no better")
+    parser.add_argument("--log", metavar="F", type=Path, default=Path(LOG), help="append to it (default: %(default)s)")
+    parser.add_argument(
+        "--transfer",
+        metavar="F",
+        type=Path,
+        action="append",
+        default=[],
+        help="a log, or a folder of logs, of other workloads to learn from as well; may be given several times",
+    )
+    parser.add_argument(
+        "--device",
+        metavar="D",
+        default="auto",
+        help="cuda:N, cuda for all GPUs of this host, opencl:N, rpc:KEY or auto (default: %(default)s)",
+    )
+    add_tracker(parser)
+    parser.add_argument("--workers", metavar="N", type=count, help="processes that build (default: cores - 1)")
+    parser.add_argument("--seed", metavar="N", type=seed_number, default=0, help="of the tuner (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Tune, and print a table of what came of it."""
+    chosen = _workloads(args)
+    results = []
+    try:
+        for workload in chosen:
+            results += search(args, workload)
+    except KeyboardInterrupt:
+        print(f"tvmconv: interrupted; {args.log} is whole, and the same command goes on with it", file=sys.stderr)
+        raise
+    if args.json:
+        for _, _, tuned in results:
+            if tuned.status.best:
+                print(tuned.status.best.line())
+    else:
+        print(results_table(results).text())
+        for line in stage_lines(results):
+            print(line)
+    return 0 if all(tuned.final for _, _, tuned in results) else FAILED
+
+
+def search(args: argparse.Namespace, workload: Workload) -> list[tuple[Workload, str, Tuned]]:
+    """Tune the schedules that were asked for, each in its share of the time; what came of each."""
+    from tvmconv.tuning.tune import find_devices, tune
+
+    places = find_devices(args.device, args.tracker)
+    names = args.schedule or [library.to_tune(workload).name]
+    results = []
+    for name in names:
+        with _shown(f"{workload.text} {name} on {places[0].text}: ") as show:
+            tuned = tune(
+                workload,
+                name,
+                args.tuner,
+                trials=args.trials,
+                seconds=args.seconds / len(names) if args.seconds else None,
+                log=args.log,
+                device=places,
+                seed=args.seed,
+                patience=args.patience,
+                transfer=args.transfer,
+                workers=args.workers,
+                progress=_teller(show),
+            )
+        results.append((workload, name, tuned))
+    return results
+
+
+def _teller(show: Callable[[str], None]) -> Callable[[Status], None]:
+    return lambda status: show(progress_text(status))
+
+
+def progress_text(status: Status) -> str:
+    """How far a search is, in one line."""
+    asked = f"/{status.asked:,}" if status.asked is not None else ""
+    parts = [f"{status.done:,}{asked} configs", f"{status.rate:.1f}/s"]
+    if status.best:
+        speedup = f", {significant(status.speedup)} × default" if status.speedup else ""
+        parts.append(
+            f"best {significant(status.best.cost * 1e6)} µs ({significant(status.best.gflops)} GFLOP/s{speedup})"
+        )
+    if status.errors:
+        parts.append("failed: " + ", ".join(f"{n} {kind_text(kind)}" for kind, n in status.errors.most_common()))
+    if status.seconds_left is not None:
+        parts.append(f"{status.seconds_left:.0f} s left")
+    return ", ".join(parts)
+
+
+def kind_text(kind: Any) -> str:
+    """An `ErrorKind` in words."""
+    return kind.name.lower().replace("_", " ")
+
+
+def results_table(results: Sequence[tuple[Workload, str, Tuned]]) -> Table:
+    """One line a search."""
+    headers = (
+        "workload",
+        "schedule",
+        "configs",
+        "failed",
+        "best [µs]",
+        "GFLOP/s",
+        "× default",
+        "rel. error",
+        "configs/s",
+    )
+    rows = []
+    for workload, name, tuned in results:
+        status, final = tuned.status, tuned.final
+        fresh = status.done - status.resumed
+        rows.append(
+            (
+                workload.text,
+                name,
+                f"{status.done:,}",
+                f"{status.errors.total():,}",
+                significant(final.cost * 1e6) if final else NOTHING,
+                significant(final.gflops) if final else NOTHING,
+                significant(status.speedup) if status.speedup else NOTHING,
+                f"{final.deviation:.1e}" if final and final.deviation is not None else NOTHING,
+                f"{fresh / tuned.seconds:.1f}" if fresh and tuned.seconds else NOTHING,
+            )
+        )
+    return Table(headers, rows, left=frozenset({"workload", "schedule"}))
+
+
+def stage_lines(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
+    """Where the time of a trial went, one line for each search that measured something."""
+    return [
+        f"{workload.text} {name}, ms a trial: " + ", ".join(f"{stage} {ms:.1f}" for stage, ms in tuned.stages.items())
+        for workload, name, tuned in results
+        if tuned.stages
+    ]
+
+
+def _workloads(args: argparse.Namespace) -> list[Workload]:
+    """The workloads that were asked for, each once."""
+    if (args.workload is None) == (args.suite is None):
+        raise UsageError("expected a workload or --suite; see tvmconv tune --help")
+    if args.workload is not None:
+        return [workloads.parse(args.workload)]
+    return list(dict.fromkeys(layer.workload for layer in workloads.suite(args.suite)))
+
+
+@contextmanager
+def _shown(prefix: str) -> Iterator[Callable[[str], None]]:
+    """Show progress on a terminal in place; elsewhere as a line on stderr now and then."""
+    if sys.stderr.isatty():
+        with progress_line(prefix) as show:
+            yield show
+        return
+    last = time.monotonic()
+
+    def show_line(text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= LINE_SECONDS:
+            last = time.monotonic()
+            print(prefix + text, file=sys.stderr, flush=True)
+
+    yield show_line

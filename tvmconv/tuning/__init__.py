@@ -1,0 +1,1 @@
+"""Tuning: the search for a workload's fastest config, its measurements and their logs."""

@@ -1,0 +1,87 @@
+"""The border of a log: JSON values from a line that anyone may have written, checked one by one."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NoReturn
+
+from tvmconv.errors import RecordError
+from tvmconv.workloads.text import quote
+
+
+def read_object(line: str | bytes) -> dict[str, Any]:
+    """The JSON object that a line holds.
+
+    Raises:
+        RecordError: the line is not UTF-8, no JSON, or holds something else; NaN and Infinity are no JSON.
+    """
+    try:
+        value = _DECODER.decode(line if isinstance(line, str) else line.decode())
+    except (ValueError, RecursionError) as error:  # ValueError: also no UTF-8, or an integer of thousands of digits
+        raise RecordError("the line is not JSON", f"expected an object, not {shown(line)}") from error
+    if not isinstance(value, dict):
+        raise RecordError("the line is no JSON object", shown(line))
+    return value
+
+
+def array(value: object, name: str, length: int | None = None) -> list[Any]:
+    """A list, of that length."""
+    if not isinstance(value, list) or length not in (None, len(value)):
+        _refuse(name, value, "a list" if length is None else f"a list of {length}")
+    return value
+
+
+def table(value: object, name: str) -> dict[str, Any]:
+    """An object."""
+    if not isinstance(value, dict):
+        _refuse(name, value, "an object")
+    return value
+
+
+def text(value: object, name: str) -> str:
+    """A string."""
+    if not isinstance(value, str):
+        _refuse(name, value, "a string")
+    return value
+
+
+def integer(value: object, name: str) -> int:
+    """An integer, which true and false are not."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        _refuse(name, value, "an integer")
+    return value
+
+
+def number(value: object, name: str) -> float:
+    """A finite number, which true and false are not."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        _refuse(name, value, "a number")
+    try:
+        converted = float(value)
+    except OverflowError:
+        converted = math.inf
+    if not math.isfinite(converted):
+        _refuse(name, value, "a finite number")
+    return converted
+
+
+def _refuse(name: str, value: object, expected: str) -> NoReturn:
+    raise RecordError(f"{name} is not {expected}", shown(value))
+
+
+def shown(value: object) -> str:
+    """The value, shortened; what Python itself cannot print (too deep, too many digits) by its type."""
+    if isinstance(value, (str, bytes)):
+        return quote(value[:100])
+    try:
+        return quote(value)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__} too large to print"
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)

@@ -1,0 +1,326 @@
+"""Tuning: propose configs, measure them, put the records on disk, learn from them, until enough is known."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from tvmconv import devices as known_devices
+from tvmconv import library
+from tvmconv.devices import Device
+from tvmconv.errors import TuningError
+from tvmconv.tuning.best import log_files
+from tvmconv.tuning.lines import BadLines
+from tvmconv.tuning.log import Log, read
+from tvmconv.tuning.measure import Measurer
+from tvmconv.tuning.tuners import Tuner, make
+from tvmconv.tuning.tuners.xgb import XGBTuner
+
+if TYPE_CHECKING:
+    from tvmconv.tuning.record import ErrorKind, Record
+    from tvmconv.workloads import Workload
+
+REFERENCE = "default"  # the schedule whose time others are compared with
+RATE_SECONDS = 20.0  # over how long the rate is taken
+FINALISTS = 3  # of the fastest configs, measured again at the end
+
+
+@dataclass
+class Status:
+    """Where a tuning stands.
+
+    Attributes:
+        asked: how many records there will be in the end, earlier ones included; None where only time ends it.
+        seconds: how long it may take, earlier sessions included; None where only the number of records ends it.
+        done: records there are, earlier ones included.
+        resumed: of these, those of earlier sessions.
+        elapsed: seconds that it took, earlier sessions included.
+        best: the fastest record; None before one succeeded.
+        reference: the record of the `default` schedule, if it was measured.
+        errors: how many records failed, by kind.
+        since_best: records since the best one.
+    """
+
+    asked: int | None
+    seconds: float | None
+    done: int = 0
+    resumed: int = 0
+    elapsed: float = 0.0
+    best: Record | None = None
+    reference: Record | None = None
+    errors: Counter[ErrorKind] = field(default_factory=Counter)
+    since_best: int = 0
+    _arrivals: deque[float] = field(default_factory=deque)
+
+    def count(self, record: Record, *, earlier: bool = False) -> None:
+        """Take notice of a record."""
+        self.done += 1
+        self.resumed += earlier
+        self.since_best += 1
+        if not record.ok:
+            self.errors[record.error] += 1
+        elif self.best is None or record.cost < self.best.cost:
+            self.best, self.since_best = record, 0
+        if earlier:
+            self.elapsed = max(self.elapsed, record.elapsed or 0.0)
+        else:
+            self._arrivals.append(self.elapsed)
+            while self._arrivals[0] < self.elapsed - RATE_SECONDS:
+                self._arrivals.popleft()
+
+    @property
+    def rate(self) -> float:
+        """Records a second, of late; 0 before there are any."""
+        if len(self._arrivals) < 2:
+            return 0.0
+        return (len(self._arrivals) - 1) / max(self._arrivals[-1] - self._arrivals[0], 1e-9)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long it will go on at this rate, at most; None where that is not known."""
+        by_time = math.inf if self.seconds is None else self.seconds - self.elapsed
+        by_count = (self.asked - self.done) / self.rate if self.asked is not None and self.rate else math.inf
+        left = min(by_time, by_count)
+        return max(left, 0.0) if math.isfinite(left) else None
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast as the `default` schedule the best record is; None where one of them is missing."""
+        if self.best is None or self.reference is None or not self.reference.ok:
+            return None
+        return self.reference.cost / self.best.cost
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What came of a tuning.
+
+    Attributes:
+        status: at its end; its best record is what was fastest during the search.
+        final: the best record, measured once more on fresh inputs, and verified again (if that was wanted); None if
+            nothing succeeded.
+        stages: mean milliseconds a trial by stage, of this session; empty if it measured nothing.
+        seconds: how long this session measured, from its first config to its last record.
+    """
+
+    status: Status
+    final: Record | None
+    stages: dict[str, float]
+    seconds: float
+
+
+def tune(
+    workload: Workload,
+    schedule: str | library.Schedule = "direct",
+    tuner: str = "xgb",
+    *,
+    trials: int | None = None,
+    seconds: float | None = None,
+    log: str | os.PathLike[str] = "tuning.jsonl",
+    device: str | Device | Sequence[str | Device] = "auto",
+    seed: int = 0,
+    patience: int | None = None,
+    transfer: Iterable[str | os.PathLike[str]] = (),
+    workers: int | None = None,
+    compare: bool = True,
+    confirm: bool = True,
+    progress: Callable[[Status], None] | None = None,
+) -> Tuned:
+    """Search for the fastest config of a schedule.
+
+    Every measurement is in the log before it is counted. What the log has already of this workload, schedule and device
+    counts: the same call after an interruption goes on where that one was.
+
+    Args:
+        workload: what to compute.
+        schedule: how; its knobs make the space.
+        tuner: "xgb", "ga", "random" or "grid".
+        trials: how many records there shall be, those in the log included; 512 if `seconds` is not given either.
+        seconds: how long it may take, on the clock, earlier sessions included.
+        log: the file to append to.
+        device: where to measure: a device, several of one architecture, "cuda" for all GPUs of this host, or "auto" for
+            these or else the first device of OpenCL.
+        seed: of the tuner.
+        patience: end after so many records without a better one.
+        transfer: logs, or folders of logs, whose records of other workloads the xgb tuner learns from as well.
+        workers: processes that build; by default one less than there are processors.
+        compare: measure the `default` schedule once, if the log does not have it.
+        confirm: measure the fastest configs again at the end, on fresh inputs.
+        progress: called with the status about ten times a second.
+
+    Raises:
+        TunerError: there is no such tuner.
+        TuningError: trials, seconds or patience is not positive.
+        ScheduleError: no such schedule for this workload.
+        DeviceError: a device is not there, or is lost.
+        Error: the log cannot be read or written.
+        KeyboardInterrupt: the user's; the log is whole.
+    """
+    if trials is None and seconds is None:
+        trials = 512
+    for name, value in (("trials", trials), ("seconds", seconds), ("patience", patience)):
+        if value is not None and value <= 0:
+            raise TuningError(f"{name} has to be positive, not {value}")
+    chosen = library.find(workload, schedule) if isinstance(schedule, str) else schedule
+    places = find_devices(device)
+    search = _Search(workload, chosen, make(tuner, chosen.space(workload), seed), Log(log), places, workers)
+    search.status = Status(trials, seconds)
+    search.recall(transfer)
+    measured, stages = search.run(patience, compare, progress or (lambda status: None))
+    return Tuned(search.status, search.confirm() if confirm else search.status.best, stages, measured)
+
+
+def find_devices(device: str | Device | Sequence[str | Device], tracker: str | None = None) -> list[Device]:
+    """The devices that a text names, or several texts: as `devices.find`, but for more than one.
+
+    Args:
+        device: "cuda" and "auto" name all GPUs of this host, "rpc:KEY" all workers under the key.
+        tracker: host and port for "rpc:KEY"; by default those of TVM_TRACKER_HOST and TVM_TRACKER_PORT.
+
+    Raises:
+        DeviceError: a text names no device, or one that is not here.
+    """
+    if isinstance(device, Device):
+        return [device]
+    if not isinstance(device, str):
+        return [place for text in device for place in find_devices(text, tracker)]
+    if device.startswith("rpc:"):
+        from tvmconv.devices import rpc
+
+        return list(rpc.devices(device.removeprefix("rpc:"), rpc.tracker_address(tracker)))
+    found = known_devices.find(device)
+    if found.kind == "cuda" and device in ("auto", "cuda"):
+        from tvmconv.devices import cuda
+
+        return [gpu for gpu in cuda.devices() if gpu.arch == found.arch]
+    return [found]
+
+
+class _Search:
+    """One tuning: what it consists of, and how far it is."""
+
+    status: Status
+
+    def __init__(
+        self,
+        workload: Workload,
+        schedule: library.Schedule,
+        tuner: Tuner,
+        log: Log,
+        places: Sequence[Device],
+        workers: int | None,
+    ):
+        self._workload = workload
+        self._schedule = schedule
+        self._tuner = tuner
+        self._log = log
+        self._places = places
+        self._workers = workers
+        self._known: set[tuple[str, str, str, str]] = set()  # identities of the records that were counted
+        self._best_first: list[Record] = []
+
+    def recall(self, transfer: Iterable[str | os.PathLike[str]]) -> None:
+        """Learn what the log has of this search, and what other logs have of other workloads."""
+        others: dict[Workload, list[Record]] = {}
+        self._take(self._log.new_records(self._workload), earlier=True)
+        if isinstance(self._tuner, XGBTuner):
+            for path in log_files(transfer):
+                for record in read(path, BadLines()):
+                    if record.schedule == self._schedule.name and record.workload != self._workload:
+                        others.setdefault(record.workload, []).append(record)
+            for workload, records in others.items():
+                self._tuner.transfer(self._schedule.space(workload), records)
+
+    def run(
+        self, patience: int | None, compare: bool, progress: Callable[[Status], None]
+    ) -> tuple[float, dict[str, float]]:
+        """Search until the end; seconds of measuring, and mean milliseconds a trial by stage."""
+        status = self.status
+        start = time.monotonic() - status.elapsed
+        stages: dict[str, float] = {}
+        if compare and status.reference is None:
+            status.reference = self._measure_reference()
+        status.elapsed = time.monotonic() - start
+        begun = time.monotonic()
+        if not self._ended(patience):
+            with Measurer(self._workload, self._schedule, self._places, workers=self._workers) as measurer:
+                exhausted = False
+                while not self._ended(patience) and not (exhausted and not measurer.pending):
+                    exhausted = not self._submit(measurer)
+                    records = measurer.results(timeout=0.1)
+                    status.elapsed = time.monotonic() - start
+                    for record in records:
+                        self._log.append(replace(record, elapsed=status.elapsed))
+                    if records:
+                        self._take(self._log.new_records(self._workload))
+                    progress(status)
+                stages = measurer.stages
+        measured = time.monotonic() - begun
+        return measured, stages
+
+    def _submit(self, measurer: Measurer) -> bool:
+        """Keep the measurer busy; False if the space is exhausted."""
+        ahead = max(2 * measurer.workers, self._tuner.batch)
+        room = ahead + measurer.workers - measurer.pending
+        if self.status.asked is not None:
+            room = min(room, self.status.asked - self.status.done - measurer.pending)
+        if measurer.pending >= ahead or room < 1:
+            return True
+        configs = self._tuner.propose(room)
+        measurer.submit(configs)
+        return bool(configs)
+
+    def _take(self, records: Iterable[Record], *, earlier: bool = False) -> None:
+        """Count and learn those records that belong to this search and are new to it."""
+        new = []
+        for record in records:
+            if record.device != self._places[0].name or record.workload != self._workload:
+                continue
+            if record.schedule == REFERENCE and not record.config and record.ok:
+                self.status.reference = record
+            if record.schedule == self._schedule.name and record.identity not in self._known:
+                self._known.add(record.identity)
+                self.status.count(record, earlier=earlier)
+                new.append(record)
+        self._best_first = sorted([*self._best_first, *(r for r in new if r.ok)], key=lambda r: r.cost)[:FINALISTS]
+        self._tuner.learn(new)
+
+    def _ended(self, patience: int | None) -> bool:
+        status = self.status
+        return (
+            (status.asked is not None and status.done >= status.asked)
+            or (status.seconds is not None and status.elapsed >= status.seconds)
+            or (patience is not None and status.best is not None and status.since_best >= patience)
+        )
+
+    def _measure_reference(self) -> Record | None:
+        """The `default` schedule's record, put into the log; None where there is no such schedule."""
+        known = {schedule.name: schedule for schedule in library.schedules(self._workload)}
+        if REFERENCE not in known or self._schedule.name == REFERENCE:
+            return None
+        with Measurer(self._workload, known[REFERENCE], self._places[:1], workers=1) as measurer:
+            (record,) = _measure_all(measurer, [{}])
+        self._log.append(record)
+        return record
+
+    def confirm(self) -> Record | None:
+        """The fastest configs once more, on fresh inputs and with nothing else going on: the fastest that is right."""
+        if not self._best_first:
+            return None
+        with Measurer(self._workload, self._schedule, self._places[:1], workers=1) as measurer:
+            records = _measure_all(measurer, [record.config for record in self._best_first])
+        return min((record for record in records if record.ok), key=lambda record: record.cost, default=None)
+
+
+def _measure_all(measurer: Measurer, configs: Sequence[dict]) -> list[Record]:
+    """The records of some configs, all of them, in the order in which they end."""
+    measurer.submit(configs)
+    records: list[Record] = []
+    while measurer.pending:
+        records += measurer.results(timeout=1.0)
+    return records

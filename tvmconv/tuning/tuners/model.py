@@ -1,0 +1,108 @@
+"""The cost model: which configs are fast, as an ensemble of boosted trees guesses it from those measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+_TREES = {"max_depth": 3, "eta": 0.15, "colsample_bynode": 0.7, "objective": "reg:squarederror", "base_score": 0.0}
+_ROUNDS = 80
+_FAILURE_TREES = {"max_depth": 3, "eta": 0.2, "min_child_weight": 0.5, "objective": "binary:logistic"}
+_FAILURE_ROUNDS = 30
+_MOST_ROWS = 1024  # a member learns from at most as many trials, so that a long search does not slow down
+
+
+@dataclass(frozen=True)
+class Group:
+    """Trials that compare with each other: those of one workload.
+
+    Attributes:
+        features: float32 (n, features); NaN where a trial lacks one.
+        costs: seconds (n,), infinite for trials that failed.
+        weight: of each trial.
+    """
+
+    features: np.ndarray
+    costs: np.ndarray
+    weight: float = 1.0
+
+    @property
+    def succeeded(self) -> np.ndarray:
+        """Which trials did: bool (n,)."""
+        return np.isfinite(self.costs)
+
+    def targets(self) -> np.ndarray:
+        """How good the trials that succeeded are: their share of the best one's speed, standardised.
+
+        Shares of the speed, and not the logarithm of the cost: how bad the bad ones are is of no interest.
+        """
+        costs = self.costs[self.succeeded]
+        shares = costs.min(initial=np.inf) / costs
+        return (shares - shares.mean()) / max(shares.std(), 1e-6) if len(shares) else shares
+
+
+class Ensemble:
+    """Boosted trees, each member trained on a bootstrap sample of the trials.
+
+    Where the trials say little, the members differ. To follow a member of its own with each proposal is Thompson
+    sampling: exploration fades as the members come to agree, and where they do. (Chapelle and Li, "An Empirical
+    Evaluation of Thompson Sampling", NIPS 2011; Chen and Guestrin, "XGBoost", KDD 2016.)
+
+    Args:
+        groups: what was measured.
+        members: how many to train.
+        rng: draws the samples.
+    """
+
+    def __init__(self, groups: Sequence[Group], members: int, rng: np.random.Generator):
+        features = np.concatenate([group.features[group.succeeded] for group in groups])
+        targets = np.concatenate([group.targets() for group in groups])
+        weights = np.concatenate([np.full(group.succeeded.sum(), group.weight) for group in groups])
+        self._members = [_bootstrapped(features, targets, weights, rng) for _ in range(members)]
+        self._success = _success(groups, rng)
+
+    def scores(self, features: np.ndarray) -> np.ndarray:
+        """How good each member thinks configs to be, in standard deviations: (members, n)."""
+        import xgboost as xgb
+
+        rows = xgb.DMatrix(features, nthread=1)
+        scores = np.stack([member.predict(rows) for member in self._members])
+        if self._success is not None:
+            scores += np.log(self._success.predict(rows) + 1e-9)
+        return scores
+
+
+def _bootstrapped(features: np.ndarray, targets: np.ndarray, weights: np.ndarray, rng: np.random.Generator) -> Any:
+    drawn = rng.choice(len(targets), min(len(targets), _MOST_ROWS), p=weights / weights.sum())
+    rows, counts = np.unique(drawn, return_counts=True)
+    return _train(_TREES, _ROUNDS, features[rows], targets[rows], counts, rng)
+
+
+def _success(groups: Sequence[Group], rng: np.random.Generator) -> Any:
+    """A classifier that tells how likely a config is to succeed; None as long as (nearly) all did."""
+    features = np.concatenate([group.features for group in groups])
+    succeeded = np.concatenate([group.succeeded for group in groups])
+    weights = np.concatenate([np.full(len(group.costs), group.weight) for group in groups])
+    if (~succeeded).sum() < 2:
+        return None
+    rows = rng.permutation(len(succeeded))[: 2 * _MOST_ROWS]
+    return _train(_FAILURE_TREES, _FAILURE_ROUNDS, features[rows], succeeded[rows], weights[rows], rng)
+
+
+def _train(
+    parameters: dict[str, Any],
+    rounds: int,
+    features: np.ndarray,
+    labels: np.ndarray,
+    weights: np.ndarray,
+    rng: np.random.Generator,
+) -> Any:
+    import xgboost as xgb
+
+    # One thread: sums in another order would be other trees, and other proposals from the same seed.
+    fixed = {"nthread": 1, "verbosity": 0, "seed": int(rng.integers(2**31))}
+    rows = xgb.DMatrix(features, label=labels.astype(np.float32), weight=weights, nthread=1)
+    return xgb.train({**parameters, **fixed}, rows, rounds)
