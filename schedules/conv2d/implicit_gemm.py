@@ -62,8 +62,13 @@ def implicit_gemm(s: Schedule, w: Conv2d, k: Knobs) -> None:
     plan = staged.Plan(spatial, taps, how)
 
     conv = flatten_pixels(s, w, channels_last=False)
-    *group, channel, rc, rh, rw, pixel = s.get_loops(conv)
-    nest = staged.Loops(group[0] if group else s.add_unit_loop(channel), [channel, pixel], [rc, rh, rw])
+    if w.groups == 1:  # the slices' blocks have their axes in this order, the pixels before the sums
+        s.transform_block_layout(conv, lambda channel, rc, rh, rw, pixel: (channel, pixel, rc, rh, rw))
+        channel, pixel, *sums_over = s.get_loops(conv)
+        nest = staged.Loops(s.add_unit_loop(channel), [channel, pixel], sums_over)
+    else:
+        group, channel, *sums_over, pixel = s.get_loops(conv)
+        nest = staged.Loops(group, [channel, pixel], sums_over)
     sums = staged.accumulate(s, conv, nest, plan)
     shared = [s.cache_read(sums.products, operand, "shared") for operand in (0, 1)]
     for copy in shared:

@@ -35,6 +35,7 @@ MAX_PRODUCTS = 768  # of a thread in one step, all of them unrolled: more take l
 REGISTERS = 65536  # of a multiprocessor: CUDA C++ Programming Guide, "Technical Specifications"
 OWN_REGISTERS = 24  # of a thread besides its accumulators, at least
 MIN_THREADS = 32
+REUSE = 16  # how many times as large as another an array may be for one to take the other's place
 MAX_Z = 64  # threads of a block along z: as above
 OVERHANG = 0.15  # of extents with a large prime factor, whose exact tiles are few
 LARGE_PRIME = 7
@@ -188,13 +189,14 @@ def staged_bytes(c: Columns, spatial: Sequence[str], operands: Sequence[np.ndarr
         operands: words of each operand that are staged for one step, by config.
     """
     copies = np.array([PIPELINES[str(name)] for name in c["pipeline"]], dtype=np.int64)
-    arrays = [copies * words for words in operands]
-    # The slices meet in an array of their own, one for each virtual thread; TVM puts it in the place of an operand that
-    # is no longer needed.
-    tiles = np.prod([tile(c, axis) * c[axis][:, 1] for axis in spatial], axis=0)
-    meeting = np.where(c["slices"] > 1, c["slices"] * tiles, 0)
-    largest = np.maximum.reduce([*arrays, meeting])
-    return WORD * (sum(arrays) - np.maximum.reduce(arrays) + largest)
+    arrays = copies * np.stack(operands)
+    # The slices meet in an array of their own, one for each virtual thread. TVM lets it take the place of an operand,
+    # which is no longer needed, if their sizes are not too different (tirx.transform.StorageRewrite).
+    meeting = c["slices"] * np.prod([tile(c, axis) * c[axis][:, 1] for axis in spatial], axis=0)
+    holds = (arrays >= meeting) & (arrays <= REUSE * meeting)
+    grows = np.where((arrays < meeting) & (REUSE * arrays >= meeting), arrays, 0).max(axis=0)
+    more = np.where(holds.any(axis=0), 0, meeting - grows)
+    return WORD * (arrays.sum(axis=0) + np.where(c["slices"] > 1, more, 0))
 
 
 def weight_row(c: Columns, channels: np.ndarray) -> np.ndarray:
