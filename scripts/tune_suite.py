@@ -48,6 +48,7 @@ def _run(argv: Sequence[str], prog: str, defaults: dict[str, object]) -> int:
     parser.add_argument("--batch", type=count, default=1, metavar="N", help="images at a time (default: %(default)s)")
     parser.add_argument("-o", dest="out", type=Path, default=Path("results"), metavar="DIR", help="where results go")
     parser.add_argument("--baseline", default="cudnn", choices=("cudnn", "none"), help="to compare with")
+    parser.add_argument("--tune-only", action="store_true", help="do not compare")
     add_search(parser)
     parser.set_defaults(log=None, **defaults)
     args = parser.parse_args(argv)
@@ -60,9 +61,11 @@ def _run(argv: Sequence[str], prog: str, defaults: dict[str, object]) -> int:
     results = []
     for number, workload in enumerate(dict.fromkeys(layer.workload for layer in layers), 1):
         print(f"{number}: {workload.text}", file=sys.stderr, flush=True)
-        results += search(args, workload)
+        results += search(args, workload, compare=False, confirm=False)  # the comparison does that
     print(results_table(results).text())
-    print("\n".join(stage_lines(results)), end="\n\n")
+    print("\n".join(stage_lines(results)), end="\n\n", flush=True)
+    if args.tune_only:
+        return 0
 
     device = devices.find(args.device)
     tell_choice(args.device, device)

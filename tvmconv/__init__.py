@@ -24,12 +24,15 @@ if TYPE_CHECKING:
         RecordingError,
         ScheduleError,
         TunerError,
+        TuningError,
         WorkloadError,
     )
     from tvmconv.kernel import Kernel, build
     from tvmconv.library import Schedule, schedule, schedules
     from tvmconv.tuning.log import Log
     from tvmconv.tuning.record import ErrorKind, Record
+    from tvmconv.tuning.status import Status
+    from tvmconv.tuning.tune import Tuned, tune
     from tvmconv.verify import Problem, Verification
     from tvmconv.workloads import Conv2d, Layer, parse, suite
 
@@ -45,12 +48,15 @@ _HOME = {
         "RecordingError",
         "ScheduleError",
         "TunerError",
+        "TuningError",
         "WorkloadError",
     ),
     "tvmconv.kernel": ("Kernel", "build"),
     "tvmconv.library": ("Schedule", "schedule", "schedules"),
     "tvmconv.tuning.log": ("Log",),
     "tvmconv.tuning.record": ("ErrorKind", "Record"),
+    "tvmconv.tuning.status": ("Status",),
+    "tvmconv.tuning.tune": ("Tuned", "tune"),
     "tvmconv.verify": ("Problem", "Verification"),
     "tvmconv.workloads": ("Conv2d", "Layer", "parse", "suite"),
 }

@@ -67,7 +67,7 @@ def build(
     _check_memory(workload, place)
     if log is not None:
         return _build_logged(workload, chosen, place, log)
-    return _build(workload, chosen or library.to_tune(workload), place, config)
+    return _build(workload, chosen or library.to_tune(workload)[0], place, config)
 
 
 class Kernel:
@@ -246,7 +246,7 @@ def _build_logged(workload: Workload, schedule: library.Schedule | None, place: 
         elif failures:
             _warn(f"a faster record of {workload} does not apply", failures)
         return kernel
-    fallback = schedule or library.to_tune(workload)
+    fallback = schedule or library.to_tune(workload)[0]
     _warn(f"no record of {workload} for {place.name} applies: built is {fallback.name} with default knobs", failures)
     return _build(workload, fallback, place, None)
 

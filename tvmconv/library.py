@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS = "tvmconv.schedules"
 BUILT_IN = "schedules"
-TO_TUNE = ("direct", "depthwise")  # what a search takes by default, the more special last
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,7 @@ class Schedule:
         rank: its place in listings: the order in which the files of a package are imported.
         usage: `f(w, columns)`, what configs use of a device, as a formula over their values; None if there is none.
         condition: which workloads of its operator and dtypes it is for; None for all.
+        promising: for which of these a search should try it when none is named; None for none.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Schedule:
     rank: int
     usage: Callable[[Any, Columns], Usage] | None = field(default=None, repr=False)
     condition: Callable[[Any], bool] | None = field(default=None, repr=False)
+    promising: Callable[[Any], bool] | None = field(default=None, repr=False)
 
     def applies(self, w: Workload) -> bool:
         """Whether it can compute the workload."""
@@ -120,6 +121,7 @@ def schedule(
     dtypes: tuple[str, ...] = ("float32",),
     usage: Callable[[Any, Columns], Usage] | None = None,
     condition: Callable[[Any], bool] | None = None,
+    promising: Callable[[Any], bool] | None = None,
 ) -> Callable[[Callable], Callable]:
     """Mark `f(s, w, k)` as a schedule for an operator, named after the function.
 
@@ -129,6 +131,7 @@ def schedule(
         usage: `f(w, columns)`, what configs use of a device, as a formula over their values; with it, configs that use
             too much are never built.
         condition: which workloads it is for, if not for all.
+        promising: for which of these a search should try it when none is named.
 
     Raises:
         ScheduleError: the operator already has another schedule of that name.
@@ -141,7 +144,9 @@ def schedule(
             raise ScheduleError(
                 f"schedule {key[1]} of {operator} is defined in {known.function.__module__} and {function.__module__}"
             )
-        _registry[key] = Schedule(function.__name__, operator, function, dtypes, len(_registry), usage, condition)
+        _registry[key] = Schedule(
+            function.__name__, operator, function, dtypes, len(_registry), usage, condition, promising
+        )
         return function
 
     return register
@@ -179,13 +184,13 @@ def find(w: Workload, name: str) -> Schedule:
     return known[name]
 
 
-def to_tune(w: Workload) -> Schedule:
-    """The schedule whose space is searched if none is named: the last of `TO_TUNE` that applies.
+def to_tune(w: Workload) -> list[Schedule]:
+    """The schedules whose spaces are searched if none is named, at least one; the first is built if nothing is known.
 
     Raises:
-        ScheduleError: none applies.
+        ScheduleError: there is none.
     """
-    found = [s for s in schedules(w) if s.name in TO_TUNE]
+    found = [s for s in schedules(w) if s.promising and s.promising(w)]
     if not found:
         raise ScheduleError(f"no schedule of {w} is made to be tuned: name one")
-    return max(found, key=lambda s: TO_TUNE.index(s.name))
+    return found

@@ -49,7 +49,7 @@ def has_filter_per_channel(w: Conv2d) -> bool:
     return w.C == w.groups > 1
 
 
-@schedule("conv2d", usage=usage, condition=has_filter_per_channel)
+@schedule("conv2d", usage=usage, condition=has_filter_per_channel, promising=has_filter_per_channel)
 def depthwise(s: Schedule, w: Conv2d, k: Knobs) -> None:
     """Output tiles are (block, virtual thread, thread, local)."""
     tile_f = k.split("tile_f", w.O, 4, (-1, 1, 1, 1))

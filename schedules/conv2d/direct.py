@@ -58,7 +58,12 @@ def usage(w: Conv2d, c: Columns) -> Usage:
     )
 
 
-@schedule("conv2d", usage=usage)
+def shares_inputs(w: Conv2d) -> bool:
+    """Whether output channels have input channels in common, so that it pays to compute several of them together."""
+    return w.groups == 1 or w.groups < w.C
+
+
+@schedule("conv2d", usage=usage, promising=shares_inputs)
 def direct(s: Schedule, w: Conv2d, k: Knobs) -> None:
     """Output tiles are (block, virtual thread, thread, local); reduction tiles (step, tap)."""
     channels = w.C // w.groups

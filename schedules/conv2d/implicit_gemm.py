@@ -44,7 +44,12 @@ def usage(w: Conv2d, c: Columns) -> Usage:
     )
 
 
-@schedule("conv2d", usage=usage)
+def is_pointwise(w: Conv2d) -> bool:
+    """Whether the filter is 1×1."""
+    return w.R == w.S == w.groups == 1
+
+
+@schedule("conv2d", usage=usage, promising=is_pointwise)
 def implicit_gemm(s: Schedule, w: Conv2d, k: Knobs) -> None:
     """Tiles of channels and pixels are (block, virtual thread, thread, local); reduction tiles (step, tap)."""
     channels, pixels, depth = w.O // w.groups, w.N * w.P * w.Q, w.C // w.groups

@@ -74,10 +74,10 @@ def test_import_tells_what_it_refuses_in_a_line_each(capsys, tmp_path):
     out = tmp_path / "new.jsonl"
     status, stdout, err = run(capsys, "import", SAMPLE, "-o", out)
     assert status == 0
-    assert stdout == f"{out}: 6 records imported, 1 refused\n"
+    assert stdout == f"{out}: 25 records imported, 4 refused\n"
     assert len(err.splitlines()) == 1
-    assert "refused 1 line, the first line 8: task 'conv2d_nchw_winograd.cuda' is a Winograd convolution" in err
-    assert len(out.read_text().splitlines()) == 6
+    assert "refused 4 lines, the first line 25: task 'conv2d_nchw_winograd.cuda' is a Winograd convolution" in err
+    assert len(out.read_text().splitlines()) == 25
 
 
 def test_merge_writes_each_measurement_once(capsys, log, tmp_path):

@@ -20,20 +20,20 @@ LAYERS = {
 }
 
 
-@pytest.fixture(scope="module", params=NASTY)
-def problem(request):
-    """Inputs and reference of a nasty workload, shared by all rungs."""
-    return tc.Problem(tc.parse(request.param))
-
-
 @pytest.fixture(scope="module", params=LAYERS.values(), ids=LAYERS)
 def layer_problem(request):
     """Inputs and reference of a network's layer, shared by all rungs."""
     return tc.Problem(request.param)
 
 
-def test_the_ladder_is_listed_from_the_baseline_up():
-    assert tuple(s.name for s in tc.schedules(CHAPTER)) == LADDER
+def test_the_ladder_is_listed_from_the_baseline_up_and_then_what_is_made_to_be_tuned():
+    assert tuple(s.name for s in tc.schedules(CHAPTER)) == (*LADDER, "direct", "implicit_gemm")
+
+
+def test_depthwise_is_listed_for_filters_of_one_channel_alone():
+    depthwise = tc.parse("conv2d:1x8x9x13,16x1x3x3,p1,g8")
+    assert tuple(s.name for s in tc.schedules(depthwise)) == (*LADDER, "direct", "implicit_gemm", "depthwise")
+    assert "depthwise" not in [s.name for s in tc.schedules(tc.parse("conv2d:1x8x9x13,16x2x3x3,p1,g4"))]
 
 
 @pytest.mark.parametrize("rung", LADDER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,9 @@ from tvmconv.workloads import Workload
 from tvmconv.workloads.suites import SUITES
 
 if TYPE_CHECKING:
-    from tvmconv.tuning.tune import Status, Tuned
+    from tvmconv.tuning.record import ErrorKind
+    from tvmconv.tuning.status import Status
+    from tvmconv.tuning.tune import Tuned
 
 LOG = "tuning.jsonl"
 FAILED = 1
@@ -49,7 +52,8 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         "--schedule",
         metavar="NAME",
         action="append",
-        help="whose knobs to search; may be given several times (default: depthwise where it applies, else direct)",
+        help="whose knobs to search; may be given several times (default: direct, with implicit_gemm for 1x1 filters; "
+        "depthwise where it applies)",
     )
     parser.add_argument("--tuner", choices=TUNERS, default="xgb", help="how to search (default: %(default)s)")
     parser.add_argument(
@@ -101,12 +105,18 @@ def run(args: argparse.Namespace) -> int:
     return 0 if all(tuned.final for _, _, tuned in results) else FAILED
 
 
-def search(args: argparse.Namespace, workload: Workload) -> list[tuple[Workload, str, Tuned]]:
-    """Tune the schedules that were asked for, each in its share of the time; what came of each."""
+def search(args: argparse.Namespace, workload: Workload, **how: Any) -> list[tuple[Workload, str, Tuned]]:
+    """Tune the schedules that were asked for, each in its share of the time; what came of each.
+
+    Args:
+        args: what `add_search` read.
+        workload: what to compute.
+        how: more arguments of `tune`.
+    """
     from tvmconv.tuning.tune import find_devices, tune
 
     places = find_devices(args.device, args.tracker)
-    names = args.schedule or [library.to_tune(workload).name]
+    names = args.schedule or [schedule.name for schedule in library.to_tune(workload)]
     results = []
     for name in names:
         with _shown(f"{workload.text} {name} on {places[0].text}: ") as show:
@@ -123,6 +133,7 @@ def search(args: argparse.Namespace, workload: Workload) -> list[tuple[Workload,
                 transfer=args.transfer,
                 workers=args.workers,
                 progress=_teller(show),
+                **how,
             )
         results.append((workload, name, tuned))
     return results
@@ -148,7 +159,7 @@ def progress_text(status: Status) -> str:
     return ", ".join(parts)
 
 
-def kind_text(kind: Any) -> str:
+def kind_text(kind: ErrorKind) -> str:
     """An `ErrorKind` in words."""
     return kind.name.lower().replace("_", " ")
 
@@ -206,12 +217,12 @@ def _workloads(args: argparse.Namespace) -> list[Workload]:
 
 @contextmanager
 def _shown(prefix: str) -> Iterator[Callable[[str], None]]:
-    """Show progress on a terminal in place; elsewhere as a line on stderr now and then."""
+    """Show progress on a terminal in place; elsewhere as a line on stderr at the beginning and now and then."""
     if sys.stderr.isatty():
         with progress_line(prefix) as show:
             yield show
         return
-    last = time.monotonic()
+    last = -math.inf
 
     def show_line(text: str) -> None:
         nonlocal last

@@ -89,7 +89,8 @@ class Lowered:
     def _codegen(mod: IRModule, target: Target) -> Any:
         import tvm
 
-        return tvm.get_global_func(f"target.build.{target.kind.name}")(mod, target)
+        with target:  # TVM asks a GPU for its architecture otherwise, which takes far longer than generating the text
+            return tvm.get_global_func(f"target.build.{target.kind.name}")(mod, target)
 
 
 # From sm_80 on, a copy to shared memory may go on in the background: PTX ISA, "cp.async".

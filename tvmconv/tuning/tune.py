@@ -2,98 +2,30 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tvmconv import devices as known_devices
-from tvmconv import library
+from tvmconv import devices, library
 from tvmconv.devices import Device
-from tvmconv.errors import TuningError
+from tvmconv.errors import Error, TuningError
+from tvmconv.experiment import REFERENCE
 from tvmconv.tuning.best import log_files
-from tvmconv.tuning.lines import BadLines
+from tvmconv.tuning.lines import BadLines, in_one_line
 from tvmconv.tuning.log import Log, read
 from tvmconv.tuning.measure import Measurer
+from tvmconv.tuning.status import Status
 from tvmconv.tuning.tuners import Tuner, make
 from tvmconv.tuning.tuners.xgb import XGBTuner
 
 if TYPE_CHECKING:
-    from tvmconv.tuning.record import ErrorKind, Record
+    from tvmconv.tuning.record import Record
     from tvmconv.workloads import Workload
 
-REFERENCE = "default"  # the schedule whose time others are compared with
-RATE_SECONDS = 20.0  # over how long the rate is taken
 FINALISTS = 3  # of the fastest configs, measured again at the end
-
-
-@dataclass
-class Status:
-    """Where a tuning stands.
-
-    Attributes:
-        asked: how many records there will be in the end, earlier ones included; None where only time ends it.
-        seconds: how long it may take, earlier sessions included; None where only the number of records ends it.
-        done: records there are, earlier ones included.
-        resumed: of these, those of earlier sessions.
-        elapsed: seconds that it took, earlier sessions included.
-        best: the fastest record; None before one succeeded.
-        reference: the record of the `default` schedule, if it was measured.
-        errors: how many records failed, by kind.
-        since_best: records since the best one.
-    """
-
-    asked: int | None
-    seconds: float | None
-    done: int = 0
-    resumed: int = 0
-    elapsed: float = 0.0
-    best: Record | None = None
-    reference: Record | None = None
-    errors: Counter[ErrorKind] = field(default_factory=Counter)
-    since_best: int = 0
-    _arrivals: deque[float] = field(default_factory=deque)
-
-    def count(self, record: Record, *, earlier: bool = False) -> None:
-        """Take notice of a record."""
-        self.done += 1
-        self.resumed += earlier
-        self.since_best += 1
-        if not record.ok:
-            self.errors[record.error] += 1
-        elif self.best is None or record.cost < self.best.cost:
-            self.best, self.since_best = record, 0
-        if earlier:
-            self.elapsed = max(self.elapsed, record.elapsed or 0.0)
-        else:
-            self._arrivals.append(self.elapsed)
-            while self._arrivals[0] < self.elapsed - RATE_SECONDS:
-                self._arrivals.popleft()
-
-    @property
-    def rate(self) -> float:
-        """Records a second, of late; 0 before there are any."""
-        if len(self._arrivals) < 2:
-            return 0.0
-        return (len(self._arrivals) - 1) / max(self._arrivals[-1] - self._arrivals[0], 1e-9)
-
-    @property
-    def seconds_left(self) -> float | None:
-        """How long it will go on at this rate, at most; None where that is not known."""
-        by_time = math.inf if self.seconds is None else self.seconds - self.elapsed
-        by_count = (self.asked - self.done) / self.rate if self.asked is not None and self.rate else math.inf
-        left = min(by_time, by_count)
-        return max(left, 0.0) if math.isfinite(left) else None
-
-    @property
-    def speedup(self) -> float | None:
-        """How many times as fast as the `default` schedule the best record is; None where one of them is missing."""
-        if self.best is None or self.reference is None or not self.reference.ok:
-            return None
-        return self.reference.cost / self.best.cost
 
 
 @dataclass(frozen=True)
@@ -155,7 +87,7 @@ def tune(
 
     Raises:
         TunerError: there is no such tuner.
-        TuningError: trials, seconds or patience is not positive.
+        TuningError: trials, seconds or patience is not positive, or the tuner does not learn from other workloads.
         ScheduleError: no such schedule for this workload.
         DeviceError: a device is not there, or is lost.
         Error: the log cannot be read or written.
@@ -164,15 +96,39 @@ def tune(
     if trials is None and seconds is None:
         trials = 512
     for name, value in (("trials", trials), ("seconds", seconds), ("patience", patience)):
-        if value is not None and value <= 0:
+        if value is not None and not value > 0:
             raise TuningError(f"{name} has to be positive, not {value}")
     chosen = library.find(workload, schedule) if isinstance(schedule, str) else schedule
+    searcher = make(tuner, chosen.space(workload), seed)
+    if others := log_files(transfer):
+        if not isinstance(searcher, XGBTuner):
+            raise TuningError(f"tuner {tuner} does not learn from other workloads: expected xgb")
+        _transfer(searcher, chosen, workload, others)
     places = find_devices(device)
-    search = _Search(workload, chosen, make(tuner, chosen.space(workload), seed), Log(log), places, workers)
-    search.status = Status(trials, seconds)
-    search.recall(transfer)
+    _check_writable(Path(log))
+    search = _Search(workload, chosen, searcher, Log(log), places, workers, Status(trials, seconds))
+    search.recall()
     measured, stages = search.run(patience, compare, progress or (lambda status: None))
     return Tuned(search.status, search.confirm() if confirm else search.status.best, stages, measured)
+
+
+def _check_writable(log: Path) -> None:
+    """Raise Error if records cannot be appended, before anything is measured for nothing."""
+    with in_one_line(log, "write"):
+        if log.exists() and not log.is_file():  # records that a pipe or /dev/null swallows would never be counted
+            raise Error(f"cannot write {log}: expected a regular file")
+        log.open("ab").close()
+
+
+def _transfer(tuner: XGBTuner, schedule: library.Schedule, workload: Workload, logs: Iterable[Path]) -> None:
+    """Have a tuner learn what logs have of the same schedule for other workloads."""
+    found: dict[Workload, list[Record]] = {}
+    for log in logs:
+        for record in read(log, BadLines()):
+            if record.schedule == schedule.name and record.workload != workload:
+                found.setdefault(record.workload, []).append(record)
+    for other, records in found.items():
+        tuner.transfer(schedule.space(other), records)
 
 
 def find_devices(device: str | Device | Sequence[str | Device], tracker: str | None = None) -> list[Device]:
@@ -193,7 +149,7 @@ def find_devices(device: str | Device | Sequence[str | Device], tracker: str | N
         from tvmconv.devices import rpc
 
         return list(rpc.devices(device.removeprefix("rpc:"), rpc.tracker_address(tracker)))
-    found = known_devices.find(device)
+    found = devices.find(device)
     if found.kind == "cuda" and device in ("auto", "cuda"):
         from tvmconv.devices import cuda
 
@@ -202,9 +158,7 @@ def find_devices(device: str | Device | Sequence[str | Device], tracker: str | N
 
 
 class _Search:
-    """One tuning: what it consists of, and how far it is."""
-
-    status: Status
+    """One search: what it consists of, and how far it is."""
 
     def __init__(
         self,
@@ -214,7 +168,9 @@ class _Search:
         log: Log,
         places: Sequence[Device],
         workers: int | None,
+        status: Status,
     ):
+        self.status = status
         self._workload = workload
         self._schedule = schedule
         self._tuner = tuner
@@ -224,17 +180,9 @@ class _Search:
         self._known: set[tuple[str, str, str, str]] = set()  # identities of the records that were counted
         self._best_first: list[Record] = []
 
-    def recall(self, transfer: Iterable[str | os.PathLike[str]]) -> None:
-        """Learn what the log has of this search, and what other logs have of other workloads."""
-        others: dict[Workload, list[Record]] = {}
+    def recall(self) -> None:
+        """Count and learn what the log has of this search."""
         self._take(self._log.new_records(self._workload), earlier=True)
-        if isinstance(self._tuner, XGBTuner):
-            for path in log_files(transfer):
-                for record in read(path, BadLines()):
-                    if record.schedule == self._schedule.name and record.workload != self._workload:
-                        others.setdefault(record.workload, []).append(record)
-            for workload, records in others.items():
-                self._tuner.transfer(self._schedule.space(workload), records)
 
     def run(
         self, patience: int | None, compare: bool, progress: Callable[[Status], None]
@@ -281,7 +229,7 @@ class _Search:
         for record in records:
             if record.device != self._places[0].name or record.workload != self._workload:
                 continue
-            if record.schedule == REFERENCE and not record.config and record.ok:
+            if record.schedule == REFERENCE and not record.config:
                 self.status.reference = record
             if record.schedule == self._schedule.name and record.identity not in self._known:
                 self._known.add(record.identity)

@@ -1,0 +1,27 @@
+"""Processes in tests: waiting for what they do, and finding what they left."""
+
+import time
+from pathlib import Path
+
+START_SECONDS = 60.0
+
+
+def wait_for(what, seconds=START_SECONDS):
+    """Wait until a function returns something true, and return that."""
+    end = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+    return found
+
+
+def processes_of(folder):
+    """The processes that were started, directly or not, with this folder for temporary files, and are still alive."""
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"TMPDIR={folder}".encode() in environment.read_bytes().split(b"\0"):
+                found.append(int(environment.parent.name))
+        except OSError:  # it has ended, or is another user's
+            continue
+    return found

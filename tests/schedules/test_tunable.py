@@ -1,0 +1,109 @@
+"""The schedules made to be tuned compute every valid convolution, at their defaults and wherever a search leads."""
+
+import functools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from nasty import NASTY
+from points import covering, features
+from strategies import workloads
+
+import tvmconv as tc
+from tvmconv import library
+
+# With these, slices, pipelines, fetches, layouts, pads, virtual threads and overhanging tiles meet every option of a
+# convolution; their sizes let PoCL run them in a moment.
+VARIED = (
+    "conv2d:1x16x8x8,16x16x3x3,s1,p1",
+    "conv2d:4x8x6x6,8x8x3x3,s1,p1",
+    "conv2d:2x8x7x9,12x8x3x3,s2,p1",
+    "conv2d:1x8x9x11,8x8x3x5,s1x2,p1x2x0x1,d2x1",
+    "conv2d:1x32x7x7,32x32x1x1,s1,p0",
+    "conv2d:1x64x1x1,40x64x1x1,s1,p0",
+    "conv2d:1x13x17x19,11x13x3x3,s1,p1",
+    "conv2d:1x2x22x26,8x2x7x7,s2,p3",
+    "conv2d:3x12x10x14,6x4x2x4,s1x3,p0x1x2x3,g3",
+    "conv2d:1x8x9x13,8x1x3x3,s1,p1,g8",
+    "conv2d:2x8x17x13,8x1x5x3,s2x1,p2x1x1x1,d1x2,g8",
+    "conv2d:1x32x14x14,32x1x3x3,s1,p1,g32",
+)
+
+
+def cases(texts):
+    """Every workload with every tunable schedule that applies to it."""
+    pairs = [(text, s.name) for text in texts for s in tc.schedules(tc.parse(text)) if s.usage]
+    return pytest.mark.parametrize(("text", "schedule"), pairs)
+
+
+@functools.lru_cache(maxsize=None)
+def problem_of(text):
+    return tc.Problem(tc.parse(text))
+
+
+def error(text, schedule, device, config=None):
+    problem = problem_of(text)
+    return tc.build(problem.workload, schedule, device=device, config=config).verify(problem).error
+
+
+def space_of(text, schedule):
+    workload = tc.parse(text)
+    return library.find(workload, schedule).space(workload)
+
+
+@cases(NASTY)
+def test_the_defaults_compute_every_nasty_workload(text, schedule):
+    assert error(text, schedule, "opencl:0") <= 1e-5
+
+
+@pytest.mark.gpu
+@cases(NASTY)
+def test_the_defaults_compute_every_nasty_workload_on_a_gpu(gpu, text, schedule):
+    assert error(text, schedule, gpu) <= 1e-5
+
+
+@cases(VARIED)
+def test_searched_configs_compute_the_convolution(text, schedule):
+    for config in covering(space_of(text, schedule), 3):
+        assert error(text, schedule, "opencl:0", config) <= 1e-5, config
+
+
+@pytest.mark.gpu
+@cases(VARIED)
+def test_searched_configs_compute_the_convolution_on_a_gpu(gpu, text, schedule):
+    for config in covering(space_of(text, schedule), 10, seed=1):
+        assert error(text, schedule, gpu, config) <= 1e-5, config
+
+
+@pytest.mark.parametrize("seed", [0, 1], ids=["opencl", "gpu"])
+@pytest.mark.parametrize("schedule", ["direct", "implicit_gemm"])
+def test_the_searched_configs_above_try_what_they_are_meant_to(schedule, seed):
+    """Without this, they could pass with nothing but the simplest kernels."""
+    spaces = [space_of(text, schedule) for text in VARIED]
+    n = 3 if seed == 0 else 10
+    tried = {f for space in spaces for config in covering(space, n, seed) for f in features(space, space.point(config))}
+    assert tried >= {f"pipeline={name}" for name in ("none", "registers", "async2", "async3", "async4")}
+    assert tried >= {"fetch=blocked", "fetch=interleaved", "weight_layout=oihw", "weight_layout=ihwo"}
+    assert tried >= {"slices=1", "slices=2", "slices=4", "slices=8", "weight_pad=1", "weight_pad=4"}
+    last = "tile_x" if schedule == "direct" else "tile_p"
+    assert tried >= {f"{tile} {what}" for tile in ("tile_f", last) for what in ("overhangs", "has virtual threads")}
+
+
+def depthwise(workload):
+    """A workload of the same sizes with a filter of one channel."""
+    groups = max(2, workload.groups)
+    return replace(workload, C=groups, O=groups, groups=groups)
+
+
+@pytest.mark.parametrize("schedule", ["direct", "implicit_gemm", "depthwise"])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(workload=workloads(max_flops=2_000_000), seed=st.integers(0, 2**32 - 1))
+def test_any_searched_config_computes_any_workload(schedule, workload, seed):
+    workload = depthwise(workload) if schedule == "depthwise" else workload
+    space = library.find(workload, schedule).space(workload)
+    points = space.sample(1, np.random.default_rng(seed))
+    assume(len(points))
+    kernel = tc.build(workload, schedule, device="opencl:0", config=space.config(points[0]))
+    assert kernel.verify().error <= 1e-5

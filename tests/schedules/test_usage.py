@@ -1,0 +1,65 @@
+"""What a tunable schedule says that a config uses is what its kernel uses, and its defaults are AutoTVM's kernels."""
+
+import math
+
+import numpy as np
+import pytest
+from points import all_divide, covering
+
+import tvmconv as tc
+from tvmconv import library
+from tvmconv.compiler.lower import lower
+from tvmconv.devices import find
+
+VARIED = (
+    "conv2d:1x64x28x28,64x64x3x3,s1,p1",
+    "conv2d:2x32x13x17,48x32x3x3,s2,p1",
+    "conv2d:1x16x24x24,24x16x3x5,s1x2,p1x2x0x1,d2x1",
+    "conv2d:4x16x14x14,16x16x3x3,s1,p1",
+    "conv2d:1x64x7x7,128x64x1x1,s1,p0",
+    "conv2d:1x64x1x1,40x64x1x1,s1,p0",
+    "conv2d:1x13x17x19,11x13x3x3,s1,p1",
+    "conv2d:2x8x9x13,12x4x3x5,s2x1,p1x2x0x1,d1x2,g2",
+    "conv2d:1x32x14x14,32x1x3x3,s1,p1,g32",
+    "conv2d:2x6x11x11,6x1x3x3,s2,p1,g6",
+)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(text, s.name) for text in VARIED for s in tc.schedules(tc.parse(text)) if s.usage],
+    ids=lambda pair: f"{pair[0]}-{pair[1]}",
+)
+def configs(request):
+    """Legal configs with what they say that they use and their kernels: (space, [(config, usage, lowered)])."""
+    text, name = request.param
+    workload = tc.parse(text)
+    schedule = library.find(workload, name)
+    space = schedule.space(workload)
+    chosen = covering(space, 12, seed=2)
+    columns = space.usage(np.stack([space.point(config) for config in chosen])).columns()
+    target = find("sm_90").target()
+    kernels = [lower(schedule.apply(workload, config)[0].mod, target) for config in chosen]
+    used = [{name: values[i] for name, values in columns.items()} for i in range(len(chosen))]
+    return space, list(zip(chosen, used, kernels, strict=True))
+
+
+def test_threads_are_those_of_the_launch(configs):
+    for config, used, kernel in configs[1]:
+        assert used["threads"] == kernel.launch.threads, config
+
+
+def test_blocks_are_those_of_the_launch(configs):
+    for config, used, kernel in configs[1]:
+        assert used["blocks"] == math.prod(kernel.launch.grid), config
+
+
+def test_shared_bytes_are_those_that_tvm_allocates_where_no_tile_overhangs(configs):
+    """A pipeline through registers may need less, where TVM finds one copy of what is staged to be enough."""
+    space, kernels = configs
+    for config, used, kernel in kernels:
+        if all_divide(space, config):
+            if config.get("pipeline") == "registers":
+                assert used["shared_bytes"] >= kernel.shared_bytes, config
+            else:
+                assert used["shared_bytes"] == kernel.shared_bytes, config
