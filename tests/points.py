@@ -10,12 +10,19 @@ from tvmconv.space import Space
 DRAWN = 400
 
 
-def covering(space: Space, n: int, seed: int = 0) -> list[Config]:
-    """Legal configs, each chosen for the pairs of features that those before it do not have: at most `n`."""
+def covering(space: Space, n: int, seed: int = 0, seen: set[tuple[str, str]] | None = None) -> list[Config]:
+    """Legal configs, each chosen for the pairs of features that those before it do not have.
+
+    Args:
+        space: where from.
+        n: how many at most.
+        seed: of what is drawn to choose from.
+        seen: pairs that have been tried elsewhere; those of the configs are added.
+    """
     points = space.sample(DRAWN, np.random.default_rng(seed))
-    pairs = [set(itertools.combinations(features(space, point), 2)) for point in points]
+    pairs = [set(itertools.combinations(features(space, space.config(point)), 2)) for point in points]
+    seen = set() if seen is None else seen
     chosen: list[int] = []
-    seen: set[tuple[str, str]] = set()
     while len(chosen) < min(n, len(points)):
         best = max(range(len(points)), key=lambda i: (i not in chosen, len(pairs[i] - seen)))
         chosen.append(best)
@@ -23,10 +30,10 @@ def covering(space: Space, n: int, seed: int = 0) -> list[Config]:
     return [space.config(points[i]) for i in chosen]
 
 
-def features(space: Space, point: np.ndarray) -> list[str]:
+def features(space: Space, config: Config) -> list[str]:
     """The words and numbers that were chosen, and of each tile whether it overhangs or has virtual threads."""
     found = []
-    for name, value in space.config(point).items():
+    for name, value in config.items():
         if isinstance(space.knobs[name], Split):
             found += [f"{name} overhangs"] * (not divides(space, name, value))
             found += [f"{name} has virtual threads"] * (len(value) == 4 and value[1] > 1)

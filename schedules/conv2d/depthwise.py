@@ -62,6 +62,14 @@ def depthwise(s: Schedule, w: Conv2d, k: Knobs) -> None:
         f"at least {staged.MIN_THREADS} threads",
         lambda c: np.prod([c[axis][:, 2] for axis in SPATIAL], axis=0) >= staged.MIN_THREADS,
     )
+    multiplier = w.O // w.groups
+    k.search_only(  # TVM would not find which inputs the tile reads
+        "tiles of channels are multiples of those of one input channel, or divide them",
+        lambda c: np.all(
+            [(tile % multiplier == 0) | (multiplier % tile == 0) for tile in c["tile_f"][:, :0:-1].cumprod(axis=1).T],
+            axis=0,
+        ),
+    )
     k.search_only("few enough accumulators", lambda c: staged.accumulators(c, SPATIAL) <= staged.MAX_ACCUMULATORS)
 
     conv = convolution(s, w)

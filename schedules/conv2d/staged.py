@@ -25,7 +25,7 @@ from tvmconv.factors import prime_factors
 from tvmconv.knobs import Columns, Knobs
 from tvmconv.workloads import Conv2d
 
-PIPELINES = {"none": 1, "registers": 2, "async2": 2, "async3": 3, "async4": 4}  # copies of what is staged, of each
+PIPELINES = {"none": 1, "registers": 1, "async2": 2, "async3": 3, "async4": 4}  # copies of what is staged, of each
 SLICES = (1, 2, 4, 8, 16)
 BANKS = 32
 PADS = (0, 1, 4)

@@ -53,6 +53,20 @@ def test_best_writes_a_log(capsys, log, tmp_path):
     assert [Record.parse(line) for line in out.read_text().splitlines()] == [FAST, ELSEWHERE]
 
 
+def test_best_gives_as_many_of_each_workload_and_device_as_asked(capsys, log, tmp_path):
+    more = tmp_path / "more.jsonl"
+    others = [replace(FAST, config={"tile_c": (-1, c, 1)}, times=(c * 1e-5,)) for c in (4, 2)]
+    more.write_text("".join(f"{record.line()}\n" for record in others))
+    out = tmp_path / "best.jsonl"
+    assert run(capsys, "best", log, more, "--top", "2", "-o", out)[0] == 0
+    assert [Record.parse(line) for line in out.read_text().splitlines()] == [FAST, others[1], ELSEWHERE]
+
+
+def test_best_gives_a_config_that_was_measured_twice_once(capsys, log):
+    _, out, _ = run(capsys, "best", log, log, "--device", "cpu", "--top", "9", "--json")
+    assert [Record.parse(line) for line in out.splitlines()] == [FAST]
+
+
 def test_stats_count_records_errors_and_bad_lines(capsys, log):
     status, out, _ = run(capsys, "stats", log)
     assert status == 0
@@ -95,6 +109,7 @@ REFUSALS = {
     "no such record": (["best", SAMPLE, "--workload", str(W)], f"no valid record of {W} in {SAMPLE}"),
     "no such device": (["best", SAMPLE, "--device", "TPU"], "no valid record on TPU"),
     "a workload that does not parse": (["best", SAMPLE, "--workload", "banana"], "'banana'"),
+    "none of each": (["best", SAMPLE, "--top", "0"], "at least 1, not '0'"),
     "an input for output": (["merge", SAMPLE, "-o", SAMPLE], "is also read"),
 }
 

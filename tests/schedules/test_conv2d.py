@@ -175,4 +175,9 @@ def test_every_schedule_explains_itself(schedule):
     assert 20 < len(schedule.summary) <= 120
     assert schedule.summary.endswith(".")
     assert len(schedule.doc.splitlines()) >= 4
-    assert schedule.space(CHAPTER).size >= 1
+
+
+@pytest.mark.parametrize("schedule", tc.schedules(), ids=lambda s: s.name)
+def test_every_schedule_has_a_space_of_a_workload_that_it_applies_to(schedule):
+    workload = next(w for w in map(tc.parse, NASTY) if schedule.applies(w))
+    assert schedule.space(workload).size >= 1

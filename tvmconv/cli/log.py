@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmconv import workloads
+from tvmconv.cli import options
 from tvmconv.errors import Error
 from tvmconv.knobs import format_value
 from tvmconv.report import NOTHING, Table, significant
@@ -26,7 +27,10 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("log", help="what tuning logs hold; merge them, import AutoTVM's")
     actions = parser.add_subparsers(metavar="ACTION", required=True)
 
-    best = _add(actions, "best", _best, "the fastest valid record of each workload on each device")
+    best = _add(actions, "best", _best, "the fastest valid records of each workload on each device")
+    best.add_argument(
+        "--top", metavar="N", type=options.count, default=1, help="how many of each (default: %(default)s)"
+    )
     best.add_argument("--workload", metavar="W", help="only of this workload")
     best.add_argument("--device", metavar="D", help='only of the device of this name, such as "NVIDIA H200"')
     best.add_argument("--json", action="store_true", help="print the records as they stand in a log")
@@ -53,7 +57,7 @@ def _best(args: argparse.Namespace) -> int:
     workload = None if args.workload is None else workloads.parse(args.workload)
     files = log_files(args.files)
     bad = {file: BadLines() for file in files}
-    records = best_of_each(bad, workload, args.device)
+    records = best_of_each(bad, workload, args.device, args.top)
     _tell_bad(bad)
     if not records:
         asked = f" of {workload}" * (workload is not None) + f" on {args.device}" * (args.device is not None)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from tvmconv import devices, workloads
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.options import EXAMPLE, add_set, add_timing, how_to_time, tell_choice
 from tvmconv.cli.progress import progress_line
+from tvmconv.errors import FallbackWarning
 from tvmconv.experiment import Result, run_ladder
 from tvmconv.report import result_text
+from tvmconv.tuning.best import log_files
+from tvmconv.tuning.lines import in_one_line
 from tvmconv.workloads import Workload
 from tvmconv.workloads.suites import SUITES
 
@@ -35,6 +42,13 @@ def add_parser(commands: Any) -> None:
         "schedules, all that apply; default is always among them, for the speed-up",
     )
     parser.add_argument("--suite", metavar="S", help=f"all workloads of {', '.join(SUITES)}, a table each")
+    parser.add_argument(
+        "--log",
+        metavar="F",
+        action="append",
+        help="a log, or a folder of logs, whose fastest kernel for the device runs as well, as the row tuned; may be "
+        "given several times",
+    )
     add_timing(parser)
     add_set(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object a workload, in a line of its own")
@@ -44,15 +58,17 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a table, or a line of JSON, for each workload."""
     chosen, schedules = _workloads(args)
+    _check_readable(args.log or ())
     device = devices.find(args.device)
     ok = True
     for number, workload in enumerate(chosen, 1):
-        with progress_line(f"{device.text}: {workload.text}, ") as progress:
+        with _told_fallbacks(), progress_line(f"{device.text}: {workload.text}, ") as progress:
             result = run_ladder(
                 workload,
                 schedules,
                 device=device,
                 config=dict(args.set),
+                log=args.log,
                 progress=progress,
                 **how_to_time(args),
             )
@@ -70,6 +86,23 @@ def _workloads(args: argparse.Namespace) -> tuple[list[Workload], list[str]]:
     if not args.words:
         raise UsageError("expected a workload or --suite; see tvmconv run --help")
     return [workloads.parse(args.words[0])], args.words[1:]
+
+
+def _check_readable(logs: Sequence[str]) -> None:
+    """Raise Error if a log cannot be read, before anything is measured."""
+    for file in log_files(logs):
+        with in_one_line(file, "read"):
+            file.open("rb").close()
+
+
+@contextmanager
+def _told_fallbacks() -> Iterator[None]:
+    """Say in a line on stderr, at the end, what was built for want of a record."""
+    with warnings.catch_warnings(record=True) as fallbacks:
+        warnings.simplefilter("always", FallbackWarning)
+        yield
+    for fallback in fallbacks:
+        print(f"tvmconv: {fallback.message}", file=sys.stderr)
 
 
 def _print(result: Result, *, as_json: bool, more: bool) -> None:

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 
 from tvmconv.devices import Device
@@ -57,14 +57,15 @@ def best(paths: Paths, workload: Workload, schedule: str | None = None, device: 
 
 
 def best_of_each(
-    logs: Mapping[Path, BadLines], workload: Workload | None = None, device: str | None = None
+    logs: Mapping[Path, BadLines], workload: Workload | None = None, device: str | None = None, top: int = 1
 ) -> list[Record]:
-    """The fastest valid record of each workload on each device, in the order in which these turn up.
+    """The fastest valid records of each workload on each device, in the order in which these turn up.
 
     Args:
         logs: the files; lines that are seen to be no records are added to the file's bad lines.
         workload: only this one.
         device: only the device of that name.
+        top: how many of each at most, the fastest first; of a config that was measured several times, only the fastest.
 
     Raises:
         Error: a log cannot be read.
@@ -74,8 +75,16 @@ def best_of_each(
         for subject, ranking in index(path, bad).items():
             if workload in (None, subject.workload) and device in (None, subject.device):
                 found.setdefault((subject.workload, subject.device), []).append(ranking)
-    fastest = (next(fastest_first(rankings), None) for rankings in found.values())
-    return [record for record in fastest if record is not None]
+    return [record for rankings in found.values() for record in islice(_once_each(fastest_first(rankings)), top)]
+
+
+def _once_each(records: Iterable[Record]) -> Iterator[Record]:
+    """The first record of each config."""
+    met: set[tuple[str, str, str, str]] = set()
+    for record in records:
+        if record.identity not in met:
+            met.add(record.identity)
+            yield record
 
 
 class Nearness(IntEnum):

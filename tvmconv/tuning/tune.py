@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tvmconv import devices, library
 from tvmconv.devices import Device
-from tvmconv.errors import Error, TuningError
+from tvmconv.errors import DeviceError, Error, TuningError
 from tvmconv.experiment import REFERENCE
 from tvmconv.tuning.best import log_files
 from tvmconv.tuning.lines import BadLines, in_one_line
@@ -139,17 +139,17 @@ def find_devices(device: str | Device | Sequence[str | Device], tracker: str | N
         tracker: host and port for "rpc:KEY"; by default those of TVM_TRACKER_HOST and TVM_TRACKER_PORT.
 
     Raises:
-        DeviceError: a text names no device, or one that is not here.
+        DeviceError: a text names no device, one that is not here, or an architecture.
     """
-    if isinstance(device, Device):
-        return [device]
-    if not isinstance(device, str):
-        return [place for text in device for place in find_devices(text, tracker)]
-    if device.startswith("rpc:"):
+    if not isinstance(device, (str, Device)):
+        return [place for each in device for place in find_devices(each, tracker)]
+    if isinstance(device, str) and device.startswith("rpc:"):
         from tvmconv.devices import rpc
 
         return list(rpc.devices(device.removeprefix("rpc:"), rpc.tracker_address(tracker)))
-    found = devices.find(device)
+    found = devices.find(device) if isinstance(device, str) else device
+    if isinstance(found, devices.Arch):
+        raise DeviceError(f"{found.text} is to compile for only: to measure choose cuda:N, opencl:N, rpc:KEY or auto")
     if found.kind == "cuda" and device in ("auto", "cuda"):
         from tvmconv.devices import cuda
 

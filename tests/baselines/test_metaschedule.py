@@ -1,0 +1,88 @@
+"""What MetaSchedule's files tell, and how its process ends; a search of its own takes minutes and a GPU."""
+
+import json
+import os
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from tvmconv.baselines.metaschedule import Searched, check_runs, read_search, run_bounded
+from tvmconv.errors import DeviceError, Error
+
+FAILED = 10000000000  # what MetaSchedule writes for a trial without a time
+
+
+def write(folder, clock, *times):
+    """A folder as MetaSchedule leaves it: a line of its database for each trial."""
+    (folder / "clock").write_text("\n".join(map(str, clock)))
+    lines = [json.dumps([0, [[[], []], seconds, {"kind": "cuda"}, []]]) + "\n" for seconds in times]
+    (folder / "database_tuning_record.json").write_text("".join(lines))
+
+
+def test_failed_trials_count_as_trials_and_not_as_successes(tmp_path):
+    write(tmp_path, [10.0, 14.0], [3e-5, 5e-5], [FAILED], [2e-5])
+    assert read_search(tmp_path, end=99.0) == Searched(3, 2, 4.0, 2e-5)
+
+
+def test_a_trial_is_as_fast_as_the_mean_of_its_times(tmp_path):
+    write(tmp_path, [0.0, 1.0], [1e-5, 5e-5], [2e-5, 2.5e-5])
+    assert read_search(tmp_path, end=1.0).best == pytest.approx(2.25e-5)
+
+
+def test_a_search_that_was_ended_took_until_then(tmp_path):
+    write(tmp_path, [10.0], [3e-5])
+    with (tmp_path / "database_tuning_record.json").open("a") as database:
+        database.write("[0, [[")
+    assert read_search(tmp_path, end=40.0) == Searched(1, 1, 30.0, 3e-5)
+
+
+def test_a_search_that_was_ended_in_its_first_round_has_no_trials(tmp_path):
+    (tmp_path / "clock").write_text("10.0\n")
+    assert read_search(tmp_path, end=40.0) == Searched(0, 0, 30.0, None)
+
+
+def test_a_search_that_never_began_is_an_error(tmp_path):
+    with pytest.raises(Error, match="before it began"):
+        read_search(tmp_path, end=40.0)
+
+
+# Prints the process number of a child that would outlive it.
+PARENT = "import subprocess, sys; child = subprocess.Popen(['sleep', '60']); print(child.pid, flush=True)"
+
+
+@pytest.mark.parametrize(("more", "status"), [("", 0), ("; sys.exit(3)", 3), ("; child.wait()", None)])
+def test_processes_that_a_command_started_end_with_it(tmp_path, more, status):
+    log = tmp_path / "log"
+    assert run_bounded([sys.executable, "-c", PARENT + more], log, {}, seconds=5.0) == status
+    assert ends(int(log.read_text()))
+
+
+def ends(process, patience=5.0):
+    """Whether a process is gone, or at least dead, soon."""
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        try:
+            with open(f"/proc/{process}/stat") as stat:
+                if stat.read().rpartition(")")[2].split()[0] == "Z":  # dead; nobody has asked how it ended
+                    return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        os.sched_yield()
+    return False
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [("opencl", "opencl:0", "no OpenCL runtime"), ("cuda", "cuda:1", "measures on cuda:0, not on cuda:1")],
+)
+def test_it_measures_on_the_first_gpu_only(kind, text, said):
+    with pytest.raises(DeviceError, match=said):
+        check_runs(SimpleNamespace(kind=kind, text=text))
+
+
+def test_modules_that_it_needs_are_named(monkeypatch):
+    monkeypatch.setattr("tvmconv.baselines.metaschedule.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(DeviceError, match="pip install psutil cloudpickle xgboost"):
+        check_runs(SimpleNamespace(kind="cuda", text="cuda:0"))

@@ -1,0 +1,56 @@
+"""`tvmconv run --log`: what a log has, beside the schedules."""
+
+import json
+
+import pytest
+
+from tvmconv import devices
+from tvmconv.cli import main
+from tvmconv.tuning.record import Record
+from tvmconv.workloads import parse
+
+SMALL = "conv2d:1x4x6x6,8x4x3x3,p1"
+
+
+def write_log(path, device):
+    """A log of one record of `tiling` on a device."""
+    config = {"tile_c": (-1, 2, 2)}
+    path.write_text(Record(parse(SMALL), "tiling", config, device.name, "opencl", times=(1e-6,)).line() + "\n")
+    return str(path)
+
+
+def rows(capsys, *words):
+    """Name and config of the rows that `tvmconv run` gave, and what it said on stderr."""
+    assert main(["run", SMALL, "default", "--device", "opencl:0", "--seconds", "0.01", "--json", *words]) == 0
+    out, err = capsys.readouterr()
+    return [(row["name"], row["config"]) for row in json.loads(out)["rows"]], err
+
+
+def test_the_fastest_record_of_a_log_is_the_row_tuned(capsys, tmp_path):
+    log = write_log(tmp_path / "log.jsonl", devices.find("opencl:0"))
+    (default, tuned), err = rows(capsys, "--log", log)
+    assert (default[0], tuned[0]) == ("default", "tuned")
+    assert tuned[1]["tile_c"] == [-1, 2, 2]
+    assert err == ""
+
+
+def test_a_log_without_a_record_is_told_in_one_line(capsys, tmp_path):
+    (tmp_path / "log.jsonl").touch()
+    (_, tuned), err = rows(capsys, "--log", str(tmp_path / "log.jsonl"))
+    assert tuned[0] == "tuned"
+    assert err.startswith(f"tvmconv: no record of {parse(SMALL)} for ")
+    assert err.count("\n") == 1
+
+
+def test_without_a_log_there_is_no_row_tuned(capsys):
+    assert [name for name, _ in rows(capsys)[0]] == ["default"]
+
+
+@pytest.mark.parametrize("log", ["nowhere.jsonl", "."])
+def test_a_log_that_cannot_be_read_is_refused_before_anything_is_measured(capsys, tmp_path, monkeypatch, log):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tvmconv.cli.run.run_ladder", lambda *args, **kwargs: pytest.fail("measured"))
+    assert main(["run", SMALL, "--log", log]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert log in err

@@ -1,0 +1,167 @@
+"""`tvmconv tune`, mostly with a measurer that answers at once; tests/tuning/test_robustness.py runs it as a process."""
+
+import time
+from collections import Counter
+
+import pytest
+from instant import Instant, made_up
+
+from tvmconv.cli import main
+from tvmconv.cli.tune import progress_text
+from tvmconv.tuning.lines import BadLines
+from tvmconv.tuning.log import read
+from tvmconv.tuning.record import ErrorKind, Record
+from tvmconv.tuning.status import Status
+from tvmconv.workloads import Layer, parse
+
+SMALL = "conv2d:1x4x8x8,4x4x1x1,s1,p0"
+OTHER = "conv2d:1x4x6x6,4x4x1x1,s1,p0"
+HOW = ("--schedule", "tiling", "--tuner", "random", "--device", "opencl:0")
+
+
+@pytest.fixture
+def log(tmp_path):
+    return tmp_path / "log.jsonl"
+
+
+@pytest.fixture
+def instant(monkeypatch):
+    """What stands in for the measurer."""
+    instant = Instant()
+    monkeypatch.setattr("tvmconv.tuning.tune.Measurer", instant)
+    return instant
+
+
+@pytest.fixture
+def tune(log, capsys):
+    """Run the command with the log; its exit status, stdout and stderr."""
+
+    def run(*words):
+        status = main(["tune", "--log", str(log), *words])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def records_of(log):
+    return list(read(log, BadLines()))
+
+
+def test_a_search_prints_a_line_of_a_table_and_where_the_time_went(tune, log):
+    status, out, _ = tune(SMALL, *HOW, "--trials", "3")
+    header, row, stages = out.splitlines()
+    assert status == 0
+    assert header.split()[:3] == ["workload", "schedule", "configs"]
+    assert row.split()[:4] == [SMALL, "tiling", "3", "0"]
+    assert stages.startswith(f"{SMALL} tiling, ms a trial: apply ")
+    assert len(records_of(log)) == 4  # with that of the schedule `default`
+
+
+def test_json_is_the_best_record_of_each_search(tune, log, instant):
+    status, out, _ = tune(SMALL, *HOW, "--schedule", "columns", "--trials", "5", "--json")
+    best = [Record.parse(line) for line in out.splitlines()]
+    assert status == 0
+    assert [record.schedule for record in best] == ["tiling", "columns"]
+    for record in best:
+        rivals = [other for other in records_of(log) if other.schedule == record.schedule]
+        assert record == min(rivals, key=lambda rival: rival.cost)
+
+
+def test_a_suite_is_tuned_once_for_each_distinct_workload(tune, instant, monkeypatch):
+    layers = [Layer(name, parse(text), 1) for name, text in (("a", SMALL), ("b", OTHER), ("c", SMALL))]
+    monkeypatch.setattr("tvmconv.workloads.suite", lambda name: layers)
+    _, out, _ = tune("--suite", "d2l", *HOW, "--trials", "3", "--json")
+    assert [Record.parse(line).workload.text for line in out.splitlines()] == [SMALL, OTHER]
+
+
+def test_the_time_is_shared_by_the_schedules(tune, instant, monkeypatch):
+    asked = []
+    monkeypatch.setattr("tvmconv.tuning.tune.Status", lambda trials, seconds: asked.append(seconds) or Status(1, None))
+    tune(SMALL, *HOW, "--schedule", "columns", "--seconds", "10")
+    assert asked == [5.0, 5.0]
+
+
+def test_progress_is_told_also_where_there_is_no_terminal(tune, instant, capsys):
+    _, _, err = tune(SMALL, *HOW, "--trials", "3")
+    assert err == f"{SMALL} tiling on opencl:0: 1/3 configs, 0.0/s{err.partition('0.0/s')[2]}"
+    assert err.count("\n") == 1
+
+
+def test_status_1_says_that_nothing_ran(tune, instant):
+    instant.failing = frozenset({"tiling"})
+    status, out, _ = tune(SMALL, *HOW, "--trials", "3")
+    assert status == 1
+    assert out.splitlines()[1].split()[:5] == [SMALL, "tiling", "3", "3", "—"]
+
+
+def test_an_interrupted_search_says_that_it_can_go_on(tune, log, instant):
+    instant.lasts, instant.loss = 3, KeyboardInterrupt()
+    status, out, err = tune(SMALL, *HOW, "--trials", "10")
+    assert (status, out) == (130, "")
+    assert err.splitlines()[-1] == f"tvmconv: interrupted; {log} is whole, and the same command goes on with it"
+    assert len(records_of(log)) == 3
+
+
+REFUSALS = {
+    "neither workload nor suite": ([], "expected a workload or --suite"),
+    "workload and suite": ([SMALL, "--suite", "d2l"], "expected a workload or --suite"),
+    "unknown workload": (["banana"], "'banana'"),
+    "groups that do not fit": (["conv2d:1x3x8x8,4x1x3x3,g2"], "groups"),
+    "unknown suite": (["--suite", "alexnet"], "'alexnet'"),
+    "unknown schedule": ([SMALL, "--schedule", "fly"], "no schedule 'fly'"),
+    "dtype that no schedule is tuned for": ([SMALL + ",f16"], "made to be tuned"),
+    "unknown tuner": ([SMALL, "--tuner", "oracle"], "'oracle'"),
+    "unknown device": ([SMALL, "--device", "tpu"], "unknown device 'tpu'"),
+    "absent device": ([SMALL, "--device", "opencl:99"], "no device 'opencl:99'"),
+    "compile-only device": ([SMALL, "--device", "sm_90"], "to compile for only"),
+    "no tracker": ([SMALL, "--device", "rpc:k", "--tracker", "127.0.0.1:1"], "no tracker at 127.0.0.1:1"),
+    "negative trials": ([SMALL, "--trials", "-1"], "'-1'"),
+    "no trials": ([SMALL, "--trials", "0"], "at least 1, not '0'"),
+    "no time": ([SMALL, "--seconds", "0"], "expected a positive number, not '0'"),
+    "endless time": ([SMALL, "--seconds", "inf"], "expected a positive number, not 'inf'"),
+    "no patience": ([SMALL, "--patience", "0"], "at least 1, not '0'"),
+    "no workers": ([SMALL, "--workers", "0"], "at least 1, not '0'"),
+    "negative seed": ([SMALL, "--seed", "-1"], "'-1'"),
+    "missing log to learn from": ([SMALL, "--transfer", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
+    "transfer to a tuner that has no model": ([SMALL, "--tuner", "ga", "--transfer", "a.jsonl"], "expected xgb"),
+    "log in a missing folder": ([SMALL, "--log", "/nowhere/log.jsonl"], "cannot write /nowhere/log.jsonl: No such"),
+    "read-only log": ([SMALL, "--log", "/proc/version"], "cannot write /proc/version: "),
+    "log on a full disk": ([SMALL, "--log", "/dev/full"], "cannot write /dev/full: "),
+    "a folder for a log": ([SMALL, "--log", "/"], "cannot write /: "),
+    "unknown option": ([SMALL, "--fast"], "--fast"),
+}
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSALS.values(), ids=REFUSALS)
+def test_bad_input_is_one_line_and_status_2_before_anything_is_measured(tune, instant, words, said):
+    start = time.monotonic()
+    status, out, err = tune(*words)
+    assert time.monotonic() - start < 5.0
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("tvmconv: ")
+    assert said in err
+    assert instant.measured == []
+
+
+def record(seconds, schedule="tiling"):
+    return made_up(parse(SMALL), schedule, {}, "a device", times=(seconds,))
+
+
+def test_progress_before_the_first_record():
+    assert progress_text(Status(512, None)) == "0/512 configs, 0.0/s"
+
+
+def test_progress_tells_rate_best_speedup_errors_and_time_left():
+    status = Status(2000, None, reference=record(4e-6, "default"))
+    for elapsed in (1.0, 2.0):
+        status.elapsed = elapsed
+        status.count(record(2e-6))
+    status.errors = Counter({ErrorKind.RUN_TIMEOUT: 1, ErrorKind.WRONG_ANSWER: 3})
+    assert progress_text(status) == (
+        "2/2,000 configs, 1.0/s, best 2.00 µs (1.02 GFLOP/s, 2.00 × default), failed: 3 wrong answer, 1 run timeout, "
+        "1998 s left"
+    )
+
+
+def test_progress_of_a_search_that_only_time_ends():
+    assert progress_text(Status(None, 60.0, elapsed=12.0)) == "0 configs, 0.0/s, 48 s left"
