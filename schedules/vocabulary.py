@@ -25,6 +25,17 @@ def bind(s: Schedule, kind: str, z: LoopRV, y: LoopRV, x: LoopRV) -> None:
         s.bind(loop, f"{kind}.{axis}")
 
 
+def channels_innermost(thread: Sequence[LoopRV]) -> list[LoopRV]:
+    """The nesting order of thread loops (channels first, then the axes of the image), whatever they are bound to.
+
+    TVM leaves out the barrier between two accesses to shared memory with one index if that has the innermost thread's
+    number in it (ThreadSync, `FindConflict`). The input's index never has the channels', so that threads that differ
+    in them and share an input are seen to need it.
+    """
+    channels, *image = thread
+    return [*image, channels]
+
+
 def split_all(s: Schedule, loops: Sequence[LoopRV], tiles: Sequence[Sequence[int]]) -> list[list[LoopRV]]:
     """Split each loop by its tile's factors, and return the pieces regrouped by level: all outermost loops, and so on.
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from tvmconv import kernel, library
 from tvmconv.baselines.cudnn import Baseline, time_cudnn
 from tvmconv.compiler.lower import Launch
@@ -21,6 +23,7 @@ from tvmconv.workloads import Workload, parse
 
 REFERENCE = "default"  # the schedule that speed-ups are over
 TUNED = "tuned"  # the name of what a log has
+QUANTILES = 101
 BASELINES: dict[str, Callable[..., Baseline]] = {"cudnn": time_cudnn}
 
 Progress = Callable[[str], None]
@@ -290,11 +293,20 @@ class _Bench:
         return self._timed(row, ran.timing) if verification.ok else replace(row, failure=_wrong(verification))
 
     def _timed(self, row: Row, timing: Timing) -> Row:
-        # Five digits are more than any clock here resolves, and half of what JSON would hold otherwise.
-        timing = replace(timing, seconds=tuple(float(f"{sample:.5g}") for sample in timing.seconds))
+        timing = replace(timing, seconds=_thinned(timing.seconds))
         rate = self.problem.workload.flops / timing.median
         peak = self.device.peak_flops
         return replace(row, timing=timing, gflops=rate / 1e9, peak_share=rate / peak if peak else None)
+
+
+def _thinned(samples: Sequence[float]) -> tuple[float, ...]:
+    """The samples, or so many of their quantiles, the median and the quartiles among them; to five digits.
+
+    That is more than any clock here resolves, and a file of results stays small.
+    """
+    if len(samples) > QUANTILES:
+        samples = np.quantile(samples, np.linspace(0, 1, QUANTILES)).tolist()
+    return tuple(float(f"{sample:.5g}") for sample in samples)
 
 
 def _wrong(verification: Verification) -> str:

@@ -180,7 +180,9 @@ def find(w: Workload, name: str) -> Schedule:
     """
     known = {s.name: s for s in schedules(w)}
     if name not in known:
-        raise ScheduleError(f"no schedule {name!r} for {w} in {w.dtype}; there are: {', '.join(known) or 'none'}")
+        raise ScheduleError(
+            f"no schedule {name!r} for {w.operator} in {w.dtype}; there are: {', '.join(known) or 'none'}"
+        )
     return known[name]
 
 

@@ -31,7 +31,15 @@ from tvm.tirx import IndexMap
 
 from schedules.conv2d.stages import accumulate_in_registers
 from schedules.conv2d.tiles import SHARED_BYTES, WORD
-from schedules.vocabulary import bind_grid, cooperative_copy, inline_consumers, inline_producers, split_all, unroll
+from schedules.vocabulary import (
+    bind_grid,
+    channels_innermost,
+    cooperative_copy,
+    inline_consumers,
+    inline_producers,
+    split_all,
+    unroll,
+)
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Conv2d
@@ -85,14 +93,15 @@ def conflict_free(s: Schedule, w: Conv2d, k: Knobs) -> None:
     *group, channel, rc, rh, rw, pixel = s.get_loops(conv)
     block, vthread, thread, point = split_all(s, (channel, pixel), (tile_c, tile_p))
     step, tap = split_all(s, (rc, rh, rw), (tile_rc, tile_rh, tile_rw))
-    s.reorder(*group, *block, *vthread, *thread, *step, *tap, *point)
+    nested = channels_innermost(thread)
+    s.reorder(*group, *block, *vthread, *nested, *step, *tap, *point)
     bind_grid(s, *(group or [s.add_unit_loop(block[0])]), *block)
     y, x = (0, 1) if pixels > 1 else (1, 0)  # of (channel, pixel), the one along the lanes is x
     for kind, loops in (("vthread", vthread), ("threadIdx", thread)):
         s.bind(loops[y], f"{kind}.y")
         s.bind(loops[x], f"{kind}.x")
 
-    s.reverse_compute_at(store, thread[-1])
+    s.reverse_compute_at(store, nested[-1])
     for copy in local:
         s.compute_at(copy, tap[-1], preserve_unit_loops=True)
     threads = (tile_c[2], tile_p[2])

@@ -20,7 +20,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from schedules.conv2d.tiles import WORD, Factors
-from schedules.vocabulary import bind_grid, inline_consumers, own_loops, split_all, unroll
+from schedules.vocabulary import bind_grid, channels_innermost, inline_consumers, own_loops, split_all, unroll
 from tvmconv.factors import prime_factors
 from tvmconv.knobs import Columns, Knobs
 from tvmconv.workloads import Conv2d
@@ -239,11 +239,12 @@ def tile_output(s: Schedule, sums: Sums, loops: Loops, plan: Plan) -> Nest:
     store = s.get_consumers(conv)[0]
     block, vthread, thread, point = split_all(s, loops.spatial, plan.spatial)
     step, tap = split_all(s, loops.reduction, plan.reduction)
-    s.reorder(loops.outer, *block, *vthread, *thread, *step, *tap, *point)
+    threads = channels_innermost(thread)
+    s.reorder(loops.outer, *block, *vthread, *threads, *step, *tap, *point)
     bind_blocks(s, loops.outer, block)
     bind_innermost(s, "vthread", vthread)
     bind_innermost(s, "threadIdx", thread)
-    s.reverse_compute_at(store, thread[-1])
+    s.reverse_compute_at(store, threads[-1])
     return Nest(step, tap)
 
 
@@ -266,11 +267,11 @@ def _tile_in_slices(s: Schedule, partial: SBlockRV, total: SBlockRV, plan: Plan)
     bind_innermost(s, "vthread", vthread)
     piece, *own = own_loops(s, meet)
     thread, point = split_all(s, own[-axes:], [factors[2:] for factors in plan.spatial])
-    s.reorder(*own[:-axes], piece, *thread, *point)
+    s.reorder(*own[:-axes], *thread[1:], piece, thread[0], *point)
     thread[0] = s.fuse(piece, thread[0])
     bind_innermost(s, "threadIdx", thread)
 
-    s.compute_at(partial, thread[-1], preserve_unit_loops=True)
+    s.compute_at(partial, channels_innermost(thread)[-1], preserve_unit_loops=True)
     own = own_loops(s, partial)
     output, (step_rc, tap_rc, *others) = own[: -len(plan.reduction) - 1], own[-len(plan.reduction) - 1 :]
     steps, taps = split_all(s, others, plan.reduction[1:]) if others else ([], [])

@@ -11,7 +11,7 @@ from tvm.s_tir import Schedule
 
 from schedules.conv2d.stages import accumulate_in_registers, axes, convolution
 from schedules.conv2d.tiles import Tiles, declare_tiles
-from schedules.vocabulary import bind, bind_grid, cooperative_copy, split_all
+from schedules.vocabulary import bind, bind_grid, channels_innermost, cooperative_copy, split_all
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Conv2d
@@ -47,13 +47,14 @@ def tile_and_stage(s: Schedule, w: Conv2d, output: Tiles, reduction: Tiles) -> N
     outer, channel, height, width, rc, rh, rw = axes(s, w, conv)
     block, vthread, thread, point = split_all(s, (channel, height, width), output)
     step, substep, tap = split_all(s, (rc, rh, rw), reduction)
-    s.reorder(outer, *block, *vthread, *thread, *step, *substep, *tap, *point)
+    threads = channels_innermost(thread)
+    s.reorder(outer, *block, *vthread, *threads, *step, *substep, *tap, *point)
     bind_grid(s, s.fuse(outer, block[0]), *block[1:])
     if any(virtual > 1 for _, virtual, _, _ in output):
         bind(s, "vthread", *vthread)
     bind(s, "threadIdx", *thread)
 
-    s.reverse_compute_at(store, thread[-1])
+    s.reverse_compute_at(store, threads[-1])
     for copy in local:  # consumers before producers
         s.compute_at(copy, substep[-1], preserve_unit_loops=True)
     threads_c, threads_h, threads_w = (threads for _, _, threads, _ in output)

@@ -1,11 +1,11 @@
-"""The builder processes as their parent sees them: each has one config at a time, and may die of it."""
+"""The builder processes as their parent sees them: each builds one config at a time, and may die of it."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
 from tvmconv.errors import Error
@@ -16,6 +16,7 @@ from tvmconv.tuning.record import ErrorKind
 
 START_SECONDS = 120.0  # for loading TVM on a busy machine
 MAX_FAILED_STARTS = 5
+DEPTH = 2  # configs at a builder: the one that it builds, and the next, so that it need not wait for this process
 
 
 @dataclass
@@ -23,14 +24,14 @@ class _Builder:
     """One process, and what it is doing.
 
     Attributes:
-        tag: of the config that it builds; None when it has none.
-        ready: whether it has loaded all that it needs.
         since: when it began what it is doing.
+        configs: those that it has, with their tags; it builds the first.
+        ready: whether it has loaded all that it needs.
     """
 
     child: Child
     since: float
-    tag: int | None = None
+    configs: deque[tuple[int, Config]] = field(default_factory=deque)
     ready: bool = False
 
 
@@ -66,11 +67,13 @@ class Pool:
             Error: the builder processes do not start.
         """
         ended = [item for i in range(len(self._builders)) for item in self._poll(i)]
-        for builder in self._builders:
-            if self._waiting and builder.ready and builder.tag is None:
-                builder.tag, config = self._waiting.popleft()
-                builder.since = time.monotonic()
-                builder.child.send(config)
+        for depth in range(DEPTH):
+            for builder in self._builders:
+                if self._waiting and builder.ready and len(builder.configs) == depth:
+                    if not builder.configs:
+                        builder.since = time.monotonic()
+                    builder.configs.append(self._waiting.popleft())
+                    builder.child.send(builder.configs[-1][1])
         return ended
 
     def waitables(self) -> Sequence[Connection]:
@@ -97,16 +100,18 @@ class Pool:
                     builder.ready, self._failed_starts = True, 0
                 elif isinstance(message, str):
                     raise Error(f"a builder process cannot load schedule {self._task.schedule.name}: {message}")
-                elif builder.tag is not None:
+                elif builder.configs:
+                    tag, _ = builder.configs.popleft()
+                    builder.since = time.monotonic()
                     last = isinstance(message, Last)
-                    ended.append((builder.tag, message.message if last else message))
-                    builder.tag = None
+                    ended.append((tag, message.message if last else message))
                     if last:
+                        self._take_back(builder)
                         return ended + self._replace(i)
         except EOFError:
             return ended + self._replace(i)
         seconds = time.monotonic() - builder.since
-        if builder.tag is not None and seconds > self._timeout:
+        if builder.configs and seconds > self._timeout:
             message = f"the build takes longer than {self._timeout:g} s"
             return ended + self._replace(i, ErrorKind.BUILD_TIMEOUT, message)
         if not builder.ready and seconds > START_SECONDS:
@@ -117,6 +122,8 @@ class Pool:
         self, i: int, kind: ErrorKind = ErrorKind.COMPILE_HOST, message: str | None = None
     ) -> list[tuple[int, Built]]:
         """Start a builder anew; the config that it was building, if any, has failed, by default as the process ended.
+
+        What it had not begun is for whichever builder comes to it.
 
         Raises:
             Error: the builders end before they are ready, time and again.
@@ -129,6 +136,11 @@ class Pool:
             if self._failed_starts >= MAX_FAILED_STARTS:
                 raise Error(f"the builder processes do not start: {message}")
         self._builders[i] = self._start()
-        if builder.tag is None:
-            return []
-        return [(builder.tag, Built(None, kind, message, seconds=time.monotonic() - builder.since))]
+        failed = [builder.configs.popleft()[0]] if builder.configs else []
+        self._take_back(builder)
+        return [(tag, Built(None, kind, message, seconds=time.monotonic() - builder.since)) for tag in failed]
+
+    def _take_back(self, builder: _Builder) -> None:
+        """Queue again, before all others, what a builder has not begun."""
+        self._waiting.extendleft(reversed(builder.configs))
+        builder.configs.clear()
