@@ -11,7 +11,7 @@ read nine times at most, by neighbours, out of the L1 cache; there is no barrier
 import numpy as np
 from tvm.s_tir import Schedule
 
-from schedules.conv2d import staged
+from schedules.conv2d import plans
 from schedules.conv2d.stages import accumulate_in_registers, convolution
 from schedules.conv2d.tiles import WORD
 from schedules.vocabulary import bind, bind_grid, cooperative_copy, own_loops, split_all
@@ -25,7 +25,7 @@ SPATIAL = ("tile_f", "tile_y", "tile_x")
 
 def usage(w: Conv2d, c: Columns) -> Usage:
     """What configs use of a device."""
-    f, y, x = (staged.tile(c, axis) for axis in SPATIAL)
+    f, y, x = (plans.tile(c, axis) for axis in SPATIAL)
     window = ((y - 1) * w.stride[0] + (w.R - 1) * w.dilation[0] + 1) * (
         (x - 1) * w.stride[1] + (w.S - 1) * w.dilation[1] + 1
     )
@@ -36,7 +36,7 @@ def usage(w: Conv2d, c: Columns) -> Usage:
     return Usage(
         threads=threads,
         shared_bytes=np.where(c["stage"] == "shared", WORD * (inputs + weights), 0),
-        accumulators=staged.accumulators(c, SPATIAL),
+        accumulators=plans.accumulators(c, SPATIAL),
         blocks=blocks,
         staged_words=inputs + weights,
         overlap=inputs / (f * y * x),
@@ -53,14 +53,14 @@ def has_filter_per_channel(w: Conv2d) -> bool:
 def depthwise(s: Schedule, w: Conv2d, k: Knobs) -> None:
     """Output tiles are (block, virtual thread, thread, local)."""
     tile_f = k.split("tile_f", w.O, 4, (-1, 1, 1, 1))
-    tile_y = k.split("tile_y", w.P, 4, (-1, 1, 8, 1), overhang=staged.searched_overhang(w.P))
-    tile_x = k.split("tile_x", w.Q, 4, (-1, 1, 32, 1), overhang=staged.searched_overhang(w.Q))
+    tile_y = k.split("tile_y", w.P, 4, (-1, 1, 8, 1), overhang=plans.searched_overhang(w.P))
+    tile_x = k.split("tile_x", w.Q, 4, (-1, 1, 32, 1), overhang=plans.searched_overhang(w.Q))
     max_step = k.choice("auto_unroll_max_step", (0, 256, 1500), 0)
     explicit = bool(k.choice("unroll_explicit", (0, 1), 0))
     in_shared = k.choice("stage", ("shared", "registers"), "shared") == "shared"
     k.search_only(
-        f"at least {staged.MIN_THREADS} threads",
-        lambda c: np.prod([c[axis][:, 2] for axis in SPATIAL], axis=0) >= staged.MIN_THREADS,
+        f"at least {plans.MIN_THREADS} threads",
+        lambda c: np.prod([c[axis][:, 2] for axis in SPATIAL], axis=0) >= plans.MIN_THREADS,
     )
     multiplier = w.O // w.groups
     k.search_only(  # TVM would not find which inputs the tile reads
@@ -70,7 +70,7 @@ def depthwise(s: Schedule, w: Conv2d, k: Knobs) -> None:
             axis=0,
         ),
     )
-    k.search_only("few enough accumulators", lambda c: staged.accumulators(c, SPATIAL) <= staged.MAX_ACCUMULATORS)
+    k.search_only("few enough accumulators", lambda c: plans.accumulators(c, SPATIAL) <= plans.MAX_ACCUMULATORS)
 
     conv = convolution(s, w)
     store = accumulate_in_registers(s, conv)

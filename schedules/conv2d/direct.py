@@ -17,7 +17,7 @@ What the other knobs are for, each of them part of the fastest kernel of some la
 import numpy as np
 from tvm.s_tir import Schedule
 
-from schedules.conv2d import staged
+from schedules.conv2d import plans, staged
 from schedules.conv2d.stages import axes, convolution, tiled_channels
 from schedules.conv2d.tiles import shrink_to_shared_memory
 from tvmconv.knobs import Columns, Knobs, nearest_factors
@@ -34,20 +34,20 @@ TAPS = ("tile_rc", "tile_ry", "tile_rx")
 
 def usage(w: Conv2d, c: Columns) -> Usage:
     """What configs use of a device."""
-    f, y, x, rc, ry, rx = (staged.tile(c, axis) for axis in (*SPATIAL, *TAPS))
+    f, y, x, rc, ry, rx = (plans.tile(c, axis) for axis in (*SPATIAL, *TAPS))
     rc = rc * c["slices"]
     rows = (y - 1) * w.stride[0] + (ry - 1) * w.dilation[0] + 1
     columns = (x - 1) * w.stride[1] + (rx - 1) * w.dilation[1] + 1
     inputs = rc * rows * columns * (f if w.groups == w.O > 1 else 1)
-    weights = rc * ry * rx * staged.weight_row(c, f)
+    weights = rc * ry * rx * plans.weight_row(c, f)
     blocks = w.N * (w.groups if w.groups != w.O else 1) * np.prod([c[axis][:, 0] for axis in SPATIAL], axis=0)
     steps = c["tile_rc"][:, 0] // c["slices"] * c["tile_ry"][:, 0] * c["tile_rx"][:, 0]
-    threads = staged.threads(c, SPATIAL)
+    threads = plans.threads(c, SPATIAL)
     products = f * y * x * rc * ry * rx
     return Usage(
         threads=threads,
-        shared_bytes=staged.staged_bytes(c, SPATIAL, (inputs, weights)),
-        accumulators=staged.accumulators(c, SPATIAL),
+        shared_bytes=plans.staged_bytes(c, SPATIAL, (inputs, weights)),
+        accumulators=plans.accumulators(c, SPATIAL),
         blocks=blocks,
         steps=steps,
         products=products // threads,
@@ -70,16 +70,16 @@ def direct(s: Schedule, w: Conv2d, k: Knobs) -> None:
     extents = {"f": tiled_channels(w), "y": w.P, "x": w.Q, "rc": channels, "ry": w.R, "rx": w.S}
     output, reduction = default_tiles(w, extents)
     spatial = tuple(
-        k.split(f"tile_{axis}", extents[axis], 4, (-1, *factors), overhang=staged.searched_overhang(extents[axis]))
+        k.split(f"tile_{axis}", extents[axis], 4, (-1, *factors), overhang=plans.searched_overhang(extents[axis]))
         for axis, factors in output.items()
     )
     taps = tuple(  # AutoTVM once confused the filter's rows and columns, so that old logs have factors that do not fit
         k.split(f"tile_{axis}", extents[axis], 2, (-1, tap), exact=True, lenient=True)
         for axis, tap in reduction.items()
     )
-    how = staged.ask_how(k, w, slices=True)
-    staged.demand(k, {f"tile_{axis}": extent for axis, extent in extents.items()}, SPATIAL, TAPS)
-    plan = staged.Plan(spatial, taps, how)
+    how = plans.ask_how(k, w, slices=True)
+    plans.demand(k, {f"tile_{axis}": extent for axis, extent in extents.items()}, SPATIAL, TAPS)
+    plan = plans.Plan(spatial, taps, how)
 
     conv = convolution(s, w)
     outer, *loops = axes(s, w, conv)

@@ -10,7 +10,7 @@ weight's layout of `direct`. Measured: tuning_logs/nvidia-h200/.
 
 from tvm.s_tir import Schedule
 
-from schedules.conv2d import staged
+from schedules.conv2d import plans, staged
 from schedules.conv2d.conflict_free import flatten_pixels
 from schedules.vocabulary import inline_producers
 from tvmconv.knobs import Columns, Knobs
@@ -24,16 +24,16 @@ TAPS = ("tile_rc", "tile_ry", "tile_rx")
 
 def usage(w: Conv2d, c: Columns) -> Usage:
     """What configs use of a device."""
-    f, p, rc, ry, rx = (staged.tile(c, axis) for axis in (*SPATIAL, *TAPS))
+    f, p, rc, ry, rx = (plans.tile(c, axis) for axis in (*SPATIAL, *TAPS))
     taps = rc * c["slices"] * ry * rx
-    inputs, weights = taps * p, taps * staged.weight_row(c, f)
+    inputs, weights = taps * p, taps * plans.weight_row(c, f)
     blocks = w.groups * c["tile_f"][:, 0] * c["tile_p"][:, 0]
     steps = c["tile_rc"][:, 0] // c["slices"] * c["tile_ry"][:, 0] * c["tile_rx"][:, 0]
-    threads = staged.threads(c, SPATIAL)
+    threads = plans.threads(c, SPATIAL)
     return Usage(
         threads=threads,
-        shared_bytes=staged.staged_bytes(c, SPATIAL, (inputs, weights)),
-        accumulators=staged.accumulators(c, SPATIAL),
+        shared_bytes=plans.staged_bytes(c, SPATIAL, (inputs, weights)),
+        accumulators=plans.accumulators(c, SPATIAL),
         blocks=blocks,
         steps=steps,
         products=f * p * taps // threads,
@@ -55,16 +55,16 @@ def implicit_gemm(s: Schedule, w: Conv2d, k: Knobs) -> None:
     channels, pixels, depth = w.O // w.groups, w.N * w.P * w.Q, w.C // w.groups
     extents = dict(zip((*SPATIAL, *TAPS), (channels, pixels, depth, w.R, w.S), strict=True))
     spatial = tuple(
-        k.split(axis, extents[axis], 4, default, overhang=staged.searched_overhang(extents[axis]))
+        k.split(axis, extents[axis], 4, default, overhang=plans.searched_overhang(extents[axis]))
         for axis, default in zip(SPATIAL, ((-1, 1, 8, 4), (-1, 1, 32, 2)), strict=True)
     )
     taps = tuple(
         k.split(axis, extents[axis], 2, default, exact=True)
         for axis, default in zip(TAPS, ((-1, 8), (-1, 1), (-1, 3)), strict=True)
     )
-    how = staged.ask_how(k, w, slices=min(channels, pixels) > 1)
-    staged.demand(k, extents, SPATIAL, TAPS)
-    plan = staged.Plan(spatial, taps, how)
+    how = plans.ask_how(k, w, slices=min(channels, pixels) > 1)
+    plans.demand(k, extents, SPATIAL, TAPS)
+    plan = plans.Plan(spatial, taps, how)
 
     conv = flatten_pixels(s, w, channels_last=False)
     if w.groups == 1:  # the slices' blocks have their axes in this order, the pixels before the sums

@@ -9,11 +9,9 @@ overwritten too soon. Which axis is the innermost follows from the order in whic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-
-from tvmconv.analysis.tir import shared_loads, variables
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
@@ -21,9 +19,9 @@ if TYPE_CHECKING:
 BARRIER = "tirx.tvm_storage_sync"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Race:
-    """A store and a load of one element, by several threads and with no barrier between them.
+    """A store and a load of one element by several threads, with no barrier between them.
 
     Attributes:
         buffer: the shared buffer's name.
@@ -40,60 +38,52 @@ def unsynchronised(function: PrimFunc) -> list[Race]:
     """The stores and loads of shared memory that need a barrier between them and have none.
 
     Looked for is what TVM's rule misses: accesses with one index, which lacks a thread axis of more than one thread.
-    That a kernel has none is necessary for it to be right, and no proof: accesses whose indices differ are not
-    compared, nor are asynchronous copies, behind which TVM puts a barrier of its own.
+    To have none is necessary for a kernel to be right, and no proof that it is: accesses whose indices differ are not
+    compared, nor are asynchronous copies, behind which TVM puts a barrier whatever their index.
 
     Args:
         function: a lowered device function.
 
     Returns:
-        Each race once, in the order of the text.
+        Each race once, sorted.
     """
-    return list(dict.fromkeys(_summarise(function.body, {}).races))
+    races = _summarise(function.body, {}).races
+    return sorted(Race(str(element.buffer.name), str(element.index.key), element.axes) for element in races)
 
 
-class _Access(NamedTuple):
-    """A store or load by threads that share the element; `axes` are those that the index lacks."""
+class _Element(NamedTuple):
+    """An element of a shared buffer, and the thread axes that its index, a `StructuralKey`, lacks."""
 
-    kind: Literal["load", "store"]
     buffer: Any
     index: Any
     axes: tuple[str, ...]
 
 
-class _Summary(NamedTuple):
-    """What a statement does to shared memory: its accesses before its first and behind its last barrier.
+_Access = tuple[str, _Element]  # "load" or "store" of what
+_OPPOSITE = {"load": "store", "store": "load"}
 
-    Without a barrier (`synchronises` is false) both are all accesses there are.
+
+class _Summary(NamedTuple):
+    """What a statement does to elements that several threads share.
+
+    Attributes:
+        head: the accesses before its first barrier; all if it has none.
+        tail: the accesses behind its last barrier; all if it has none.
+        synchronises: whether it has a barrier.
+        races: what it stores and loads with no barrier between.
     """
 
-    head: Sequence[_Access] = ()
-    tail: Sequence[_Access] = ()
+    head: Set[_Access] = frozenset()
+    tail: Set[_Access] = frozenset()
     synchronises: bool = False
-    races: Sequence[Race] = ()
-
-    def then(self, other: _Summary) -> _Summary:
-        """This, followed by another."""
-        return _Summary(
-            head=self.head if self.synchronises else [*self.head, *other.head],
-            tail=other.tail if other.synchronises else [*self.tail, *other.tail],
-            synchronises=self.synchronises or other.synchronises,
-            races=[*self.races, *other.races, *_races(self.tail, other.head)],
-        )
-
-    def repeated(self) -> _Summary:
-        """This, over and over."""
-        return self._replace(races=[*self.races, *_races(self.tail, self.head)])
+    races: Set[_Element] = frozenset()
 
 
-def _summarise(node: Any, axes: dict[str, Any]) -> _Summary:
-    """Summarise a statement inside thread axes of more than one thread, given as variables by name."""
+def _summarise(node: Any, axes: Mapping[str, Any]) -> _Summary:
+    """Summarise a statement that runs inside the thread axes, variables by name, of more than one thread."""
     match type(node).__name__:
         case "SeqStmt":
-            summary = _Summary()
-            for statement in node.seq:
-                summary = summary.then(_summarise(statement, axes))
-            return summary
+            return _in_sequence(_summarise(statement, axes) for statement in node.seq)
         case "AttrStmt":
             if node.attr_key == "thread_extent" and int(node.value) > 1:
                 tag = str(node.node.thread_tag)
@@ -101,34 +91,63 @@ def _summarise(node: Any, axes: dict[str, Any]) -> _Summary:
             return _summarise(node.body, axes)
         case "For":
             body = _summarise(node.body, axes)
-            return body.repeated() if int(node.extent) > 1 else body
-        case "IfThenElse":  # barriers are never inside
+            return _in_sequence([body, body]) if int(node.extent) > 1 else body
+        case "IfThenElse":  # TVM puts no barrier inside
             branches = [_summarise(branch, axes) for branch in (node.then_case, node.else_case) if branch is not None]
-            accesses = [access for branch in branches for access in branch.head]
-            return _Summary(accesses, accesses, races=[race for branch in branches for race in branch.races])
+            return _Summary(
+                head=frozenset().union(*(branch.head for branch in branches)),
+                tail=frozenset().union(*(branch.tail for branch in branches)),
+                races=frozenset().union(*(branch.races for branch in branches)),
+            )
         case "BufferStore":
-            accesses = [_access("load", load.source, load.indices[0], axes) for load in shared_loads(node.value)]
-            if node.buffer.scope() == "shared":
-                accesses.append(_access("store", node.buffer, node.indices[0], axes))
-            shared = [access for access in accesses if access.axes]
-            return _Summary(shared, shared)
-        case "Evaluate" if getattr(getattr(node.value, "op", None), "name", None) == BARRIER:
-            return _Summary(synchronises=True)
+            accesses = frozenset(_accesses(node, axes))
+            return _Summary(head=accesses, tail=accesses)
+        case "Evaluate":
+            return _Summary(synchronises=_is_barrier(node.value))
     return _Summary()
 
 
-def _access(kind: Literal["load", "store"], buffer: Any, index: Any, axes: dict[str, Any]) -> _Access:
-    used = variables(index)
-    lacking = (tag for tag, axis in axes.items() if not any(axis.same_as(variable) for variable in used))
-    return _Access(kind, buffer, index, tuple(lacking))
+def _in_sequence(parts: Iterable[_Summary]) -> _Summary:
+    """Summarise statements that run one after another."""
+    head: set[_Access] = set()
+    tail: set[_Access] = set()
+    races: set[_Element] = set()
+    synchronises = False
+    for part in parts:
+        races |= part.races
+        races |= {element for kind, element in part.head if (_OPPOSITE[kind], element) in tail}
+        if not synchronises:
+            head |= part.head
+        if part.synchronises:
+            tail = set()
+        tail |= part.tail
+        synchronises |= part.synchronises
+    return _Summary(head, tail, synchronises, races)
 
 
-def _races(before: Sequence[_Access], after: Sequence[_Access]) -> list[Race]:
+def _accesses(store: Any, axes: Mapping[str, Any]) -> Iterator[_Access]:
+    """The accesses to shared memory of a store's value and of itself that several threads make to one element."""
+    import tvm_ffi
+    from tvm import tirx
+    from tvm.ir import TensorLoad
+
+    loads = [("load", load.source, load.indices[0]) for load in _nodes(store.value, TensorLoad)]
+    for kind, buffer, index in (*loads, ("store", store.buffer, store.indices[0])):
+        if buffer.scope() == "shared":
+            used = _nodes(index, tirx.Var)
+            lacking = tuple(tag for tag, axis in axes.items() if not any(axis.same_as(variable) for variable in used))
+            if lacking:
+                yield kind, _Element(buffer, tvm_ffi.StructuralKey(index), lacking)
+
+
+def _nodes(expression: Any, kind: type) -> list[Any]:
+    """The parts of an expression that are of one kind."""
     import tvm_ffi
 
-    return [
-        Race(str(a.buffer.name), str(a.index), a.axes)
-        for a in before
-        for b in after
-        if a.kind != b.kind and a.buffer.same_as(b.buffer) and tvm_ffi.structural_equal(a.index, b.index)
-    ]
+    found: list[Any] = []
+    tvm_ffi.structural_walk(expression, (kind, found.append), order="post")
+    return found
+
+
+def _is_barrier(expression: Any) -> bool:
+    return type(expression).__name__ == "Call" and expression.op.name == BARRIER

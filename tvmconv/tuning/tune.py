@@ -212,9 +212,12 @@ class _Search:
         return measured, stages
 
     def _submit(self, measurer: Measurer) -> bool:
-        """Keep the measurer busy; False if the space is exhausted."""
+        """Keep the measurer busy; False if the space is exhausted.
+
+        Few large requests rather than many small ones: each has the tuner train anew.
+        """
         ahead = max(2 * measurer.workers, self._tuner.batch)
-        room = ahead + measurer.workers - measurer.pending
+        room = 2 * ahead - measurer.pending
         if self.status.asked is not None:
             room = min(room, self.status.asked - self.status.done - measurer.pending)
         if measurer.pending >= ahead or room < 1:
