@@ -92,8 +92,9 @@ def direct(s: Schedule, w: Conv2d, k: Knobs) -> None:
 
 def default_tiles(w: Conv2d, extents: dict[str, int]) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
     """The inner factors of `OUTPUT` and `REDUCTION` that fit the workload and shared memory."""
+    output = OUTPUT if shares_inputs(w) else {**OUTPUT, "f": (1, 4, 1)}  # each channel brings its own input
     names = {"f": "c", "y": "h", "x": "w", "rc": "rc", "ry": "rh", "rx": "rw"}
-    fitting = {names[axis]: nearest_factors(extents[axis], factors) for axis, factors in OUTPUT.items()}
+    fitting = {names[axis]: nearest_factors(extents[axis], factors) for axis, factors in output.items()}
     fitting |= {names[axis]: nearest_factors(extents[axis], (tap,), exact=True) for axis, tap in REDUCTION.items()}
     fitting = shrink_to_shared_memory(w, fitting)
     return {axis: fitting[names[axis]] for axis in OUTPUT}, {axis: fitting[names[axis]][0] for axis in REDUCTION}
