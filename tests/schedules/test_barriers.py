@@ -1,0 +1,81 @@
+"""No schedule lets threads race for shared memory, even where a tile is so small that TVM's rule for barriers fails.
+
+A thread that stages a single element stores it under the very index under which it loads one: then the index decides
+whether TVM puts a barrier between the two (tvmconv.analysis.barriers).
+"""
+
+import functools
+
+import pytest
+
+import tvmconv as tc
+from tvmconv import library
+from tvmconv.analysis.barriers import unsynchronised
+from tvmconv.knobs import Split
+
+# One row of threads stages what both read; with the channels' threads outermost, its barriers were missing.
+SHARED_ROW = tc.parse("conv2d:3x1x19x43,2x1x4x1,s3,p0,d3x1")
+ONE_EACH = {
+    "tile_f": (-1, 1, 2, 1),
+    "tile_p": (-1, 1, 30, 1),
+    "tile_rc": (-1, 1),
+    "tile_ry": (-1, 1),
+    "tile_rx": (-1, 1),
+}
+PIPELINES = ("none", "registers", "async2", "async3", "async4")
+FETCHES = ("blocked", "interleaved")
+
+SMALL = (
+    "conv2d:3x1x19x43,2x1x4x1,s3,p0,d3x1",
+    "conv2d:1x16x8x8,16x16x3x3,s1,p1",
+    "conv2d:4x8x6x6,8x8x3x3,s1,p1",
+    "conv2d:2x8x7x9,12x8x3x3,s2,p1",
+    "conv2d:1x8x9x11,8x8x3x5,s1x2,p1x2x0x1,d2x1",
+    "conv2d:1x32x7x7,32x32x1x1,s1,p0",
+    "conv2d:1x64x1x1,40x64x1x1,s1,p0",
+    "conv2d:1x13x17x19,11x13x3x3,s1,p1",
+    "conv2d:3x12x10x14,6x4x2x4,s1x3,p0x1x2x3,g3",
+    "conv2d:1x8x9x13,8x1x3x3,s1,p1,g8",
+    "conv2d:2x8x17x13,8x1x5x3,s2x1,p2x1x1x1,d1x2,g8",
+    "conv2d:2x6x11x11,12x1x3x3,s2,p1,g6",
+)
+CASES = [(text, schedule.name) for text in SMALL for schedule in tc.schedules(tc.parse(text))]
+
+
+@functools.cache
+def shared_row():
+    return tc.Problem(SHARED_ROW)
+
+
+@pytest.mark.parametrize("fetch", FETCHES)
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_threads_that_share_a_staged_row_read_it_when_it_is_there(pipeline, fetch):
+    config = {**ONE_EACH, "pipeline": pipeline, "fetch": fetch}
+    kernel = tc.build(SHARED_ROW, "implicit_gemm", device="opencl:0", config=config)
+    assert kernel.verify(shared_row()).error <= 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fetch", FETCHES)
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_threads_that_share_a_staged_row_read_it_when_it_is_there_on_a_gpu(gpu, pipeline, fetch):
+    config = {**ONE_EACH, "pipeline": pipeline, "fetch": fetch}
+    kernel = tc.build(SHARED_ROW, "implicit_gemm", device=gpu, config=config)
+    assert kernel.verify(shared_row()).error <= 1e-5
+
+
+def single_elements(workload, schedule):
+    """A config of few threads, which have one output each and stage one tap at a time."""
+    config = {}
+    for name, knob in library.find(workload, schedule).space(workload).knobs.items():
+        if isinstance(knob, Split):
+            threads = 1 if name.startswith("tile_r") else min(knob.extent, 6)
+            config[name] = (-1, *[1] * (knob.parts - 3), threads, 1) if knob.parts > 2 else (-1, 1)
+    return config
+
+
+@pytest.mark.parametrize(("text", "schedule"), CASES)
+def test_no_schedule_lets_threads_race(text, schedule):
+    workload = tc.parse(text)
+    kernel = tc.build(workload, schedule, arch="sm_75", config=single_elements(workload, schedule))
+    assert unsynchronised(kernel.lowered) == []
