@@ -146,7 +146,7 @@ def lower(mod: IRModule, target: Target) -> Lowered:
         target: a TVM target with a host.
 
     Raises:
-        CompileError: the module does not lower, or not to exactly one device function.
+        CompileError: the module does not lower, or not to exactly one device function, or TVM leaves out a barrier.
     """
     from tvm import tirx
 
@@ -165,6 +165,7 @@ def lower(mod: IRModule, target: Target) -> Lowered:
     if len(functions) != 1:
         raise CompileError(f"the schedule lowers to {len(functions)} device functions instead of one")
     function = functions[0]
+    _check_barriers(function)
     names = [p.name for p in parameters]
     return Lowered(
         target=target,
@@ -193,6 +194,17 @@ def _fill_alignment(source: str) -> str:
 
 def _array_type(parameter: Any) -> ArrayType:
     return ArrayType(tuple(int(extent) for extent in parameter.shape), str(parameter.dtype))
+
+
+def _check_barriers(function: PrimFunc) -> None:
+    """Raise CompileError for a kernel whose threads would race for shared memory: it may even be right at times."""
+    from tvmconv.analysis.barriers import unsynchronised
+
+    for race in unsynchronised(function):
+        raise CompileError(
+            f"TVM leaves out a barrier: threads along {' and '.join(race.axes)} share {race.buffer}[{race.index}]; "
+            "nest the loop of these threads inside the others"
+        )
 
 
 def _launch(function: PrimFunc) -> Launch:
