@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tvmconv import devices
-from tvmconv.cli.errors import Parser, guarded
+from tvmconv.cli.errors import Parser, UsageError, guarded
 from tvmconv.cli.options import count, tell_choice
 from tvmconv.cli.progress import progress_line
 from tvmconv.cli.tune import add_search, results_table, search, stage_lines
@@ -52,6 +52,8 @@ def _run(argv: Sequence[str], prog: str, defaults: dict[str, object]) -> int:
     add_search(parser)
     parser.set_defaults(log=None, **defaults)
     args = parser.parse_args(argv)
+    if args.device.startswith("rpc:") and not args.tune_only:
+        raise UsageError(f"kernels cannot be compared on {args.device}: tune there with --tune-only")
 
     layers = select_layers(args.suite, args.batch, args.only)
     name = f"{args.suite}-{args.only}" if args.only else args.suite

@@ -139,9 +139,11 @@ def find_devices(device: str | Device | Sequence[str | Device], tracker: str | N
         tracker: host and port for "rpc:KEY"; by default those of TVM_TRACKER_HOST and TVM_TRACKER_PORT.
 
     Raises:
-        DeviceError: a text names no device, one that is not here, or an architecture.
+        DeviceError: a text names no device, one that is not here, or an architecture; or nothing is named.
     """
     if not isinstance(device, (str, Device)):
+        if not device:
+            raise DeviceError("no device to measure on: expected one such as cuda:0 or opencl:0")
         return [place for each in device for place in find_devices(each, tracker)]
     if isinstance(device, str) and device.startswith("rpc:"):
         from tvmconv.devices import rpc
