@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 from tvmconv import kernel, library, workloads
 from tvmconv.cli.errors import UsageError
-from tvmconv.cli.options import EXAMPLE, add_place, add_set, find_place, tell_place
+from tvmconv.cli.options import EXAMPLE, add_place, add_set, find_place, tell_place, told_fallbacks
 from tvmconv.devices import Arch
 from tvmconv.devices.rpc import Remote
-from tvmconv.errors import CompileError, FallbackWarning
+from tvmconv.errors import CompileError
 from tvmconv.export import Exported, export
 from tvmconv.kernel import Kernel
 from tvmconv.verify import Verification
@@ -50,12 +49,9 @@ def run(args: argparse.Namespace) -> int:
     workload = workloads.parse(args.words[0])
     schedule = library.find(workload, args.words[1]) if len(args.words) > 1 else None
     place = find_place(args)
-    with warnings.catch_warnings(record=True) as fallbacks:
-        warnings.simplefilter("always", FallbackWarning)
+    with told_fallbacks():
         built = kernel.build(workload, schedule, device=place, config=dict(args.set) or None, log=args.log)
-    exported = export(built, args.out, verification=_verify(built))
-    for fallback in fallbacks:
-        print(f"tvmconv: {fallback.message}", file=sys.stderr)
+        exported = export(built, args.out, verification=_verify(built))
     tell_place(args, place)
     _print(exported)
     return 0

@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tvmconv import devices
 from tvmconv.devices import AbsentError, Arch, Device
+from tvmconv.errors import FallbackWarning
 from tvmconv.experiment import BASELINES
 from tvmconv.knobs import Value, parse_value
 
@@ -81,6 +85,16 @@ def tell_choice(asked: str, device: Device) -> None:
     """Say on stderr which device `auto` picked."""
     if asked == "auto":
         print(f"tvmconv: auto picked {device.text}, {device.name}", file=sys.stderr)
+
+
+@contextmanager
+def told_fallbacks() -> Iterator[None]:
+    """Say in a line on stderr, at the end of the block, what was built in it for want of a record."""
+    with warnings.catch_warnings(record=True) as fallbacks:
+        warnings.simplefilter("always", FallbackWarning)
+        yield
+    for fallback in fallbacks:
+        print(f"tvmconv: {fallback.message}", file=sys.stderr)
 
 
 def _assignment(text: str) -> tuple[str, Value]:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from tvmconv import devices, workloads
 from tvmconv.cli.errors import UsageError
-from tvmconv.cli.options import EXAMPLE, add_set, add_timing, how_to_time, tell_choice
+from tvmconv.cli.options import EXAMPLE, add_set, add_timing, how_to_time, tell_choice, told_fallbacks
 from tvmconv.cli.progress import progress_line
-from tvmconv.errors import FallbackWarning
 from tvmconv.experiment import Result, run_ladder
 from tvmconv.report import result_text
 from tvmconv.tuning.best import log_files
@@ -62,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     device = devices.find(args.device)
     ok = True
     for number, workload in enumerate(chosen, 1):
-        with _told_fallbacks(), progress_line(f"{device.text}: {workload.text}, ") as progress:
+        with told_fallbacks(), progress_line(f"{device.text}: {workload.text}, ") as progress:
             result = run_ladder(
                 workload,
                 schedules,
@@ -93,16 +89,6 @@ def _check_readable(logs: Sequence[str]) -> None:
     for file in log_files(logs):
         with in_one_line(file, "read"):
             file.open("rb").close()
-
-
-@contextmanager
-def _told_fallbacks() -> Iterator[None]:
-    """Say in a line on stderr, at the end, what was built for want of a record."""
-    with warnings.catch_warnings(record=True) as fallbacks:
-        warnings.simplefilter("always", FallbackWarning)
-        yield
-    for fallback in fallbacks:
-        print(f"tvmconv: {fallback.message}", file=sys.stderr)
 
 
 def _print(result: Result, *, as_json: bool, more: bool) -> None:
