@@ -14,7 +14,6 @@ What the other knobs are for, each of them part of the fastest kernel of some la
   weight_pad shifts its rows by some banks, for copies without bank conflicts.
 """
 
-import numpy as np
 from tvm.s_tir import Schedule
 
 from schedules.conv2d import plans, staged
@@ -40,22 +39,7 @@ def usage(w: Conv2d, c: Columns) -> Usage:
     columns = (x - 1) * w.stride[1] + (rx - 1) * w.dilation[1] + 1
     inputs = rc * rows * columns * (f if w.groups == w.O > 1 else 1)
     weights = rc * ry * rx * plans.weight_row(c, f)
-    blocks = w.N * (w.groups if w.groups != w.O else 1) * np.prod([c[axis][:, 0] for axis in SPATIAL], axis=0)
-    steps = c["tile_rc"][:, 0] // c["slices"] * c["tile_ry"][:, 0] * c["tile_rx"][:, 0]
-    threads = plans.threads(c, SPATIAL)
-    products = f * y * x * rc * ry * rx
-    return Usage(
-        threads=threads,
-        shared_bytes=plans.staged_bytes(c, SPATIAL, (inputs, weights)),
-        accumulators=plans.accumulators(c, SPATIAL),
-        blocks=blocks,
-        steps=steps,
-        products=products // threads,
-        staged_words=(inputs + weights) / threads,
-        intensity=products / (inputs + weights),
-        traffic=blocks * steps * (inputs + weights),
-        all_threads=blocks * threads,
-    )
+    return plans.usage(c, SPATIAL, TAPS, (inputs, weights), outer=w.N * (w.groups if w.groups != w.O else 1))
 
 
 def shares_inputs(w: Conv2d) -> bool:

@@ -26,22 +26,7 @@ def usage(w: Conv2d, c: Columns) -> Usage:
     """What configs use of a device."""
     f, p, rc, ry, rx = (plans.tile(c, axis) for axis in (*SPATIAL, *TAPS))
     taps = rc * c["slices"] * ry * rx
-    inputs, weights = taps * p, taps * plans.weight_row(c, f)
-    blocks = w.groups * c["tile_f"][:, 0] * c["tile_p"][:, 0]
-    steps = c["tile_rc"][:, 0] // c["slices"] * c["tile_ry"][:, 0] * c["tile_rx"][:, 0]
-    threads = plans.threads(c, SPATIAL)
-    return Usage(
-        threads=threads,
-        shared_bytes=plans.staged_bytes(c, SPATIAL, (inputs, weights)),
-        accumulators=plans.accumulators(c, SPATIAL),
-        blocks=blocks,
-        steps=steps,
-        products=f * p * taps // threads,
-        staged_words=(inputs + weights) / threads,
-        intensity=f * p * taps / (inputs + weights),
-        traffic=blocks * steps * (inputs + weights),
-        all_threads=blocks * threads,
-    )
+    return plans.usage(c, SPATIAL, TAPS, (taps * p, taps * plans.weight_row(c, f)), outer=w.groups)
 
 
 def is_pointwise(w: Conv2d) -> bool:

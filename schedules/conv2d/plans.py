@@ -11,6 +11,7 @@ import numpy as np
 from schedules.conv2d.tiles import WORD, Factors
 from tvmconv.factors import prime_factors
 from tvmconv.knobs import Columns, Knobs
+from tvmconv.space import Usage
 from tvmconv.workloads import Conv2d
 
 PIPELINES = {"none": 1, "registers": 1, "async2": 2, "async3": 3, "async4": 4}  # copies of what is staged, of each
@@ -169,6 +170,40 @@ def staged_bytes(c: Columns, spatial: Sequence[str], operands: Sequence[np.ndarr
     grows = np.where((arrays < meeting) & (REUSE * arrays >= meeting), arrays, 0).max(axis=0)
     more = np.where(holds.any(axis=0), 0, meeting - grows)
     return WORD * (arrays.sum(axis=0) + np.where(c["slices"] > 1, more, 0))
+
+
+def usage(
+    c: Columns,
+    spatial: Sequence[str],
+    reduction: Sequence[str],
+    operands: tuple[np.ndarray, np.ndarray],
+    outer: int,
+) -> Usage:
+    """What configs use of a device.
+
+    Args:
+        c: the columns.
+        spatial: knobs of the output tiles.
+        reduction: knobs of the reduction tiles, input channels first.
+        operands: words of the input and of the weight that are staged for one step, by config.
+        outer: blocks along the axes that are not tiled: images, groups.
+    """
+    blocks = outer * np.prod([c[axis][:, 0] for axis in spatial], axis=0)
+    steps = np.prod([c[axis][:, 0] for axis in reduction], axis=0) // c["slices"]
+    products = c["slices"] * np.prod([tile(c, axis) for axis in (*spatial, *reduction)], axis=0)
+    words, of_block = sum(operands), threads(c, spatial)
+    return Usage(
+        threads=of_block,
+        shared_bytes=staged_bytes(c, spatial, operands),
+        accumulators=accumulators(c, spatial),
+        blocks=blocks,
+        steps=steps,
+        products=products // of_block,
+        staged_words=words / of_block,
+        intensity=products / words,
+        traffic=blocks * steps * words,
+        all_threads=blocks * of_block,
+    )
 
 
 def weight_row(c: Columns, channels: np.ndarray) -> np.ndarray:
