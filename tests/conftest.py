@@ -1,6 +1,7 @@
 import functools
 
 import pytest
+from instant import Instant
 
 from tvmconv.devices import find
 from tvmconv.devices.base import AbsentError
@@ -29,3 +30,17 @@ def opencl():
 def gpu():
     """The first NVIDIA GPU; for tests with the mark `gpu`."""
     return find("cuda:0")
+
+
+@pytest.fixture
+def log(tmp_path):
+    """The path of a log that is not there yet."""
+    return tmp_path / "log.jsonl"
+
+
+@pytest.fixture
+def instant(monkeypatch):
+    """What stands in for the measurer of a search."""
+    instant = Instant()
+    monkeypatch.setattr("tvmconv.tuning.tune.Measurer", instant)
+    return instant

@@ -42,3 +42,20 @@ NASTY = (
     "conv2d:1x2x100x700,8x2x3x3,s9,p1",
     "conv2d:1x1x14003x2,3x1x3x1,s1,p0,d7000x1",
 )
+
+# With these, slices, pipelines, fetches, layouts, pads, virtual threads and overhanging tiles meet every option of a
+# convolution; their sizes let PoCL run them in a moment.
+VARIED = (
+    "conv2d:1x16x8x8,16x16x3x3,s1,p1",
+    "conv2d:4x8x6x6,8x8x3x3,s1,p1",
+    "conv2d:2x8x7x9,12x8x3x3,s2,p1",
+    "conv2d:1x8x9x11,8x8x3x5,s1x2,p1x2x0x1,d2x1",
+    "conv2d:1x32x7x7,32x32x1x1,s1,p0",
+    "conv2d:1x64x1x1,40x64x1x1,s1,p0",
+    "conv2d:1x13x17x19,11x13x3x3,s1,p1",
+    "conv2d:1x2x22x26,8x2x7x7,s2,p3",
+    "conv2d:3x12x10x14,6x4x2x4,s1x3,p0x1x2x3,g3",
+    "conv2d:1x8x9x13,8x1x3x3,s1,p1,g8",
+    "conv2d:2x8x17x13,8x1x5x3,s2x1,p2x1x1x1,d1x2,g8",
+    "conv2d:1x32x14x14,32x1x3x3,s1,p1,g32",
+)

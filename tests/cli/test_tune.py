@@ -4,7 +4,7 @@ import time
 from collections import Counter
 
 import pytest
-from instant import Instant, made_up
+from instant import made_up
 
 from tvmconv.cli import main
 from tvmconv.cli.tune import progress_text
@@ -17,19 +17,6 @@ from tvmconv.workloads import Layer, parse
 SMALL = "conv2d:1x4x8x8,4x4x1x1,s1,p0"
 OTHER = "conv2d:1x4x6x6,4x4x1x1,s1,p0"
 HOW = ("--schedule", "tiling", "--tuner", "random", "--device", "opencl:0")
-
-
-@pytest.fixture
-def log(tmp_path):
-    return tmp_path / "log.jsonl"
-
-
-@pytest.fixture
-def instant(monkeypatch):
-    """What stands in for the measurer."""
-    instant = Instant()
-    monkeypatch.setattr("tvmconv.tuning.tune.Measurer", instant)
-    return instant
 
 
 @pytest.fixture

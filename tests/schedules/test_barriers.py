@@ -7,6 +7,7 @@ whether TVM puts a barrier between the two (tvmconv.analysis.barriers).
 import functools
 
 import pytest
+from nasty import VARIED
 
 import tvmconv as tc
 from tvmconv import library
@@ -27,17 +28,8 @@ FETCHES = ("blocked", "interleaved")
 
 SMALL = (
     "conv2d:3x1x19x43,2x1x4x1,s3,p0,d3x1",
-    "conv2d:1x16x8x8,16x16x3x3,s1,p1",
-    "conv2d:4x8x6x6,8x8x3x3,s1,p1",
-    "conv2d:2x8x7x9,12x8x3x3,s2,p1",
-    "conv2d:1x8x9x11,8x8x3x5,s1x2,p1x2x0x1,d2x1",
-    "conv2d:1x32x7x7,32x32x1x1,s1,p0",
-    "conv2d:1x64x1x1,40x64x1x1,s1,p0",
-    "conv2d:1x13x17x19,11x13x3x3,s1,p1",
-    "conv2d:3x12x10x14,6x4x2x4,s1x3,p0x1x2x3,g3",
-    "conv2d:1x8x9x13,8x1x3x3,s1,p1,g8",
-    "conv2d:2x8x17x13,8x1x5x3,s2x1,p2x1x1x1,d1x2,g8",
     "conv2d:2x6x11x11,12x1x3x3,s2,p1,g6",
+    *VARIED,
 )
 CASES = [(text, schedule.name) for text in SMALL for schedule in tc.schedules(tc.parse(text))]
 

@@ -7,7 +7,7 @@ import time
 import few_faults
 import numpy as np
 import pytest
-from instant import Instant, made_up
+from instant import made_up
 
 import tvmconv as tc
 from tvmconv import library
@@ -22,19 +22,6 @@ from tvmconv.verify import TOLERANCE
 WORKLOAD = tc.parse("conv2d:1x4x8x8,4x4x1x1")
 OTHER = tc.parse("conv2d:1x4x6x6,4x4x1x1")
 TINY = tc.parse("conv2d:1x1x2x2,1x1x1x1")  # whose space is so small that a test can exhaust it
-
-
-@pytest.fixture
-def log(tmp_path):
-    return tmp_path / "log.jsonl"
-
-
-@pytest.fixture
-def instant(monkeypatch):
-    """What stands in for the measurer."""
-    instant = Instant()
-    monkeypatch.setattr("tvmconv.tuning.tune.Measurer", instant)
-    return instant
 
 
 def search(log, workload=WORKLOAD, schedule="tiling", tuner="random", **options):
