@@ -1,10 +1,15 @@
 import functools
 
 import pytest
+from hypothesis import HealthCheck, settings
 from instant import Instant
 
 from tvmconv.devices import find
 from tvmconv.devices.base import AbsentError
+
+# How fast examples are drawn depends on what else the machine does, and says nothing about what is tested.
+settings.register_profile("any machine", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+settings.load_profile("any machine")
 
 
 def pytest_runtest_setup(item):
