@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tvmconv.tuning.status import Status
     from tvmconv.tuning.tune import Tuned, tune
     from tvmconv.verify import Problem, Verification
-    from tvmconv.workloads import Conv2d, Layer, parse, suite
+    from tvmconv.workloads import Conv2d, Filter1d, Filter2d, Layer, parse, suite
 
 _HOME = {
     "tvmconv.errors": (
@@ -58,7 +58,7 @@ _HOME = {
     "tvmconv.tuning.status": ("Status",),
     "tvmconv.tuning.tune": ("Tuned", "tune"),
     "tvmconv.verify": ("Problem", "Verification"),
-    "tvmconv.workloads": ("Conv2d", "Layer", "parse", "suite"),
+    "tvmconv.workloads": ("Conv2d", "Filter1d", "Filter2d", "Layer", "parse", "suite"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

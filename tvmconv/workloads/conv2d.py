@@ -12,13 +12,12 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from tvmconv.errors import WorkloadError
-from tvmconv.workloads.text import integers, quote
+from tvmconv.workloads.text import MAX_ELEMENTS, by, integers, quote
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tvm import te, tirx
 
-MAX_ELEMENTS = 2**31 - 1  # TVM indexes buffers with int32
 REFERENCE_CHUNK_BYTES = 16 << 20  # of unfolded input that the reference holds at a time
 
 _DTYPES = {"f32": "float32", "f16": "float16"}
@@ -102,14 +101,14 @@ class Conv2d:
             )
         if self.P < 1 or self.Q < 1:
             raise WorkloadError(
-                f"the kernel, {_by(self._window)} with its dilation, is larger than the padded image, "
-                f"{_by(self.padded_shape[2:])}: expected more padding or a smaller kernel"
+                f"the kernel, {by(self._window)} with its dilation, is larger than the padded image, "
+                f"{by(self.padded_shape[2:])}: expected more padding or a smaller kernel"
             )
         named = [*zip(self.argument_names, self.argument_shapes, strict=True), ("the padded X", self.padded_shape)]
         for name, shape in named:
             if math.prod(shape) > MAX_ELEMENTS:
                 raise WorkloadError(
-                    f"{name} of {_by(shape)} has {math.prod(shape)} elements: expected at most {MAX_ELEMENTS}, "
+                    f"{name} of {by(shape)} has {math.prod(shape)} elements: expected at most {MAX_ELEMENTS}, "
                     "which TVM's 32-bit index reaches"
                 )
 
@@ -184,8 +183,8 @@ class Conv2d:
     def text(self) -> str:
         """Canonical text, such as `conv2d:1x64x56x56,64x64x3x3,s1,p1`: options d1, g1 and f32 are left out."""
         top, left, bottom, right = self.padding
-        padding = _shortest((top, left)) if (top, left) == (bottom, right) else _by(self.padding)
-        pieces = [_by(self.input_shape), _by(self.weight_shape), f"s{_shortest(self.stride)}", f"p{padding}"]
+        padding = _shortest((top, left)) if (top, left) == (bottom, right) else by(self.padding)
+        pieces = [by(self.input_shape), by(self.weight_shape), f"s{_shortest(self.stride)}", f"p{padding}"]
         if self.dilation != (1, 1):
             pieces.append(f"d{_shortest(self.dilation)}")
         if self.groups != 1:
@@ -214,7 +213,7 @@ class Conv2d:
         if channels != workload.weight_shape[1]:
             raise WorkloadError(
                 f"weight {quote(pieces[1])} has {channels} input channels: {C} channels in {workload.groups} "
-                f"group{'s' if workload.groups > 1 else ''} need {_by(workload.weight_shape)}"
+                f"group{'s' if workload.groups > 1 else ''} need {by(workload.weight_shape)}"
             )
         return workload
 
@@ -293,14 +292,9 @@ def _used(size: int, kernel: int, out: int, stride: int, dilation: int, before: 
     return int(np.count_nonzero(positions)), taps
 
 
-def _by(numbers: Sequence[int]) -> str:
-    """(1, 64, 56, 56) as `1x64x56x56`."""
-    return "x".join(map(str, numbers))
-
-
 def _shortest(pair: tuple[int, int]) -> str:
     """(2, 2) as `2`, (2, 1) as `2x1`."""
-    return str(pair[0]) if pair[0] == pair[1] else _by(pair)
+    return str(pair[0]) if pair[0] == pair[1] else by(pair)
 
 
 def _count(lengths: Sequence[int]) -> str:

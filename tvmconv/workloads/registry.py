@@ -5,9 +5,12 @@ from __future__ import annotations
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads.base import Workload
 from tvmconv.workloads.conv2d import Conv2d
+from tvmconv.workloads.filters import Filter1d, Filter2d
 from tvmconv.workloads.text import quote
 
-OPERATORS = {Conv2d.operator: Conv2d}
+OPERATORS: dict[str, type[Conv2d | Filter1d | Filter2d]] = {
+    operator.operator: operator for operator in (Conv2d, Filter1d, Filter2d)
+}
 
 
 def parse(text: str) -> Workload:

@@ -1,13 +1,19 @@
-"""The words that the texts of all workloads are made of."""
+"""The words and numbers that the texts of all workloads are made of."""
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
 from tvmconv.errors import WorkloadError
 
+MAX_ELEMENTS = 2**31 - 1  # of a tensor: TVM indexes buffers with int32
 QUOTED_LENGTH = 60
 MAX_DIGITS = 10  # enough for every number that a 32-bit index reaches
+
+
+def by(numbers: Sequence[int]) -> str:
+    """(1, 64, 56, 56) as `1x64x56x56`."""
+    return "x".join(map(str, numbers))
 
 
 def quote(value: object) -> str:

@@ -1,0 +1,342 @@
+"""One- and two-dimensional filters: a small mask slid over a signal or an image, with zeros around it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from itertools import product
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from tvmconv.errors import WorkloadError
+from tvmconv.workloads.text import MAX_ELEMENTS, by, integers, quote
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from tvm import te, tirx
+    from typing_extensions import Self
+
+REFERENCE_CHUNK = 1 << 17  # elements of float64 that the reference works on at a time, so that they stay in a cache
+CLAMP = "clamp"
+
+
+class Filter:
+    """What filters of one and two dimensions have in common.
+
+    An image of (height, width, channels) in C order, interleaved, is filtered by a mask of (rows, columns); a signal is
+    an image of one row and one channel, and its mask has one row.
+    """
+
+    operator: ClassVar[str]
+    EXAMPLE: ClassVar[str]
+    argument_names: ClassVar[tuple[str, ...]] = ("X", "K", "Y")
+    dtype: ClassVar[str] = "float32"
+
+    clamp: bool
+
+    @property
+    def image(self) -> tuple[int, int, int]:
+        """Height, width and channels of X and Y."""
+        raise NotImplementedError
+
+    @property
+    def mask(self) -> tuple[int, int]:
+        """Height and width of the mask."""
+        raise NotImplementedError
+
+    @property
+    def signal_shape(self) -> tuple[int, ...]:
+        """Shape of X and Y."""
+        raise NotImplementedError
+
+    @property
+    def mask_shape(self) -> tuple[int, ...]:
+        """Shape of K."""
+        raise NotImplementedError
+
+    def __post_init__(self) -> None:
+        for own in fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
+            if own.name != CLAMP:
+                object.__setattr__(self, own.name, _count(own.name, getattr(self, own.name)))
+        if not isinstance(self.clamp, (bool, np.bool_)):
+            raise WorkloadError(f"clamp={quote(self.clamp)}: expected True or False")
+        if any(size % 2 == 0 for size in self.mask):
+            raise WorkloadError(f"mask {quote(by(self.mask_shape))}: expected odd sizes, so that it has a middle")
+        if math.prod(self.padded_image) > MAX_ELEMENTS:
+            raise WorkloadError(
+                f"{by(self.signal_shape)} with its ghost cells has {math.prod(self.padded_image)} elements: expected "
+                f"at most {MAX_ELEMENTS}, which TVM's 32-bit index reaches"
+            )
+
+    @property
+    def radius(self) -> tuple[int, int]:
+        """Rows and columns of the mask on each side of its middle."""
+        rows, columns = self.mask
+        return rows // 2, columns // 2
+
+    @property
+    def padded_image(self) -> tuple[int, int, int]:
+        """Height, width and channels of X with the ghost cells around it that the mask reaches."""
+        (height, width, channels), (rows, columns) = self.image, self.mask
+        return height + rows - 1, width + columns - 1, channels
+
+    @property
+    def argument_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of X, K and Y."""
+        return self.signal_shape, self.mask_shape, self.signal_shape
+
+    @property
+    def flops(self) -> int:
+        """A multiplication and an addition for each tap and output, ghost cells included; the clamp is not counted."""
+        return 2 * math.prod(self.signal_shape) * math.prod(self.mask_shape)
+
+    @property
+    def min_bytes(self) -> int:
+        """Least bytes moved: X read and Y written once, and of the mask the taps that ever meet the signal."""
+        taps = (min(taps, 2 * size - 1) for taps, size in zip(self.mask, self.image, strict=False))
+        return (2 * math.prod(self.signal_shape) + math.prod(taps)) * np.dtype(self.dtype).itemsize
+
+    @property
+    def arithmetic_intensity(self) -> float:
+        """`flops` over `min_bytes`, in FLOP per byte."""
+        return self.flops / self.min_bytes
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def text(self) -> str:
+        """Canonical text; `parse` of it gives an equal workload."""
+        raise NotImplementedError
+
+    def inputs(self, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Draw X and K from the standard normal distribution, C-contiguous float32."""
+        rng = np.random.default_rng(seed)
+        return rng.standard_normal(self.signal_shape, np.float32), rng.standard_normal(self.mask_shape, np.float32)
+
+    def reference(self, x: NDArray[Any], k: NDArray[Any]) -> NDArray[np.float64]:
+        """Correlate in float64, a tap at a time, over pieces of the image that fit in a cache.
+
+        Args:
+            x: signal of shape `signal_shape`.
+            k: mask of shape `mask_shape`.
+
+        Returns:
+            The filtered signal, of shape `signal_shape`.
+        """
+        image, mask = x.reshape(self.image), k.reshape(self.mask).astype(np.float64)
+        y = np.empty(self.image, np.float64)
+        with ThreadPoolExecutor() as threads:  # NumPy lets go of the interpreter's lock
+            for _ in threads.map(lambda piece: _correlate(image, mask, y, piece), _pieces(self.image)):
+                pass
+        return np.clip(y, 0, 1, out=y).reshape(x.shape) if self.clamp else y.reshape(x.shape)
+
+    def declare(self) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
+        """Declare the filter in tensor expressions.
+
+        The stages are, in this order:
+
+        - `padded`: X with its ghost cells, (n + k - 1,) or (H + R - 1, W + S - 1, C).
+        - `filtered`: the sum; only with a clamp.
+        - `Y`: the output, of X's shape; it is the sum itself where there is no `filtered`, else the clamp of it.
+
+        Returns:
+            The tensors X, K and Y.
+        """
+        from tvmconv.workloads import filters_te
+
+        return filters_te.declare(self)
+
+    def prim_func(self) -> tirx.PrimFunc:
+        """The declaration as an unscheduled TIR function of X, K and Y."""
+        from tvm import te
+
+        return te.create_prim_func(list(self.declare()))
+
+    def _spell(self, signal: str, mask: str) -> str:
+        return ",".join([f"{self.operator}:{signal}", mask, *([CLAMP] if self.clamp else [])])
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the workload's text, such as `EXAMPLE`.
+
+        Raises:
+            WorkloadError: the text is malformed, or its numbers contradict each other.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def _split(cls, text: str) -> tuple[str, str, bool]:
+        """The signal and the mask in a text, and whether it ends in the clamp."""
+        operator, colon, sizes = text.partition(":")
+        pieces = sizes.split(",")
+        if operator != cls.operator or not colon or len(pieces) < 2:
+            raise WorkloadError(f"{quote(text)}: expected {cls.operator}:SIGNAL,MASK[,{CLAMP}], as in {cls.EXAMPLE}")
+        if pieces[2:] not in ([], [CLAMP]):
+            raise WorkloadError(
+                f"{quote(','.join(pieces[2:]))}: expected nothing or {CLAMP!r} behind the mask, as in {cls.EXAMPLE}"
+            )
+        return pieces[0], pieces[1], len(pieces) > 2
+
+
+@dataclass(frozen=True)
+class Filter1d(Filter):
+    """A signal Y of a signal X filtered by a mask K.
+
+    Y[i] is the sum over j of X[i + j - k // 2] · K[j], with zeros outside X; with a clamp it is limited to 0 to 1. The
+    mask is not flipped: this is a correlation.
+
+    Attributes:
+        n: samples of the signal.
+        k: taps of the mask, an odd number; it may exceed the signal.
+        clamp: whether the output is limited to 0 to 1.
+
+    Raises:
+        WorkloadError: a number is no integer or out of range, or the mask is even.
+    """
+
+    operator: ClassVar[str] = "filter1d"
+    EXAMPLE: ClassVar[str] = "filter1d:16777216,k5"
+
+    n: int
+    k: int
+    clamp: bool = False
+
+    @property
+    def image(self) -> tuple[int, int, int]:
+        """The signal as an image of one row: (1, n, 1)."""
+        return 1, self.n, 1
+
+    @property
+    def mask(self) -> tuple[int, int]:
+        """The mask as one of one row: (1, k)."""
+        return 1, self.k
+
+    @property
+    def signal_shape(self) -> tuple[int]:
+        """Shape of X and Y: (n,)."""
+        return (self.n,)
+
+    @property
+    def mask_shape(self) -> tuple[int]:
+        """Shape of K: (k,)."""
+        return (self.k,)
+
+    @property
+    def text(self) -> str:
+        """Canonical text, such as `filter1d:16777216,k5` or `filter1d:16777216,k5,clamp`."""
+        return self._spell(str(self.n), f"k{self.k}")
+
+    @classmethod
+    def parse(cls, text: str) -> Filter1d:
+        """Read `filter1d:N,kK[,clamp]`; raises `WorkloadError`."""
+        signal, mask, clamp = cls._split(text)
+        (n,) = integers(signal, (1,), f"the number of samples, as in {cls.EXAMPLE}")
+        if not mask.startswith("k"):
+            raise WorkloadError(f"{quote(mask)}: expected the mask's taps behind a k, as in {cls.EXAMPLE}")
+        (k,) = integers(mask[1:], (1,), f"a number behind the k of the mask, as in {cls.EXAMPLE}")
+        return cls(n, k, clamp)
+
+
+@dataclass(frozen=True)
+class Filter2d(Filter):
+    """An image Y of an image X filtered by a mask K, the same for every channel.
+
+    Y[i, j, c] is the sum over r, s of X[i + r - R // 2, j + s - S // 2, c] · K[r, s], with zeros outside X; with a
+    clamp it is limited to 0 to 1. The mask is not flipped: this is a correlation. Channels are interleaved: the samples
+    of a pixel lie side by side.
+
+    Attributes:
+        H: height of the image.
+        W: width of the image.
+        C: channels.
+        R: height of the mask, an odd number; it may exceed the image.
+        S: width of the mask, likewise.
+        clamp: whether the output is limited to 0 to 1.
+
+    Raises:
+        WorkloadError: a number is no integer or out of range, or a size of the mask is even.
+    """
+
+    operator: ClassVar[str] = "filter2d"
+    EXAMPLE: ClassVar[str] = "filter2d:4096x4096x3,5x5"
+
+    H: int
+    W: int
+    C: int
+    R: int
+    S: int
+    clamp: bool = False
+
+    @property
+    def image(self) -> tuple[int, int, int]:
+        """Height, width and channels of X and Y."""
+        return self.H, self.W, self.C
+
+    @property
+    def mask(self) -> tuple[int, int]:
+        """Height and width of the mask."""
+        return self.R, self.S
+
+    @property
+    def signal_shape(self) -> tuple[int, int, int]:
+        """Shape of X and Y: (H, W, C)."""
+        return self.image
+
+    @property
+    def mask_shape(self) -> tuple[int, int]:
+        """Shape of K: (R, S)."""
+        return self.mask
+
+    @property
+    def text(self) -> str:
+        """Canonical text, such as `filter2d:4096x4096x3,5x5` or `filter2d:4096x4096x3,5x5,clamp`."""
+        return self._spell(by(self.image), by(self.mask))
+
+    @classmethod
+    def parse(cls, text: str) -> Filter2d:
+        """Read `filter2d:HxWxC,RxS[,clamp]`; raises `WorkloadError`."""
+        signal, mask, clamp = cls._split(text)
+        H, W, C = integers(signal, (3,), f"the image's HxWxC, as in {cls.EXAMPLE}")
+        R, S = integers(mask, (2,), f"the mask's RxS, as in {cls.EXAMPLE}")
+        return cls(H, W, C, R, S, clamp)
+
+
+def _count(name: str, given: Any) -> int:
+    """A positive number within TVM's reach, as a plain int."""
+    if isinstance(given, bool) or not isinstance(given, Integral):
+        raise WorkloadError(f"{name}={quote(given)}: expected 1 integer")
+    value = int(given)
+    if value > MAX_ELEMENTS:
+        raise WorkloadError(f"{name} is past {MAX_ELEMENTS}, the largest that TVM's 32-bit index reaches")
+    if value < 1:
+        raise WorkloadError(f"{name}={value}: expected at least 1")
+    return value
+
+
+def _pieces(image: tuple[int, int, int]) -> Iterator[tuple[slice, slice]]:
+    """The image's rows and columns in pieces of about `REFERENCE_CHUNK` elements."""
+    height, width, channels = image
+    columns = max(1, min(width, REFERENCE_CHUNK // channels))
+    rows = max(1, REFERENCE_CHUNK // (columns * channels))
+    for top, left in product(range(0, height, rows), range(0, width, columns)):
+        yield slice(top, min(top + rows, height)), slice(left, min(left + columns, width))
+
+
+def _correlate(x: NDArray[Any], k: NDArray[np.float64], y: NDArray[np.float64], piece: tuple[slice, slice]) -> None:
+    """Fill a piece of `y` from what the mask reaches of `x`."""
+    halo = []  # for each axis, what is there of the piece and its ghost cells, and how many are missing on both sides
+    for part, taps, size in zip(piece, k.shape, x.shape, strict=False):
+        first, last = part.start - taps // 2, part.stop + taps // 2
+        halo.append((slice(max(first, 0), min(last, size)), (max(-first, 0), max(last - size, 0))))
+    (rows, above), (columns, beside) = halo
+    padded = np.pad(x[rows, columns].astype(np.float64), (above, beside, (0, 0)))
+    height, width = (part.stop - part.start for part in piece)
+    out = y[piece]
+    out[:] = 0
+    for (r, s), tap in np.ndenumerate(k):
+        out += tap * padded[r : r + height, s : s + width]
