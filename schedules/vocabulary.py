@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tvmconv.compiler import spaces
+
 # Of gridDim.y and gridDim.z; gridDim.x takes 2^31 - 1 (CUDA C++ Programming Guide, "Technical Specifications").
 GRID_LIMIT = 65535
 
@@ -67,6 +69,11 @@ def cooperative_copy(s: Schedule, block: SBlockRV, threads: tuple[int, int, int]
         tz, ty, tx, each = s.split(fused, [z, y, x, None])
     bind(s, "threadIdx", tz, ty, tx)
     return each
+
+
+def place(s: Schedule, **arguments: spaces.Space) -> None:
+    """Say which arguments, by their names, lie in constant memory or are read through a texture."""
+    s.annotate(s.get_sblock("root"), spaces.ANNOTATION, arguments)
 
 
 def extent(s: Schedule, loop: LoopRV) -> int:

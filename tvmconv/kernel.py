@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
     from tvmconv.compiler.nvrtc import Cubin, Resources
+    from tvmconv.compiler.spaces import Space
     from tvmconv.devices import Device, Timing
     from tvmconv.devices.base import Loaded
     from tvmconv.tuning.best import Paths
@@ -116,6 +117,11 @@ class Kernel:
     def launch(self) -> Launch:
         """Grid and block."""
         return self._lowered.launch
+
+    @property
+    def spaces(self) -> Mapping[str, Space]:
+        """Where each argument lies, by its name: in `global` memory, in `constant` memory, or behind a `texture`."""
+        return self._lowered.spaces
 
     @property
     def shared_bytes(self) -> int:

@@ -9,12 +9,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tvmconv.compiler import nvrtc
+from tvmconv.compiler import nvrtc, spaces
 from tvmconv.compiler.hook import compile_with
 from tvmconv.compiler.program import ArrayType, Launch, Program
 from tvmconv.errors import CompileError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tvm.ir import IRModule
     from tvm.ir.transform import PassContext
     from tvm.target import Target
@@ -32,6 +34,7 @@ class Lowered:
         function: the lowered device function (TIR).
         launch: grid and block, read off the function.
         arrays: the PrimFunc's arguments, inputs first and the output last.
+        spaces: where each of these lies, by its name.
         arguments: for each parameter of the device function, in its order, the index of the PrimFunc's argument that
             goes there (a generated kernel's parameters do not keep the PrimFunc's order).
         shared_bytes: static shared memory that the function allocates.
@@ -43,6 +46,7 @@ class Lowered:
     function: PrimFunc
     launch: Launch
     arrays: tuple[ArrayType, ...]
+    spaces: Mapping[str, spaces.Space]
     arguments: tuple[int, ...]
     shared_bytes: int
     host: IRModule
@@ -57,7 +61,8 @@ class Lowered:
     def source(self) -> str:
         """The generated CUDA or OpenCL text."""
         with compile_with(lambda text: b""):  # only the text is wanted
-            return _fill_alignment(str(self._codegen(self.device, self.target).inspect_source()))
+            text = _fill_alignment(str(self._codegen(self.device, self.target).inspect_source()))
+        return spaces.apply(text, self.target.kind.name, self.spaces, self.arrays)
 
     @functools.cached_property
     def cubin(self) -> Cubin:
@@ -68,18 +73,29 @@ class Lowered:
     def program(self) -> Program:
         """What a device loads; raises `CompileError` when the text of a CUDA kernel does not compile."""
         cubin = self.cubin if self.target.kind.name == "cuda" else None
+        placed = [(i, name, space) for i, (name, space) in enumerate(self.spaces.items())]
+        constants = {i: spaces.symbol(name) for i, name, space in placed if space == "constant"} if cubin else {}
         return Program(
             code=cubin.image if cubin else self.source.encode(),
             name=self.name,
             launch=self.launch,
             arrays=self.arrays,
-            arguments=self.arguments,
+            arguments=tuple(i for i in self.arguments if i not in constants),
             shared_bytes=self.shared_bytes,
+            constants=tuple(constants.items()),
+            textures=tuple(i for i, _, space in placed if space == "texture"),
             resources=cubin.resources if cubin else None,
         )
 
     def executable(self) -> Any:
-        """A CUDA kernel as a runtime module of TVM, callable on DLPack tensors through its `main`."""
+        """A CUDA kernel as a runtime module of TVM, callable on DLPack tensors through its `main`.
+
+        Raises:
+            CompileError: NVRTC rejects the kernel, or an argument does not lie in global memory.
+        """
+        for name, space in self.spaces.items():
+            if space != "global":
+                raise CompileError(f"{name} is in {space} memory, which TVM's runtime cannot bring it to")
         host = self._codegen(self.host, self.target.host)
         with compile_with(lambda text: self.cubin.image):
             host.import_module(self._codegen(self.device, self.target))
@@ -172,7 +188,8 @@ def lower(mod: IRModule, target: Target) -> Lowered:
         function=function,
         launch=_launch(function),
         arrays=tuple(_array_type(p) for p in parameters),
-        arguments=tuple(names.index(p.name.removesuffix("_ptr")) for p in function.params),
+        spaces=spaces.read(mod),
+        arguments=tuple(names.index(p.name.removesuffix(spaces.POINTER)) for p in function.params),
         shared_bytes=_shared_bytes(function),
         host=finalize_host()(host),
         device=device_mods[0],

@@ -58,6 +58,10 @@ class Program:
         arguments: for each parameter of the device function, in its order, the index of the one of `arrays` that goes
             there.
         shared_bytes: static shared memory of a block.
+        constants: arrays that CUDA code reads from constant memory, each the index of one of `arrays` and the symbol to
+            fill with it.
+        textures: indices of those of `arrays` that the function takes as texture objects: of float elements, as wide as
+            what is behind the first axis.
         resources: what ptxas reports; None for OpenCL.
     """
 
@@ -67,6 +71,8 @@ class Program:
     arrays: tuple[ArrayType, ...]
     arguments: tuple[int, ...]
     shared_bytes: int
+    constants: tuple[tuple[int, str], ...] = ()
+    textures: tuple[int, ...] = ()
     resources: Resources | None = None
 
     @property

@@ -82,19 +82,20 @@ class CudaBench(Bench):
         with kernel.border():
             poison(self._pointers[-1], self._output_bytes, self._stream)
             check(runtime.cudaMemsetAsync(self._sum, 0, 8, self._stream))
-            kernel.launch(self._pointers, self._stream)
-            self._queue_comparison()
-            kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
-            check(runtime.cudaMemcpyAsync(sum_of_squares.ctypes.data, self._sum, 8, kind, self._stream))
-            check(runtime.cudaStreamSynchronize(self._stream))
+            with kernel.bind(self._pointers, self._stream) as bound:
+                bound.launch()
+                self._queue_comparison()
+                kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
+                check(runtime.cudaMemcpyAsync(sum_of_squares.ctypes.data, self._sum, 8, kind, self._stream))
+                check(runtime.cudaStreamSynchronize(self._stream))
         return math.sqrt(sum_of_squares[0]) / self._norm
 
     def time(self, kernel: Loaded, best: float) -> tuple[float, ...]:
         """Time replays of a CUDA graph, as `CudaLoaded.time` does; see `Bench.time`."""
         assert isinstance(kernel, CudaLoaded)
         stream = self._stream
-        with kernel.border():
-            launch = capture_on(stream, lambda i: kernel.launch(self._pointers, stream))
+        with kernel.border(), kernel.bind(self._pointers, stream) as bound:
+            launch = capture_on(stream, lambda i: bound.launch())
             replay, launches = capture_enough(launch, stream, multiple=1)
             if time.monotonic() - self._last_busy > IDLE_SECONDS:
                 warm_up(replay, stream)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from tvmconv.devices.base import BufferSets, Loaded, LostError, Timing, check_inputs, set_bytes
 from tvmconv.devices.dlpack import adopt
 from tvmconv.devices.graphs import capture_on, check, new_stream, time_replays
+from tvmconv.devices.texture import Texture
 from tvmconv.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -39,15 +40,19 @@ class CudaLoaded(Loaded):
         output = np.empty(self.program.output.shape, self.program.output.dtype)
         with self.border(), Arrays() as arrays:
             pointers = arrays.uploaded(inputs, self.program.output)
-            self.launch(pointers, stream=0)
-            arrays.download(pointers[-1], output)  # waits for the kernel, and meets its errors
+            with self.bind(pointers, stream=0) as bound:
+                bound.launch()
+                arrays.download(pointers[-1], output)  # waits for the kernel, and meets its errors
         return output
 
     def call_dlpack(self, inputs: Sequence[Any]) -> Any:
-        """Run on the GPU's own arrays; see `Loaded.call_dlpack`."""
+        """Run on the GPU's own arrays; see `Loaded.call_dlpack`.
+
+        An input that is read through a texture makes the call wait for the kernel's end.
+        """
         adopted = adopt(inputs, self.program, self.device)
-        with self.border():
-            self.launch(adopted.pointers, adopted.stream)
+        with self.border(), self.bind(adopted.pointers, adopted.stream) as bound:
+            bound.launch()
         return adopted.output
 
     def time(self, inputs: Sequence[NDArray[Any]], *, cold: bool = False, seconds: float = 0.5) -> Timing:
@@ -58,11 +63,13 @@ class CudaLoaded(Loaded):
         output = self.program.output
         size = set_bytes(inputs, output.shape, output.dtype)
         sets = BufferSets.choose(size, self.device.l2_bytes or 0, cold=cold)
-        with self.border(), Arrays() as arrays, new_stream(self.device.index) as stream:
+        with self.border(), ExitStack() as stack:
+            arrays, stream = stack.enter_context(Arrays()), stack.enter_context(new_stream(self.device.index))
             copies = [arrays.uploaded(inputs, output) for _ in range(sets.count)]
+            bound = [stack.enter_context(self.bind(pointers, stream)) for pointers in copies]
 
             def launch(i: int) -> None:
-                self.launch(copies[i % sets.count], stream)
+                bound[i % sets.count].launch()
 
             launch(0)  # fails here, if it does, and not within a capture, where errors say less
             check(runtime.cudaStreamSynchronize(stream))
@@ -70,14 +77,54 @@ class CudaLoaded(Loaded):
         method = f"CUDA graph of {replays.launches} launches, {len(replays.seconds)} replays"
         return Timing(replays.seconds, f"{method}, {sets.describe('L2')}", cold)
 
-    def launch(self, pointers: Sequence[int], stream: int) -> None:
-        """Queue one launch on arrays at these addresses, in the order of the program's `arrays`; within `border`."""
-        parameters = [pointers[i] for i in self.program.arguments]
-        self._function.launch(self.program.launch, parameters, [ctypes.c_void_p] * len(parameters), stream)
+    def bind(self, pointers: Sequence[int], stream: int) -> Bound:
+        """Make ready to launch on the program's `arrays`, in their order, at these addresses; within `border`."""
+        return Bound(self.program, self._function, pointers, stream)
 
     def border(self) -> AbstractContextManager[None]:
         """`border` with this kernel's launch in its errors."""
         return border(self.device, f", launched as {self.program.launch}")
+
+
+class Bound:
+    """A kernel with its arrays where it reads them.
+
+    What it reads from constant memory was copied there, on the stream, and what it reads through textures has texture
+    objects. All launches of a loaded kernel share its constant memory: it is bound to one set of constants at a time.
+    """
+
+    def __init__(self, program: Program, function: Function, pointers: Sequence[int], stream: int) -> None:
+        self._shape = program.launch
+        self._function = function
+        self._stream = stream
+        self._textures: list[Texture] = []
+        for index, symbol in program.constants:
+            function.fill(symbol, pointers[index], program.arrays[index].nbytes, stream)
+        values: dict[int, tuple[int, Any]] = {i: (pointer, ctypes.c_void_p) for i, pointer in enumerate(pointers)}
+        for index in program.textures:
+            self._textures.append(Texture(pointers[index], program.arrays[index], stream))
+            values[index] = (self._textures[-1].handle, ctypes.c_uint64)
+        self._parameters = [values[i][0] for i in program.arguments]
+        self._types = [values[i][1] for i in program.arguments]
+
+    def __enter__(self) -> Bound:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def launch(self) -> None:
+        """Queue one launch on the stream."""
+        self._function.launch(self._shape, self._parameters, self._types, self._stream)
+
+    def close(self) -> None:
+        """Free the texture objects, when the stream's work that uses them is done."""
+        from cuda.bindings import runtime
+
+        if self._textures:
+            runtime.cudaStreamSynchronize(self._stream)  # its errors are met by whoever waits for the results
+        while self._textures:
+            self._textures.pop().close()
 
 
 class Function:
@@ -88,8 +135,17 @@ class Function:
 
         library = check(driver.cuLibraryLoadData(cubin, None, None, 0, None, None, 0))
         weakref.finalize(self, driver.cuLibraryUnload, library)
+        self._library = library
         kernel = check(driver.cuLibraryGetKernel(library, name.encode()))
         self._function = check(driver.cuKernelGetFunction(kernel))  # loads it, which a graph's capture does not allow
+
+    def fill(self, symbol: str, pointer: int, nbytes: int, stream: int) -> None:
+        """Queue the copy of an array to a `__constant__` symbol of the cubin."""
+        from cuda.bindings import driver, runtime
+
+        address = check(driver.cuLibraryGetGlobal(self._library, symbol.encode()))  # and its size
+        kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+        check(runtime.cudaMemcpyAsync(int(address), pointer, nbytes, kind, stream))
 
     def launch(self, shape: Launch, parameters: Sequence[Any], types: Sequence[Any], stream: int) -> None:
         """Queue one launch, with the parameters given by values and their ctypes."""

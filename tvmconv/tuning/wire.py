@@ -52,6 +52,8 @@ def encode_program(program: Program, best: float) -> str:
             "arrays": [(array.shape, array.dtype) for array in program.arrays],
             "arguments": program.arguments,
             "shared_bytes": program.shared_bytes,
+            "constants": program.constants,
+            "textures": program.textures,
             "best": best if math.isfinite(best) else None,
         }
     )
@@ -67,6 +69,8 @@ def decode_program(text: str, code: bytes) -> tuple[Program, float]:
         arrays=tuple(ArrayType(tuple(shape), dtype) for shape, dtype in told["arrays"]),
         arguments=tuple(told["arguments"]),
         shared_bytes=told["shared_bytes"],
+        constants=tuple((int(array), str(symbol)) for array, symbol in told["constants"]),
+        textures=tuple(told["textures"]),
     )
     return program, math.inf if told["best"] is None else told["best"]
 

@@ -1,0 +1,80 @@
+"""A dense array in a GPU's memory, seen through a texture object."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from tvmconv.devices.graphs import check
+
+if TYPE_CHECKING:
+    from tvmconv.compiler.program import ArrayType
+
+# What the devices so far report as cudaDevAttrTextureAlignment and cudaDevAttrTexturePitchAlignment.
+BASE_ALIGNMENT, ROW_ALIGNMENT = 512, 32
+
+
+class Texture:
+    """A texture object over an array of float32: as high as its first axis, as wide as all behind it.
+
+    Fetches are of single elements, by coordinates that are not normalised, and zero outside. The object lies over the
+    array itself where its rows are aligned as texture units ask, else over a copy with longer rows. For the current
+    device.
+
+    Attributes:
+        handle: the object, as a kernel takes it.
+    """
+
+    def __init__(self, pointer: int, array: ArrayType, stream: int) -> None:
+        """Make the object, and queue the copy on the stream if one is needed.
+
+        Raises:
+            DeviceError: the array is larger than a texture may be, or memory runs out.
+        """
+        from cuda.bindings import runtime
+
+        height = array.shape[0]
+        pitch = row = array.nbytes // height
+        self._copy: int | None = None
+        if pointer % BASE_ALIGNMENT or (row % ROW_ALIGNMENT and height > 1):
+            pitch = -(-row // BASE_ALIGNMENT) * BASE_ALIGNMENT
+            self._copy = int(check(runtime.cudaMalloc(height * pitch)))
+            kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+            check(runtime.cudaMemcpy2DAsync(self._copy, pitch, pointer, row, row, height, kind, stream))
+        try:
+            self.handle = _texture_object(self._copy or pointer, pitch, math.prod(array.shape[1:]), height)
+        except Exception:
+            self._free_copy()
+            raise
+
+    def close(self) -> None:
+        """Free the object and its copy, which no kernel may be reading any more."""
+        from cuda.bindings import runtime
+
+        runtime.cudaDestroyTextureObject(self.handle)
+        self._free_copy()
+
+    def _free_copy(self) -> None:
+        from cuda.bindings import runtime
+
+        if self._copy is not None:
+            runtime.cudaFree(self._copy)
+            self._copy = None
+
+
+def _texture_object(pointer: int, pitch: int, width: int, height: int) -> int:
+    from cuda.bindings import runtime
+
+    resource = runtime.cudaResourceDesc()
+    resource.resType = runtime.cudaResourceType.cudaResourceTypePitch2D
+    image = resource.res.pitch2D
+    image.devPtr, image.pitchInBytes, image.width, image.height = pointer, pitch, width, height
+    image.desc = check(
+        runtime.cudaCreateChannelDesc(32, 0, 0, 0, runtime.cudaChannelFormatKind.cudaChannelFormatKindFloat)
+    )
+    reading = runtime.cudaTextureDesc()
+    reading.addressMode = [runtime.cudaTextureAddressMode.cudaAddressModeBorder] * 3
+    reading.filterMode = runtime.cudaTextureFilterMode.cudaFilterModePoint
+    reading.readMode = runtime.cudaTextureReadMode.cudaReadModeElementType
+    reading.normalizedCoords = 0
+    return int(check(runtime.cudaCreateTextureObject(resource, reading, None)))
