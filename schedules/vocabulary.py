@@ -27,6 +27,12 @@ def bind(s: Schedule, kind: str, z: LoopRV, y: LoopRV, x: LoopRV) -> None:
         s.bind(loop, f"{kind}.{axis}")
 
 
+def bind_innermost(s: Schedule, kind: str, loops: Sequence[LoopRV]) -> None:
+    """Bind loops, the innermost to x, to the axes of `vthread` or `threadIdx`."""
+    for loop, axis in zip(reversed(loops), "xyz", strict=False):
+        s.bind(loop, f"{kind}.{axis}")
+
+
 def channels_innermost(thread: Sequence[LoopRV]) -> list[LoopRV]:
     """The nesting order of thread loops (channels first, then the axes of the image), whatever they are bound to.
 

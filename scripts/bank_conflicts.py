@@ -9,11 +9,8 @@ Needs ncu on the PATH and the right to read the GPU's counters. Writes NAME-bank
 
 from __future__ import annotations
 
-import csv
 import json
 import shlex
-import shutil
-import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -22,7 +19,7 @@ from pathlib import Path
 
 import tvmconv as tc
 from tvmconv import devices
-from tvmconv.analysis import banks
+from tvmconv.analysis import banks, ncu
 from tvmconv.cli.errors import Parser, guarded
 from tvmconv.errors import DeviceError, Error
 from tvmconv.provenance import provenance
@@ -81,7 +78,7 @@ def _run(argv: Sequence[str]) -> int:
     else:
         name = f"{args.suite}-{args.only}-banks" if args.only else f"{args.suite}-banks"
         source = provenance(devices.find(args.device), shlex.join(["python", "scripts/bank_conflicts.py", *argv]))
-        measured = _profile([sys.executable, __file__, *argv, "--launch-only"])
+        measured = ncu.profile([sys.executable, __file__, *argv, "--launch-only"], METRICS)
         rows = [_row(layer, kernel, counts) for (layer, kernel), counts in zip(_kernels(args), measured, strict=True)]
     table = _table(rows)
     print(table.text())
@@ -112,31 +109,14 @@ def _read(file: Path) -> tuple[str, str, list[Conflicts]]:
         raise Error(f"{file}: not a file that this script wrote with -o ({type(error).__name__}: {error})") from error
 
 
-def _profile(command: list[str]) -> Iterator[dict[str, int]]:
-    """The metrics of every kernel that a command launches, in order."""
-    ncu = shutil.which("ncu")
-    if ncu is None:
-        raise DeviceError("ncu is not on the PATH: install Nsight Compute, which comes with the CUDA toolkit")
-    options = ["--csv", "--page", "raw", "--clock-control", "none", "--kernel-name", "regex:main_kernel"]
-    done = subprocess.run(
-        [ncu, *options, "--metrics", ",".join(METRICS.values()), *command], capture_output=True, text=True, check=False
-    )
-    lines = done.stdout.splitlines()
-    start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
-    if done.returncode or start is None:
-        reason = (done.stderr.strip() or done.stdout.strip() or "it printed nothing").splitlines()[-1]
-        raise DeviceError(f"ncu failed: {reason}")
-    for row in csv.DictReader(lines[start:]):
-        if row["ID"]:  # the line below the header has the units
-            yield {name: int(float(row[metric].replace(",", ""))) for name, metric in METRICS.items()}
-
-
-def _row(layer: str, kernel: tc.Kernel, counts: dict[str, int]) -> Conflicts:
+def _row(layer: str, kernel: tc.Kernel, counts: dict[str, float]) -> Conflicts:
+    if missing := [metric for name, metric in METRICS.items() if name not in counts]:
+        raise DeviceError(f"ncu does not read {', '.join(missing)} on this GPU")
     blocks = kernel.launch.blocks
     return Conflicts(
         layer=layer,
         schedule=kernel.schedule.name,
-        **counts,
+        **{name: int(count) for name, count in counts.items()},
         expected_load_conflicts=blocks * banks.conflicts(kernel, "load"),
         expected_store_conflicts=blocks * banks.conflicts(kernel, "store"),
     )

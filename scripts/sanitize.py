@@ -11,6 +11,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 
 import tvmconv as tc
 from tvmconv import devices
@@ -19,6 +21,7 @@ from tvmconv.errors import DeviceError
 from tvmconv.workloads import Workload
 
 TOOLS = ("memcheck", "racecheck")
+AT_ONCE = 8  # most of the time the GPU waits for compilers
 FOUND = 9  # the exit status that compute-sanitizer is told to end with when it reports something
 
 # All options at once, primes, a single pixel, a filter larger than the image, more columns than threads, large tiles.
@@ -33,6 +36,14 @@ WORKLOADS = (
     "conv2d:1x64x57x58,64x1x3x3,s2,p1,g64",
     "conv2d:1x2x100x700,8x2x3x3,s9,p1",
     "conv2d:1x3x120x113,17x3x3x3,s1,p1",
+    "filter1d:1003,k31,clamp",
+    "filter1d:5,k31",
+    "filter1d:70001,k5",
+    "filter2d:3x2x1,17x17",
+    "filter2d:37x53x3,5x3,clamp",
+    "filter2d:130x260x1,3x3",
+    "filter2d:67x45x2,17x17",
+    "filter2d:1x1027x4,1x7",
 )
 
 
@@ -43,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     parser = Parser(prog="sanitize", description="Every schedule under compute-sanitizer.")
-    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", default=WORKLOADS, help="(default: ten nasty ones)")
+    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", default=WORKLOADS, help="(default: nasty ones)")
     parser.add_argument("--device", default="cuda:0", help="a CUDA device (default: %(default)s)")
     parser.add_argument("--launch-only", action="store_true", help="verify each kernel once, for the sanitizer")
     args = parser.parse_args(argv)
@@ -55,12 +66,17 @@ def _run(argv: Sequence[str]) -> int:
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:
         raise DeviceError("compute-sanitizer is not on the PATH: it comes with the CUDA toolkit")
+
+    def check(task: tuple[Workload, str]) -> subprocess.CompletedProcess[str]:
+        w, tool = task
+        command = [sys.executable, __file__, "--launch-only", "--device", args.device, str(w)]
+        options = ["--tool", tool, "--error-exitcode", str(FOUND), "--target-processes", "all"]
+        return subprocess.run([sanitizer, *options, *command], capture_output=True, text=True, check=False)
+
     clean = True
-    for w in workloads:
-        for tool in TOOLS:
-            command = [sys.executable, __file__, "--launch-only", "--device", args.device, str(w)]
-            options = ["--tool", tool, "--error-exitcode", str(FOUND), "--target-processes", "all"]
-            done = subprocess.run([sanitizer, *options, *command], capture_output=True, text=True, check=False)
+    tasks = list(product(workloads, TOOLS))
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        for (w, tool), done in zip(tasks, threads.map(check, tasks), strict=True):
             last = (done.stdout.strip() or done.stderr.strip()).splitlines()[-1]
             print(f"{tool:9}  {w}  {last.lstrip('= ')}", flush=True)
             if done.returncode:

@@ -19,7 +19,7 @@ from tvmconv import devices
 from tvmconv.cli.errors import Parser, guarded
 from tvmconv.cli.options import add_timing, how_to_time, tell_choice
 from tvmconv.cli.progress import progress_line
-from tvmconv.report import result_text, sweep_table, with_section
+from tvmconv.report import result_text, with_section
 from tvmconv.sweep import CHANNELS_SUITE, Sweep, measure_sweep, select_layers
 
 LADDER = ("default", "tiling", "columns", "vthread", "conflict_free")
@@ -44,8 +44,7 @@ def _run(argv: Sequence[str]) -> int:
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)  # before measuring: it may not be allowed
     sweep = Sweep.read(args.file) if args.file else _measure(args, shlex.join(["python", "scripts/sweep.py", *argv]))
-    table = sweep_table(sweep.axis, sweep.labels, sweep.results)
-    print(table.text())
+    print(sweep.table.text())
     print(sweep.provenance)
     if args.out:
         sweep.write(args.out)
@@ -56,16 +55,16 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _measure(args: Any, command: str) -> Sweep:
-    layers = select_layers(args.suite, args.batch, args.only)
+    workloads = select_layers(args.suite, args.batch, args.only)
     device = devices.find(args.device)
     tell_choice(args.device, device)
     return measure_sweep(
         f"{args.suite}-{args.only}" if args.only else args.suite,
-        layers,
+        workloads,
         device,
         command,
         progress=progress_line,
-        done=lambda result: print(result_text(result), end="\n\n", flush=True),
+        done=lambda sweep: print(result_text(sweep.results[-1]), end="\n\n", flush=True),
         schedules=LADDER,
         **how_to_time(args),
     )

@@ -23,7 +23,7 @@ from tvmconv.cli.options import count, tell_choice
 from tvmconv.cli.progress import progress_line
 from tvmconv.cli.tune import add_search, results_table, search, stage_lines
 from tvmconv.experiment import TUNED
-from tvmconv.report import Table, significant, sweep_table
+from tvmconv.report import Table, significant
 from tvmconv.sweep import Sweep, measure_sweep, select_layers
 
 COMPARED = ("default", "conflict_free")
@@ -55,13 +55,13 @@ def _run(argv: Sequence[str], prog: str, defaults: dict[str, object]) -> int:
     if args.device.startswith("rpc:") and not args.tune_only:
         raise UsageError(f"kernels cannot be compared on {args.device}: tune there with --tune-only")
 
-    layers = select_layers(args.suite, args.batch, args.only)
+    workloads = select_layers(args.suite, args.batch, args.only)
     name = f"{args.suite}-{args.only}" if args.only else args.suite
     args.out.mkdir(parents=True, exist_ok=True)
     args.log = args.log or args.out / f"{name}.jsonl"
 
     results = []
-    for number, workload in enumerate(dict.fromkeys(layer.workload for layer in layers), 1):
+    for number, workload in enumerate(dict.fromkeys(workloads.values()), 1):
         print(f"{number}: {workload.text}", file=sys.stderr, flush=True)
         results += search(args, workload, compare=False, confirm=False)  # the comparison does that
     print(results_table(results).text())
@@ -73,18 +73,18 @@ def _run(argv: Sequence[str], prog: str, defaults: dict[str, object]) -> int:
     tell_choice(args.device, device)
     sweep = measure_sweep(
         f"{name}-tuned",
-        layers,
+        workloads,
         device,
         shlex.join(["python", f"scripts/{prog}.py", *argv]),
         progress=progress_line,
-        done=lambda result: None,
+        done=lambda sweep: None,
         schedules=COMPARED,
         log=args.log,
-        baseline=None if args.baseline == "none" else args.baseline,
+        baselines=[] if args.baseline == "none" else [args.baseline],
         seconds=TIMING_SECONDS,
     )
     sweep.write(args.out)
-    print(sweep_table(sweep.axis, sweep.labels, sweep.results).text())
+    print(sweep.table.text())
     if args.baseline != "none":
         print(speedups(sweep, args.baseline).text())
     return 0 if all(result.ok for result in sweep.results) else 1

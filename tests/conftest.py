@@ -4,6 +4,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from instant import Instant
 
+from tvmconv import library
 from tvmconv.devices import find
 from tvmconv.devices.base import AbsentError
 
@@ -35,6 +36,15 @@ def opencl():
 def gpu():
     """The first NVIDIA GPU; for tests with the mark `gpu`."""
     return find("cuda:0")
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """A copy of the schedules' registry, so that a test's schedules do not outlive it."""
+    library.schedules()
+    monkeypatch.setattr(library, "_registry", dict(library._registry))
+    yield library._registry
+    library._load.cache_clear()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import math
 from hypothesis import strategies as st
 
 from tvmconv.tuning.record import ErrorKind, Record
-from tvmconv.workloads import Conv2d
+from tvmconv.workloads import Conv2d, Filter1d, Filter2d
 
 MAX_FLOPS = 200_000
 
@@ -33,6 +33,15 @@ def workloads(draw: st.DrawFn, max_flops: int = MAX_FLOPS, dtypes: tuple[str, ..
     return Conv2d(N, C, H, W, O, R, S, stride, padding, dilation, groups, draw(st.sampled_from(dtypes)))
 
 
+@st.composite
+def filters(draw: st.DrawFn) -> Filter1d | Filter2d:
+    """Valid filters, small enough to be computed in a moment; also with masks that are wider than what they filter."""
+    sizes, odd, clamp = st.integers(1, 20), st.integers(0, 8).map(lambda radius: 2 * radius + 1), draw(st.booleans())
+    if draw(st.booleans()):
+        return Filter1d(draw(st.integers(1, 300)), draw(odd | st.just(31)), clamp)
+    return Filter2d(draw(sizes), draw(sizes), draw(st.integers(1, 4)), draw(odd), draw(odd), clamp)
+
+
 _finite = st.floats(allow_nan=False, allow_infinity=False)
 _counts = st.integers(0, 2**40)
 _knob_values = st.one_of(
@@ -49,7 +58,7 @@ def records(draw: st.DrawFn, schedules: tuple[str, ...] = ("direct", "depthwise"
     """Records of every kind: timed and failed, with and without what need not be there."""
     error = draw(st.sampled_from(ErrorKind))
     return Record(
-        workload=draw(workloads(dtypes=("float32", "float16"))),
+        workload=draw(workloads(dtypes=("float32", "float16")) | filters()),
         schedule=draw(st.sampled_from(schedules)),
         config=draw(st.dictionaries(st.text(), _knob_values, max_size=4)),
         device=draw(st.text()),

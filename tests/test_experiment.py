@@ -1,13 +1,17 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tvmconv import library
-from tvmconv.devices import Arch
+from tvmconv.baselines import BASELINES
+from tvmconv.baselines.base import Baseline
+from tvmconv.devices import Arch, Timing
 from tvmconv.errors import CompileError, DeviceError, KnobError, ScheduleError
-from tvmconv.experiment import Result, run_ladder
+from tvmconv.experiment import choose, left_out, run_ladder
 from tvmconv.kernel import Kernel
+from tvmconv.results import Result
 from tvmconv.workloads import Conv2d, parse
 
 ALL = ["default", "tiling", "columns", "vthread", "conflict_free", "direct", "implicit_gemm"]
@@ -25,11 +29,19 @@ def broken(s, w, k):
 
 
 @pytest.fixture
-def with_broken(monkeypatch):
+def with_broken(registry):
     """A schedule in the library that never compiles."""
-    library.schedules()  # all are registered now, so that the registry is put back as it was
-    monkeypatch.setattr(library, "_registry", dict(library._registry))
     library.schedule("conv2d")(broken)
+
+
+@pytest.fixture
+def cuda_only(registry):
+    """A schedule in the library that is for CUDA alone."""
+
+    def shuffle(s, w, k):
+        """Never built here."""
+
+    library.schedule("conv2d", kinds=("cuda",))(shuffle)
 
 
 def names(result):
@@ -50,6 +62,10 @@ def test_speedups_are_over_default(ladder):
 
 def test_rates_are_flops_over_the_median(ladder):
     assert all(row.gflops == pytest.approx(SMALL.flops / row.timing.median / 1e9) for row in ladder.rows)
+
+
+def test_bandwidths_are_least_bytes_over_the_median(ladder):
+    assert all(row.bandwidth == pytest.approx(SMALL.min_bytes / row.timing.median) for row in ladder.rows)
 
 
 def test_json_round_trip_is_exact(ladder):
@@ -98,6 +114,18 @@ def test_what_stops_every_schedule_is_raised():
         run_ladder(SMALL, device=Arch("sm_90"))
 
 
+@pytest.mark.usefixtures("cuda_only")
+def test_a_schedule_for_other_devices_is_left_out(opencl):
+    assert [schedule.name for schedule in choose(SMALL, None, opencl)] == ALL
+    assert [schedule.name for schedule in left_out(SMALL, opencl)] == ["shuffle"]
+
+
+@pytest.mark.usefixtures("cuda_only")
+def test_a_schedule_for_other_devices_is_refused_by_name(opencl):
+    with pytest.raises(ScheduleError, match="schedule shuffle is for cuda, not for opencl:0"):
+        run_ladder(SMALL, ["tiling", "shuffle"], device=opencl)
+
+
 def test_a_wrong_kernel_is_never_timed(opencl, monkeypatch):
     reference = Conv2d.reference
     monkeypatch.setattr(Conv2d, "reference", lambda w, x, k: reference(w, x, k) + 1)
@@ -116,7 +144,52 @@ def test_an_unwritten_element_is_told_as_such(opencl, monkeypatch):
 def test_the_cudnn_baseline_is_refused_before_anything_is_built(opencl, monkeypatch):
     monkeypatch.setattr(Kernel, "verify", lambda *args: pytest.fail("verified"))
     with pytest.raises(DeviceError, match="needs an NVIDIA GPU"):
-        run_ladder(SMALL, device=opencl, baseline="cudnn")
+        run_ladder(SMALL, device=opencl, baselines=["cudnn"])
+
+
+def slow(w, inputs, *, device, cold, seconds):
+    return Baseline(Timing((1.0,), "by hand", cold), w.reference(*inputs), "slow 1.0")
+
+
+def missing(w, inputs, **how):
+    raise DeviceError("not installed")
+
+
+def copying(w, inputs, **how):
+    return Baseline(Timing((1.0,), "by hand", cold=False), None, "copy 1.0")
+
+
+@pytest.fixture
+def libraries(monkeypatch):
+    """Libraries that need nothing installed."""
+    for library_ in (slow, missing, copying):
+        monkeypatch.setitem(BASELINES, library_.__name__, library_)
+
+
+@pytest.mark.usefixtures("libraries")
+def test_libraries_are_the_last_rows_in_the_order_asked_for(opencl):
+    result = run_ladder(SMALL, ["default"], device=opencl, seconds=0.01, baselines=["slow", "copying"])
+    assert [(row.name, row.library) for row in result.rows[1:]] == [("slow", "slow 1.0"), ("copying", "copy 1.0")]
+
+
+@pytest.mark.usefixtures("libraries")
+def test_a_library_that_is_missing_is_a_row_and_the_others_go_on(opencl):
+    result = run_ladder(SMALL, ["default"], device=opencl, seconds=0.01, baselines=["missing", "slow"])
+    assert [row.failure for row in result.rows] == [None, "not installed", None]
+
+
+@pytest.mark.usefixtures("libraries")
+def test_what_computes_something_else_has_a_bandwidth_and_no_flops(opencl):
+    row = run_ladder(SMALL, ["default"], device=opencl, seconds=0.01, baselines=["copying"]).rows[-1]
+    assert (row.verified, row.gflops, row.bandwidth) == (False, None, SMALL.min_bytes)
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize(("cache", "cold"), [(SMALL.min_bytes - 1, True), (SMALL.min_bytes, False), (None, False)])
+def test_times_are_cold_by_themselves_where_the_arrays_exceed_the_cache(opencl, cache, cold):
+    device = replace(opencl, l2_bytes=cache)
+    row = run_ladder(SMALL, ["default"], device=device, seconds=0.01, baselines=["slow"], cold=None).rows[-1]
+    assert row.timing.cold == cold
 
 
 def test_progress_tells_every_step(opencl):
@@ -134,6 +207,6 @@ def test_rows_on_a_gpu_have_registers_and_a_share_of_the_peak(gpu):
 @pytest.mark.gpu
 def test_cudnn_is_the_last_row(gpu):
     pytest.importorskip("torch")
-    row = run_ladder(SMALL, ["default"], device=gpu, baseline="cudnn", seconds=0.01).rows[-1]
+    row = run_ladder(SMALL, ["default"], device=gpu, baselines=["cudnn"], seconds=0.01).rows[-1]
     assert (row.name, row.verified) == ("cudnn", True)
     assert row.library.startswith("cuDNN")

@@ -4,6 +4,7 @@ import importlib
 import sys
 
 import pytest
+from faulty_schedules import WORKLOAD, right
 from tvm.s_tir import Schedule as TirSchedule
 
 import tvmconv as tc
@@ -11,15 +12,6 @@ from tvmconv import library
 from tvmconv.space import Limits, Usage
 
 W = tc.parse("conv2d:1x4x8x8,4x4x3x3,s1,p1")
-
-
-@pytest.fixture
-def registry(monkeypatch):
-    """A copy of the registry, so that a test's schedules do not outlive it."""
-    tc.schedules()
-    monkeypatch.setattr(library, "_registry", dict(library._registry))
-    yield library._registry
-    library._load.cache_clear()
 
 
 def test_an_unknown_name_is_answered_with_those_there_are():
@@ -110,3 +102,37 @@ def test_a_schedule_that_says_what_it_uses_has_a_space_within_the_limits(registr
     space = library.find(W, "one_tile").space(W, limits=Limits(max_threads=16))
     legal = [space.config(point)["tile"] for point in space.listed]
     assert legal == [(-1, 1), (-1, 2), (-1, 4), (-1, 8), (-1, 16)]
+
+
+def cuda_only(s: TirSchedule, w, k):
+    """Never runs anywhere else."""
+
+
+def test_a_schedule_for_one_kind_of_device_is_refused_on_another(registry):
+    tc.schedule("conv2d", kinds=("cuda",))(cuda_only)
+    with pytest.raises(tc.ScheduleError, match="schedule cuda_only is for cuda, not for opencl:0"):
+        tc.build(W, "cuda_only", device="opencl:0")
+
+
+def test_a_search_leaves_out_what_is_not_for_the_device(registry):
+    tc.schedule("conv2d", kinds=("cuda",), promising=lambda w: True)(cuda_only)
+    assert "cuda_only" in [s.name for s in library.to_tune(W, "cuda")]
+    assert "cuda_only" not in [s.name for s in library.to_tune(W, "opencl")]
+
+
+def test_a_schedule_may_write_its_function_itself(registry):
+    @tc.schedule("conv2d")
+    def own(s: TirSchedule, w, k):
+        """Return the schedule of another function."""
+        return TirSchedule(right)
+
+    kernel = tc.build(WORKLOAD, "own", device="opencl:0")
+    assert kernel.verify().ok
+
+
+def test_the_naive_schedule_is_the_first_of_the_list():
+    assert library.naive(W) is tc.schedules(W)[0]
+
+
+def test_what_no_schedule_computes_has_no_naive_one():
+    assert library.naive(tc.parse("conv2d:1x4x8x8,4x4x3x3,f16")) is None

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -7,9 +8,18 @@ from hypothesis import strategies as st
 from tvmconv.compiler.lower import Launch
 from tvmconv.devices import Timing
 from tvmconv.errors import Error
-from tvmconv.experiment import Result, Row
-from tvmconv.plot import draw_sweep, sweep_info
-from tvmconv.report import Table, notes, result_table, result_text, significant, sweep_table, with_section
+from tvmconv.plot import draw_sweep, size_info, sweep_info
+from tvmconv.report import (
+    Table,
+    bandwidth_table,
+    notes,
+    result_table,
+    result_text,
+    significant,
+    sweep_table,
+    with_section,
+)
+from tvmconv.results import Result, Row
 from tvmconv.workloads import parse
 
 
@@ -20,8 +30,8 @@ def timed(name, seconds, **fields):
     return Row(name, timing=timing, **{**defaults, **fields})
 
 
-def on_gpu(*rows):
-    return Result(parse("conv2d:1x64x64x64,64x64x3x3,p1"), "cuda:0", "NVIDIA H200", 0, rows)
+def on_gpu(*rows, workload="conv2d:1x64x64x64,64x64x3x3,p1", peaks=(None, None)):
+    return Result(parse(workload), "cuda:0", "NVIDIA H200", 0, rows, *peaks)
 
 
 def column(result, start):
@@ -56,6 +66,24 @@ def test_times_are_in_milliseconds_if_no_row_is_faster_than_one():
 def test_share_of_an_unknown_peak_has_no_column():
     assert "peak" not in headers(on_gpu(timed("default", 1e-3)))
     assert column(on_gpu(timed("default", 1e-3, peak_share=0.123)), "of peak") == ["12.3%"]
+
+
+def test_the_rate_of_what_memory_bounds_is_its_bandwidth():
+    row = timed("basic", 1e-3, bandwidth=2.5e12, bandwidth_share=0.521)
+    result = on_gpu(row, workload="filter2d:64x64x1,5x5")
+    assert column(result, "GB/s") == ["2,500"]
+    assert column(result, "of memory's peak") == ["52.1%"]
+    assert "GFLOP/s" not in headers(result)
+
+
+@pytest.mark.parametrize(("peak_flops", "bound"), [(7e12, True), (6e12, False)])
+def test_the_devices_peaks_tell_what_bounds_a_workload(peak_flops, bound):
+    result = on_gpu(workload="filter1d:1000000000,k25", peaks=(peak_flops, 1e12))  # 6.25 FLOP/byte
+    assert result.memory_bound == bound
+
+
+def test_speedups_are_over_the_first_row():
+    assert "× basic" in headers(on_gpu(timed("basic", 1e-3, speedup=1.0)))
 
 
 def test_registers_have_no_column_on_opencl():
@@ -97,6 +125,48 @@ def test_a_sweep_has_a_line_a_workload_and_a_column_a_schedule():
     table = sweep_table("channels", ["16", "32"], results)
     assert table.headers == ["channels", "default [µs]", "tiling [µs]"]
     assert table.rows == [["16", "70.0", "17.0 (4.12×)"], ["32", "267", "failed"]]
+
+
+def sized(*exponents, **fields):
+    """Results of a 1-D filter over sizes 2^exponent, which take 1 ms each and are cold from 2^20 on."""
+    return [
+        on_gpu(
+            replace(timed("basic", 1e-3, bandwidth=1e9, **fields), timing=Timing((1e-3,), "by hand", exponent >= 20)),
+            workload=f"filter1d:{1 << exponent},k5",
+            peaks=(60e12, 4e12),
+        )
+        for exponent in exponents
+    ]
+
+
+def test_bandwidths_have_a_line_a_schedule_and_a_column_a_size():
+    table = bandwidth_table(["2^18", "2^20"], sized(18, 20, bandwidth_share=0.25))
+    assert table.headers == ["GB/s", "2^18 hot", "2^20 cold"]
+    assert table.rows == [["basic", "1.00 (25.0%)", "1.00 (25.0%)"]]
+
+
+def test_a_schedule_that_is_not_at_every_size_leaves_a_dash():
+    first, second = sized(18, 20)
+    table = bandwidth_table(["a", "b"], [replace(first, rows=(*first.rows, Row("other", failure="broken"))), second])
+    assert table.rows[1] == ["other", "failed", "—"]
+
+
+def test_sizes_are_drawn_over_elements_beside_the_memorys_peak():
+    info = size_info("title", sized(20, 18))
+    assert (info.ticks, info.labels) == ((2.0**18, 2.0**20), ("$2^{18}$\nhot", "$2^{20}$\ncold"))
+    assert (info.unit, info.peak) == ("GB/s", 4000)
+    assert [(line.name, line.y) for line in info.lines] == [("basic", (1.0, 1.0))]
+
+
+def test_sizes_that_memory_does_not_bound_are_drawn_in_flops():
+    results = [on_gpu(timed("default", 1e-3, gflops=2.0), workload=f"conv2d:1x64x{n}x{n},64x64x3x3") for n in (8, 16)]
+    info = size_info("title", results)
+    assert (info.unit, info.peak, info.lines[0].y) == ("GFLOP/s", None, (2.0, 2.0))
+
+
+def test_a_size_that_is_no_power_of_two_is_a_tick_in_digits():
+    info = size_info("title", [on_gpu(workload="filter2d:100x100x3,5x5")])
+    assert info.labels == ("30,000\nhot",)
 
 
 @given(st.floats(1e-6, 1e9))

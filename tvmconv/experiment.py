@@ -5,124 +5,26 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tvmconv import kernel, library
-from tvmconv.baselines.cudnn import Baseline, time_cudnn
-from tvmconv.compiler.lower import Launch
+from tvmconv.baselines import BASELINES
+from tvmconv.baselines.base import WrongDeviceError
 from tvmconv.devices import Device, Timing
 from tvmconv.errors import Error, KnobError, ScheduleError
 from tvmconv.knobs import Config, Value
 from tvmconv.library import Schedule
+from tvmconv.results import Result, Row
 from tvmconv.tuning.best import Paths
 from tvmconv.verify import Problem, Verification
-from tvmconv.workloads import Workload, parse
+from tvmconv.workloads import Workload
 
-REFERENCE = "default"  # the schedule that speed-ups are over
 TUNED = "tuned"  # the name of what a log has
 QUANTILES = 101
-BASELINES: dict[str, Callable[..., Baseline]] = {"cudnn": time_cudnn}
 
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Row:
-    """What one schedule, or a library to compare with, did on a workload.
-
-    Attributes:
-        name: of the schedule or the library.
-        verified: whether the output was compared with float64 and is right.
-        error: relative L2 error of the output; None if it never ran.
-        failure: why there is no time, in one line; None where there is one.
-        timing: only of a verified kernel.
-        gflops: GFLOP/s at the median time.
-        peak_share: of the device's float32 peak, 0 to 1; None where that is not known.
-        speedup: time of `default` over this one's; None without a time of `default`.
-        launch: grid and block.
-        shared_bytes: static shared memory of a block, in bytes.
-        registers: a thread; None on OpenCL.
-        spills: bytes of register spills; None on OpenCL.
-        config: the value of every knob.
-        library: for a library, what ran: its version and settings.
-    """
-
-    name: str
-    verified: bool = False
-    error: float | None = None
-    failure: str | None = None
-    timing: Timing | None = None
-    gflops: float | None = None
-    peak_share: float | None = None
-    speedup: float | None = None
-    launch: Launch | None = None
-    shared_bytes: int | None = None
-    registers: int | None = None
-    spills: int | None = None
-    config: Config = field(default_factory=dict)
-    library: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The row as JSON has it, times in seconds."""
-        data = asdict(self)
-        if self.error is not None and not math.isfinite(self.error):
-            data["error"] = None  # JSON has no NaN
-        if self.timing is not None:
-            data["timing"] |= {"median": self.timing.median, "spread": self.timing.spread}
-        return data
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Row:
-        """The row that `to_json` wrote."""
-        timing, launch = data["timing"], data["launch"]
-        config = {name: tuple(value) if isinstance(value, list) else value for name, value in data["config"].items()}
-        return cls(
-            **{
-                **data,
-                "timing": timing and Timing(tuple(timing["seconds"]), timing["method"], timing["cold"]),
-                "launch": launch and Launch(tuple(launch["grid"]), tuple(launch["block"])),
-                "config": config,
-            }
-        )
-
-
-@dataclass(frozen=True)
-class Result:
-    """The rows of one workload on one device.
-
-    Attributes:
-        workload: what was computed.
-        device: its text, such as `cuda:0`.
-        device_name: the driver's name for it.
-        seed: of the inputs.
-        rows: one a schedule, the simplest first; then the library, if one was asked for.
-    """
-
-    workload: Workload
-    device: str
-    device_name: str
-    seed: int
-    rows: tuple[Row, ...]
-
-    @property
-    def ok(self) -> bool:
-        """Whether every row is verified and has a time."""
-        return all(row.failure is None for row in self.rows)
-
-    def to_json(self) -> dict[str, Any]:
-        """The result as JSON has it."""
-        rows = [row.to_json() for row in self.rows]
-        own = {"device": self.device, "device_name": self.device_name, "seed": self.seed}
-        return {"workload": self.workload.text, **own, "rows": rows}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Result:
-        """The result that `to_json` wrote."""
-        rows = tuple(Row.from_json(row) for row in data["rows"])
-        return cls(parse(data["workload"]), data["device"], data["device_name"], data["seed"], rows)
 
 
 def run_ladder(
@@ -131,8 +33,8 @@ def run_ladder(
     *,
     device: Device,
     config: Mapping[str, Value] | None = None,
-    baseline: str | None = None,
-    cold: bool = False,
+    baselines: Sequence[str] = (),
+    cold: bool | None = False,
     seconds: float = 0.5,
     seed: int | None = None,
     log: Paths | None = None,
@@ -140,31 +42,32 @@ def run_ladder(
 ) -> Result:
     """Build, verify and time schedules of a workload, all on the same inputs.
 
-    A schedule that fails is a row with the reason. A wrong kernel is not timed.
+    A schedule or library that fails is a row with the reason. A wrong kernel is not timed.
 
     Args:
         workload: what to compute.
-        schedules: names; by default all that apply. `default` is added, for the speed-ups to be over it.
+        schedules: names; by default all that apply. The naive one is added, for the speed-ups to be over it.
         device: where to run.
         config: values by knob name; each schedule takes those of the knobs that it has.
-        baseline: a library to time as well, one of `BASELINES`.
-        cold: time with inputs and outputs outside the cache.
+        baselines: libraries to time as well, of `BASELINES`.
+        cold: time with inputs and outputs outside the cache; None for so if they exceed it.
         seconds: about how long to time each kernel.
         seed: of the inputs; a fresh one by default.
         log: logs, whose fastest record for this device becomes the row `TUNED`.
         progress: is told each step in a few words.
 
     Raises:
-        ScheduleError: no such schedule for this workload.
+        ScheduleError: no such schedule for this workload, or not for devices of this kind.
         KnobError: no schedule has such a knob, or none that has it takes the value.
         WorkloadError: the problem does not fit in this machine's memory.
-        Error: the baseline cannot run here, or all schedules fail for the same reason.
+        WrongDeviceError: a library is not for devices of this kind.
+        Error: all schedules fail for the same reason.
     """
-    chosen = choose(workload, schedules)
+    chosen = choose(workload, schedules, device)
     configs = share_config(workload, chosen, config or {}, named=schedules)
-    bench = _Bench(Problem(workload, seed), device, cold, seconds)
+    bench = _Bench(Problem(workload, seed), device, exceeds_cache(workload, device) if cold is None else cold, seconds)
     report = progress or (lambda step: None)
-    compared = [bench.measure_library(baseline, report)] if baseline else []  # first: it may be missing here
+    compared = [bench.measure_library(name, report) for name in baselines]  # first: they may not be for this device
     rows: list[Row] = []
     errors: list[Error] = []
     for number, schedule in enumerate(chosen, 1):
@@ -183,22 +86,42 @@ def run_ladder(
             rows.append(Row(TUNED, failure=str(error)))
     if len(errors) == len(chosen) and len({str(error) for error in errors}) == 1:
         raise errors[0]  # not a schedule's fault: too little memory, say
-    return Result(workload, device.text, device.name, bench.problem.seed, _with_speedups([*rows, *compared]))
+    return Result(
+        workload,
+        device.text,
+        device.name,
+        bench.problem.seed,
+        _with_speedups([*rows, *compared], over=chosen[0].name),
+        device.peak_flops,
+        device.peak_bandwidth,
+    )
 
 
-def choose(workload: Workload, names: Sequence[str] | None = None) -> list[Schedule]:
-    """The schedules of these names, the simplest first, with `default`; all that apply where no names are given.
+def choose(workload: Workload, names: Sequence[str] | None, device: Device) -> list[Schedule]:
+    """The schedules of these names, with the naive one first; where no names are given all that run on the device.
 
     Raises:
-        ScheduleError: no such schedule for this workload, or none at all.
+        ScheduleError: no such schedule for this workload, or not for devices of this kind, or none at all.
     """
-    known = library.schedules(workload)
-    if not known:
+    naive = library.naive(workload)
+    if naive is None:
         raise ScheduleError(f"no schedule computes {workload.operator} in {workload.dtype}")
     if not names:
-        return known
-    wanted = {library.find(workload, name).name for name in names} | {REFERENCE}
-    return [schedule for schedule in known if schedule.name in wanted]
+        return [schedule for schedule in library.schedules(workload) if device.kind in schedule.kinds]
+    wanted = [library.find(workload, name) for name in names]
+    for schedule in wanted:
+        schedule.check_kind(device)
+    return [schedule for schedule in library.schedules(workload) if schedule in (naive, *wanted)]
+
+
+def left_out(workload: Workload, device: Device) -> list[Schedule]:
+    """The schedules that `choose` leaves out where no names are given: those that are not for the device."""
+    return [schedule for schedule in library.schedules(workload) if device.kind not in schedule.kinds]
+
+
+def exceeds_cache(workload: Workload, device: Device) -> bool:
+    """Whether inputs and output together are larger than the device's last cache; False where that is not known."""
+    return device.l2_bytes is not None and workload.min_bytes > device.l2_bytes
 
 
 def share_config(
@@ -284,19 +207,33 @@ class _Bench:
         return self._timed(row, built.time(self.problem, cold=self.cold, seconds=self.seconds))
 
     def measure_library(self, name: str, tell: Progress) -> Row:
-        """Verify and time a library."""
+        """Verify and time a library; raises `WrongDeviceError` for one that is not for devices of this kind."""
         tell(f"{name}: verifying and timing")
-        workload = self.problem.workload
-        ran = BASELINES[name](workload, self.problem.inputs, device=self.device, cold=self.cold, seconds=self.seconds)
+        workload, inputs = self.problem.workload, self.problem.inputs
+        try:
+            ran = BASELINES[name](workload, inputs, device=self.device, cold=self.cold, seconds=self.seconds)
+        except WrongDeviceError:
+            raise
+        except Error as error:
+            return Row(name, failure=str(error))
+        if ran.output is None:
+            return replace(self._timed(Row(name, library=ran.text), ran.timing), gflops=None, peak_share=None)
         verification = self.problem.check(ran.output)
         row = Row(name, verified=verification.ok, error=verification.error, library=ran.text)
         return self._timed(row, ran.timing) if verification.ok else replace(row, failure=_wrong(verification))
 
     def _timed(self, row: Row, timing: Timing) -> Row:
         timing = replace(timing, seconds=_thinned(timing.seconds))
-        rate = self.problem.workload.flops / timing.median
-        peak = self.device.peak_flops
-        return replace(row, timing=timing, gflops=rate / 1e9, peak_share=rate / peak if peak else None)
+        workload, device = self.problem.workload, self.device
+        rate, bandwidth = workload.flops / timing.median, workload.min_bytes / timing.median
+        return replace(
+            row,
+            timing=timing,
+            gflops=rate / 1e9,
+            peak_share=rate / device.peak_flops if device.peak_flops else None,
+            bandwidth=bandwidth,
+            bandwidth_share=bandwidth / device.peak_bandwidth if device.peak_bandwidth else None,
+        )
 
 
 def _thinned(samples: Sequence[float]) -> tuple[float, ...]:
@@ -315,8 +252,8 @@ def _wrong(verification: Verification) -> str:
     return f"wrong result: relative error {verification.error:.2g}, where {verification.tolerance:.0e} is allowed"
 
 
-def _with_speedups(rows: Sequence[Row]) -> tuple[Row, ...]:
-    reference = next((row.timing for row in rows if row.name == REFERENCE), None)
+def _with_speedups(rows: Sequence[Row], over: str) -> tuple[Row, ...]:
+    reference = next((row.timing for row in rows if row.name == over), None)
     if reference is None:
         return tuple(rows)
     return tuple(replace(r, speedup=reference.median / r.timing.median) if r.timing else r for r in rows)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tvmconv.tuning.record import Record
     from tvmconv.workloads import Workload
 
-STAGES = ("te", "tir", "lowered", "source", "ptx", "sass", "resources")
+STAGES = ("te", "tir", "lowered", "source", "ptx", "sass", "resources", "traffic")
 
 
 def build(
@@ -53,7 +53,7 @@ def build(
             built instead: the record of the nearest device of its kind, or the schedule with its default config.
 
     Raises:
-        ScheduleError: no such schedule for this workload.
+        ScheduleError: no such schedule for this workload, or not for devices of this kind.
         KnobError: no such knob, or not a value that it takes.
         DeviceError: no such device, the workload does not fit in its memory, or the kernel exceeds its limits.
         CompileError: the schedule does not lower.
@@ -68,7 +68,7 @@ def build(
     _check_memory(workload, place)
     if log is not None:
         return _build_logged(workload, chosen, place, log)
-    return _build(workload, chosen or library.to_tune(workload)[0], place, config)
+    return _build(workload, chosen or library.to_tune(workload, place.kind)[0], place, config)
 
 
 class Kernel:
@@ -157,6 +157,7 @@ class Kernel:
         """One of `STAGES` as text.
 
         Raises:
+            AnalysisError: what the kernel does cannot be counted.
             CompileError: the stage does not exist for this kernel's target.
             ValueError: `name` is not a stage.
         """
@@ -171,6 +172,10 @@ class Kernel:
                 return getattr(self, name)
             case "resources":
                 return f"{self.resources}\nlaunch: {self.launch}"
+            case "traffic":
+                from tvmconv.analysis import traffic
+
+                return traffic.text(traffic.traffic(self))
         raise ValueError(f"no stage {name!r}; there are {', '.join(STAGES)}")
 
     def _arch(self, wanted: str) -> str:
@@ -252,7 +257,7 @@ def _build_logged(workload: Workload, schedule: library.Schedule | None, place: 
         elif failures:
             _warn(f"a faster record of {workload} does not apply", failures)
         return kernel
-    fallback = schedule or library.to_tune(workload)[0]
+    fallback = schedule or library.to_tune(workload, place.kind)[0]
     _warn(f"no record of {workload} for {place.name} applies: built is {fallback.name} with default knobs", failures)
     return _build(workload, fallback, place, None)
 
@@ -263,6 +268,7 @@ def _warn(message: str, failures: Sequence[Error]) -> None:
 
 
 def _build(workload: Workload, chosen: library.Schedule, place: Device, config: Mapping[str, Value] | None) -> Kernel:
+    chosen.check_kind(place)
     scheduled, knobs = chosen.apply(workload, config)
     lowered = lower(scheduled.mod, place.target())
     place.check_fits(lowered)

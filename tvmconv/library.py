@@ -23,10 +23,14 @@ from tvmconv.space import Limits, Space, Usage
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule as TirSchedule
 
+    from tvmconv.devices import Device
     from tvmconv.workloads import Workload
 
 ENTRY_POINTS = "tvmconv.schedules"
 BUILT_IN = "schedules"
+KINDS = ("cuda", "opencl")  # of devices
+
+Function = Callable[["TirSchedule", Any, Knobs], "TirSchedule | None"]
 
 
 @dataclass(frozen=True)
@@ -36,26 +40,34 @@ class Schedule:
     Attributes:
         name: what the user calls it.
         operator: the workloads that it is for (`conv2d`).
-        function: `f(s, w, k)`, which transforms `s` in place and asks `k` for its choices.
+        function: `f(s, w, k)`, which asks `k` for its choices, and transforms `s` in place or returns the schedule of a
+            function of the same arguments that it wrote itself, for what tensor expressions cannot say.
         dtypes: the dtypes that it computes.
         rank: its place in listings: the order in which the files of a package are imported.
         usage: `f(w, columns)`, what configs use of a device, as a formula over their values; None if there is none.
         condition: which workloads of its operator and dtypes it is for; None for all.
         promising: for which of these a search should try it when none is named; None for none.
+        kinds: the kinds of devices that its kernels run on.
     """
 
     name: str
     operator: str
-    function: Callable[[TirSchedule, Workload, Knobs], None] = field(repr=False)
+    function: Function = field(repr=False)
     dtypes: tuple[str, ...]
     rank: int
     usage: Callable[[Any, Columns], Usage] | None = field(default=None, repr=False)
     condition: Callable[[Any], bool] | None = field(default=None, repr=False)
     promising: Callable[[Any], bool] | None = field(default=None, repr=False)
+    kinds: tuple[str, ...] = KINDS
 
     def applies(self, w: Workload) -> bool:
         """Whether it can compute the workload."""
         return w.operator == self.operator and w.dtype in self.dtypes and (not self.condition or self.condition(w))
+
+    def check_kind(self, device: Device) -> None:
+        """Raise ScheduleError if the schedule is not for devices of this kind."""
+        if device.kind not in self.kinds:
+            raise ScheduleError(f"schedule {self.name} is for {' and '.join(self.kinds)}, not for {device.text}")
 
     @property
     def doc(self) -> str:
@@ -86,7 +98,7 @@ class Schedule:
             config: values by knob name; the others take their defaults.
 
         Returns:
-            The transformed TIR schedule, and the knobs with every choice that was made.
+            The TIR schedule, transformed or written by the function, and the knobs with every choice that was made.
 
         Raises:
             KnobError: a value is none that the knob takes, no such knob exists, or TVM cannot schedule the values.
@@ -98,14 +110,14 @@ class Schedule:
         k = Knobs(config)
         s = TirSchedule(w.prim_func())
         try:
-            self.function(s, w, k)
+            written = self.function(s, w, k)
         except TirScheduleError as error:
             reason = str(error).strip().splitlines()[-1]
             if config:
                 raise KnobError(f"schedule {self.name} cannot take {_spell(k.config)} for {w}: {reason}") from error
             raise ScheduleError(f"schedule {self.name} cannot compute {w}: {reason}") from error
         k.check_all_asked(self.name)
-        return s, k
+        return s if written is None else written, k
 
 
 def _spell(config: Config) -> str:
@@ -122,6 +134,7 @@ def schedule(
     usage: Callable[[Any, Columns], Usage] | None = None,
     condition: Callable[[Any], bool] | None = None,
     promising: Callable[[Any], bool] | None = None,
+    kinds: tuple[str, ...] = KINDS,
 ) -> Callable[[Callable], Callable]:
     """Mark `f(s, w, k)` as a schedule for an operator, named after the function.
 
@@ -132,6 +145,7 @@ def schedule(
             too much are never built.
         condition: which workloads it is for, if not for all.
         promising: for which of these a search should try it when none is named.
+        kinds: the kinds of devices that its kernels run on.
 
     Raises:
         ScheduleError: the operator already has another schedule of that name.
@@ -145,7 +159,7 @@ def schedule(
                 f"schedule {key[1]} of {operator} is defined in {known.function.__module__} and {function.__module__}"
             )
         _registry[key] = Schedule(
-            function.__name__, operator, function, dtypes, len(_registry), usage, condition, promising
+            function.__name__, operator, function, dtypes, len(_registry), usage, condition, promising, kinds
         )
         return function
 
@@ -172,6 +186,11 @@ def schedules(w: Workload | None = None) -> list[Schedule]:
     return sorted(found, key=lambda s: (s.operator, s.rank))
 
 
+def naive(w: Workload) -> Schedule | None:
+    """The simplest schedule of a workload, which speed-ups are over; None where there is no schedule at all."""
+    return next(iter(schedules(w)), None)
+
+
 def find(w: Workload, name: str) -> Schedule:
     """The schedule of that name for the workload's operator and dtype.
 
@@ -186,13 +205,17 @@ def find(w: Workload, name: str) -> Schedule:
     return known[name]
 
 
-def to_tune(w: Workload) -> list[Schedule]:
+def to_tune(w: Workload, kind: str) -> list[Schedule]:
     """The schedules whose spaces are searched if none is named, at least one; the first is built if nothing is known.
+
+    Args:
+        w: the workload.
+        kind: of the device.
 
     Raises:
         ScheduleError: there is none.
     """
-    found = [s for s in schedules(w) if s.promising and s.promising(w)]
+    found = [s for s in schedules(w) if kind in s.kinds and s.promising and s.promising(w)]
     if not found:
-        raise ScheduleError(f"no schedule of {w} is made to be tuned: name one")
+        raise ScheduleError(f"no schedule of {w} is made to be tuned on {kind}: name one")
     return found

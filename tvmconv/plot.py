@@ -1,18 +1,22 @@
-"""Charts: first the numbers that they show (`sweep_info`, `history_info`, pure), then the drawing."""
+"""Charts: first the numbers that they show (`sweep_info`, `size_info`, `history_info`, pure), then the drawing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvmconv.experiment import Result
+from tvmconv.results import Result, Row
 
 if TYPE_CHECKING:
     from tvmconv.tuning.history import HistoryInfo
 
 FORMATS = (".png", ".svg", ".pdf")
+STYLES = ("--", ":", "-.")  # of what is compared with, in black
+FLOPS, BYTES = "GFLOP/s", "GB/s"
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ class Line:
     Attributes:
         name: of the schedule or the library.
         x: where on the axis.
-        y: GFLOP/s there.
+        y: the rate there, in the chart's unit.
         is_library: whether it is a library, to compare with.
     """
 
@@ -43,6 +47,8 @@ class SweepInfo:
         labels: one a tick.
         log_x: whether positions are numbers to be shown on a logarithmic axis, not places in a list.
         lines: one a schedule or library.
+        unit: of the rates, `FLOPS` or `BYTES`.
+        peak: of the device's memory, in that unit; None where it is not known or says nothing.
     """
 
     title: str
@@ -51,6 +57,8 @@ class SweepInfo:
     labels: tuple[str, ...]
     log_x: bool
     lines: tuple[Line, ...]
+    unit: str = FLOPS
+    peak: float | None = None
 
 
 def sweep_info(title: str, axis: str, labels: Sequence[str], results: Sequence[Result]) -> SweepInfo:
@@ -64,53 +72,100 @@ def sweep_info(title: str, axis: str, labels: Sequence[str], results: Sequence[R
     """
     log_x = all(label.isdigit() for label in labels)
     ticks = tuple(float(label) if log_x else float(place) for place, label in enumerate(labels))
+    return SweepInfo(title, axis, ticks, tuple(labels), log_x, _lines(ticks, results, lambda row: row.gflops))
+
+
+def size_info(title: str, results: Sequence[Result]) -> SweepInfo:
+    """Rates over the elements of the input, one line a schedule; rows without a time are left out.
+
+    Rates are of what limits the workloads: bytes beside the memory's peak, or operations where any is bound by them.
+
+    Args:
+        title: on top of the chart.
+        results: one a size.
+    """
+    ordered = sorted(results, key=_elements)
+    ticks = tuple(map(_elements, ordered))
+    labels = tuple(f"{_power(_elements(result))}\n{'cold' if result.cold else 'hot'}" for result in ordered)
+    axis = "elements; hot: in the L2 cache, cold: not"
+    if not all(result.memory_bound for result in results):
+        return SweepInfo(title, axis, ticks, labels, True, _lines(ticks, ordered, lambda row: row.gflops))
+    lines = _lines(ticks, ordered, lambda row: None if row.bandwidth is None else row.bandwidth / 1e9)
+    peak = results[0].peak_bandwidth
+    return SweepInfo(title, axis, ticks, labels, True, lines, BYTES, peak / 1e9 if peak else None)
+
+
+def _elements(result: Result) -> float:
+    return float(math.prod(result.workload.argument_shapes[0]))
+
+
+def _power(elements: float) -> str:
+    """2^16 as matplotlib writes powers; what is no power of two in digits."""
+    mantissa, exponent = math.frexp(elements)
+    return f"$2^{{{exponent - 1}}}$" if mantissa == 0.5 else f"{elements:,.0f}"
+
+
+def _lines(ticks: Sequence[float], results: Sequence[Result], rate: Callable[[Row], float | None]) -> tuple[Line, ...]:
     points: dict[str, list[tuple[float, float]]] = {}
     libraries = set()
     for tick, result in zip(ticks, results, strict=True):
         for row in result.rows:
-            if row.gflops is not None:
-                points.setdefault(row.name, []).append((tick, row.gflops))
+            value = rate(row)
+            if value is not None:
+                points.setdefault(row.name, []).append((tick, value))
             if row.library:
                 libraries.add(row.name)
     lines = []
     for name, line in points.items():
         x, y = zip(*line, strict=True)
         lines.append(Line(name, x, y, name in libraries))
-    return SweepInfo(title, axis, ticks, tuple(labels), log_x, tuple(lines))
+    return tuple(lines)
 
 
 def draw_sweep(info: SweepInfo, path: Path) -> None:
     """Draw a sweep.
 
+    GFLOP/s are on a logarithmic axis, on which equal factors look equal; GB/s begin at zero, as shares of the peak.
+
     Args:
         info: what to draw.
         path: the file to write; its suffix, one of `FORMATS`, tells the format.
     """
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
     figure = _figure(9 if info.log_x else max(9, 0.5 * len(info.ticks)))
     axes = figure.add_subplot()
+    styles = itertools.cycle(STYLES)
     for line in info.lines:
-        color, style, marker = ("black", "--", "s") if line.is_library else (None, "-", "o")
+        color, style, marker = ("black", next(styles), "s") if line.is_library else (None, "-", "o")
         axes.plot(
             line.x, line.y, color=color, linestyle=style, marker=marker, markersize=5, linewidth=2, label=line.name
         )
+    if info.peak is not None:
+        axes.axhline(info.peak, color="gray", linestyle="--", label=f"memory's peak, {info.peak:,.0f} {info.unit}")
     if info.log_x:
         axes.set_xscale("log", base=2)
         axes.minorticks_off()
     axes.set_xticks(info.ticks, info.labels)
     if not info.log_x:
         axes.tick_params("x", rotation=90)
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
-    axes.yaxis.set_minor_locator(NullLocator())
+    _scale_rates(axes, info.unit)
     axes.set_xlabel(info.axis)
-    axes.set_ylabel("GFLOP/s")
+    axes.set_ylabel(info.unit)
     axes.set_title(info.title)
     axes.grid(alpha=0.4)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, reverse=True)
     figure.savefig(path, dpi=150)
+
+
+def _scale_rates(axes: Any, unit: str) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    if unit == BYTES:
+        axes.set_ylim(bottom=0)
+    else:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
 
 
 def draw_history(info: HistoryInfo, path: Path) -> None:
@@ -134,7 +189,7 @@ def draw_history(info: HistoryInfo, path: Path) -> None:
         panels[1].set_xlabel("seconds of tuning")
     for axes in panels:
         for place, (name, rate) in enumerate(info.compared):
-            style = ("--", ":", "-.")[place % 3]
+            style = STYLES[place % len(STYLES)]
             axes.axhline(rate, color="black", linestyle=style, linewidth=1, label=name if axes is panels[0] else None)
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.4)

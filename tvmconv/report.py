@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from tvmconv.devices import Timing
 from tvmconv.errors import Error
-from tvmconv.experiment import REFERENCE, Result, Row
+from tvmconv.results import Result, Row
 
 NOTHING = "—"
 
@@ -51,14 +51,25 @@ def heading(result: Result) -> str:
 
 
 def result_table(result: Result) -> Table:
-    """One line a row of the result; columns that would be empty, such as registers on OpenCL, are left out."""
+    """One line a row of the result; columns that would be empty, such as registers on OpenCL, are left out.
+
+    The rate is that of what limits the workload: GB/s if it is bound by memory, else GFLOP/s.
+    """
     scale, unit = _time_unit(result)
+    rates: dict[str, Callable[[Row], str | None]] = {
+        "GFLOP/s": lambda row: _shown(row.gflops, significant),
+        "of peak": lambda row: _shown(row.peak_share, "{:.1%}".format),
+    }
+    if result.memory_bound:
+        rates = {
+            "GB/s": lambda row: _shown(row.bandwidth, _gigabytes),
+            "of memory's peak": lambda row: _shown(row.bandwidth_share, "{:.1%}".format),
+        }
     columns: dict[str, Callable[[Row], str | None]] = {
         "schedule": lambda row: row.name,
         f"time ± spread [{unit}]": lambda row: _shown(row.timing, lambda timing: _time(timing, scale)),
-        "GFLOP/s": lambda row: _shown(row.gflops, significant),
-        "of peak": lambda row: _shown(row.peak_share, "{:.1%}".format),
-        f"× {REFERENCE}": lambda row: _shown(row.speedup, significant),
+        **rates,
+        f"× {result.rows[0].name}": lambda row: _shown(row.speedup, significant),
         "rel. error": lambda row: _shown(row.error, "{:.1e}".format),
         "grid × block": lambda row: _shown(row.launch, str),
         "shared [B]": lambda row: _shown(row.shared_bytes, "{:,}".format),
@@ -89,28 +100,58 @@ def result_text(result: Result) -> str:
 
 
 def sweep_table(axis: str, labels: Sequence[str], results: Sequence[Result]) -> Table:
-    """Several workloads, one a line, with a column a schedule: µs and, in parentheses, the speed-up over `default`.
+    """Several workloads, one a line, with a column a schedule: µs and, in parentheses, the speed-up over the first.
 
     Args:
         axis: header of the labels, such as "channels".
         labels: what tells each workload from the others.
         results: one for each label.
     """
-    names = list(dict.fromkeys(row.name for result in results for row in result.rows))
+    names = _names(results)
     lines = []
     for label, result in zip(labels, results, strict=True):
         rows = {row.name: row for row in result.rows}
-        lines.append([label, *(_sweep_cell(rows.get(name)) for name in names)])
+        lines.append([label, *(_sweep_cell(rows.get(name), over=names[0]) for name in names)])
     return Table([axis, *(f"{name} [µs]" for name in names)], lines, left=frozenset({axis}))
 
 
-def _sweep_cell(row: Row | None) -> str:
+def bandwidth_table(labels: Sequence[str], results: Sequence[Result]) -> Table:
+    """Several sizes, one a column, with a line a schedule: GB/s and, in parentheses, the share of the memory's peak.
+
+    Args:
+        labels: what tells each size from the others.
+        results: one for each label.
+    """
+    rows = [{row.name: row for row in result.rows} for result in results]
+    lines = [[name, *(_bandwidth_cell(there.get(name)) for there in rows)] for name in _names(results)]
+    headers = [f"{label} {'cold' if result.cold else 'hot'}" for label, result in zip(labels, results, strict=True)]
+    return Table(["GB/s", *headers], lines, left=frozenset({"GB/s"}))
+
+
+def _names(results: Sequence[Result]) -> list[str]:
+    return list(dict.fromkeys(row.name for result in results for row in result.rows))
+
+
+def _sweep_cell(row: Row | None, over: str) -> str:
     if row is None:
         return NOTHING
     if row.timing is None:
         return "failed"
     time = significant(row.timing.median * 1e6)
-    return f"{time} ({significant(row.speedup)}×)" if row.speedup and row.name != REFERENCE else time
+    return f"{time} ({significant(row.speedup)}×)" if row.speedup and row.name != over else time
+
+
+def _bandwidth_cell(row: Row | None) -> str:
+    if row is None:
+        return NOTHING
+    if row.bandwidth is None:
+        return "failed"
+    share = "" if row.bandwidth_share is None else f" ({row.bandwidth_share:.1%})"
+    return _gigabytes(row.bandwidth) + share
+
+
+def _gigabytes(bandwidth: float) -> str:
+    return significant(bandwidth / 1e9)
 
 
 def significant(value: float, digits: int = 3) -> str:

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from tvmconv.cli import main
-from tvmconv.experiment import Result, Row
+from tvmconv.devices import Timing
+from tvmconv.results import Result, Row
 from tvmconv.sweep import Sweep
 from tvmconv.tuning.record import ErrorKind, Record
 from tvmconv.workloads import parse
@@ -81,6 +82,20 @@ def test_a_sweep_is_drawn_beside_the_best_of_a_search(tmp_path, log, sweep):
 
 def test_a_sweep_alone_is_drawn_as_its_script_does(tmp_path, sweep):
     assert "<!-- Convolutions of suite d2l, float32, on NVIDIA H200 -->" in svg(tmp_path, sweep)
+
+
+def test_a_sweep_over_sizes_alone_is_drawn_as_lines_over_elements(tmp_path):
+    timing = Timing((1e-3,), "by hand", cold=True)
+    results = [
+        Result(parse(f"filter1d:{n},k5"), "cuda:0", "NVIDIA H200", 0, (Row("basic", timing=timing, bandwidth=1e12),))
+        for n in (4096, 1000)
+    ]
+    path = tmp_path / "filter.json"
+    path.write_text(Sweep("filter1d-k5", ["4096", "1000"], results, "here").to_json())
+    chart = svg(tmp_path, str(path))
+    assert "<!-- filter1d:k5, float32, on NVIDIA H200 -->" in chart
+    assert "<!-- GB/s -->" in chart
+    assert "<!-- elements; hot: in the L2 cache, cold: not -->" in chart
 
 
 def test_bad_lines_of_a_log_are_told(capsys, tmp_path, log):

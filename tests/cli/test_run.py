@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from tvmconv import devices
+from tvmconv import devices, library
 from tvmconv.cli import main
+from tvmconv.errors import DeviceError
 from tvmconv.tuning.record import Record
 from tvmconv.workloads import parse
 
@@ -44,6 +45,35 @@ def test_a_log_without_a_record_is_told_in_one_line(capsys, tmp_path):
 
 def test_without_a_log_there_is_no_row_tuned(capsys):
     assert [name for name, _ in rows(capsys)[0]] == ["default"]
+
+
+def shuffle(s, w, k):
+    """Never built here."""
+
+
+def test_schedules_that_are_not_for_the_device_are_told_in_one_line(capsys, registry):
+    for key in [key for key in registry if key[1] != "default"]:
+        del registry[key]
+    library.schedule("conv2d", kinds=("cuda",))(shuffle)
+    assert main(["run", SMALL, "--device", "opencl:0", "--seconds", "0.01"]) == 0
+    assert capsys.readouterr().err == "tvmconv: left out, as they are not for opencl:0: shuffle\n"
+
+
+def test_a_schedule_that_is_not_for_the_device_is_refused_by_name(capsys, registry):
+    library.schedule("conv2d", kinds=("cuda",))(shuffle)
+    assert main(["run", SMALL, "shuffle", "--device", "opencl:0"]) == 2
+    assert capsys.readouterr().err == "tvmconv: schedule shuffle is for cuda, not for opencl:0\n"
+
+
+def test_several_baselines_may_be_given(capsys, monkeypatch):
+    def failing(w, inputs, **how):
+        raise DeviceError("not installed")
+
+    monkeypatch.setattr("tvmconv.experiment.BASELINES", {"cudnn": failing, "other": failing})
+    monkeypatch.setattr("tvmconv.cli.options.BASELINES", ("cudnn", "other"))
+    words = ["run", SMALL, "default", "--device", "opencl:0", "--seconds", "0.01", "--json"]
+    assert main([*words, "--baseline", "other", "--baseline", "cudnn"]) == 1
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["default", "other", "cudnn"]
 
 
 @pytest.mark.parametrize("log", ["nowhere.jsonl", "."])

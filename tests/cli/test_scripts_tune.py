@@ -9,7 +9,7 @@ import pytest
 from instant import Instant
 
 from tvmconv.devices import Timing
-from tvmconv.experiment import Result, Row
+from tvmconv.results import Result, Row
 from tvmconv.sweep import Sweep
 from tvmconv.tuning.lines import BadLines
 from tvmconv.tuning.log import read

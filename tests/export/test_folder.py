@@ -11,6 +11,7 @@ from tvmconv.export import export
 from tvmconv.tuning.record import Record
 
 SMALL = tc.parse("conv2d:1x4x6x6,8x4x3x3,p1")
+FILTER = tc.parse("filter2d:13x11x3,5x3")
 
 # Run before an example: nothing of this project can be imported.
 WITHOUT_TVMCONV = """
@@ -41,10 +42,11 @@ def error_of(output, workload):
     return np.linalg.norm(output - reference) / np.linalg.norm(reference)
 
 
-def test_the_opencl_example_runs_without_tvmconv(tmp_path):
-    export(tc.build(SMALL, "vthread", device="opencl:0"), tmp_path)
+@pytest.mark.parametrize(("workload", "schedule"), [(SMALL, "vthread"), (FILTER, "constant")])
+def test_the_opencl_example_runs_without_tvmconv(tmp_path, workload, schedule):
+    export(tc.build(workload, schedule, device="opencl:0"), tmp_path)
     (example,) = examples(tmp_path)
-    assert error_of(run_example(example, tmp_path), SMALL) < 1e-5
+    assert error_of(run_example(example, tmp_path), workload) < 1e-5
 
 
 @pytest.mark.gpu
@@ -54,6 +56,42 @@ def test_the_cuda_examples_run_without_tvmconv(tmp_path, gpu, which):
     exported = export(tc.build(workload, "vthread", arch=gpu.arch), tmp_path)
     assert exported.no_library is None
     assert error_of(run_example(examples(tmp_path)[which], tmp_path), workload) < 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("schedule", ["constant", "texture"])
+def test_the_driver_example_brings_arguments_to_where_they_are_read(tmp_path, gpu, schedule):
+    export(tc.build(FILTER, schedule, arch=gpu.arch), tmp_path)
+    (example,) = examples(tmp_path)
+    assert error_of(run_example(example, tmp_path), FILTER) < 1e-5
+
+
+@pytest.mark.parametrize("schedule", ["constant", "texture"])
+def test_the_driver_example_is_python(tmp_path, schedule):
+    export(tc.build(FILTER, schedule, arch="sm_90"), tmp_path)
+    (example,) = examples(tmp_path)
+    compile(example, "example", "exec")
+
+
+def test_the_json_tells_where_arguments_lie(tmp_path):
+    export(tc.build(FILTER, "texture", arch="sm_90"), tmp_path)
+    facts = json.loads((tmp_path / "kernel.json").read_text(encoding="utf-8"))
+    places = {argument["name"]: (argument["space"], argument["symbol"]) for argument in facts["arguments"]}
+    assert places == {"X": ("texture", None), "K": ("constant", "K_ptr"), "Y": ("global", None)}
+    assert facts["parameters"] == ["X", "Y"]
+
+
+def test_the_readme_tells_where_arguments_lie(tmp_path):
+    export(tc.build(FILTER, "texture", arch="sm_90"), tmp_path)
+    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "K is no parameter: it is copied to the symbol `K_ptr` before a launch." in page
+    assert "X's texture object, Y's address" in page
+
+
+def test_a_kernel_that_tvms_runtime_cannot_call_has_no_library(tmp_path):
+    exported = export(tc.build(FILTER, "constant", arch="sm_90"), tmp_path)
+    assert exported.no_library.startswith("K is in constant memory")
+    assert not (tmp_path / "kernel.so").exists()
 
 
 def test_the_json_tells_all_that_a_call_needs(tmp_path):

@@ -110,11 +110,27 @@ def test_half_precision_is_taken():
     assert Record.parse(line).workload == tc.parse("conv2d:1x640x7x7,128x640x1x1,f16")
 
 
-@pytest.mark.parametrize("schedule", ["direct", "depthwise", "vthread"])
-def test_what_autotvm_had_no_template_for_is_a_task_of_our_own(schedule):
-    record = Record(tc.parse("conv2d:1x4x6x6,8x2x3x3,g2"), schedule, {}, "cpu", "opencl", times=(1.0,))
-    assert json.loads(record.line())["input"][1:3] == [f"tvmconv.conv2d.{schedule}", [record.workload.text]]
+@pytest.mark.parametrize(
+    ("text", "schedule"),
+    [
+        ("conv2d:1x4x6x6,8x2x3x3,s1,p0,g2", "direct"),
+        ("conv2d:1x4x6x6,8x2x3x3,s1,p0,g2", "depthwise"),
+        ("conv2d:1x4x6x6,8x2x3x3,s1,p0,g2", "vthread"),
+        ("filter1d:100,k5", "basic"),
+        ("filter2d:7x11x3,3x5,clamp", "register"),
+    ],
+)
+def test_what_autotvm_had_no_template_for_is_a_task_of_our_own(text, schedule):
+    record = Record(tc.parse(text), schedule, {}, "cpu", "opencl", times=(1.0,))
+    assert json.loads(record.line())["input"][1:3] == [f"tvmconv.{text.partition(':')[0]}.{schedule}", [text]]
     assert Record.parse(record.line()) == record
+
+
+def test_our_task_alone_tells_workload_and_schedule():
+    record = Record(tc.parse("filter2d:7x11x3,3x5,clamp"), "basic", {}, "unknown", "opencl", times=(1.0,))
+    row = json.loads(record.line())
+    without = {key: value for key, value in row.items() if key not in ("workload", "schedule", "device")}
+    assert Record.parse(json.dumps(without)) == record
 
 
 def with_task(name):

@@ -1,6 +1,6 @@
 import pytest
 
-from tvmconv.experiment import Result, Row
+from tvmconv.results import Result, Row
 from tvmconv.sweep import Sweep
 from tvmconv.tuning.history import history_info, merge_into_sweep, searches
 from tvmconv.tuning.record import ErrorKind, Record

@@ -14,6 +14,8 @@ PROGRAM = Program(
     arrays=(ArrayType((1, 2), "float32"), ArrayType((3,), "float16")),
     arguments=(1, 0),
     shared_bytes=128,
+    constants=((1, "K_ptr"),),
+    textures=(0,),
 )
 
 

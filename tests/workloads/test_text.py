@@ -1,12 +1,12 @@
 import pytest
 from hypothesis import given
-from strategies import workloads
+from strategies import filters, workloads
 
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads import Conv2d, parse
 
 
-@given(workloads(dtypes=("float32", "float16")))
+@given(workloads(dtypes=("float32", "float16")) | filters())
 def test_text_round_trip_is_exact(workload):
     assert parse(str(workload)) == workload
 
@@ -19,6 +19,10 @@ def test_text_round_trip_is_exact(workload):
         "conv2d:2x6x17x5,9x2x3x2,s2x1,p1x2,d1x3,g3",
         "conv2d:2x6x17x5,9x2x3x2,s2,p1x2x0x2,d2,g3,f16",
         "conv2d:1x32x112x112,32x1x3x3,s1,p1,g32",
+        "filter1d:16777216,k5",
+        "filter1d:1,k31,clamp",
+        "filter2d:4096x4096x3,5x5",
+        "filter2d:1x7x1,1x17,clamp",
     ],
 )
 def test_canonical_text_is_printed_as_it_was_read(text):
@@ -68,6 +72,25 @@ def test_padding_of_two_is_vertical_then_horizontal():
         ("conv2d:1x4x8x8,4x4x3x3,f16,f32", "'f32': expected dtype at most once"),
         ("conv2d:1x4x8x8,4x2x3x3", "'4x2x3x3' has 2 input channels: 4 channels in 1 group need 4x4x3x3"),
         ("conv2d:1x4x8x8,4x4x3x3,g2", "'4x4x3x3' has 4 input channels: 4 channels in 2 groups need 4x2x3x3"),
+        ("filter1d", "expected OPERATOR:SIZES"),
+        ("filter3d:8x8x8,k3", "unknown operator 'filter3d': expected one of conv2d, filter1d, filter2d"),
+        ("filter1d:8", "expected filter1d:SIGNAL,MASK[,clamp], as in filter1d:16777216,k5"),
+        ("filter1d:8,3", "'3': expected the mask's taps behind a k, as in filter1d:16777216,k5"),
+        ("filter1d:8,k", "'': expected a number behind the k of the mask"),
+        ("filter1d:8,k-3", "'-3': expected a number behind the k of the mask"),
+        ("filter1d:8x8,k3", "'8x8': expected the number of samples"),
+        ("filter1d:0,k3", "n=0: expected at least 1"),
+        ("filter1d:8,k4", "mask '4': expected odd sizes"),
+        ("filter1d:8,k3,", "'': expected nothing or 'clamp' behind the mask"),
+        ("filter1d:8,k3,clamp,clamp", "'clamp,clamp': expected nothing or 'clamp' behind the mask"),
+        ("filter1d:2147483647,k3", "the padded X of 2147483649 has 2147483649 elements"),
+        ("filter1d:8,k2147483649", "k is past 2147483647"),
+        ("filter2d:8x8,3x3", "'8x8': expected the image's HxWxC, as in filter2d:4096x4096x3,5x5"),
+        ("filter2d:8x8x1,k3", "'k3': expected the mask's RxS"),
+        ("filter2d:8x8x1,3x4", "mask '3x4': expected odd sizes"),
+        ("filter2d:8x0x1,3x3", "W=0: expected at least 1"),
+        ("filter2d:8x8x1,3x3,f16", "'f16': expected nothing or 'clamp' behind the mask"),
+        ("filter2d:1x1x1,46341x46341", "the padded X of 46341x46341x1 has 2147488281 elements"),
     ],
 )
 def test_malformed_text_is_refused_with_what_would_be_right(text, expected):
@@ -86,6 +109,9 @@ def test_malformed_text_is_refused_with_what_would_be_right(text, expected):
         "conv2d:1x4x8x8\n,4x4x3x3",
         "conv2d:1x4x8x8,4x4x3x3,\x00\x1b[31m",
         "x" * 10**6 + ":",
+        "filter1d:8,k3" + ",clamp" * 10**5,
+        "filter1d:8,k" + "3" * 10**6,
+        "filter2d:8x8x1\n,3x3",
     ],
 )
 def test_absurd_text_is_refused_in_one_short_line(text):

@@ -12,24 +12,23 @@ or 16 bytes, which the hardware serves by half and quarter warps: conflicts of s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tvmconv.analysis.tir import evaluate
+from tvmconv.analysis.tir import Scope, executions, parts, statements, warps
 from tvmconv.errors import AnalysisError
 
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
-    from tvmconv.compiler.lower import Launch
+    from tvmconv.compiler.program import Launch
     from tvmconv.kernel import Kernel
 
 BANKS = 32
 BANK_BYTES = 4
-WARP = 32
-MAX_ITERATIONS = 1 << 14
+FIRST_BLOCK = (0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -61,9 +60,9 @@ def shared_accesses(kernel: Kernel) -> list[SharedAccess]:
         kernel: a built kernel, for any target.
 
     Raises:
-        AnalysisError: an access is not of 4-byte scalars, or its loops run more than `MAX_ITERATIONS` times.
+        AnalysisError: an access is not of 4-byte scalars, or cannot be executed (`tvmconv.analysis.tir.executions`).
     """
-    return [_count(access, kernel.launch) for access in _walk(kernel.lowered)]
+    return [_count(access, kernel.launch) for access in _accesses(kernel.lowered)]
 
 
 def conflicts(kernel: Kernel, kind: Literal["load", "store"]) -> int:
@@ -72,102 +71,34 @@ def conflicts(kernel: Kernel, kind: Literal["load", "store"]) -> int:
 
 
 @dataclass(frozen=True)
-class _Scope:
-    """What surrounds a statement: loops as (variable, first, extent), conditions and their outcomes, thread axes."""
-
-    loops: tuple[tuple[Any, int, int], ...] = ()
-    conditions: tuple[tuple[Any, bool], ...] = ()
-    axes: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class _Access:
     kind: Literal["load", "store"]
     buffer: Any
     index: Any
-    scope: _Scope
+    scope: Scope
 
 
-def _walk(function: PrimFunc) -> Iterator[_Access]:
-    def visit(node: Any, scope: _Scope) -> Iterator[_Access]:
-        match type(node).__name__:
-            case "SeqStmt":
-                for statement in node.seq:
-                    yield from visit(statement, scope)
-            case "AttrStmt":
-                if node.attr_key == "thread_extent":
-                    scope = _Scope(
-                        scope.loops, scope.conditions, {**scope.axes, str(node.node.thread_tag): node.node.var}
-                    )
-                yield from visit(node.body, scope)
-            case "For":
-                loop = (node.loop_var, int(node.min), int(node.extent))
-                yield from visit(node.body, _Scope((*scope.loops, loop), scope.conditions, scope.axes))
-            case "IfThenElse":
-                for branch, outcome in ((node.then_case, True), (node.else_case, False)):
-                    if branch is not None:
-                        conditions = (*scope.conditions, (node.condition, outcome))
-                        yield from visit(branch, _Scope(scope.loops, conditions, scope.axes))
-            case "BufferStore":
-                for load in _shared_loads(node.value):
-                    yield _Access("load", load.source, load.indices[0], scope)
-                if node.buffer.scope() == "shared":
-                    yield _Access("store", node.buffer, node.indices[0], scope)
-
-    return visit(function.body, _Scope())
-
-
-def _shared_loads(expression: Any) -> list[Any]:
-    import tvm_ffi
-    from tvm.ir import TensorLoad
-
-    loads: list[Any] = []
-
-    def visit(load: Any) -> None:
-        if load.source.scope() == "shared":
-            loads.append(load)
-
-    tvm_ffi.structural_walk(expression, (TensorLoad, visit), order="post")
-    return loads
-
-
-def _variables(expressions: list[Any]) -> list[Any]:
-    import tvm_ffi
-    from tvm import tirx
-
-    found: list[Any] = []
-    for expression in expressions:
-        tvm_ffi.structural_walk(expression, (tirx.Var, found.append), order="post")
-    return found
+def _accesses(function: PrimFunc) -> Iterator[_Access]:
+    for statement, scope in statements(function):
+        if type(statement).__name__ != "BufferStore":
+            continue
+        for part, inside in parts(statement.value, scope):
+            if type(part).__name__ == "TensorLoad" and part.source.scope() == "shared":
+                yield _Access("load", part.source, part.indices[0], inside)
+        if statement.buffer.scope() == "shared":
+            yield _Access("store", statement.buffer, statement.indices[0], scope)
 
 
 def _count(access: _Access, launch: Launch) -> SharedAccess:
     if np.dtype(str(access.buffer.dtype)).itemsize != BANK_BYTES:
         raise AnalysisError(f"shared accesses of {access.buffer.dtype}")
-    used = _variables([access.index, *(condition for condition, _ in access.scope.conditions)])
-    loops = [loop for loop in access.scope.loops if any(loop[0].same_as(variable) for variable in used)]
-    repeats = int(np.prod([n for _, _, n in access.scope.loops])) // int(np.prod([n for _, _, n in loops]))
-    iterations = int(np.prod([n for _, _, n in loops]))
-    if iterations > MAX_ITERATIONS:
-        raise AnalysisError(f"an access of {access.buffer.name} depends on {iterations:,} loop iterations")
-
-    thread = np.arange(launch.threads)
-    x, y, _ = launch.block
-    values: dict[Any, Any] = {}
-    for tag, variable in access.scope.axes.items():
-        lane = {"threadIdx.x": thread % x, "threadIdx.y": thread // x % y, "threadIdx.z": thread // (x * y)}
-        values[variable] = lane.get(tag, 0)
-    grids = np.meshgrid(*(np.arange(first, first + n) for _, first, n in loops), indexing="ij")
-    for (variable, _, _), grid in zip(loops, grids, strict=True):
-        values[variable] = grid.reshape(-1, 1)
-
-    shape = (iterations, launch.threads)
-    words = np.broadcast_to(evaluate(access.index, values), shape)
-    active = np.ones(shape, bool)
-    for condition, outcome in access.scope.conditions:
-        active = active & (evaluate(condition, values) == outcome)
-    requests, wavefronts = bank_wavefronts(words, active)
-    return SharedAccess(access.kind, str(access.buffer.name), repeats * requests, repeats * wavefronts)
+    requests = wavefronts = 0
+    for executed in executions(access.scope, [access.index], launch, FIRST_BLOCK):
+        (words,) = executed.values
+        found = bank_wavefronts(words, executed.active)
+        requests += executed.repeats * found[0]
+        wavefronts += executed.repeats * found[1]
+    return SharedAccess(access.kind, str(access.buffer.name), requests, wavefronts)
 
 
 def bank_wavefronts(words: np.ndarray, active: np.ndarray) -> tuple[int, int]:
@@ -180,10 +111,8 @@ def bank_wavefronts(words: np.ndarray, active: np.ndarray) -> tuple[int, int]:
     Returns:
         How many warp-wide requests have an active thread, and how many wavefronts they take in all.
     """
-    padding = ((0, 0), (0, -words.shape[1] % WARP))
-    words = np.pad(words, padding).reshape(-1, WARP)
-    active = np.pad(active, padding).reshape(-1, WARP)
-    words = np.sort(np.where(active, words, -1), axis=1)
+    active = warps(active)
+    words = np.sort(np.where(active, warps(words), -1), axis=1)
     first = (words >= 0) & (np.diff(words, axis=1, prepend=-1) != 0)  # of the threads that share a word
     warp = np.broadcast_to(np.arange(len(words))[:, None], words.shape)
     per_bank = np.zeros((len(words), BANKS), int)

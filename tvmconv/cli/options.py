@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from tvmconv import devices
+from tvmconv.baselines import BASELINES
 from tvmconv.devices import AbsentError, Arch, Device
 from tvmconv.errors import FallbackWarning
-from tvmconv.experiment import BASELINES
+from tvmconv.experiment import left_out
 from tvmconv.knobs import Value, parse_value
+from tvmconv.workloads import Workload
 
 EXAMPLE = "conv2d:1x64x64x64,64x64x3x3,s1,p1"
 ARCH = "sm_90"  # to compile for where no GPU says otherwise
@@ -35,7 +37,7 @@ def add_set(parser: argparse.ArgumentParser) -> None:
 def add_timing(parser: argparse.ArgumentParser) -> None:
     """Add `--device`, `--baseline`, `--cold`, `--seconds`, `--seed`."""
     parser.add_argument("--device", metavar="D", default="auto", help="cuda:N, opencl:N or auto (default: %(default)s)")
-    parser.add_argument("--baseline", choices=BASELINES, help="time cuDNN through PyTorch as well")
+    add_baseline(parser)
     parser.add_argument("--cold", action="store_true", help="time with inputs and outputs outside the L2 cache")
     parser.add_argument(
         "--seconds",
@@ -47,9 +49,20 @@ def add_timing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", metavar="N", type=seed_number, help="of the random inputs (default: a fresh one)")
 
 
+def add_baseline(parser: argparse.ArgumentParser) -> None:
+    """Add `--baseline NAME`, any number of times, in `args.baseline`."""
+    parser.add_argument(
+        "--baseline",
+        choices=BASELINES,
+        action="append",
+        default=[],
+        help="time this library as well; may be given several times",
+    )
+
+
 def how_to_time(args: argparse.Namespace) -> dict[str, Any]:
     """What `add_timing` read, but for the device, as arguments of `run_ladder`."""
-    return {"baseline": args.baseline, "cold": args.cold, "seconds": args.seconds, "seed": args.seed}
+    return {"baselines": args.baseline, "cold": args.cold, "seconds": args.seconds, "seed": args.seed}
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:
@@ -79,6 +92,13 @@ def tell_place(args: argparse.Namespace, place: Device) -> None:
         tell_choice(args.device, place)
     elif not args.arch:
         print(f"tvmconv: compiled for {place.text}; --arch or --device choose another", file=sys.stderr)
+
+
+def tell_left_out(workload: Workload, device: Device) -> None:
+    """Say on stderr which schedules of a workload do not run, as they are not for the device."""
+    if missing := left_out(workload, device):
+        names = ", ".join(schedule.name for schedule in missing)
+        print(f"tvmconv: left out, as they are not for {device.text}: {names}", file=sys.stderr)
 
 
 def tell_choice(asked: str, device: Device) -> None:

@@ -26,8 +26,8 @@ def add_parser(commands: Any) -> None:
         "plot",
         help="draw tuning logs and sweeps",
         description="Draw the best rate so far over trials and over time of the searches for one workload; for logs of "
-        "several workloads the best rate of each; for JSON files of scripts/sweep.py their rates, beside those of the "
-        "logs.",
+        "several workloads the best rate of each; for JSON files of scripts/sweep.py and scripts/bandwidth.py their "
+        "rates, beside those of the logs.",
     )
     parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help="a tuning log, or a sweep's JSON")
     parser.add_argument("-o", dest="out", metavar="IMAGE", type=_image, required=True, help="a PNG, SVG or PDF file")
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if chosen is not None:
         draw_history(history_info(chosen, found, sweeps), args.out)
     elif len(sweeps) == 1 and not found:
-        draw_sweep(sweep_info(sweeps[0].title, sweeps[0].axis, sweeps[0].labels, sweeps[0].results), args.out)
+        sweeps[0].draw(args.out)
     else:
         labels, results = merge_into_sweep(found, sweeps)
         names = dict.fromkeys(result.device_name for result in results)

@@ -9,10 +9,19 @@ from typing import Any
 
 from tvmconv import devices, workloads
 from tvmconv.cli.errors import UsageError
-from tvmconv.cli.options import EXAMPLE, add_set, add_timing, how_to_time, tell_choice, told_fallbacks
+from tvmconv.cli.options import (
+    EXAMPLE,
+    add_set,
+    add_timing,
+    how_to_time,
+    tell_choice,
+    tell_left_out,
+    told_fallbacks,
+)
 from tvmconv.cli.progress import progress_line
-from tvmconv.experiment import Result, run_ladder
+from tvmconv.experiment import run_ladder
 from tvmconv.report import result_text
+from tvmconv.results import Result
 from tvmconv.tuning.best import log_files
 from tvmconv.tuning.lines import in_one_line
 from tvmconv.workloads import Workload
@@ -35,7 +44,7 @@ def add_parser(commands: Any) -> None:
         metavar="WORKLOAD SCHEDULE",
         nargs="*",
         help=f"such as {EXAMPLE} vthread; without "
-        "schedules, all that apply; default is always among them, for the speed-up",
+        "schedules, all that apply; the first of the list is always among them, for the speed-up",
     )
     parser.add_argument("--suite", metavar="S", help=f"all workloads of {', '.join(SUITES)}, a table each")
     parser.add_argument(
@@ -70,6 +79,8 @@ def run(args: argparse.Namespace) -> int:
             )
         if number == 1:
             tell_choice(args.device, device)
+        if not schedules:
+            tell_left_out(workload, device)
         _print(result, as_json=args.json, more=number < len(chosen))
         ok &= result.ok
     return 0 if ok else FAILED

@@ -27,6 +27,7 @@ def run(args: argparse.Namespace) -> int:
             "operator": schedule.operator,
             "schedule": schedule.name,
             **({"configs": schedule.space(workload).size} if workload else {}),
+            "kinds": schedule.kinds,
             "summary": schedule.summary,
         }
         for schedule in library.schedules(workload)
@@ -35,10 +36,14 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(found))
         return 0
     headers = ("schedule", "configs", "summary") if workload else ("operator", "schedule", "summary")
-    rows = [[_cell(entry[header]) for header in headers] for entry in found]
+    rows = [[_cell(entry, header) for header in headers] for entry in found]
     print(Table(headers, rows, left=frozenset(headers) - {"configs"}).text())
     return 0
 
 
-def _cell(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)
+def _cell(entry: dict[str, Any], header: str) -> str:
+    if header == "configs":
+        return f"{entry[header]:,}"
+    if header == "summary" and len(entry["kinds"]) < len(library.KINDS):
+        return f"{entry[header]} ({' and '.join(entry['kinds'])} only)"
+    return entry[header]

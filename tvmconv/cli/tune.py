@@ -116,7 +116,7 @@ def search(args: argparse.Namespace, workload: Workload, **how: Any) -> list[tup
     from tvmconv.tuning.tune import find_devices, tune
 
     places = find_devices(args.device, args.tracker)
-    names = args.schedule or [schedule.name for schedule in library.to_tune(workload)]
+    names = args.schedule or [schedule.name for schedule in library.to_tune(workload, places[0].kind)]
     results = []
     for name in names:
         with _shown(f"{workload.text} {name} on {places[0].text}: ") as show:
@@ -148,7 +148,8 @@ def progress_text(status: Status) -> str:
     asked = f"/{status.asked:,}" if status.asked is not None else ""
     parts = [f"{status.done:,}{asked} configs", f"{status.rate:.1f}/s"]
     if status.best:
-        speedup = f", {significant(status.speedup)} × default" if status.speedup else ""
+        over = status.reference
+        speedup = f", {significant(status.speedup)} × {over.schedule}" if over and status.speedup else ""
         parts.append(
             f"best {significant(status.best.cost * 1e6)} µs ({significant(status.best.gflops)} GFLOP/s{speedup})"
         )
@@ -166,6 +167,7 @@ def kind_text(kind: ErrorKind) -> str:
 
 def results_table(results: Sequence[tuple[Workload, str, Tuned]]) -> Table:
     """One line a search."""
+    naive = dict.fromkeys(schedule.name for workload, _, _ in results if (schedule := library.naive(workload)))
     headers = (
         "workload",
         "schedule",
@@ -173,7 +175,7 @@ def results_table(results: Sequence[tuple[Workload, str, Tuned]]) -> Table:
         "failed",
         "best [µs]",
         "GFLOP/s",
-        "× default",
+        f"× {' or '.join(naive)}",
         "rel. error",
         "configs/s",
     )

@@ -13,10 +13,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from tvmconv.compiler.program import ArrayType
 from tvmconv.errors import CompileError
+from tvmconv.workloads.text import quote
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
@@ -29,10 +30,22 @@ POINTER = "_ptr"  # behind an argument's name in generated text
 
 
 def read(mod: IRModule) -> dict[str, Space]:
-    """Where the schedule of `main` puts each of its arguments."""
+    """Where the schedule of `main` puts each of its arguments.
+
+    Raises:
+        CompileError: the schedule marks what is no argument, or with what is no space.
+    """
     function = mod["main"]
-    marked = function.body.block.annotations.get(ANNOTATION, {})
-    return {str(p.name): str(marked.get(p.name, "global")) for p in function.params}  # type: ignore[misc]
+    names = [str(p.name) for p in function.params]
+    root = getattr(function.body, "block", None)  # a function written by hand may do without one
+    told = root.annotations.get(ANNOTATION, {}) if root is not None else {}
+    marked = {str(name): str(space) for name, space in told.items()}
+    for name, space in marked.items():
+        if name not in names:
+            raise CompileError(f"the schedule places {quote(name)}: expected one of {', '.join(names)}")
+        if space not in get_args(Space):
+            raise CompileError(f"the schedule places {name} in {quote(space)}: expected {', '.join(get_args(Space))}")
+    return {name: marked.get(name, "global") for name in names}  # type: ignore[misc]  # checked above
 
 
 def apply(source: str, kind: str, spaces: Mapping[str, Space], arrays: Sequence[ArrayType]) -> str:

@@ -97,13 +97,15 @@ class Bound:
         self._shape = program.launch
         self._function = function
         self._stream = stream
-        self._textures: list[Texture] = []
         for index, symbol in program.constants:
             function.fill(symbol, pointers[index], program.arrays[index].nbytes, stream)
         values: dict[int, tuple[int, Any]] = {i: (pointer, ctypes.c_void_p) for i, pointer in enumerate(pointers)}
-        for index in program.textures:
-            self._textures.append(Texture(pointers[index], program.arrays[index], stream))
-            values[index] = (self._textures[-1].handle, ctypes.c_uint64)
+        with ExitStack() as textures:
+            for index in program.textures:
+                texture = textures.enter_context(Texture(pointers[index], program.arrays[index], stream))
+                values[index] = (texture.handle, ctypes.c_uint64)
+            self._textures = textures.pop_all()
+        self._waits = bool(program.textures)
         self._parameters = [values[i][0] for i in program.arguments]
         self._types = [values[i][1] for i in program.arguments]
 
@@ -121,10 +123,9 @@ class Bound:
         """Free the texture objects, when the stream's work that uses them is done."""
         from cuda.bindings import runtime
 
-        if self._textures:
+        if self._waits:
             runtime.cudaStreamSynchronize(self._stream)  # its errors are met by whoever waits for the results
-        while self._textures:
-            self._textures.pop().close()
+        self._textures.close()
 
 
 class Function:

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from tvmconv.devices.graphs import check
+from tvmconv.errors import DeviceError
 
 if TYPE_CHECKING:
     from tvmconv.compiler.program import ArrayType
@@ -33,19 +34,27 @@ class Texture:
         """
         from cuda.bindings import runtime
 
-        height = array.shape[0]
+        height, width = array.shape[0], math.prod(array.shape[1:])
+        _check_size(width, height)
         pitch = row = array.nbytes // height
         self._copy: int | None = None
-        if pointer % BASE_ALIGNMENT or (row % ROW_ALIGNMENT and height > 1):
+        if pointer % BASE_ALIGNMENT or row % ROW_ALIGNMENT:
             pitch = -(-row // BASE_ALIGNMENT) * BASE_ALIGNMENT
             self._copy = int(check(runtime.cudaMalloc(height * pitch)))
-            kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
-            check(runtime.cudaMemcpy2DAsync(self._copy, pitch, pointer, row, row, height, kind, stream))
         try:
-            self.handle = _texture_object(self._copy or pointer, pitch, math.prod(array.shape[1:]), height)
-        except Exception:
+            if self._copy is not None:
+                kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+                check(runtime.cudaMemcpy2DAsync(self._copy, pitch, pointer, row, row, height, kind, stream))
+            self.handle = _texture_object(self._copy or pointer, pitch, width, height)
+        except DeviceError:
             self._free_copy()
             raise
+
+    def __enter__(self) -> Texture:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Free the object and its copy, which no kernel may be reading any more."""
@@ -60,6 +69,18 @@ class Texture:
         if self._copy is not None:
             runtime.cudaFree(self._copy)
             self._copy = None
+
+
+def _check_size(width: int, height: int) -> None:
+    """Raise DeviceError for more elements along an axis than a texture of the current device may have."""
+    from cuda.bindings import runtime
+
+    device = check(runtime.cudaGetDevice())
+    attributes = runtime.cudaDeviceAttr
+    limits = (attributes.cudaDevAttrMaxTexture2DLinearWidth, attributes.cudaDevAttrMaxTexture2DLinearHeight)
+    widest, highest = (check(runtime.cudaDeviceGetAttribute(limit, device)) for limit in limits)
+    if width > widest or height > highest:
+        raise DeviceError(f"a texture is at most {widest} × {highest} elements wide and high, not {width} × {height}")
 
 
 def _texture_object(pointer: int, pitch: int, width: int, height: int) -> int:

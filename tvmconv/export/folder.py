@@ -35,8 +35,8 @@ def export(kernel: Kernel, folder: Path, *, verification: Verification | None = 
     """Write a kernel to a folder.
 
     The files are `kernel.cu` and `kernel.cubin`, or `kernel.cl`; `kernel.so` for CUDA, where a C++ compiler can link
-    it (TVM's wheel has no OpenCL runtime that could run one); `kernel.json`, and a `README.md` of the call whose
-    examples run. Files of these names that are there already are replaced.
+    it and every argument lies in global memory (TVM's wheel has no OpenCL runtime that could run one); `kernel.json`,
+    and a `README.md` of the call whose examples run. Files of these names that are there already are replaced.
 
     Args:
         kernel: what to export.
@@ -74,13 +74,13 @@ def export(kernel: Kernel, folder: Path, *, verification: Verification | None = 
 def describe(kernel: Kernel, lowered: Lowered, verification: Verification | None) -> dict[str, Any]:
     """What `kernel.json` says: all that it takes to call the kernel, and what is known of it.
 
-    `arguments` are those of the library's `main`, in their order; `parameters` names them in the order in which the
-    device function takes their addresses. Times are in seconds.
+    `arguments` are those of the library's `main`, in their order, each with the space that it lies in (`global`,
+    `constant` or `texture`) and, in CUDA's constant memory, the symbol to fill. `parameters` names those that the
+    device function takes the address or the texture object of, in its order. Times are in seconds.
     """
     from importlib import metadata
 
-    workload, record = kernel.workload, kernel.record
-    shapes = zip(workload.argument_names, workload.argument_shapes, strict=True)
+    workload, record, program = kernel.workload, kernel.record, lowered.program
     resources = kernel.resources if kernel.device.arch else None
     return {
         "workload": workload.text,
@@ -88,8 +88,17 @@ def describe(kernel: Kernel, lowered: Lowered, verification: Verification | None
         "config": kernel.config,
         "target": {"kind": kernel.device.kind, "arch": kernel.device.arch},
         "function": lowered.name,
-        "arguments": [{"name": name, "dtype": workload.dtype, "shape": shape} for name, shape in shapes],
-        "parameters": [workload.argument_names[i] for i in lowered.arguments],
+        "arguments": [
+            {
+                "name": name,
+                "dtype": array.dtype,
+                "shape": array.shape,
+                "space": lowered.spaces[name],
+                "symbol": dict(program.constants).get(i),
+            }
+            for i, (name, array) in enumerate(zip(workload.argument_names, program.arrays, strict=True))
+        ],
+        "parameters": [workload.argument_names[i] for i in program.arguments],
         "grid": lowered.launch.grid,
         "block": lowered.launch.block,
         "shared_bytes": lowered.shared_bytes,

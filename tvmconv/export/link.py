@@ -23,11 +23,12 @@ def link(lowered: Lowered, path: Path) -> None:
         path: the library, `*.so`.
 
     Raises:
-        CompileError: there is no C++ compiler to link with, or it fails; or NVRTC rejects the kernel.
+        CompileError: there is no C++ compiler to link with, or it fails; NVRTC rejects the kernel, or an argument does
+            not lie in global memory.
     """
     from tvm.support import cc
 
-    image = lowered.cubin.image  # first: its error is a CompileError already
+    module, image = lowered.executable(), lowered.cubin.image
     if cc.get_cc() is None:
         raise CompileError("no C++ compiler to link with: install g++ or clang++, or name one in CXX")
 
@@ -35,7 +36,7 @@ def link(lowered: Lowered, path: Path) -> None:
         return _pack(host, is_system_lib, prefix, Path(folder), image)
 
     try:
-        lowered.executable().export_library(str(path), fpack_imports=pack)
+        module.export_library(str(path), fpack_imports=pack)
     except (OSError, RuntimeError) as error:
         reason = str(error).strip().splitlines()
         raise CompileError(f"{cc.get_cc()} does not link {path.name}: {reason[0] if reason else error!r}") from error

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tvmconv.export.examples import examples
 from tvmconv.knobs import format_value
 
 if TYPE_CHECKING:
@@ -20,83 +21,7 @@ FILES = {
     "kernel.json": "all that this page says, for programs",
     "README.md": "this page",
 }
-
-_TVM = """\
-import numpy as np
-from cuda.pathfinder import load_nvidia_dynamic_lib
-
-load_nvidia_dynamic_lib("cudart")  # before TVM, which leaves out its CUDA runtime where it does not find this library
-import tvm
-
-random = np.random.default_rng(0)
-gpu = tvm.cuda(0)
-{inputs}
-{output} = tvm.runtime.empty({output_shape}, "{dtype}", gpu)
-
-kernel = tvm.runtime.load_module("./kernel.so")["main"]
-kernel({arguments})
-
-{output} = {output}.numpy()
-print({output}.shape, np.linalg.norm({output}.astype("float64")))
-"""
-
-_DRIVER = """\
-import numpy as np
-from cuda.bindings import driver
-
-
-def check(result):
-    status, *values = result
-    if status != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(driver.cuGetErrorName(status)[1].decode())
-    return values[0] if values else None
-
-
-def upload(array):
-    address = check(driver.cuMemAlloc(array.nbytes))
-    check(driver.cuMemcpyHtoD(address, array.ctypes.data, array.nbytes))
-    return np.array([int(address)], "uint64")
-
-
-random = np.random.default_rng(0)
-{inputs}
-{output} = np.empty({output_shape}, "{dtype}")
-
-check(driver.cuInit(0))
-gpu = check(driver.cuDeviceGet(0))
-check(driver.cuCtxSetCurrent(check(driver.cuDevicePrimaryCtxRetain(gpu))))
-with open("kernel.cubin", "rb") as cubin:
-    module = check(driver.cuModuleLoadData(cubin.read()))
-function = check(driver.cuModuleGetFunction(module, b"{function}"))
-
-parameters = [upload(array) for array in ({parameters})]  # in the device function's own order
-addresses = np.array([parameter.ctypes.data for parameter in parameters], "uint64")
-grid, block = {grid}, {block}
-check(driver.cuLaunchKernel(function, *grid, *block, 0, 0, addresses.ctypes.data, 0))
-check(driver.cuMemcpyDtoH({output}.ctypes.data, int(parameters[{output_place}][0]), {output}.nbytes))  # waits
-print({output}.shape, np.linalg.norm({output}.astype("float64")))
-"""
-
-_OPENCL = """\
-import numpy as np
-import pyopencl as cl
-
-random = np.random.default_rng(0)
-{inputs}
-{output} = np.empty({output_shape}, "{dtype}")
-
-context = cl.create_some_context(interactive=False)
-queue = cl.CommandQueue(context)
-with open("kernel.cl") as source:
-    function = cl.Kernel(cl.Program(context, source.read()).build(), "{function}")
-
-flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
-parameters = [cl.Buffer(context, flags, hostbuf=array) for array in ({parameters})]  # in the function's own order
-function.set_args(*parameters)
-cl.enqueue_nd_range_kernel(queue, function, {work_items}, {block})  # work-items in all, and of a group
-cl.enqueue_copy(queue, {output}, parameters[{output_place}])
-print({output}.shape, np.linalg.norm({output}.astype("float64")))
-"""
+_READ = {"global": "read", "constant": "read, from constant memory", "texture": "read, through a texture object"}
 
 
 def readme(workload: Workload, facts: Mapping[str, Any], files: Sequence[str]) -> str:
@@ -124,7 +49,7 @@ def readme(workload: Workload, facts: Mapping[str, Any], files: Sequence[str]) -
         "## Call",
         "Each example is complete and runs in this folder.",
     ]
-    return "\n\n".join([*sections, *_examples(facts, files)]) + "\n"
+    return "\n\n".join([*sections, *examples(facts, files)]) + "\n"
 
 
 def _meaning(workload: Workload) -> str:
@@ -134,22 +59,32 @@ def _meaning(workload: Workload) -> str:
 
 def _arguments(facts: Mapping[str, Any]) -> str:
     rows = ["| argument | dtype | shape | |", "| --- | --- | --- | --- |"]
+    notes = ["All are C-contiguous, without gaps, on the device."]
     output = facts["arguments"][-1]
     for argument in facts["arguments"]:
-        role = "written, every element" if argument is output else "read"
-        shape = " × ".join(map(str, argument["shape"]))
-        rows.append(f"| {argument['name']} | {argument['dtype']} | {shape} | {role} |")
-    return "\n".join(rows) + "\n\nAll are C-contiguous, without gaps, on the device."
+        name, shape = argument["name"], " × ".join(map(str, argument["shape"]))
+        role = "written, every element" if argument is output else _READ[argument["space"]]
+        rows.append(f"| {name} | {argument['dtype']} | {shape} | {role} |")
+        if argument["symbol"]:
+            notes.append(f"{name} is no parameter: it is copied to the symbol `{argument['symbol']}` before a launch.")
+        if argument["space"] == "texture":
+            notes.append(
+                f"The texture object over {name} is two-dimensional, as high as its first axis and as wide as all "
+                "behind it, of single elements (no filter, coordinates not normalised), with a border of zeros."
+            )
+    return "\n".join(rows) + "\n\n" + " ".join(notes)
 
 
 def _launch(facts: Mapping[str, Any]) -> str:
     grid, block = ("·".join(map(str, facts[name])) for name in ("grid", "block"))
     registers = "" if facts["registers"] is None else f", {facts['registers']} registers a thread"
     knobs = ", ".join(f"`{name}={format_value(value)}`" for name, value in facts["config"].items())
+    textures = [argument["name"] for argument in facts["arguments"] if argument["space"] == "texture"]
+    parameters = (f"{name}'s {'texture object' if name in textures else 'address'}" for name in facts["parameters"])
     return (
         f"Grid {grid}, block {block}; {facts['shared_bytes']:,} bytes of static shared memory a block{registers}; no "
-        f"dynamic shared memory. The device function is `{facts['function']}`; its parameters are the addresses of "
-        f"{', '.join(facts['parameters'])}, in this order." + (f" Knobs: {knobs}." if knobs else "")
+        f"dynamic shared memory. The device function is `{facts['function']}`; its parameters are, in this order, "
+        f"{', '.join(parameters)}." + (f" Knobs: {knobs}." if knobs else "")
     )
 
 
@@ -176,47 +111,3 @@ def _date(timestamp: float) -> str:
         return datetime.datetime.fromtimestamp(timestamp, datetime.timezone.utc).date().isoformat()
     except (OverflowError, OSError, ValueError):  # somebody else's log
         return "at an unknown date"
-
-
-def _examples(facts: Mapping[str, Any], files: Sequence[str]) -> list[str]:
-    if "kernel.cl" in files:
-        return ["With pyopencl (`pip install pyopencl`):", _fill(_OPENCL, facts, "{}")]
-    driver = ["With the CUDA driver alone (`pip install cuda-bindings`):", _fill(_DRIVER, facts, "{}")]
-    if "kernel.so" not in files:
-        return driver
-    versions = facts["versions"]
-    install = (
-        f'`pip install "apache-tvm=={versions["apache-tvm"]}" "apache-tvm-ffi>=0.1.14.post0,<0.1.15" cuda-pathfinder '
-        '"cuda-toolkit[cudart]>=13,<14"`'
-    )
-    dlpack = "A tensor of another library goes in without a copy through `tvm.runtime.from_dlpack`."
-    return [
-        f"With TVM ({install}):",
-        _fill(_TVM, facts, "tvm.runtime.tensor({}, gpu)"),
-        dlpack,
-        *driver,
-    ]
-
-
-def _fill(example: str, facts: Mapping[str, Any], wrap: str) -> str:
-    """An example for this kernel, in a fence; `wrap` takes an input from NumPy to where the example wants it."""
-    *inputs, output = facts["arguments"]
-    lines = [
-        f"{argument['name']} = "
-        + wrap.format(f'random.standard_normal({tuple(argument["shape"])}).astype("{argument["dtype"]}")')
-        for argument in inputs
-    ]
-    text = example.format(
-        inputs="\n".join(lines),
-        output=output["name"],
-        output_shape=tuple(output["shape"]),
-        output_place=facts["parameters"].index(output["name"]),
-        dtype=output["dtype"],
-        arguments=", ".join(argument["name"] for argument in facts["arguments"]),
-        parameters=", ".join(facts["parameters"]),
-        function=facts["function"],
-        grid=tuple(facts["grid"]),
-        block=tuple(facts["block"]),
-        work_items=tuple(grid * block for grid, block in zip(facts["grid"], facts["block"], strict=True)),
-    )
-    return f"```python\n{text}```"

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tvmconv.experiment import REFERENCE, Result, Row
+from tvmconv import library
+from tvmconv.results import Result, Row
 from tvmconv.sweep import Sweep
 from tvmconv.tuning.record import Record
 from tvmconv.workloads import Workload
@@ -42,6 +43,12 @@ class Search:
     def failed(self) -> int:
         """How many trials failed."""
         return self.rates.count(0.0)
+
+    @property
+    def is_naive(self) -> bool:
+        """Whether it is no search, but the naive schedule, which a tuner measures once to compare with."""
+        naive = library.naive(self.workload)
+        return naive is not None and self.schedule == naive.name
 
 
 def searches(log: str, records: Iterable[Record]) -> list[Search]:
@@ -95,7 +102,7 @@ class HistoryInfo:
 def history_info(workload: Workload, found: Sequence[Search], sweeps: Sequence[Sweep] = ()) -> HistoryInfo:
     """The searches for a workload, beside the libraries and the fastest schedule that sweeps measured for it.
 
-    The `default` schedule, which a tuner measures once to compare with, is no search but one of those beside.
+    The naive schedule, which a tuner measures once to compare with, is no search but one of those beside.
 
     Args:
         workload: whose searches.
@@ -103,8 +110,8 @@ def history_info(workload: Workload, found: Sequence[Search], sweeps: Sequence[S
         sweeps: of this and other workloads.
     """
     own = [search for search in found if search.workload == workload]
-    chosen = [search for search in own if search.schedule != REFERENCE] or own
-    beside = max((search.best for search in own if search not in chosen), default=0.0)
+    chosen = [search for search in own if not search.is_naive] or own
+    beside = max((search for search in own if search not in chosen), key=lambda search: search.best, default=None)
     devices = list(dict.fromkeys(search.device for search in chosen))
     names = _names(chosen)
     results = [result for sweep in sweeps for result in sweep.results if result.workload == workload]
@@ -112,7 +119,7 @@ def history_info(workload: Workload, found: Sequence[Search], sweeps: Sequence[S
         title=f"{workload} on {', '.join(devices)}",
         histories=tuple(_history(name, search) for name, search in zip(names, chosen, strict=True)),
         compared=(
-            *([(REFERENCE, beside)] if beside else []),
+            *([(beside.schedule, beside.best)] if beside and beside.best else []),
             *(rate for result in results for rate in _to_beat(result)),
         ),
     )
@@ -156,7 +163,7 @@ def merge_into_sweep(found: Sequence[Search], sweeps: Sequence[Sweep] = ()) -> t
         failed[name] += search.failed
     for name, search in zip(names, found, strict=True):
         labels.setdefault(search.workload, search.workload.text.partition(":")[2])
-        label = REFERENCE if search.schedule == REFERENCE else _summary(name, trials[name], failed[name])
+        label = search.schedule if search.is_naive else _summary(name, trials[name], failed[name])
         if search.best and (label, search.workload) not in measured:
             row = Row(label, verified=True, gflops=search.best)
             _add(results, Result(search.workload, search.device, search.device, 0, (row,)))

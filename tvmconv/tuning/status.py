@@ -22,7 +22,7 @@ class Status:
         resumed: of these, those of earlier sessions.
         elapsed: seconds that it took, earlier sessions included.
         best: the fastest record; None before one succeeded.
-        reference: the record of the `default` schedule, if it was measured.
+        reference: the record of the naive schedule, if it was measured.
         errors: how many records failed, by kind.
         since_best: records since the best one.
     """
@@ -71,7 +71,7 @@ class Status:
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast as the `default` schedule the best record is; None where one of them is missing."""
+        """How many times as fast as the naive schedule the best record is; None where one of them is missing."""
         if self.best is None or self.reference is None or not self.reference.ok:
             return None
         return self.reference.cost / self.best.cost

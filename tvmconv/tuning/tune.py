@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from tvmconv import devices, library
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError, Error, TuningError
-from tvmconv.experiment import REFERENCE
 from tvmconv.tuning.best import log_files
 from tvmconv.tuning.lines import BadLines, in_one_line
 from tvmconv.tuning.log import Log, read
@@ -81,14 +80,14 @@ def tune(
         patience: end after so many records without a better one.
         transfer: logs, or folders of logs, whose records of other workloads the xgb tuner learns from as well.
         workers: processes that build; by default one less than there are processors.
-        compare: measure the `default` schedule once, if the log does not have it.
+        compare: measure the naive schedule once, if the log does not have it.
         confirm: measure the fastest configs again at the end, on fresh inputs.
         progress: called with the status about ten times a second.
 
     Raises:
         TunerError: there is no such tuner.
         TuningError: trials, seconds or patience is not positive, or the tuner does not learn from other workloads.
-        ScheduleError: no such schedule for this workload.
+        ScheduleError: no such schedule for this workload, or not for devices of this kind.
         DeviceError: a device is not there, or is lost.
         Error: the log cannot be read or written.
         KeyboardInterrupt: the user's; the log is whole.
@@ -105,6 +104,7 @@ def tune(
             raise TuningError(f"tuner {tuner} does not learn from other workloads: expected xgb")
         _transfer(searcher, chosen, workload, others)
     places = find_devices(device)
+    chosen.check_kind(places[0])
     _check_writable(Path(log))
     search = _Search(workload, chosen, searcher, Log(log), places, workers, Status(trials, seconds))
     search.recall()
@@ -175,6 +175,7 @@ class _Search:
         self.status = status
         self._workload = workload
         self._schedule = schedule
+        self._naive = library.naive(workload)
         self._tuner = tuner
         self._log = log
         self._places = places
@@ -234,7 +235,7 @@ class _Search:
         for record in records:
             if record.device != self._places[0].name or record.workload != self._workload:
                 continue
-            if record.schedule == REFERENCE and not record.config:
+            if self._naive and record.schedule == self._naive.name and not record.config:
                 self.status.reference = record
             if record.schedule == self._schedule.name and record.identity not in self._known:
                 self._known.add(record.identity)
@@ -252,11 +253,10 @@ class _Search:
         )
 
     def _measure_reference(self) -> Record | None:
-        """The `default` schedule's record, put into the log; None where there is no such schedule."""
-        known = {schedule.name: schedule for schedule in library.schedules(self._workload)}
-        if REFERENCE not in known or self._schedule.name == REFERENCE:
+        """The naive schedule's record, put into the log; None where it is the one that is searched."""
+        if self._naive is None or self._schedule.name == self._naive.name:
             return None
-        with Measurer(self._workload, known[REFERENCE], self._places[:1], workers=1) as measurer:
+        with Measurer(self._workload, self._naive, self._places[:1], workers=1) as measurer:
             (record,) = _measure_all(measurer, [{}])
         self._log.append(record)
         return record

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from tvmconv.errors import WorkloadError
-from tvmconv.workloads.text import MAX_ELEMENTS, by, integers, quote
+from tvmconv.workloads.text import by, check_elements, checked_integers, count, integers, quote
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -80,15 +78,8 @@ class Conv2d:
     def _normalise(self, name: str, lengths: tuple[int, ...]) -> None:
         """Check a field's integers and repeat a short form such as `padding=1` up to the longest of its lengths."""
         least = 0 if name == "padding" else 1
-        given = getattr(self, name)
-        values = tuple(given) if isinstance(given, (tuple, list)) else (given,)
-        if len(values) not in lengths or any(isinstance(v, bool) or not isinstance(v, Integral) for v in values):
-            raise WorkloadError(f"{name}={quote(given)}: expected {_count(lengths)}")
-        if any(abs(value) > MAX_ELEMENTS for value in values):
-            raise WorkloadError(f"{name} is past {MAX_ELEMENTS}, the largest that TVM's 32-bit index reaches")
-        if min(values) < least:
-            raise WorkloadError(f"{name}={quote(given)}: expected at least {least}")
-        numbers = tuple(int(value) for value in values) * (lengths[-1] // len(values))
+        values = checked_integers(name, getattr(self, name), lengths, least)
+        numbers = values * (lengths[-1] // len(values))
         object.__setattr__(self, name, numbers if len(numbers) > 1 else numbers[0])
 
     def _validate(self) -> None:
@@ -106,11 +97,7 @@ class Conv2d:
             )
         named = [*zip(self.argument_names, self.argument_shapes, strict=True), ("the padded X", self.padded_shape)]
         for name, shape in named:
-            if math.prod(shape) > MAX_ELEMENTS:
-                raise WorkloadError(
-                    f"{name} of {by(shape)} has {math.prod(shape)} elements: expected at most {MAX_ELEMENTS}, "
-                    "which TVM's 32-bit index reaches"
-                )
+            check_elements(name, shape)
 
     @property
     def _window(self) -> tuple[int, int]:
@@ -297,11 +284,6 @@ def _shortest(pair: tuple[int, int]) -> str:
     return str(pair[0]) if pair[0] == pair[1] else by(pair)
 
 
-def _count(lengths: Sequence[int]) -> str:
-    """(1, 2) as `1 or 2 integers`."""
-    return f"{' or '.join(map(str, lengths))} integer{'s' if lengths[-1] > 1 else ''}"
-
-
 def _parse_options(pieces: list[str]) -> dict[str, Any]:
     """Read `s2`, `p1x2`, `g4`, `f16` … into the arguments of `Conv2d`."""
     options: dict[str, Any] = {}
@@ -319,4 +301,4 @@ def _parse_options(pieces: list[str]) -> dict[str, Any]:
 def _parse_integers(piece: str, name: str) -> tuple[int, ...]:
     """Read the integers after an option's letter."""
     lengths = _OPTIONS[name]
-    return integers(piece[1:], lengths, f"{_count(lengths)} after the {piece[0]} of {name}, as in {piece[0]}1")
+    return integers(piece[1:], lengths, f"{count(lengths)} after the {piece[0]} of {name}, as in {piece[0]}1")

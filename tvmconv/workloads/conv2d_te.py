@@ -64,7 +64,7 @@ def _reduce_axes(w: Conv2d) -> tuple[te.IterVar, ...]:
     return tuple(te.reduce_axis((0, extent), name) for extent, name in zip(extents, ("rc", "rh", "rw"), strict=True))
 
 
-def _read_padded(w: Conv2d, X: te.Tensor, n: tirx.Var, c: tirx.PrimExpr, i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
+def _read_padded(w: Conv2d, X: te.Tensor, n: tirx.Var, c: tirx.Expr, i: tirx.Var, j: tirx.Var) -> tirx.Expr:
     """X at row i and column j of the padded image, tested on those sides only that have padding."""
     top, left, bottom, right = w.padding
     sides = ((top, i >= top), (bottom, i < top + w.H), (left, j >= left), (right, j < left + w.W))
@@ -73,6 +73,6 @@ def _read_padded(w: Conv2d, X: te.Tensor, n: tirx.Var, c: tirx.PrimExpr, i: tirx
     return te.if_then_else(te.all(*tests), value, tirx.const(0, w.dtype)) if tests else value
 
 
-def _sum_of_products(x: tirx.PrimExpr, k: tirx.PrimExpr, axes: tuple[te.IterVar, ...]) -> tirx.PrimExpr:
+def _sum_of_products(x: tirx.Expr, k: tirx.Expr, axes: tuple[te.IterVar, ...]) -> tirx.Expr:
     """Sum x·k over the axes in float32: a float16 sum would lose digits with every tap."""
     return te.sum(x.astype("float32") * k.astype("float32"), axis=list(axes))

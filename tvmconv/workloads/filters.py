@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from itertools import product
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from tvmconv.errors import WorkloadError
-from tvmconv.workloads.text import MAX_ELEMENTS, by, integers, quote
+from tvmconv.workloads.filters_reference import correlate
+from tvmconv.workloads.text import by, check_elements, checked_integers, integers, quote
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tvm import te, tirx
     from typing_extensions import Self
 
-REFERENCE_CHUNK = 1 << 17  # elements of float64 that the reference works on at a time, so that they stay in a cache
 CLAMP = "clamp"
 
 
-class Filter:
+class Filter(ABC):
     """What filters of one and two dimensions have in common.
 
     An image of (height, width, channels) in C order, interleaved, is filtered by a mask of (rows, columns); a signal is
@@ -39,38 +36,44 @@ class Filter:
     clamp: bool
 
     @property
+    @abstractmethod
     def image(self) -> tuple[int, int, int]:
         """Height, width and channels of X and Y."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def mask(self) -> tuple[int, int]:
         """Height and width of the mask."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def signal_shape(self) -> tuple[int, ...]:
         """Shape of X and Y."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def mask_shape(self) -> tuple[int, ...]:
         """Shape of K."""
-        raise NotImplementedError
 
     def __post_init__(self) -> None:
         for own in fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
             if own.name != CLAMP:
-                object.__setattr__(self, own.name, _count(own.name, getattr(self, own.name)))
+                (number,) = checked_integers(own.name, getattr(self, own.name))
+                object.__setattr__(self, own.name, number)
         if not isinstance(self.clamp, (bool, np.bool_)):
             raise WorkloadError(f"clamp={quote(self.clamp)}: expected True or False")
+        object.__setattr__(self, CLAMP, bool(self.clamp))
         if any(size % 2 == 0 for size in self.mask):
             raise WorkloadError(f"mask {quote(by(self.mask_shape))}: expected odd sizes, so that it has a middle")
-        if math.prod(self.padded_image) > MAX_ELEMENTS:
-            raise WorkloadError(
-                f"{by(self.signal_shape)} with its ghost cells has {math.prod(self.padded_image)} elements: expected "
-                f"at most {MAX_ELEMENTS}, which TVM's 32-bit index reaches"
-            )
+        check_elements("the padded X", self.padded_shape)
+
+    def at(self, line: Any, element: Any) -> tuple[Any, ...]:
+        """Where an element of a row of the image lies in X and Y; numbers, or expressions of TVM."""
+        raise NotImplementedError
+
+    def tap(self, r: Any, s: Any) -> tuple[Any, ...]:
+        """Where a tap of the mask lies in K."""
+        raise NotImplementedError
 
     @property
     def radius(self) -> tuple[int, int]:
@@ -79,10 +82,11 @@ class Filter:
         return rows // 2, columns // 2
 
     @property
-    def padded_image(self) -> tuple[int, int, int]:
-        """Height, width and channels of X with the ghost cells around it that the mask reaches."""
-        (height, width, channels), (rows, columns) = self.image, self.mask
-        return height + rows - 1, width + columns - 1, channels
+    def padded_shape(self) -> tuple[int, ...]:
+        """Shape of X with the ghost cells that the mask reaches: (n + k - 1,) or (H + R - 1, W + S - 1, C)."""
+        taps = len(self.mask_shape)  # the axes that the mask slides along; what is behind them are channels
+        slid = (n + size - 1 for n, size in zip(self.signal_shape, self.mask_shape, strict=False))
+        return *slid, *self.signal_shape[taps:]
 
     @property
     def argument_shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -109,9 +113,9 @@ class Filter:
         return self.text
 
     @property
+    @abstractmethod
     def text(self) -> str:
         """Canonical text; `parse` of it gives an equal workload."""
-        raise NotImplementedError
 
     def inputs(self, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Draw X and K from the standard normal distribution, C-contiguous float32."""
@@ -119,7 +123,7 @@ class Filter:
         return rng.standard_normal(self.signal_shape, np.float32), rng.standard_normal(self.mask_shape, np.float32)
 
     def reference(self, x: NDArray[Any], k: NDArray[Any]) -> NDArray[np.float64]:
-        """Correlate in float64, a tap at a time, over pieces of the image that fit in a cache.
+        """Correlate, and clamp, in float64.
 
         Args:
             x: signal of shape `signal_shape`.
@@ -128,19 +132,15 @@ class Filter:
         Returns:
             The filtered signal, of shape `signal_shape`.
         """
-        image, mask = x.reshape(self.image), k.reshape(self.mask).astype(np.float64)
-        y = np.empty(self.image, np.float64)
-        with ThreadPoolExecutor() as threads:  # NumPy lets go of the interpreter's lock
-            for _ in threads.map(lambda piece: _correlate(image, mask, y, piece), _pieces(self.image)):
-                pass
-        return np.clip(y, 0, 1, out=y).reshape(x.shape) if self.clamp else y.reshape(x.shape)
+        y = correlate(x.reshape(self.image), k.reshape(self.mask)).reshape(self.signal_shape)
+        return np.clip(y, 0, 1, out=y) if self.clamp else y
 
     def declare(self) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
         """Declare the filter in tensor expressions.
 
         The stages are, in this order:
 
-        - `padded`: X with its ghost cells, (n + k - 1,) or (H + R - 1, W + S - 1, C).
+        - `padded`: X with its ghost cells, of shape `padded_shape`.
         - `filtered`: the sum; only with a clamp.
         - `Y`: the output, of X's shape; it is the sum itself where there is no `filtered`, else the clamp of it.
 
@@ -161,13 +161,13 @@ class Filter:
         return ",".join([f"{self.operator}:{signal}", mask, *([CLAMP] if self.clamp else [])])
 
     @classmethod
+    @abstractmethod
     def parse(cls, text: str) -> Self:
         """Read the workload's text, such as `EXAMPLE`.
 
         Raises:
-            WorkloadError: the text is malformed, or its numbers contradict each other.
+            WorkloadError: the text is malformed, or a number is out of range.
         """
-        raise NotImplementedError
 
     @classmethod
     def _split(cls, text: str) -> tuple[str, str, bool]:
@@ -215,6 +215,14 @@ class Filter1d(Filter):
     def mask(self) -> tuple[int, int]:
         """The mask as one of one row: (1, k)."""
         return 1, self.k
+
+    def at(self, line: Any, element: Any) -> tuple[Any, ...]:
+        """Where an element of the only row lies in X and Y."""
+        return (element,)
+
+    def tap(self, r: Any, s: Any) -> tuple[Any, ...]:
+        """Where a tap of the mask's only row lies in K."""
+        return (s,)
 
     @property
     def signal_shape(self) -> tuple[int]:
@@ -282,6 +290,14 @@ class Filter2d(Filter):
         """Height and width of the mask."""
         return self.R, self.S
 
+    def at(self, line: Any, element: Any) -> tuple[Any, ...]:
+        """Where an element of a row, of `width · channels` elements, lies in X and Y."""
+        return line, element // self.C, element % self.C
+
+    def tap(self, r: Any, s: Any) -> tuple[Any, ...]:
+        """Where a tap of the mask lies in K."""
+        return r, s
+
     @property
     def signal_shape(self) -> tuple[int, int, int]:
         """Shape of X and Y: (H, W, C)."""
@@ -304,39 +320,3 @@ class Filter2d(Filter):
         H, W, C = integers(signal, (3,), f"the image's HxWxC, as in {cls.EXAMPLE}")
         R, S = integers(mask, (2,), f"the mask's RxS, as in {cls.EXAMPLE}")
         return cls(H, W, C, R, S, clamp)
-
-
-def _count(name: str, given: Any) -> int:
-    """A positive number within TVM's reach, as a plain int."""
-    if isinstance(given, bool) or not isinstance(given, Integral):
-        raise WorkloadError(f"{name}={quote(given)}: expected 1 integer")
-    value = int(given)
-    if value > MAX_ELEMENTS:
-        raise WorkloadError(f"{name} is past {MAX_ELEMENTS}, the largest that TVM's 32-bit index reaches")
-    if value < 1:
-        raise WorkloadError(f"{name}={value}: expected at least 1")
-    return value
-
-
-def _pieces(image: tuple[int, int, int]) -> Iterator[tuple[slice, slice]]:
-    """The image's rows and columns in pieces of about `REFERENCE_CHUNK` elements."""
-    height, width, channels = image
-    columns = max(1, min(width, REFERENCE_CHUNK // channels))
-    rows = max(1, REFERENCE_CHUNK // (columns * channels))
-    for top, left in product(range(0, height, rows), range(0, width, columns)):
-        yield slice(top, min(top + rows, height)), slice(left, min(left + columns, width))
-
-
-def _correlate(x: NDArray[Any], k: NDArray[np.float64], y: NDArray[np.float64], piece: tuple[slice, slice]) -> None:
-    """Fill a piece of `y` from what the mask reaches of `x`."""
-    halo = []  # for each axis, what is there of the piece and its ghost cells, and how many are missing on both sides
-    for part, taps, size in zip(piece, k.shape, x.shape, strict=False):
-        first, last = part.start - taps // 2, part.stop + taps // 2
-        halo.append((slice(max(first, 0), min(last, size)), (max(-first, 0), max(last - size, 0))))
-    (rows, above), (columns, beside) = halo
-    padded = np.pad(x[rows, columns].astype(np.float64), (above, beside, (0, 0)))
-    height, width = (part.stop - part.start for part in piece)
-    out = y[piece]
-    out[:] = 0
-    for (r, s), tap in np.ndenumerate(k):
-        out += tap * padded[r : r + height, s : s + width]

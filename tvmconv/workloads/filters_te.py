@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tvm import te, tirx
@@ -15,27 +16,45 @@ def declare(w: Filter) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
     X = te.placeholder(w.signal_shape, w.dtype, name="X")
     K = te.placeholder(w.mask_shape, w.dtype, name="K")
     taps = len(w.mask_shape)  # the axes that the mask slides along; what is behind them are channels
-    radius = [size // 2 for size in w.mask_shape]
-    padded_shape = [n + 2 * r for n, r in zip(w.signal_shape, radius, strict=False)] + [*w.signal_shape[taps:]]
-    padded = te.compute(padded_shape, lambda *at: _read_padded(X, radius, at), name="padded")
-    axes = [te.reduce_axis((0, size), name) for size, name in zip(w.mask_shape, ("r", "s")[-taps:], strict=True)]
+    radius = w.radius[-taps:]
+    padded = te.compute(w.padded_shape, lambda *at: _read_padded(X, radius, at), name="padded")
 
-    def correlate(*at: tirx.Var) -> tirx.PrimExpr:
-        moved = (*(i + axis for i, axis in zip(at, axes, strict=False)), *at[taps:])
-        return te.sum(padded[moved] * K[tuple(axes)], axis=axes)
+    def read(at: tuple[tirx.Var, ...], tap: tuple[tirx.Var, ...]) -> tirx.Expr:
+        moved = (*(i + j for i, j in zip(at, tap, strict=False)), *at[taps:])
+        return padded[moved]
+
+    return X, K, correlation(w, K, read)
+
+
+def correlation(
+    w: Filter, K: te.Tensor, read: Callable[[tuple[tirx.Var, ...], tuple[tirx.Var, ...]], tirx.Expr]
+) -> te.Tensor:
+    """Y, and `filtered` before it if there is a clamp.
+
+    Args:
+        w: the workload.
+        K: the mask.
+        read: `f(at, tap)`, what the tap with an index of K is multiplied by for the output with an index of Y.
+    """
+    names = ("r", "s")[-len(w.mask_shape) :]
+    axes = tuple(te.reduce_axis((0, size), name) for size, name in zip(w.mask_shape, names, strict=True))
+    taps = tuple(axis.var for axis in axes)
+
+    def total(*at: tirx.Var) -> tirx.Expr:
+        return te.sum(read(at, taps) * K[taps], axis=list(axes))
 
     if not w.clamp:
-        return X, K, te.compute(w.signal_shape, correlate, name="Y")
-    filtered = te.compute(w.signal_shape, correlate, name="filtered")
-    return X, K, te.compute(w.signal_shape, lambda *at: clamped(filtered[at]), name="Y")
+        return te.compute(w.signal_shape, total, name="Y")
+    filtered = te.compute(w.signal_shape, total, name="filtered")
+    return te.compute(w.signal_shape, lambda *at: clamped(filtered[at]), name="Y")
 
 
-def clamped(value: tirx.PrimExpr) -> tirx.PrimExpr:
+def clamped(value: tirx.Expr) -> tirx.Expr:
     """The value limited to 0 to 1."""
     return te.min(te.max(value, tirx.const(0.0, "float32")), tirx.const(1.0, "float32"))
 
 
-def _read_padded(X: te.Tensor, radius: list[int], at: tuple[tirx.Var, ...]) -> tirx.PrimExpr:
+def _read_padded(X: te.Tensor, radius: tuple[int, ...], at: tuple[tirx.Var, ...]) -> tirx.Expr:
     """X at a place among its ghost cells, tested along those axes only that have any."""
     moved = (*(i - r for i, r in zip(at, radius, strict=False)), *at[len(radius) :])
     tests = [te.all(i >= r, i < r + n) for i, r, n in zip(at, radius, X.shape, strict=False) if r]

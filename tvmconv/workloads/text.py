@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Sequence
+from numbers import Integral
 
 from tvmconv.errors import WorkloadError
 
@@ -42,3 +44,39 @@ def integers(piece: str, lengths: Container[int], expected: str) -> tuple[int, .
     if any(len(field) > MAX_DIGITS for field in fields):
         raise WorkloadError(f"{quote(piece)}: expected numbers of at most {MAX_DIGITS} digits")
     return tuple(int(field) for field in fields)
+
+
+def checked_integers(name: str, given: object, lengths: Sequence[int] = (1,), least: int = 1) -> tuple[int, ...]:
+    """The integers of a workload's field, as plain ints.
+
+    Args:
+        name: of the field.
+        given: an integer, also one of NumPy's, or a tuple or list of them.
+        lengths: how many there may be, in ascending order.
+        least: the smallest that each may be.
+
+    Raises:
+        WorkloadError: it is something else, or a number is out of range.
+    """
+    values = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    if len(values) not in lengths or any(isinstance(v, bool) or not isinstance(v, Integral) for v in values):
+        raise WorkloadError(f"{name}={quote(given)}: expected {count(lengths)}")
+    if any(abs(value) > MAX_ELEMENTS for value in values):
+        raise WorkloadError(f"{name} is past {MAX_ELEMENTS}, the largest that TVM's 32-bit index reaches")
+    if min(values) < least:
+        raise WorkloadError(f"{name}={quote(given)}: expected at least {least}")
+    return tuple(int(value) for value in values)
+
+
+def count(lengths: Sequence[int]) -> str:
+    """(1, 2) as `1 or 2 integers`."""
+    return f"{' or '.join(map(str, lengths))} integer{'s' if lengths[-1] > 1 else ''}"
+
+
+def check_elements(name: str, shape: Sequence[int]) -> None:
+    """Raise WorkloadError for a tensor with more elements than TVM indexes."""
+    if math.prod(shape) > MAX_ELEMENTS:
+        raise WorkloadError(
+            f"{name} of {by(shape)} has {math.prod(shape)} elements: expected at most {MAX_ELEMENTS}, "
+            "which TVM's 32-bit index reaches"
+        )

@@ -1,0 +1,3 @@
+"""Schedules of 2-D filters: the variants of the literature, step by step, then the one that is made to be tuned."""
+
+from schedules.filter2d import basic, constant, halo_threads, halo_strided, caching  # noqa: F401, I001

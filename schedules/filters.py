@@ -1,0 +1,198 @@
+"""What the filter schedules share, of signals and images alike: tiles of the output, and the copy of what a tile reads.
+
+A block computes a tile of the output, a thread one place of it: one sample of a signal, or one pixel of an image with
+its channels one after another. Tuples of sizes have one number for each axis that the mask slides along: of samples,
+or of rows and columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from schedules.vocabulary import (
+    bind_grid,
+    bind_innermost,
+    inline_consumers,
+    inline_producers,
+    own_loops,
+    place,
+    split_all,
+    unroll,
+)
+from tvmconv.compiler.spaces import CONSTANT_BYTES
+from tvmconv.knobs import Knobs
+from tvmconv.workloads.filters import Filter
+from tvmconv.workloads.text import by
+
+Sizes = tuple[int, ...]
+
+BLOCK = {1: (256,), 2: (8, 32)}  # threads by the number of axes, in whole warps along a row
+MAX_THREADS = 1024  # of a block: CUDA C++ Programming Guide, "Technical Specifications", as is the next one
+SHARED_BYTES = 48 << 10
+WORD = 4  # bytes of a float32
+MAX_UNROLLED = 512  # taps; a mask of 17x17 has 289
+MAX_STEPS = 16  # of a copy, unrolled
+
+
+def mask_is_constant(w: Filter) -> bool:
+    """Whether the mask fits constant memory."""
+    return math.prod(w.mask_shape) * WORD <= CONSTANT_BYTES
+
+
+def halo_is_shared(w: Filter) -> bool:
+    """Whether the mask fits constant memory, and a tile of the default size with its halo shared memory."""
+    return mask_is_constant(w) and math.prod(with_halo(w, BLOCK[len(w.mask_shape)])) * WORD <= SHARED_BYTES
+
+
+def with_halo(w: Filter, tile: Sequence[Any]) -> tuple[Any, ...]:
+    """What a tile of the output reads; sizes, or columns of them."""
+    return tuple(size + taps - 1 for size, taps in zip(tile, w.mask_shape, strict=True))
+
+
+def ask_block(k: Knobs, w: Filter, default: Sequence[int] | None = None) -> Sizes:
+    """Threads of a block, from knobs; along no axis are there twice as many as the signal with its ghost cells needs.
+
+    Args:
+        k: gets the knobs `threads_x` and, for an image, `threads_y`.
+        w: the workload.
+        default: preferred numbers of threads, powers of two; by default `BLOCK`.
+    """
+    axes = _axes(w)
+    threads = []
+    for axis, extent, preferred in zip(axes, w.padded_shape, default or BLOCK[len(axes)], strict=False):
+        options = [2**i for i in range(MAX_THREADS.bit_length()) if 2**i < 2 * extent]
+        threads.append(int(k.choice(axis, options, default=min(preferred, options[-1]))))
+    k.condition(
+        f"a block has at most {MAX_THREADS} threads",
+        lambda c: np.prod([c[axis] for axis in axes], axis=0) <= MAX_THREADS,
+    )
+    return tuple(threads)
+
+
+def ask_tile(k: Knobs, w: Filter) -> Sizes:
+    """Threads of a block, from knobs, where they compute a tile that is in shared memory with its halo."""
+    threads = ask_block(k, w)
+    k.condition(
+        f"a tile with its halo has at most {SHARED_BYTES} bytes",
+        lambda c: np.prod(with_halo(w, [c[axis] for axis in _axes(w)]), axis=0) * WORD <= SHARED_BYTES,
+    )
+    return threads
+
+
+def block_exceeds_mask(w: Filter) -> bool:
+    """Whether the mask fits constant memory, and there is a block with more threads than taps along each axis."""
+    return mask_is_constant(w) and bool(_blocks_over_mask(w))
+
+
+def ask_block_with_halo(k: Knobs, w: Filter) -> Sizes:
+    """Threads of a block, from knobs, as many as a tile has with its halo; by default a block with the fewest idle."""
+    threads = ask_block(k, w, max(_blocks_over_mask(w), key=lambda block: math.prod(without_halo(w, block))))
+    k.condition(
+        f"a block has at least the mask's {by(w.mask_shape)} threads",
+        lambda c: np.all([c[axis] >= taps for axis, taps in zip(_axes(w), w.mask_shape, strict=True)], axis=0),
+    )
+    return threads
+
+
+def without_halo(w: Filter, block: Sequence[int]) -> Sizes:
+    """The tile of the output for which as many threads as in a block have one element to read each."""
+    return tuple(size - taps + 1 for size, taps in zip(block, w.mask_shape, strict=True))
+
+
+def _blocks_over_mask(w: Filter) -> list[Sizes]:
+    sizes = [2**i for i in range(MAX_THREADS.bit_length())]
+    choices = ([size for size in sizes if size >= taps] for taps in w.mask_shape)
+    return [block for block in product(*choices) if math.prod(block) <= MAX_THREADS]
+
+
+def _axes(w: Filter) -> tuple[str, ...]:
+    return ("threads_y", "threads_x")[-len(w.mask_shape) :]
+
+
+def read_global(s: Schedule, w: Filter, threads: Sequence[int]) -> None:
+    """Let each thread compute an output from global memory, with a bounds check at each tap."""
+    sums = accumulate(s, w)
+    inline_producers(s, sums)
+    compute_tiles(s, sums, threads, threads)
+
+
+def read_shared(s: Schedule, w: Filter, tile: Sequence[int], threads: Sequence[int]) -> None:
+    """Let each thread compute an output from shared memory, where the block first copies its tile with the halo.
+
+    The copy has zeros where the signal ends. The mask is in constant memory.
+
+    Args:
+        s: the schedule.
+        w: the workload.
+        tile: sizes of a tile of the output, at most `threads`.
+        threads: threads of a block; those outside the tile only copy.
+    """
+    sums = accumulate(s, w)
+    copy = s.cache_read(sums, 0, "shared")
+    s.compute_inline(s.get_sblock("padded"))  # only now: its bounds check then sits in the copy to shared memory
+    compute_tiles(s, sums, tile, threads, copy)
+    place(s, K="constant")
+
+
+def accumulate(s: Schedule, w: Filter) -> SBlockRV:
+    """Let the sum be accumulated in a register; it is stored once, clamped if need be. Returns the block that sums."""
+    sums = s.get_sblock("filtered" if w.clamp else "Y")
+    inline_consumers(s, s.cache_write(sums, 0, "local"))
+    return sums
+
+
+def compute_tiles(
+    s: Schedule, sums: SBlockRV, tile: Sequence[int], threads: Sequence[int], copy: SBlockRV | None = None
+) -> None:
+    """Let each block compute a tile of the output, a place a thread, with the taps unrolled.
+
+    Args:
+        s: the schedule.
+        sums: the block that sums.
+        tile: sizes of a tile of the output, at most `threads`.
+        threads: threads of a block; those outside the tile idle.
+        copy: the block that copies to shared memory what a tile reads, if there is one: a channel at a time, in strides
+            of the threads. Its last axes are those of the output.
+    """
+    axes = len(tile)
+    store = s.get_consumers(sums)[0]
+    loops = s.get_loops(sums)
+    places, channels, taps = loops[:axes], loops[axes:-axes], loops[-axes:]
+    outputs = len(places + channels)
+    blocks, inner = split_all(s, places, [(-1, size) for size in tile])
+    s.reorder(*blocks, *channels, *inner, *taps)
+    _bind_blocks(s, blocks)
+    step = (*blocks, *channels)[-1]
+    s.reverse_compute_at(store, step, preserve_unit_loops=True)
+    if copy is not None:
+        s.compute_at(copy, step, preserve_unit_loops=True)
+        unroll(s, _bind_strided(s, own_loops(s, copy)[-outputs:][:axes], threads), MAX_STEPS)
+    for nest in (inner, own_loops(s, store)[:axes]):  # only now: a tile is seen to be smaller than the block until then
+        _bind_strided(s, nest, threads)
+    s.decompose_reduction(sums, taps[0])
+    unroll(s, taps[0], MAX_UNROLLED)
+
+
+def _bind_strided(s: Schedule, loops: Sequence[LoopRV], threads: Sequence[int]) -> LoopRV:
+    """Bind adjacent loops to threads, which step along each of them by the number of threads there.
+
+    Neighbouring threads have neighbouring elements in each step. Returns the outermost loop over the steps.
+    """
+    steps, inner = split_all(s, loops, [(-1, count) for count in threads])
+    s.reorder(*steps, *inner)
+    bind_innermost(s, "threadIdx", inner)
+    return steps[0]
+
+
+def _bind_blocks(s: Schedule, blocks: Sequence[LoopRV]) -> None:
+    if len(blocks) == 1:
+        s.bind(blocks[0], "blockIdx.x")
+    else:
+        bind_grid(s, s.add_unit_loop(blocks[0]), *blocks)

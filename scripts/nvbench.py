@@ -1,0 +1,229 @@
+"""A cross-check of our times: the same kernels timed by NVBench, which empties the L2 before each launch.
+
+    python scripts/nvbench.py filter2d:4096x4096x1,5x5 filter2d:8192x8192x1,5x5 --device cuda:0 -o results
+    python scripts/nvbench.py filter1d:16777216,k5 filter1d:268435456,k5 --schedule register --device cuda:0
+
+Needs NVBench's Python bindings: pip install "tvmconv[bench]". Kernels are verified first. Prints, beside NVBench's mean
+time, the median of `Kernel.time(cold=True)`, and the bandwidth and its share of the memory's peak as NVBench reports
+them of the workload's least bytes. Writes DIR/nvbench.json and nvbench.md. Exit status 1 says that a kernel failed.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import tvmconv as tc
+from tvmconv import devices
+from tvmconv.cli.errors import Parser, UsageError, guarded
+from tvmconv.cli.options import positive, seed_number
+from tvmconv.cli.progress import progress_line
+from tvmconv.devices.base import first_line
+from tvmconv.devices.cuda import CudaDevice
+from tvmconv.devices.cuda_kernel import Arrays, CudaLoaded
+from tvmconv.errors import DeviceError, Error
+from tvmconv.experiment import Progress, choose
+from tvmconv.provenance import provenance
+from tvmconv.report import NOTHING, Table, significant
+from tvmconv.verify import Problem
+from tvmconv.workloads import Workload
+
+NAME, SCHEDULE, WORKLOAD = "tvmconv", "schedule", "workload"  # of the benchmark and its axes
+SUMMARIES = ("time/gpu/mean", "time/gpu/stdev/relative", "bw/global/bytes_per_second", "bw/global/utilization")
+OTHERS = "a schedule for another workload of the axis"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A kernel, timed by both.
+
+    Attributes:
+        workload: its text.
+        schedule: its name.
+        nvbench: seconds a launch, NVBench's mean.
+        noise: standard deviation over the mean; None where NVBench has none.
+        bandwidth: bytes/s, of the workload's least bytes in NVBench's time.
+        bandwidth_share: of the memory's peak that NVBench knows, 0 to 1.
+        ours: seconds a launch, the median of `Kernel.time(cold=True)`.
+    """
+
+    workload: str
+    schedule: str
+    nvbench: float
+    noise: float | None
+    bandwidth: float
+    bandwidth_share: float
+    ours: float
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print and write."""
+    return guarded("nvbench", lambda: _run(sys.argv[1:] if argv is None else argv))
+
+
+def _run(argv: Sequence[str]) -> int:
+    parser = Parser(prog="nvbench", description="Kernels timed by NVBench, beside our own times.")
+    parser.add_argument("workloads", nargs="+", metavar="WORKLOAD", help="of one operator: the sizes of the axis")
+    parser.add_argument(
+        "--schedule",
+        metavar="S",
+        action="append",
+        help="time this one and the naive one; may be given several times (default: all that apply)",
+    )
+    parser.add_argument("--device", metavar="D", default="cuda:0", help="a CUDA device (default: %(default)s)")
+    parser.add_argument("--seconds", metavar="S", type=positive, default=0.2, help="how long we time each kernel")
+    parser.add_argument("--seed", metavar="N", type=seed_number, default=0, help="of the inputs (default: %(default)s)")
+    parser.add_argument("-o", dest="out", type=Path, metavar="DIR", help="write JSON and Markdown to this folder")
+    args = parser.parse_args(argv)
+
+    workloads = [tc.parse(text) for text in args.workloads]
+    if len(operators := dict.fromkeys(w.operator for w in workloads)) > 1:
+        raise UsageError(
+            f"expected workloads of one operator, whose schedules are compared, not {', '.join(operators)}"
+        )
+    version = nvbench_version()
+    device = devices.find(args.device)
+    if not isinstance(device, CudaDevice):
+        raise DeviceError(f"NVBench times on an NVIDIA GPU: expected cuda:N instead of {device.text}")
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)  # before measuring: it may not be allowed
+
+    chosen = {w: [schedule.name for schedule in choose(w, args.schedule, device)] for w in workloads}
+    with progress_line(f"{device.text}: ") as progress:
+        rows, failures = measure(chosen, device, seed=args.seed, seconds=args.seconds, progress=progress)
+    table = rows_table(rows)
+    source = provenance(device, shlex.join(["python", "scripts/nvbench.py", *argv]), f"NVBench of {version}")
+    notes = [*failures, source]
+    print("\n".join([table.text(), "", *notes]))
+    if args.out:
+        data = {"notes": notes, "kernels": [asdict(row) for row in rows]}
+        (args.out / "nvbench.json").write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        page = "\n\n".join([table.markdown(), *notes])
+        (args.out / "nvbench.md").write_text(f"{page}\n", encoding="utf-8")
+    return 1 if failures else 0
+
+
+def nvbench_version() -> str:
+    """The distribution of NVBench's bindings; raises `DeviceError` where it is missing."""
+    try:
+        import cuda.bench
+    except ImportError as error:
+        raise DeviceError('NVBench\'s Python bindings are missing: pip install "tvmconv[bench]"') from error
+    return f"cuda-bench {cuda.bench.__version__}"
+
+
+def measure(
+    chosen: Mapping[Workload, Sequence[str]], device: CudaDevice, *, seed: int, seconds: float, progress: Progress
+) -> tuple[list[Row], list[str]]:
+    """Have NVBench run a benchmark with workloads and schedules as its axes, which it does once in a process.
+
+    Args:
+        chosen: names of schedules for each workload.
+        device: where.
+        seed: of the inputs.
+        seconds: how long our own timing takes for each kernel.
+        progress: is told each step in a few words.
+
+    Returns:
+        The kernels, and what failed, a line each.
+
+    Raises:
+        DeviceError: NVBench does not run here.
+    """
+    from cuda import bench
+
+    workloads = {w.text: w for w in chosen}
+    problem = functools.lru_cache(maxsize=1)(lambda text: Problem(workloads[text], seed))
+    ours: dict[tuple[str, str], float] = {}
+
+    def run(state: Any) -> None:
+        text, name = state.get_string(WORKLOAD), state.get_string(SCHEDULE)
+        if name not in chosen[workloads[text]]:
+            state.skip(OTHERS)
+            return
+        progress(f"{text}, {name}")
+        try:
+            kernel = tc.build(workloads[text], name, device=device)
+            ours[text, name] = _time(kernel, problem(text), seconds)
+            _exec(kernel, problem(text), state)
+        except Error as error:
+            state.skip(str(error))
+
+    names = list(dict.fromkeys(name for schedules in chosen.values() for name in schedules))
+    # The axis that is added last changes last: inputs and reference are made once for each workload.
+    bench.register(run).set_name(NAME).add_string_axis(SCHEDULE, names).add_string_axis(WORKLOAD, list(workloads))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "nvbench.json"
+        try:
+            bench.run_all_benchmarks(["nvbench", "--devices", str(device.index), "--json", str(file), "--quiet"])
+        except bench.NVBenchRuntimeError as error:
+            raise DeviceError(f"NVBench: {first_line(error)}") from error
+        return read_states(file, ours)
+
+
+def _time(kernel: tc.Kernel, problem: Problem, seconds: float) -> float:
+    """Our own time of a kernel that is right, in seconds a launch."""
+    verification = kernel.verify(problem)
+    if not verification.ok:
+        raise Error(f"wrong result: relative error {verification.error:.2g}")
+    return kernel.time(problem, cold=True, seconds=seconds).median
+
+
+def _exec(kernel: tc.Kernel, problem: Problem, state: Any) -> None:
+    """Let NVBench launch a kernel, on its stream, as often as it wants."""
+    loaded = kernel.loaded
+    assert isinstance(loaded, CudaLoaded)
+    output = loaded.program.output
+    state.add_global_memory_reads(kernel.workload.min_bytes - output.nbytes)
+    state.add_global_memory_writes(output.nbytes)
+    with (
+        loaded.border(),
+        Arrays() as arrays,
+        loaded.bind(arrays.uploaded(problem.inputs, output), state.get_stream().addressof()) as bound,
+    ):
+        state.exec(lambda launch: bound.launch(), batched=False)  # a batch runs back to back, with the L2 as it is
+
+
+def read_states(file: Path, ours: Mapping[tuple[str, str], float]) -> tuple[list[Row], list[str]]:
+    """What NVBench's JSON tells of each kernel, with our own times by workload and schedule; and what failed."""
+    from cuda.bench.results import BenchmarkResult
+
+    rows, failures = [], []
+    for state in BenchmarkResult.from_json(file)[NAME].states:
+        names = state.point[WORKLOAD], state.point[SCHEDULE]
+        if state.skip_reason == OTHERS:
+            continue
+        if state.is_skipped:
+            failures.append(f"{' '.join(names)} failed: {state.skip_reason}")
+            continue
+        time, noise, bandwidth, share = (float(state.summaries[f"nv/cold/{tag}"].value) for tag in SUMMARIES)
+        rows.append(Row(*names, time, noise if math.isfinite(noise) else None, bandwidth, share, ours[names]))
+    return rows, failures
+
+
+def rows_table(rows: Sequence[Row]) -> Table:
+    """One line a kernel."""
+    columns: dict[str, Callable[[Row], str]] = {
+        WORKLOAD: lambda row: row.workload,
+        SCHEDULE: lambda row: row.schedule,
+        "NVBench [µs]": lambda row: significant(row.nvbench * 1e6),
+        "noise": lambda row: NOTHING if row.noise is None else f"{row.noise:.1%}",
+        "GB/s": lambda row: significant(row.bandwidth / 1e9),
+        "of memory's peak": lambda row: f"{row.bandwidth_share:.1%}",
+        "tvmconv [µs]": lambda row: significant(row.ours * 1e6),
+        "NVBench / tvmconv": lambda row: f"{row.nvbench / row.ours:.3f}",
+    }
+    lines = [[cell(row) for cell in columns.values()] for row in rows]
+    return Table(list(columns), lines, left=frozenset({WORKLOAD, SCHEDULE}))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,265 @@
+"""Memory operations and arithmetic are counted as executed: by thread, by warp, and only where conditions hold."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+from tvm.script import tirx as T  # noqa: N812
+
+import tvmconv as tc
+from tvmconv.analysis import traffic as counted
+from tvmconv.analysis.banks import shared_accesses
+from tvmconv.analysis.traffic import (
+    ADDITIONS,
+    CONSTANT_LOADS,
+    EXTREMA,
+    GLOBAL_LOADS,
+    GLOBAL_STORES,
+    MULTIPLICATIONS,
+    SHARED_LOADS,
+    SHARED_STORES,
+    SHUFFLES,
+    TEXTURE_FETCHES,
+    Count,
+    traffic,
+)
+from tvmconv.compiler.program import Launch
+from tvmconv.errors import AnalysisError
+
+THREADS = 64
+BLOCKS = 3
+SIZE = THREADS * BLOCKS
+LAUNCH = Launch((BLOCKS, 1, 1), (THREADS, 1, 1))
+
+
+def counts(function, launch=LAUNCH, **spaces):
+    """What the busiest block does, in a lowered function with arguments in these spaces."""
+    return traffic(SimpleNamespace(lowered=function, launch=launch, spaces=spaces))
+
+
+def build(text, schedule, **config):
+    return tc.build(tc.parse(text), schedule, arch="sm_90", config=config)
+
+
+@T.prim_func(s_tir=True)
+def filter_of_three(
+    X_ptr: T.handle("float32", "global"), K_ptr: T.handle("float32", "global"), Y_ptr: T.handle("float32", "global")
+):
+    X = T.decl_buffer((SIZE,), data=X_ptr)
+    K = T.decl_buffer((3,), data=K_ptr)
+    Y = T.decl_buffer((SIZE,), data=Y_ptr)
+    total = T.alloc_local((1,))
+    block = T.launch_thread("blockIdx.x", BLOCKS)
+    thread = T.launch_thread("threadIdx.x", THREADS)
+    for tap in range(3):
+        if tap == 0:
+            total[0] = T.float32(0)
+        total[0] = total[0] + K[tap] * T.if_then_else(
+            T.And(block * THREADS + thread + tap >= 1, block * THREADS + thread + tap <= SIZE),
+            X[block * THREADS + thread + tap - 1],
+            T.float32(0),
+        )
+    Y[block * THREADS + thread] = T.max(total[0], T.float32(0))
+
+
+def test_a_filter_with_its_mask_in_global_memory_has_the_ratio_of_the_slides():
+    """A multiplication and an addition for two loads, of the signal and of the mask."""
+    assert counts(filter_of_three).ratio == 1
+    assert counts(filter_of_three, K="constant").ratio == 2
+
+
+@pytest.mark.parametrize("text", ["filter1d:65536,k5,clamp", "filter2d:200x300x3,5x3"])
+def test_the_constant_bank_doubles_the_ratio_of_basic(text):
+    assert traffic(build(text, "basic")).ratio == 1
+    assert traffic(build(text, "constant")).ratio == 2
+
+
+def test_an_argument_is_counted_where_it_lies():
+    found = counts(filter_of_three, K="constant").counts
+    assert found[GLOBAL_LOADS] == found[CONSTANT_LOADS] == Count(3 * THREADS, 3 * THREADS // 32, 12 * THREADS)
+
+
+def test_the_minimum_and_maximum_of_a_clamp_are_no_flops():
+    found = counts(filter_of_three)
+    assert found.counts[EXTREMA].elements == THREADS
+    assert found.flops == 2 * 3 * THREADS
+
+
+def test_bytes_are_those_read_and_written():
+    assert counts(filter_of_three).bytes_ratio == 6 / (4 * (3 + 3 + 1))
+
+
+def test_the_block_has_no_border_in_it_if_there_is_one_without():
+    """The first block reads a ghost cell less than the others."""
+    assert counts(filter_of_three).counts[GLOBAL_LOADS].elements == 6 * THREADS
+    alone = counts(filter_of_three, Launch((1, 1, 1), (THREADS, 1, 1)))
+    assert alone.counts[GLOBAL_LOADS].elements == 6 * THREADS - 1
+
+
+def test_the_block_has_no_border_in_it_where_the_middle_of_the_grid_has():
+    """Of 10 x 10 blocks, fused, the one in the middle is the first of a row."""
+
+    @T.prim_func(s_tir=True)
+    def kernel(X_ptr: T.handle("float32", "global"), Y_ptr: T.handle("float32", "global")):
+        X = T.decl_buffer((100 * THREADS,), data=X_ptr)
+        Y = T.decl_buffer((100 * THREADS,), data=Y_ptr)
+        block = T.launch_thread("blockIdx.x", 100)
+        thread = T.launch_thread("threadIdx.x", THREADS)
+        at = T.meta_var(block * THREADS + thread)
+        Y[at] = T.if_then_else(block % 10 * THREADS + thread >= 1, X[at - 1], T.float32(0))
+
+    found = counts(kernel, Launch((100, 1, 1), (THREADS, 1, 1)))
+    assert found.counts[GLOBAL_LOADS].elements == THREADS
+
+
+def test_default_loads_what_its_formula_says():
+    """Of the middle row's 8 threads all taps, but for the columns beside the image; the sum is in global memory."""
+    found = traffic(build("conv2d:1x4x8x8,16x4x3x3,p1", "default"))
+    channels, taps = 16 * 4, 3 * 3
+    updates = channels * taps * 8
+    beside = channels * 3 * 2  # rows of the filter, first and last column
+    assert found.counts[GLOBAL_LOADS].elements == 3 * updates - beside
+    assert found.counts[GLOBAL_STORES].elements == updates + 16 * 8
+    assert (found.flops, found.outputs) == (2 * updates, 16 * 8)
+
+
+def test_tiling_loads_its_local_tiles_from_shared_memory():
+    """At the chapter's shape, each step: 2 rows of 4 + 2 columns, and 8 channels of a filter's row."""
+    found = traffic(build("conv2d:1x64x64x64,64x64x3x3,s1,p1", "tiling"))
+    threads, steps = 128, 64 * 3
+    loads = threads * steps * (2 * 6 + 8 * 3)
+    assert found.counts[SHARED_LOADS] == Count(loads, loads // 32, 4 * loads)
+    assert found.an_output(GLOBAL_STORES) == 1
+    assert found.an_output(MULTIPLICATIONS) == found.an_output(ADDITIONS) == 64 * 9
+
+
+@pytest.mark.parametrize("schedule", ["tiling", "vthread", "conflict_free"])
+def test_requests_to_shared_memory_are_those_of_the_bank_model(schedule):
+    kernel = build("conv2d:1x8x16x16,16x8x3x3,p1", schedule)
+    requests = {"load": 0, "store": 0}
+    for access in shared_accesses(kernel):
+        requests[access.kind] += access.requests
+    found = traffic(kernel).counts
+    assert requests == {"load": found[SHARED_LOADS].requests, "store": found[SHARED_STORES].requests}
+
+
+def test_an_asynchronous_copy_is_a_load_and_a_store():
+    text = "conv2d:1x8x16x16,16x8x3x3,p1"
+    plain, copied = (traffic(build(text, "direct", pipeline=name)) for name in ("none", "async2"))
+    assert copied.counts == plain.counts
+
+
+def test_a_branch_that_is_not_taken_is_not_counted():
+    @T.prim_func(s_tir=True)
+    def kernel(X_ptr: T.handle("float32", "global"), Y_ptr: T.handle("float32", "global")):
+        X = T.decl_buffer((SIZE,), data=X_ptr)
+        Y = T.decl_buffer((SIZE,), data=Y_ptr)
+        thread = T.launch_thread("threadIdx.x", THREADS)
+        for step in range(4):
+            if thread < 8 * step:
+                Y[thread] = X[thread]
+            else:
+                Y[thread] = T.Select(thread < 40, X[thread], T.float32(0))
+
+    found = counts(kernel).counts
+    taken = [0, 8, 16, 24]
+    assert found[GLOBAL_STORES].elements == 4 * THREADS
+    assert found[GLOBAL_LOADS].elements == sum(taken) + sum(40 - n for n in taken)
+    assert found[GLOBAL_LOADS].requests == 3 + 4 * 2  # the second warp is never in the first branch
+
+
+def test_a_vector_is_one_request_of_all_its_elements():
+    @T.prim_func(s_tir=True)
+    def kernel(X_ptr: T.handle("float32", "global"), Y_ptr: T.handle("float32", "global")):
+        X = T.decl_buffer((4 * SIZE,), data=X_ptr)
+        Y = T.decl_buffer((4 * SIZE,), data=Y_ptr)
+        thread = T.launch_thread("threadIdx.x", THREADS)
+        Y[T.Ramp(thread * 4, 1, 4)] = X[T.Ramp(thread * 4, 1, 4)] * T.Broadcast(T.float32(2), 4)
+
+    found = counts(kernel)
+    assert found.counts[GLOBAL_LOADS] == found.counts[GLOBAL_STORES] == Count(4 * THREADS, 2, 16 * THREADS)
+    assert found.outputs == found.flops == 4 * THREADS
+
+
+def test_textures_and_shuffles_are_counted_and_what_makes_addresses_is_not():
+    @T.prim_func(s_tir=True)
+    def kernel(X_ptr: T.handle("float32", "global"), Y_ptr: T.handle("float32", "global")):
+        X = T.decl_buffer((SIZE,), data=X_ptr)
+        Y = T.decl_buffer((SIZE,), data=Y_ptr)
+        thread = T.launch_thread("threadIdx.x", THREADS)
+        texel: T.let[T.float32] = T.call_pure_extern(
+            "float32", "tex2D<float>", T.address_of(X[0]), T.Cast("float32", thread) + T.float32(0.5), T.float32(0)
+        )
+        Y[thread] = T.cuda.__shfl_down_sync(T.uint32(0xFFFFFFFF), texel, 1, 32)
+
+    found = counts(kernel, X="texture")
+    assert found.counts[TEXTURE_FETCHES] == found.counts[SHUFFLES] == Count(THREADS, 2, 4 * THREADS)
+    assert found.counts[GLOBAL_LOADS] == Count()
+    assert found.flops == 0
+
+
+def test_a_condition_may_be_on_what_a_variable_stands_for():
+    @T.prim_func(s_tir=True)
+    def kernel(Y_ptr: T.handle("float32", "global")):
+        Y = T.decl_buffer((SIZE,), data=Y_ptr)
+        thread = T.launch_thread("threadIdx.x", THREADS)
+        for step in range(2):
+            half: T.let[T.int32] = (thread + step) // 2
+            if half < 4:
+                Y[thread] = T.float32(0)
+
+    found = counts(kernel)
+    assert found.counts[GLOBAL_STORES].elements == 8 + 7
+    assert found.ratio == math.inf
+
+
+def test_a_condition_on_memory_is_refused():
+    @T.prim_func(s_tir=True)
+    def kernel(X_ptr: T.handle("float32", "global"), Y_ptr: T.handle("float32", "global")):
+        X = T.decl_buffer((SIZE,), data=X_ptr)
+        Y = T.decl_buffer((SIZE,), data=Y_ptr)
+        thread = T.launch_thread("threadIdx.x", THREADS)
+        if X[thread] < T.float32(1):
+            Y[thread] = T.float32(0)
+
+    with pytest.raises(AnalysisError, match="TensorLoad in index arithmetic"):
+        counts(kernel)
+
+
+def test_a_condition_on_too_many_iterations_is_refused():
+    @T.prim_func(s_tir=True)
+    def kernel(Y_ptr: T.handle("float32", "global")):
+        Y = T.decl_buffer((SIZE,), data=Y_ptr)
+        thread = T.launch_thread("threadIdx.x", THREADS)
+        for step in range(1 << 20):
+            if step % 3 == 0:
+                Y[thread] = T.float32(0)
+
+    with pytest.raises(AnalysisError, match=r"depends on 1,048,576 iterations"):
+        counts(kernel)
+
+
+def test_many_iterations_that_nothing_depends_on_are_counted():
+    @T.prim_func(s_tir=True)
+    def kernel(Y_ptr: T.handle("float32", "global")):
+        Y = T.decl_buffer((SIZE,), data=Y_ptr)
+        thread = T.launch_thread("threadIdx.x", THREADS)
+        for _ in range(1 << 20):
+            Y[thread] = T.float32(0)
+
+    assert counts(kernel).counts[GLOBAL_STORES].elements == THREADS << 20
+
+
+def test_the_table_has_a_line_for_each_operation_that_happens():
+    found = counts(filter_of_three, K="constant")
+    names = [row[0] for row in counted.table(found).rows]
+    assert names == [GLOBAL_LOADS, GLOBAL_STORES, CONSTANT_LOADS, MULTIPLICATIONS, ADDITIONS, EXTREMA]
+    assert counted.table(found).rows[0][1:] == ("3.00", "192", "6")
+
+
+def test_the_text_ends_with_the_ratios():
+    assert (
+        counted.text(counts(filter_of_three))
+        .splitlines()[-1]
+        .startswith("FLOP for each element read from global memory: 1.00;")
+    )

@@ -1,0 +1,92 @@
+"""What every library is asked for and refuses; that they are right, and their times, need an NVIDIA GPU."""
+
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from scipy import ndimage
+from strategies import filters
+
+from tvmconv.baselines import BASELINES, cupy
+from tvmconv.baselines.base import WrongDeviceError
+from tvmconv.devices.cuda import CudaDevice
+from tvmconv.errors import DeviceError
+from tvmconv.verify import Problem
+from tvmconv.workloads import parse
+
+CONVOLUTION = parse("conv2d:1x4x6x6,4x4x3x3,p1")
+FILTERS = (
+    "filter1d:100003,k7",
+    "filter1d:5,k31",  # a mask wider than the signal
+    "filter2d:513x257x1,5x5",
+    "filter2d:129x255x3,3x5",
+    "filter2d:129x255x3,17x17,clamp",
+    "filter1d:4099,k5,clamp",
+)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_other_devices_than_gpus_are_refused(opencl, name):
+    w = parse("filter1d:99,k3")
+    with pytest.raises(WrongDeviceError, match="needs an NVIDIA GPU: expected cuda:N instead of opencl:0"):
+        BASELINES[name](w, w.inputs(0), device=opencl)
+
+
+@pytest.fixture
+def described():
+    """An NVIDIA GPU as data, for what is refused before it is used."""
+    return CudaDevice("cuda:0", "a GPU", "sm_90", 1 << 30, 1, 1024, 49152, None, None, None, 0)
+
+
+@pytest.mark.parametrize("name", ["cupy", "copy"])
+def test_convolutions_are_refused_where_only_filters_compare(described, name):
+    with pytest.raises(DeviceError, match="is for filter1d and filter2d, not for conv2d"):
+        BASELINES[name](CONVOLUTION, CONVOLUTION.inputs(0), device=described)
+
+
+def test_without_cupy_the_error_says_what_to_install(described, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    w = parse("filter1d:99,k3")
+    with pytest.raises(DeviceError, match="pip install cupy-cuda13x"):
+        BASELINES["cupy"](w, w.inputs(0), device=described)
+
+
+@given(filters())
+def test_what_cupy_is_asked_for_is_the_filter(w):
+    problem = Problem(w, seed=0)
+    y = np.full(w.signal_shape, np.nan, "float32")
+    cupy.run(ndimage, w, *problem.inputs, y)
+    assert problem.check(y).ok
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("text", FILTERS)
+@pytest.mark.parametrize(("name", "module"), [("cudnn", "torch"), ("cupy", "cupy")])
+def test_libraries_filter_right_and_are_timed_from_a_cuda_graph(gpu, name, module, text):
+    pytest.importorskip(module)
+    problem = Problem(parse(text))
+    baseline = BASELINES[name](problem.workload, problem.inputs, device=gpu, seconds=0.01)
+    assert problem.check(baseline.output).ok
+    assert baseline.timing.method.startswith("CUDA graph of")
+    assert problem.workload.clamp == ("a kernel of its own" in baseline.text)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["cudnn", "cupy", "copy"])
+def test_cold_launches_go_through_sets_of_buffers(gpu, name):
+    if name != "copy":
+        pytest.importorskip({"cudnn": "torch", "cupy": "cupy"}[name])
+    w = parse("filter2d:1024x1024x1,3x3")
+    timing = BASELINES[name](w, w.inputs(0), device=gpu, cold=True, seconds=0.01).timing
+    assert timing.cold
+    assert "sets of buffers in turn" in timing.method
+
+
+@pytest.mark.gpu
+def test_a_copy_has_a_time_and_no_output(gpu):
+    w = parse("filter1d:67108864,k5")
+    copy = BASELINES["copy"](w, w.inputs(0), device=gpu, seconds=0.02)
+    assert copy.output is None
+    assert copy.timing.median > 0
+    assert gpu.peak_bandwidth is None or w.min_bytes / copy.timing.median < gpu.peak_bandwidth

@@ -1,0 +1,78 @@
+"""Every command takes a filter's text as it takes a convolution's."""
+
+import json
+
+import pytest
+
+from tvmconv.cli import main
+from tvmconv.kernel import STAGES
+from tvmconv.tuning.lines import BadLines
+from tvmconv.tuning.log import read
+from tvmconv.tuning.record import Record
+
+SIGNAL, IMAGE = "filter1d:300,k5,clamp", "filter2d:9x11x3,3x5"
+BOTH = pytest.mark.parametrize("text", [SIGNAL, IMAGE])
+
+
+def run(capsys, *words):
+    """Exit status, stdout and stderr of a command."""
+    status = main(list(map(str, words)))
+    return status, *capsys.readouterr()
+
+
+@BOTH
+def test_run_compares_with_the_naive_schedule(capsys, text):
+    words = ["run", text, "constant", "--device", "opencl:0", "--seconds", "0.01", "--json"]
+    status, out, err = run(capsys, *words)
+    rows = json.loads(out)["rows"]
+    assert (status, err) == (0, "")
+    assert [(row["name"], row["verified"]) for row in rows] == [("basic", True), ("constant", True)]
+
+
+@BOTH
+@pytest.mark.parametrize("stage", STAGES)
+def test_show_has_every_stage(capsys, text, stage):
+    status, out, err = run(capsys, "show", text, "constant", "--stage", stage, "--arch", "sm_90")
+    assert (status, err) == (0, "")
+    assert out.strip()
+
+
+@BOTH
+def test_what_is_tuned_is_found_again_and_built(capsys, log, tmp_path, text):
+    how = ["--schedule", "constant", "--tuner", "grid", "--trials", "2", "--device", "opencl:0"]
+    status, out, _ = run(capsys, "tune", text, *how, "--log", log, "--json")
+    best = Record.parse(out)
+    assert (status, best.workload.text, best.schedule) == (0, text, "constant")
+    assert [record.schedule for record in read(log, BadLines())] == ["basic", "constant", "constant"]
+
+    _, out, _ = run(capsys, "log", "best", log, "--workload", text, "--json")
+    assert Record.parse(out).workload == best.workload
+
+    status, _, _ = run(capsys, "build", text, "constant", "--log", log, "--device", "opencl:0", "-o", tmp_path)
+    assert status == 0
+    assert json.loads((tmp_path / "kernel.json").read_text(encoding="utf-8"))["config"] == best.config
+
+
+def test_a_search_goes_on_where_it_ended(capsys, log, instant):
+    words = ["tune", SIGNAL, "--schedule", "constant", "--tuner", "grid", "--device", "opencl:0", "--log", log]
+    run(capsys, *words, "--trials", "3")
+    known = {json.dumps(measured) for measured in instant.measured}
+    run(capsys, *words, "--trials", "5")
+    assert len({json.dumps(measured) for measured in instant.measured} - known) == 2
+
+
+REFUSALS = {
+    "an even mask": ("filter1d:300,k4", "mask '4': expected odd sizes"),
+    "no mask": ("filter2d:9x11x3", "expected filter2d:SIGNAL,MASK[,clamp]"),
+    "no channels": ("filter2d:9x11,3x5", "'9x11': expected the image's HxWxC"),
+    "an unknown option": ("filter1d:300,k5,p1", "'p1': expected nothing or 'clamp'"),
+    "no samples": ("filter1d:0,k5", "n=0: expected at least 1"),
+}
+
+
+@pytest.mark.parametrize("command", ["run", "show", "tune", "schedules"])
+@pytest.mark.parametrize(("text", "said"), REFUSALS.values(), ids=REFUSALS)
+def test_a_bad_text_is_one_line_and_status_2(capsys, command, text, said):
+    status, out, err = run(capsys, command, text, *(["basic"] if command == "show" else []))
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert said in err

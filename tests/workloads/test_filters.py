@@ -1,0 +1,183 @@
+"""Filters are what scipy computes and the textbook's examples say, and refuse what makes no filter."""
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import ndimage
+from strategies import filters
+from worked_examples import WORKED
+
+import tvmconv as tc
+from tvmconv.workloads import Filter1d, Filter2d, parse
+
+NASTY = [
+    "filter1d:1,k1",
+    "filter1d:1,k31,clamp",
+    "filter1d:13,k5",
+    "filter1d:5,k9",
+    "filter2d:1x1x1,1x1",
+    "filter2d:7x11x3,3x5",
+    "filter2d:3x2x2,17x17,clamp",
+    "filter2d:1x13x1,1x3",
+    "filter2d:13x1x4,7x1,clamp",
+]
+
+
+def by_scipy(workload, x, k):
+    """The filter as scipy computes it, in float64."""
+    mask = k if x.ndim == k.ndim else k[..., np.newaxis]
+    y = ndimage.correlate(x.astype(np.float64), mask.astype(np.float64), mode="constant")
+    return np.clip(y, 0, 1) if workload.clamp else y
+
+
+@given(filters())
+@settings(max_examples=50)
+def test_reference_equals_scipy(workload):
+    x, k = workload.inputs(seed=0)
+    np.testing.assert_allclose(workload.reference(x, k), by_scipy(workload, x, k), rtol=1e-12, atol=1e-12)
+
+
+@given(filters(), st.integers(1, 40))
+@settings(max_examples=50)
+def test_reference_in_pieces_equals_the_whole(workload, piece):
+    x, k = workload.inputs(seed=0)
+    whole = workload.reference(x, k)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tvmconv.workloads.filters_reference.PIECE", piece)
+        np.testing.assert_array_equal(workload.reference(x, k), whole)
+
+
+def test_a_mask_may_be_a_thousand_times_the_image():
+    workload = Filter2d(1, 2, 1, 3001, 3001)
+    x, k = workload.inputs(seed=0)
+    x, k = x.astype(np.float64), k.astype(np.float64)
+    ahead = x[0, 0, 0] * k[1500, 1500] + x[0, 1, 0] * k[1500, 1501]
+    behind = x[0, 0, 0] * k[1500, 1499] + x[0, 1, 0] * k[1500, 1500]
+    np.testing.assert_allclose(workload.reference(x, k).ravel(), [ahead, behind])
+
+
+@pytest.mark.parametrize(("workload", "inputs", "known"), WORKED)
+def test_worked_examples(workload, inputs, known):
+    y = workload.reference(*inputs)
+    assert {place: y[place] for place in known} == known
+
+
+def test_a_filter_is_a_correlation():
+    y = Filter1d(4, 3).reference(np.array([0, 1, 0, 0], "float32"), np.array([1, 2, 3], "float32"))
+    assert y.tolist() == [3, 2, 1, 0]
+
+
+def test_a_clamp_limits_the_output_to_0_to_1():
+    x, one = np.array([-2, 0.25, 3], "float32"), np.ones(1, "float32")
+    assert Filter1d(3, 1, clamp=True).reference(x, one).tolist() == [0, 0.25, 1]
+
+
+def test_channels_share_the_mask_and_nothing_else():
+    workload = Filter2d(5, 6, 3, 3, 3)
+    x, k = workload.inputs(seed=0)
+    alone = [Filter2d(5, 6, 1, 3, 3).reference(x[..., c : c + 1], k) for c in range(3)]
+    np.testing.assert_allclose(workload.reference(x, k), np.concatenate(alone, axis=-1))
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_declaration_computes_the_reference(text):
+    workload = parse(text)
+    x, k = workload.inputs(seed=0)
+    arguments = [tvm.runtime.tensor(array) for array in (x, k, np.full_like(x, np.nan))]
+    tvm.compile(workload.prim_func(), target="llvm")["main"](*arguments)
+    np.testing.assert_allclose(arguments[-1].numpy(), workload.reference(x, k), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "stages"),
+    [
+        ("filter1d:13,k5", ["padded", "Y"]),
+        ("filter1d:13,k5,clamp", ["padded", "filtered", "Y"]),
+        ("filter2d:7x11x3,3x5", ["padded", "Y"]),
+        ("filter2d:7x11x3,1x1,clamp", ["padded", "filtered", "Y"]),
+    ],
+)
+def test_declaration_has_its_documented_stages(text, stages):
+    schedule = tvm.s_tir.Schedule(parse(text).prim_func())
+    blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
+    assert [schedule.get(block).name_hint for block in blocks] == stages
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_all_stages_but_the_sum_can_be_inlined(text):
+    workload = parse(text)
+    schedule = tvm.s_tir.Schedule(workload.prim_func())
+    total = schedule.get_sblock("filtered" if workload.clamp else "Y")
+    schedule.cache_write(total, 0, "local")
+    if workload.clamp:
+        schedule.reverse_compute_inline(schedule.get_sblock("Y"))
+    schedule.compute_inline(schedule.get_sblock("padded"))
+    assert len(schedule.get_child_blocks(schedule.get_sblock("root"))) == 2
+
+
+@pytest.mark.parametrize(("text", "shape"), [("filter1d:13,k5", (17,)), ("filter2d:7x11x3,3x5", (9, 15, 3))])
+def test_the_padded_stage_has_the_ghost_cells_that_the_mask_reaches(text, shape):
+    schedule = tvm.s_tir.Schedule(parse(text).prim_func())
+    axes = schedule.get(schedule.get_sblock("padded")).iter_vars
+    assert tuple(int(axis.dom.extent) for axis in axes) == parse(text).padded_shape == shape
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_inputs_have_the_declared_shapes_and_dtype(text):
+    workload = parse(text)
+    described = [(array.shape, array.dtype.name, array.flags.c_contiguous) for array in workload.inputs(seed=0)]
+    assert described == [(shape, "float32", True) for shape in workload.argument_shapes[:-1]]
+
+
+def test_inputs_are_the_same_for_the_same_seed_only():
+    workload = Filter1d(100, 5)
+    np.testing.assert_equal(workload.inputs(seed=1), workload.inputs(seed=1))
+    assert not np.array_equal(workload.inputs(seed=1)[0], workload.inputs(seed=2)[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "flops", "floats"),
+    [
+        ("filter1d:100,k5", 2 * 100 * 5, 2 * 100 + 5),
+        ("filter1d:100,k5,clamp", 2 * 100 * 5, 2 * 100 + 5),
+        ("filter1d:3,k31", 2 * 3 * 31, 2 * 3 + 5),  # two samples to each side of any, so that five taps meet one
+        ("filter2d:10x20x3,3x5", 2 * 600 * 15, 2 * 600 + 15),
+        ("filter2d:2x20x1,9x5", 2 * 40 * 45, 2 * 40 + 3 * 5),
+    ],
+)
+def test_flops_and_least_bytes_by_hand(text, flops, floats):
+    workload = parse(text)
+    assert (workload.flops, workload.min_bytes) == (flops, 4 * floats)
+    assert workload.arithmetic_intensity == flops / (4 * floats)
+
+
+def test_filters_are_equal_exactly_when_their_texts_are():
+    texts = ["filter1d:9,k3", "filter1d:9,k3,clamp", "filter2d:9x1x1,3x1", "filter2d:9x1x1,3x1,clamp"]
+    assert len({parse(text) for text in [*texts, *texts]}) == len(texts)
+
+
+def test_numpys_numbers_are_accepted():
+    workload = Filter2d(*np.array([9, 8, 3, 5, 3]), clamp=np.True_)
+    assert repr(workload) == repr(parse("filter2d:9x8x3,5x3,clamp"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((8, 3.0), "k=3.0: expected 1 integer"),
+        ((True, 3), "n=True: expected 1 integer"),
+        (("8", 3), "n='8': expected 1 integer"),
+        (((8, 8), 3), "n=(8, 8): expected 1 integer"),
+        ((-8, 3), "n=-8: expected at least 1"),
+        ((8, 10**5000 + 1), "k is past 2147483647"),
+        ((8, 2), "mask '2': expected odd sizes, so that it has a middle"),
+        ((8, 3, "clamp"), "clamp='clamp': expected True or False"),
+        ((8, 3, 1), "clamp=1: expected True or False"),
+    ],
+)
+def test_what_makes_no_filter_is_refused_with_what_would_be_right(arguments, expected):
+    with pytest.raises(tc.WorkloadError) as error:
+        tc.Filter1d(*arguments)
+    assert expected in str(error.value)

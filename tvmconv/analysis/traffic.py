@@ -1,0 +1,248 @@
+"""Memory operations and arithmetic of one block, counted from the lowered TIR without running the kernel.
+
+Every access and every operation of the text is executed with NumPy for all threads and iterations, so that what a
+condition rules out is not counted. The block is the busiest of some that are spread over the grid: as most blocks of
+an image have no border in them, an interior one.
+
+Counted is what the text says. The compiler may do less of it: it merges loads of one element, keeps an accumulator
+that the text has in global memory in a register, and makes one instruction of a multiplication and an addition.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from tvmconv.analysis.tir import Scope, executions, parts, statements, warps
+from tvmconv.report import NOTHING, Table, significant
+
+if TYPE_CHECKING:
+    from tvmconv.kernel import Kernel
+
+GLOBAL_LOADS, GLOBAL_STORES, TEXTURE_FETCHES = "global loads", "global stores", "texture fetches"
+CONSTANT_LOADS, SHARED_LOADS, SHARED_STORES = "constant loads", "shared loads", "shared stores"
+SHUFFLES = "warp shuffles"
+MULTIPLICATIONS, ADDITIONS, EXTREMA = "multiplications", "additions", "minima and maxima"
+MEMORY = (GLOBAL_LOADS, GLOBAL_STORES, TEXTURE_FETCHES, CONSTANT_LOADS, SHARED_LOADS, SHARED_STORES, SHUFFLES)
+ARITHMETIC = (MULTIPLICATIONS, ADDITIONS, EXTREMA)
+
+BLOCKS = 8  # of which the busiest is counted
+
+Block = tuple[int, int, int]  # its place in the grid, or the grid, as (x, y, z)
+
+_LOADS = {"global": GLOBAL_LOADS, "constant": CONSTANT_LOADS, "shared": SHARED_LOADS}
+_STORES = {"global": GLOBAL_STORES, "shared": SHARED_STORES}
+_NODES = {"Mul": MULTIPLICATIONS, "Add": ADDITIONS, "Sub": ADDITIONS, "Min": EXTREMA, "Max": EXTREMA}
+_EXTERN, _FETCH = "tirx.call_pure_extern", "tex2D"
+_SHUFFLE = "tirx.cuda.__shfl"
+_ASYNC_COPY = "tirx.s_tir.cp_async_raw"
+
+
+@dataclass(frozen=True)
+class Count:
+    """How often one kind of operation happens in a block.
+
+    Attributes:
+        elements: those of all threads; a vector counts each of its lanes.
+        requests: of warps, with at least one thread taking part; a vector counts once.
+        bytes: of these elements.
+    """
+
+    elements: int = 0
+    requests: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Count) -> Count:
+        return Count(self.elements + other.elements, self.requests + other.requests, self.bytes + other.bytes)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one block does.
+
+    Attributes:
+        threads: of the block.
+        outputs: elements of the output that it stores to, each counted once however often that is.
+        counts: by operation, each of `MEMORY` and `ARITHMETIC`; registers are not memory.
+    """
+
+    threads: int
+    outputs: int
+    counts: Mapping[str, Count]
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of floating-point numbers.
+
+        Not those that make a texel's coordinates, nor the clamp's minimum and maximum.
+        """
+        return self.counts[MULTIPLICATIONS].elements + self.counts[ADDITIONS].elements
+
+    @property
+    def ratio(self) -> float:
+        """Arithmetic to memory accesses: `flops` for each element read from global memory, also through a texture."""
+        loads = self.counts[GLOBAL_LOADS].elements + self.counts[TEXTURE_FETCHES].elements
+        return self.flops / loads if loads else math.inf
+
+    @property
+    def bytes_ratio(self) -> float:
+        """`flops` for each byte read from and written to global memory, also through a texture."""
+        moved = sum(self.counts[name].bytes for name in (GLOBAL_LOADS, GLOBAL_STORES, TEXTURE_FETCHES))
+        return self.flops / moved if moved else math.inf
+
+    def an_output(self, operation: str) -> float:
+        """How often an operation happens, on average, for each output."""
+        return self.counts[operation].elements / self.outputs
+
+
+def traffic(kernel: Kernel) -> Traffic:
+    """Count what a kernel's busiest block does.
+
+    Args:
+        kernel: a built kernel, for any target.
+
+    Raises:
+        AnalysisError: the kernel has something that cannot be executed (`tvmconv.analysis.tir.executions`).
+    """
+    operations = list(_operations(kernel))
+    scopes = dict.fromkeys(operation.scope for operation in operations)
+    executed = {block: {s: _times(s, kernel, block) for s in scopes} for block in _some_blocks(kernel.launch.grid)}
+    block, times = max(executed.items(), key=lambda each: sum(count.elements for count in each[1].values()))
+    counts = dict.fromkeys((*MEMORY, *ARITHMETIC), Count())
+    for name, scope, lanes, itemsize in operations:
+        elements = lanes * times[scope].elements
+        counts[name] += Count(elements, times[scope].requests, elements * itemsize)
+    return Traffic(kernel.launch.threads, _outputs(kernel, block), counts)
+
+
+def _some_blocks(grid: Block) -> list[Block]:
+    """Blocks spread over a grid: the one in the middle, and some drawn at random, always the same.
+
+    The middle alone will not do: where a schedule has fused the grid's axes, it may lie at an image's border.
+    """
+    drawn = np.random.default_rng(0).integers(grid, size=(BLOCKS - 1, 3)).tolist()
+    x, y, z = (extent // 2 for extent in grid)
+    return list(dict.fromkeys([(x, y, z), *((x, y, z) for x, y, z in drawn)]))
+
+
+class _Operation(NamedTuple):
+    """One operation of the text: its name in `MEMORY` or `ARITHMETIC`, where it is, and of how many elements."""
+
+    name: str
+    scope: Scope
+    lanes: int
+    itemsize: int
+
+
+def _operations(kernel: Kernel) -> Iterator[_Operation]:
+    for statement, scope in statements(kernel.lowered):
+        if type(statement).__name__ == "BufferStore":
+            space = _space(statement.buffer, kernel)
+            if space in _STORES:
+                yield _Operation(_STORES[space], scope, *_lanes(statement.value))
+        for part, inside in parts(statement.value, scope, whole=_is_fetch):  # its coordinates are an address
+            kind = type(part).__name__
+            if kind == "TensorLoad":
+                space = _space(part.source, kernel)
+                if space in _LOADS:
+                    yield _Operation(_LOADS[space], inside, *_lanes(part))
+            elif kind in _NODES and part.ty.dtype.is_float:
+                yield _Operation(_NODES[kind], inside, *_lanes(part))
+            elif kind == "Call":
+                yield from _called(part, inside)
+
+
+def _called(call: Any, scope: Scope) -> Iterator[_Operation]:
+    """What a call does: a texture fetch, a shuffle or an asynchronous copy; nothing, for all others."""
+    name = str(call.op.name)
+    if name.startswith(_SHUFFLE):
+        yield _Operation(SHUFFLES, scope, *_lanes(call))
+    elif _is_fetch(call):
+        yield _Operation(TEXTURE_FETCHES, scope, *_lanes(call))
+    elif name == _ASYNC_COPY:  # of (destination, offset, source, offset, bytes, whether to load and not to store zeros)
+        itemsize = call.args[0].args[0].ty.dtype.dtype.itemsize
+        copied = int(call.args[4]) // itemsize
+        yield _Operation(SHARED_STORES, scope, copied, itemsize)
+        loading = scope.where(call.args[5], True) if len(call.args) > 5 else scope
+        yield _Operation(GLOBAL_LOADS, loading, copied, itemsize)
+
+
+def _is_fetch(node: Any) -> bool:
+    """Whether an expression is a texture fetch."""
+    return type(node).__name__ == "Call" and node.op.name == _EXTERN and str(node.args[0].value).startswith(_FETCH)
+
+
+def _space(buffer: Any, kernel: Kernel) -> str:
+    """Where a buffer lies: an argument where the schedule puts it, all others in the scope of their allocation."""
+    return kernel.spaces.get(str(buffer.name), str(buffer.scope()))
+
+
+def _lanes(expression: Any) -> tuple[int, int]:
+    """Elements of an expression, and the bytes of one."""
+    dtype = expression.ty.dtype
+    return dtype.lanes, dtype.itemsize // dtype.lanes
+
+
+def _times(scope: Scope, kernel: Kernel, block: Block) -> Count:
+    """How often a scope is executed: threads as elements, and warps as requests."""
+    threads = requests = 0
+    for executed in executions(scope, [], kernel.launch, block):
+        threads += executed.repeats * int(executed.active.sum())
+        requests += executed.repeats * int(warps(executed.active).any(axis=1).sum())
+    return Count(threads, requests)
+
+
+def _outputs(kernel: Kernel, block: Block) -> int:
+    """How many elements of global memory a block stores to.
+
+    A condition on a loop that the element does not depend on is taken to hold in some iteration of that loop.
+    """
+    found = [np.empty(0, np.int64)]
+    for statement, scope in statements(kernel.lowered):
+        if type(statement).__name__ == "BufferStore" and _space(statement.buffer, kernel) == "global":
+            index = statement.indices[0]
+            ramp = type(index).__name__ == "Ramp"
+            first, stride, lanes = (index.base, int(index.stride), int(index.lanes)) if ramp else (index, 1, 1)
+            for executed in executions(_without_other_loops(scope, first), [first], kernel.launch, block):
+                (elements,) = executed.values
+                elements = np.unique(elements[executed.active])
+                found.append(np.unique(np.add.outer(elements, stride * np.arange(lanes))))
+    return len(np.unique(np.concatenate(found)))
+
+
+def _without_other_loops(scope: Scope, index: Any) -> Scope:
+    """The scope without conditions on loops that an index does not depend on."""
+    others = {variable for variable, _, _ in scope.loops} - scope.variables([index])
+    kept = tuple(each for each in scope.conditions if not others & scope.variables(each[:1]))
+    return replace(scope, conditions=kept)
+
+
+def table(counted: Traffic) -> Table:
+    """One line an operation that happens."""
+    headers = ("operation", "an output", "a block", "warp-wide")
+    rows = [
+        (name, significant(counted.an_output(name)), f"{count.elements:,}", f"{count.requests:,}")
+        for name, count in counted.counts.items()
+        if count.elements
+    ]
+    return Table(headers, rows, left=frozenset(headers[:1]))
+
+
+def text(counted: Traffic) -> str:
+    """The table under what was counted, and the ratios."""
+    ratio, bytes_ratio = (
+        significant(value) if math.isfinite(value) else NOTHING for value in (counted.ratio, counted.bytes_ratio)
+    )
+    return "\n".join(
+        [
+            f"the busiest block: {counted.threads:,} threads, {counted.outputs:,} outputs",
+            "",
+            table(counted).text(),
+            "",
+            f"FLOP for each element read from global memory: {ratio}; for each byte read and written: {bytes_ratio}",
+        ]
+    )

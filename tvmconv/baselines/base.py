@@ -1,0 +1,92 @@
+"""What every library to compare with gives, and what the functions that time one have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tvmconv.devices.base import BufferSets, Device, Timing, first_line
+from tvmconv.devices.cuda import CudaDevice
+from tvmconv.devices.cuda_kernel import border
+from tvmconv.devices.graphs import Replay, time_replays
+from tvmconv.errors import DeviceError
+from tvmconv.workloads.filters import Filter
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from tvmconv.workloads import Workload
+
+
+class WrongDeviceError(DeviceError):
+    """A library is not for devices of this kind, whatever is installed."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A library's time for a workload.
+
+    Attributes:
+        timing: taken as those of our kernels are.
+        output: what it computed; None of one that moves a workload's bytes and computes nothing, so that there is
+            nothing to verify.
+        text: what ran: the library, its version, its settings.
+    """
+
+    timing: Timing
+    output: NDArray[Any] | None
+    text: str
+
+
+def check_gpu(device: Device, library: str) -> CudaDevice:
+    """The device, which is an NVIDIA GPU; else raises `WrongDeviceError`."""
+    if not isinstance(device, CudaDevice):
+        raise WrongDeviceError(f"the {library} baseline needs an NVIDIA GPU: expected cuda:N instead of {device.text}")
+    return device
+
+
+def check_filter(w: Workload, library: str) -> Filter:
+    """The workload, which is a filter; else raises `DeviceError`."""
+    if not isinstance(w, Filter):
+        raise DeviceError(f"the {library} baseline is for filter1d and filter2d, not for {w.operator}")
+    return w
+
+
+@contextmanager
+def border_of(library: str, gpu: CudaDevice, *failures: type[Exception]) -> Iterator[None]:
+    """Make `gpu` the current device, and the exceptions of a library errors that name both.
+
+    Args:
+        library: what errors name.
+        gpu: the device.
+        failures: the library's exceptions.
+
+    Raises:
+        DeviceError: one of these was raised, or CUDA failed.
+    """
+    with border(gpu):
+        try:
+            yield
+        except DeviceError:  # ours, which is a RuntimeError as those of the libraries are
+            raise
+        except failures as error:
+            raise DeviceError(f"{library}: {first_line(error)}") from error
+
+
+def time_sets(capture: Callable[[int], Replay], stream: int, sets: BufferSets, seconds: float) -> Timing:
+    """Time launches that go through buffer sets in turn, from CUDA graphs, as those of our kernels are timed.
+
+    Args:
+        capture: from a number of launches to the function that queues them all; they have run before.
+        stream: on which they are queued.
+        sets: what launch i works on is its set number i modulo `sets.count`.
+        seconds: device time to spend, about.
+
+    Raises:
+        DeviceError: a launch fails.
+    """
+    replays = time_replays(capture, stream, multiple=sets.count, seconds=seconds)
+    method = f"CUDA graph of {replays.launches} launches, {len(replays.seconds)} replays, {sets.describe('L2')}"
+    return Timing(replays.seconds, method, cold=sets.cold_bytes > 0)

@@ -1,0 +1,86 @@
+"""CuPy's `ndimage`: the filter that is one line of Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tvmconv.baselines.base import Baseline, border_of, check_filter, check_gpu, time_sets
+from tvmconv.devices.base import BufferSets, Device, first_line, set_bytes
+from tvmconv.devices.graphs import capture_on
+from tvmconv.errors import DeviceError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from tvmconv.workloads import Workload
+    from tvmconv.workloads.filters import Filter
+
+
+def time_cupy(
+    w: Workload, inputs: Sequence[NDArray[Any]], *, device: Device, cold: bool = False, seconds: float = 0.5
+) -> Baseline:
+    """Time `cupyx.scipy.ndimage.correlate` into an output that is there, and the clip behind it where there is a clamp.
+
+    For signals too: `correlate1d` makes of its mask one for `correlate`, and launches the same kernel.
+
+    Args:
+        w: a filter.
+        inputs: X and K, of `w.argument_shapes` and `w.dtype`.
+        device: an NVIDIA GPU.
+        cold: as for `Loaded.time`.
+        seconds: as for `Loaded.time`.
+
+    Raises:
+        WrongDeviceError: `device` is no NVIDIA GPU.
+        DeviceError: the workload is no filter, CuPy is missing, or it fails.
+    """
+    gpu = check_gpu(device, "CuPy")
+    image_filter = check_filter(w, "CuPy")
+    cupy, ndimage = _cupy()
+    sets = BufferSets.choose(set_bytes(inputs, w.argument_shapes[-1], w.dtype), gpu.l2_bytes or 0, cold=cold)
+    with (
+        border_of("CuPy", gpu, RuntimeError, MemoryError, cupy.cuda.compiler.CompileException),
+        cupy.cuda.Device(gpu.index),
+        cupy.cuda.Stream(non_blocking=True) as stream,
+        cupy.cuda.using_allocator(None),  # no pool: nothing stays allocated, and to allocate in a capture is an error
+    ):
+        x, k = inputs
+        copies = [(cupy.asarray(x), cupy.asarray(k), cupy.full(x.shape, np.nan, x.dtype)) for _ in range(sets.count)]
+
+        def launch(i: int) -> None:
+            run(ndimage, image_filter, *copies[i % sets.count])
+
+        launch(0)  # compiles the kernels, which a capture does not allow
+        output = cupy.asnumpy(copies[0][-1])
+        timing = time_sets(capture_on(stream.ptr, launch), stream.ptr, sets, seconds)
+    clip = ("clipped by a kernel of its own",) if image_filter.clamp else ()
+    return Baseline(timing, output, ", ".join([f"CuPy {cupy.__version__}", "ndimage.correlate", *clip]))
+
+
+def run(ndimage: Any, w: Filter, x: Any, k: Any, y: Any) -> None:
+    """Filter `x` by `k` into `y`.
+
+    Args:
+        ndimage: `cupyx.scipy.ndimage`, or `scipy.ndimage`, whose functions it has.
+        w: the filter.
+        x: signal of `w.signal_shape`.
+        k: mask of `w.mask_shape`.
+        y: output of `w.signal_shape`.
+    """
+    alike = (1,) * (len(w.signal_shape) - len(w.mask_shape))  # channels, which the mask does not mix
+    ndimage.correlate(x, k.reshape(*w.mask_shape, *alike), output=y, mode="constant")
+    if w.clamp:
+        y.clip(0, 1, out=y)
+
+
+def _cupy() -> tuple[Any, Any]:
+    """CuPy and its `ndimage`."""
+    try:
+        import cupy
+        from cupyx.scipy import ndimage
+    except ImportError as error:
+        raise DeviceError(f"the CuPy baseline needs CuPy: pip install cupy-cuda13x ({first_line(error)})") from error
+    return cupy, ndimage

@@ -1,0 +1,134 @@
+"""What experiments give: rows of schedules and libraries, and the way to JSON and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tvmconv.compiler.lower import Launch
+from tvmconv.devices import Timing
+from tvmconv.knobs import Config
+from tvmconv.workloads import Workload, parse
+
+TYPICAL_RIDGE = 10.0  # FLOP/byte at which a roofline bends, where the device's peaks are not known
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one schedule, or a library to compare with, did on a workload.
+
+    Attributes:
+        name: of the schedule or the library.
+        verified: whether the output was compared with float64 and is right.
+        error: relative L2 error of the output; None if it never ran.
+        failure: why there is no time, in one line; None where there is one.
+        timing: only of a verified kernel.
+        gflops: GFLOP/s at the median time.
+        peak_share: of the device's float32 peak, 0 to 1; None where that is not known.
+        bandwidth: bytes/s at the median time, if memory is asked for no more than the workload's least bytes.
+        bandwidth_share: of the peak of the device's memory, 0 to 1 (above where a cache serves); None where that is not
+            known.
+        speedup: time of the naive schedule over this one's; None without a time of that.
+        launch: grid and block.
+        shared_bytes: static shared memory of a block, in bytes.
+        registers: a thread; None on OpenCL.
+        spills: bytes of register spills; None on OpenCL.
+        config: the value of every knob.
+        library: for a library, what ran: its version and settings.
+    """
+
+    name: str
+    verified: bool = False
+    error: float | None = None
+    failure: str | None = None
+    timing: Timing | None = None
+    gflops: float | None = None
+    peak_share: float | None = None
+    bandwidth: float | None = None
+    bandwidth_share: float | None = None
+    speedup: float | None = None
+    launch: Launch | None = None
+    shared_bytes: int | None = None
+    registers: int | None = None
+    spills: int | None = None
+    config: Config = field(default_factory=dict)
+    library: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as JSON has it, times in seconds."""
+        data = asdict(self)
+        if self.error is not None and not math.isfinite(self.error):
+            data["error"] = None  # JSON has no NaN
+        if self.timing is not None:
+            data["timing"] |= {"median": self.timing.median, "spread": self.timing.spread}
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Row:
+        """The row that `to_json` wrote."""
+        timing, launch = data["timing"], data["launch"]
+        config = {name: tuple(value) if isinstance(value, list) else value for name, value in data["config"].items()}
+        return cls(
+            **{
+                **data,
+                "timing": timing and Timing(tuple(timing["seconds"]), timing["method"], timing["cold"]),
+                "launch": launch and Launch(tuple(launch["grid"]), tuple(launch["block"])),
+                "config": config,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Result:
+    """The rows of one workload on one device.
+
+    Attributes:
+        workload: what was computed.
+        device: its text, such as `cuda:0`.
+        device_name: the driver's name for it.
+        seed: of the inputs.
+        rows: one a schedule, the naive one first; then the libraries that were asked for.
+        peak_flops: of the device, in float32 FLOP/s; None where it is not known.
+        peak_bandwidth: of the device's memory, in bytes/s; None where it is not known.
+    """
+
+    workload: Workload
+    device: str
+    device_name: str
+    seed: int
+    rows: tuple[Row, ...]
+    peak_flops: float | None = None
+    peak_bandwidth: float | None = None
+
+    @property
+    def memory_bound(self) -> bool:
+        """Whether the memory's peak limits the workload, not the multipliers': left of the roofline's ridge."""
+        flops, bandwidth = self.peak_flops, self.peak_bandwidth
+        ridge = flops / bandwidth if flops and bandwidth else TYPICAL_RIDGE
+        return self.workload.arithmetic_intensity < ridge
+
+    @property
+    def cold(self) -> bool:
+        """Whether the times were taken with arrays outside the cache."""
+        return any(row.timing.cold for row in self.rows if row.timing)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every row is verified and has a time."""
+        return all(row.failure is None for row in self.rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as JSON has it."""
+        rows = [row.to_json() for row in self.rows]
+        own = {"device": self.device, "device_name": self.device_name, "seed": self.seed}
+        peaks = {"peak_flops": self.peak_flops, "peak_bandwidth": self.peak_bandwidth}
+        return {"workload": self.workload.text, **own, **peaks, "rows": rows}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Result:
+        """The result that `to_json` wrote."""
+        rows = tuple(Row.from_json(row) for row in data["rows"])
+        peaks = data.get("peak_flops"), data.get("peak_bandwidth")  # files of version 0.1.0 do not have them
+        return cls(parse(data["workload"]), data["device"], data["device_name"], data["seed"], rows, *peaks)

@@ -1,0 +1,67 @@
+"""The reference of filters: correlation in float64, in pieces that stay in a processor's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+PIECE = 1 << 17  # elements of float64 that a thread works on at a time
+
+
+def correlate(x: NDArray[Any], k: NDArray[Any]) -> NDArray[np.float64]:
+    """Slide a mask over each channel of an image, with zeros outside, by adding up the image moved by each tap.
+
+    Args:
+        x: the image, (height, width, channels).
+        k: the mask, (rows, columns), both odd.
+
+    Returns:
+        The correlation, of the image's shape.
+    """
+    y = np.empty(x.shape, np.float64)
+    mask = _reaching(k.astype(np.float64), x.shape)
+    with ThreadPoolExecutor() as threads:  # NumPy lets go of the interpreter's lock
+        for _ in threads.map(lambda piece: _fill(y, piece, x, mask), _pieces(x.shape)):
+            pass
+    return y
+
+
+def _reaching(k: NDArray[np.float64], image: tuple[int, ...]) -> NDArray[np.float64]:
+    """The mask without the taps that, as far from its middle as the image is long, only ever meet zeros."""
+    middles = [size // 2 for size in k.shape]
+    return k[tuple(slice(max(middle - n + 1, 0), middle + n) for middle, n in zip(middles, image, strict=False))]
+
+
+def _pieces(image: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:
+    """The image's rows and columns in pieces of about `PIECE` elements."""
+    height, width, channels = image
+    columns = max(1, min(width, PIECE // channels))
+    rows = max(1, PIECE // (columns * channels))
+    for top, left in product(range(0, height, rows), range(0, width, columns)):
+        yield slice(top, min(top + rows, height)), slice(left, min(left + columns, width))
+
+
+def _fill(y: NDArray[np.float64], piece: tuple[slice, slice], x: NDArray[Any], k: NDArray[np.float64]) -> None:
+    """Compute a piece of `y` from the same piece of `x` and its halo."""
+    (rows, above), (columns, beside) = (
+        _reach(part, taps // 2, size) for part, taps, size in zip(piece, k.shape, x.shape, strict=False)
+    )
+    padded = np.pad(x[rows, columns].astype(np.float64), (above, beside, (0, 0)))
+    out = y[piece]
+    height, width, _ = out.shape
+    out[:] = 0
+    for (r, s), tap in np.ndenumerate(k):
+        out += tap * padded[r : r + height, s : s + width]
+
+
+def _reach(part: slice, radius: int, size: int) -> tuple[slice, tuple[int, int]]:
+    """What is there, along one axis, of a part and its halo, and how many zeros are missing before and behind it."""
+    first, last = part.start - radius, part.stop + radius
+    return slice(max(first, 0), min(last, size)), (max(-first, 0), max(last - size, 0))
