@@ -19,6 +19,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from schedules.vocabulary import (
     bind_grid,
     bind_innermost,
+    hoist_guards,
     inline_consumers,
     inline_producers,
     own_loops,
@@ -57,7 +58,10 @@ def with_halo(w: Filter, tile: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def ask_block(k: Knobs, w: Filter, default: Sequence[int] | None = None) -> Sizes:
-    """Threads of a block, from knobs; along no axis are there twice as many as the signal with its ghost cells needs.
+    """Threads of a block, from knobs: powers of two, along each axis fewer than twice the signal with its ghost cells.
+
+    An axis of one place has one thread: several would share what they stage, and TVM leave out the barrier that they
+    then need (`tvmconv.analysis.barriers`).
 
     Args:
         k: gets the knobs `threads_x` and, for an image, `threads_y`.
@@ -87,7 +91,7 @@ def ask_tile(k: Knobs, w: Filter) -> Sizes:
 
 
 def block_exceeds_mask(w: Filter) -> bool:
-    """Whether the mask fits constant memory, and there is a block with more threads than taps along each axis."""
+    """Whether the mask fits constant memory, and a block can have as many threads as taps along each axis."""
     return mask_is_constant(w) and bool(_blocks_over_mask(w))
 
 
@@ -174,10 +178,11 @@ def compute_tiles(
     if copy is not None:
         s.compute_at(copy, step, preserve_unit_loops=True)
         unroll(s, _bind_strided(s, own_loops(s, copy)[-outputs:][:axes], threads), MAX_STEPS)
-    for nest in (inner, own_loops(s, store)[:axes]):  # only now: a tile is seen to be smaller than the block until then
+    for nest in (inner, own_loops(s, store)[:axes]):  # only now: where threads idle, the copy would cover their places
         _bind_strided(s, nest, threads)
     s.decompose_reduction(sums, taps[0])
     unroll(s, taps[0], MAX_UNROLLED)
+    hoist_guards(s)
 
 
 def _bind_strided(s: Schedule, loops: Sequence[LoopRV], threads: Sequence[int]) -> LoopRV:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from tvm import s_tir
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
+from schedules.filters import mask_is_constant
 from schedules.vocabulary import place
 from tvmconv.workloads.filters import Filter
 from tvmconv.workloads.filters_te import clamped
@@ -29,8 +30,8 @@ def held(w: Filter) -> int:
 
 
 def fits(w: Filter) -> bool:
-    """Whether the row that a warp sees fits in its lanes' registers, and the taps of a row in a kernel's text."""
-    return held(w) <= MAX_HELD and w.mask[1] <= MAX_UNROLLED
+    """Whether what a warp sees of a row fits in registers, its taps in the text, and the mask in constant memory."""
+    return mask_is_constant(w) and held(w) <= MAX_HELD and w.mask[1] <= MAX_UNROLLED
 
 
 def program(w: Filter, warps: tuple[int, int]) -> s_tir.Schedule:

@@ -19,6 +19,7 @@ import numpy as np
 from tvm import s_tir
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
+from schedules.filters import mask_is_constant
 from schedules.vocabulary import place
 from tvmconv.knobs import Columns, Knobs
 from tvmconv.space import Usage
@@ -52,8 +53,8 @@ class Strip:
 
 
 def fits(w: Filter) -> bool:
-    """Whether a strip of one output has few enough products and a window that fits in registers."""
-    return w.mask[1] <= MAX_PRODUCTS and 1 + 2 * reach(w) < MAX_REGISTERS
+    """Whether a strip of one output has few enough products, its window registers, and the mask constant memory."""
+    return mask_is_constant(w) and w.mask[1] <= MAX_PRODUCTS and 1 + 2 * reach(w) < MAX_REGISTERS
 
 
 def reach(w: Filter) -> int:

@@ -8,6 +8,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmconv.compiler import spaces
+from tvmconv.compiler.lower import HOIST_GUARDS
 
 # Of gridDim.y and gridDim.z; gridDim.x takes 2^31 - 1 (CUDA C++ Programming Guide, "Technical Specifications").
 GRID_LIMIT = 65535
@@ -80,6 +81,15 @@ def cooperative_copy(s: Schedule, block: SBlockRV, threads: tuple[int, int, int]
 def place(s: Schedule, **arguments: spaces.Space) -> None:
     """Say which arguments, by their names, lie in constant memory or are read through a texture."""
     s.annotate(s.get_sblock("root"), spaces.ANNOTATION, arguments)
+
+
+def hoist_guards(s: Schedule) -> None:
+    """Test once, outside the loops, what only a thread's place decides, such as whether it idles.
+
+    TVM writes the test around each innermost statement. NVIDIA's compiler then makes every instruction conditional, and
+    on sm_90 reads constants and addresses anew at each, by loads of the thread's own.
+    """
+    s.annotate(s.get_sblock("root"), HOIST_GUARDS, True)
 
 
 def extent(s: Schedule, loop: LoopRV) -> int:

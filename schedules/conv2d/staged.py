@@ -18,7 +18,15 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from schedules.conv2d.plans import BANKS, PIPELINES, Plan
-from schedules.vocabulary import bind_grid, channels_innermost, inline_consumers, own_loops, split_all, unroll
+from schedules.vocabulary import (
+    bind_grid,
+    bind_innermost,
+    channels_innermost,
+    inline_consumers,
+    own_loops,
+    split_all,
+    unroll,
+)
 
 MAX_COPIES = 64  # of a thread in one step, unrolled
 
@@ -158,9 +166,3 @@ def bind_blocks(s: Schedule, outer: LoopRV, block: Sequence[LoopRV]) -> None:
     """Bind the outermost loop and those of two or three axes to the grid."""
     z, y, x = (outer, *block) if len(block) == 2 else (s.fuse(outer, block[0]), *block[1:])
     bind_grid(s, z, y, x)
-
-
-def bind_innermost(s: Schedule, kind: str, loops: Sequence[LoopRV]) -> None:
-    """Bind loops, the innermost to x, to the axes of `vthread` or `threadIdx`."""
-    for loop, axis in zip(reversed(loops), "xyz", strict=False):
-        s.bind(loop, f"{kind}.{axis}")

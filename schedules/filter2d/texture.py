@@ -10,6 +10,8 @@ a clock as loads bring words. For CUDA only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tvm import te, tirx
 from tvm.ir import Call, PointerType, PrimType
 from tvm.s_tir import Schedule
@@ -19,7 +21,7 @@ from schedules.vocabulary import place, unroll
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Filter2d
-from tvmconv.workloads.filters_te import clamped
+from tvmconv.workloads.filters_te import correlation
 
 # Of a texture over linear memory: CUDA C++ Programming Guide, "Technical Specifications".
 MAX_WIDTH, MAX_HEIGHT = 131072, 65000
@@ -35,7 +37,7 @@ def texture(s: Schedule, w: Filter2d, k: Knobs) -> Schedule:
     """A thread computes an output, channels interleaved, from texels."""
     across = k.choice("threads_x", (8, 16, 32, 64, 128), default=32)
     down = k.choice("threads_y", (1, 2, 4, 8, 16), default=8)
-    s = Schedule(te.create_prim_func(list(declare(w))))
+    s = Schedule(te.create_prim_func(list(_declare(w))))
     place(s, K="constant", X="texture")
     sums = accumulate(s, w)
     line, column, channel, *taps = s.get_loops(sums)
@@ -51,22 +53,15 @@ def texture(s: Schedule, w: Filter2d, k: Knobs) -> Schedule:
     return s
 
 
-def declare(w: Filter2d) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
+def _declare(w: Filter2d) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
     """`Filter2d.declare` without the ghost cells: the texture of X is zero outside."""
     X = te.placeholder(w.signal_shape, w.dtype, name="X")
     K = te.placeholder(w.mask_shape, w.dtype, name="K")
-    r, s = te.reduce_axis((0, w.R), "r"), te.reduce_axis((0, w.S), "s")
+    image = Call("tirx.address_of", [X(0, 0, 0)], ret_ty=PointerType(PrimType(w.dtype)))
 
-    def fetch(line: tirx.PrimExpr, element: tirx.PrimExpr) -> tirx.PrimExpr:
-        middle = (index.astype("float32") + tirx.const(0.5, "float32") for index in (element, line))
-        image = Call("tirx.address_of", [X(0, 0, 0)], ret_ty=PointerType(PrimType(w.dtype)))
-        return tirx.call_pure_extern("float32", "tex2D<float>", image, *middle)
+    def fetch(at: Sequence[tirx.Expr], tap: Sequence[tirx.Expr]) -> tirx.Expr:
+        line, column = (i + j - radius for i, j, radius in zip(at, tap, w.radius, strict=False))
+        middle = (index.astype("float32") + tirx.const(0.5, "float32") for index in (column * w.C + at[-1], line))
+        return tirx.call_pure_extern(w.dtype, "tex2D<float>", image, *middle)
 
-    def correlate(i: tirx.Var, j: tirx.Var, c: tirx.Var) -> tirx.PrimExpr:
-        texel = fetch(i + r - w.R // 2, (j + s - w.S // 2) * w.C + c)
-        return te.sum(texel * K[r, s], axis=[r, s])
-
-    if not w.clamp:
-        return X, K, te.compute(w.signal_shape, correlate, name="Y")
-    filtered = te.compute(w.signal_shape, correlate, name="filtered")
-    return X, K, te.compute(w.signal_shape, lambda *at: clamped(filtered[at]), name="Y")
+    return X, K, correlation(w, K, fetch)

@@ -39,11 +39,11 @@ def test_fetches_are_the_image_inside_and_zero_outside(gpu, shape, down, right):
 
 
 @pytest.mark.parametrize("shape", [(5, 8, 1), (5, 7, 3)])
-def test_arrays_of_torch_may_begin_anywhere(gpu, shape):
+def test_an_array_may_begin_where_no_texture_can(gpu, shape):
     torch = pytest.importorskip("torch")
     x = image(shape)
-    buffer = torch.zeros(x.size + 1, device=f"cuda:{gpu.index}")
-    inside = buffer[1:].reshape(shape)  # its address is a multiple of four only
+    buffer = torch.zeros(x.size + 16, device=f"cuda:{gpu.index}")
+    inside = buffer[16:].reshape(shape)  # 64 bytes behind an allocation's begin: the least alignment of DLPack
     inside.copy_(torch.from_numpy(x))
     y = gpu.load(lower_shift(gpu, shape, 1, 1).program).call_dlpack([inside])
     np.testing.assert_array_equal(y.cpu().numpy(), shifted(x, 1, 1))

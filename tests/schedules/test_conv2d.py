@@ -168,16 +168,3 @@ def test_a_reduction_tile_may_overhang(gpu):
 def test_float16_is_refused_by_name():
     with pytest.raises(tc.ScheduleError, match="no schedule 'vthread' for conv2d in float16"):
         tc.build(tc.parse("conv2d:1x8x8x8,8x8x3x3,s1,p1,f16"), "vthread", arch="sm_90")
-
-
-@pytest.mark.parametrize("schedule", tc.schedules(), ids=lambda s: s.name)
-def test_every_schedule_explains_itself(schedule):
-    assert 20 < len(schedule.summary) <= 120
-    assert schedule.summary.endswith(".")
-    assert len(schedule.doc.splitlines()) >= 4
-
-
-@pytest.mark.parametrize("schedule", tc.schedules(), ids=lambda s: s.name)
-def test_every_schedule_has_a_space_of_a_workload_that_it_applies_to(schedule):
-    workload = next(w for w in map(tc.parse, NASTY) if schedule.applies(w))
-    assert schedule.space(workload).size >= 1

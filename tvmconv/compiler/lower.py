@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import re
@@ -137,20 +136,33 @@ def _without_async_stages(mod: IRModule) -> IRModule:
     return s.mod
 
 
-def _with_asynchronous_copies() -> PassContext:
-    """TVM's current pass context, in which what a schedule marks as asynchronous becomes cp.async.
+# Of the root block: tests that only threads and blocks decide are made outside the loops in which they stand.
+HOIST_GUARDS = "tvmconv.hoist_guards"
 
-    The option also brings in a pass for the DMA engines of other devices, which takes seconds to find nothing.
+
+def _pass_context(mod: IRModule, *, asynchronous: bool) -> PassContext:
+    """TVM's current pass context with the options that a schedule needs.
+
+    Args:
+        mod: the scheduled module.
+        asynchronous: whether what the schedule marks as asynchronous becomes cp.async. That option also brings in a
+            pass for the DMA engines of other devices, which takes seconds to find nothing.
     """
     from tvm.ir.transform import PassContext
 
     current = PassContext.current()
+    config, disabled = dict(current.config), list(current.disabled_pass)
+    if asynchronous:
+        config["tirx.use_async_copy"] = True
+        disabled.append("s_tir.LowerAsyncDMA")
+    if HOIST_GUARDS in spaces.root_annotations(mod):
+        config["s_tir.HoistIfThenElse"] = {"support_block_scope_hoisting": True}
     return PassContext(
         opt_level=current.opt_level,
         required_pass=list(current.required_pass),
-        disabled_pass=[*current.disabled_pass, "s_tir.LowerAsyncDMA"],
+        disabled_pass=disabled,
         instruments=list(current.instruments or ()),
-        config={**current.config, "tirx.use_async_copy": True},
+        config=config,
     )
 
 
@@ -171,7 +183,7 @@ def lower(mod: IRModule, target: Target) -> Lowered:
         asynchronous = _copies_asynchronously(target)
         bound = tirx.transform.BindTarget(target)(mod if asynchronous else _without_async_stages(mod))
         pipeline, finalize_host, finalize_device = tirx.get_default_tir_pipeline(target)
-        with _with_asynchronous_copies() if asynchronous else contextlib.nullcontext():
+        with _pass_context(mod, asynchronous=asynchronous):
             lowered = pipeline(bound)
         host, devices = importlib.import_module("tvm.tirx.build").split_host_device_mods(lowered)
         device_mods = [finalize_device()(device) for device in devices.values()]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tvmconv.compiler.program import ArrayType
 from tvmconv.errors import CompileError
@@ -37,15 +37,19 @@ def read(mod: IRModule) -> dict[str, Space]:
     """
     function = mod["main"]
     names = [str(p.name) for p in function.params]
-    root = getattr(function.body, "block", None)  # a function written by hand may do without one
-    told = root.annotations.get(ANNOTATION, {}) if root is not None else {}
-    marked = {str(name): str(space) for name, space in told.items()}
+    marked = {str(name): str(space) for name, space in root_annotations(mod).get(ANNOTATION, {}).items()}
     for name, space in marked.items():
         if name not in names:
             raise CompileError(f"the schedule places {quote(name)}: expected one of {', '.join(names)}")
         if space not in get_args(Space):
             raise CompileError(f"the schedule places {name} in {quote(space)}: expected {', '.join(get_args(Space))}")
     return {name: marked.get(name, "global") for name in names}  # type: ignore[misc]  # checked above
+
+
+def root_annotations(mod: IRModule) -> Mapping[str, Any]:
+    """What a schedule says of `main` as a whole, in the annotations of its root block."""
+    root = getattr(mod["main"].body, "block", None)  # a function written by hand may do without one
+    return root.annotations if root is not None else {}
 
 
 def apply(source: str, kind: str, spaces: Mapping[str, Space], arrays: Sequence[ArrayType]) -> str:
