@@ -57,6 +57,11 @@ def fits(w: Filter) -> bool:
     return mask_is_constant(w) and w.mask[1] <= MAX_PRODUCTS and 1 + 2 * reach(w) < MAX_REGISTERS
 
 
+def too_large(w: Filter) -> bool:
+    """Whether the mask is too large for `register`."""
+    return not fits(w)
+
+
 def reach(w: Filter) -> int:
     """Elements between an output and the farthest input of its row."""
     return w.radius[1] * w.image[2]

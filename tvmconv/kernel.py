@@ -44,7 +44,7 @@ def build(
     Args:
         workload: what to compute.
         schedule: how, by name or as found by `schedules`; by default what the log says, else `depthwise` for what
-            is depthwise and `direct` for all others.
+            is depthwise, `direct` for other convolutions and `register` for filters.
         device: where to run it, such as `cuda:0` or `opencl:0`; by default the best there is (`auto`).
         arch: instead of a device, a CUDA architecture to compile for only, such as `sm_90`.
         config: values by knob name; the other knobs take their defaults.

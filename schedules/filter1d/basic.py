@@ -7,13 +7,14 @@ alone. The other variants are measured against this one.
 
 from tvm.s_tir import Schedule
 
+from schedules import strips
 from schedules.filters import ask_block, read_global
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Filter1d
 
 
-@schedule("filter1d")
+@schedule("filter1d", promising=strips.too_large)
 def basic(s: Schedule, w: Filter1d, k: Knobs) -> None:
     """A block computes as many outputs as it has threads."""
     read_global(s, w, ask_block(k, w))

@@ -8,13 +8,14 @@ word in C of what it loads, and the others when their channel's turn comes, if t
 
 from tvm.s_tir import Schedule
 
+from schedules import strips
 from schedules.filters import ask_block, read_global
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Filter2d
 
 
-@schedule("filter2d")
+@schedule("filter2d", promising=strips.too_large)
 def basic(s: Schedule, w: Filter2d, k: Knobs) -> None:
     """A block computes as many pixels as it has threads."""
     read_global(s, w, ask_block(k, w))

@@ -4,8 +4,8 @@ A texture has elements of one, two or four values, and an image any number of ch
 the image with its channels interleaved, and a tap to the right is `channels` texels further on. Texels outside are zero
 by the texture's border mode; a row's end is also its last pixel's end, so that this is the image's own border.
 
-Fetches are cached in the L1 cache as other loads are, but go there through the texture units, a quarter as many texels
-a clock as loads bring words. For CUDA only.
+Fetches are cached in the L1 cache as other loads are, but go there through the texture units: a multiprocessor has
+four, which fetch a texel a clock each, where a load brings 32 words. For CUDA only.
 """
 
 from __future__ import annotations
