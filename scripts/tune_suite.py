@@ -1,12 +1,14 @@
-"""Tune every layer of a suite, then compare the suite with cuDNN in one run, as a table and a chart.
+"""Tune every workload of a suite, then compare the suite with libraries in one run, as a table and a chart.
 
     python scripts/tune_suite.py --suite mobilenet --only depthwise --seconds 20 --device cuda:0 -o results
     python scripts/tune_d2l.py -o results              # 60 s a shape
     python scripts/tune_resnet50.py -o results         # 30 s a shape
+    python scripts/tune_suite.py --suite filter2d --baseline copy --baseline cupy --device cuda:0 -o results
 
-Measurements go to a log, DIR/NAME.jsonl or --log; the same command goes on where it was interrupted. Then `default` and
-`conflict_free` of the ladder, the best kernel of the log (`tuned`) and cuDNN are timed side by side:
-DIR/NAME-tuned.json, .md and .png. Prints the speed-up over cuDNN, layer by layer and as geometric mean.
+Measurements go to a log, DIR/NAME.jsonl or --log; the same command goes on where it was interrupted. Then the naive
+schedule, the best one without tuning, the best kernel of the log (`tuned`) and the libraries, cuDNN if none is named,
+are timed side by side: DIR/NAME-tuned.json, .md and .png. Prints the speed-up over each library, layer by layer and as
+geometric mean.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tvmconv import devices
+from tvmconv.baselines import BASELINES
 from tvmconv.cli.errors import Parser, UsageError, guarded
 from tvmconv.cli.options import count, tell_choice
 from tvmconv.cli.progress import progress_line
@@ -26,7 +29,11 @@ from tvmconv.experiment import TUNED
 from tvmconv.report import Table, significant
 from tvmconv.sweep import Sweep, measure_sweep, select_layers
 
-COMPARED = ("default", "conflict_free")
+COMPARED = {
+    "conv2d": ("default", "conflict_free"),
+    "filter1d": ("basic", "register"),
+    "filter2d": ("basic", "register"),
+}
 TIMING_SECONDS = 0.1  # of each kernel in the comparison
 
 
@@ -42,16 +49,19 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "tune_suite", **defau
 
 
 def _run(argv: Sequence[str], prog: str, defaults: dict[str, object]) -> int:
-    parser = Parser(prog=prog, description="Tune every layer of a suite, then compare the suite with cuDNN.")
+    parser = Parser(prog=prog, description="Tune every layer of a suite, then compare the suite with libraries.")
     parser.add_argument("--suite", default="d2l", help="whose layers (default: %(default)s)")
     parser.add_argument("--only", metavar="TEXT", help="only layers whose name contains this, such as 3x3")
     parser.add_argument("--batch", type=count, default=1, metavar="N", help="images at a time (default: %(default)s)")
     parser.add_argument("-o", dest="out", type=Path, default=Path("results"), metavar="DIR", help="where results go")
-    parser.add_argument("--baseline", default="cudnn", choices=("cudnn", "none"), help="to compare with")
+    parser.add_argument(
+        "--baseline", action="append", choices=(*BASELINES, "none"), help="to compare with (default: cudnn alone)"
+    )
     parser.add_argument("--tune-only", action="store_true", help="do not compare")
     add_search(parser)
     parser.set_defaults(log=None, **defaults)
     args = parser.parse_args(argv)
+    baselines = [name for name in args.baseline or ["cudnn"] if name != "none"]
     if args.device.startswith("rpc:") and not args.tune_only:
         raise UsageError(f"kernels cannot be compared on {args.device}: tune there with --tune-only")
 
@@ -78,28 +88,32 @@ def _run(argv: Sequence[str], prog: str, defaults: dict[str, object]) -> int:
         shlex.join(["python", f"scripts/{prog}.py", *argv]),
         progress=progress_line,
         done=lambda sweep: None,
-        schedules=COMPARED,
+        schedules=COMPARED[next(iter(workloads.values())).operator],
         log=args.log,
-        baselines=[] if args.baseline == "none" else [args.baseline],
+        baselines=baselines,
+        cold=None,  # where the arrays exceed the cache
         seconds=TIMING_SECONDS,
     )
     sweep.write(args.out)
     print(sweep.table.text())
-    if args.baseline != "none":
-        print(speedups(sweep, args.baseline).text())
+    if baselines:
+        print(speedups(sweep, baselines).text())
     return 0 if all(result.ok for result in sweep.results) else 1
 
 
-def speedups(sweep: Sweep, baseline: str) -> Table:
-    """How many times as fast as the baseline the tuned kernels are, and the geometric mean."""
-    ratios = []
-    for result in sweep.results:
-        rows = {row.name: row.timing for row in result.rows}
-        ours, theirs = rows[TUNED], rows[baseline]
-        ratios.append(theirs.median / ours.median if ours and theirs else math.nan)
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    lines = [*zip(sweep.labels, map(significant, ratios), strict=True), ("geometric mean", significant(mean))]
-    return Table((sweep.axis, f"× {baseline}"), lines, left=frozenset({sweep.axis}))
+def speedups(sweep: Sweep, baselines: Sequence[str]) -> Table:
+    """How many times as fast as each baseline the tuned kernels are, and the geometric means."""
+    columns = []
+    for baseline in baselines:
+        ratios = []
+        for result in sweep.results:
+            rows = {row.name: row.timing for row in result.rows}
+            ours, theirs = rows[TUNED], rows[baseline]
+            ratios.append(theirs.median / ours.median if ours and theirs else math.nan)
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        columns.append([significant(ratio) for ratio in (*ratios, mean)])
+    lines = list(zip([*sweep.labels, "geometric mean"], *columns, strict=True))
+    return Table((sweep.axis, *(f"× {name}" for name in baselines)), lines, left=frozenset({sweep.axis}))
 
 
 if __name__ == "__main__":

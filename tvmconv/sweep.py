@@ -17,7 +17,7 @@ from tvmconv.plot import draw_sweep, size_info, sweep_info
 from tvmconv.provenance import provenance
 from tvmconv.report import Table, bandwidth_table, sweep_table
 from tvmconv.results import Result
-from tvmconv.workloads import Workload, suite
+from tvmconv.workloads import Conv2d, Layer, Workload, suite
 
 CHANNELS_SUITE = "d2l"  # its layers differ in nothing but their channels
 FIXED_EFFORT = 10**9  # building and timing a workload's schedules take about as long as verifying so many bytes
@@ -150,8 +150,14 @@ def select_layers(name: str, batch: int, only: str | None) -> dict[str, Workload
     chosen = [layer for layer in layers if (only or "") in layer.name]
     if not chosen:
         raise Error(f"no layer of {name} is named like {only!r}; there are {', '.join(layer.name for layer in layers)}")
-    by_channels = name == CHANNELS_SUITE
-    return {str(layer.workload.C) if by_channels else layer.name: layer.workload for layer in chosen}
+    return {_label(name, layer): layer.workload for layer in chosen}
+
+
+def _label(name: str, layer: Layer) -> str:
+    """What tells a layer of a suite from the others."""
+    if name == CHANNELS_SUITE and isinstance(layer.workload, Conv2d):
+        return str(layer.workload.C)
+    return layer.name
 
 
 def measure_sweep(

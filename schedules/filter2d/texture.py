@@ -36,7 +36,7 @@ def fits(w: Filter2d) -> bool:
 def texture(s: Schedule, w: Filter2d, k: Knobs) -> Schedule:
     """A thread computes an output, channels interleaved, from texels."""
     across = k.choice("threads_x", (8, 16, 32, 64, 128), default=32)
-    down = k.choice("threads_y", (1, 2, 4, 8, 16), default=8)
+    down = k.choice("threads_y", (1, 2, 4, 8), default=8)
     s = Schedule(te.create_prim_func(list(_declare(w))))
     place(s, K="constant", X="texture")
     sums = accumulate(s, w)

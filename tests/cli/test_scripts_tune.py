@@ -75,7 +75,7 @@ def test_the_mean_of_the_speedups_is_geometric(script):
     for layer, theirs in zip(LAYERS, (2.0, 8.0), strict=True):
         rows = [Row(name, timing=Timing((s,), "by hand", False)) for name, s in (("tuned", 1.0), ("cudnn", theirs))]
         results.append(Result(layer.workload, "cuda:0", "a GPU", 0, tuple(rows)))
-    table = script("tune_suite").speedups(Sweep("d2l-tuned", ["2", "4"], results, ""), "cudnn")
+    table = script("tune_suite").speedups(Sweep("d2l-tuned", ["2", "4"], results, ""), ["cudnn"])
     assert [line.split() for line in table.text().splitlines()] == [
         ["channels", "×", "cudnn"],
         ["2", "2.00"],

@@ -43,7 +43,7 @@ def test_mobilenet_alternates_depthwise_and_pointwise():
     assert sum(layer.count for layer in suite("mobilenet") if layer.workload.depthwise) == 13
 
 
-@pytest.mark.parametrize("name", SUITES)
+@pytest.mark.parametrize("name", ["d2l", "resnet50", "vgg16", "mobilenet"])
 def test_batch_sets_every_layer_s_batch(name):
     assert {layer.workload.N for layer in suite(name, batch=16)} == {16}
 
@@ -51,3 +51,10 @@ def test_batch_sets_every_layer_s_batch(name):
 def test_unknown_suite_is_refused_with_the_known_ones():
     with pytest.raises(WorkloadError, match="unknown suite 'alexnet': expected one of d2l, resnet50, vgg16, mobilenet"):
         suite("alexnet")
+
+
+@pytest.mark.parametrize("name", ["filter1d", "filter2d"])
+def test_suites_of_filters_have_no_batch(name):
+    assert {layer.workload.operator for layer in suite(name)} == {name}
+    with pytest.raises(WorkloadError, match="batch=2"):
+        suite(name, batch=2)

@@ -1,13 +1,15 @@
-"""Named lists of convolutions: the layers of well-known networks, at ImageNet's 224×224, and the d2l-tvm sweep."""
+"""Named lists of workloads: the layers of well-known networks at ImageNet's 224×224, the d2l-tvm sweep, and filters."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from tvmconv.errors import WorkloadError
+from tvmconv.workloads.base import Workload
 from tvmconv.workloads.conv2d import Conv2d
+from tvmconv.workloads.filters import Filter1d, Filter2d
 from tvmconv.workloads.text import quote
 
 IMAGE = 224
@@ -15,16 +17,16 @@ IMAGE = 224
 
 @dataclass(frozen=True)
 class Layer:
-    """A distinct convolution of a network.
+    """A distinct workload of a suite, such as a convolution of a network.
 
     Attributes:
         name: name of the first layer with this workload.
-        workload: the convolution.
+        workload: what it computes.
         count: how many layers of the network have this workload.
     """
 
     name: str
-    workload: Conv2d
+    workload: Workload
     count: int
 
 
@@ -33,10 +35,11 @@ def suite(name: str, batch: int = 1) -> tuple[Layer, ...]:
 
     Args:
         name: one of `SUITES`.
-        batch: images at a time, N of every workload.
+        batch: images at a time, N of every convolution.
 
     Raises:
-        WorkloadError: there is no such suite, or the batch is not a positive integer that TVM can index.
+        WorkloadError: there is no such suite, the batch is not a positive integer that TVM can index, or the suite has
+            no batch.
     """
     if name not in SUITES:
         raise WorkloadError(f"unknown suite {quote(name)}: expected one of {', '.join(SUITES)}")
@@ -107,6 +110,27 @@ def mobilenet(batch: int) -> Iterator[tuple[str, Conv2d]]:
         yield f"conv{block}.pointwise", _square(batch, depthwise.O, size, width, kernel=1)
 
 
+def filter1d(batch: int) -> Iterator[tuple[str, Filter1d]]:
+    """Signals of a megabyte up to a gigabyte, with masks up to the widest of the literature's examples."""
+    _refuse_batch("filter1d", batch)
+    for exponent, taps in ((18, 5), (24, 5), (24, 31), (28, 5)):
+        yield f"2^{exponent}.k{taps}", Filter1d(1 << exponent, taps)
+
+
+def filter2d(batch: int) -> Iterator[tuple[str, Filter2d]]:
+    """Square images of a megabyte up to a gigabyte, of one or three channels, with masks from 3×3 to 17×17."""
+    _refuse_batch("filter2d", batch)
+    for size, channels, taps in (
+        (512, 1, 5), (4096, 1, 9), (4096, 1, 17), (4096, 3, 5), (8192, 1, 5), (16384, 1, 3), (16384, 1, 5)
+    ):  # fmt: skip
+        yield f"{size}x{channels}.{taps}x{taps}", Filter2d(size, size, channels, taps, taps)
+
+
+def _refuse_batch(name: str, batch: int) -> None:
+    if batch != 1:
+        raise WorkloadError(f"batch={quote(batch)}: suite {name} is of single signals, expected 1")
+
+
 def _square(
     batch: int, channels: int, size: int, filters: int, kernel: int, stride: int = 1, groups: int = 1
 ) -> Conv2d:
@@ -119,6 +143,6 @@ def _square(
     )
 
 
-SUITES: dict[str, Callable[[int], Iterator[tuple[str, Conv2d]]]] = {
-    network.__name__: network for network in (d2l, resnet50, vgg16, mobilenet)
+SUITES: dict[str, Callable[[int], Iterable[tuple[str, Workload]]]] = {
+    walk.__name__: walk for walk in (d2l, resnet50, vgg16, mobilenet, filter1d, filter2d)
 }
