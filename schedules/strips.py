@@ -29,7 +29,8 @@ from tvmconv.workloads.filters_te import clamped
 VECTORS = (1, 2, 4)  # floats of a load
 MAX_PRODUCTS = 2600  # in a kernel's text: NVRTC takes 3 s for them, and four times that for twice as many
 MAX_REGISTERS = 160  # sums and window of a thread
-WARP = 32
+THREADS = (64, 4)  # of a block, across and down, by default
+MANY_BLOCKS = 256  # as many as large GPUs have multiprocessors, or more
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,10 @@ def ask(w: Filter, k: Knobs) -> Strip:
     rows, once = _default(w, widths[-1])
     vector = k.choice("vector", widths, default=widths[-1])
     vectors = k.choice("vectors", (1, 2, 4), default=1)
-    across, down = k.choice("threads_x", (32, 64, 128, 256), default=128 if height == 1 else 64), 1
+    across, down = k.choice("threads_x", (32, 64, 128, 256), default=128 if height == 1 else THREADS[0]), 1
     if height > 1:
         rows = k.choice("rows", (1, 2, 4, 8, 16, 32), default=rows)
-        down = k.choice("threads_y", (1, 2, 4, 8), default=4)
+        down = k.choice("threads_y", (1, 2, 4, 8), default=THREADS[1])
     if w.mask[0] > 1:
         once = bool(k.choice("once", (1, 0), default=int(once)))
     k.condition(f"at most {MAX_PRODUCTS} products of a thread are unrolled", lambda c: _products(w, c) <= MAX_PRODUCTS)
@@ -101,10 +102,13 @@ def _default(w: Filter, vector: int) -> tuple[int, bool]:
     """Output rows of a strip, and whether it loads each input row once: the first such pair that the limits allow.
 
     More rows share more loads, and leave fewer threads to hide their latency: 2 for masks of 3 rows, 4 for 5 rows are
-    the fastest on an H200 (tuning_logs/nvidia-h200/).
+    the fastest on an H200 (tuning_logs/nvidia-h200/). Small images take fewer, for enough blocks to occupy a GPU.
     """
-    height, mask_rows = w.image[0], w.mask[0]
+    (height, width, channels), mask_rows = w.image, w.mask[0]
     most = 1 if height == 1 else 2 if mask_rows <= 3 else 4 if mask_rows <= 5 else 8
+    blocks_across = -(-width * channels // (vector * THREADS[0]))
+    while most > 1 and blocks_across * -(-height // (most * THREADS[1])) < MANY_BLOCKS:
+        most //= 2
     ways = [(most, True), (-(-most // 2), True), *((rows, False) for rows in (8, 4, 2, 1) if rows <= most)]
     for rows, once in ways:
         columns = {"vector": vector, "vectors": 1, "rows": rows, "once": int(once)}

@@ -5,7 +5,8 @@
 
 Needs NVBench's Python bindings: pip install "tvmconv[bench]". Kernels are verified first. Prints, beside NVBench's mean
 time, the median of `Kernel.time(cold=True)`, and the bandwidth and its share of the memory's peak as NVBench reports
-them of the workload's least bytes. Writes DIR/nvbench.json and nvbench.md. Exit status 1 says that a kernel failed.
+them of the workload's least bytes. Writes OPERATOR-nvbench.json and OPERATOR-nvbench.md to DIR. Exit status 1 says that
+a kernel failed.
 """
 
 from __future__ import annotations
@@ -105,9 +106,10 @@ def _run(argv: Sequence[str]) -> int:
     print("\n".join([table.text(), "", *notes]))
     if args.out:
         data = {"notes": notes, "kernels": [asdict(row) for row in rows]}
-        (args.out / "nvbench.json").write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        name = f"{workloads[0].operator}-nvbench"
+        (args.out / f"{name}.json").write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         page = "\n\n".join([table.markdown(), *notes])
-        (args.out / "nvbench.md").write_text(f"{page}\n", encoding="utf-8")
+        (args.out / f"{name}.md").write_text(f"{page}\n", encoding="utf-8")
     return 1 if failures else 0
 
 

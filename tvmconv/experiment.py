@@ -22,7 +22,7 @@ from tvmconv.verify import Problem, Verification
 from tvmconv.workloads import Workload
 
 TUNED = "tuned"  # the name of what a log has
-QUANTILES = 101
+QUANTILES = 21
 
 Progress = Callable[[str], None]
 

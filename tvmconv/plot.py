@@ -143,7 +143,13 @@ def draw_sweep(info: SweepInfo, path: Path) -> None:
             line.x, line.y, color=color, linestyle=style, marker=marker, markersize=5, linewidth=2, label=line.name
         )
     if info.peak is not None:
-        axes.axhline(info.peak, color="gray", linestyle="--", label=f"memory's peak, {info.peak:,.0f} {info.unit}")
+        axes.axhline(
+            info.peak,
+            color="black",
+            linewidth=1,
+            linestyle=(0, (8, 4)),
+            label=f"memory's peak, {info.peak:,.0f} {info.unit}",
+        )
     if info.log_x:
         axes.set_xscale("log", base=2)
         axes.minorticks_off()

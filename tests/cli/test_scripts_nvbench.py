@@ -93,7 +93,7 @@ def test_nvbench_times_every_schedule_of_every_size(script, tmp_path, capsys):
     pytest.importorskip("cuda.bench")
     larger = "filter1d:4194304,k3"
     assert script.main([SMALL, larger, "--seconds", "0.01", "-o", str(tmp_path)]) == 0
-    kernels = json.loads((tmp_path / "nvbench.json").read_text())["kernels"]
+    kernels = json.loads((tmp_path / "filter1d-nvbench.json").read_text())["kernels"]
     assert {kernel["workload"] for kernel in kernels} == {SMALL, larger}
     assert all(kernel["nvbench"] > 0 < kernel["ours"] for kernel in kernels)
-    assert "cuda-bench" in (tmp_path / "nvbench.md").read_text()
+    assert "cuda-bench" in (tmp_path / "filter1d-nvbench.md").read_text()
