@@ -32,7 +32,8 @@ from tvmconv.provenance import provenance
 from tvmconv.report import NOTHING, Table, significant
 
 LEGEND = (
-    "One launch under ncu, with cold caches and free clocks: its time is not that of a benchmark. Bytes are for each "
+    "One launch under ncu, with cold caches and free clocks: its time is not that of a benchmark. Busy: the share of "
+    "its peak rate at which a unit works; the L1 has shared memory and textures in it. Bytes are for each "
     "output; instructions, requests and wavefronts are of warps, for each 32 outputs. Stalled: the warps that wait for "
     "that reason, on average, when an instruction is issued. Code: counted from the TIR of the busiest block, "
     "before the compiler merges loads of one element; flop/load is per element loaded from global memory."
@@ -41,6 +42,9 @@ METRICS = {
     "nanoseconds": "gpu__time_duration.sum",
     "dram_read_bytes": "dram__bytes_read.sum",
     "dram_write_bytes": "dram__bytes_write.sum",
+    "dram_busy_percent": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "l1_busy_percent": "l1tex__throughput.avg.pct_of_peak_sustained_active",
+    "issue_busy_percent": "smsp__issue_active.avg.pct_of_peak_sustained_active",
     "l2_sectors": "lts__t_sectors.sum",
     "l2_hit_percent": "lts__t_sector_hit_rate.pct",
     "l1_hit_percent": "l1tex__t_sector_hit_rate.pct",
@@ -205,6 +209,9 @@ def tables(rows: Sequence[Counters]) -> list[Table]:
     """One line a schedule: what moved and what warps waited for; then the instructions and requests."""
     moved: dict[str, Callable[[Counters], str]] = {
         "time [µs]": lambda row: _shown(row.metrics.get("nanoseconds"), 1e-3),
+        "DRAM busy": lambda row: _percent(row.metrics.get("dram_busy_percent")),
+        "L1 busy": lambda row: _percent(row.metrics.get("l1_busy_percent")),
+        "issue busy": lambda row: _percent(row.metrics.get("issue_busy_percent")),
         "DRAM read [B]": lambda row: _shown(row.each(["dram_read_bytes"], 1)),
         "DRAM written [B]": lambda row: _shown(row.each(["dram_write_bytes"], 1)),
         "L2 [B]": lambda row: _shown(row.each(["l2_sectors"], SECTOR_BYTES)),

@@ -47,14 +47,14 @@ def arguments():
 def test_a_line_has_what_was_counted_of_a_schedule(measured):
     out, _ = measured(*arguments())
     line = next(line for line in out.splitlines() if line.startswith("tiling"))
-    assert line.split()[1:3] == ["2.50", "3.00"]  # microseconds, bytes of DRAM for each output
+    assert line.split()[1:6] == ["2.50", "—", "—", "—", "3.00"]  # microseconds, three busy units, bytes read from DRAM
     assert line.endswith("50.0%  long scoreboard 7.25, wait 2.00")
 
 
 def test_what_ncu_does_not_have_is_left_blank(measured):
     out, _ = measured(*arguments())
     line = next(line for line in out.splitlines() if line.startswith("default"))
-    assert line.split()[3] == "—"  # bytes written
+    assert line.split()[6] == "—"  # bytes written
 
 
 def test_the_counts_of_the_code_are_kept_beside_those_of_the_gpu(measured):
