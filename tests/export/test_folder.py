@@ -90,7 +90,7 @@ def test_the_readme_tells_where_arguments_lie(tmp_path):
 
 def test_a_kernel_that_tvms_runtime_cannot_call_has_no_library(tmp_path):
     exported = export(tc.build(FILTER, "constant", arch="sm_90"), tmp_path)
-    assert exported.no_library.startswith("K is in constant memory")
+    assert exported.no_library.startswith("K is placed in constant memory")
     assert not (tmp_path / "kernel.so").exists()
 
 

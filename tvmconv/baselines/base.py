@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tvmconv.devices.base import BufferSets, Device, Timing, first_line
+from tvmconv.devices.base import Device, Timing, first_line
 from tvmconv.devices.cuda import CudaDevice
 from tvmconv.devices.cuda_kernel import border
-from tvmconv.devices.graphs import Replay, time_replays
 from tvmconv.errors import DeviceError
 from tvmconv.workloads.filters import Filter
 
@@ -73,20 +72,3 @@ def border_of(library: str, gpu: CudaDevice, *failures: type[Exception]) -> Iter
             raise
         except failures as error:
             raise DeviceError(f"{library}: {first_line(error)}") from error
-
-
-def time_sets(capture: Callable[[int], Replay], stream: int, sets: BufferSets, seconds: float) -> Timing:
-    """Time launches that go through buffer sets in turn, from CUDA graphs, as those of our kernels are timed.
-
-    Args:
-        capture: from a number of launches to the function that queues them all; they have run before.
-        stream: on which they are queued.
-        sets: what launch i works on is its set number i modulo `sets.count`.
-        seconds: device time to spend, about.
-
-    Raises:
-        DeviceError: a launch fails.
-    """
-    replays = time_replays(capture, stream, multiple=sets.count, seconds=seconds)
-    method = f"CUDA graph of {replays.launches} launches, {len(replays.seconds)} replays, {sets.describe('L2')}"
-    return Timing(replays.seconds, method, cold=sets.cold_bytes > 0)

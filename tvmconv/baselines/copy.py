@@ -6,12 +6,12 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tvmconv.baselines.base import Baseline, check_filter, check_gpu, time_sets
+from tvmconv.baselines.base import Baseline, check_filter, check_gpu
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.program import ArrayType, Launch
 from tvmconv.devices.base import BufferSets, Device, set_bytes
 from tvmconv.devices.cuda_kernel import Arrays, Function, border
-from tvmconv.devices.graphs import capture_on, check, new_stream
+from tvmconv.devices.graphs import capture_on, check, new_stream, time_sets
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tvmconv.baselines.base import Baseline, border_of, check_gpu, time_sets
+from tvmconv.baselines.base import Baseline, border_of, check_gpu
 from tvmconv.baselines.torch_calls import Call, calls
 from tvmconv.devices.base import BufferSets, Device, set_bytes
-from tvmconv.devices.graphs import Replay
+from tvmconv.devices.graphs import Replay, time_sets
 from tvmconv.errors import DeviceError
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmconv.baselines.base import Baseline, border_of, check_filter, check_gpu, time_sets
+from tvmconv.baselines.base import Baseline, border_of, check_filter, check_gpu
 from tvmconv.devices.base import BufferSets, Device, first_line, set_bytes
-from tvmconv.devices.graphs import capture_on
+from tvmconv.devices.graphs import capture_on, time_sets
 from tvmconv.errors import DeviceError
 
 if TYPE_CHECKING:

@@ -94,7 +94,7 @@ class Lowered:
         """
         for name, space in self.spaces.items():
             if space != "global":
-                raise CompileError(f"{name} is in {space} memory, which TVM's runtime cannot bring it to")
+                raise CompileError(f"{name} is placed in {_PLACES[space]}, which TVM's runtime cannot do")
         host = self._codegen(self.host, self.target.host)
         with compile_with(lambda text: self.cubin.image):
             host.import_module(self._codegen(self.device, self.target))
@@ -107,6 +107,8 @@ class Lowered:
         with target:  # TVM asks a GPU for its architecture otherwise, which takes far longer than generating the text
             return tvm.get_global_func(f"target.build.{target.kind.name}")(mod, target)
 
+
+_PLACES = {"constant": "constant memory", "texture": "a texture"}
 
 # From sm_80 on, a copy to shared memory may go on in the background: PTX ISA, "cp.async".
 _ASYNC_SINCE = 80

@@ -12,7 +12,7 @@ import numpy as np
 
 from tvmconv.devices.base import BufferSets, Loaded, LostError, Timing, check_inputs, set_bytes
 from tvmconv.devices.dlpack import adopt
-from tvmconv.devices.graphs import capture_on, check, new_stream, time_replays
+from tvmconv.devices.graphs import capture_on, check, new_stream, time_sets
 from tvmconv.devices.texture import Texture
 from tvmconv.errors import DeviceError
 
@@ -73,9 +73,7 @@ class CudaLoaded(Loaded):
 
             launch(0)  # fails here, if it does, and not within a capture, where errors say less
             check(runtime.cudaStreamSynchronize(stream))
-            replays = time_replays(capture_on(stream, launch), stream, multiple=sets.count, seconds=seconds)
-        method = f"CUDA graph of {replays.launches} launches, {len(replays.seconds)} replays"
-        return Timing(replays.seconds, f"{method}, {sets.describe('L2')}", cold)
+            return time_sets(capture_on(stream, launch), stream, sets, seconds)
 
     def bind(self, pointers: Sequence[int], stream: int) -> Bound:
         """Make ready to launch on the program's `arrays`, in their order, at these addresses; within `border`."""

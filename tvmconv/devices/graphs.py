@@ -1,6 +1,6 @@
 """CUDA graphs and events, to time device work of microseconds without the host in between.
 
-Kernels and the cuDNN baseline are timed by the same function here, so that their times can be compared.
+Kernels and the libraries that they are compared with are timed by the same function here, `time_sets`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from tvmconv.devices.base import BufferSets, Timing
 from tvmconv.errors import DeviceError
 
 # An event resolves about half a microsecond: a quarter of a percent of this.
@@ -104,6 +105,24 @@ class Graph:
 def capture_on(stream: int, launch: Callable[[int], None]) -> Callable[[int], Replay]:
     """For `time_replays`: capture a number of launches on `stream` in a graph."""
     return lambda launches: Graph(stream, launches, launch).replay
+
+
+def time_sets(capture: Callable[[int], Replay], stream: int, sets: BufferSets, seconds: float) -> Timing:
+    """Time launches that go through buffer sets in turn.
+
+    Args:
+        capture: from a number of launches to the function that queues them all; they have run before. What launch i
+            works on is set number i modulo `sets.count`.
+        stream: on which they are queued.
+        sets: the buffer sets.
+        seconds: device time to spend, about.
+
+    Raises:
+        DeviceError: a launch fails.
+    """
+    replays = time_replays(capture, stream, multiple=sets.count, seconds=seconds)
+    method = f"CUDA graph of {replays.launches} launches, {len(replays.seconds)} replays, {sets.describe('L2')}"
+    return Timing(replays.seconds, method, cold=sets.cold_bytes > 0)
 
 
 def time_replays(capture: Callable[[int], Replay], stream: int, *, multiple: int, seconds: float) -> Replays:

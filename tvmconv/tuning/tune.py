@@ -72,7 +72,7 @@ def tune(
         schedule: how; its knobs make the space.
         tuner: "xgb", "ga", "random" or "grid".
         trials: how many records there shall be, those in the log included; 512 if `seconds` is not given either.
-        seconds: how long it may take, on the clock, earlier sessions included.
+        seconds: how long it may take, on the clock, earlier sessions included; one config is measured at least.
         log: the file to append to.
         device: where to measure: a device, several of one architecture, "cuda" for all GPUs of this host, or "auto" for
             these or else the first device of OpenCL.
@@ -248,7 +248,7 @@ class _Search:
         status = self.status
         return (
             (status.asked is not None and status.done >= status.asked)
-            or (status.seconds is not None and status.elapsed >= status.seconds)
+            or (status.seconds is not None and status.elapsed >= status.seconds and status.done > 0)
             or (patience is not None and status.best is not None and status.since_best >= patience)
         )
 
