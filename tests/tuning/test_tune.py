@@ -55,6 +55,10 @@ def append(log, records):
         Log(log).append(record)
 
 
+def test_a_search_measures_something_even_if_its_time_is_up_before_the_device_is_ready(log):
+    assert search(log, seconds=1e-3).status.best is not None
+
+
 def test_a_search_measures_verifies_and_confirms(log):
     tuned = search(log, trials=4, compare=True, confirm=True)
     reference, *trials = records_of(log)

@@ -67,13 +67,13 @@ class Filter(ABC):
             raise WorkloadError(f"mask {quote(by(self.mask_shape))}: expected odd sizes, so that it has a middle")
         check_elements("the padded X", self.padded_shape)
 
+    @abstractmethod
     def at(self, line: Any, element: Any) -> tuple[Any, ...]:
         """Where an element of a row of the image lies in X and Y; numbers, or expressions of TVM."""
-        raise NotImplementedError
 
+    @abstractmethod
     def tap(self, r: Any, s: Any) -> tuple[Any, ...]:
         """Where a tap of the mask lies in K."""
-        raise NotImplementedError
 
     @property
     def radius(self) -> tuple[int, int]:
