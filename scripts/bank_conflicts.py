@@ -9,12 +9,11 @@ Needs ncu on the PATH and the right to read the GPU's counters. Writes NAME-bank
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import tvmconv as tc
@@ -22,6 +21,7 @@ from tvmconv import devices
 from tvmconv.analysis import banks, ncu
 from tvmconv.cli.errors import Parser, guarded
 from tvmconv.errors import DeviceError, Error
+from tvmconv.measured import Measured
 from tvmconv.provenance import provenance
 from tvmconv.report import Table
 
@@ -74,21 +74,18 @@ def _run(argv: Sequence[str]) -> int:
             kernel(*kernel.workload.inputs(seed=0))
         return 0
     if args.file:
-        name, source, rows = _read(args.file)
+        measured = Measured.read(args.file, Conflicts)
     else:
         name = f"{args.suite}-{args.only}-banks" if args.only else f"{args.suite}-banks"
         source = provenance(devices.find(args.device), shlex.join(["python", "scripts/bank_conflicts.py", *argv]))
-        measured = ncu.profile([sys.executable, __file__, *argv, "--launch-only"], METRICS)
-        rows = [_row(layer, kernel, counts) for (layer, kernel), counts in zip(_kernels(args), measured, strict=True)]
-    table = _table(rows)
+        profiled = ncu.profile([sys.executable, __file__, *argv, "--launch-only"], METRICS)
+        rows = [_row(layer, kernel, counts) for (layer, kernel), counts in zip(_kernels(args), profiled, strict=True)]
+        measured = Measured(name, source, rows)
+    table = _table(measured.kernels)
     print(table.text())
-    print(source)
+    print(measured.provenance)
     if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        head = json.dumps({"name": name, "provenance": source}, ensure_ascii=False).removesuffix("}")
-        body = ",\n".join(json.dumps(asdict(row)) for row in rows)
-        (args.out / f"{name}.json").write_text(f'{head}, "kernels": [\n{body}\n]}}\n', encoding="utf-8")
-        (args.out / f"{name}.md").write_text(f"{table.markdown()}\n\n{LEGEND} {source}\n", encoding="utf-8")
+        measured.write(args.out, f"{table.markdown()}\n\n{LEGEND} {measured.provenance}")
     return 0
 
 
@@ -99,14 +96,6 @@ def _kernels(args: Namespace) -> Iterator[tuple[str, tc.Kernel]]:
         raise Error(f"no layer of {args.suite} is named like {args.only!r}")
     device = devices.find(args.device)
     return ((layer.name, tc.build(layer.workload, name, device=device)) for layer in layers for name in SCHEDULES)
-
-
-def _read(file: Path) -> tuple[str, str, list[Conflicts]]:
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-        return str(data["name"]), str(data["provenance"]), [Conflicts(**kernel) for kernel in data["kernels"]]
-    except (ValueError, LookupError, TypeError) as error:
-        raise Error(f"{file}: not a file that this script wrote with -o ({type(error).__name__}: {error})") from error
 
 
 def _row(layer: str, kernel: tc.Kernel, counts: dict[str, float]) -> Conflicts:

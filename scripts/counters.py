@@ -3,6 +3,7 @@
     python scripts/counters.py filter2d:8192x8192x1,5x5 --device cuda:0 -o results
     python scripts/counters.py filter1d:268435456,k5 --schedules basic,shuffle,register -o results
     python scripts/counters.py --from results/filter1d-counters.json -o results      # the tables again
+    python scripts/counters.py --from results/filter1d-counters.json --into README.md
 
 Needs ncu on the PATH and the right to read the GPU's counters. Every kernel is launched once on random inputs, with its
 default config; --log adds the fastest kernel of a log. Writes OPERATOR-counters.json, all that was read, and
@@ -11,13 +12,12 @@ OPERATOR-counters.md, the tables.
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import tvmconv as tc
@@ -28,8 +28,9 @@ from tvmconv.cli.errors import Parser, guarded
 from tvmconv.cli.options import tell_choice, told_fallbacks
 from tvmconv.errors import Error
 from tvmconv.experiment import TUNED, choose
+from tvmconv.measured import Measured
 from tvmconv.provenance import provenance
-from tvmconv.report import NOTHING, Table, significant
+from tvmconv.report import NOTHING, Table, significant, with_section
 
 LEGEND = (
     "One launch under ncu, with cold caches and free clocks: its time is not that of a benchmark. Busy: the share of "
@@ -37,6 +38,12 @@ LEGEND = (
     "output; instructions, requests and wavefronts are of warps, for each 32 outputs. Stalled: the warps that wait for "
     "that reason, on average, when an instruction is issued. Code: counted from the TIR of the busiest block, "
     "before the compiler merges loads of one element; flop/load is per element loaded from global memory."
+)
+SUMMARY_LEGEND = (
+    "One launch under ncu, the fastest first. Busy: the share of its peak rate at which a unit works; the L1 has "
+    "shared memory and textures in it. Instructions are of warps, for each 32 outputs, and bytes for each output. "
+    "Stalled: the warps that wait for that reason when an instruction is issued. Code: operations for each element "
+    "loaded from global memory, counted from the TIR."
 )
 METRICS = {
     "nanoseconds": "gpu__time_duration.sum",
@@ -132,29 +139,33 @@ def _run(argv: Sequence[str]) -> int:
             kernel(*kernel.workload.inputs(seed=0))
         return 0
     if args.file:
-        name, source, rows = _read(args.file)
+        measured = Measured.read(args.file, Counters)
     else:
         device = devices.find(args.device)
         tell_choice(args.device, device)
         operators = dict.fromkeys(tc.parse(text).operator for text in args.workloads)
         name = f"{'-'.join(operators)}-counters"
         source = provenance(device, shlex.join(["python", "scripts/counters.py", *argv]))
-        measured = ncu.profile([sys.executable, __file__, *argv, "--launch-only"], {**METRICS, **STALLS})
+        profiled = ncu.profile([sys.executable, __file__, *argv, "--launch-only"], {**METRICS, **STALLS})
         with told_fallbacks():
-            rows = [_row(*built, read) for built, read in zip(_kernels(args), measured, strict=True)]
-    texts = dict.fromkeys(row.workload for row in rows)
-    sections = {text: tables([row for row in rows if row.workload == text]) for text in texts}
-    for text, parts in sections.items():
-        print("\n\n".join([text, *(table.text() for table in parts)]), end="\n\n")
-    print(source)
+            rows = [_row(*built, read) for built, read in zip(_kernels(args), profiled, strict=True)]
+        measured = Measured(name, source, rows)
+    texts = dict.fromkeys(row.workload for row in measured.kernels)
+    sections = {text: [row for row in measured.kernels if row.workload == text] for text in texts}
+    for text, part in sections.items():
+        print("\n\n".join([text, *(table.text() for table in tables(part))]), end="\n\n")
+    print(measured.provenance)
     if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        data = {"name": name, "provenance": source, "kernels": [asdict(row) for row in rows]}
-        (args.out / f"{name}.json").write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         pages = [
-            "\n\n".join([f"## {text}", *(table.markdown() for table in parts)]) for text, parts in sections.items()
+            "\n\n".join([f"## {text}", *(table.markdown() for table in tables(part))])
+            for text, part in sections.items()
         ]
-        (args.out / f"{name}.md").write_text("\n\n".join([*pages, f"{LEGEND} {source}"]) + "\n", encoding="utf-8")
+        measured.write(args.out, "\n\n".join([*pages, f"{LEGEND} {measured.provenance}"]))
+    if args.into:
+        summaries = [f"`{text}`:\n\n{summary(part).markdown()}" for text, part in sections.items()]
+        section = "\n\n".join([*summaries, f"{SUMMARY_LEGEND} {measured.provenance}"])
+        page = args.into.read_text(encoding="utf-8")
+        args.into.write_text(with_section(page, measured.name, f"{section}\n"), encoding="utf-8")
     return 0
 
 
@@ -168,6 +179,7 @@ def _parser() -> Parser:
     parser.add_argument("--device", default="cuda:0", help="a CUDA device (default: %(default)s)")
     parser.add_argument("--from", dest="file", type=Path, metavar="FILE", help="do not measure: read this JSON")
     parser.add_argument("-o", dest="out", type=Path, metavar="DIR", help="write JSON and Markdown to this folder")
+    parser.add_argument("--into", type=Path, metavar="FILE", help="put a summary between this file's markers for NAME")
     parser.add_argument("--launch-only", action="store_true", help="launch each kernel once and print nothing, for ncu")
     return parser
 
@@ -197,55 +209,19 @@ def _row(schedule: str, kernel: tc.Kernel, read: Mapping[str, float]) -> Counter
     )
 
 
-def _read(file: Path) -> tuple[str, str, list[Counters]]:
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-        return str(data["name"]), str(data["provenance"]), [Counters(**kernel) for kernel in data["kernels"]]
-    except (ValueError, LookupError, TypeError) as error:
-        raise Error(f"{file}: not a file that this script wrote with -o ({type(error).__name__}: {error})") from error
-
-
 def tables(rows: Sequence[Counters]) -> list[Table]:
     """One line a schedule: what moved and what warps waited for; then the instructions and requests."""
-    moved: dict[str, Callable[[Counters], str]] = {
-        "time [µs]": lambda row: _shown(row.metrics.get("nanoseconds"), 1e-3),
-        "DRAM busy": lambda row: _percent(row.metrics.get("dram_busy_percent")),
-        "L1 busy": lambda row: _percent(row.metrics.get("l1_busy_percent")),
-        "issue busy": lambda row: _percent(row.metrics.get("issue_busy_percent")),
-        "DRAM read [B]": lambda row: _shown(row.each(["dram_read_bytes"], 1)),
-        "DRAM written [B]": lambda row: _shown(row.each(["dram_write_bytes"], 1)),
-        "L2 [B]": lambda row: _shown(row.each(["l2_sectors"], SECTOR_BYTES)),
-        "L2 hits": lambda row: _percent(row.metrics.get("l2_hit_percent")),
-        "L1 loads [B]": lambda row: _shown(row.each(["global_load_sectors", "texture_sectors"], SECTOR_BYTES)),
-        "L1 hits": lambda row: _percent(row.metrics.get("l1_hit_percent")),
-        "registers": lambda row: _shown(row.metrics.get("registers")),
-        "warps active": lambda row: _percent(row.metrics.get("occupancy_percent")),
-        "stalled": _stalled,
-    }
-    executed: dict[str, Callable[[Counters], str]] = {
-        "instructions": lambda row: _shown(row.each(["warp_instructions"], WARP)),
-        "FMA": lambda row: _shown(row.each(["thread_fmas"], 1)),
-        "global loads": lambda row: _shown(row.each(["global_load_requests"], WARP)),
-        "global, code": lambda row: _shown(row.code[code.GLOBAL_LOADS]),
-        "texture": lambda row: _shown(row.each(["texture_requests"], WARP)),
-        "texture, code": lambda row: _shown(row.code[code.TEXTURE_FETCHES]),
-        "shared wavefronts": lambda row: _shown(row.each(["shared_load_wavefronts", "shared_store_wavefronts"], WARP)),
-        "shared, code": lambda row: _shown(row.code[code.SHARED_LOADS] + row.code[code.SHARED_STORES]),
-        "constant": lambda row: _shown(row.each(["constant_requests"], WARP)),
-        "constant misses": lambda row: _shown(row.each(["constant_misses"], WARP)),
-        "constant, code": lambda row: _shown(row.code[code.CONSTANT_LOADS]),
-        "shuffles, code": lambda row: _shown(row.code[code.SHUFFLES]),
-        "flop/load, code": lambda row: _shown(row.ratio),
-    }
-    first = "schedule"
-    return [
-        Table(
-            [first, *columns],
-            [[row.schedule, *(cell(row) for cell in columns.values())] for row in rows],
-            left=frozenset({first, "stalled"}),
-        )
-        for columns in (moved, executed)
-    ]
+    return [_table(rows, columns) for columns in (MOVED, EXECUTED)]
+
+
+def summary(rows: Sequence[Counters]) -> Table:
+    """One line a schedule, the fastest first: what was busy, and how much there was to do."""
+    return _table(sorted(rows, key=lambda row: row.metrics.get("nanoseconds", math.inf)), SUMMARY)
+
+
+def _table(rows: Sequence[Counters], columns: Cells) -> Table:
+    lines = [[row.schedule, *(cell(row) for cell in columns.values())] for row in rows]
+    return Table(["schedule", *columns], lines, left=frozenset({"schedule", "stalled"}))
 
 
 def _stalled(row: Counters) -> str:
@@ -259,6 +235,53 @@ def _shown(value: float | None, scale: float = 1) -> str:
 
 def _percent(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.1f}%"
+
+
+Cells = dict[str, Callable[[Counters], str]]  # of a line, by the headers of their columns
+
+MOVED: Cells = {
+    "time [µs]": lambda row: _shown(row.metrics.get("nanoseconds"), 1e-3),
+    "DRAM busy": lambda row: _percent(row.metrics.get("dram_busy_percent")),
+    "L1 busy": lambda row: _percent(row.metrics.get("l1_busy_percent")),
+    "issue busy": lambda row: _percent(row.metrics.get("issue_busy_percent")),
+    "DRAM read [B]": lambda row: _shown(row.each(["dram_read_bytes"], 1)),
+    "DRAM written [B]": lambda row: _shown(row.each(["dram_write_bytes"], 1)),
+    "L2 [B]": lambda row: _shown(row.each(["l2_sectors"], SECTOR_BYTES)),
+    "L2 hits": lambda row: _percent(row.metrics.get("l2_hit_percent")),
+    "L1 loads [B]": lambda row: _shown(row.each(["global_load_sectors", "texture_sectors"], SECTOR_BYTES)),
+    "L1 hits": lambda row: _percent(row.metrics.get("l1_hit_percent")),
+    "registers": lambda row: _shown(row.metrics.get("registers")),
+    "warps active": lambda row: _percent(row.metrics.get("occupancy_percent")),
+    "stalled": _stalled,
+}
+EXECUTED: Cells = {
+    "instructions": lambda row: _shown(row.each(["warp_instructions"], WARP)),
+    "FMA": lambda row: _shown(row.each(["thread_fmas"], 1)),
+    "global loads": lambda row: _shown(row.each(["global_load_requests"], WARP)),
+    "global, code": lambda row: _shown(row.code[code.GLOBAL_LOADS]),
+    "texture": lambda row: _shown(row.each(["texture_requests"], WARP)),
+    "texture, code": lambda row: _shown(row.code[code.TEXTURE_FETCHES]),
+    "shared wavefronts": lambda row: _shown(row.each(["shared_load_wavefronts", "shared_store_wavefronts"], WARP)),
+    "shared, code": lambda row: _shown(row.code[code.SHARED_LOADS] + row.code[code.SHARED_STORES]),
+    "constant": lambda row: _shown(row.each(["constant_requests"], WARP)),
+    "constant misses": lambda row: _shown(row.each(["constant_misses"], WARP)),
+    "constant, code": lambda row: _shown(row.code[code.CONSTANT_LOADS]),
+    "shuffles, code": lambda row: _shown(row.code[code.SHUFFLES]),
+    "flop/load, code": lambda row: _shown(row.ratio),
+}
+SUMMARY: Cells = {
+    header: {**MOVED, **EXECUTED}[header]
+    for header in (
+        "time [µs]",
+        "DRAM busy",
+        "L1 busy",
+        "issue busy",
+        "instructions",
+        "DRAM read [B]",
+        "flop/load, code",
+        "stalled",
+    )
+}
 
 
 if __name__ == "__main__":

@@ -12,13 +12,12 @@ a kernel failed.
 from __future__ import annotations
 
 import functools
-import json
 import math
 import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from tvmconv.devices.cuda import CudaDevice
 from tvmconv.devices.cuda_kernel import Arrays, CudaLoaded
 from tvmconv.errors import DeviceError, Error
 from tvmconv.experiment import Progress, choose
+from tvmconv.measured import Measured
 from tvmconv.provenance import provenance
 from tvmconv.report import NOTHING, Table, significant
 from tvmconv.verify import Problem
@@ -105,11 +105,8 @@ def _run(argv: Sequence[str]) -> int:
     notes = [*failures, source]
     print("\n".join([table.text(), "", *notes]))
     if args.out:
-        data = {"notes": notes, "kernels": [asdict(row) for row in rows]}
         name = f"{workloads[0].operator}-nvbench"
-        (args.out / f"{name}.json").write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        page = "\n\n".join([table.markdown(), *notes])
-        (args.out / f"{name}.md").write_text(f"{page}\n", encoding="utf-8")
+        Measured(name, source, rows).write(args.out, "\n\n".join([table.markdown(), *notes]))
     return 1 if failures else 0
 
 

@@ -75,6 +75,16 @@ def test_the_page_can_be_made_again_from_the_json(measured):
     assert (folder / "conv2d-counters.md").read_text() == page
 
 
+def test_a_summary_goes_between_the_markers_of_a_page(measured, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- conv2d-counters -->\nold\n<!-- /conv2d-counters -->\nafter\n")
+    measured(*arguments(), "--into", str(page))
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("before\n")
+    assert "| tiling | 2.50 |" in text
+    assert "old" not in text
+
+
 @pytest.mark.parametrize("words", [(), (SMALL, "--from", "x.json")])
 def test_either_workloads_or_a_file_are_asked_for(script, capsys, words):
     assert script.main(list(words)) == 2
