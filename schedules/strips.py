@@ -54,8 +54,9 @@ class Strip:
 
 
 def fits(w: Filter) -> bool:
-    """Whether a strip of one output has few enough products, its window registers, and the mask constant memory."""
-    return mask_is_constant(w) and w.mask[1] <= MAX_PRODUCTS and 1 + 2 * reach(w) < MAX_REGISTERS
+    """Whether a strip of one vector keeps to the limits, and the mask has room in constant memory."""
+    least = {"vector": VECTORS[-1], "vectors": 1, "rows": 1, "once": 0}
+    return mask_is_constant(w) and _products(w, least) <= MAX_PRODUCTS and _held(w, least) <= MAX_REGISTERS
 
 
 def too_large(w: Filter) -> bool:

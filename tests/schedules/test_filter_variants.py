@@ -6,6 +6,7 @@ import re
 import pytest
 
 import tvmconv as tc
+from tvmconv import library
 from tvmconv.compiler import nvrtc
 from tvmconv.library import find
 
@@ -186,3 +187,19 @@ def test_caching_reads_what_is_beside_the_tile_from_global_memory(workload):
 def test_a_block_that_does_not_fit_is_refused_with_the_reason(workload, schedule, config, reason):
     with pytest.raises(tc.KnobError, match=reason):
         find(workload, schedule).apply(workload, config)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "filter1d:99,k153",
+        "filter2d:64x64x5,1x31",
+        "filter2d:64x64x1,9x9",
+        "filter2d:63x61x3,17x17",
+        "filter2d:1x64x1,31x31",
+    ],
+)
+def test_the_default_strip_keeps_to_the_limits_of_a_search(text):
+    workload = tc.parse(text)
+    space = library.find(workload, "register").space(workload)
+    assert space.legal(space.point(space.default)[None]).all()
