@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
-from schedules.filters import accumulate, compute_tiles
-from schedules.vocabulary import place
 from tvmconv.workloads.filters import Filter
 from tvmconv.workloads.filters_te import correlation
+
+from .filters import accumulate, compute_tiles
+from .vocabulary import place
 
 Index = Sequence[tirx.Expr]
 

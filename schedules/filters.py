@@ -16,7 +16,12 @@ import numpy as np
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from schedules.vocabulary import (
+from tvmconv.compiler.spaces import CONSTANT_BYTES
+from tvmconv.knobs import Knobs
+from tvmconv.workloads.filters import Filter
+from tvmconv.workloads.text import by
+
+from .vocabulary import (
     bind_grid,
     bind_innermost,
     hoist_guards,
@@ -27,10 +32,6 @@ from schedules.vocabulary import (
     split_all,
     unroll,
 )
-from tvmconv.compiler.spaces import CONSTANT_BYTES
-from tvmconv.knobs import Knobs
-from tvmconv.workloads.filters import Filter
-from tvmconv.workloads.text import by
 
 Sizes = tuple[int, ...]
 
@@ -61,7 +62,7 @@ def ask_block(k: Knobs, w: Filter, default: Sequence[int] | None = None) -> Size
     """Threads of a block, from knobs: powers of two, along each axis fewer than twice the signal with its ghost cells.
 
     An axis of one place has one thread: several would share what they stage, and TVM leave out the barrier that they
-    then need (`tvmconv.analysis.barriers`).
+    then need (`tvmconv.compiler.barriers`).
 
     Args:
         k: gets the knobs `threads_x` and, for an image, `threads_y`.

@@ -13,10 +13,11 @@ from __future__ import annotations
 from tvm import s_tir
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
-from schedules.filters import mask_is_constant
-from schedules.vocabulary import place
 from tvmconv.workloads.filters import Filter
 from tvmconv.workloads.filters_te import clamped
+
+from .filters import mask_is_constant
+from .vocabulary import place
 
 LANES = 32
 ALL_LANES = 0xFFFFFFFF

@@ -19,12 +19,13 @@ import numpy as np
 from tvm import s_tir
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
-from schedules.filters import mask_is_constant
-from schedules.vocabulary import place
 from tvmconv.knobs import Columns, Knobs
-from tvmconv.space import Usage
+from tvmconv.knobs.space import Usage
 from tvmconv.workloads.filters import Filter
 from tvmconv.workloads.filters_te import clamped
+
+from .filters import mask_is_constant
+from .vocabulary import place
 
 VECTORS = (1, 2, 4)  # floats of a load
 MAX_PRODUCTS = 2600  # in a kernel's text: NVRTC takes 3 s for them, and four times that for twice as many

@@ -23,9 +23,9 @@ from tvmconv.cli.errors import Parser, UsageError, guarded
 from tvmconv.cli.options import add_timing, how_to_time, tell_choice, tell_left_out
 from tvmconv.cli.progress import progress_line
 from tvmconv.devices import Device
-from tvmconv.experiment import choose
-from tvmconv.report import result_text
-from tvmconv.sweep import Sweep, measure_sweep
+from tvmconv.experiments.run import choose
+from tvmconv.experiments.sweep import Sweep, measure_sweep
+from tvmconv.reports.tables import result_text
 
 MASKS = {"filter1d": "k5", "filter2d": "5x5"}
 SIZES = {

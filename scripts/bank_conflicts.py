@@ -21,9 +21,9 @@ from tvmconv import devices
 from tvmconv.analysis import banks, ncu
 from tvmconv.cli.errors import Parser, guarded
 from tvmconv.errors import DeviceError, Error
-from tvmconv.measured import Measured
-from tvmconv.provenance import provenance
-from tvmconv.report import Table
+from tvmconv.experiments.measured import Measured
+from tvmconv.experiments.provenance import provenance
+from tvmconv.reports.tables import Table
 
 SCHEDULES = ("tiling", "columns", "vthread", "conflict_free")  # default has no shared memory
 LEGEND = (

@@ -27,10 +27,10 @@ from tvmconv.analysis import traffic as code
 from tvmconv.cli.errors import Parser, guarded
 from tvmconv.cli.options import tell_choice, told_fallbacks
 from tvmconv.errors import Error
-from tvmconv.experiment import TUNED, choose
-from tvmconv.measured import Measured
-from tvmconv.provenance import provenance
-from tvmconv.report import NOTHING, Table, significant, with_section
+from tvmconv.experiments.measured import Measured
+from tvmconv.experiments.provenance import provenance
+from tvmconv.experiments.run import TUNED, choose
+from tvmconv.reports.tables import NOTHING, Table, significant, with_section
 
 LEGEND = (
     "One launch under ncu, with cold caches and free clocks: its time is not that of a benchmark. Busy: the share of "

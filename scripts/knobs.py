@@ -18,12 +18,12 @@ from pathlib import Path
 from tvmconv.cli.errors import Parser, guarded
 from tvmconv.errors import Error
 from tvmconv.knobs import format_value
-from tvmconv.report import Table, with_section
-from tvmconv.tuning.best import log_files
-from tvmconv.tuning.knob_values import Found, searches, worths
-from tvmconv.tuning.lines import BadLines
-from tvmconv.tuning.log import read
-from tvmconv.tuning.subject import Subject
+from tvmconv.logs.best import log_files
+from tvmconv.logs.lines import BadLines
+from tvmconv.logs.log import read
+from tvmconv.logs.subject import Subject
+from tvmconv.reports.knob_values import Found, searches, worths
+from tvmconv.reports.tables import Table, with_section
 
 LEGEND = (
     "Speed: of the best kernel with the value, as a share of the best kernel of its search; the geometric mean of the "

@@ -27,13 +27,13 @@ from tvmconv.cli.errors import Parser, UsageError, guarded
 from tvmconv.cli.options import positive, seed_number
 from tvmconv.cli.progress import progress_line
 from tvmconv.devices.base import first_line
-from tvmconv.devices.cuda import CudaDevice
-from tvmconv.devices.cuda_kernel import Arrays, CudaLoaded
+from tvmconv.devices.cuda.device import CudaDevice
+from tvmconv.devices.cuda.kernel import Arrays, CudaLoaded
 from tvmconv.errors import DeviceError, Error
-from tvmconv.experiment import Progress, choose
-from tvmconv.measured import Measured
-from tvmconv.provenance import provenance
-from tvmconv.report import NOTHING, Table, significant
+from tvmconv.experiments.measured import Measured
+from tvmconv.experiments.provenance import provenance
+from tvmconv.experiments.run import Progress, choose
+from tvmconv.reports.tables import NOTHING, Table, significant
 from tvmconv.verify import Problem
 from tvmconv.workloads import Workload
 

@@ -19,8 +19,8 @@ from tvmconv import devices
 from tvmconv.cli.errors import Parser, guarded
 from tvmconv.cli.options import add_timing, how_to_time, tell_choice
 from tvmconv.cli.progress import progress_line
-from tvmconv.report import result_text, with_section
-from tvmconv.sweep import CHANNELS_SUITE, Sweep, measure_sweep, select_layers
+from tvmconv.experiments.sweep import CHANNELS_SUITE, Sweep, measure_sweep, select_layers
+from tvmconv.reports.tables import result_text, with_section
 
 LADDER = ("default", "tiling", "columns", "vthread", "conflict_free")
 

@@ -28,8 +28,8 @@ from tvmconv.cli.progress import progress_line
 from tvmconv.cli.tune import progress_text
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError, Error
-from tvmconv.provenance import provenance
-from tvmconv.report import NOTHING, Table, significant
+from tvmconv.experiments.provenance import provenance
+from tvmconv.reports.tables import NOTHING, Table, significant
 from tvmconv.workloads import Workload
 
 OURS, THEIRS = "tvmconv", "MetaSchedule"
@@ -102,7 +102,7 @@ def _parser() -> Parser:
 
 def measure_ours(workload: Workload, device: Device, args: argparse.Namespace) -> tuple[Searched, dict[str, float]]:
     """Tune into a log that is thrown away; what came of it, and mean milliseconds a trial by stage."""
-    from tvmconv.tuning.tune import tune
+    from tvmconv.searching.tune import tune
 
     with tempfile.TemporaryDirectory() as folder, progress_line(f"{OURS}: ") as show:
         tuned = tune(

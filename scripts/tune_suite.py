@@ -25,9 +25,9 @@ from tvmconv.cli.errors import Parser, UsageError, guarded
 from tvmconv.cli.options import count, tell_choice
 from tvmconv.cli.progress import progress_line
 from tvmconv.cli.tune import add_search, results_table, search, stage_lines
-from tvmconv.experiment import TUNED
-from tvmconv.report import Table, significant
-from tvmconv.sweep import Sweep, measure_sweep, select_layers
+from tvmconv.experiments.run import TUNED
+from tvmconv.experiments.sweep import Sweep, measure_sweep, select_layers
+from tvmconv.reports.tables import Table, significant
 
 COMPARED = {
     "conv2d": ("default", "conflict_free"),

@@ -5,7 +5,7 @@ import warnings
 import pytest
 
 import tvmconv as tc
-from tvmconv.tuning.record import Record
+from tvmconv.logs.record import Record
 
 W = tc.parse("conv2d:2x3x9x8,6x3x3x3,s2x1,p1")
 OTHER = tc.parse("conv2d:1x3x9x8,6x3x3x3")

@@ -9,7 +9,7 @@ from tvm.s_tir import Schedule as TirSchedule
 
 import tvmconv as tc
 from tvmconv import library
-from tvmconv.space import Limits, Usage
+from tvmconv.knobs.space import Limits, Usage
 
 W = tc.parse("conv2d:1x4x8x8,4x4x3x3,s1,p1")
 

@@ -12,6 +12,8 @@ The names below are loaded when they are first used, so that importing the packa
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tvmconv import moved
+
 if TYPE_CHECKING:
     from tvmconv.errors import (
         AnalysisError,
@@ -29,10 +31,10 @@ if TYPE_CHECKING:
     )
     from tvmconv.kernel import Kernel, build
     from tvmconv.library import Schedule, schedule, schedules
-    from tvmconv.tuning.log import Log
-    from tvmconv.tuning.record import ErrorKind, Record
-    from tvmconv.tuning.status import Status
-    from tvmconv.tuning.tune import Tuned, tune
+    from tvmconv.logs.log import Log
+    from tvmconv.logs.record import ErrorKind, Record
+    from tvmconv.searching.status import Status
+    from tvmconv.searching.tune import Tuned, tune
     from tvmconv.verify import Problem, Verification
     from tvmconv.workloads import Conv2d, Filter1d, Filter2d, Layer, parse, suite
 
@@ -53,14 +55,16 @@ _HOME = {
     ),
     "tvmconv.kernel": ("Kernel", "build"),
     "tvmconv.library": ("Schedule", "schedule", "schedules"),
-    "tvmconv.tuning.log": ("Log",),
-    "tvmconv.tuning.record": ("ErrorKind", "Record"),
-    "tvmconv.tuning.status": ("Status",),
-    "tvmconv.tuning.tune": ("Tuned", "tune"),
+    "tvmconv.logs.log": ("Log",),
+    "tvmconv.logs.record": ("ErrorKind", "Record"),
+    "tvmconv.searching.status": ("Status",),
+    "tvmconv.searching.tune": ("Tuned", "tune"),
     "tvmconv.verify": ("Problem", "Verification"),
     "tvmconv.workloads": ("Conv2d", "Filter1d", "Filter2d", "Layer", "parse", "suite"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+moved.install()
 
 __version__ = "0.1.0"
 __all__ = list(_MODULE_OF)

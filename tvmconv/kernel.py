@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from tvmconv.compiler.spaces import Space
     from tvmconv.devices import Device, Timing
     from tvmconv.devices.base import Loaded
-    from tvmconv.tuning.best import Paths
-    from tvmconv.tuning.record import Record
+    from tvmconv.logs.best import Paths
+    from tvmconv.logs.record import Record
     from tvmconv.workloads import Workload
 
 STAGES = ("te", "tir", "lowered", "source", "ptx", "sass", "resources", "traffic")
@@ -242,7 +242,7 @@ def _check_memory(workload: Workload, device: Device) -> None:
 
 def _build_logged(workload: Workload, schedule: library.Schedule | None, place: Device, log: Paths) -> Kernel:
     """Build the fastest record that applies, on the nearest device; where there is none, the default config."""
-    from tvmconv.tuning.best import Nearness, nearest_first
+    from tvmconv.logs.best import Nearness, nearest_first
 
     failures: list[Error] = []
     for nearness, record in nearest_first(log, workload, place, schedule.name if schedule else None):

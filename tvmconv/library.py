@@ -11,6 +11,7 @@ import functools
 import importlib
 import importlib.metadata
 import inspect
+import os
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmconv.errors import KnobError, ScheduleError
 from tvmconv.knobs import Columns, Config, Knobs, Value, format_value
-from tvmconv.space import Limits, Space, Usage
+from tvmconv.knobs.space import Limits, Space, Usage
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule as TirSchedule
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from tvmconv.workloads import Workload
 
 ENTRY_POINTS = "tvmconv.schedules"
-BUILT_IN = "schedules"
+BUILT_IN = "tvmconv.builtin"
 KINDS = ("cuda", "opencl")  # of devices
 
 Function = Callable[["TirSchedule", Any, Knobs], "TirSchedule | None"]
@@ -155,6 +156,8 @@ def schedule(
         key = (operator, function.__name__)
         known = _registry.get(key)
         if known and known.function.__module__ != function.__module__:
+            if _file(known.function) == _file(function):  # the same, imported under another name
+                return function
             raise ScheduleError(
                 f"schedule {key[1]} of {operator} is defined in {known.function.__module__} and {function.__module__}"
             )
@@ -164,6 +167,10 @@ def schedule(
         return function
 
     return register
+
+
+def _file(function: Callable) -> str:
+    return os.path.realpath(function.__code__.co_filename)
 
 
 @functools.cache

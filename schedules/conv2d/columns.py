@@ -11,11 +11,12 @@ aligned now, and the compiler merges a thread's neighbouring loads into wide one
 
 from tvm.s_tir import Schedule
 
-from schedules.conv2d.tiles import declare_tiles
-from schedules.conv2d.tiling import tile_and_stage
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Conv2d
+
+from .tiles import declare_tiles
+from .tiling import tile_and_stage
 
 OUTPUT = {"c": (4, 8), "h": (2, 2), "w": (16, 4)}  # threads, and the outputs of each
 REDUCTION = {"rc": (1, 1), "rh": (1, 3), "rw": (1, 1)}  # steps in registers, and taps of each

@@ -29,9 +29,11 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import IndexMap
 
-from schedules.conv2d.stages import accumulate_in_registers
-from schedules.conv2d.tiles import SHARED_BYTES, WORD
-from schedules.vocabulary import (
+from tvmconv.knobs import Knobs
+from tvmconv.library import schedule
+from tvmconv.workloads import Conv2d
+
+from ..vocabulary import (
     bind_grid,
     channels_innermost,
     cooperative_copy,
@@ -40,9 +42,8 @@ from schedules.vocabulary import (
     split_all,
     unroll,
 )
-from tvmconv.knobs import Knobs
-from tvmconv.library import schedule
-from tvmconv.workloads import Conv2d
+from .stages import accumulate_in_registers
+from .tiles import SHARED_BYTES, WORD
 
 WARP = 32
 MAX_UNROLLED_STEPS = 4096

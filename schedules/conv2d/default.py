@@ -6,10 +6,11 @@ operand from global memory each time. Everything above is measured against this.
 
 from tvm.s_tir import Schedule
 
-from schedules.conv2d.stages import accumulate_in_registers, axes, convolution
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Conv2d
+
+from .stages import accumulate_in_registers, axes, convolution
 
 MAX_THREADS = 1024
 

@@ -11,14 +11,15 @@ read nine times at most, by neighbours, out of the L1 cache; there is no barrier
 import numpy as np
 from tvm.s_tir import Schedule
 
-from schedules.conv2d import plans
-from schedules.conv2d.stages import accumulate_in_registers, convolution
-from schedules.conv2d.tiles import WORD
-from schedules.vocabulary import bind, bind_grid, cooperative_copy, own_loops, split_all
 from tvmconv.knobs import Columns, Knobs
+from tvmconv.knobs.space import Usage
 from tvmconv.library import schedule
-from tvmconv.space import Usage
 from tvmconv.workloads import Conv2d
+
+from ..vocabulary import bind, bind_grid, cooperative_copy, own_loops, split_all
+from . import plans
+from .stages import accumulate_in_registers, convolution
+from .tiles import WORD
 
 SPATIAL = ("tile_f", "tile_y", "tile_x")
 

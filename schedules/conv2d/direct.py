@@ -7,7 +7,7 @@ without a copy in registers (NVIDIA's compiler makes that copy itself, with vect
 
 What the other knobs are for, each of them part of the fastest kernel of some layer (tuning_logs/nvidia-h200/):
 
-* slices: threads share the sums of an output; see `schedules.conv2d.staged`. Small images with many channels.
+* slices: threads share the sums of an output; see `staged`. Small images with many channels.
 * pipeline: load the next step's operands while this one computes. Nearly everywhere.
 * fetch: neighbouring threads copy neighbouring elements.
 * weight_layout: the weight's channels innermost in shared memory, so that a thread's channels are one vector load;
@@ -16,13 +16,14 @@ What the other knobs are for, each of them part of the fastest kernel of some la
 
 from tvm.s_tir import Schedule
 
-from schedules.conv2d import plans, staged
-from schedules.conv2d.stages import axes, convolution, tiled_channels
-from schedules.conv2d.tiles import shrink_to_shared_memory
 from tvmconv.knobs import Columns, Knobs, nearest_factors
+from tvmconv.knobs.space import Usage
 from tvmconv.library import schedule
-from tvmconv.space import Usage
 from tvmconv.workloads import Conv2d
+
+from . import plans, staged
+from .stages import axes, convolution, tiled_channels
+from .tiles import shrink_to_shared_memory
 
 OUTPUT = {"f": (1, 8, 4), "y": (1, 2, 2), "x": (1, 16, 2)}  # virtual threads, threads, and the outputs of each
 REDUCTION = {"rc": 4, "ry": 3, "rx": 3}

@@ -10,13 +10,14 @@ weight's layout of `direct`. Measured: tuning_logs/nvidia-h200/.
 
 from tvm.s_tir import Schedule
 
-from schedules.conv2d import plans, staged
-from schedules.conv2d.conflict_free import flatten_pixels
-from schedules.vocabulary import inline_producers
 from tvmconv.knobs import Columns, Knobs
+from tvmconv.knobs.space import Usage
 from tvmconv.library import schedule
-from tvmconv.space import Usage
 from tvmconv.workloads import Conv2d
+
+from ..vocabulary import inline_producers
+from . import plans, staged
+from .conflict_free import flatten_pixels
 
 SPATIAL = ("tile_f", "tile_p")
 TAPS = ("tile_rc", "tile_ry", "tile_rx")

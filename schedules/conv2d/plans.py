@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schedules.conv2d.tiles import WORD, Factors
-from tvmconv.factors import prime_factors
 from tvmconv.knobs import Columns, Knobs
-from tvmconv.space import Usage
+from tvmconv.knobs.factors import prime_factors
+from tvmconv.knobs.space import Usage
 from tvmconv.workloads import Conv2d
+
+from .tiles import WORD, Factors
 
 PIPELINES = {"none": 1, "registers": 1, "async2": 2, "async3": 3, "async4": 4}  # copies of what is staged, of each
 SLICES = (1, 2, 4, 8, 16)

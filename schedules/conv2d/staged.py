@@ -17,8 +17,7 @@ from typing import NamedTuple
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from schedules.conv2d.plans import BANKS, PIPELINES, Plan
-from schedules.vocabulary import (
+from ..vocabulary import (
     bind_grid,
     bind_innermost,
     channels_innermost,
@@ -27,6 +26,7 @@ from schedules.vocabulary import (
     split_all,
     unroll,
 )
+from .plans import BANKS, PIPELINES, Plan
 
 MAX_COPIES = 64  # of a thread in one step, unrolled
 

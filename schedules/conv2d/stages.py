@@ -7,8 +7,9 @@ from typing import NamedTuple
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from schedules.vocabulary import inline_consumers
 from tvmconv.workloads import Conv2d
+
+from ..vocabulary import inline_consumers
 
 
 def convolution(s: Schedule, w: Conv2d) -> SBlockRV:

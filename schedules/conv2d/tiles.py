@@ -3,9 +3,10 @@
 import math
 from collections.abc import Mapping
 
-from schedules.conv2d.stages import tiled_channels
 from tvmconv.knobs import Knobs, nearest_factors
 from tvmconv.workloads import Conv2d
+
+from .stages import tiled_channels
 
 Factors = tuple[int, ...]
 Tiles = tuple[Factors, ...]

@@ -9,12 +9,13 @@ arithmetic for each byte read, at every level. Measured: tuning_logs/nvidia-h200
 
 from tvm.s_tir import Schedule
 
-from schedules.conv2d.stages import accumulate_in_registers, axes, convolution
-from schedules.conv2d.tiles import Tiles, declare_tiles
-from schedules.vocabulary import bind, bind_grid, channels_innermost, cooperative_copy, split_all
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Conv2d
+
+from ..vocabulary import bind, bind_grid, channels_innermost, cooperative_copy, split_all
+from .stages import accumulate_in_registers, axes, convolution
+from .tiles import Tiles, declare_tiles
 
 OUTPUT = {"c": (4, 8), "h": (2, 2), "w": (16, 4)}  # threads, and the outputs of each
 REDUCTION = {"rc": (1, 1), "rh": (1, 1), "rw": (1, 3)}  # steps in registers, and taps of each

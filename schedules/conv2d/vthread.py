@@ -10,11 +10,12 @@ already, and little is gained; at 56, where half a tile is 28 columns and 14 thr
 
 from tvm.s_tir import Schedule
 
-from schedules.conv2d.tiles import declare_tiles
-from schedules.conv2d.tiling import tile_and_stage
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Conv2d
+
+from .tiles import declare_tiles
+from .tiling import tile_and_stage
 
 OUTPUT = {"c": (1, 4, 8), "h": (1, 2, 2), "w": (2, 16, 2)}  # virtual threads, threads, and the outputs of each
 REDUCTION = {"rc": (1, 1), "rh": (1, 3), "rw": (1, 1)}  # steps in registers, and taps of each

@@ -7,11 +7,12 @@ alone. The other variants are measured against this one.
 
 from tvm.s_tir import Schedule
 
-from schedules import strips
-from schedules.filters import ask_block, read_global
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Filter1d
+
+from .. import strips
+from ..filters import ask_block, read_global
 
 
 @schedule("filter1d", promising=strips.too_large)

@@ -8,11 +8,12 @@ asks where its element lies, and warps at the tile's edge take both ways.
 
 from tvm.s_tir import Schedule
 
-from schedules.cached_halo import read_tile_and_global
-from schedules.filters import ask_block, mask_is_constant
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Filter1d
+
+from ..cached_halo import read_tile_and_global
+from ..filters import ask_block, mask_is_constant
 
 
 @schedule("filter1d", condition=mask_is_constant)

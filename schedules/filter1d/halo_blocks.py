@@ -13,12 +13,13 @@ from tvm import s_tir
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
-from schedules.filters import MAX_UNROLLED, ask_tile, halo_is_shared
-from schedules.vocabulary import place
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Filter1d
 from tvmconv.workloads.filters_te import clamped
+
+from ..filters import MAX_UNROLLED, ask_tile, halo_is_shared
+from ..vocabulary import place
 
 
 @schedule("filter1d", condition=halo_is_shared)

@@ -8,10 +8,11 @@ more than 1,024 taps has no such block.
 
 from tvm.s_tir import Schedule
 
-from schedules.filters import ask_block_with_halo, block_exceeds_mask, read_shared, without_halo
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Filter1d
+
+from ..filters import ask_block_with_halo, block_exceeds_mask, read_shared, without_halo
 
 
 @schedule("filter1d", condition=block_exceeds_mask)

@@ -9,10 +9,11 @@ threads takes more steps.
 
 from tvm.s_tir import Schedule
 
-from schedules.filters import ask_tile, halo_is_shared, read_shared
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Filter1d
+
+from ..filters import ask_tile, halo_is_shared, read_shared
 
 
 @schedule("filter1d", condition=halo_is_shared)

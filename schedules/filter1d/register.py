@@ -9,13 +9,14 @@ one by one.
 
 from tvm.s_tir import Schedule
 
-from schedules import strips
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Filter1d
 
+from .. import strips
+
 
 @schedule("filter1d", usage=strips.usage, condition=strips.fits, promising=strips.fits)
 def register(s: Schedule, w: Filter1d, k: Knobs) -> Schedule:
-    """A thread computes a few vectors of neighbouring outputs; see `schedules.strips`."""
+    """A thread computes a few vectors of neighbouring outputs; see `strips`."""
     return strips.program(w, strips.ask(w, k))

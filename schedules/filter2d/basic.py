@@ -8,11 +8,12 @@ word in C of what it loads, and the others when their channel's turn comes, if t
 
 from tvm.s_tir import Schedule
 
-from schedules import strips
-from schedules.filters import ask_block, read_global
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Filter2d
+
+from .. import strips
+from ..filters import ask_block, read_global
 
 
 @schedule("filter2d", promising=strips.too_large)

@@ -9,11 +9,12 @@ memory holds 64 KiB, which bounds the mask.
 
 from tvm.s_tir import Schedule
 
-from schedules.filters import ask_block, mask_is_constant, read_global
-from schedules.vocabulary import place
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Filter2d
+
+from ..filters import ask_block, mask_is_constant, read_global
+from ..vocabulary import place
 
 
 @schedule("filter2d", condition=mask_is_constant)

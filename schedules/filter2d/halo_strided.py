@@ -8,10 +8,11 @@ pixels of a step lie side by side. One channel at a time is in shared memory.
 
 from tvm.s_tir import Schedule
 
-from schedules.filters import ask_tile, halo_is_shared, read_shared
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Filter2d
+
+from ..filters import ask_tile, halo_is_shared, read_shared
 
 
 @schedule("filter2d", condition=halo_is_shared)

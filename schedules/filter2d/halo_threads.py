@@ -8,10 +8,11 @@ with 17x17. The bounds are checked once an element, no longer once a tap.
 
 from tvm.s_tir import Schedule
 
-from schedules.filters import ask_block_with_halo, block_exceeds_mask, read_shared, without_halo
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Filter2d
+
+from ..filters import ask_block_with_halo, block_exceeds_mask, read_shared, without_halo
 
 
 @schedule("filter2d", condition=block_exceeds_mask)

@@ -9,13 +9,14 @@ another. Rows that no vector divides take narrower ones, down to single elements
 
 from tvm.s_tir import Schedule
 
-from schedules import strips
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Filter2d
 
+from .. import strips
+
 
 @schedule("filter2d", usage=strips.usage, condition=strips.fits, promising=strips.fits)
 def register(s: Schedule, w: Filter2d, k: Knobs) -> Schedule:
-    """A thread computes a few rows of neighbouring outputs; see `schedules.strips`."""
+    """A thread computes a few rows of neighbouring outputs; see `strips`."""
     return strips.program(w, strips.ask(w, k))

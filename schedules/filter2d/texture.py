@@ -16,12 +16,13 @@ from tvm import te, tirx
 from tvm.ir import Call, PointerType, PrimType
 from tvm.s_tir import Schedule
 
-from schedules.filters import MAX_UNROLLED, accumulate, mask_is_constant
-from schedules.vocabulary import place, unroll
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Filter2d
 from tvmconv.workloads.filters_te import correlation
+
+from ..filters import MAX_UNROLLED, accumulate, mask_is_constant
+from ..vocabulary import place, unroll
 
 # Of a texture over linear memory: CUDA C++ Programming Guide, "Technical Specifications".
 MAX_WIDTH, MAX_HEIGHT = 131072, 65000

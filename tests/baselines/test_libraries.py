@@ -10,7 +10,7 @@ from strategies import filters
 
 from tvmconv.baselines import BASELINES, cupy
 from tvmconv.baselines.base import WrongDeviceError
-from tvmconv.devices.cuda import CudaDevice
+from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.errors import DeviceError
 from tvmconv.verify import Problem
 from tvmconv.workloads import parse

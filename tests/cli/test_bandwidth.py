@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tvmconv import library
-from tvmconv.sweep import Sweep
+from tvmconv.experiments.sweep import Sweep
 
 
 def basic(s, w, k):
@@ -73,7 +73,7 @@ def test_mask_sizes_and_schedules_are_options(script, tmp_path):
 
 
 def test_an_interrupted_sweep_keeps_what_it_has_and_goes_on(script, tmp_path, monkeypatch):
-    from tvmconv.experiment import run_ladder
+    from tvmconv.experiments.run import run_ladder
 
     measured = []
 
@@ -86,9 +86,9 @@ def test_an_interrupted_sweep_keeps_what_it_has_and_goes_on(script, tmp_path, mo
         measured.append(workload.n)
         return run_ladder(workload, **how)
 
-    monkeypatch.setattr("tvmconv.sweep.run_ladder", stopped_at_4096)
+    monkeypatch.setattr("tvmconv.experiments.sweep.run_ladder", stopped_at_4096)
     assert script([*HOW, *SIZES, "-o", str(tmp_path)]) == 130
-    monkeypatch.setattr("tvmconv.sweep.run_ladder", noted)
+    monkeypatch.setattr("tvmconv.experiments.sweep.run_ladder", noted)
     assert script([*HOW, *SIZES, "-o", str(tmp_path)]) == 0
     assert measured == [4096]
     assert Sweep.read(tmp_path / "filter1d-k5.json").labels == ["1000", "4096"]

@@ -1,7 +1,7 @@
 import pytest
 
 from tvmconv.cli import main
-from tvmconv.tuning.record import Record
+from tvmconv.logs.record import Record
 from tvmconv.workloads import parse
 
 SMALL = "conv2d:1x4x6x6,8x4x3x3,p1"

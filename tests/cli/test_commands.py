@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from tvmconv.cli import main
+from tvmconv.experiments.results import Row
 from tvmconv.kernel import STAGES
-from tvmconv.results import Row
 from tvmconv.workloads import Layer, parse
 
 SMALL = "conv2d:1x4x6x6,8x4x3x3,p1"

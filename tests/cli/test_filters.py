@@ -6,9 +6,9 @@ import pytest
 
 from tvmconv.cli import main
 from tvmconv.kernel import STAGES
-from tvmconv.tuning.lines import BadLines
-from tvmconv.tuning.log import read
-from tvmconv.tuning.record import Record
+from tvmconv.logs.lines import BadLines
+from tvmconv.logs.log import read
+from tvmconv.logs.record import Record
 
 SIGNAL, IMAGE = "filter1d:300,k5,clamp", "filter2d:9x11x3,3x5"
 BOTH = pytest.mark.parametrize("text", [SIGNAL, IMAGE])

@@ -8,7 +8,7 @@ import pytest
 
 import tvmconv as tc
 from tvmconv.cli import main
-from tvmconv.tuning.record import ErrorKind, Record
+from tvmconv.logs.record import ErrorKind, Record
 
 W = tc.parse("conv2d:1x8x6x6,4x8x3x3,p1")
 FAST = Record(W, "tiling", {"tile_c": (-1, 1, 2)}, "cpu", "opencl", times=(1.5e-5,), elapsed=2.0)

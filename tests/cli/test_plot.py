@@ -4,9 +4,9 @@ import pytest
 
 from tvmconv.cli import main
 from tvmconv.devices import Timing
-from tvmconv.results import Result, Row
-from tvmconv.sweep import Sweep
-from tvmconv.tuning.record import ErrorKind, Record
+from tvmconv.experiments.results import Result, Row
+from tvmconv.experiments.sweep import Sweep
+from tvmconv.logs.record import ErrorKind, Record
 from tvmconv.workloads import parse
 
 SMALL = parse("conv2d:1x4x6x6,8x4x3x3,p1")

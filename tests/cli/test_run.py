@@ -7,7 +7,7 @@ import pytest
 from tvmconv import devices, library
 from tvmconv.cli import main
 from tvmconv.errors import DeviceError
-from tvmconv.tuning.record import Record
+from tvmconv.logs.record import Record
 from tvmconv.workloads import parse
 
 SMALL = "conv2d:1x4x6x6,8x4x3x3,p1"
@@ -69,7 +69,7 @@ def test_several_baselines_may_be_given(capsys, monkeypatch):
     def failing(w, inputs, **how):
         raise DeviceError("not installed")
 
-    monkeypatch.setattr("tvmconv.experiment.BASELINES", {"cudnn": failing, "other": failing})
+    monkeypatch.setattr("tvmconv.experiments.run.BASELINES", {"cudnn": failing, "other": failing})
     monkeypatch.setattr("tvmconv.cli.options.BASELINES", ("cudnn", "other"))
     words = ["run", SMALL, "default", "--device", "opencl:0", "--seconds", "0.01", "--json"]
     assert main([*words, "--baseline", "other", "--baseline", "cudnn"]) == 1

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tvmconv.tuning.log import Log
-from tvmconv.tuning.record import Record
+from tvmconv.logs.log import Log
+from tvmconv.logs.record import Record
 from tvmconv.workloads import parse
 
 WORKLOAD = parse("conv2d:1x4x8x8,4x4x1x1")

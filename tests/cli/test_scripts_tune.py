@@ -9,10 +9,10 @@ import pytest
 from instant import Instant
 
 from tvmconv.devices import Timing
-from tvmconv.results import Result, Row
-from tvmconv.sweep import Sweep
-from tvmconv.tuning.lines import BadLines
-from tvmconv.tuning.log import read
+from tvmconv.experiments.results import Result, Row
+from tvmconv.experiments.sweep import Sweep
+from tvmconv.logs.lines import BadLines
+from tvmconv.logs.log import read
 from tvmconv.workloads import Layer, parse
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -30,7 +30,7 @@ def script(monkeypatch):
 @pytest.fixture
 def small(monkeypatch):
     """All suites consist of the two layers."""
-    monkeypatch.setattr("tvmconv.sweep.suite", lambda name, batch: LAYERS)
+    monkeypatch.setattr("tvmconv.experiments.sweep.suite", lambda name, batch: LAYERS)
 
 
 def records_of(log):
@@ -52,7 +52,7 @@ def test_a_suite_is_tuned_and_compared(script, small, tmp_path, capsys):
 
 
 def test_the_same_command_tunes_nothing_again(script, small, tmp_path, monkeypatch):
-    monkeypatch.setattr("tvmconv.tuning.tune.Measurer", Instant())
+    monkeypatch.setattr("tvmconv.searching.tune.Measurer", Instant())
     words = [*HOW, "--tune-only", "-o", str(tmp_path)]
     assert script("tune_suite").main(words) == 0
     log = tmp_path / "d2l.jsonl"

@@ -8,10 +8,10 @@ from instant import made_up
 
 from tvmconv.cli import main
 from tvmconv.cli.tune import progress_text
-from tvmconv.tuning.lines import BadLines
-from tvmconv.tuning.log import read
-from tvmconv.tuning.record import ErrorKind, Record
-from tvmconv.tuning.status import Status
+from tvmconv.logs.lines import BadLines
+from tvmconv.logs.log import read
+from tvmconv.logs.record import ErrorKind, Record
+from tvmconv.searching.status import Status
 from tvmconv.workloads import Layer, parse
 
 SMALL = "conv2d:1x4x8x8,4x4x1x1,s1,p0"
@@ -63,7 +63,9 @@ def test_a_suite_is_tuned_once_for_each_distinct_workload(tune, instant, monkeyp
 
 def test_the_time_is_shared_by_the_schedules(tune, instant, monkeypatch):
     asked = []
-    monkeypatch.setattr("tvmconv.tuning.tune.Status", lambda trials, seconds: asked.append(seconds) or Status(1, None))
+    monkeypatch.setattr(
+        "tvmconv.searching.tune.Status", lambda trials, seconds: asked.append(seconds) or Status(1, None)
+    )
     tune(SMALL, *HOW, "--schedule", "columns", "--seconds", "10")
     assert asked == [5.0, 5.0]
 

@@ -10,7 +10,7 @@ import pytest
 
 from tvmconv.compiler import nvrtc
 from tvmconv.devices.base import effort
-from tvmconv.devices.cuda_bench import squared_error_source
+from tvmconv.devices.cuda.bench import squared_error_source
 from tvmconv.errors import DeviceError
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
@@ -95,5 +95,5 @@ def test_inputs_of_another_shape_or_dtype_are_refused(device, vectors, lower_dif
 
 
 def test_a_device_process_loads_neither_tvm_nor_pytorch():
-    code = "import sys, tvmconv.tuning.bench_process; sys.exit(bool({'tvm', 'torch'} & set(sys.modules)))"
+    code = "import sys, tvmconv.measuring.bench_process; sys.exit(bool({'tvm', 'torch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -7,7 +7,7 @@ import pytest
 from placed import lower_filter
 
 import tvmconv as tc
-from tvmconv.devices.cuda_kernel import Arrays
+from tvmconv.devices.cuda.kernel import Arrays
 
 pytestmark = pytest.mark.gpu
 

@@ -7,7 +7,7 @@ import pytest
 
 from tvmconv.baselines.cudnn import time_cudnn
 from tvmconv.devices import find
-from tvmconv.devices.dlpack import load_tvm_runtime
+from tvmconv.devices.cuda.dlpack import load_tvm_runtime
 from tvmconv.errors import CompileError, DeviceError
 from tvmconv.verify import Problem
 from tvmconv.workloads import parse

@@ -4,8 +4,9 @@ import sys
 import pytest
 
 from tvmconv import devices
-from tvmconv.devices import Arch, find, inventory, opencl
+from tvmconv.devices import Arch, find, inventory
 from tvmconv.devices.base import AbsentError
+from tvmconv.devices.opencl import device as opencl
 from tvmconv.errors import DeviceError
 
 

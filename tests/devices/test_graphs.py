@@ -1,6 +1,6 @@
 import pytest
 
-from tvmconv.devices import graphs
+from tvmconv.devices.cuda import graphs
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@ import threading
 
 import pytest
 
-from tvmconv.devices import find, opencl, rpc
+from tvmconv.devices import find, rpc
+from tvmconv.devices.opencl import device as opencl
 from tvmconv.errors import DeviceError
 
 

@@ -7,7 +7,7 @@ import pytest
 from placed import lower_shift
 
 import tvmconv as tc
-from tvmconv.devices.texture import BASE_ALIGNMENT, ROW_ALIGNMENT
+from tvmconv.devices.cuda.texture import BASE_ALIGNMENT, ROW_ALIGNMENT
 
 pytestmark = pytest.mark.gpu
 

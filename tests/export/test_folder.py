@@ -8,7 +8,7 @@ import pytest
 
 import tvmconv as tc
 from tvmconv.export import export
-from tvmconv.tuning.record import Record
+from tvmconv.logs.record import Record
 
 SMALL = tc.parse("conv2d:1x4x6x6,8x4x3x3,p1")
 FILTER = tc.parse("filter2d:13x11x3,5x3")

@@ -1,7 +1,7 @@
 """No schedule lets threads race for shared memory, even where a tile is so small that TVM's rule for barriers fails.
 
 A thread that stages a single element stores it under the very index under which it loads one: then the index decides
-whether TVM puts a barrier between the two (tvmconv.analysis.barriers).
+whether TVM puts a barrier between the two (tvmconv.compiler.barriers).
 """
 
 import functools
@@ -11,7 +11,7 @@ from nasty import VARIED
 
 import tvmconv as tc
 from tvmconv import library
-from tvmconv.analysis.barriers import unsynchronised
+from tvmconv.compiler.barriers import unsynchronised
 from tvmconv.knobs import Split
 
 # One row of threads stages what both read; with the channels' threads outermost, its barriers were missing.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tvmconv.analysis.tir import Scope, executions, parts, statements, warps
-from tvmconv.report import NOTHING, Table, significant
+from tvmconv.reports.tables import NOTHING, Table, significant
 
 if TYPE_CHECKING:
     from tvmconv.kernel import Kernel

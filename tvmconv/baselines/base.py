@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvmconv.devices.base import Device, Timing, first_line
-from tvmconv.devices.cuda import CudaDevice
-from tvmconv.devices.cuda_kernel import border
+from tvmconv.devices.cuda.device import CudaDevice
+from tvmconv.devices.cuda.kernel import border
 from tvmconv.errors import DeviceError
 from tvmconv.workloads.filters import Filter
 

@@ -10,8 +10,8 @@ from tvmconv.baselines.base import Baseline, check_filter, check_gpu
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.program import ArrayType, Launch
 from tvmconv.devices.base import BufferSets, Device, set_bytes
-from tvmconv.devices.cuda_kernel import Arrays, Function, border
-from tvmconv.devices.graphs import capture_on, check, new_stream, time_sets
+from tvmconv.devices.cuda.graphs import capture_on, check, new_stream, time_sets
+from tvmconv.devices.cuda.kernel import Arrays, Function, border
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

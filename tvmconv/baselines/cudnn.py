@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from tvmconv.baselines.base import Baseline, border_of, check_gpu
 from tvmconv.baselines.torch_calls import Call, calls
 from tvmconv.devices.base import BufferSets, Device, set_bytes
-from tvmconv.devices.graphs import Replay, time_sets
+from tvmconv.devices.cuda.graphs import Replay, time_sets
 from tvmconv.errors import DeviceError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from tvmconv.devices.cuda import CudaDevice
+    from tvmconv.devices.cuda.device import CudaDevice
     from tvmconv.workloads.conv2d import Conv2d
     from tvmconv.workloads.filters import Filter
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tvmconv.baselines.base import Baseline, border_of, check_filter, check_gpu
 from tvmconv.devices.base import BufferSets, Device, first_line, set_bytes
-from tvmconv.devices.graphs import capture_on, time_sets
+from tvmconv.devices.cuda.graphs import capture_on, time_sets
 from tvmconv.errors import DeviceError
 
 if TYPE_CHECKING:

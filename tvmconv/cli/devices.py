@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from tvmconv.devices import Entry, inventory
-from tvmconv.report import NOTHING, Table
+from tvmconv.reports.tables import NOTHING, Table
 
 
 def add_parser(commands: Any) -> None:

@@ -13,13 +13,13 @@ from tvmconv import workloads
 from tvmconv.cli import options
 from tvmconv.errors import Error
 from tvmconv.knobs import format_value
-from tvmconv.report import NOTHING, Table, significant
-from tvmconv.tuning.best import best_of_each, log_files
-from tvmconv.tuning.lines import BadLines
-from tvmconv.tuning.log import read
-from tvmconv.tuning.merge import import_logs, merge, new_log
-from tvmconv.tuning.record import ErrorKind, Record
-from tvmconv.tuning.stats import Search, Stats, trials_per_second
+from tvmconv.logs.best import best_of_each, log_files
+from tvmconv.logs.lines import BadLines
+from tvmconv.logs.log import read
+from tvmconv.logs.merge import import_logs, merge, new_log
+from tvmconv.logs.record import ErrorKind, Record
+from tvmconv.logs.stats import Search, Stats, trials_per_second
+from tvmconv.reports.tables import NOTHING, Table, significant
 
 
 def add_parser(commands: Any) -> None:

@@ -14,7 +14,7 @@ from tvmconv import devices
 from tvmconv.baselines import BASELINES
 from tvmconv.devices import AbsentError, Arch, Device
 from tvmconv.errors import FallbackWarning
-from tvmconv.experiment import left_out
+from tvmconv.experiments.run import left_out
 from tvmconv.knobs import Value, parse_value
 from tvmconv.workloads import Workload
 

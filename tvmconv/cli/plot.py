@@ -12,11 +12,11 @@ from tvmconv import workloads
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.options import EXAMPLE
 from tvmconv.errors import Error
-from tvmconv.plot import FORMATS, draw_history, draw_sweep, sweep_info
-from tvmconv.sweep import Sweep
-from tvmconv.tuning.history import Search, history_info, merge_into_sweep, searches
-from tvmconv.tuning.lines import BadLines
-from tvmconv.tuning.log import read
+from tvmconv.experiments.sweep import Sweep
+from tvmconv.logs.lines import BadLines
+from tvmconv.logs.log import read
+from tvmconv.reports.charts import FORMATS, draw_history, draw_sweep, sweep_info
+from tvmconv.reports.history import Search, history_info, merge_into_sweep, searches
 from tvmconv.workloads import Workload
 
 

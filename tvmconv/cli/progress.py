@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tvmconv.experiment import Progress
+from tvmconv.experiments.run import Progress
 
 _ERASE_LINE = "\r\x1b[K"  # ECMA-48: erase from the cursor to the end of the line
 

@@ -19,11 +19,11 @@ from tvmconv.cli.options import (
     told_fallbacks,
 )
 from tvmconv.cli.progress import progress_line
-from tvmconv.experiment import run_ladder
-from tvmconv.report import result_text
-from tvmconv.results import Result
-from tvmconv.tuning.best import log_files
-from tvmconv.tuning.lines import in_one_line
+from tvmconv.experiments.results import Result
+from tvmconv.experiments.run import run_ladder
+from tvmconv.logs.best import log_files
+from tvmconv.logs.lines import in_one_line
+from tvmconv.reports.tables import result_text
 from tvmconv.workloads import Workload
 from tvmconv.workloads.suites import SUITES
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tvmconv import library, workloads
 from tvmconv.cli.options import EXAMPLE
-from tvmconv.report import Table
+from tvmconv.reports.tables import Table
 
 
 def add_parser(commands: Any) -> None:

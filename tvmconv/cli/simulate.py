@@ -8,10 +8,10 @@ from typing import Any
 
 from tvmconv.cli.options import count
 from tvmconv.cli.progress import progress_line
-from tvmconv.report import Table
-from tvmconv.tuning.replay import Recording, load
-from tvmconv.tuning.simulate import Summary, checkpoints, search
-from tvmconv.tuning.tuners import TUNERS
+from tvmconv.reports.tables import Table
+from tvmconv.searching.replay import Recording, load
+from tvmconv.searching.simulate import Summary, checkpoints, search
+from tvmconv.searching.tuners import TUNERS
 
 
 def add_parser(commands: Any) -> None:

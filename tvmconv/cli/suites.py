@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from tvmconv.report import Table
+from tvmconv.reports.tables import Table
 from tvmconv.workloads import suite
 from tvmconv.workloads.suites import SUITES
 

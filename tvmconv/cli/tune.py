@@ -15,15 +15,15 @@ from tvmconv import library, workloads
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.options import EXAMPLE, add_tracker, count, positive, seed_number
 from tvmconv.cli.progress import progress_line
-from tvmconv.report import NOTHING, Table, significant
-from tvmconv.tuning.tuners import TUNERS
+from tvmconv.reports.tables import NOTHING, Table, significant
+from tvmconv.searching.tuners import TUNERS
 from tvmconv.workloads import Workload
 from tvmconv.workloads.suites import SUITES
 
 if TYPE_CHECKING:
-    from tvmconv.tuning.record import ErrorKind
-    from tvmconv.tuning.status import Status
-    from tvmconv.tuning.tune import Tuned
+    from tvmconv.logs.record import ErrorKind
+    from tvmconv.searching.status import Status
+    from tvmconv.searching.tune import Tuned
 
 LOG = "tuning.jsonl"
 FAILED = 1
@@ -113,7 +113,7 @@ def search(args: argparse.Namespace, workload: Workload, **how: Any) -> list[tup
         workload: what to compute.
         how: more arguments of `tune`.
     """
-    from tvmconv.tuning.tune import find_devices, tune
+    from tvmconv.searching.tune import find_devices, tune
 
     places = find_devices(args.device, args.tracker)
     names = args.schedule or [schedule.name for schedule in library.to_tune(workload, places[0].kind)]

@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until interrupted."""
-    from tvmconv.tuning.worker import serve
+    from tvmconv.measuring.worker import serve
 
     tracker = rpc.tracker_address(args.tracker)
     device = devices.find(args.device)

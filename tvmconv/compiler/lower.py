@@ -229,7 +229,7 @@ def _array_type(parameter: Any) -> ArrayType:
 
 def _check_barriers(function: PrimFunc) -> None:
     """Raise CompileError for a kernel whose threads would race for shared memory: it may even be right at times."""
-    from tvmconv.analysis.barriers import unsynchronised
+    from tvmconv.compiler.barriers import unsynchronised
 
     for race in unsynchronised(function):
         raise CompileError(

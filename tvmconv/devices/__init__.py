@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from tvmconv.devices import cuda, opencl, rpc
+from tvmconv.devices import rpc
 from tvmconv.devices.arch import Arch
 from tvmconv.devices.base import AbsentError, Device, Loaded, Timing
+from tvmconv.devices.cuda import device as cuda
 from tvmconv.devices.inventory import Entry, inventory
+from tvmconv.devices.opencl import device as opencl
 from tvmconv.errors import DeviceError
 
 __all__ = ["AbsentError", "Arch", "Device", "Entry", "Loaded", "Timing", "find", "inventory"]

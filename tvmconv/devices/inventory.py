@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tvmconv.devices import cuda, opencl
 from tvmconv.devices.base import AbsentError, Device
+from tvmconv.devices.cuda import device as cuda
+from tvmconv.devices.opencl import device as opencl
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from tvmconv.devices.base import Device, first_line
-from tvmconv.devices.cuda import CudaDevice
-from tvmconv.devices.opencl import OpenclDevice
+from tvmconv.devices.cuda.device import CudaDevice
+from tvmconv.devices.opencl.device import OpenclDevice
 from tvmconv.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Remote(Device):
     tracker: Address
 
     def load(self, program: Program) -> NoReturn:
-        """Refuse: kernels are measured there, by `tvmconv.tuning.remote`, and run nowhere else."""
+        """Refuse: kernels are measured there, by `tvmconv.measuring.remote`, and run nowhere else."""
         self._refuse()
 
     def bench(self, inputs: Sequence[NDArray[Any]], reference: NDArray[np.float64]) -> NoReturn:

@@ -1,0 +1,98 @@
+"""Missing barriers are found where threads share an element of shared memory, and nowhere else."""
+
+import pytest
+from tvm import te
+from tvm.s_tir import Schedule
+from tvm.script import tirx as T  # noqa: N812
+
+from tvmconv import devices
+from tvmconv.compiler.barriers import unsynchronised
+from tvmconv.compiler.lower import lower
+from tvmconv.errors import CompileError
+
+COLUMNS = 30
+
+
+def staged(*, rows=2, rounds=1, before=False, between=False, own=False):
+    """A kernel whose first row of threads stores what all rows load, in rounds, with barriers where asked for.
+
+    Args:
+        rows: of threads.
+        rounds: of the loop around both accesses.
+        before: a barrier before the store.
+        between: a barrier between store and load.
+        own: each row stores and loads elements of its own.
+    """
+    stride = COLUMNS if own else 0
+
+    @T.prim_func(s_tir=True)
+    def kernel(X_ptr: T.handle("float32", "global"), Y_ptr: T.handle("float32", "global")):
+        X = T.decl_buffer((COLUMNS,), data=X_ptr)
+        Y = T.decl_buffer((rows * COLUMNS,), data=Y_ptr)
+        shared = T.alloc_shared((rows * COLUMNS,))
+        y = T.launch_thread("threadIdx.y", rows)
+        x = T.launch_thread("threadIdx.x", COLUMNS)
+        for _ in range(rounds):
+            if before:
+                T.tvm_storage_sync("shared")
+            if y < 1:
+                shared[y * stride + x] = X[x]
+            if between:
+                T.tvm_storage_sync("shared")
+            Y[y * COLUMNS + x] = shared[y * stride + x]
+
+    return kernel
+
+
+def test_a_load_behind_a_store_needs_a_barrier():
+    (race,) = unsynchronised(staged())
+    assert (race.buffer, race.axes) == ("shared", ("threadIdx.y",))
+    assert unsynchronised(staged(between=True)) == []
+
+
+def test_a_store_in_the_next_round_needs_a_barrier_too():
+    assert unsynchronised(staged(rounds=2, between=True))
+    assert unsynchronised(staged(rounds=2, before=True))
+    assert unsynchronised(staged(rounds=2, before=True, between=True)) == []
+
+
+def test_a_loop_of_one_round_has_no_next():
+    assert unsynchronised(staged(rounds=1, between=True)) == []
+
+
+def test_threads_with_elements_of_their_own_need_no_barrier():
+    assert unsynchronised(staged(rounds=2, own=True)) == []
+
+
+def test_a_single_row_of_threads_needs_no_barrier():
+    assert unsynchronised(staged(rounds=2, rows=1)) == []
+
+
+def row_of_sums(innermost):
+    """A lowered kernel in which all threads y read the columns that threads x stage, scheduled as convolutions are."""
+    terms = te.placeholder((4, COLUMNS), name="terms")
+    step = te.reduce_axis((0, 4), name="step")
+    sums = te.compute((2, COLUMNS), lambda _row, column: te.sum(terms[step, column], axis=step), name="sums")
+    s = Schedule(te.create_prim_func([terms, sums]))
+    block = s.get_sblock("sums")
+    row, column, step = s.get_loops(block)
+    s.reorder(*((row, column) if innermost == "x" else (column, row)), step)
+    s.bind(row, "threadIdx.y")
+    s.bind(column, "threadIdx.x")
+    copy = s.cache_read(block, 0, "shared")
+    s.compute_at(copy, step)
+    _each, y, x = s.split(s.get_loops(copy)[-1], [None, 2, COLUMNS])
+    s.bind(y, "threadIdx.y")
+    s.bind(x, "threadIdx.x")
+    s.decompose_reduction(block, step)
+    return lower(s.mod, devices.find("sm_75").target()).function
+
+
+def test_a_kernel_that_tvm_leaves_a_barrier_out_of_is_refused():
+    """If this fails, TVM's rule has changed, and schedules may nest their thread loops as they like."""
+    with pytest.raises(CompileError, match=r"barrier: threads along threadIdx.y share terms_shared\[threadIdx_x\]"):
+        row_of_sums(innermost="x")
+
+
+def test_tvm_leaves_no_barrier_out_if_the_axis_that_the_index_lacks_is_innermost():
+    assert unsynchronised(row_of_sums(innermost="y")) == []

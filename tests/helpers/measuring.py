@@ -1,0 +1,32 @@
+"""Measuring in tests: one builder, short timeouts, every record waited for."""
+
+import time
+
+from faulty_schedules import SCHEDULE, WORKLOAD
+
+from tvmconv.measuring.measurer import Measurer
+
+DEADLINE = 120.0
+
+
+def measurer(device="opencl:0", schedule=SCHEDULE, workload=WORKLOAD, **options):
+    """A measurer, by default of the faulty schedule."""
+    defaults = {"workers": 1, "build_timeout": 20.0, "run_timeout": 20.0, "memory_limit": 1 << 30}
+    return Measurer(workload, schedule, [device], **{**defaults, **options})
+
+
+def measure(configs, **options):
+    """The records of the configs."""
+    with measurer(**options) as m:
+        m.submit(configs)
+        return collect(m)
+
+
+def collect(m):
+    """The records of all that is pending; fails when they do not come."""
+    records = []
+    start = time.monotonic()
+    while m.pending and time.monotonic() - start < DEADLINE:
+        records += m.results(timeout=1.0)
+    assert m.pending == 0
+    return records

@@ -1,0 +1,49 @@
+"""Small kernels whose arguments lie elsewhere than in global memory."""
+
+import tvm
+from tvm.s_tir import Schedule
+from tvm.script import tirx as T  # noqa: N812
+from tvmconv.builtin.vocabulary import inline_producers, place
+
+from tvmconv.compiler.lower import lower
+from tvmconv.workloads import Filter1d
+
+THREADS = 64
+
+
+def lower_filter(device, workload=None, **spaces):
+    """Lower a filter of signals, by default of 1000 samples and 5 taps, with its arguments in these spaces."""
+    workload = workload or Filter1d(1000, 5)
+    s = Schedule(workload.prim_func())
+    y = s.get_sblock("Y")
+    inline_producers(s, y)
+    block, thread = s.split(s.get_loops(y)[0], [None, THREADS])
+    s.bind(block, "blockIdx.x")
+    s.bind(thread, "threadIdx.x")
+    place(s, **spaces)
+    return lower(s.mod, device.target())
+
+
+def lower_shift(device, shape, down, right):
+    """Lower Y = X moved by rows and by elements of a row, an image read through a texture."""
+    height, width, channels = shape
+    row = width * channels
+
+    @T.prim_func(s_tir=True)
+    def main(X: T.Buffer(shape, "float32"), Y: T.Buffer(shape, "float32")):
+        with T.sblock("root"):
+            T.sblock_attr({"tvmconv.space": {"X": "texture"}})
+            for block in T.thread_binding((height * row + THREADS - 1) // THREADS, thread="blockIdx.x"):
+                for thread in T.thread_binding(THREADS, thread="threadIdx.x"):
+                    with T.sblock("Y"):
+                        i = T.axis.spatial(height * row, block * THREADS + thread)
+                        T.where(block * THREADS + thread < height * row)
+                        Y[i // row, i % row // channels, i % channels] = T.call_pure_extern(
+                            "float32",
+                            "tex2D<float>",
+                            T.address_of(X[0, 0, 0]),
+                            T.Cast("float32", i % row - right) + T.float32(0.5),
+                            T.Cast("float32", i // row - down) + T.float32(0.5),
+                        )
+
+    return lower(tvm.IRModule({"main": main}), device.target())

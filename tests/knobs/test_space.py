@@ -1,0 +1,153 @@
+"""Spaces: points and configs are two spellings of one thing, and no product is ever listed."""
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tvmconv import KnobError
+from tvmconv.knobs import Choice, Condition, Split
+from tvmconv.knobs.space import Limits, Space, Usage
+
+
+def space_of(*knobs, **more):
+    return Space({knob.name: knob for knob in knobs}, **more)
+
+
+SMALL = space_of(
+    Split("tile", 12, 3, (-1, 2, 2)),
+    Choice("unroll", (0, 16, 512), 16),
+    Choice("order", ("rows", "columns"), "rows"),
+    Choice("staged", (False, True), False),
+)
+HUGE = space_of(*(Split(f"tile_{i}", 2**20, 4, (-1, 1, 1, 1)) for i in range(8)))
+
+
+def rows(points):
+    return {tuple(point) for point in points.tolist()}
+
+
+def usage_of_tile(columns):
+    threads = columns["tile"][:, 1]
+    one = np.ones_like(threads)
+    return Usage(threads, 4096 * columns["tile"][:, 2], one, one, reuse=threads / 2)
+
+
+def test_a_large_space_costs_nothing_to_hold():
+    start = time.perf_counter()
+    assert HUGE.size == 1771**8 > 10**25
+    assert HUGE.index(HUGE.from_index(10**25)) == 10**25
+    assert len(HUGE.sample(100, np.random.default_rng(0))) == 100
+    assert time.perf_counter() - start < 1
+
+
+@given(st.integers(0, SMALL.size - 1))
+def test_index_point_and_config_are_one_to_one(index):
+    point = SMALL.from_index(index)
+    assert SMALL.index(point) == index
+    assert SMALL.point(SMALL.config(point)).tolist() == point.tolist()
+
+
+@given(st.integers(0, HUGE.size - 1), st.integers(1, 50))
+def test_walking_is_counting(start, count):
+    walked = [HUGE.index(point) for point in HUGE.walk(start, count)]
+    assert walked == list(range(start, min(start + count, HUGE.size)))
+
+
+def test_walking_a_space_lists_each_config_once():
+    configs = [tuple(SMALL.config(point).values()) for point in SMALL.walk(0, 10**6)]
+    assert configs == list(itertools.product(*(knob.options for knob in SMALL.knobs.values())))
+
+
+@pytest.mark.parametrize("index", [-1, SMALL.size])
+def test_an_index_outside_of_the_space_is_refused(index):
+    with pytest.raises(KnobError, match=f"index {index} is outside of a space of {SMALL.size} configs"):
+        SMALL.from_index(index)
+
+
+def test_a_config_may_spell_a_split_as_old_logs_do_and_leave_knobs_out():
+    assert SMALL.config(SMALL.point({"tile": [3, 2, 2], "unroll": 0})) == {**SMALL.default, "unroll": 0}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"tile_q": 1}, "no knob 'tile_q'; the knobs are tile, unroll, order, staged"),
+        ({"tile": (5, 2, 2)}, "12 needs 3 x 4"),
+        ({"tile": (-1, 5, 1)}, "knob tile can be -1,5,1, but it is not searched"),
+        ({"unroll": 7}, "one of 0, 16, 512, not 7"),
+    ],
+)
+def test_a_config_outside_of_the_space_is_refused_in_one_line(config, message):
+    with pytest.raises(KnobError, match=message):
+        SMALL.point(config)
+
+
+def test_columns_have_the_outermost_factor_resolved():
+    columns = SMALL.columns(SMALL.point({"tile": (-1, 2, 2), "order": "columns"})[None])
+    assert columns["tile"].tolist() == [[3, 2, 2]]
+    assert columns["order"].tolist() == ["columns"]
+
+
+def test_legal_points_fulfil_conditions_and_limits():
+    rule = Condition("no unrolled columns", lambda c: (c["order"] == "rows") | (c["unroll"] == 0))
+    limits = Limits(max_threads=4, shared_bytes=3 * 4096)
+    space = space_of(*SMALL.knobs.values(), conditions=[rule], usage_of=usage_of_tile, limits=limits)
+    expected = {
+        tuple(point)
+        for point in space.walk(0, space.size).tolist()
+        for config in [space.config(point)]
+        if config["tile"][1] <= 4 and config["tile"][2] <= 3
+        if config["order"] == "rows" or config["unroll"] == 0
+    }
+    assert rows(space.listed) == expected
+    assert rows(space.sample(10**6, np.random.default_rng(0))) == expected
+
+
+def test_a_sample_of_a_large_space_is_distinct_legal_and_seeded():
+    even = Condition("even", lambda c: c["tile_0"][:, 1] % 2 == 0)
+    space = space_of(*HUGE.knobs.values(), conditions=[even])
+    sample = space.sample(500, np.random.default_rng(7))
+    assert len(rows(sample)) == 500
+    assert space.legal(sample).all()
+    assert (sample == space.sample(500, np.random.default_rng(7))).all()
+
+
+def test_a_space_without_a_legal_point_gives_none_and_ends():
+    space = space_of(*HUGE.knobs.values(), conditions=[Condition("never", lambda c: c["tile_0"][:, 0] < 0)])
+    assert space.sample(5, np.random.default_rng(0)).shape == (0, 8)
+
+
+def test_neighbours_are_all_legal_points_one_knob_away():
+    rule = Condition("staged tiles only", lambda c: c["staged"] | (c["tile"][:, 2] == 2))
+    space = space_of(*SMALL.knobs.values(), conditions=[rule])
+    here = space.point(space.default)
+    expected = {tuple(p) for p in space.listed.tolist() if np.count_nonzero(p != here) == 1}
+    assert rows(space.neighbours(here)) == expected
+
+
+def test_features_are_named_alike_whatever_the_workload():
+    other = space_of(Split("tile", 100, 3, (-1, 1, 1)), *list(SMALL.knobs.values())[1:])
+    assert SMALL.features(SMALL.listed)[1] == other.features(other.listed)[1]
+
+
+def test_features_are_logarithms_of_factors_numbers_as_they_are_and_words_one_hot():
+    space = space_of(*SMALL.knobs.values(), usage_of=usage_of_tile)
+    matrix, names = space.features(space.point({"tile": (-1, 2, 1), "order": "columns", "staged": True})[None])
+    features = dict(zip(names, matrix[0].tolist(), strict=True))
+    assert matrix.dtype == np.float32
+    assert features["tile.0"] == pytest.approx(np.log2(6))
+    assert (features["tile.1"], features["tile.tile"], features["unroll"]) == (1, 1, 16)
+    assert (features["order=rows"], features["order=columns"], features["staged"]) == (0, 1, 1)
+    assert (features["threads"], features["reuse"]) == pytest.approx((np.log2(3), 1))
+
+
+def test_a_schedule_without_knobs_is_a_space_of_one():
+    space = space_of()
+    assert space.size == 1
+    assert space.config(space.sample(3, np.random.default_rng(0))[0]) == {}
+    assert space.neighbours(space.from_index(0)).shape == (0, 0)
+    assert space.features(space.listed)[0].shape == (1, 0)

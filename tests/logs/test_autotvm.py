@@ -1,0 +1,160 @@
+"""AutoTVM's lines become records of our schedules with the very values that they recorded, or are refused by name."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import tvmconv as tc
+from tvmconv.logs.record import ErrorKind, Record
+
+SAMPLE = Path(__file__).parents[1] / "data/tophub-cuda.jsonl"
+LINES = [line for line in SAMPLE.read_text().splitlines() if not line.startswith("#")]
+DIRECT = LINES[0]
+OPEN = next(line for line in LINES if "[1, 2, 1, 2]" in line)
+DEPTHWISE = next(line for line in LINES if "depthwise" in line)
+WINOGRAD = next(line for line in LINES if "winograd" in line)
+SUPPORTED = [line for line in LINES if "winograd" not in line]
+
+
+def edited(line, args=None, **keys):
+    """A line with other top-level keys, or other arguments of its task."""
+    row = json.loads(line) | keys
+    if args is not None:
+        row["input"][2] = args
+    return json.dumps(row)
+
+
+def test_a_direct_line_is_a_record_of_the_direct_schedule():
+    record = Record.parse(DIRECT)
+    assert record.workload == tc.parse("conv2d:1x640x7x7,128x640x1x1")
+    assert record.schedule == "direct"
+    assert (record.device, record.target) == ("titanx", "cuda -model=titanx")
+    assert record.times == (2.506711887295765e-05,)
+    assert list(record.config.items()) == [
+        ("tile_f", (8, 1, 16, 1)),
+        ("tile_y", (7, 1, 1, 1)),
+        ("tile_x", (1, 1, 7, 1)),
+        ("tile_rc", (40, 16)),
+        ("tile_rx", (1, 1)),
+        ("tile_ry", (1, 1)),
+        ("auto_unroll_max_step", 0),
+        ("unroll_explicit", 0),
+    ]
+
+
+def test_open_factors_and_uneven_padding_are_kept():
+    record = Record.parse(OPEN)
+    assert record.workload == tc.parse("conv2d:1x1536x18x8,256x1536x3x3,p1x2x1x2")
+    assert record.config["tile_x"] == (-1, 1, 5, 2)
+
+
+def test_a_depthwise_line_is_a_grouped_convolution():
+    record = Record.parse(DEPTHWISE)
+    assert record.workload == tc.parse("conv2d:1x256x28x28,256x1x3x3,s2,p1,g256")
+    assert record.schedule == "depthwise"
+
+
+def test_a_channel_multiplier_multiplies_the_output_channels():
+    args = json.loads(DEPTHWISE)["input"][2]
+    args[1][1] = [256, 3, 3, 3]
+    record = Record.parse(edited(DEPTHWISE, args))
+    assert record.workload == tc.parse("conv2d:1x256x28x28,768x1x3x3,s2,p1,g256")
+    assert json.loads(record.line())["input"][2] == args
+
+
+@pytest.mark.parametrize("line", SUPPORTED)
+def test_autotvm_reads_in_our_line_what_it_wrote(line):
+    old, new = json.loads(line), json.loads(Record.parse(line).line())
+    assert {key: new[key] for key in old} == old
+
+
+@pytest.mark.parametrize(
+    ("padding", "text"),
+    [([1, 2, 1, 2], "p1x2"), ([1, 2], "p1x2"), ([2, 2], "p2"), ([1], "p1"), (1, "p1"), ([1, 0, 2, 3], "p1x0x2x3")],
+)
+def test_padding_may_be_given_in_every_old_form(padding, text):
+    args = json.loads(DIRECT)["input"][2]
+    args[3] = padding
+    assert Record.parse(edited(DIRECT, args)).workload == tc.parse(f"conv2d:1x640x7x7,128x640x1x1,{text}")
+
+
+@pytest.mark.parametrize("rest", [[], ["float32"], [[2, 2]], [2], [[2, 2], "float32"], [2, "float32"]])
+def test_dilation_and_output_dtype_may_be_missing(rest):
+    args = json.loads(DIRECT)["input"][2][:4]
+    dilation = ",d2" if len(rest) and rest[0] != "float32" else ""
+    assert Record.parse(edited(DIRECT, [*args, *rest])).workload == tc.parse(f"conv2d:1x640x7x7,128x640x1x1{dilation}")
+
+
+def test_a_short_padding_beside_our_own_keys_is_no_contradiction():
+    row = json.loads(Record.parse(DIRECT).line())
+    row["input"][2][3] = [0, 0]
+    assert Record.parse(json.dumps(row)) == Record.parse(DIRECT)
+
+
+@pytest.mark.parametrize("costs", [[1e9], [1e10, 1e10], [], ["RuntimeError:\n  too many threads"]])
+def test_an_error_of_autotvm_is_an_error_without_times(costs):
+    record = Record.parse(edited(DIRECT, result=[costs, 4, 0.5, 1.5e9]))
+    assert (record.error, record.times) == (ErrorKind.RUNTIME, ())
+    assert record.message == ("RuntimeError: too many threads" if costs[:1] and isinstance(costs[0], str) else "")
+
+
+def test_a_target_without_a_model_is_of_an_unknown_device():
+    row = json.loads(DIRECT)
+    row["input"][0] = "cuda -keys=cuda,gpu"
+    assert Record.parse(json.dumps(row)).device == "unknown"
+
+
+def test_half_precision_is_taken():
+    line = DIRECT.replace("float32", "float16")
+    assert Record.parse(line).workload == tc.parse("conv2d:1x640x7x7,128x640x1x1,f16")
+
+
+@pytest.mark.parametrize(
+    ("text", "schedule"),
+    [
+        ("conv2d:1x4x6x6,8x2x3x3,s1,p0,g2", "direct"),
+        ("conv2d:1x4x6x6,8x2x3x3,s1,p0,g2", "depthwise"),
+        ("conv2d:1x4x6x6,8x2x3x3,s1,p0,g2", "vthread"),
+        ("filter1d:100,k5", "basic"),
+        ("filter2d:7x11x3,3x5,clamp", "register"),
+    ],
+)
+def test_what_autotvm_had_no_template_for_is_a_task_of_our_own(text, schedule):
+    record = Record(tc.parse(text), schedule, {}, "cpu", "opencl", times=(1.0,))
+    assert json.loads(record.line())["input"][1:3] == [f"tvmconv.{text.partition(':')[0]}.{schedule}", [text]]
+    assert Record.parse(record.line()) == record
+
+
+def test_our_task_alone_tells_workload_and_schedule():
+    record = Record(tc.parse("filter2d:7x11x3,3x5,clamp"), "basic", {}, "unknown", "opencl", times=(1.0,))
+    row = json.loads(record.line())
+    without = {key: value for key, value in row.items() if key not in ("workload", "schedule", "device")}
+    assert Record.parse(json.dumps(without)) == record
+
+
+def with_task(name):
+    return DIRECT.replace("conv2d_nchw.cuda", name)
+
+
+REFUSALS = {
+    "Winograd": (
+        WINOGRAD,
+        "task 'conv2d_nchw_winograd.cuda' is a Winograd convolution, for which there is no schedule",
+    ),
+    "another operator": (with_task("dense.cuda"), "no schedule for task 'dense.cuda'"),
+    "another target's template": (with_task("conv2d_nchw_spatial_pack.mali"), "'conv2d_nchw_spatial_pack.mali'"),
+    "another dtype": (DIRECT.replace("float32", "int8"), "dtype='int8'"),
+    "dtypes that differ": (DIRECT.replace('"float32"], {}', '"float16"], {}'), "differ in their dtypes"),
+    "a weight of other channels": (DIRECT.replace("640, 1, 1", "639, 1, 1"), "does not fit the input"),
+    "padding by name": (DIRECT.replace("[0, 0, 0, 0]", '"SAME"'), "padding is not an integer: 'SAME'"),
+    "log format 0.1": ('{"i": [], "r": [], "v": 0.1}', "log format 0.1: expected 0.2"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_there_is_no_schedule_for_is_refused_by_name(name):
+    line, message = REFUSALS[name]
+    with pytest.raises(tc.RecordError) as refused:
+        Record.parse(line)
+    assert message in str(refused.value)

@@ -1,0 +1,120 @@
+"""The best record of logs, of this device or the nearest; fast however long the log."""
+
+import random
+import time
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import records
+
+import tvmconv as tc
+from tvmconv.logs.best import Nearness, best, best_of_each, log_files, nearest_first
+from tvmconv.logs.lines import BadLines
+from tvmconv.logs.log import read
+from tvmconv.logs.record import ErrorKind, Record
+
+W, OTHER = tc.parse("conv2d:1x8x6x6,4x8x3x3,p1"), tc.parse("conv2d:1x8x6x6,8x8x1x1")
+H200 = SimpleNamespace(name="NVIDIA H200", arch="sm_90", kind="cuda")
+CPU = SimpleNamespace(name="cpu (PoCL)", arch=None, kind="opencl")
+
+
+def record(seconds, tile=1, device="NVIDIA H200", target="cuda -arch=sm_90", **fields):
+    whole = {"workload": W, "schedule": "tiling", "config": {"tile": tile}, "times": (seconds,)} | fields
+    return Record(device=device, target=target, **whole)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write lines or records to a log; its path."""
+
+    def write_log(*lines, name="log.jsonl"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(f"{line.line() if isinstance(line, Record) else line}\n" for line in lines))
+        return path
+
+    return write_log
+
+
+def test_the_best_record_is_the_fastest_of_the_workload(write):
+    log = write(record(3e-6), record(2e-6), record(1e-6, workload=OTHER), record(4e-6))
+    assert best(log, W) == record(2e-6)
+
+
+def test_the_best_may_be_asked_of_a_schedule_and_a_device(write):
+    log = write(record(1e-6, device="V100"), record(2e-6, schedule="vthread"), record(3e-6), record(4e-6))
+    assert best(log, W, schedule="tiling", device="NVIDIA H200") == record(3e-6)
+    assert best(log, W, device="TPU") is None
+
+
+def test_errors_and_garbage_are_never_the_best(write):
+    failed = record(0, times=(), error=ErrorKind.RUNTIME)
+    assert best(write("garbage", failed, record(2e-6), record(1e-6).line()[:-5]), W) == record(2e-6)
+    assert best(write(failed), W) is None
+
+
+def test_a_config_that_once_gave_a_wrong_answer_is_not_valid(write):
+    wrong = record(0, tile=1, times=(), error=ErrorKind.WRONG_ANSWER)
+    assert best(write(record(1e-6, tile=1), record(2e-6, tile=2), wrong), W) == record(2e-6, tile=2)
+
+
+def test_a_line_that_only_looks_like_a_record_is_passed_over(write):
+    broken = record(1e-6).line().replace('["tile", "ot", 1]', '["tile", "ot"]')
+    assert best(write(broken, record(2e-6)), W) == record(2e-6)
+
+
+@given(st.lists(records(schedules=("direct",)), max_size=12))
+def test_the_fast_way_finds_what_the_slow_way_finds(tmp_path_factory, found):
+    log = tmp_path_factory.mktemp("log") / "log.jsonl"
+    log.write_text("".join(f"{record.line()}\n" for record in found))
+    slow = {}
+    wrong = {record.identity for record in found if record.error is ErrorKind.WRONG_ANSWER}
+    for record in read(log, BadLines()):
+        key = record.workload, record.device
+        if record.ok and record.identity not in wrong and (key not in slow or record.cost < slow[key].cost):
+            slow[key] = record
+    fast = {(record.workload, record.device): record for record in best_of_each({log: BadLines()})}
+    assert {key: record.cost for key, record in fast.items()} == {key: record.cost for key, record in slow.items()}
+
+
+def test_a_folder_stands_for_the_logs_below_it(write, tmp_path):
+    slow, fast = write(record(2e-6)), write(record(1e-6), name="more/log.jsonl")
+    assert sorted(log_files(tmp_path)) == sorted([slow, fast])
+    assert best(tmp_path, W) == best([slow, fast], W) == record(1e-6)
+
+
+def test_a_folder_without_logs_is_refused(tmp_path):
+    with pytest.raises(tc.Error, match=r"no logs in folder .*: expected files \*\.jsonl"):
+        best(tmp_path, W)
+
+
+def test_the_nearest_device_comes_first_and_then_the_fastest_record(write):
+    here = [record(8e-6, tile=1), record(9e-6, tile=2)]
+    same_arch = record(7e-6, device="NVIDIA H100")
+    near, far = (record(t, device=n, target=f"cuda -arch={n}") for t, n in ((6e-6, "sm_86"), (5e-6, "sm_61")))
+    unknown = record(4e-6, device="v100", target="cuda -model=v100")
+    opencl = record(3e-6, device="cpu", target="opencl")
+    log = write(opencl, unknown, far, near, same_arch, *reversed(here))
+    assert list(nearest_first(log, W, H200)) == [
+        (Nearness.DEVICE, here[0]),
+        (Nearness.DEVICE, here[1]),
+        (Nearness.ARCH, same_arch),
+        (Nearness.KIND, near),
+        (Nearness.KIND, far),
+        (Nearness.KIND, unknown),
+    ]
+    assert list(nearest_first(log, W, CPU)) == [(Nearness.KIND, opencl)]
+
+
+def test_the_best_of_a_million_lines_is_found_in_seconds(tmp_path):
+    log = tmp_path / "log.jsonl"
+    before, after = record(0.125).line().split("0.125")
+    rng = random.Random(0)
+    times = [rng.uniform(1e-5, 1e-3) for _ in range(1_000_000)]
+    with log.open("w") as file:
+        file.writelines(f"{before}{seconds!r}{after}\n" for seconds in times)
+    start = time.process_time()
+    assert best(log, W).cost == min(times)
+    assert time.process_time() - start < 5

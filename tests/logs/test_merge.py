@@ -1,0 +1,92 @@
+"""Logs become one without losing or repeating a measurement, and never at the cost of a log that is there."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import tvmconv as tc
+from tvmconv.logs.lines import BadLines
+from tvmconv.logs.log import read
+from tvmconv.logs.merge import import_logs, merge
+from tvmconv.logs.record import Record
+
+W = tc.parse("conv2d:1x8x6x6,4x8x3x3,p1")
+FIRST = Record(W, "tiling", {"tile": 1}, "cpu", "opencl", times=(1e-6,), timestamp=1.0)
+AGAIN = replace(FIRST, times=(2e-6,), timestamp=2.0)  # the same config, measured once more
+OTHER = replace(FIRST, config={"tile": 2})
+SAMPLE = Path(__file__).parents[1] / "data/tophub-cuda.jsonl"
+
+
+@pytest.fixture
+def logs(tmp_path):
+    paths = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    for path, records in zip(paths, ([FIRST, AGAIN], [OTHER, FIRST]), strict=True):
+        path.write_text("".join(f"{record.line()}\n" for record in records))
+    return paths
+
+
+def all_of(path):
+    return list(read(path, BadLines()))
+
+
+def test_merging_keeps_each_measurement_once_in_order(logs, tmp_path):
+    out = tmp_path / "out.jsonl"
+    assert merge(logs, out, BadLines()) == (3, 1)
+    assert all_of(out) == [FIRST, AGAIN, OTHER]
+
+
+def test_merging_a_merged_log_changes_nothing(logs, tmp_path):
+    once, twice = tmp_path / "once.jsonl", tmp_path / "twice.jsonl"
+    merge(logs, once, BadLines())
+    merge([once, *logs], twice, BadLines())
+    assert twice.read_bytes() == once.read_bytes()
+
+
+def test_bad_lines_are_left_out_and_counted(logs, tmp_path):
+    bad = BadLines()
+    logs[0].write_text("garbage\n" + FIRST.line() + "\n")
+    merge(logs[:1], tmp_path / "out.jsonl", bad)
+    assert (bad.count, bad.numbers) == (1, [1])
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_a_log_that_is_read_is_never_written(logs, tmp_path, link):
+    before = logs[0].read_bytes()
+    out = tmp_path / "link.jsonl" if link else logs[0]
+    if link:
+        out.symlink_to(logs[0])
+    with pytest.raises(tc.Error, match="is also read"):
+        merge(logs, out, BadLines())
+    assert logs[0].read_bytes() == before
+
+
+def test_a_merge_that_fails_leaves_everything_as_it_was(logs, tmp_path):
+    out = tmp_path / "out.jsonl"
+    out.write_text("precious\n")
+    with pytest.raises(tc.Error, match=r"cannot read .*missing\.jsonl"):
+        merge([*logs, tmp_path / "missing.jsonl"], out, BadLines())
+    assert out.read_text() == "precious\n"
+    assert sorted(tmp_path.iterdir()) == sorted([*logs, out])
+
+
+def test_an_output_that_cannot_be_written_is_an_error_of_one_line(logs):
+    with pytest.raises(tc.Error, match=r"^cannot write /proc/out.jsonl: "):
+        merge(logs, Path("/proc/out.jsonl"), BadLines())
+
+
+def test_importing_rewrites_every_line_that_has_a_schedule(tmp_path):
+    out, bad = tmp_path / "new.jsonl", BadLines()
+    assert import_logs([SAMPLE], out, bad) == 25
+    assert [kind.count for kind in bad.kinds.values()] == [4]
+    assert "Winograd" in str(bad)
+    assert all_of(out) == all_of(SAMPLE)
+    assert all('"workload": "conv2d:' in line for line in out.read_text().splitlines())
+
+
+def test_nothing_to_import_is_an_error_that_leaves_no_file(tmp_path):
+    old = tmp_path / "old.log"
+    old.write_text("garbage\n")
+    with pytest.raises(tc.Error, match=r"nothing to import in .*1 bad line"):
+        import_logs([old], tmp_path / "new.jsonl", BadLines())
+    assert list(tmp_path.iterdir()) == [old]

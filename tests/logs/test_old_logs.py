@@ -1,0 +1,127 @@
+"""The kernels of AutoTVM's logs are rebuilt from their lines alone, with the tiles that it measured, and are right."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+import tvmconv as tc
+from tvmconv.compiler import nvrtc
+from tvmconv.logs.record import Record
+
+SAMPLE = Path(__file__).parents[1] / "data/tophub-cuda.jsonl"
+LINES = [line for line in SAMPLE.read_text().splitlines() if not line.startswith("#")]
+WINOGRAD = [line for line in LINES if "winograd" in line]
+OPEN = next(line for line in LINES if "[1, 2, 1, 2]" in line)  # its outermost factors are -1
+STRIDED = next(line for line in LINES if "224, 224" in line)
+
+needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+
+
+def edited(line, *, weight=None, args=(), image=None, **knobs):
+    """A line with another image, weight, options of its task (by their place) or values of knobs."""
+    row = json.loads(line)
+    task = row["input"][2]
+    task[0][1] = image or task[0][1]
+    task[1][1] = weight or task[1][1]
+    for place, value in args:
+        task[place] = value
+    for entity in row["config"]["entity"]:
+        entity[2] = knobs.get(entity[0], entity[2])
+    return json.dumps(row)
+
+
+def reordered(line):
+    """A line with its knobs in the opposite order."""
+    row = json.loads(line)
+    row["config"]["entity"].reverse()
+    return json.dumps(row)
+
+
+# What the sample has no line of: batches, padding that differs between opposite sides, dilation, and rectangular
+# filters. AutoTVM once took their rows for columns, so that tile_ry has the factors of tile_rx.
+SMALL = {"image": [1, 32, 18, 18], "weight": [64, 32, 3, 3], "tile_f": [-1, 1, 16, 2], "tile_rc": [-1, 8]}
+VARIANTS = {
+    "a batch": edited(OPEN, **SMALL | {"image": [3, 32, 18, 18]}, args=[(3, [1, 1, 1, 1])]),
+    "asymmetric padding": edited(OPEN, **SMALL, args=[(3, [0, 1, 2, 3])]),
+    "a dilation": edited(OPEN, **SMALL, args=[(4, [2, 1])]),
+    "strides that differ": edited(OPEN, **SMALL, args=[(2, [2, 1])]),
+    "strides, factors in full": edited(STRIDED, args=[(3, [0, 1, 1, 0])]),
+    "a 1x3 filter with swapped tiles": edited(
+        OPEN, **SMALL | {"weight": [64, 32, 1, 3]}, args=[(3, [0, 1, 0, 1])], tile_ry=[1, 3], tile_rx=[1, 1]
+    ),
+    "a 3x1 filter with swapped tiles": edited(
+        OPEN, **SMALL | {"weight": [64, 32, 3, 1]}, args=[(3, [1, 0, 1, 0])], tile_ry=[1, 1], tile_rx=[3, 1]
+    ),
+}
+SUPPORTED = {f"line {i}": line for i, line in enumerate(LINES, start=2) if line not in WINOGRAD} | VARIANTS
+supported = pytest.mark.parametrize("line", SUPPORTED.values(), ids=SUPPORTED)
+
+
+def rebuilt(line, **place):
+    record = Record.parse(line)
+    return tc.build(record.workload, record.schedule, config=record.config, **place)
+
+
+@supported
+def test_a_rebuilt_kernel_has_the_threads_and_tiles_of_its_line(line):
+    w, config = Record.parse(line).workload, Record.parse(line).config
+    blocks, threads = [], []
+    for knob, extent in (("tile_x", w.Q), ("tile_y", w.P), ("tile_f", w.O)):
+        recorded, *inner = config[knob]
+        blocks.append(-(-extent // math.prod(inner)))
+        threads.append(inner[1])
+        assert recorded in (-1, blocks[-1])
+    kernel = rebuilt(line, arch="sm_90")
+    assert kernel.launch.block == tuple(threads)
+    assert kernel.launch.grid == (blocks[0], blocks[1], blocks[2] * w.N)
+
+
+@supported
+def test_a_rebuilt_kernel_keeps_every_knob_of_its_line(line):
+    recorded = Record.parse(line).config
+    assert recorded.items() <= rebuilt(line, arch="sm_90").config.items()
+
+
+@supported
+def test_a_rebuilt_kernel_is_right(line):
+    assert rebuilt(line, device="opencl:0").verify().error <= 1e-5
+
+
+@pytest.mark.gpu
+@supported
+def test_a_rebuilt_kernel_is_right_on_a_gpu(gpu, line):
+    assert rebuilt(line, device=gpu).verify().error <= 1e-5
+
+
+@needs_nvrtc
+@supported
+def test_a_rebuilt_kernel_compiles_for_the_oldest_architecture_without_spills(line):
+    resources = rebuilt(line, arch="sm_75").resources
+    assert 0 < resources.registers <= 255
+    assert resources.spills == 0
+
+
+@pytest.mark.parametrize("line", [OPEN, STRIDED, LINES[0]], ids=["open", "strided", "pointwise"])
+def test_the_order_of_the_knobs_makes_no_difference(line):
+    assert rebuilt(reordered(line), arch="sm_90").source == rebuilt(line, arch="sm_90").source
+
+
+@pytest.mark.parametrize("tap", [1, 3])
+def test_swapped_filter_tiles_count_as_far_as_the_filter_reaches(tap):
+    """A tile beyond its axis is the whole of it: here the one row there is, and 1 or 3 of the three columns."""
+    weight = SMALL | {"weight": [64, 32, 1, 3]}
+    swapped, fitting = (edited(OPEN, **weight, tile_ry=rows, tile_rx=[3 // tap, tap]) for rows in ([1, 3], [1, 1]))
+    assert rebuilt(swapped, arch="sm_90").source == rebuilt(fitting, arch="sm_90").source
+
+
+@pytest.mark.parametrize("line", WINOGRAD, ids=range(len(WINOGRAD)))
+def test_a_winograd_line_is_refused_by_name_in_one_line(line):
+    with pytest.raises(tc.RecordError, match=r"^task 'conv2d_nchw_winograd.cuda' is a Winograd convolution.*schedule$"):
+        Record.parse(line)
+
+
+def test_the_sample_has_every_kind_of_line():
+    schedules = [Record.parse(line).schedule for line in LINES if line not in WINOGRAD]
+    assert (schedules.count("direct"), schedules.count("depthwise"), len(WINOGRAD)) == (17, 8, 4)

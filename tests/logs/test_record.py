@@ -1,0 +1,167 @@
+"""A record is a line of a log and back, exactly; what is no record is refused in one line, whatever it is."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import records
+
+import tvmconv as tc
+from tvmconv.logs.record import ErrorKind, Record
+
+RECORD = Record(
+    tc.parse("conv2d:1x8x6x6,4x8x3x3,p1"),
+    "direct",
+    {"tile_f": (-1, 1, 2, 1), "unroll_explicit": 1},
+    "NVIDIA H200",
+    "cuda -arch=sm_90",
+    times=(3e-6, 1e-6, 2e-6),
+)
+LINE = RECORD.line()
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+def refusal(line):
+    """The message with which a line is refused."""
+    with pytest.raises(tc.RecordError) as refused:
+        Record.parse(line)
+    return str(refused.value)
+
+
+@given(records())
+def test_a_record_survives_its_line_exactly(record):
+    assert Record.parse(record.line()) == record
+
+
+@given(records())
+def test_a_line_is_one_line_of_strict_ascii_json(record):
+    line = record.line()
+    assert line.isascii()
+    assert len(line.splitlines()) == 1
+    json.loads(line, parse_constant=pytest.fail)
+
+
+def test_bytes_are_read_as_text_is():
+    assert Record.parse(LINE.encode()) == RECORD
+
+
+def test_the_cost_is_the_median_of_the_times():
+    assert RECORD.cost == 2e-6
+    assert RECORD.gflops == pytest.approx(RECORD.workload.flops / 2e-6 / 1e9)
+
+
+def test_an_error_has_no_time_and_infinite_cost():
+    failed = replace(RECORD, times=(), error=ErrorKind.RUNTIME)
+    assert not failed.ok
+    assert failed.cost == math.inf
+    assert failed.gflops == 0
+
+
+@pytest.mark.parametrize("deviation", [math.nan, math.inf])
+def test_a_deviation_that_is_no_number_is_left_out(deviation):
+    assert Record.parse(replace(RECORD, deviation=deviation).line()).deviation is None
+
+
+def test_unknown_keys_are_ignored():
+    assert Record.parse(json.dumps(json.loads(LINE) | {"mood": [None]})) == RECORD
+
+
+def test_keys_may_come_in_any_order_and_spacing():
+    assert Record.parse(json.dumps(json.loads(LINE), sort_keys=True, indent=1)) == RECORD
+
+
+def test_two_measurements_of_a_config_have_one_identity():
+    again = replace(RECORD, times=(5e-6,), timestamp=7.0)
+    other = replace(RECORD, config={"tile_f": (-1, 1, 1, 2)})
+    assert again.identity == RECORD.identity != other.identity
+
+
+@given(st.binary() | st.text() | json_values.map(json.dumps))
+def test_what_is_no_record_is_refused_in_one_line(line):
+    assert len(refusal(line).splitlines()) == 1
+
+
+@given(st.data(), json_values)
+def test_a_record_with_any_part_replaced_parses_or_is_refused_in_one_line(data, value):
+    row = json.loads(LINE)
+    *path, last = data.draw(st.sampled_from(list(places(row))))
+    parent = row
+    for step in path:
+        parent = parent[step]
+    parent[last] = value
+    message = "a record"
+    try:
+        Record.parse(Record.parse(json.dumps(row)).line())
+    except tc.RecordError as refused:
+        message = str(refused)
+    assert len(message.splitlines()) == 1
+
+
+def places(value, path=()):
+    """The path of every part of a JSON value but the whole."""
+    steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for step, inner in steps:
+        yield (*path, step)
+        yield from places(inner, (*path, step))
+
+
+HOSTILE = {
+    "deep nesting": "[" * 100_000,
+    "a deep target": LINE.replace('"cuda -arch=sm_90"', "[" * 900 + "]" * 900),
+    "a deep stride": LINE.replace("[1, 1], [1, 1, 1, 1]", "[" * 900 + "]" * 900 + ", [1, 1, 1, 1]"),
+    "an integer of ten thousand digits": LINE.replace("3e-06", "9" * 10_000),
+    "an integer past all floats": LINE.replace("3e-06", "9" * 400),
+    "NaN": LINE.replace("3e-06", "NaN"),
+    "Infinity": LINE.replace("3e-06", "Infinity"),
+    "a float past all floats": LINE.replace("3e-06", "1e999"),
+    "a time of zero": LINE.replace("3e-06", "0"),
+    "no times and no error": LINE.replace("[3e-06, 1e-06, 2e-06]", "[]"),
+    "an unknown error": LINE.replace("2e-06], 0", "2e-06], 9"),
+    "true for an error": LINE.replace("2e-06], 0", "2e-06], true"),
+    "a list": "[1, 2]",
+    "a torn line": LINE[:-7],
+    "UTF-16": LINE.encode("utf-16"),
+    "a knob twice": LINE.replace("unroll_explicit", "tile_f"),
+    "a knob that is an order": LINE.replace('"tile_f", "sp"', '"tile_f", "re"'),
+    "keyword arguments": LINE.replace("{}", '{"layout": "NCHW"}'),
+    "another version": LINE.replace('"version": 0.2', '"version": 0.3'),
+    "no config": LINE.replace('"config"', '"gifnoc"'),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_lines_are_refused_in_one_short_line(name):
+    assert HOSTILE[name] not in (LINE, LINE.encode())
+    message = refusal(HOSTILE[name])
+    assert len(message.splitlines()) == 1
+    assert len(message) < 300
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"workload": "conv2d:1x8x6x6', '"workload": "conv2d:1x8x6x7'),
+        ('"schedule": "direct"', '"schedule": "depthwise"'),
+        ('"direct"', '"vthread"'),
+    ],
+)
+def test_a_line_whose_keys_contradict_its_task_is_refused(old, new):
+    assert "contradict" in refusal(LINE.replace(old, new))
+
+
+def test_refusals_of_a_kind_share_their_reason():
+    errors = []
+    for digit in "12":
+        with pytest.raises(tc.RecordError) as refused:
+            Record.parse(LINE.replace('"version": 0.2', f'"version": {digit}'))
+        errors.append(refused.value)
+    assert errors[0].reason == errors[1].reason
+    assert str(errors[0]) != str(errors[1])

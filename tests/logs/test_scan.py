@@ -1,0 +1,61 @@
+"""A glance at a line tells the same as parsing it."""
+
+import json
+import math
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import records
+
+from tvmconv.errors import RecordError
+from tvmconv.logs.record import Record
+from tvmconv.logs.scan import Glancer, medians
+
+
+def respelled(line):
+    """Spellings of a line that any reader of JSON takes for the same."""
+    row = json.loads(line)
+    added = {key: row.pop(key) for key in ("workload", "schedule", "device")}
+    whole = row | added
+    return st.sampled_from((line, json.dumps(whole), json.dumps(whole, separators=(",", ":")), json.dumps(row)))
+
+
+@given(records(schedules=("direct",)).flatmap(lambda record: respelled(record.line())))
+def test_a_glance_agrees_with_the_parser(line):
+    record = parse(line)
+    try:
+        glance = Glancer(lambda subject: subject).look(line.encode())
+    except RecordError:
+        assert record is None
+    else:
+        if glance is not None:
+            subject, error, costs = glance
+            assert (subject, error) == (record.subject, record.error)
+            assert error or medians([costs]) == record.cost
+
+
+def parse(line):
+    try:
+        return Record.parse(line)
+    except RecordError:
+        return None
+
+
+@given(records(), records())
+def test_lines_as_we_write_them_need_no_parser(first, second):
+    glancer = Glancer(lambda subject: subject)
+    for record in (first, second, first):
+        glance = glancer.look(record.line().encode())
+        braces = "}" in json.dumps(record.config)
+        assert braces or glance[0] == record.subject
+
+
+@given(st.lists(st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=5), min_size=1, max_size=20))
+def test_medians_are_those_of_the_records(times):
+    texts = [", ".join(map(repr, row)).encode() for row in times]
+    np.testing.assert_array_equal(medians(texts), [np.median(row) for row in times])
+
+
+def test_a_malformed_number_spoils_its_own_line_only():
+    assert list(medians([b"1e-5", b"1-5", b"2.0, 4.0", b"0.0", b"1e999"])) == [1e-5, math.inf, 3.0, math.inf, math.inf]

@@ -1,0 +1,65 @@
+"""A device process that cannot be kept alive is a lost device; one that a candidate took down is not."""
+
+import time
+from dataclasses import replace
+
+import pytest
+from faulty_schedules import SCHEDULE, WORKLOAD
+
+import tvmconv as tc
+from tvmconv.compiler.lower import lower
+from tvmconv.logs.record import ErrorKind
+from tvmconv.measuring import local
+from tvmconv.measuring.local import LocalRunner
+
+
+@pytest.fixture
+def runner(opencl, monkeypatch):
+    monkeypatch.setattr(local, "RETRY_SECONDS", 0.0)
+    made = LocalRunner(opencl, tc.Problem(WORKLOAD), timeout=20.0, memory_limit=1 << 30)
+    yield made
+    made.close()
+
+
+def program(device, fault="none"):
+    scheduled, _ = SCHEDULE.apply(WORKLOAD, {"fault": fault})
+    return lower(scheduled.mod, device.target()).program
+
+
+def run(runner, programs):
+    """The errors of programs that are submitted one after another."""
+    errors = []
+    for made in programs:
+        while not runner.free:
+            runner.poll()
+            time.sleep(0.01)
+        runner.submit(0, made, 1.0)
+        while not (ended := runner.poll()):
+            time.sleep(0.01)
+        errors += [outcome.error for _, outcome in ended]
+    return errors
+
+
+def test_any_number_of_candidates_may_crash_in_a_row(opencl, runner):
+    crashes = local.MAX_FAILED_STARTS + 1
+    errors = run(runner, [program(opencl), *[program(opencl, "out_of_bounds")] * crashes, program(opencl)])
+    assert errors == [ErrorKind.NONE, *[ErrorKind.RUNTIME] * crashes, ErrorKind.NONE]
+
+
+def test_a_device_on_which_a_right_program_fails_now_is_lost(opencl, runner):
+    assert run(runner, [program(opencl)]) == [ErrorKind.NONE]
+    runner._setup = replace(runner._setup, right=program(opencl, "wrong"))
+    with pytest.raises(tc.DeviceError, match="opencl:0 cannot be measured on: a program that was right before fails"):
+        run(runner, [program(opencl, "out_of_bounds"), program(opencl)])
+
+
+def test_a_process_that_ends_while_it_starts_is_tried_again(opencl, runner):
+    runner._child._process.kill()
+    assert run(runner, [program(opencl)]) == [ErrorKind.NONE]
+
+
+def test_a_process_that_never_starts_is_a_lost_device(opencl, runner):
+    runner._setup = replace(runner._setup, device="opencl:99")
+    runner._child._process.kill()
+    with pytest.raises(tc.DeviceError, match="opencl:0 cannot be measured on: no device 'opencl:99'"):
+        run(runner, [program(opencl)])

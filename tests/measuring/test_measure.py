@@ -1,0 +1,225 @@
+"""Every config that goes in comes back as one record, whatever it does, and nothing stays behind."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import types
+from pathlib import Path
+
+import pytest
+from faulty_schedules import EXPECTED, SCHEDULE, WORKLOAD
+from measuring import DEADLINE, collect, measure, measurer
+
+import tvmconv as tc
+from tvmconv.devices import find
+from tvmconv.library import find as find_schedule
+from tvmconv.logs.record import ErrorKind
+from tvmconv.measuring.measurer import Measurer
+from tvmconv.measuring.runner import Outcome
+from tvmconv.verify import TOLERANCE
+
+CONV = tc.parse("conv2d:1x4x8x8,8x4x3x3,s1,p1")
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def children(parent=None):
+    """Ids of the live child processes of a process, by default this one."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, ppid = path.read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if state != "Z" and int(ppid) == (parent or os.getpid()):
+            found.add(int(path.parent.name))
+    return found
+
+
+def gone(paths, seconds=5.0):
+    """Whether all paths have vanished, at the latest after some seconds."""
+    start = time.monotonic()
+    while (left := [path for path in paths() if path.exists()]) and time.monotonic() - start < seconds:
+        time.sleep(0.05)
+    return not left
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """The folder for temporary files, of this test alone."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return tmp_path
+
+
+def test_a_record_says_what_was_measured_where_and_how(opencl):
+    schedule = find_schedule(CONV, "tiling")
+    (record,) = measure([schedule.space(CONV).default], schedule=schedule, workload=CONV)
+    assert (record.workload, record.schedule, record.device) == (CONV, "tiling", opencl.name)
+    assert (record.target, record.error, record.ok) == ("opencl", ErrorKind.NONE, True)
+    assert record.deviation < TOLERANCE["float32"]
+    assert record.resources == {"shared_bytes": 256, "threads": 64, "blocks": 2}
+    assert set(record.versions) == {"tvmconv", "tvm", "pyopencl"}
+    assert abs(record.timestamp - time.time()) < 60
+    assert record.cost_seconds > record.cost > 0
+
+
+def test_a_time_agrees_with_that_of_the_built_kernel():
+    schedule = find_schedule(CONV, "tiling")
+    (record,) = measure([schedule.space(CONV).default], schedule=schedule, workload=CONV)
+    kernel = tc.build(CONV, schedule, device="opencl:0", config=record.config)
+    assert record.cost == pytest.approx(kernel.time(seconds=0.1).median, rel=1.0)  # other processes share the CPU
+
+
+@pytest.mark.parametrize("fault", [fault for fault in EXPECTED if fault not in ("none", "hang", "endless")])
+def test_a_faulty_config_is_one_record_of_its_kind_and_the_others_are_measured(fault):
+    configs = [{"fault": name, "number": i} for i, name in enumerate(("none", fault, "none", "none"))]
+    records = measure(configs)
+    errors = {record.config["number"]: record.error for record in records}
+    assert len(records) == 4
+    assert errors == {0: ErrorKind.NONE, 1: EXPECTED[fault], 2: ErrorKind.NONE, 3: ErrorKind.NONE}
+    assert all("\n" not in record.message for record in records)
+
+
+def test_a_build_that_hangs_is_ended():
+    records = measure([{"fault": "hang"}, {"fault": "none"}], build_timeout=1.0)
+    assert [record.error for record in records] == [ErrorKind.BUILD_TIMEOUT, ErrorKind.NONE]
+    assert records[0].message == "the build takes longer than 1 s"
+
+
+def test_a_kernel_that_hangs_is_ended():
+    records = measure([{"fault": "endless"}, {"fault": "none", "number": 1}], run_timeout=3.0)
+    assert [record.error for record in records] == [ErrorKind.RUN_TIMEOUT, ErrorKind.NONE]
+    assert records[0].message == "the kernel runs longer than 3 s"
+
+
+def test_a_device_process_that_grows_without_end_is_ended(monkeypatch):
+    sizes = []  # what the process is seen to hold, once each; nothing when it is empty
+    resident = property(lambda child: sizes.pop() if sizes else 0)
+    monkeypatch.setattr("tvmconv.measuring.local.Child.resident_bytes", resident)
+    with measurer() as m:
+        m.submit([{"fault": "endless"}, {"fault": "none", "number": 1}])
+        assert m.results(timeout=3.0) == []
+        sizes.append(1 << 40)
+        first, second = collect(m)
+    assert first.error is ErrorKind.RUNTIME
+    assert first.message == "the device process holds more than 1 GiB"
+    assert second.ok
+
+
+def test_nothing_is_left_behind(temporary):
+    before, shared = children(), set(SHARED_MEMORY.iterdir())
+    with measurer() as m:
+        m.submit([{"fault": fault} for fault in ("none", "abort", "out_of_bounds")])
+        collect(m)
+        assert len(children() - before) >= 2
+    assert children() == before
+    assert list(temporary.iterdir()) == []
+    assert set(SHARED_MEMORY.iterdir()) <= shared
+
+
+def test_closing_ends_what_is_under_way_within_a_second(temporary):
+    before = children()
+    m = measurer(build_timeout=60.0)
+    m.submit([{"fault": "none"}, {"fault": "endless", "number": 1}, {"fault": "hang", "number": 2}])
+    assert len(m.results(timeout=DEADLINE)) == 1
+    start = time.monotonic()
+    m.close()
+    assert time.monotonic() - start < 1.0
+    assert children() == before
+    assert list(temporary.iterdir()) == []
+
+
+def test_sigkill_of_a_script_without_a_main_guard_leaves_nothing_behind(temporary):
+    script = f"""
+import sys
+sys.path[:] = {sys.path!r}
+from faulty_schedules import SCHEDULE, WORKLOAD
+from tvmconv.measuring.measurer import Measurer
+m = Measurer(WORKLOAD, SCHEDULE, ["opencl:0"], workers=1, build_timeout=60.0)
+m.submit([{{"fault": "none"}}, {{"fault": "endless"}}, {{"fault": "hang", "number": 1}}])
+print(len(m.results(timeout={DEADLINE})), flush=True)
+while True:
+    m.results(timeout=1.0)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout.readline() == b"1\n"
+        started = children(parent.pid)
+        assert len(started) >= 2
+        parent.kill()
+    assert gone(lambda: [Path(f"/proc/{pid}") for pid in started])
+    assert gone(temporary.iterdir)
+
+
+def test_stages_tell_where_the_time_goes():
+    with measurer() as m:
+        m.submit([{"fault": "none"}])
+        collect(m)
+        assert list(m.stages) == ["apply", "lower", "codegen", "compile", "queue", "load", "verify", "time"]
+        assert all(milliseconds > 0 for milliseconds in m.stages.values())
+
+
+def test_results_come_back_empty_when_nothing_is_pending():
+    with measurer() as m:
+        assert m.results(timeout=60.0) == []
+
+
+def test_a_schedule_whose_module_does_not_import_elsewhere_is_an_error(monkeypatch):
+    module = types.ModuleType("only_here")
+    exec("def function(s, w, k): ...", vars(module))
+    monkeypatch.setitem(sys.modules, "only_here", module)
+    with measurer(schedule=dataclasses.replace(SCHEDULE, function=module.function)) as m:
+        m.submit([{"fault": "none"}])
+        with pytest.raises(tc.Error, match="cannot load schedule faulty: ModuleNotFoundError"):
+            collect(m)
+
+
+@pytest.mark.parametrize("module", ["__main__", "faulty_schedules"])
+def test_a_schedule_that_is_not_at_the_top_level_of_a_module_is_refused(module):
+    def function(s, w, k): ...
+
+    function.__module__ = module
+    with pytest.raises(tc.ScheduleError, match="faulty is not at the top level of a module that can be imported"):
+        measurer(schedule=dataclasses.replace(SCHEDULE, function=function))
+
+
+def test_devices_of_different_kinds_are_refused(opencl):
+    with pytest.raises(tc.DeviceError, match="take different programs"):
+        Measurer(WORKLOAD, SCHEDULE, [opencl, find("sm_90")])
+
+
+class Instant:
+    """A runner that says at once that every program takes a second, and keeps what it was told."""
+
+    def __init__(self, device):
+        self.device = device
+        self.bests = []
+        self._ended = []
+
+    free = 1
+
+    def submit(self, tag, program, best):
+        self.bests.append(best)
+        self._ended.append((tag, Outcome(times=(1.0,), deviation=0.0)))
+
+    def poll(self):
+        ended, self._ended = self._ended, []
+        return ended
+
+    def waitables(self):
+        return []
+
+    def close(self):
+        self.closed = True
+
+
+def test_any_runner_will_do_and_is_told_the_best_time_so_far(opencl):
+    runner = Instant(opencl)
+    with Measurer(WORKLOAD, SCHEDULE, [runner], workers=1) as m:
+        for number in range(2):
+            m.submit([{"number": number}])
+            assert collect(m)[0].times == (1.0,)
+    assert runner.bests == [float("inf"), 1.0]
+    assert runner.closed

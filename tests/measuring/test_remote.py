@@ -1,0 +1,163 @@
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from farm import Farm
+from processes import processes_of, wait_for
+
+from tvmconv import library
+from tvmconv.cli import main
+from tvmconv.devices import rpc
+from tvmconv.errors import DeviceError
+from tvmconv.logs.record import ErrorKind
+from tvmconv.measuring import remote
+from tvmconv.measuring.measurer import Measurer
+from tvmconv.workloads import parse
+
+pytest.importorskip("tornado", reason="TVM's RPC tracker needs tornado and cloudpickle")
+
+SMALL = parse("conv2d:1x4x6x6,8x4x3x3,p1")
+
+
+@pytest.fixture
+def farm(tmp_path):
+    farm = Farm(tmp_path)
+    yield farm
+    farm.close()
+
+
+@pytest.fixture
+def schedule():
+    return library.find(SMALL, "tiling")
+
+
+@pytest.fixture
+def configs(schedule):
+    space = schedule.space(SMALL)
+    return [space.config(point) for point in space.sample(6, np.random.default_rng(0))]
+
+
+def measure(measurer, enough):
+    """Records until there are enough."""
+    records = []
+    while len(records) < enough:
+        records += measurer.results(timeout=60)
+    return records
+
+
+def key_of(config):
+    return sorted(config.items())
+
+
+def test_a_worker_killed_in_mid_run_costs_nothing(farm, schedule, configs):
+    farm.lend("k")
+    farm.lend("k")
+    devices = rpc.devices("k", farm.tracker)
+    with Measurer(SMALL, schedule, devices, workers=1) as measurer:
+        measurer.submit(configs)
+        records = measure(measurer, 2)
+        farm.workers[0].kill()
+        records += measure(measurer, len(configs) - len(records))
+    assert len(devices) == 2
+    assert sorted(key_of(record.config) for record in records) == sorted(map(key_of, configs))
+    assert {record.error for record in records} == {ErrorKind.NONE}
+
+
+def test_a_killed_worker_leaves_nothing_behind(farm, schedule, configs):
+    farm.lend("k")
+    with Measurer(SMALL, schedule, rpc.devices("k", farm.tracker), workers=1) as measurer:
+        measurer.submit(configs[:2])
+        measure(measurer, 1)
+        farm.workers[0].kill()
+        farm.workers[0].wait()
+        wait_for(lambda: not processes_of(farm.folder), 5)
+    wait_for(lambda: not [*farm.folder.iterdir()], 5)
+
+
+def test_without_any_worker_left_the_search_ends_with_a_line(farm, schedule, configs):
+    farm.lend("k")
+    with Measurer(SMALL, schedule, rpc.devices("k", farm.tracker), workers=1) as measurer:
+        measurer.submit(configs)
+        measure(measurer, 1)
+        farm.workers[0].kill()
+        with pytest.raises(DeviceError, match="a worker of rpc:k is lost"):
+            measure(measurer, len(configs))
+
+
+def test_a_worker_that_hangs_is_given_up(farm, schedule, configs, monkeypatch):
+    monkeypatch.setattr(remote, "ANSWER_SECONDS", 1.0)
+    farm.lend("k")
+    with Measurer(SMALL, schedule, rpc.devices("k", farm.tracker), workers=1, run_timeout=5.0) as measurer:
+        measurer.submit(configs)
+        measure(measurer, 1)
+        for process in processes_of(farm.folder):
+            os.kill(process, signal.SIGSTOP)
+        with pytest.raises(DeviceError, match="has not answered for 6 s"):
+            measure(measurer, len(configs))
+    for process in processes_of(farm.folder):
+        os.kill(process, signal.SIGCONT)
+
+
+def test_a_worker_outlives_a_session_that_crashes(farm, schedule, configs):
+    farm.lend("k")
+    with Measurer(SMALL, schedule, rpc.devices("k", farm.tracker), workers=1) as measurer:
+        measurer.submit(configs)
+        measure(measurer, 1)
+        children = Path(f"/proc/{farm.workers[0].pid}/task").glob("*/children")
+        forked = [int(pid) for each in children for pid in each.read_text().split()]
+        for process in forked:
+            if b"worker" in Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0"):
+                os.kill(process, signal.SIGKILL)
+        with pytest.raises(DeviceError):
+            measure(measurer, len(configs))
+    with Measurer(SMALL, schedule, rpc.devices("k", farm.tracker), workers=1) as measurer:
+        measurer.submit(configs[:1])
+        assert [record.ok for record in measure(measurer, 1)] == [True]
+
+
+def test_a_worker_serves_one_search_after_another(farm, schedule, configs):
+    farm.lend("k")
+    for _ in range(2):
+        with Measurer(SMALL, schedule, rpc.devices("k", farm.tracker), workers=1) as measurer:
+            measurer.submit(configs[:1])
+            assert [record.ok for record in measure(measurer, 1)] == [True]
+
+
+def test_an_interrupted_worker_ends(farm):
+    farm.lend("k")
+    farm.workers[0].send_signal(signal.SIGINT)
+    assert farm.workers[0].wait(timeout=5) == 130
+
+
+@pytest.mark.parametrize("place", [("--host", "192.0.2.1"), ("--port", "70000")])
+def test_an_address_that_cannot_be_listened_on_is_one_line_and_status_2(farm, place):
+    tracker = "{}:{}".format(*farm.tracker)
+    command = [sys.executable, "-m", "tvmconv", "worker", "--tracker", tracker, "--key", "k", "--device", "opencl:0"]
+    finished = subprocess.run([*command, *place], capture_output=True, text=True)
+    assert (finished.returncode, finished.stderr.count("\n")) == (2, 1)
+    assert f"cannot listen on {place[1] if place[0] == '--host' else '127.0.0.1:70000'}" in finished.stderr
+
+
+def test_a_key_without_workers_tells_how_to_start_one(farm):
+    with pytest.raises(DeviceError, match="tvmconv worker --tracker"):
+        rpc.devices("nobody", farm.tracker)
+
+
+REFUSALS = {
+    "no tracker": (["--tracker", "127.0.0.1:1", "--device", "opencl:0"], "no tracker at 127.0.0.1:1"),
+    "malformed tracker": (["--tracker", "here"], "'here'"),
+    "compile-only device": (["--tracker", "127.0.0.1:1", "--device", "sm_90"], "no device of this host"),
+    "absent device": (["--tracker", "127.0.0.1:1", "--device", "opencl:99"], "'opencl:99'"),
+}
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSALS.values(), ids=REFUSALS)
+def test_bad_input_is_one_line_and_status_2(capsys, words, said):
+    assert main(["worker", "--key", "k", *words]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert said in err

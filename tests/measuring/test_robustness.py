@@ -1,0 +1,194 @@
+"""`tvmconv tune` killed, interrupted, twice at once, on a full disk, with a worker lost: each trial is in the log once.
+
+Nothing stays behind: no process, no temporary file, no shared memory.
+"""
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from processes import processes_of, wait_for
+
+from tvmconv.logs.lines import BadLines
+from tvmconv.logs.log import read
+from tvmconv.workloads import parse
+
+WORKLOAD = "conv2d:1x4x8x8,4x4x1x1,s1,p0"
+OTHER = "conv2d:1x4x6x6,4x4x1x1,s1,p0"
+SHARED_MEMORY = Path("/dev/shm")
+DEADLINE = 120.0
+
+
+class Searches:
+    """Processes of `tvmconv tune` with one log, and a folder of their own for temporary files.
+
+    Attributes:
+        log: the file.
+        folder: for temporary files.
+    """
+
+    def __init__(self, path):
+        self.log = path / "log.jsonl"
+        self.folder = path / "temporary"
+        self.folder.mkdir()
+        self._shared = set(SHARED_MEMORY.iterdir())
+        self._started = []
+
+    def start(self, *words, workload=WORKLOAD, **options):
+        """Start a search, which leads a group of processes."""
+        words = (workload, "--schedule=tiling", "--tuner=random", "--workers=1", f"--log={self.log}", *words)
+        if not any(word.startswith("--device") for word in words):
+            words = (*words, "--device=opencl:0")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tvmconv", "tune", *words],
+            env={**os.environ, "TMPDIR": str(self.folder)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            **options,
+        )
+        self._started.append(process)
+        return process
+
+    def lines(self):
+        """The whole lines of the log."""
+        return self.log.read_bytes().splitlines(keepends=True) if self.log.exists() else []
+
+    def wait_for_lines(self, n):
+        """Wait until the log has so many."""
+        wait_for(lambda: len(self.lines()) >= n, DEADLINE)
+
+    def trials(self, workload=WORKLOAD):
+        """The records of a workload, but for that of the schedule `default`; fails if the log has anything else."""
+        bad = BadLines()
+        records = list(read(self.log, bad))
+        assert bad.count == 0
+        return [record for record in records if record.workload == parse(workload) and record.schedule == "tiling"]
+
+    def nothing_left(self):
+        """Whether no process, temporary file or shared memory is left, at the latest after some seconds."""
+        wait_for(lambda: not processes_of(self.folder), 5)
+        wait_for(lambda: not [*self.folder.iterdir()], 5)
+        return set(SHARED_MEMORY.iterdir()) <= self._shared
+
+    def close(self):
+        for process in self._started:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def searches(tmp_path):
+    searches = Searches(tmp_path)
+    yield searches
+    searches.close()
+
+
+def once(records):
+    """Whether no config was measured twice."""
+    return len({record.identity for record in records}) == len(records)
+
+
+def test_a_search_killed_20_times_over_loses_and_repeats_nothing(searches):
+    moment = random.Random(0)
+    before = []
+    for life in range(20):
+        search = searches.start("--trials=500")
+        if life % 5 == 4:  # once it measures; else while it starts
+            searches.wait_for_lines(len(before) + 1)
+        time.sleep(moment.uniform(0.0, 1.0))
+        search.kill()
+        search.wait()
+        wait_for(lambda: not processes_of(searches.folder), 5)
+        now = searches.lines()
+        assert now[: len(before)] == before
+        before = now
+    wanted = len(searches.trials()) + 5
+    search = searches.start(f"--trials={wanted}")
+    assert search.wait(DEADLINE) == 0
+    trials = searches.trials()
+    assert len(trials) == wanted
+    assert once(trials)
+    assert [record.elapsed for record in trials] == sorted(record.elapsed for record in trials)
+    assert searches.nothing_left()
+
+
+def test_ctrl_c_ends_with_one_line_and_the_same_command_goes_on(searches):
+    search = searches.start("--trials=500")
+    searches.wait_for_lines(3)
+    os.killpg(search.pid, signal.SIGINT)  # as a terminal does
+    out, err = search.communicate(timeout=DEADLINE)
+    assert (search.returncode, out) == (130, "")
+    assert err.splitlines()[1:] == [
+        f"tvmconv: interrupted; {searches.log} is whole, and the same command goes on with it"
+    ]
+    assert searches.nothing_left()
+    wanted = len(searches.trials()) + 2
+    assert searches.start(f"--trials={wanted}").wait(DEADLINE) == 0
+    assert len(searches.trials()) == wanted
+    assert once(searches.trials())
+
+
+def test_ctrl_c_while_it_starts_ends_it_too(searches):
+    search = searches.start("--trials=500")
+    wait_for(lambda: len(processes_of(searches.folder)) > 1)
+    search.send_signal(signal.SIGINT)
+    _, err = search.communicate(timeout=DEADLINE)
+    assert search.returncode == 130
+    assert "Traceback" not in err
+    assert searches.nothing_left()
+
+
+def test_searches_at_once_share_a_log_and_lose_and_tear_nothing(searches):
+    rivals = [searches.start("--trials=12", f"--seed={seed}") for seed in (1, 2)]
+    other = searches.start("--trials=4", workload=OTHER)
+    assert [search.wait(DEADLINE) for search in (*rivals, other)] == [0, 0, 0]
+    trials = searches.trials()
+    assert 12 <= len(trials) <= 14  # the last of both may come in at once
+    assert len(trials) - len({record.identity for record in trials}) <= 2
+    assert len(searches.trials(OTHER)) == 4
+    assert searches.nothing_left()
+
+
+def test_a_disk_that_fills_up_is_one_line_and_the_log_is_whole(searches):
+    limit = 1 << 23  # the largest file: room for a few records, and for what the compilers write
+    searches.log.write_bytes(b"#" * (limit - 5000) + b"\n")
+    search = searches.start(
+        "--trials=500", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    )
+    _, err = search.communicate(timeout=DEADLINE)
+    assert search.returncode == 2
+    assert err.splitlines()[1:] == [f"tvmconv: cannot write {searches.log}: File too large"]
+    assert once(searches.trials())
+    assert 1 <= len(searches.trials()) <= 10
+    assert searches.lines()[-1].endswith(b"\n")
+    assert searches.nothing_left()
+
+
+def test_a_worker_killed_in_mid_run_costs_no_trial(searches, tmp_path):
+    pytest.importorskip("tornado", reason="TVM's RPC tracker needs tornado and cloudpickle")
+    from farm import Farm
+
+    farm = Farm(tmp_path / "workers")
+    farm.folder.mkdir()
+    try:
+        farm.lend("k")
+        farm.lend("k")
+        tracker = "{}:{}".format(*farm.tracker)
+        search = searches.start("--trials=12", "--device=rpc:k", f"--tracker={tracker}")
+        searches.wait_for_lines(4)
+        farm.workers[0].kill()
+        assert search.wait(DEADLINE) == 0
+    finally:
+        farm.close()
+    assert len(searches.trials()) == 12
+    assert once(searches.trials())
+    assert all(record.ok for record in searches.trials())
+    assert searches.nothing_left()

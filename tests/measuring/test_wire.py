@@ -1,0 +1,45 @@
+import math
+
+import pytest
+
+from tvmconv.compiler.program import ArrayType, Launch, Program
+from tvmconv.logs.record import ErrorKind
+from tvmconv.measuring import wire
+from tvmconv.measuring.runner import Outcome
+
+PROGRAM = Program(
+    code=b"\0\xff code",
+    name="main_kernel",
+    launch=Launch((1, 2, 3), (4, 5, 6)),
+    arrays=(ArrayType((1, 2), "float32"), ArrayType((3,), "float16")),
+    arguments=(1, 0),
+    shared_bytes=128,
+    constants=((1, "K_ptr"),),
+    textures=(0,),
+)
+
+
+@pytest.mark.parametrize("best", [1.5e-6, math.inf])
+def test_a_program_arrives_as_it_was_sent(best):
+    assert wire.decode_program(wire.encode_program(PROGRAM, best), PROGRAM.code) == (PROGRAM, best)
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Outcome((1e-6, 2e-6), 3e-7, stages={"load": 1.5}, seconds=0.25),
+        Outcome(error=ErrorKind.RUN_TIMEOUT, message="the kernel runs longer than 10 s"),
+    ],
+)
+def test_an_outcome_arrives_as_it_was_sent(outcome):
+    assert wire.decode_outcome(wire.encode_outcome(outcome)) == outcome
+
+
+def test_a_deviation_that_json_cannot_hold_is_left_out():
+    outcome = Outcome(deviation=math.nan, error=ErrorKind.WRONG_ANSWER)
+    assert wire.decode_outcome(wire.encode_outcome(outcome)).deviation is None
+
+
+def test_an_order_arrives_as_it_was_sent():
+    order = wire.Order("conv2d:1x4x6x6,8x4x3x3,s1,p1", 7, 2.5, 1 << 30)
+    assert wire.Order.decode(order.encode()) == order

@@ -1,0 +1,67 @@
+from collections import Counter
+
+import pytest
+
+from tvmconv.logs.record import ErrorKind, Record
+from tvmconv.searching.status import RATE_SECONDS, Status
+from tvmconv.workloads import parse
+
+WORKLOAD = parse("conv2d:1x4x8x8,4x4x1x1")
+
+
+def record(seconds=None, *, schedule="tiling", error=ErrorKind.RUNTIME, elapsed=None):
+    """A record that took some seconds a launch, or failed."""
+    outcome = {"error": error} if seconds is None else {"times": (seconds,)}
+    return Record(WORKLOAD, schedule, {}, "a device", "opencl", **outcome, elapsed=elapsed)
+
+
+def counted(records, **options):
+    """The status after the records came in, one a second."""
+    status = Status(**{"asked": 100, "seconds": None, **options})
+    for elapsed, each in enumerate(records, 1):
+        status.elapsed = float(elapsed)
+        status.count(each)
+    return status
+
+
+def test_the_fastest_record_is_the_best_and_those_since_are_counted():
+    status = counted([record(3.0), record(1.0), record(), record(2.0)])
+    assert status.best.cost == 1.0
+    assert (status.done, status.since_best) == (4, 2)
+
+
+def test_errors_are_counted_by_kind():
+    status = counted([record(error=ErrorKind.RUNTIME), record(1.0), record(error=ErrorKind.RUNTIME)])
+    assert status.errors == Counter({ErrorKind.RUNTIME: 2})
+    assert counted([record()]).best is None
+
+
+def test_records_of_earlier_sessions_bring_their_time_but_no_rate():
+    status = Status(100, None)
+    for elapsed in (3.0, 9.0, None):
+        status.count(record(1.0, elapsed=elapsed), earlier=True)
+    assert (status.done, status.resumed, status.elapsed, status.rate) == (3, 3, 9.0, 0.0)
+
+
+def test_the_rate_is_that_of_late():
+    status = counted([record(1.0)] * 50)
+    assert status.rate == pytest.approx(1.0)
+    status.elapsed += RATE_SECONDS  # without a record
+    assert status.rate == pytest.approx(0.5)
+
+
+def test_the_time_left_is_that_of_the_limit_reached_first():
+    records = [record(1.0)] * 10
+    assert counted(records, asked=50).seconds_left == pytest.approx(40.0)
+    assert counted(records, asked=50, seconds=15.0).seconds_left == pytest.approx(5.0)
+    assert counted(records, asked=None, seconds=5.0).seconds_left == 0.0
+    assert Status(100, None).seconds_left is None
+
+
+def test_the_speedup_is_over_the_reference():
+    status = counted([record(2.0)])
+    assert status.speedup is None
+    status.reference = record(schedule="default")
+    assert status.speedup is None
+    status.reference = record(6.0, schedule="default")
+    assert status.speedup == 3.0

@@ -1,0 +1,285 @@
+"""A search measures what it was asked for, each config once, puts it on disk, and goes on where it was interrupted."""
+
+import functools
+import itertools
+import time
+
+import few_faults
+import numpy as np
+import pytest
+from instant import made_up
+
+import tvmconv as tc
+from tvmconv import library
+from tvmconv.logs.lines import BadLines
+from tvmconv.logs.log import Log, read
+from tvmconv.logs.record import ErrorKind
+from tvmconv.measuring.measurer import Measurer
+from tvmconv.searching.tune import find_devices
+from tvmconv.searching.tuners import XGBTuner
+from tvmconv.verify import TOLERANCE
+
+WORKLOAD = tc.parse("conv2d:1x4x8x8,4x4x1x1")
+OTHER = tc.parse("conv2d:1x4x6x6,4x4x1x1")
+TINY = tc.parse("conv2d:1x1x2x2,1x1x1x1")  # whose space is so small that a test can exhaust it
+
+
+def search(log, workload=WORKLOAD, schedule="tiling", tuner="random", **options):
+    """A search that measures nothing but the configs that its tuner proposes."""
+    defaults = {"log": log, "device": "opencl:0", "workers": 1, "compare": False, "confirm": False}
+    return tc.tune(workload, schedule, tuner, **{**defaults, **options})
+
+
+def records_of(log):
+    """All records of a log, which has nothing else."""
+    bad = BadLines()
+    records = list(read(log, bad))
+    assert bad.count == 0
+    return records
+
+
+def once(records):
+    """Whether no config was measured twice."""
+    return len({record.identity for record in records}) == len(records)
+
+
+def some(n, seed, device, **fields):
+    """Made-up records of `n` random configs."""
+    space = library.find(WORKLOAD, "tiling").space(WORKLOAD)
+    points = space.sample(n, np.random.default_rng(seed))
+    return [made_up(WORKLOAD, "tiling", space.config(point), device.name, **fields) for point in points]
+
+
+def append(log, records):
+    for record in records:
+        Log(log).append(record)
+
+
+def test_a_search_measures_something_even_if_its_time_is_up_before_the_device_is_ready(log):
+    assert search(log, seconds=1e-3).status.best is not None
+
+
+def test_a_search_measures_verifies_and_confirms(log):
+    tuned = search(log, trials=4, compare=True, confirm=True)
+    reference, *trials = records_of(log)
+    assert [record.schedule for record in trials] == ["tiling"] * 4
+    assert once(trials)
+    assert reference.schedule == "default"
+    assert (tuned.status.done, tuned.status.resumed, tuned.status.errors.total()) == (4, 0, 0)
+    assert tuned.status.best == min(trials, key=lambda record: record.cost)
+    assert tuned.status.speedup == reference.cost / tuned.status.best.cost
+    assert tuned.final.deviation < TOLERANCE["float32"]
+    assert tuned.final.timestamp > max(record.timestamp for record in trials)
+    assert tuned.final.config in [record.config for record in trials]
+    assert tuned.stages["verify"] > 0
+    assert tuned.seconds > 0
+
+
+def test_each_way_to_fail_is_one_record_and_the_search_goes_on(log, monkeypatch):
+    strict = functools.partial(Measurer, build_timeout=8.0, memory_limit=1 << 30)
+    monkeypatch.setattr("tvmconv.searching.tune.Measurer", strict)
+    tuned = search(log, few_faults.WORKLOAD, few_faults.SCHEDULE, "grid", trials=100)
+    kinds = {record.config["fault"]: record.error for record in records_of(log)}
+    assert kinds == few_faults.FAULTS
+    assert tuned.status.done == len(few_faults.FAULTS)
+    assert tuned.status.errors.total() == len(few_faults.FAULTS) - 1
+    assert tuned.status.best.config == {"fault": "none"}
+
+
+def test_the_time_limit_holds(log):
+    start = time.monotonic()
+    status = search(log, seconds=4.0).status
+    assert 4.0 <= status.elapsed < time.monotonic() - start < 8.0
+    assert status.done == len(records_of(log)) > 0
+
+
+def test_it_ends_with_the_last_trial(log, instant):
+    assert search(log, trials=7).status.done == len(records_of(log)) == 7
+
+
+def test_it_ends_when_nothing_was_better_for_long(log, instant):
+    status = search(log, trials=1000, patience=30).status
+    assert status.since_best >= 30
+    assert status.done < 1000
+
+
+def test_it_ends_with_the_last_config_of_the_space(log, instant):
+    size = library.find(TINY, "tiling").space(TINY).size
+    status = search(log, TINY).status
+    assert (status.asked, status.done) == (512, size)
+    assert once(records_of(log))
+
+
+def test_the_time_of_earlier_sessions_counts(log, instant, opencl):
+    append(log, some(1, 0, opencl, elapsed=100.0))
+    assert search(log, seconds=50.0).status.elapsed >= 100.0
+    assert instant.measured == []
+
+
+def test_a_lost_device_ends_it_with_the_records_so_far_on_disk(log, instant):
+    instant.lasts, instant.loss = 3, tc.DeviceError("opencl:0 is lost")
+    with pytest.raises(tc.DeviceError, match="is lost"):
+        search(log, trials=10)
+    assert len(records_of(log)) == 3
+
+
+def test_a_record_is_on_disk_before_it_is_counted(log, instant):
+    seen = []
+    search(log, trials=5, progress=lambda status: seen.append((status.done, len(records_of(log)))))
+    assert [done for done, _ in seen] == [1, 2, 3, 4, 5]
+    assert all(done <= there for done, there in seen)
+
+
+def interrupted(log, after, **options):
+    """A search that Ctrl-C ends after so many records."""
+
+    def progress(status):
+        if status.done >= after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search(log, progress=progress, **options)
+
+
+@pytest.mark.parametrize("tuner", ["random", "grid", "ga", "xgb"])
+def test_the_same_call_goes_on_where_it_was_interrupted(log, instant, tuner):
+    interrupted(log, 13, tuner=tuner, trials=30)
+    status = search(log, tuner=tuner, trials=30).status
+    assert (status.done, status.resumed) == (30, 13)
+    assert len(records_of(log)) == 30
+    assert once(records_of(log))
+
+
+def test_the_time_adds_up_over_sessions(log, instant):
+    for after in (3, 6, 9):
+        interrupted(log, after, trials=12)
+    elapsed = [record.elapsed for record in records_of(log)]
+    assert all(earlier <= later for earlier, later in itertools.pairwise(elapsed))
+
+
+def test_a_search_that_is_complete_measures_nothing_again(log, instant):
+    search(log, trials=5, compare=True)
+    before = log.read_bytes()
+    instant.measured.clear()
+    tuned = search(log, trials=5, compare=True)
+    assert instant.measured == []
+    assert log.read_bytes() == before
+    assert (tuned.status.done, tuned.status.reference.schedule, tuned.stages) == (5, "default", {})
+
+
+def test_a_reference_that_failed_is_not_measured_again(log, instant):
+    instant.failing = frozenset({"default"})
+    for _ in range(2):
+        assert search(log, trials=2, compare=True).status.speedup is None
+    assert [name for name, _ in instant.measured].count("default") == 1
+
+
+def test_records_of_other_workloads_schedules_and_devices_do_not_count(log, instant, opencl):
+    (record,) = some(1, 0, opencl)
+    append(log, [made_up(OTHER, "tiling", record.config, opencl.name)])
+    append(log, [made_up(WORKLOAD, "columns", record.config, opencl.name)])
+    append(log, [made_up(WORKLOAD, "tiling", record.config, "another device")])
+    status = search(log, trials=3).status
+    assert (status.done, status.resumed) == (3, 0)
+
+
+def test_records_that_another_search_appends_meanwhile_count_and_are_not_repeated(log, instant, opencl):
+    theirs = iter(some(10, 7, opencl))
+    status = search(log, trials=20, progress=lambda status: append(log, itertools.islice(theirs, 1))).status
+    assert status.done >= 20
+    assert once(records_of(log))
+    assert len(instant.measured) <= 11
+
+
+@pytest.mark.parametrize("end", [b'{"input": ["opencl", "conv2d', b"\xff\x00\xfe garbage \x80\n", b"\0" * 5000])
+def test_a_damaged_log_is_gone_on_with(log, instant, opencl, end):
+    append(log, some(3, 0, opencl))
+    before = log.read_bytes() + end
+    log.write_bytes(before)
+    status = search(log, trials=6).status
+    assert (status.done, status.resumed) == (6, 3)
+    assert log.read_bytes().startswith(before)
+    bad = BadLines()
+    assert len(list(read(log, bad))) == 6
+    assert bad.count == 1
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/dev/full", "/proc/version", "/", "/nowhere/log.jsonl"])
+def test_a_log_that_cannot_be_written_is_refused_before_anything_is_measured(path, instant):
+    with pytest.raises(tc.Error, match=f"^cannot write {path}: "):
+        search(path, trials=3)
+    assert instant.measured == []
+
+
+def test_a_disk_that_is_full_ends_the_search_with_the_records_so_far(log, instant, monkeypatch):
+    appended = Log.append
+
+    def append(self, record):
+        if len(records_of(log)) == 3:
+            raise tc.Error(f"cannot write {log}: No space left on device")
+        appended(self, record)
+
+    monkeypatch.setattr(Log, "append", append)
+    with pytest.raises(tc.Error, match="No space left on device"):
+        search(log, trials=10)
+    assert len(records_of(log)) == 3
+
+
+@pytest.mark.parametrize("tuner", ["random", "ga", "xgb"])
+def test_the_same_seed_proposes_the_same(tmp_path, instant, tuner):
+    orders = []
+    for number, seed in enumerate((1, 1, 2)):
+        instant.measured.clear()
+        search(tmp_path / f"{number}.jsonl", tuner=tuner, trials=30, seed=seed)
+        orders.append(list(instant.measured))
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_the_model_learns_from_other_workloads_of_the_same_schedule(log, tmp_path, instant, monkeypatch):
+    learnt = []
+    monkeypatch.setattr(XGBTuner, "transfer", lambda self, space, records: learnt.append(records))
+    for workload, schedule in ((OTHER, "tiling"), (WORKLOAD, "tiling"), (OTHER, "columns")):
+        search(log, workload, schedule, trials=4)
+    search(tmp_path / "new.jsonl", tuner="xgb", trials=4, transfer=[log])
+    (records,) = learnt
+    assert {(record.workload, record.schedule) for record in records} == {(OTHER, "tiling")}
+    assert len(records) == 4
+
+
+@pytest.mark.parametrize("tuner", ["random", "grid", "ga"])
+def test_only_the_model_takes_other_workloads(log, instant, tuner):
+    with pytest.raises(tc.TuningError, match=f"tuner {tuner} does not learn from other workloads: expected xgb"):
+        search(log, tuner=tuner, trials=4, transfer=[log])
+
+
+@pytest.mark.parametrize("name", ["trials", "seconds", "patience"])
+@pytest.mark.parametrize("value", [0, -1, float("nan")])
+def test_a_limit_has_to_be_positive(log, name, value):
+    with pytest.raises(tc.TuningError, match=f"{name} has to be positive, not {value}"):
+        search(log, **{name: value})
+
+
+def test_without_comparison_and_confirmation_nothing_else_is_measured(log, instant):
+    tuned = search(log, trials=3)
+    assert [name for name, _ in instant.measured] == ["tiling"] * 3
+    assert tuned.final == tuned.status.best
+
+
+def test_the_fastest_three_are_measured_again(log, instant):
+    tuned = search(log, trials=10, confirm=True)
+    fastest = sorted(records_of(log), key=lambda record: record.cost)[:3]
+    assert [config for _, config in instant.measured[10:]] == [record.config for record in fastest]
+    assert tuned.final.config == fastest[0].config
+
+
+def test_nothing_is_final_where_nothing_succeeded(log, instant):
+    instant.failing = frozenset({"tiling"})
+    tuned = search(log, trials=3, confirm=True)
+    assert (tuned.status.best, tuned.final) == (None, None)
+    assert tuned.status.errors == {ErrorKind.RUNTIME: 3}
+
+
+def test_devices_are_found_by_text_or_taken_as_they_are(opencl):
+    assert [device.text for device in find_devices(["opencl:0", opencl])] == ["opencl:0", "opencl:0"]
+    with pytest.raises(tc.DeviceError, match="'opencl:99'"):
+        find_devices(["opencl:0", "opencl:99"])

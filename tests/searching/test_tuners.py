@@ -1,0 +1,210 @@
+"""Tuners propose what is legal and new, repeat themselves under a seed, and find fast configs."""
+
+import itertools
+import math
+import time
+
+import numpy as np
+import pytest
+
+from tvmconv import Error
+from tvmconv.knobs import Choice, Condition, Split
+from tvmconv.knobs.space import Space, Usage
+from tvmconv.searching.replay import Trial
+from tvmconv.searching.tuners import TUNERS, make
+from tvmconv.searching.tuners.moves import Moves, distances
+
+
+def usage(columns):
+    f, x = columns["tile_f"], columns["tile_x"]
+    return Usage(
+        threads=f[:, 2] * x[:, 2],
+        shared_bytes=4 * (f[:, 1:].prod(axis=1) + x[:, 1:].prod(axis=1)) * columns["tile_rc"][:, 1],
+        accumulators=f[:, 1] * f[:, 3] * x[:, 1] * x[:, 3],
+        blocks=f[:, 0] * x[:, 0],
+    )
+
+
+def conv_space(channels=64, pixels=4096, unroll=(0, 64, 512)):
+    """A space of 10^6 configs like those of convolutions."""
+    knobs = [
+        Split("tile_f", channels, 4, (-1, 1, 4, 8)),
+        Split("tile_x", pixels, 4, (-1, 2, 16, 2)),
+        Split("tile_rc", 64, 2, (-1, 4)),
+        Choice("unroll", unroll, 0),
+        Choice("order", ("rows", "columns"), "rows"),
+    ]
+    return Space({knob.name: knob for knob in knobs}, usage_of=usage)
+
+
+def small_space():
+    knobs = [
+        Split("tile", 48, 3, (-1, 2, 2)),
+        Choice("unroll", (0, 16, 512), 16),
+        Choice("staged", (False, True), True),
+    ]
+    rule = Condition("no staged large tiles", lambda c: ~c["staged"] | (c["tile"][:, 2] < 16))
+    return Space({knob.name: knob for knob in knobs}, [rule])
+
+
+def cost(space, config):
+    """A made-up kernel: it wants warps along x, 128 threads, 64 accumulators, eight channels a step; some fail."""
+    point = space.point(config)[None]
+    columns = space.columns(point) | space.usage(point).columns()
+    if columns["accumulators"][0] > 256:
+        return math.inf
+    wanted = {"threads": 128, "accumulators": 64, "blocks": 256}
+    distance = sum(abs(math.log2(columns[name][0] / best)) for name, best in wanted.items())
+    distance += abs(math.log2(columns["tile_x"][0, 2] / 32)) + abs(math.log2(columns["tile_rc"][0, 1] / 8))
+    return 1e-5 * (1 + distance + (config["order"] == "rows") + 0.5 * (config["unroll"] == 0))
+
+
+def search(tuner, trials, batch=8):
+    found = []
+    while len(found) < trials:
+        measured = [Trial(config, cost(tuner.space, config)) for config in tuner.propose(batch)]
+        tuner.learn(measured)
+        found += measured
+    return found
+
+
+def keys(space, configs):
+    return [space.index(space.point(config)) for config in configs]
+
+
+tuners = pytest.mark.parametrize("name", TUNERS)
+
+
+@tuners
+def test_proposals_are_legal_distinct_and_new(name):
+    space = conv_space()
+    tuner = make(name, space, seed=1)
+    proposed = keys(space, (trial.config for trial in search(tuner, 120)))
+    assert len(set(proposed)) == 120
+    assert space.legal(np.stack([space.from_index(key) for key in proposed])).all()
+
+
+@tuners
+def test_a_space_is_proposed_to_the_last_legal_config(name):
+    space = small_space()
+    tuner = make(name, space)
+    proposed = []
+    while batch := tuner.propose(7):
+        tuner.learn([Trial(config, 1e-3 if config["unroll"] else math.inf) for config in batch])
+        proposed += keys(space, batch)
+    assert sorted(proposed) == [space.index(point) for point in space.listed]
+
+
+@tuners
+def test_the_same_seed_gives_the_same_proposals(name):
+    first, second = (search(make(name, conv_space(), seed=5), 60) for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("name", [name for name in TUNERS if name != "grid"])
+def test_another_seed_gives_other_proposals(name):
+    first, second = (make(name, conv_space(), seed=seed).propose(20) for seed in (0, 1))
+    assert first != second
+
+
+@tuners
+def test_what_a_log_holds_is_not_proposed_again(name):
+    space = small_space()
+    known = [space.config(point) for point in space.listed[::-2]]
+    tuner = make(name, space)
+    tuner.learn(Trial(config, 1e-3) for config in known)
+    proposed = keys(space, tuner.propose(10**6))
+    assert sorted(proposed + keys(space, known)) == [space.index(point) for point in space.listed]
+
+
+@tuners
+def test_a_log_may_hold_configs_that_are_not_searched(name):
+    tuner = make(name, small_space())
+    tuner.learn([Trial({"tile": (-1, 5, 5)}, 1e-3), Trial({"gone": 1}, 1e-3)])
+    assert len(tuner.propose(5)) == 5
+
+
+@tuners
+def test_a_tuner_goes_on_where_everything_fails(name):
+    tuner = make(name, conv_space())
+    for _ in range(4):
+        batch = tuner.propose(16)
+        assert len(batch) == 16
+        tuner.learn(Trial(config, math.inf) for config in batch)
+
+
+@tuners
+def test_nothing_is_proposed_when_nothing_is_asked_for(name):
+    assert make(name, small_space()).propose(0) == []
+
+
+@pytest.mark.parametrize("name", ["xgb", "ga"])
+def test_the_default_comes_first(name):
+    space = conv_space()
+    assert make(name, space, seed=3).propose(4)[0] == space.default
+
+
+def test_grid_proposes_in_the_order_of_the_index():
+    space = conv_space()
+    proposed = keys(space, make("grid", space).propose(200))
+    walked = space.walk(0, proposed[-1] + 1)
+    assert proposed == np.flatnonzero(space.legal(walked)).tolist()
+
+
+@pytest.mark.parametrize("name", ["xgb", "ga"])
+def test_learning_beats_chance(name):
+    def mean_best(tuner):
+        return np.mean([min(t.cost for t in search(make(tuner, conv_space(), seed), 80)) for seed in range(4)])
+
+    assert mean_best(name) < 0.9 * mean_best("random")
+
+
+def test_a_batch_of_the_model_holds_no_near_copies():
+    space = conv_space()
+    tuner = make("xgb", space)
+    search(tuner, 40)
+    points = np.stack([space.point(config) for config in tuner.propose(24)])
+    differing = [np.count_nonzero(a != b) for a, b in itertools.combinations(points, 2)]
+    assert np.mean(np.array(differing) >= 2) > 0.99  # but for the few that are proposed at random
+
+
+def test_what_was_learnt_from_another_workload_serves_this_one():
+    space, other = conv_space(), conv_space(channels=256, pixels=1024, unroll=(0, 512))
+    trials = search(make("random", other, seed=9), 200)
+    tuner = make("xgb", space, seed=4)
+    tuner.transfer(other, trials)
+    transferred = [cost(space, config) for config in tuner.propose(16)[1:]]
+    chance = [cost(space, config) for config in make("random", space, seed=4).propose(64)]
+    assert np.median(transferred) < 0.7 * np.median(chance)
+
+
+def test_a_proposal_is_fast_after_thousands_of_trials():
+    space = conv_space()
+    tuner = make("xgb", space)
+    trials = [Trial(config, cost(space, config)) for config in make("random", space, seed=9).propose(2000)]
+    tuner.learn(trials[:50])
+    tuner.propose(1)  # imports XGBoost
+    tuner.learn(trials)
+    start = time.perf_counter()
+    assert len(tuner.propose(64)) == 64
+    assert time.perf_counter() - start < 2  # about 0.2 s on a machine that does nothing else
+
+
+def test_an_unknown_tuner_is_answered_with_those_there_are():
+    with pytest.raises(Error, match=r"no tuner 'annealing'; there are: xgb, ga, random, grid"):
+        make("annealing", small_space())
+
+
+def test_the_nearest_splits_have_one_factor_moved():
+    tile = Split("tile", 16, 3, (-1, 2, 2))
+    here = tile.options.index((-1, 2, 2))
+    nearest = np.flatnonzero(distances(tile, here) == 2)
+    assert {tuple(tile.table[i].tolist()) for i in nearest} == {
+        (2, 4, 2), (2, 2, 4), (8, 1, 2), (8, 2, 1), (4, 4, 1), (4, 1, 4),
+    }  # fmt: skip
+
+
+def test_a_mutation_changes_one_knob():
+    space = small_space()
+    mutated = Moves(space).mutate(space.listed, np.random.default_rng(0))
+    assert (np.count_nonzero(mutated != space.listed, axis=1) == 1).all()

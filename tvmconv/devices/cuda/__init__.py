@@ -1,0 +1,1 @@
+"""NVIDIA GPUs, through CUDA's driver and runtime."""

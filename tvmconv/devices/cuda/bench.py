@@ -1,0 +1,127 @@
+"""Measuring many kernels on one GPU: verified where their output lies, timed from CUDA graphs."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tvmconv.compiler import nvrtc
+from tvmconv.compiler.program import Launch
+from tvmconv.devices.base import Bench, Loaded, effort
+from tvmconv.devices.cuda.graphs import between, capture_enough, capture_on, check, new_stream, warm_up
+from tvmconv.devices.cuda.kernel import Arrays, CudaLoaded, Function, border, copy_to_device, poison
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from tvmconv.devices.cuda.device import CudaDevice
+
+FULL_SECONDS = 5e-3  # of replays, for a kernel that may become the best
+MIN_REPLAYS = 3
+IDLE_SECONDS = 0.1  # after a longer pause the GPU may have lowered its clocks
+
+# The sum of squared differences in float64. A NaN or an infinity in the output makes the sum one too.
+_THREADS = 256
+_SQUARED_ERROR = """
+extern "C" __global__ void squared_error(const T* output, const double* reference, long long count, double* sum) {
+  double mine = 0;
+  long long step = (long long)gridDim.x * blockDim.x;
+  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step) {
+    double difference = (double)(float)output[i] - reference[i];
+    mine += difference * difference;
+  }
+  for (int offset = 16; offset > 0; offset /= 2) mine += __shfl_down_sync(0xffffffff, mine, offset);
+  if (threadIdx.x % 32 == 0) atomicAdd(sum, mine);
+}
+"""
+_ELEMENT = {"float32": "#define T float", "float16": "#include <cuda_fp16.h>\n#define T __half"}
+
+
+class CudaBench(Bench):
+    """A workload's arrays in a GPU's memory; see `Bench`."""
+
+    def __init__(self, device: CudaDevice, inputs: Sequence[NDArray[Any]], reference: NDArray[np.float64]) -> None:
+        self._device = device
+        self._inputs = [np.ascontiguousarray(array) for array in inputs]
+        self._reference = np.ascontiguousarray(reference, np.float64)
+        self._norm = float(np.linalg.norm(self._reference)) or 1.0
+        self._dtype = str(inputs[0].dtype)
+        self._output_bytes = reference.size * inputs[0].itemsize
+        self._last_busy = -math.inf
+        cubin = nvrtc.compile_cubin(squared_error_source(self._dtype), str(device.arch))
+        with border(device), ExitStack() as stack:
+            self._squared_error = Function(cubin.image, "squared_error")
+            arrays = stack.enter_context(Arrays())
+            self._pointers = [arrays.allocate(array.nbytes) for array in self._inputs]
+            self._pointers.append(arrays.allocate(self._output_bytes))
+            self._reference_pointer = arrays.allocate(self._reference.nbytes)
+            self._sum = arrays.allocate(8)
+            self._stream = stack.enter_context(new_stream(device.index))
+            self._resources = stack.pop_all()
+        self.restore()
+
+    def restore(self) -> None:
+        """Copy inputs and reference to the GPU again; see `Bench.restore`."""
+        with border(self._device):
+            for pointer, array in zip(self._pointers, self._inputs, strict=False):
+                copy_to_device(pointer, array)
+            copy_to_device(self._reference_pointer, self._reference)
+
+    def deviation(self, kernel: Loaded) -> float:
+        """Run once and compare on the GPU; see `Bench.deviation`."""
+        from cuda.bindings import runtime
+
+        assert isinstance(kernel, CudaLoaded)
+        sum_of_squares = np.zeros(1)
+        with kernel.border():
+            poison(self._pointers[-1], self._output_bytes, self._stream)
+            check(runtime.cudaMemsetAsync(self._sum, 0, 8, self._stream))
+            with kernel.bind(self._pointers, self._stream) as bound:
+                bound.launch()
+                self._queue_comparison()
+                kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
+                check(runtime.cudaMemcpyAsync(sum_of_squares.ctypes.data, self._sum, 8, kind, self._stream))
+                check(runtime.cudaStreamSynchronize(self._stream))
+        return math.sqrt(sum_of_squares[0]) / self._norm
+
+    def time(self, kernel: Loaded, best: float) -> tuple[float, ...]:
+        """Time replays of a CUDA graph, as `CudaLoaded.time` does; see `Bench.time`."""
+        assert isinstance(kernel, CudaLoaded)
+        stream = self._stream
+        with kernel.border(), kernel.bind(self._pointers, stream) as bound:
+            launch = capture_on(stream, lambda i: bound.launch())
+            replay, launches = capture_enough(launch, stream, multiple=1)
+            if time.monotonic() - self._last_busy > IDLE_SECONDS:
+                warm_up(replay, stream)
+            (first,) = between(stream, replay, 1)
+            samples = [first]
+            if share := effort(first / launches, best):
+                # The first replay is not among those that count: the GPU had been waiting for it.
+                samples = between(stream, replay, max(MIN_REPLAYS, round(share * FULL_SECONDS / first)))
+        self._last_busy = time.monotonic()
+        return tuple(sample / launches for sample in samples)
+
+    def close(self) -> None:
+        """Free the GPU's memory."""
+        self._resources.close()
+
+    def _queue_comparison(self) -> None:
+        count = self._reference.size
+        blocks = min(-(-count // _THREADS), 8 * (self._device.multiprocessors or 1))
+        self._squared_error.launch(
+            Launch(grid=(blocks, 1, 1), block=(_THREADS, 1, 1)),
+            (self._pointers[-1], self._reference_pointer, count, self._sum),
+            (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_void_p),
+            self._stream,
+        )
+
+
+def squared_error_source(dtype: str) -> str:
+    """The CUDA text that compares an output of `dtype` with a float64 reference."""
+    return _ELEMENT[dtype] + _SQUARED_ERROR

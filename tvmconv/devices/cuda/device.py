@@ -1,0 +1,113 @@
+"""`cuda:N`: NVIDIA GPUs, and what is known of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tvmconv.devices.arch import cuda_target
+from tvmconv.devices.base import AbsentError, Device, first_line
+from tvmconv.devices.cuda.bench import CudaBench
+from tvmconv.devices.cuda.graphs import check
+from tvmconv.devices.cuda.kernel import CudaLoaded
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from tvm.target import Target
+
+    from tvmconv.compiler.program import Program
+
+# float32 multiply-adds per clock and multiprocessor, by compute capability: CUDA C++ Programming Guide, "Arithmetic
+# Instructions", throughput table, row "32-bit floating-point add, multiply, multiply-add".
+_FP32_LANES = {
+    (7, 5): 64,
+    (8, 0): 64,
+    (8, 6): 128,
+    (8, 9): 128,
+    (9, 0): 128,
+    (10, 0): 128,
+    (12, 0): 128,
+}
+
+_NO_GPU = "use opencl:0, or compile only, for an architecture such as sm_90"
+
+
+@dataclass(frozen=True)
+class CudaDevice(Device):
+    """An NVIDIA GPU.
+
+    Attributes:
+        index: its number, as CUDA counts.
+    """
+
+    index: int
+
+    kind: ClassVar[str] = "cuda"
+
+    def target(self) -> Target:
+        """The CUDA target of this GPU's architecture."""
+        return cuda_target(str(self.arch), self.max_threads_per_block, self.shared_bytes_per_block)
+
+    def load(self, program: Program) -> CudaLoaded:
+        """Load a kernel's cubin; errors as in `Device.load`."""
+        self.check_fits(program)
+        return CudaLoaded(self, program)
+
+    def bench(self, inputs: Sequence[NDArray[Any]], reference: NDArray[np.float64]) -> CudaBench:
+        """Bring inputs and reference into the GPU's memory; see `Device.bench`."""
+        return CudaBench(self, inputs, reference)
+
+
+def devices() -> list[CudaDevice]:
+    """All NVIDIA GPUs, at least one.
+
+    Raises:
+        AbsentError: there is none, with the reason.
+    """
+    try:
+        from cuda.bindings import runtime
+    except ImportError as error:
+        raise AbsentError(
+            "cuda", f"cuda-bindings is not installed ({first_line(error)})", 'pip install "tvmconv[cuda]"'
+        ) from error
+    status, count = runtime.cudaGetDeviceCount()
+    if status == runtime.cudaError_t.cudaErrorInsufficientDriver:
+        _, version = runtime.cudaDriverGetVersion()
+        if version == 0:
+            raise AbsentError("cuda", "no NVIDIA driver", f"install one on a machine with an NVIDIA GPU, or {_NO_GPU}")
+        driver = f"{version // 1000}.{version % 1000 // 10}"
+        raise AbsentError(
+            "cuda", f"the NVIDIA driver is of CUDA {driver}", f"update it to one of CUDA 13, or {_NO_GPU}"
+        )
+    if status != runtime.cudaError_t.cudaSuccess:
+        reason = runtime.cudaGetErrorString(status)[1].decode()
+        raise AbsentError("cuda", reason, f"see what nvidia-smi and CUDA_VISIBLE_DEVICES say, or {_NO_GPU}")
+    return [_describe(index) for index in range(count)]
+
+
+def _describe(index: int) -> CudaDevice:
+    from cuda.bindings import runtime
+
+    properties = check(runtime.cudaGetDeviceProperties(index))
+    capability = (properties.major, properties.minor)
+    lanes = _FP32_LANES.get(capability)
+    attribute = runtime.cudaDeviceAttr
+    # Clocks are in kHz, the bus width in bits; memory transfers twice a clock.
+    clock = check(runtime.cudaDeviceGetAttribute(attribute.cudaDevAttrClockRate, index)) * 1e3
+    memory_clock = check(runtime.cudaDeviceGetAttribute(attribute.cudaDevAttrMemoryClockRate, index)) * 1e3
+    bandwidth = 2 * memory_clock * properties.memoryBusWidth / 8
+    return CudaDevice(
+        text=f"cuda:{index}",
+        name=properties.name.decode(),
+        arch=f"sm_{properties.major}{properties.minor}",
+        memory_bytes=properties.totalGlobalMem,
+        multiprocessors=properties.multiProcessorCount,
+        max_threads_per_block=properties.maxThreadsPerBlock,
+        shared_bytes_per_block=properties.sharedMemPerBlock,
+        peak_flops=2 * lanes * properties.multiProcessorCount * clock if lanes else None,
+        peak_bandwidth=bandwidth or None,
+        l2_bytes=properties.l2CacheSize,
+        index=index,
+    )

@@ -1,0 +1,245 @@
+"""A kernel on an NVIDIA GPU: loaded and launched through CUDA's driver, which needs nothing of TVM."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tvmconv.devices.base import BufferSets, Loaded, LostError, Timing, check_inputs, set_bytes
+from tvmconv.devices.cuda.dlpack import adopt
+from tvmconv.devices.cuda.graphs import capture_on, check, new_stream, time_sets
+from tvmconv.devices.cuda.texture import Texture
+from tvmconv.errors import DeviceError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from tvmconv.compiler.program import ArrayType, Launch, Program
+    from tvmconv.devices.cuda.device import CudaDevice
+
+
+class CudaLoaded(Loaded):
+    """A kernel on an NVIDIA GPU."""
+
+    device: CudaDevice
+
+    def __init__(self, device: CudaDevice, program: Program) -> None:
+        self.device = device
+        self.program = program
+        with self.border():
+            self._function = Function(program.code, program.name)
+
+    def run(self, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        """Run once on the default stream; see `Loaded.run`."""
+        check_inputs(self.program, inputs)
+        output = np.empty(self.program.output.shape, self.program.output.dtype)
+        with self.border(), Arrays() as arrays:
+            pointers = arrays.uploaded(inputs, self.program.output)
+            with self.bind(pointers, stream=0) as bound:
+                bound.launch()
+                arrays.download(pointers[-1], output)  # waits for the kernel, and meets its errors
+        return output
+
+    def call_dlpack(self, inputs: Sequence[Any]) -> Any:
+        """Run on the GPU's own arrays; see `Loaded.call_dlpack`.
+
+        An input that is read through a texture makes the call wait for the kernel's end.
+        """
+        adopted = adopt(inputs, self.program, self.device)
+        with self.border(), self.bind(adopted.pointers, adopted.stream) as bound:
+            bound.launch()
+        return adopted.output
+
+    def time(self, inputs: Sequence[NDArray[Any]], *, cold: bool = False, seconds: float = 0.5) -> Timing:
+        """Time launches captured in a CUDA graph; see `Loaded.time`."""
+        from cuda.bindings import runtime
+
+        check_inputs(self.program, inputs)
+        output = self.program.output
+        size = set_bytes(inputs, output.shape, output.dtype)
+        sets = BufferSets.choose(size, self.device.l2_bytes or 0, cold=cold)
+        with self.border(), ExitStack() as stack:
+            arrays, stream = stack.enter_context(Arrays()), stack.enter_context(new_stream(self.device.index))
+            copies = [arrays.uploaded(inputs, output) for _ in range(sets.count)]
+            bound = [stack.enter_context(self.bind(pointers, stream)) for pointers in copies]
+
+            def launch(i: int) -> None:
+                bound[i % sets.count].launch()
+
+            launch(0)  # fails here, if it does, and not within a capture, where errors say less
+            check(runtime.cudaStreamSynchronize(stream))
+            return time_sets(capture_on(stream, launch), stream, sets, seconds)
+
+    def bind(self, pointers: Sequence[int], stream: int) -> Bound:
+        """Make ready to launch on the program's `arrays`, in their order, at these addresses; within `border`."""
+        return Bound(self.program, self._function, pointers, stream)
+
+    def border(self) -> AbstractContextManager[None]:
+        """`border` with this kernel's launch in its errors."""
+        return border(self.device, f", launched as {self.program.launch}")
+
+
+class Bound:
+    """A kernel with its arrays where it reads them.
+
+    What it reads from constant memory was copied there, on the stream, and what it reads through textures has texture
+    objects. All launches of a loaded kernel share its constant memory: it is bound to one set of constants at a time.
+    """
+
+    def __init__(self, program: Program, function: Function, pointers: Sequence[int], stream: int) -> None:
+        self._shape = program.launch
+        self._function = function
+        self._stream = stream
+        for index, symbol in program.constants:
+            function.fill(symbol, pointers[index], program.arrays[index].nbytes, stream)
+        values: dict[int, tuple[int, Any]] = {i: (pointer, ctypes.c_void_p) for i, pointer in enumerate(pointers)}
+        with ExitStack() as textures:
+            for index in program.textures:
+                texture = textures.enter_context(Texture(pointers[index], program.arrays[index], stream))
+                values[index] = (texture.handle, ctypes.c_uint64)
+            self._textures = textures.pop_all()
+        self._waits = bool(program.textures)
+        self._parameters = [values[i][0] for i in program.arguments]
+        self._types = [values[i][1] for i in program.arguments]
+
+    def __enter__(self) -> Bound:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def launch(self) -> None:
+        """Queue one launch on the stream."""
+        self._function.launch(self._shape, self._parameters, self._types, self._stream)
+
+    def close(self) -> None:
+        """Free the texture objects, when the stream's work that uses them is done."""
+        from cuda.bindings import runtime
+
+        if self._waits:
+            runtime.cudaStreamSynchronize(self._stream)  # its errors are met by whoever waits for the results
+        self._textures.close()
+
+
+class Function:
+    """A kernel function in a cubin, for the current device; unloaded when it is no longer used."""
+
+    def __init__(self, cubin: bytes, name: str) -> None:
+        from cuda.bindings import driver
+
+        library = check(driver.cuLibraryLoadData(cubin, None, None, 0, None, None, 0))
+        weakref.finalize(self, driver.cuLibraryUnload, library)
+        self._library = library
+        kernel = check(driver.cuLibraryGetKernel(library, name.encode()))
+        self._function = check(driver.cuKernelGetFunction(kernel))  # loads it, which a graph's capture does not allow
+
+    def fill(self, symbol: str, pointer: int, nbytes: int, stream: int) -> None:
+        """Queue the copy of an array to a `__constant__` symbol of the cubin."""
+        from cuda.bindings import driver, runtime
+
+        address = check(driver.cuLibraryGetGlobal(self._library, symbol.encode()))  # and its size
+        kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+        check(runtime.cudaMemcpyAsync(int(address), pointer, nbytes, kind, stream))
+
+    def launch(self, shape: Launch, parameters: Sequence[Any], types: Sequence[Any], stream: int) -> None:
+        """Queue one launch, with the parameters given by values and their ctypes."""
+        from cuda.bindings import driver
+
+        values = (tuple(parameters), tuple(types))
+        check(driver.cuLaunchKernel(self._function, *shape.grid, *shape.block, 0, stream, values, 0))
+
+
+class Arrays:
+    """Arrays in the current device's memory, freed together at the end of a `with` block."""
+
+    def __init__(self) -> None:
+        self._pointers: list[int] = []
+
+    def __enter__(self) -> Arrays:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.free()
+
+    def allocate(self, nbytes: int) -> int:
+        """The address of fresh memory."""
+        from cuda.bindings import runtime
+
+        self._pointers.append(int(check(runtime.cudaMalloc(nbytes))))
+        return self._pointers[-1]
+
+    def upload(self, array: NDArray[Any]) -> int:
+        """The address of a copy of `array`."""
+        pointer = self.allocate(array.nbytes)
+        copy_to_device(pointer, array)
+        return pointer
+
+    def uploaded(self, inputs: Sequence[NDArray[Any]], output: ArrayType) -> list[int]:
+        """The addresses of copies of the inputs, and of an output full of NaN."""
+        from cuda.bindings import runtime
+
+        pointers = [*(self.upload(array) for array in inputs), self.allocate(output.nbytes)]
+        poison(pointers[-1], output.nbytes, stream=0)
+        check(runtime.cudaStreamSynchronize(0))
+        return pointers
+
+    def download(self, pointer: int, array: NDArray[Any]) -> None:
+        """Fill `array` from the device, after all work of the default stream."""
+        from cuda.bindings import runtime
+
+        kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
+        check(runtime.cudaMemcpy(array.ctypes.data, pointer, array.nbytes, kind))
+
+    def free(self) -> None:
+        """Free all; after a lost device there is nothing to free, and no error of that is reported."""
+        from cuda.bindings import runtime
+
+        while self._pointers:
+            runtime.cudaFree(self._pointers.pop())
+
+
+def copy_to_device(pointer: int, array: NDArray[Any]) -> None:
+    """Copy an array to the device, and wait until it is there."""
+    from cuda.bindings import runtime
+
+    dense = np.ascontiguousarray(array)
+    check(runtime.cudaMemcpy(pointer, dense.ctypes.data, dense.nbytes, runtime.cudaMemcpyKind.cudaMemcpyHostToDevice))
+    check(runtime.cudaStreamSynchronize(0))  # the copy of pageable memory returns before its last bytes arrive
+
+
+def poison(pointer: int, nbytes: int, stream: int) -> None:
+    """Queue the filling of floating-point memory with NaN, which all bits set are."""
+    from cuda.bindings import runtime
+
+    check(runtime.cudaMemsetAsync(pointer, 0xFF, nbytes, stream))
+
+
+@contextmanager
+def border(device: CudaDevice, doing: str = "") -> Iterator[None]:
+    """Make `device` the current one, and name it in the errors of CUDA.
+
+    A kernel's fault (an illegal address, say) ends the process's CUDA context for good.
+
+    Args:
+        device: the GPU.
+        doing: what is said after an error's text.
+
+    Raises:
+        LostError: the context has ended.
+        DeviceError: any other error of CUDA.
+    """
+    from cuda.bindings import runtime
+
+    try:
+        check(runtime.cudaSetDevice(device.index))
+        yield
+    except DeviceError as error:
+        message = f"{device.text}: {error}{doing}"
+        if runtime.cudaDeviceSynchronize()[0] == runtime.cudaError_t.cudaSuccess:
+            raise DeviceError(message) from error
+        raise LostError(f"{message} (this process can use the GPU no more: start another)") from error

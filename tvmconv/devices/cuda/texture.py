@@ -1,0 +1,101 @@
+"""A dense array in a GPU's memory, seen through a texture object."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from tvmconv.devices.cuda.graphs import check
+from tvmconv.errors import DeviceError
+
+if TYPE_CHECKING:
+    from tvmconv.compiler.program import ArrayType
+
+# What the devices so far report as cudaDevAttrTextureAlignment and cudaDevAttrTexturePitchAlignment.
+BASE_ALIGNMENT, ROW_ALIGNMENT = 512, 32
+
+
+class Texture:
+    """A texture object over an array of float32: as high as its first axis, as wide as all behind it.
+
+    Fetches are of single elements, by coordinates that are not normalised, and zero outside. The object lies over the
+    array itself where its rows are aligned as texture units ask, else over a copy with longer rows. For the current
+    device.
+
+    Attributes:
+        handle: the object, as a kernel takes it.
+    """
+
+    def __init__(self, pointer: int, array: ArrayType, stream: int) -> None:
+        """Make the object, and queue the copy on the stream if one is needed.
+
+        Raises:
+            DeviceError: the array is larger than a texture may be, or memory runs out.
+        """
+        from cuda.bindings import runtime
+
+        height, width = array.shape[0], math.prod(array.shape[1:])
+        _check_size(width, height)
+        pitch = row = array.nbytes // height
+        self._copy: int | None = None
+        if pointer % BASE_ALIGNMENT or row % ROW_ALIGNMENT:
+            pitch = -(-row // BASE_ALIGNMENT) * BASE_ALIGNMENT
+            self._copy = int(check(runtime.cudaMalloc(height * pitch)))
+        try:
+            if self._copy is not None:
+                kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+                check(runtime.cudaMemcpy2DAsync(self._copy, pitch, pointer, row, row, height, kind, stream))
+            self.handle = _texture_object(self._copy or pointer, pitch, width, height)
+        except DeviceError:
+            self._free_copy()
+            raise
+
+    def __enter__(self) -> Texture:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the object and its copy, which no kernel may be reading any more."""
+        from cuda.bindings import runtime
+
+        runtime.cudaDestroyTextureObject(self.handle)
+        self._free_copy()
+
+    def _free_copy(self) -> None:
+        from cuda.bindings import runtime
+
+        if self._copy is not None:
+            runtime.cudaFree(self._copy)
+            self._copy = None
+
+
+def _check_size(width: int, height: int) -> None:
+    """Raise DeviceError for more elements along an axis than a texture of the current device may have."""
+    from cuda.bindings import runtime
+
+    device = check(runtime.cudaGetDevice())
+    attributes = runtime.cudaDeviceAttr
+    limits = (attributes.cudaDevAttrMaxTexture2DLinearWidth, attributes.cudaDevAttrMaxTexture2DLinearHeight)
+    widest, highest = (check(runtime.cudaDeviceGetAttribute(limit, device)) for limit in limits)
+    if width > widest or height > highest:
+        raise DeviceError(f"a texture is at most {widest} × {highest} elements wide and high, not {width} × {height}")
+
+
+def _texture_object(pointer: int, pitch: int, width: int, height: int) -> int:
+    from cuda.bindings import runtime
+
+    resource = runtime.cudaResourceDesc()
+    resource.resType = runtime.cudaResourceType.cudaResourceTypePitch2D
+    image = resource.res.pitch2D
+    image.devPtr, image.pitchInBytes, image.width, image.height = pointer, pitch, width, height
+    image.desc = check(
+        runtime.cudaCreateChannelDesc(32, 0, 0, 0, runtime.cudaChannelFormatKind.cudaChannelFormatKindFloat)
+    )
+    reading = runtime.cudaTextureDesc()
+    reading.addressMode = [runtime.cudaTextureAddressMode.cudaAddressModeBorder] * 3
+    reading.filterMode = runtime.cudaTextureFilterMode.cudaFilterModePoint
+    reading.readMode = runtime.cudaTextureReadMode.cudaReadModeElementType
+    reading.normalizedCoords = 0
+    return int(check(runtime.cudaCreateTextureObject(resource, reading, None)))

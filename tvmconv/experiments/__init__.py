@@ -1,0 +1,1 @@
+"""Experiments: schedules and libraries side by side, on the same inputs."""

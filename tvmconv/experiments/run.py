@@ -1,0 +1,263 @@
+"""The experiment behind `tvmconv run`: build, verify and time schedules of a workload, all on the same inputs."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tvmconv import kernel, library
+from tvmconv.baselines import BASELINES
+from tvmconv.baselines.base import WrongDeviceError
+from tvmconv.devices import Device, Timing
+from tvmconv.errors import Error, KnobError, ScheduleError
+from tvmconv.experiments.results import Result, Row
+from tvmconv.knobs import Config, Value
+from tvmconv.library import Schedule
+from tvmconv.logs.best import Paths
+from tvmconv.verify import Problem, Verification
+from tvmconv.workloads import Workload
+
+TUNED = "tuned"  # the name of what a log has
+QUANTILES = 21
+
+Progress = Callable[[str], None]
+
+
+def run_ladder(
+    workload: Workload,
+    schedules: Sequence[str] | None = None,
+    *,
+    device: Device,
+    config: Mapping[str, Value] | None = None,
+    baselines: Sequence[str] = (),
+    cold: bool | None = False,
+    seconds: float = 0.5,
+    seed: int | None = None,
+    log: Paths | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """Build, verify and time schedules of a workload, all on the same inputs.
+
+    A schedule or library that fails is a row with the reason. A wrong kernel is not timed.
+
+    Args:
+        workload: what to compute.
+        schedules: names; by default all that apply. The naive one is added, for the speed-ups to be over it.
+        device: where to run.
+        config: values by knob name; each schedule takes those of the knobs that it has.
+        baselines: libraries to time as well, of `BASELINES`.
+        cold: time with inputs and outputs outside the cache; None for so if they exceed it.
+        seconds: about how long to time each kernel.
+        seed: of the inputs; a fresh one by default.
+        log: logs, whose fastest record for this device becomes the row `TUNED`.
+        progress: is told each step in a few words.
+
+    Raises:
+        ScheduleError: no such schedule for this workload, or not for devices of this kind.
+        KnobError: no schedule has such a knob, or none that has it takes the value.
+        WorkloadError: the problem does not fit in this machine's memory.
+        WrongDeviceError: a library is not for devices of this kind.
+        Error: all schedules fail for the same reason.
+    """
+    chosen = choose(workload, schedules, device)
+    configs = share_config(workload, chosen, config or {}, named=schedules)
+    bench = _Bench(Problem(workload, seed), device, exceeds_cache(workload, device) if cold is None else cold, seconds)
+    report = progress or (lambda step: None)
+    compared = [bench.measure_library(name, report) for name in baselines]  # first: they may not be for this device
+    rows: list[Row] = []
+    errors: list[Error] = []
+    for number, schedule in enumerate(chosen, 1):
+        tell = _prefixed(report, f"schedule {number} of {len(chosen)}, {schedule.name}: ")
+        try:
+            build = functools.partial(kernel.build, workload, schedule, config=configs[schedule.name])
+            rows.append(bench.measure(build, tell))
+        except Error as error:
+            rows.append(Row(schedule.name, failure=str(error)))
+            errors.append(error)
+    if log is not None:
+        tell = _prefixed(report, f"{TUNED}: ")
+        try:
+            rows.append(replace(bench.measure(functools.partial(kernel.build, workload, log=log), tell), name=TUNED))
+        except Error as error:
+            rows.append(Row(TUNED, failure=str(error)))
+    if len(errors) == len(chosen) and len({str(error) for error in errors}) == 1:
+        raise errors[0]  # not a schedule's fault: too little memory, say
+    return Result(
+        workload,
+        device.text,
+        device.name,
+        bench.problem.seed,
+        _with_speedups([*rows, *compared], over=chosen[0].name),
+        device.peak_flops,
+        device.peak_bandwidth,
+    )
+
+
+def choose(workload: Workload, names: Sequence[str] | None, device: Device) -> list[Schedule]:
+    """The schedules of these names, with the naive one first; where no names are given all that run on the device.
+
+    Raises:
+        ScheduleError: no such schedule for this workload, or not for devices of this kind, or none at all.
+    """
+    naive = library.naive(workload)
+    if naive is None:
+        raise ScheduleError(f"no schedule computes {workload.operator} in {workload.dtype}")
+    if not names:
+        return [schedule for schedule in library.schedules(workload) if device.kind in schedule.kinds]
+    wanted = [library.find(workload, name) for name in names]
+    for schedule in wanted:
+        schedule.check_kind(device)
+    return [schedule for schedule in library.schedules(workload) if schedule in (naive, *wanted)]
+
+
+def left_out(workload: Workload, device: Device) -> list[Schedule]:
+    """The schedules that `choose` leaves out where no names are given: those that are not for the device."""
+    return [schedule for schedule in library.schedules(workload) if device.kind not in schedule.kinds]
+
+
+def exceeds_cache(workload: Workload, device: Device) -> bool:
+    """Whether inputs and output together are larger than the device's last cache; False where that is not known."""
+    return device.l2_bytes is not None and workload.min_bytes > device.l2_bytes
+
+
+def share_config(
+    workload: Workload,
+    schedules: Sequence[Schedule],
+    config: Mapping[str, Value],
+    *,
+    named: Sequence[str] | None = None,
+) -> dict[str, Config]:
+    """Give each schedule the values of those knobs that it has.
+
+    Args:
+        workload: what is computed.
+        schedules: those that will run.
+        config: values by knob name.
+        named: names of the schedules that the config is for; by default of all.
+
+    Returns:
+        A config for each schedule, by its name.
+
+    Raises:
+        KnobError: no schedule has such a knob, or none that has it takes the value.
+    """
+    shares: dict[str, Config] = {schedule.name: {} for schedule in schedules}
+    if not config:
+        return shares
+    receivers = [schedule for schedule in schedules if not named or schedule.name in named]
+    knobs = {schedule.name: schedule.space(workload).knobs for schedule in receivers}
+    there = dict.fromkeys(name for own in knobs.values() for name in own)
+    for name in config:
+        if name not in there:
+            raise KnobError(f"no knob {name!r} in {', '.join(knobs)}; there are: {', '.join(there) or 'none'}")
+    for name, own in knobs.items():
+        shares[name] = {knob: value for knob, value in config.items() if knob in own}
+    _check_taken(workload, receivers, shares)
+    return shares
+
+
+def _check_taken(workload: Workload, schedules: Sequence[Schedule], shares: Mapping[str, Config]) -> None:
+    """Raise the first schedule's KnobError if no schedule takes its share."""
+    errors: list[KnobError] = []
+    for schedule in schedules:
+        if shares[schedule.name]:
+            try:
+                schedule.apply(workload, shares[schedule.name])
+            except KnobError as error:
+                errors.append(error)
+            else:
+                return
+    raise errors[0]
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """What all rows of an experiment have in common."""
+
+    problem: Problem
+    device: Device
+    cold: bool
+    seconds: float
+
+    def measure(self, build: Callable[..., kernel.Kernel], tell: Progress) -> Row:
+        """Build, verify and time a kernel."""
+        tell("building")
+        built = build(device=self.device)
+        _ = built.loaded  # the device's own compiler is part of building, and may refuse
+        resources = built.resources if self.device.arch else None
+        tell("verifying")
+        verification = built.verify(self.problem)
+        row = Row(
+            built.schedule.name,
+            verified=verification.ok,
+            error=verification.error,
+            launch=built.launch,
+            shared_bytes=built.shared_bytes,
+            registers=resources.registers if resources else None,
+            spills=resources.spills if resources else None,
+            config=built.config,
+        )
+        if not verification.ok:
+            return replace(row, failure=_wrong(verification))
+        tell("timing")
+        return self._timed(row, built.time(self.problem, cold=self.cold, seconds=self.seconds))
+
+    def measure_library(self, name: str, tell: Progress) -> Row:
+        """Verify and time a library; raises `WrongDeviceError` for one that is not for devices of this kind."""
+        tell(f"{name}: verifying and timing")
+        workload, inputs = self.problem.workload, self.problem.inputs
+        try:
+            ran = BASELINES[name](workload, inputs, device=self.device, cold=self.cold, seconds=self.seconds)
+        except WrongDeviceError:
+            raise
+        except Error as error:
+            return Row(name, failure=str(error))
+        if ran.output is None:
+            return replace(self._timed(Row(name, library=ran.text), ran.timing), gflops=None, peak_share=None)
+        verification = self.problem.check(ran.output)
+        row = Row(name, verified=verification.ok, error=verification.error, library=ran.text)
+        return self._timed(row, ran.timing) if verification.ok else replace(row, failure=_wrong(verification))
+
+    def _timed(self, row: Row, timing: Timing) -> Row:
+        timing = replace(timing, seconds=_thinned(timing.seconds))
+        workload, device = self.problem.workload, self.device
+        rate, bandwidth = workload.flops / timing.median, workload.min_bytes / timing.median
+        return replace(
+            row,
+            timing=timing,
+            gflops=rate / 1e9,
+            peak_share=rate / device.peak_flops if device.peak_flops else None,
+            bandwidth=bandwidth,
+            bandwidth_share=bandwidth / device.peak_bandwidth if device.peak_bandwidth else None,
+        )
+
+
+def _thinned(samples: Sequence[float]) -> tuple[float, ...]:
+    """The samples, or so many of their quantiles, the median and the quartiles among them; to five digits.
+
+    That is more than any clock here resolves, and a file of results stays small.
+    """
+    if len(samples) > QUANTILES:
+        samples = np.quantile(samples, np.linspace(0, 1, QUANTILES)).tolist()
+    return tuple(float(f"{sample:.5g}") for sample in samples)
+
+
+def _wrong(verification: Verification) -> str:
+    if math.isnan(verification.error):
+        return "wrong result: some elements are NaN, which is what the output held before"
+    return f"wrong result: relative error {verification.error:.2g}, where {verification.tolerance:.0e} is allowed"
+
+
+def _with_speedups(rows: Sequence[Row], over: str) -> tuple[Row, ...]:
+    reference = next((row.timing for row in rows if row.name == over), None)
+    if reference is None:
+        return tuple(rows)
+    return tuple(replace(r, speedup=reference.median / r.timing.median) if r.timing else r for r in rows)
+
+
+def _prefixed(tell: Progress, prefix: str) -> Progress:
+    return lambda step: tell(prefix + step)

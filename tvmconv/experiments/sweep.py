@@ -1,0 +1,228 @@
+"""Sweeps: schedules over several workloads, as `scripts/sweep.py` and its neighbours measure them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tvmconv.devices import Device
+from tvmconv.errors import Error
+from tvmconv.experiments.provenance import provenance
+from tvmconv.experiments.results import Result
+from tvmconv.experiments.run import Progress, run_ladder
+from tvmconv.reports.charts import draw_sweep, size_info, sweep_info
+from tvmconv.reports.tables import Table, bandwidth_table, sweep_table
+from tvmconv.workloads import Conv2d, Layer, Workload, suite
+
+CHANNELS_SUITE = "d2l"  # its layers differ in nothing but their channels
+FIXED_EFFORT = 10**9  # building and timing a workload's schedules take about as long as verifying so many bytes
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The results of several workloads.
+
+    Attributes:
+        name: the suite's name, and which of its layers; or the filter's, and its mask.
+        labels: what tells each workload from the others.
+        results: one for each label.
+        provenance: on what they were measured, with what, when.
+    """
+
+    name: str
+    labels: list[str]
+    results: list[Result]
+    provenance: str
+
+    @property
+    def over_sizes(self) -> bool:
+        """Whether the workloads differ in the size of their input alone: the operator and all else are the same."""
+        parts = [size_and_rest(result.workload) for result in self.results]
+        sizes = {size for size, _ in parts}
+        return len({rest for _, rest in parts}) == 1 and len(sizes) == len(parts) > 1
+
+    @property
+    def axis(self) -> str:
+        """What the labels are."""
+        if self.over_sizes:
+            return "size"
+        return "channels" if all(label.isdigit() for label in self.labels) else "layer"
+
+    @property
+    def title(self) -> str:
+        """What a chart of the sweep shows."""
+        first = self.results[0]
+        what = f"Convolutions of suite {self.name}"
+        if self.over_sizes:
+            _, what = size_and_rest(first.workload)
+        return f"{what}, {first.workload.dtype}, on {first.device_name}"
+
+    def to_json(self) -> str:
+        """The sweep as JSON, one layer a line."""
+        layers = [
+            json.dumps({"label": label, "result": result.to_json()}, ensure_ascii=False)
+            for label, result in zip(self.labels, self.results, strict=True)
+        ]
+        head = json.dumps({"name": self.name, "provenance": self.provenance}, ensure_ascii=False)
+        return head.removesuffix("}") + ', "layers": [\n' + ",\n".join(layers) + "\n]}\n"
+
+    @classmethod
+    def from_json(cls, data: Any) -> Sweep:
+        """The sweep that `to_json` wrote."""
+        layers = data["layers"]
+        results = [Result.from_json(layer["result"]) for layer in layers]
+        if not results:
+            raise ValueError("no layers")
+        return cls(data["name"], [layer["label"] for layer in layers], results, data["provenance"])
+
+    @classmethod
+    def read(cls, file: Path) -> Sweep:
+        """The sweep in a file; raises `Error` for a file that holds none, `OSError` for one that cannot be read."""
+        try:
+            return cls.from_json(json.loads(file.read_text(encoding="utf-8")))
+        except (ValueError, LookupError, TypeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise Error(f"{file}: not a file that scripts/sweep.py wrote with -o ({reason})") from error
+
+    @property
+    def table(self) -> Table:
+        """Bandwidths, if the workloads differ in their size alone and memory bounds them all; else times."""
+        if self._shows_bandwidth:
+            return bandwidth_table(self.labels, self.results)
+        return sweep_table(self.axis, self.labels, self.results)
+
+    def markdown(self) -> str:
+        """The table, and on what it was measured."""
+        caption = f"Median times; in parentheses the speed-up over `{self.results[0].rows[0].name}`."
+        if self._shows_bandwidth:
+            peak = self.results[0].peak_bandwidth
+            known = f"; in parentheses its share of the memory's peak, {peak / 1e9:,.0f} GB/s" if peak else ""
+            caption = (
+                f"Bandwidth: input and output once over the median time{known}. "
+                "Hot: the arrays are in the L2 cache; cold: they are not, or exceed it."
+            )
+        return f"{self.table.markdown()}\n\n{caption} {self.provenance}\n"
+
+    def draw(self, path: Path) -> None:
+        """Draw the chart: lines over sizes, if the workloads differ in nothing else; else the workloads side by side.
+
+        Args:
+            path: the file to write; its suffix, one of `plot.FORMATS`, tells the format.
+        """
+        if self.over_sizes:
+            draw_sweep(size_info(self.title, self.results), path)
+        else:
+            draw_sweep(sweep_info(self.title, self.axis, self.labels, self.results), path)
+
+    def write(self, folder: Path) -> None:
+        """Write NAME.json, NAME.md and the chart NAME.png."""
+        part = folder / f"{self.name}.json.part"
+        part.write_text(self.to_json(), encoding="utf-8")
+        part.replace(folder / f"{self.name}.json")  # whole or not at all: what took long to measure is read again
+        (folder / f"{self.name}.md").write_text(self.markdown(), encoding="utf-8")
+        self.draw(folder / f"{self.name}.png")
+
+    @property
+    def _shows_bandwidth(self) -> bool:
+        return self.over_sizes and all(result.memory_bound for result in self.results)
+
+
+def size_and_rest(workload: Workload) -> tuple[str, str]:
+    """The workload's text in two: the shape of X, and all else: "4096x4096x3", "filter2d:5x5"."""
+    operator, _, sizes = workload.text.partition(":")
+    size, _, rest = sizes.partition(",")
+    return size, f"{operator}:{rest}"
+
+
+def select_layers(name: str, batch: int, only: str | None) -> dict[str, Workload]:
+    """The workloads of a suite's layers whose names contain a text, by the labels that a sweep gives them.
+
+    Raises:
+        WorkloadError: there is no such suite.
+        Error: no layer is named like that.
+    """
+    layers = suite(name, batch)
+    chosen = [layer for layer in layers if (only or "") in layer.name]
+    if not chosen:
+        raise Error(f"no layer of {name} is named like {only!r}; there are {', '.join(layer.name for layer in layers)}")
+    return {_label(name, layer): layer.workload for layer in chosen}
+
+
+def _label(name: str, layer: Layer) -> str:
+    """What tells a layer of a suite from the others."""
+    if name == CHANNELS_SUITE and isinstance(layer.workload, Conv2d):
+        return str(layer.workload.C)
+    return layer.name
+
+
+def measure_sweep(
+    name: str,
+    workloads: Mapping[str, Workload],
+    device: Device,
+    command: str,
+    *,
+    progress: Callable[[str], AbstractContextManager[Progress]],
+    done: Callable[[Sweep], None],
+    known: Sweep | None = None,
+    **how: Any,
+) -> Sweep:
+    """Measure schedules on workloads, one after another.
+
+    Args:
+        name: of the sweep.
+        workloads: by label.
+        device: where.
+        command: what was typed, for the provenance.
+        progress: given a prefix, shows the steps that it is told.
+        done: is told the sweep so far, whose last result is new.
+        known: what was measured before, and is not measured again.
+        how: arguments of `run_ladder`.
+    """
+    there = {result.workload: result for result in known.results} if known else {}
+    remaining = _Remaining([workload for workload in workloads.values() if workload not in there])
+    sweep = Sweep(name, [], [], known.provenance if known else "")
+    for number, (label, workload) in enumerate(workloads.items(), 1):
+        result = there.get(workload)
+        if result is None:
+            with progress(f"{device.text}: {number} of {len(workloads)}, {label}, ") as tell:
+                result = run_ladder(workload, device=device, progress=remaining.told(tell), **how)
+            remaining.finish(workload)
+        sweep = replace(sweep, labels=[*sweep.labels, label], results=[*sweep.results, result])
+        if workload not in there:
+            libraries = ", ".join(row.library for row in sweep.results[0].rows if row.library)
+            sweep = replace(sweep, provenance=provenance(device, command, libraries))
+            done(sweep)
+    return sweep
+
+
+class _Remaining:
+    """How long the rest of a sweep will take, by what its workloads took so far."""
+
+    def __init__(self, workloads: Iterable[Workload]) -> None:
+        self._ahead = sum(map(_effort, workloads))
+        self._spent = 0
+        self._begun = time.monotonic()
+        self._end: float | None = None
+
+    def finish(self, workload: Workload) -> None:
+        """Count a workload that was measured."""
+        self._ahead -= _effort(workload)
+        self._spent += _effort(workload)
+        now = time.monotonic()
+        self._end = now + (now - self._begun) * self._ahead / self._spent
+
+    def told(self, tell: Progress) -> Progress:
+        """`tell`, with the time that is left behind each step as soon as it can be estimated."""
+        if self._end is None:
+            return tell
+        end = self._end
+        return lambda step: tell(f"{step}, {max(end - time.monotonic(), 0):,.0f} s left")
+
+
+def _effort(workload: Workload) -> int:
+    return FIXED_EFFORT + workload.min_bytes

@@ -1,0 +1,29 @@
+"""Knobs: the choices inside a schedule, the space that they span, and the factors that loops are cut into."""
+
+from tvmconv.knobs.knobs import (
+    Choice,
+    Columns,
+    Condition,
+    Config,
+    Knob,
+    Knobs,
+    Split,
+    Value,
+    format_value,
+    nearest_factors,
+    parse_value,
+)
+
+__all__ = [
+    "Choice",
+    "Columns",
+    "Condition",
+    "Config",
+    "Knob",
+    "Knobs",
+    "Split",
+    "Value",
+    "format_value",
+    "nearest_factors",
+    "parse_value",
+]

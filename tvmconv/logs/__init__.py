@@ -1,0 +1,1 @@
+"""Logs: everything that reads or writes one."""

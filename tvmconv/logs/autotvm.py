@@ -1,0 +1,150 @@
+"""AutoTVM's words in a log line, and what they are called here: tasks and their arguments, knobs, targets.
+
+A task is a template's name and its arguments. Two of AutoTVM's templates have a schedule of the same knobs here, so
+that its own readers understand our lines and we its. Every other schedule is a task of our own, whose only argument is
+the workload's text.
+
+Source: TVM 0.7 to 0.19, `python/tvm/autotvm/record.py`, `task/space.py` (`ConfigEntity.to_json_dict`) and
+`topi/cuda/conv2d.py`, `depthwise_conv2d.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvmconv.errors import RecordError, WorkloadError
+from tvmconv.knobs import Config, Value
+from tvmconv.logs import fields
+from tvmconv.workloads import Conv2d, Workload, parse
+from tvmconv.workloads.text import quote
+
+DIRECT, DEPTHWISE = "conv2d_nchw.cuda", "depthwise_conv2d_nchw.cuda"
+_OWN = "tvmconv"  # tasks of our own: tvmconv.OPERATOR.SCHEDULE
+_SPLIT, _OTHER = "sp", "ot"  # the kinds of knob that GPU templates have; AutoTVM also had orders and annotations
+
+
+def encode_task(workload: Workload, schedule: str) -> tuple[str, list[Any]]:
+    """The task's name and its arguments, as JSON has them."""
+    if isinstance(workload, Conv2d):
+        w = workload
+        options = [list(w.stride), list(w.padding), list(w.dilation), w.dtype]
+        if schedule == "direct" and w.groups == 1:
+            return DIRECT, [_tensor(w.input_shape, w.dtype), _tensor(w.weight_shape, w.dtype), *options]
+        if schedule == "depthwise" and w.groups == w.C:
+            weight = (w.C, w.O // w.C, w.R, w.S)
+            return DEPTHWISE, [_tensor(w.input_shape, w.dtype), _tensor(weight, w.dtype), *options]
+    return f"{_OWN}.{workload.operator}.{schedule}", [workload.text]
+
+
+def decode_task(task: str, args: Sequence[Any]) -> tuple[Workload, str]:
+    """The workload and the name of the schedule.
+
+    Args:
+        task: the template's name.
+        args: its arguments: for AutoTVM's convolutions two tensors, stride, padding and, where the line has them,
+            dilation and output dtype.
+
+    Raises:
+        RecordError: there is no schedule for the task, or its arguments make no workload.
+    """
+    if task in (DIRECT, DEPTHWISE):
+        return _convolution(task, args), "direct" if task == DIRECT else "depthwise"
+    if task.startswith(f"{_OWN}.") and task.count(".") == 2 and len(args) == 1:
+        return parse_workload(fields.text(args[0], "the task's argument")), task.rpartition(".")[2]
+    if "winograd" in task:
+        raise RecordError(f"task {quote(task)} is a Winograd convolution, for which there is no schedule")
+    raise RecordError(f"there is no schedule for task {quote(task)}: expected {DIRECT} or {DEPTHWISE}")
+
+
+def _tensor(shape: Sequence[int], dtype: str) -> list[Any]:
+    return ["TENSOR", list(shape), dtype]
+
+
+def _convolution(task: str, args: Sequence[Any]) -> Conv2d:
+    if not 4 <= len(args) <= 6:
+        raise RecordError(f"task {task} takes 4 to 6 arguments", f"there are {len(args)}")
+    (N, C, H, W), dtype = _read_tensor(args[0], "the input")
+    weight, weight_dtype = _read_tensor(args[1], "the weight")
+    options, out_dtype = list(args[2:]), dtype
+    if len(args) == 6 or isinstance(options[-1], str):
+        out_dtype = fields.text(options.pop(), "the output's dtype")
+    if not dtype == weight_dtype == out_dtype:
+        dtypes = ", ".join(map(quote, (dtype, weight_dtype, out_dtype)))
+        raise RecordError("input, weight and output differ in their dtypes", dtypes)
+    O, channels, R, S = weight  # noqa: E741
+    groups = 1
+    if task == DEPTHWISE:  # its weight is (C, multiplier, R, S)
+        O, channels, groups = O * channels, O, C  # noqa: E741
+    if channels != C:
+        raise RecordError("the weight does not fit the input", f"{weight} and {C} channels in task {task}")
+    names = ("stride", "padding", "dilation")[: len(options)]
+    steps: dict[str, Any] = {name: _read_integers(option, name) for name, option in zip(names, options, strict=True)}
+    try:
+        return Conv2d(N, C, H, W, O, R, S, **steps, groups=groups, dtype=dtype)
+    except WorkloadError as error:
+        raise RecordError(f"the arguments of task {task} make no workload", str(error)) from error
+
+
+def _read_tensor(value: object, name: str) -> tuple[list[int], str]:
+    tag, shape, dtype = fields.array(value, name, 3)
+    if tag != "TENSOR":
+        raise RecordError(f"{name} is no tensor", fields.shown(tag))
+    sizes = [fields.integer(size, f"the shape of {name}") for size in fields.array(shape, f"the shape of {name}", 4)]
+    return sizes, fields.text(dtype, f"the dtype of {name}")
+
+
+def _read_integers(value: object, name: str) -> tuple[int, ...]:
+    """One integer or a list of them; how many there may be is known to the workload."""
+    return tuple(fields.integer(number, name) for number in (value if isinstance(value, list) else [value]))
+
+
+@functools.lru_cache(maxsize=4096)
+def parse_workload(text: str) -> Workload:
+    """The workload of that text; raises `RecordError` where `workloads.parse` refuses it."""
+    try:
+        return parse(text)
+    except WorkloadError as error:
+        raise RecordError("the workload's text does not parse", str(error)) from error
+
+
+def encode_config(config: Mapping[str, Value]) -> list[Any]:
+    """A config as AutoTVM's entities: `[name, "sp", factors]` for a split, `[name, "ot", value]` for a choice."""
+    return [
+        [name, _SPLIT, list(value)] if isinstance(value, (tuple, list)) else [name, _OTHER, value]
+        for name, value in config.items()
+    ]
+
+
+def decode_config(entities: object) -> Config:
+    """The config of a line, its values as they were recorded.
+
+    Raises:
+        RecordError: it is malformed, has a knob twice, or one of a kind that no schedule has.
+    """
+    config: Config = {}
+    for entity in fields.array(entities, "the config's entity"):
+        name, kind, value = fields.array(entity, "a knob", 3)
+        if fields.text(name, "a knob's name") in config:
+            raise RecordError("the config has a knob twice", quote(name))
+        if kind == _SPLIT:
+            factors = fields.array(value, "the value of a split")
+            config[name] = tuple(fields.integer(factor, "a split's factor") for factor in factors)
+        elif kind == _OTHER and _is_scalar(value):
+            config[name] = value
+        else:
+            raise RecordError("the config has a knob that is neither a split nor a choice", fields.shown(entity))
+    return config
+
+
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value))
+
+
+def model(target: str) -> str:
+    """The device that a target names with `-model=`, as in `cuda -model=v100`; else `unknown`."""
+    match = re.search(r"(?:^|\s)-model=(\S+)", target)
+    return match[1] if match else "unknown"

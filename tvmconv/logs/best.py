@@ -1,0 +1,137 @@
+"""The best records of logs: for a workload, and for a device that perhaps none of them was measured on."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import IntEnum
+from itertools import groupby, islice
+from pathlib import Path
+
+from tvmconv.devices import Device
+from tvmconv.errors import Error
+from tvmconv.logs.index import Ranking, fastest_first, index
+from tvmconv.logs.lines import BadLines
+from tvmconv.logs.record import Record
+from tvmconv.logs.subject import Subject
+from tvmconv.workloads import Workload
+
+Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+
+def log_files(paths: Paths) -> list[Path]:
+    """The logs that were named: files as they are, and of folders every `*.jsonl` below them, in alphabetical order.
+
+    Raises:
+        Error: a file is not there, or a folder has no logs.
+    """
+    files: list[Path] = []
+    for path in [Path(paths)] if isinstance(paths, (str, os.PathLike)) else map(Path, paths):
+        found = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
+        if not found:
+            raise Error(f"no logs in folder {path}: expected files *.jsonl")
+        files += found
+    return files
+
+
+def best(paths: Paths, workload: Workload, schedule: str | None = None, device: str | None = None) -> Record | None:
+    """The fastest valid record of a workload in logs.
+
+    Args:
+        paths: a log, a folder of logs, or several of them.
+        workload: only its records count.
+        schedule: only records of the schedule of that name.
+        device: only records of the device of that name, such as "NVIDIA H200".
+
+    Raises:
+        Error: a log cannot be read.
+    """
+    rankings = [
+        ranking
+        for subject, ranking in _rankings(paths)
+        if subject.workload == workload and schedule in (None, subject.schedule) and device in (None, subject.device)
+    ]
+    return next(fastest_first(rankings), None)
+
+
+def best_of_each(
+    logs: Mapping[Path, BadLines], workload: Workload | None = None, device: str | None = None, top: int = 1
+) -> list[Record]:
+    """The fastest valid records of each workload on each device, in the order in which these turn up.
+
+    Args:
+        logs: the files; lines that are seen to be no records are added to the file's bad lines.
+        workload: only this one.
+        device: only the device of that name.
+        top: how many of each at most, the fastest first; of a config that was measured several times, only the fastest.
+
+    Raises:
+        Error: a log cannot be read.
+    """
+    found: dict[tuple[Workload, str], list[Ranking]] = {}
+    for path, bad in logs.items():
+        for subject, ranking in index(path, bad).items():
+            if workload in (None, subject.workload) and device in (None, subject.device):
+                found.setdefault((subject.workload, subject.device), []).append(ranking)
+    return [record for rankings in found.values() for record in islice(_once_each(fastest_first(rankings)), top)]
+
+
+def _once_each(records: Iterable[Record]) -> Iterator[Record]:
+    """The first record of each config."""
+    met: set[tuple[str, str, str, str]] = set()
+    for record in records:
+        if record.identity not in met:
+            met.add(record.identity)
+            yield record
+
+
+class Nearness(IntEnum):
+    """What a record's device has in common with another one; the smaller, the nearer."""
+
+    DEVICE = 0  # it is the same, by its name
+    ARCH = 1  # the architecture
+    KIND = 2  # CUDA, or OpenCL
+
+
+def nearest_first(
+    paths: Paths, workload: Workload, device: Device, schedule: str | None = None
+) -> Iterator[tuple[Nearness, Record]]:
+    """The valid records of a workload in logs, those of the nearest device first and of these the fastest first.
+
+    Args:
+        paths: a log, a folder of logs, or several of them.
+        workload: only its records count.
+        device: where the kernel is to run; records of another kind of device do not count.
+        schedule: only records of the schedule of that name.
+
+    Raises:
+        Error: a log cannot be read.
+    """
+    near: list[tuple[tuple[Nearness, float], Ranking]] = []
+    for subject, ranking in _rankings(paths):
+        distance = _distance(subject, device)
+        if subject.workload == workload and schedule in (None, subject.schedule) and distance is not None:
+            near.append((distance, ranking))
+    near.sort(key=lambda item: item[0])
+    for (nearness, _), group in groupby(near, key=lambda item: item[0]):
+        for record in fastest_first([ranking for _, ranking in group]):
+            yield nearness, record
+
+
+def _rankings(paths: Paths) -> Sequence[tuple[Subject, Ranking]]:
+    return [item for path in log_files(paths) for item in index(path, BadLines()).items()]
+
+
+def _distance(subject: Subject, device: Device) -> tuple[Nearness, float] | None:
+    """How far a subject's device is from another: by what they share, then by compute capability; None if too far."""
+    if subject.device == device.name:
+        return Nearness.DEVICE, 0
+    if subject.target.split(maxsplit=1)[:1] != [device.kind]:
+        return None
+    there, here = (re.search(r"sm_(\d+)", text or "") for text in (subject.target, device.arch))
+    if there is None or here is None:
+        return Nearness.KIND, math.inf
+    gap = abs(int(there[1]) - int(here[1]))
+    return Nearness.KIND if gap else Nearness.ARCH, gap

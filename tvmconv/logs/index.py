@@ -1,0 +1,98 @@
+"""Where the records of a log are, by subject and in the order of their costs: what `best` and `build` choose from."""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from tvmconv.errors import RecordError
+from tvmconv.logs.lines import BadLines, read_line, read_lines
+from tvmconv.logs.record import ErrorKind, Record
+from tvmconv.logs.scan import Glancer, medians
+from tvmconv.logs.subject import Subject
+
+_BATCH = 4096  # costs that are parsed together
+
+
+class Ranking:
+    """The valid records of one subject in one file, the fastest first; 16 bytes of memory a record.
+
+    Not valid is a record whose config gave a wrong answer in another record of the subject.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._costs = array("d")
+        self._offsets = array("q")
+        self._wrong: list[int] = []
+        self._texts: list[bytes] = []
+
+    def add(self, error: ErrorKind, costs: bytes, offset: int) -> None:
+        """Add the record whose line begins at `offset`."""
+        if not error:
+            self._offsets.append(offset)
+            self._texts.append(costs)
+            if len(self._texts) == _BATCH:
+                self._parse_costs()
+        elif error is ErrorKind.WRONG_ANSWER:
+            self._wrong.append(offset)
+
+    def _parse_costs(self) -> None:
+        if self._texts:
+            self._costs.frombytes(medians(self._texts).tobytes())
+            self._texts.clear()
+
+    def __iter__(self) -> Iterator[Record]:
+        """The records, each parsed when it is asked for."""
+        self._parse_costs()
+        wrong = {record.identity for offset in self._wrong if (record := self._parse(offset))}
+        costs = np.frombuffer(self._costs) if self._costs else np.empty(0)
+        for i in np.argsort(costs, kind="stable"):
+            record = self._parse(self._offsets[i])
+            if record is not None and record.identity not in wrong:
+                yield record
+
+    def _parse(self, offset: int) -> Record | None:
+        try:
+            return Record.parse(read_line(self._path, offset))
+        except RecordError:  # a line that looked like a record
+            return None
+
+
+def index(path: Path, bad: BadLines) -> dict[Subject, Ranking]:
+    """The records of a log by subject.
+
+    Args:
+        path: the file.
+        bad: lines that are seen to be no records are added here.
+
+    Raises:
+        Error: the file cannot be read.
+    """
+    found: dict[Subject, Ranking] = {}
+
+    def ranking_of(subject: Subject) -> Ranking:
+        return found.setdefault(subject, Ranking(path))
+
+    glancer = Glancer(ranking_of)
+    for line in read_lines(path):
+        try:
+            glance = glancer.look(line.text)
+            if glance is not None:
+                ranking, error, costs = glance
+                ranking.add(error, costs, line.offset)
+            elif not line.blank:
+                record = Record.parse(line.text)
+                ranking_of(record.subject).add(record.error, repr(record.cost).encode(), line.offset)
+        except RecordError as refused:
+            bad.add(line.number, refused)
+    return found
+
+
+def fastest_first(rankings: Iterable[Iterable[Record]]) -> Iterator[Record]:
+    """The records of several rankings in the order of their costs."""
+    return heapq.merge(*rankings, key=lambda record: record.cost)

@@ -1,0 +1,196 @@
+"""A record: one measurement of one config, and the line of a log that holds it.
+
+The line is a JSON object in AutoTVM's log format 0.2, with keys beside AutoTVM's for what that has no place for:
+
+    {"workload": "conv2d:…", "schedule": "direct", "device": "NVIDIA H200",
+     "input": ["cuda -arch=sm_90", "conv2d_nchw.cuda", [["TENSOR", [1, 64, 56, 56], "float32"], …], {}],
+     "config": {"index": 0, "code_hash": null, "entity": [["tile_f", "sp", [-1, 1, 4, 8]], …]},
+     "result": [[1.37e-05, …], 0, 0.21, 1783000000.0], "version": 0.2, "tvm_version": "0.27.0", …}
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from tvmconv.errors import RecordError
+from tvmconv.knobs import Config
+from tvmconv.logs import autotvm, fields
+from tvmconv.logs.subject import Subject
+from tvmconv.workloads import Workload
+
+VERSION = 0.2
+FAILED_SECONDS = 1e9  # AutoTVM's cost of what failed
+
+
+class ErrorKind(IntEnum):
+    """How a measurement ended, under AutoTVM's numbers (`MeasureErrorNo`)."""
+
+    NONE = 0
+    INSTANTIATION = 1
+    COMPILE_HOST = 2
+    COMPILE_DEVICE = 3
+    RUNTIME = 4
+    WRONG_ANSWER = 5
+    BUILD_TIMEOUT = 6
+    RUN_TIMEOUT = 7
+    UNKNOWN = 8
+
+
+@dataclass(frozen=True)
+class Record:
+    """One measurement.
+
+    Attributes:
+        workload: what was computed.
+        schedule: the schedule's name.
+        config: values by knob name, as they were proposed.
+        device: the device's name, such as "NVIDIA H200".
+        target: AutoTVM's target text, such as "cuda -arch=sm_90" or "opencl".
+        times: seconds a launch, one a repeat; empty for an error.
+        error: how the measurement ended.
+        message: what an error said, in one line.
+        deviation: relative L2 error against the float64 reference; None where it was not taken or is not finite.
+        cost_seconds: seconds on the clock to build and to run.
+        timestamp: when it was taken, in seconds since 1970.
+        elapsed: seconds of tuning of this workload when it came in, those of earlier sessions included.
+        resources: registers, spills, shared_bytes, threads, blocks, as far as known.
+        versions: of the software that made and ran the kernel: tvmconv, tvm, nvrtc …
+        index: the config's number in AutoTVM's space, kept from its lines; 0 in ours, which has another space.
+    """
+
+    workload: Workload
+    schedule: str
+    config: Config
+    device: str
+    target: str
+    times: tuple[float, ...] = ()
+    error: ErrorKind = ErrorKind.NONE
+    message: str = ""
+    deviation: float | None = None
+    cost_seconds: float = 0.0
+    timestamp: float = 0.0
+    elapsed: float | None = None
+    resources: Mapping[str, int] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    index: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether the config ran, with the right result, and was timed."""
+        return self.error is ErrorKind.NONE and bool(self.times)
+
+    @property
+    def cost(self) -> float:
+        """Seconds a launch, the median of the repeats; `math.inf` for an error."""
+        return statistics.median(self.times) if self.ok else math.inf
+
+    @property
+    def gflops(self) -> float:
+        """GFLOP/s at `cost`; 0 for an error."""
+        return self.workload.flops / self.cost / 1e9
+
+    @property
+    def subject(self) -> Subject:
+        """What was measured, and where, whatever the config."""
+        return Subject(self.workload, self.schedule, self.device, self.target)
+
+    @property
+    def identity(self) -> tuple[str, str, str, str]:
+        """The same for two measurements of one config on one device."""
+        return self.workload.text, self.schedule, self.device, json.dumps(self.config, sort_keys=True)
+
+    def line(self) -> str:
+        """The record as a line of a log, without the newline: ASCII, and the same for equal records."""
+        failed = self.error is not ErrorKind.NONE
+        costs = [FAILED_SECONDS] if failed else self.times
+        versions = dict(self.versions)
+        row = {
+            **self.subject.to_json(),
+            "config": {"index": self.index, "code_hash": None, "entity": autotvm.encode_config(self.config)},
+            "result": [costs, int(self.error), self.cost_seconds, self.timestamp],
+            "version": VERSION,
+            "tvm_version": versions.pop("tvm", None),
+            "message": self.message or None,
+            "deviation": self.deviation if self.deviation is not None and math.isfinite(self.deviation) else None,
+            "elapsed": self.elapsed,
+            "resources": dict(self.resources) or None,
+            "versions": versions or None,
+        }
+        return json.dumps({key: value for key, value in row.items() if value is not None}, allow_nan=False)
+
+    @classmethod
+    def parse(cls, line: str | bytes) -> Record:
+        """Read a line: one of ours, or one of AutoTVM's.
+
+        Raises:
+            RecordError: the line is no record, or is one of a task that there is no schedule for.
+        """
+        row = fields.read_object(line)
+        if "input" not in row and "v" in row:
+            raise RecordError("the line is in AutoTVM's log format 0.1: expected 0.2")
+        if row.get("version", VERSION) != VERSION:
+            raise RecordError(f"the log format is not {VERSION}", fields.shown(row["version"]))
+        subject = Subject.from_json(row)
+        config = fields.table(row.get("config"), "config")
+        costs, error_no, cost_seconds, timestamp = fields.array(row.get("result"), "result", 4)
+        error = _error_kind(error_no)
+        costs = fields.array(costs, "the costs")
+        return cls(
+            *subject[:2],
+            autotvm.decode_config(config.get("entity")),
+            *subject[2:],
+            times=() if error else _times(costs),
+            error=error,
+            message=_message(row, costs if error else ()),
+            deviation=_optional_number(row, "deviation"),
+            cost_seconds=fields.number(cost_seconds, "all_cost"),
+            timestamp=fields.number(timestamp, "timestamp"),
+            elapsed=_optional_number(row, "elapsed"),
+            resources=_table_of(fields.integer, row, "resources"),
+            versions=_versions(row),
+            index=fields.integer(config.get("index", 0), "the config's index"),
+        )
+
+
+def _error_kind(value: object) -> ErrorKind:
+    try:
+        return ErrorKind(fields.integer(value, "error_no"))
+    except ValueError as error:
+        if isinstance(error, RecordError):
+            raise
+        raise RecordError("error_no is none of AutoTVM's", fields.shown(value)) from error
+
+
+def _times(costs: list[Any]) -> tuple[float, ...]:
+    times = tuple(fields.number(cost, "a time") for cost in costs)
+    if not times or min(times) <= 0:
+        raise RecordError("a record without an error has positive times", fields.shown(costs))
+    return times
+
+
+def _message(row: Mapping[str, Any], costs: list[Any] | tuple[()]) -> str:
+    """Our own message, or the text that AutoTVM put in place of the times of an error."""
+    if row.get("message") is not None:
+        return fields.text(row["message"], "message")
+    return " ".join(next((cost for cost in costs if isinstance(cost, str)), "").split())
+
+
+def _optional_number(row: Mapping[str, Any], name: str) -> float | None:
+    return None if row.get(name) is None else fields.number(row[name], name)
+
+
+def _table_of(check: Any, row: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {key: check(value, name) for key, value in fields.table(row.get(name) or {}, name).items()}
+
+
+def _versions(row: Mapping[str, Any]) -> dict[str, str]:
+    versions = _table_of(fields.text, row, "versions")
+    if row.get("tvm_version") is not None:
+        versions["tvm"] = fields.text(row["tvm_version"], "tvm_version")
+    return versions

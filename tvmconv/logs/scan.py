@@ -1,0 +1,113 @@
+"""What a line of a log says at a glance, so that a log of a million lines is searched in seconds.
+
+Lines as AutoTVM and this project spell them fall into head, config, result and rest. A search writes the same head,
+which tells the subject, over and over, so that each is parsed once; the times are cut out of the result by a regular
+expression. Lines in any other spelling (other spaces, another order of keys) are left to `Record.parse`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmconv.errors import RecordError
+from tvmconv.logs import fields
+from tvmconv.logs.record import ErrorKind
+from tvmconv.logs.subject import Subject
+
+_CONFIG = b', "config": '
+_NUMBER = rb"[0-9.eE+-]+"
+_RESULT = re.compile(rb'\}, "result": \[\[([0-9.eE+, -]+)\], ([0-8]), ' + _NUMBER + rb", " + _NUMBER + rb"\], ")
+_REPEATED = re.compile(rb'"(?:input|workload|schedule|device|config|result)"')  # JSON's last key of a name counts
+_ERRORS = {b"%d" % kind: kind for kind in ErrorKind}
+_MAX_HEADS = 1 << 16
+
+T = TypeVar("T")
+
+
+class Glancer(Generic[T]):
+    """Looks at lines, and parses each distinct head once.
+
+    Args:
+        make: called with the subject of each distinct head; its answer is part of every glance at such a line.
+    """
+
+    def __init__(self, make: Callable[[Subject], T]) -> None:
+        self._make = make
+        self._heads: dict[bytes, T | RecordError] = {}  # by the bytes up to and with `_CONFIG`
+        self._last = _CONFIG  # the head of the line before, which the next line probably has too
+
+    def look(self, line: bytes) -> tuple[T, ErrorKind, bytes] | None:
+        """What the line says, unless something that is not looked at, such as the config, makes it no record.
+
+        Returns:
+            What was made of the subject, how the measurement ended, and the text of its times, as `medians` takes it;
+            None if the line has to be parsed in full.
+
+        Raises:
+            RecordError: the line is no record, as `Record.parse` says.
+        """
+        head = self._last
+        if not line.startswith(head):
+            head, config, _ = line.partition(_CONFIG)
+            head += config
+        match = _RESULT.match(line, line.find(b"}", len(head)))
+        if match is None or _REPEATED.search(line, match.end()):
+            return None
+        made = self._heads.get(head)
+        if made is None:
+            made = self._read(head)
+        self._last = head
+        if isinstance(made, RecordError):
+            raise made.with_traceback(None)  # which would grow with each raise
+        costs, error_no = match.groups()
+        return made, _ERRORS[error_no], costs
+
+    def _read(self, head: bytes) -> T | RecordError:
+        if len(self._heads) >= _MAX_HEADS:  # of garbage; the heads that matter will be back
+            self._heads.clear()
+        try:
+            made: T | RecordError = self._make(Subject.from_json(fields.read_object(head.removesuffix(_CONFIG) + b"}")))
+        except RecordError as error:
+            made = error
+        self._heads[head] = made
+        return made
+
+
+def medians(costs: Sequence[bytes]) -> NDArray[np.float64]:
+    """The medians of lists of numbers.
+
+    Args:
+        costs: n texts of numbers with commas between them.
+
+    Returns:
+        n medians, equal to `Record.cost`; infinite where a number is malformed, or not positive and finite.
+    """
+    counts = np.fromiter((text.count(b",") for text in costs), int, len(costs)) + 1
+    times = _numbers(b",".join(costs))
+    if times.size != counts.sum():
+        return np.array([math.inf]) if len(costs) == 1 else np.concatenate([medians([text]) for text in costs])
+    starts = np.cumsum(counts) - counts
+    result = np.empty(len(costs))
+    for count in np.unique(counts):
+        rows = np.flatnonzero(counts == count)
+        table = np.sort(times[starts[rows, np.newaxis] + np.arange(count)], axis=1)
+        median = (table[:, (count - 1) // 2] + table[:, count // 2]) / 2
+        result[rows] = np.where((table[:, 0] > 0) & np.isfinite(table[:, -1]), median, math.inf)
+    return result
+
+
+def _numbers(text: bytes) -> NDArray[np.float64]:
+    """The numbers of a text; none if one of them is malformed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DeprecationWarning)  # how NumPy tells of a malformed number
+        try:
+            return np.fromstring(text, sep=",")
+        except (DeprecationWarning, ValueError):
+            return np.empty(0)

@@ -1,0 +1,106 @@
+"""The device process: programs in, verified times out, one after another. Loads neither TVM nor PyTorch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tvmconv import devices
+from tvmconv.devices.base import LostError, describe, first_line
+from tvmconv.errors import CompileError
+from tvmconv.logs.record import ErrorKind
+from tvmconv.measuring.child import Last
+from tvmconv.measuring.runner import Outcome
+from tvmconv.measuring.stopwatch import Stopwatch
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from tvmconv.compiler.program import Program
+    from tvmconv.devices import Device
+    from tvmconv.devices.base import Bench
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a device process measures on, whatever the program.
+
+    Attributes:
+        device: its name for `tvmconv.devices.find`.
+        inputs: of the workload.
+        reference: its output.
+        tolerance: the largest relative L2 error of a right kernel.
+        right: a program that was right before, to see first whether the device still is; None if there was none.
+    """
+
+    device: str
+    inputs: Sequence[NDArray[Any]]
+    reference: NDArray[np.float64]
+    tolerance: float
+    right: Program | None = None
+
+
+def measure(device: Device, bench: Bench, program: Program, best: float, tolerance: float) -> Outcome:
+    """Verify a program, and time it if it is right.
+
+    Args:
+        device: where the program runs.
+        bench: the workload's arrays there.
+        program: built for the device.
+        best: the best time so far, in seconds a launch, or `math.inf`; the kernel is timed as long as it deserves.
+        tolerance: the largest relative L2 error of a right kernel.
+
+    Raises:
+        LostError: the program took the device from this process.
+    """
+    watch = Stopwatch()
+    start = time.monotonic()
+
+    def outcome(**what: Any) -> Outcome:
+        return Outcome(**what, stages=watch.milliseconds, seconds=time.monotonic() - start)
+
+    try:
+        with watch.stage("load"):
+            kernel = device.load(program)
+        with watch.stage("verify"):
+            deviation = bench.deviation(kernel)
+        if not deviation <= tolerance:  # it may be NaN
+            bench.restore()
+            message = f"relative L2 error {deviation:.2g} against the reference: expected at most {tolerance:g}"
+            return outcome(error=ErrorKind.WRONG_ANSWER, message=message, deviation=deviation)
+        with watch.stage("time"):
+            times = bench.time(kernel, best)
+    except LostError:
+        raise
+    except CompileError as error:
+        return outcome(error=ErrorKind.COMPILE_DEVICE, message=first_line(error))
+    except Exception as error:  # a driver in trouble raises what it likes
+        return outcome(error=ErrorKind.RUNTIME, message=describe(error))
+    return outcome(times=times, deviation=deviation)
+
+
+def main(connection: Connection) -> None:
+    """Serve: a `Setup` comes in, and None goes back or why it fails; then an `Outcome` for each program and best."""
+    setup: Setup = connection.recv()
+    try:
+        device = devices.find(setup.device)
+        bench = device.bench(setup.inputs, setup.reference)
+        if setup.right and (reason := measure(device, bench, setup.right, 0.0, setup.tolerance).message):
+            connection.send(f"a program that was right before fails: {reason}")
+            return
+    except Exception as error:
+        connection.send(describe(error))
+        return
+    connection.send(None)
+    while True:
+        program, best = connection.recv()
+        try:
+            connection.send(measure(device, bench, program, best, setup.tolerance))
+        except LostError as error:
+            connection.send(Last(Outcome(error=ErrorKind.RUNTIME, message=first_line(error))))
+            return

@@ -1,0 +1,123 @@
+"""The builder process: configs in, programs out, one after another."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tvmconv.devices.base import describe
+from tvmconv.errors import CompileError
+from tvmconv.logs.record import ErrorKind
+from tvmconv.measuring.child import Last
+from tvmconv.measuring.stopwatch import Stopwatch
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from tvmconv.compiler.program import Program
+    from tvmconv.devices import Device
+    from tvmconv.knobs import Config
+    from tvmconv.library import Schedule
+    from tvmconv.workloads import Workload
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a builder process builds, whatever the config.
+
+    Attributes:
+        workload: what to compute.
+        schedule: how; its function is found by module and name.
+        device: what to build for; need not be present.
+        memory_limit: bytes that a build may allocate.
+    """
+
+    workload: Workload
+    schedule: Schedule
+    device: Device
+    memory_limit: int
+
+
+@dataclass(frozen=True)
+class Built:
+    """What came of a config.
+
+    Attributes:
+        program: for the device; None for an error.
+        error: what went wrong.
+        message: of an error, one line.
+        stages: milliseconds by stage.
+        seconds: wall time.
+    """
+
+    program: Program | None = None
+    error: ErrorKind = ErrorKind.NONE
+    message: str = ""
+    stages: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def build(task: Task, config: Config) -> Built:
+    """Build one config; never raises but for want of memory.
+
+    Raises:
+        MemoryError: the build allocates more than there is.
+    """
+    from tvmconv.compiler.lower import lower
+
+    watch = Stopwatch()
+    start = time.monotonic()
+
+    def failed(kind: ErrorKind, error: BaseException) -> Built:
+        return Built(None, kind, describe(error), watch.milliseconds, time.monotonic() - start)
+
+    try:
+        with watch.stage("apply"):
+            scheduled, _ = task.schedule.apply(task.workload, config)
+        with watch.stage("lower"):
+            lowered = lower(scheduled.mod, task.device.target())
+        task.device.check_fits(lowered)
+        with watch.stage("codegen"):
+            _ = lowered.source
+        with watch.stage("compile"):
+            program = lowered.program
+    except MemoryError:
+        raise
+    except CompileError as error:
+        return failed(ErrorKind.COMPILE_HOST, error)
+    except BaseException as error:  # a schedule is anybody's code, and may even call sys.exit
+        return failed(ErrorKind.INSTANTIATION, error)
+    return Built(program, stages=watch.milliseconds, seconds=time.monotonic() - start)
+
+
+def main(connection: Connection) -> None:
+    """Serve: a `Task` comes in, and None goes back or why it fails; then a `Built` for each config."""
+    try:
+        task: Task = connection.recv()
+        import tvm  # noqa: F401  loaded before the clock of the first build runs
+    except Exception as error:
+        connection.send(describe(error))
+        return
+    _limit_memory(task.memory_limit)
+    connection.send(None)
+    while True:
+        config = connection.recv()
+        try:
+            connection.send(build(task, config))
+            continue
+        except MemoryError:
+            pass  # the build's memory goes with the error; but this process may be short of it ever after
+        message = f"the build allocates more than {task.memory_limit / 2**30:.3g} GiB"
+        connection.send(Last(Built(None, ErrorKind.COMPILE_HOST, message)))
+        return
+
+
+def _limit_memory(limit: int) -> None:
+    """Let this process allocate `limit` bytes more than it has now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    bytes_now = pages * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (bytes_now + limit, bytes_now + limit))

@@ -1,0 +1,222 @@
+"""Measuring configs: built in worker processes, verified and timed in device processes, whatever they do there."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import threading
+from collections.abc import Sequence
+from importlib import metadata
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING
+
+import tvmconv
+from tvmconv import devices as known_devices
+from tvmconv.devices import Device
+from tvmconv.devices.base import first_line
+from tvmconv.devices.rpc import Remote
+from tvmconv.errors import DeviceError, ScheduleError
+from tvmconv.measuring.builder import Task
+from tvmconv.measuring.local import LocalRunner
+from tvmconv.measuring.pipeline import Pipeline
+from tvmconv.measuring.pool import Pool
+from tvmconv.measuring.remote import RemoteRunner
+from tvmconv.measuring.runner import Runner
+from tvmconv.measuring.stopwatch import Means
+from tvmconv.verify import Problem
+
+if TYPE_CHECKING:
+    from tvmconv.knobs import Config
+    from tvmconv.library import Schedule
+    from tvmconv.logs.record import Record
+    from tvmconv.workloads import Workload
+
+POLL_SECONDS = 0.05  # between two looks at the clock and at the memory of the processes
+RUN_SECONDS = {"cuda": 10.0, "opencl": 60.0}  # PoCL compiles at the first launch, for up to 15 s on two cores
+
+
+class Measurer:
+    """Measures configs of one schedule for one workload; a context manager.
+
+    Configs go in with `submit` and come back as records from `results`, in the order in which they end, each exactly
+    once. Building and timing go on meanwhile, in processes that end with the block, or with this process. A config
+    that hangs, crashes, allocates without end or computes something else is a record with that error.
+
+    Args:
+        workload: what to compute.
+        schedule: how; its function has to be at the top level of a module that can be imported.
+        devices: where to measure: names, devices, or runners of another kind; all of one kind and architecture.
+        workers: processes that build; by default one less than there are processors.
+        build_timeout: seconds for one build.
+        run_timeout: seconds for one candidate on the device; by default `RUN_SECONDS` of its kind.
+        memory_limit: bytes of host memory for one candidate.
+        seed: of the inputs; fresh ones by default.
+
+    Raises:
+        DeviceError: a device is not there, or the devices differ.
+        ScheduleError: another process cannot import the schedule.
+        WorkloadError: inputs and reference do not fit in memory.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        schedule: Schedule,
+        devices: Sequence[str | Device | Runner],
+        *,
+        workers: int | None = None,
+        build_timeout: float = 20.0,
+        run_timeout: float | None = None,
+        memory_limit: int = 4 << 30,
+        seed: int | None = None,
+    ):
+        _check_importable(schedule)
+        self._places = [known_devices.find(place) if isinstance(place, str) else place for place in devices]
+        self._device = _common_device(self._places)
+        self._task = Task(workload, schedule, self._device, memory_limit)
+        self._workers = workers or max(1, (os.cpu_count() or 1) - 1)
+        self._build_timeout = build_timeout
+        self._run_timeout = run_timeout or RUN_SECONDS[self._device.kind]
+        self._problem = Problem(workload, seed)
+        self._means = Means()
+        self._submitted = self._returned = 0
+
+        self._configs: queue.SimpleQueue[Config] = queue.SimpleQueue()
+        self._records: queue.SimpleQueue[Record | None] = queue.SimpleQueue()  # None: no more will come
+        self._error: BaseException | None = None
+        self._closing = False
+        self._bell, self._rope = Pipe(duplex=False)
+        # A thread keeps the devices busy while a tuner thinks.
+        self._thread = threading.Thread(target=self._run, name="measurer", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Measurer:
+        return self
+
+    @property
+    def workers(self) -> int:
+        """How many processes build."""
+        return self._workers
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pending(self) -> int:
+        """How many configs were submitted whose records have not been handed out."""
+        return self._submitted - self._returned
+
+    @property
+    def stages(self) -> dict[str, float]:
+        """Where the time of a trial goes: mean milliseconds by stage, over the trials that came to it."""
+        return self._means.means()
+
+    def submit(self, configs: Sequence[Config]) -> None:
+        """Queue configs."""
+        for config in configs:
+            self._configs.put(config)
+        self._submitted += len(configs)
+        self._rope.send_bytes(b"more")
+
+    def results(self, timeout: float) -> list[Record]:
+        """The records that came in since the last call.
+
+        Args:
+            timeout: seconds to wait for the first; the list is empty when none came, or none is pending.
+
+        Raises:
+            DeviceError: no device can be measured on any more.
+            Error: the builder processes do not start.
+        """
+        records: list[Record] = []
+        while self.pending > len(records):
+            try:
+                record = self._records.get(timeout=0 if records or self._error else timeout)
+            except queue.Empty:
+                break
+            if record is not None:
+                records.append(record)
+        self._returned += len(records)
+        if self._error and not records:
+            raise self._error
+        return records
+
+    def close(self) -> None:
+        """End all processes, whatever they are doing; records that were not handed out are lost."""
+        self._closing = True
+        if not self._bell.closed:
+            self._rope.send_bytes(b"close")
+            self._thread.join()
+            self._bell.close()
+            self._rope.close()
+
+    def _run(self) -> None:
+        """What the thread does: all that speaks to the processes, which live no longer than the thread."""
+        parts: list[Pool | Runner] = []
+        try:
+            pool = Pool(self._task, self._workers, self._build_timeout)
+            parts.append(pool)
+            runners: list[Runner] = []
+            for place in self._places:
+                runners.append(self._runner(place))
+                parts.append(runners[-1])
+            pipeline = Pipeline(self._task, pool, runners, _versions(self._device), self._means)
+            while not self._closing:
+                wait([self._bell, *pipeline.waitables()], POLL_SECONDS)
+                while self._bell.poll():
+                    self._bell.recv_bytes()
+                while not self._configs.empty():
+                    pipeline.submit(self._configs.get())
+                for record in pipeline.poll():
+                    self._records.put(record)
+        except BaseException as error:
+            self._error = error
+            self._records.put(None)
+        finally:
+            for part in parts:
+                part.close()
+
+    def _runner(self, place: Device | Runner) -> Runner:
+        if isinstance(place, Remote):
+            return RemoteRunner(place, self._problem, self._run_timeout, self._task.memory_limit)
+        if isinstance(place, Device):
+            return LocalRunner(place, self._problem, self._run_timeout, self._task.memory_limit)
+        return place
+
+
+def _check_importable(schedule: Schedule) -> None:
+    """Raise ScheduleError if another process would not find the schedule's function."""
+    where = f"schedule {schedule.name} is not at the top level of a module that can be imported"
+    if schedule.function.__module__ == "__main__":
+        raise ScheduleError(f"{where}: it is in the script that runs")
+    try:
+        pickle.dumps(schedule)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ScheduleError(f"{where}: {first_line(error)}") from error
+
+
+def _common_device(places: Sequence[Device | Runner]) -> Device:
+    """The device to build for, the first one; raises DeviceError if another would need another build."""
+    devices = [place if isinstance(place, Device) else place.device for place in places]
+    if not devices:
+        raise DeviceError("no device to measure on: expected one such as cuda:0 or opencl:0")
+    first = devices[0]
+    for device in devices[1:]:
+        if (device.kind, device.arch) != (first.kind, first.arch):
+            raise DeviceError(
+                f"{first.text} ({first.arch or first.kind}) and {device.text} ({device.arch or device.kind}) take "
+                "different programs: measure on devices of one architecture"
+            )
+    return first
+
+
+def _versions(device: Device) -> dict[str, str]:
+    """Of the software that makes and runs the kernels."""
+    versions = {"tvmconv": tvmconv.__version__, "tvm": metadata.version("apache-tvm")}
+    if device.kind != "cuda":
+        return {**versions, "pyopencl": metadata.version("pyopencl")}
+    from tvmconv.compiler import nvrtc
+
+    return {**versions, "nvrtc": nvrtc.version()}

@@ -1,0 +1,158 @@
+"""The way of a config: through the builders, through a device, to its record."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+from tvmconv.errors import DeviceError
+from tvmconv.logs.record import Record
+from tvmconv.measuring.builder import Built, Task
+from tvmconv.measuring.runner import Outcome, Runner
+from tvmconv.measuring.stopwatch import Means
+
+if TYPE_CHECKING:
+    from tvmconv.compiler.program import Program
+    from tvmconv.devices import Device
+    from tvmconv.knobs import Config
+    from tvmconv.measuring.pool import Pool
+
+
+@dataclass
+class _Trial:
+    """A config on its way.
+
+    Attributes:
+        config: the config.
+        built: what the builders made of it.
+        runner: the device that it is on; None before.
+        sent: when it was dealt to the device.
+    """
+
+    config: Config
+    built: Built = field(default_factory=Built)
+    runner: Runner | None = None
+    sent: float = 0.0
+
+
+class Pipeline:
+    """Deals configs to builders and programs to devices, and makes records of what comes back.
+
+    Args:
+        task: what is built.
+        pool: the builders.
+        runners: the devices.
+        versions: of the software, for the records.
+        means: where the stages of each trial are counted in.
+    """
+
+    def __init__(
+        self, task: Task, pool: Pool, runners: Sequence[Runner], versions: Mapping[str, str], means: Means
+    ) -> None:
+        self._task = task
+        self._pool = pool
+        self._runners = list(runners)
+        self._versions = versions
+        self._means = means
+        self._trials: dict[int, _Trial] = {}
+        self._count = 0
+        self._programs: deque[tuple[int, Program]] = deque()
+        self._best = math.inf
+        self._lost: DeviceError | None = None
+
+    def submit(self, config: Config) -> None:
+        """Queue a config."""
+        self._trials[self._count] = _Trial(config)
+        self._pool.submit(self._count, config)
+        self._count += 1
+
+    def poll(self) -> list[Record]:
+        """Move everything on that can be; the records of what has ended.
+
+        Raises:
+            DeviceError: the last device is lost.
+            Error: the builders do not start.
+        """
+        if self._lost:
+            raise self._lost
+        records: list[Record] = []
+        for runner in list(self._runners):
+            try:
+                records += [self._ran(tag, runner.device, outcome) for tag, outcome in runner.poll()]
+            except DeviceError as error:
+                self._take_from(runner)
+                self._lost = None if self._runners else error  # raised next time: there may be records to return
+        for tag, built in self._pool.poll():
+            self._means.add(built.stages)
+            self._trials[tag].built = built
+            if built.program is None:
+                records.append(self._record(tag, self._task.device, Outcome(error=built.error, message=built.message)))
+            else:
+                self._programs.append((tag, built.program))
+        for runner in self._runners:
+            while self._programs and runner.free > 0:
+                tag, program = self._programs.popleft()
+                self._trials[tag].runner, self._trials[tag].sent = runner, time.monotonic()
+                runner.submit(tag, program, self._best)
+        return records
+
+    def waitables(self) -> list[Connection | int]:
+        """What becomes readable when `poll` has something to do."""
+        return [*self._pool.waitables(), *(w for runner in self._runners for w in runner.waitables())]
+
+    def _take_from(self, runner: Runner) -> None:
+        """Let the other devices have what a lost one did not come to."""
+        self._runners.remove(runner)
+        runner.close()
+        left = [(tag, trial) for tag, trial in self._trials.items() if trial.runner is runner]
+        for tag, trial in reversed(left):
+            if trial.built.program is not None:
+                self._programs.appendleft((tag, trial.built.program))
+
+    def _ran(self, tag: int, device: Device, outcome: Outcome) -> Record:
+        waited = (time.monotonic() - self._trials[tag].sent) * 1e3 - sum(outcome.stages.values())
+        self._means.add({**outcome.stages, "queue": waited})
+        record = self._record(tag, device, outcome)
+        self._best = min(self._best, record.cost)
+        return record
+
+    def _record(self, tag: int, device: Device, outcome: Outcome) -> Record:
+        trial = self._trials.pop(tag)
+        return Record(
+            workload=self._task.workload,
+            schedule=self._task.schedule.name,
+            config=trial.config,
+            device=device.name,
+            target=target_text(device),
+            times=outcome.times,
+            error=outcome.error,
+            message=outcome.message,
+            deviation=outcome.deviation,
+            cost_seconds=trial.built.seconds + outcome.seconds,
+            timestamp=time.time(),
+            resources=_resources(trial.built.program),
+            versions=self._versions,
+        )
+
+
+def target_text(device: Device) -> str:
+    """A device's target as AutoTVM writes it: "cuda -arch=sm_90", "opencl"."""
+    return f"{device.kind} -arch={device.arch}" if device.arch else device.kind
+
+
+def _resources(program: Program | None) -> dict[str, int]:
+    """What a program takes, under the names of `Record.resources`."""
+    if program is None:
+        return {}
+    shape = {
+        "shared_bytes": program.shared_bytes,
+        "threads": program.launch.threads,
+        "blocks": program.launch.blocks,
+    }
+    ptxas = program.resources
+    return {"registers": ptxas.registers, "spills": ptxas.spills, **shape} if ptxas else shape

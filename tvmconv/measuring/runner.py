@@ -1,0 +1,79 @@
+"""What measures built kernels: the protocol behind which a device of this host and a remote one look alike.
+
+`tvmconv.measuring.local.LocalRunner` keeps a device process on this host. A runner of another kind needs the same five
+methods; the `Measurer` deals programs to whichever of its runners is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from tvmconv.logs.record import ErrorKind
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from tvmconv.compiler.program import Program
+    from tvmconv.devices import Device
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a program on a device.
+
+    Attributes:
+        times: seconds a launch, one number a repeat; empty for an error.
+        deviation: relative L2 error against the float64 reference; None where the kernel did not come to its end.
+        error: what went wrong.
+        message: of an error, one line.
+        stages: milliseconds by stage ("load", "verify", "time").
+        seconds: wall time that the device was taken for.
+    """
+
+    times: tuple[float, ...] = ()
+    deviation: float | None = None
+    error: ErrorKind = ErrorKind.NONE
+    message: str = ""
+    stages: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+class Runner(Protocol):
+    """Verifies and times programs for one workload, one after another, on one device.
+
+    No method waits for a program. Every program that was submitted comes back from `poll` exactly once, whatever
+    becomes of it: a runner notices hangs and crashes itself, goes on with the programs that were queued behind, and
+    raises `DeviceError` from `poll` only when the device is lost for all of them. All calls come from one thread.
+    """
+
+    @property
+    def device(self) -> Device:
+        """What the programs are built for; its `name` goes into the records."""
+
+    @property
+    def free(self) -> int:
+        """How many more programs it takes now, so that the device is never idle; 0 while it starts."""
+
+    def submit(self, tag: int, program: Program, best: float) -> None:
+        """Queue a program.
+
+        Args:
+            tag: comes back with the outcome.
+            program: built for `device`.
+            best: the best time so far, in seconds a launch; one far above it is not measured to the last digit.
+        """
+
+    def poll(self) -> list[tuple[int, Outcome]]:
+        """What has ended since the last call, by tag; called often, at least every 50 ms.
+
+        Raises:
+            DeviceError: the device is lost.
+        """
+
+    def waitables(self) -> Sequence[Connection | int]:
+        """File descriptors or objects with a `fileno()` that become readable when `poll` has something to tell."""
+
+    def close(self) -> None:
+        """Stop everything, within a second; may be called twice."""

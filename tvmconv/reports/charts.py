@@ -1,0 +1,230 @@
+"""Charts: first the numbers that they show (`sweep_info`, `size_info`, `history_info`, pure), then the drawing."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tvmconv.experiments.results import Result, Row
+
+if TYPE_CHECKING:
+    from tvmconv.reports.history import HistoryInfo
+
+FORMATS = (".png", ".svg", ".pdf")
+STYLES = ("--", ":", "-.")  # of what is compared with, in black
+DPI, PALETTE = 150, 64  # dots an inch, and colours, of a PNG
+FLOPS, BYTES = "GFLOP/s", "GB/s"
+
+
+@dataclass(frozen=True)
+class Line:
+    """The rates of one schedule or library.
+
+    Attributes:
+        name: of the schedule or the library.
+        x: where on the axis.
+        y: the rate there, in the chart's unit.
+        is_library: whether it is a library, to compare with.
+    """
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    is_library: bool
+
+
+@dataclass(frozen=True)
+class SweepInfo:
+    """What a chart of a sweep shows.
+
+    Attributes:
+        title: on top of the chart.
+        axis: what the x axis is, such as "channels".
+        ticks: positions on the x axis.
+        labels: one a tick.
+        log_x: whether positions are numbers to be shown on a logarithmic axis, not places in a list.
+        lines: one a schedule or library.
+        unit: of the rates, `FLOPS` or `BYTES`.
+        peak: of the device's memory, in that unit; None where it is not known or says nothing.
+    """
+
+    title: str
+    axis: str
+    ticks: tuple[float, ...]
+    labels: tuple[str, ...]
+    log_x: bool
+    lines: tuple[Line, ...]
+    unit: str = FLOPS
+    peak: float | None = None
+
+
+def sweep_info(title: str, axis: str, labels: Sequence[str], results: Sequence[Result]) -> SweepInfo:
+    """GFLOP/s over the workloads of a sweep, one line a schedule; rows without a time are left out.
+
+    Args:
+        title: on top of the chart.
+        axis: what the labels are, such as "channels".
+        labels: one for each result; if all are numbers, they are the positions on the axis, too.
+        results: one a workload.
+    """
+    log_x = all(label.isdigit() for label in labels)
+    ticks = tuple(float(label) if log_x else float(place) for place, label in enumerate(labels))
+    return SweepInfo(title, axis, ticks, tuple(labels), log_x, _lines(ticks, results, lambda row: row.gflops))
+
+
+def size_info(title: str, results: Sequence[Result]) -> SweepInfo:
+    """Rates over the elements of the input, one line a schedule; rows without a time are left out.
+
+    Rates are of what limits the workloads: bytes beside the memory's peak, or operations where any is bound by them.
+
+    Args:
+        title: on top of the chart.
+        results: one a size.
+    """
+    ordered = sorted(results, key=_elements)
+    ticks = tuple(map(_elements, ordered))
+    labels = tuple(f"{_power(_elements(result))}\n{'cold' if result.cold else 'hot'}" for result in ordered)
+    axis = "elements; hot: in the L2 cache, cold: not"
+    if not all(result.memory_bound for result in results):
+        return SweepInfo(title, axis, ticks, labels, True, _lines(ticks, ordered, lambda row: row.gflops))
+    lines = _lines(ticks, ordered, lambda row: None if row.bandwidth is None else row.bandwidth / 1e9)
+    peak = results[0].peak_bandwidth
+    return SweepInfo(title, axis, ticks, labels, True, lines, BYTES, peak / 1e9 if peak else None)
+
+
+def _elements(result: Result) -> float:
+    return float(math.prod(result.workload.argument_shapes[0]))
+
+
+def _power(elements: float) -> str:
+    """2^16 as matplotlib writes powers; what is no power of two in digits."""
+    mantissa, exponent = math.frexp(elements)
+    return f"$2^{{{exponent - 1}}}$" if mantissa == 0.5 else f"{elements:,.0f}"
+
+
+def _lines(ticks: Sequence[float], results: Sequence[Result], rate: Callable[[Row], float | None]) -> tuple[Line, ...]:
+    points: dict[str, list[tuple[float, float]]] = {}
+    libraries = set()
+    for tick, result in zip(ticks, results, strict=True):
+        for row in result.rows:
+            value = rate(row)
+            if value is not None:
+                points.setdefault(row.name, []).append((tick, value))
+            if row.library:
+                libraries.add(row.name)
+    lines = []
+    for name, line in points.items():
+        x, y = zip(*line, strict=True)
+        lines.append(Line(name, x, y, name in libraries))
+    return tuple(lines)
+
+
+def draw_sweep(info: SweepInfo, path: Path) -> None:
+    """Draw a sweep.
+
+    GFLOP/s are on a logarithmic axis, on which equal factors look equal; GB/s begin at zero, as shares of the peak.
+
+    Args:
+        info: what to draw.
+        path: the file to write; its suffix, one of `FORMATS`, tells the format.
+    """
+    figure = _figure(9 if info.log_x else max(9, 0.5 * len(info.ticks)))
+    axes = figure.add_subplot()
+    styles = itertools.cycle(STYLES)
+    for line in info.lines:
+        color, style, marker = ("black", next(styles), "s") if line.is_library else (None, "-", "o")
+        axes.plot(
+            line.x, line.y, color=color, linestyle=style, marker=marker, markersize=5, linewidth=2, label=line.name
+        )
+    if info.peak is not None:
+        axes.axhline(
+            info.peak,
+            color="black",
+            linewidth=1,
+            linestyle=(0, (8, 4)),
+            label=f"memory's peak, {info.peak:,.0f} {info.unit}",
+        )
+    if info.log_x:
+        axes.set_xscale("log", base=2)
+        axes.minorticks_off()
+    axes.set_xticks(info.ticks, info.labels)
+    if not info.log_x:
+        axes.tick_params("x", rotation=90)
+    _scale_rates(axes, info.unit)
+    axes.set_xlabel(info.axis)
+    axes.set_ylabel(info.unit)
+    axes.set_title(info.title)
+    axes.grid(alpha=0.4)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, reverse=True)
+    _save(figure, path)
+
+
+def _scale_rates(axes: Any, unit: str) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    if unit == BYTES:
+        axes.set_ylim(bottom=0)
+    else:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
+
+
+def draw_history(info: HistoryInfo, path: Path) -> None:
+    """Draw the best rate of searches over their trials, and over their time where the logs tell it.
+
+    Args:
+        info: what to draw.
+        path: the file to write; its suffix, one of `FORMATS`, tells the format.
+    """
+    timed = [history for history in info.histories if history.elapsed]
+    figure = _figure(12 if timed else 9)
+    panels = figure.subplots(1, 2 if timed else 1, sharey=True, squeeze=False)[0]
+    colors = {history.name: f"C{place}" for place, history in enumerate(info.histories)}
+    for history in info.histories:
+        trials = range(1, len(history.best) + 1)
+        panels[0].step(trials, history.best, where="post", color=colors[history.name], label=history.summary)
+    panels[0].set_xlabel("trials")
+    panels[0].set_ylabel("GFLOP/s of the best so far")
+    for history in timed:
+        panels[1].step(history.elapsed, history.best, where="post", color=colors[history.name])
+        panels[1].set_xlabel("seconds of tuning")
+    for axes in panels:
+        for place, (name, rate) in enumerate(info.compared):
+            style = STYLES[place % len(STYLES)]
+            axes.axhline(rate, color="black", linestyle=style, linewidth=1, label=name if axes is panels[0] else None)
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.4)
+    figure.suptitle(info.title)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    """Write a figure; a PNG with a palette, which takes a third of the bytes."""
+    if path.suffix != ".png":
+        figure.savefig(path)
+        return
+    from PIL import Image
+
+    figure.set_dpi(DPI)
+    figure.canvas.draw()
+    image = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB")
+    image.quantize(PALETTE).save(path, optimize=True, dpi=(DPI, DPI))
+
+
+def _figure(width: float) -> Any:
+    """A figure that needs no display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, 5.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure

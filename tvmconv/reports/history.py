@@ -1,0 +1,192 @@
+"""How searches went, as numbers to draw: pure functions of records."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from tvmconv import library
+from tvmconv.experiments.results import Result, Row
+from tvmconv.experiments.sweep import Sweep
+from tvmconv.logs.record import Record
+from tvmconv.workloads import Workload
+
+
+@dataclass
+class Search:
+    """The trials of one schedule for one workload in one log, in the order in which they came in.
+
+    Attributes:
+        log: the log's name.
+        workload: what was tuned.
+        schedule: the schedule's name.
+        device: the device's name.
+        rates: GFLOP/s of each trial; 0 for one that failed.
+        elapsed: seconds of tuning at the end of each trial; None where the log does not tell.
+    """
+
+    log: str
+    workload: Workload
+    schedule: str
+    device: str
+    rates: list[float] = field(default_factory=list)
+    elapsed: list[float | None] = field(default_factory=list)
+
+    @property
+    def best(self) -> float:
+        """The highest of `rates`."""
+        return max(self.rates)
+
+    @property
+    def failed(self) -> int:
+        """How many trials failed."""
+        return self.rates.count(0.0)
+
+    @property
+    def is_naive(self) -> bool:
+        """Whether it is no search, but the naive schedule, which a tuner measures once to compare with."""
+        naive = library.naive(self.workload)
+        return naive is not None and self.schedule == naive.name
+
+
+def searches(log: str, records: Iterable[Record]) -> list[Search]:
+    """Sort a log's records into searches, in the order in which these began."""
+    found: dict[tuple[Workload, str, str], Search] = {}
+    for record in records:
+        key = record.workload, record.schedule, record.device
+        search = found.setdefault(key, Search(log, *key))
+        search.rates.append(record.gflops)
+        search.elapsed.append(record.elapsed)
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class History:
+    """The best rate of a search, as it rose.
+
+    Attributes:
+        name: what tells the search from the others.
+        best: GFLOP/s of the best trial so far, after each trial; 0 as long as all have failed.
+        elapsed: seconds of tuning after each trial; empty if it is not known of all.
+        failed: how many trials failed.
+    """
+
+    name: str
+    best: tuple[float, ...]
+    elapsed: tuple[float, ...]
+    failed: int
+
+    @property
+    def summary(self) -> str:
+        """For a legend: "direct, 512 trials, 4% failed"."""
+        return _summary(self.name, len(self.best), self.failed)
+
+
+@dataclass(frozen=True)
+class HistoryInfo:
+    """What a chart of searches for one workload shows.
+
+    Attributes:
+        title: on top of the chart.
+        histories: one a search.
+        compared: names and GFLOP/s of what the searches are to beat.
+    """
+
+    title: str
+    histories: tuple[History, ...]
+    compared: tuple[tuple[str, float], ...]
+
+
+def history_info(workload: Workload, found: Sequence[Search], sweeps: Sequence[Sweep] = ()) -> HistoryInfo:
+    """The searches for a workload, beside the libraries and the fastest schedule that sweeps measured for it.
+
+    The naive schedule, which a tuner measures once to compare with, is no search but one of those beside.
+
+    Args:
+        workload: whose searches.
+        found: searches for this and other workloads.
+        sweeps: of this and other workloads.
+    """
+    own = [search for search in found if search.workload == workload]
+    chosen = [search for search in own if not search.is_naive] or own
+    beside = max((search for search in own if search not in chosen), key=lambda search: search.best, default=None)
+    devices = list(dict.fromkeys(search.device for search in chosen))
+    names = _names(chosen)
+    results = [result for sweep in sweeps for result in sweep.results if result.workload == workload]
+    return HistoryInfo(
+        title=f"{workload} on {', '.join(devices)}",
+        histories=tuple(_history(name, search) for name, search in zip(names, chosen, strict=True)),
+        compared=(
+            *([(beside.schedule, beside.best)] if beside and beside.best else []),
+            *(rate for result in results for rate in _to_beat(result)),
+        ),
+    )
+
+
+def _to_beat(result: Result) -> list[tuple[str, float]]:
+    schedules = [(row.name, row.gflops) for row in result.rows if row.gflops and not row.library]
+    libraries = [(row.name, row.gflops) for row in result.rows if row.gflops and row.library]
+    return [*sorted(schedules, key=lambda row: row[1])[-1:], *libraries]
+
+
+def _history(name: str, search: Search) -> History:
+    elapsed = tuple(seconds for seconds in search.elapsed if seconds is not None)
+    return History(
+        name=name,
+        best=tuple(itertools.accumulate(search.rates, max)),
+        elapsed=elapsed if len(elapsed) == len(search.rates) else (),
+        failed=search.failed,
+    )
+
+
+def merge_into_sweep(found: Sequence[Search], sweeps: Sequence[Sweep] = ()) -> tuple[list[str], list[Result]]:
+    """The best of each search beside the rows of sweeps, workload by workload.
+
+    Returns:
+        For each workload a label and its rows: first those of the sweeps, under the sweep's label, then the others in
+        the order of their searches, under their text.
+    """
+    labels: dict[Workload, str] = {}
+    results: dict[Workload, Result] = {}
+    for sweep in sweeps:
+        for label, result in zip(sweep.labels, sweep.results, strict=True):
+            labels.setdefault(result.workload, label)
+            _add(results, result)
+    names = _names(found)
+    measured = {(row.name, result.workload) for result in results.values() for row in result.rows}
+    trials: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
+    for name, search in zip(names, found, strict=True):
+        trials[name] += len(search.rates)
+        failed[name] += search.failed
+    for name, search in zip(names, found, strict=True):
+        labels.setdefault(search.workload, search.workload.text.partition(":")[2])
+        label = search.schedule if search.is_naive else _summary(name, trials[name], failed[name])
+        if search.best and (label, search.workload) not in measured:
+            row = Row(label, verified=True, gflops=search.best)
+            _add(results, Result(search.workload, search.device, search.device, 0, (row,)))
+    return [labels[workload] for workload in results], list(results.values())
+
+
+def _add(results: dict[Workload, Result], more: Result) -> None:
+    known = results.get(more.workload)
+    rows = (*known.rows, *more.rows) if known else more.rows
+    results[more.workload] = Result(more.workload, more.device, more.device_name, more.seed, rows)
+
+
+def _summary(name: str, trials: int, failed: int) -> str:
+    share = f", {failed / trials:.0%} failed" if failed else ""
+    return f"{name}, {trials:,} trial{'' if trials == 1 else 's'}{share}"
+
+
+def _names(found: Sequence[Search]) -> list[str]:
+    """The schedule of each search, with its device and its log as far as the searches differ in them."""
+    devices, logs = {search.device for search in found}, {search.log for search in found}
+    names = []
+    for search in found:
+        device = f" on {search.device}" if len(devices) > 1 else ""
+        log = f"{search.log}: " if len(logs) > 1 else ""
+        names.append(f"{log}{search.schedule}{device}")
+    return names

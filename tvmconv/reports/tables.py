@@ -1,0 +1,188 @@
+"""Results as tables, for a terminal and for Markdown. Pure functions of results: no device is touched here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tvmconv.devices import Timing
+from tvmconv.errors import Error
+from tvmconv.experiments.results import Result, Row
+
+NOTHING = "—"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of texts.
+
+    Attributes:
+        headers: one a column.
+        rows: as many cells each as there are headers.
+        left: headers of the columns that are aligned to the left; numbers read best to the right.
+    """
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: frozenset[str] = frozenset()
+
+    def text(self) -> str:
+        """The table in aligned columns."""
+        lines = [self.headers, *self.rows]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(self.headers))]
+        return "\n".join("  ".join(map(self._pad, self.headers, line, widths)).rstrip() for line in lines)
+
+    def markdown(self) -> str:
+        """The table in GitHub's Markdown."""
+        rule = [":--" if header in self.left else "--:" for header in self.headers]
+        return "\n".join(f"| {' | '.join(line)} |" for line in (self.headers, rule, *self.rows))
+
+    def _pad(self, header: str, cell: str, width: int) -> str:
+        return cell.ljust(width) if header in self.left else cell.rjust(width)
+
+
+def heading(result: Result) -> str:
+    """What was computed, and where."""
+    return f"{result.workload.text} on {result.device}, {result.device_name}"
+
+
+def result_table(result: Result) -> Table:
+    """One line a row of the result; columns that would be empty, such as registers on OpenCL, are left out.
+
+    The rate is that of what limits the workload: GB/s if it is bound by memory, else GFLOP/s.
+    """
+    scale, unit = _time_unit(result)
+    rates: dict[str, Callable[[Row], str | None]] = {
+        "GFLOP/s": lambda row: _shown(row.gflops, significant),
+        "of peak": lambda row: _shown(row.peak_share, "{:.1%}".format),
+    }
+    if result.memory_bound:
+        rates = {
+            "GB/s": lambda row: _shown(row.bandwidth, _gigabytes),
+            "of memory's peak": lambda row: _shown(row.bandwidth_share, "{:.1%}".format),
+        }
+    columns: dict[str, Callable[[Row], str | None]] = {
+        "schedule": lambda row: row.name,
+        f"time ± spread [{unit}]": lambda row: _shown(row.timing, lambda timing: _time(timing, scale)),
+        **rates,
+        f"× {result.rows[0].name}": lambda row: _shown(row.speedup, significant),
+        "rel. error": lambda row: _shown(row.error, "{:.1e}".format),
+        "grid × block": lambda row: _shown(row.launch, str),
+        "shared [B]": lambda row: _shown(row.shared_bytes, "{:,}".format),
+        "registers": lambda row: _shown(row.registers, str),
+        "spills [B]": lambda row: _shown(row.spills or None, "{:,}".format),
+    }
+    cells = {header: [cell(row) for row in result.rows] for header, cell in columns.items()}
+    filled = {header: column for header, column in cells.items() if any(column)}
+    rows = [[cell or NOTHING for cell in line] for line in zip(*filled.values(), strict=True)]
+    return Table(list(filled), rows, left=frozenset({"schedule", "grid × block"}))
+
+
+def notes(result: Result) -> list[str]:
+    """What the table has no room for, one line each: how the times were taken, what a library ran, what failed."""
+    lines = []
+    timed = [(row.timing.median, row.timing.method, row.name) for row in result.rows if row.timing]
+    if timed:
+        _, method, name = min(timed)
+        lines.append(f"time: median ± half the interquartile range; {name}: {method}")
+    lines += [f"{row.name}: {row.library}" for row in result.rows if row.library]
+    lines += [f"{row.name} failed: {row.failure}" for row in result.rows if row.failure]
+    return lines
+
+
+def result_text(result: Result) -> str:
+    """Heading, table and notes, for a terminal."""
+    return "\n".join([heading(result), "", result_table(result).text(), "", *notes(result)])
+
+
+def sweep_table(axis: str, labels: Sequence[str], results: Sequence[Result]) -> Table:
+    """Several workloads, one a line, with a column a schedule: µs and, in parentheses, the speed-up over the first.
+
+    Args:
+        axis: header of the labels, such as "channels".
+        labels: what tells each workload from the others.
+        results: one for each label.
+    """
+    names = _names(results)
+    lines = []
+    for label, result in zip(labels, results, strict=True):
+        rows = {row.name: row for row in result.rows}
+        lines.append([label, *(_sweep_cell(rows.get(name), over=names[0]) for name in names)])
+    return Table([axis, *(f"{name} [µs]" for name in names)], lines, left=frozenset({axis}))
+
+
+def bandwidth_table(labels: Sequence[str], results: Sequence[Result]) -> Table:
+    """Several sizes, one a column, with a line a schedule: GB/s and, in parentheses, the share of the memory's peak.
+
+    Args:
+        labels: what tells each size from the others.
+        results: one for each label.
+    """
+    rows = [{row.name: row for row in result.rows} for result in results]
+    lines = [[name, *(_bandwidth_cell(there.get(name)) for there in rows)] for name in _names(results)]
+    headers = [f"{label} {'cold' if result.cold else 'hot'}" for label, result in zip(labels, results, strict=True)]
+    return Table(["GB/s", *headers], lines, left=frozenset({"GB/s"}))
+
+
+def _names(results: Sequence[Result]) -> list[str]:
+    return list(dict.fromkeys(row.name for result in results for row in result.rows))
+
+
+def _sweep_cell(row: Row | None, over: str) -> str:
+    if row is None:
+        return NOTHING
+    if row.timing is None:
+        return "failed"
+    time = significant(row.timing.median * 1e6)
+    return f"{time} ({significant(row.speedup)}×)" if row.speedup and row.name != over else time
+
+
+def _bandwidth_cell(row: Row | None) -> str:
+    if row is None:
+        return NOTHING
+    if row.bandwidth is None:
+        return "failed"
+    share = "" if row.bandwidth_share is None else f" ({row.bandwidth_share:.1%})"
+    return _gigabytes(row.bandwidth) + share
+
+
+def _gigabytes(bandwidth: float) -> str:
+    return significant(bandwidth / 1e9)
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """A positive number to so many significant digits, whole digits never rounded: 0.123, 1.50, 17,858."""
+    decimals = max(0, digits - 1 - math.floor(math.log10(value))) if value > 0 else 0
+    return f"{value:,.{decimals}f}"
+
+
+def _time_unit(result: Result) -> tuple[float, str]:
+    """Units a second, and their name: ms if even the fastest row takes one, else µs."""
+    medians = [row.timing.median for row in result.rows if row.timing]
+    return (1e3, "ms") if medians and min(medians) >= 1e-3 else (1e6, "µs")
+
+
+def _time(timing: Timing, scale: float) -> str:
+    return f"{significant(timing.median * scale)} ± {timing.spread:.1%}"
+
+
+def _shown(value: T | None, form: Callable[[T], str]) -> str | None:
+    return None if value is None else form(value)
+
+
+def with_section(page: str, name: str, section: str) -> str:
+    """A Markdown page with the text between its lines `<!-- NAME -->` and `<!-- /NAME -->` replaced.
+
+    Raises:
+        Error: the page does not have these two lines once each, in this order.
+    """
+    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->\n"
+    before, opened, rest = page.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not opened or not closed or begin in after or end in after:
+        raise Error(f"the page needs one line {begin.strip()} and after it one line {end.strip()}")
+    return f"{before}{begin}{section.strip()}\n{end}{after}"

@@ -1,0 +1,1 @@
+"""Searching: which configs to measure next, until the fastest is found."""

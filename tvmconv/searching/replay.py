@@ -1,0 +1,168 @@
+"""Recorded spaces: every config was measured once and for all, so that a tuner can be tried without a device.
+
+The files are those of Kernel Tuner (https://kerneltuner.github.io): its cache, complete or as an interrupted run leaves
+it, or a list of results in the T4 format (https://github.com/odgaard/TuningSchema); plain or compressed by gzip. Such
+files are published for many kernels and GPUs: https://github.com/AutoTuningAssociation/benchmark_hub.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import math
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmconv.errors import RecordingError
+from tvmconv.knobs import Choice, Columns, Condition, Config
+from tvmconv.knobs.space import Space
+
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A config and what it costs.
+
+    Attributes:
+        config: values by knob name.
+        cost: seconds a launch; infinite for a config that failed.
+    """
+
+    config: Config
+    cost: float
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedSpace(Space):
+    """A space whose legal points are those recorded: int32 (n, knobs), ordered by index."""
+
+    points: np.ndarray = field(kw_only=True, repr=False)
+
+    @property
+    def listed(self) -> np.ndarray:
+        """The recorded points."""
+        return self.points
+
+
+class Recording:
+    """A fully measured space.
+
+    Args:
+        trials: what was measured, all with the same knobs; of several for one config, the last counts.
+
+    Attributes:
+        space: the configs that were measured.
+        best: the lowest cost of all, in seconds.
+    """
+
+    def __init__(self, trials: list[Trial]):
+        knobs = {name: _knob(name, trials) for name in trials[0].config}
+        points = _points(knobs, trials)
+        self._costs = {point.tobytes(): trial.cost for point, trial in zip(points, trials, strict=True)}
+        measured = Condition("only what was recorded was measured", self._recorded)
+        self.space = RecordedSpace(knobs, [measured], points=np.unique(points, axis=0))
+        self.best = min(self._costs.values())
+
+    def measure(self, config: Config) -> Trial:
+        """What was measured of `config`, which has to be legal."""
+        return Trial(config, self._costs[self.space.point(config).tobytes()])
+
+    @property
+    def failed(self) -> int:
+        """How many configs failed."""
+        return sum(math.isinf(cost) for cost in self._costs.values())
+
+    def _recorded(self, columns: Columns) -> np.ndarray:
+        places = [np.searchsorted(knob.table, columns[name]) for name, knob in self.space.knobs.items()]
+        points = np.stack(places, axis=1).astype(np.int32)
+        return np.array([point.tobytes() in self._costs for point in points], dtype=bool)
+
+
+def _knob(name: str, trials: list[Trial]) -> Choice:
+    options = sorted({trial.config[name] for trial in trials})
+    return Choice(name, tuple(options), options[0])
+
+
+def _points(knobs: Mapping[str, Choice], trials: list[Trial]) -> np.ndarray:
+    """The points of the trials, int32 (n, knobs), all at once: large spaces have some 100,000 configs."""
+    columns = []
+    for name, knob in knobs.items():
+        place = {option: i for i, option in enumerate(knob.options)}
+        columns.append([place[trial.config[name]] for trial in trials])
+    return np.array(columns, dtype=np.int32).T.copy()
+
+
+def load(path: str | Path) -> Recording:
+    """Read a recorded space.
+
+    Args:
+        path: a file of Kernel Tuner.
+
+    Raises:
+        RecordingError: the file is not there, or none of the kind, or has no knobs or no successful measurement.
+    """
+    content = _parse(Path(path))
+    try:
+        trials = list(_trials(content))
+        if not any(math.isfinite(trial.cost) for trial in trials):
+            raise RecordingError(f"{path} has no successful measurement among its {len(trials)} configs")
+        if not trials[0].config:
+            raise RecordingError(f"{path} has no parameters that were tuned")
+        return Recording(trials)
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        if isinstance(error, RecordingError):
+            raise
+        problem = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise RecordingError(f"{path} is no cache file of Kernel Tuner: {problem}") from error
+
+
+def _parse(path: Path) -> Any:
+    try:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if data.startswith(_GZIP_MAGIC) else data).decode()
+    except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise RecordingError(f"{path} is neither JSON text nor JSON compressed by gzip: {error}") from error
+    except OSError as error:
+        raise RecordingError(f"cannot read {path}: {error.strerror or error}") from error
+    # An interrupted run leaves the cache open, after the comma of its last whole line or within a line.
+    text = text.rstrip()
+    whole, _, _ = text.rpartition("\n")
+    for begun, end in itertools.product((text, whole.rstrip()), ("", "}", "}}")):
+        try:
+            content = json.loads(begun.removesuffix(",") + end)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(content, dict):
+            return content
+    raise RecordingError(f"{path} is no cache file of Kernel Tuner: not a JSON object")
+
+
+def _trials(content: Mapping[str, Any]) -> Iterator[Trial]:
+    """The trials of a cache or of a file in the T4 format."""
+    if "results" not in content:
+        names, entries = content["tune_params_keys"], content["cache"]
+        for entry in entries.values():
+            yield Trial({name: _value(entry[name]) for name in names}, _seconds(entry["time"]))
+        return
+    for result in content["results"]:
+        times = [measurement["value"] for measurement in result["measurements"] if measurement["name"] == "time"]
+        succeeded = result["invalidity"] == "correct" and times
+        config = {name: _value(value) for name, value in result["configuration"].items()}
+        yield Trial(config, _seconds(times[0]) if succeeded else math.inf)
+
+
+def _value(value: Any) -> float | str:
+    return value if isinstance(value, (int, float)) else str(value)
+
+
+def _seconds(milliseconds: Any) -> float:
+    """Kernel Tuner has the name of an error in place of a time."""
+    measured = isinstance(milliseconds, (int, float)) and 0 < milliseconds < math.inf
+    return milliseconds / 1e3 if measured else math.inf
