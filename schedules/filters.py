@@ -29,7 +29,7 @@ from .vocabulary import (
     inline_producers,
     own_loops,
     place,
-    split_all,
+    split,
     unroll,
 )
 
@@ -148,7 +148,7 @@ def read_shared(s: Schedule, w: Filter, tile: Sequence[int], threads: Sequence[i
 
 def accumulate(s: Schedule, w: Filter) -> SBlockRV:
     """Let the sum be accumulated in a register; it is stored once, clamped if need be. Returns the block that sums."""
-    sums = s.get_sblock("filtered" if w.clamp else "Y")
+    sums = s.get_sblock("sum")
     inline_consumers(s, s.cache_write(sums, 0, "local"))
     return sums
 
@@ -171,7 +171,7 @@ def compute_tiles(
     loops = s.get_loops(sums)
     places, channels, taps = loops[:axes], loops[axes:-axes], loops[-axes:]
     outputs = len(places + channels)
-    blocks, inner = split_all(s, places, [(-1, size) for size in tile])
+    blocks, inner = zip(*(split(s, loop, [size]) for loop, size in zip(places, tile, strict=True)), strict=True)
     s.reorder(*blocks, *channels, *inner, *taps)
     _bind_blocks(s, blocks)
     step = (*blocks, *channels)[-1]
@@ -191,7 +191,7 @@ def _bind_strided(s: Schedule, loops: Sequence[LoopRV], threads: Sequence[int]) 
 
     Neighbouring threads have neighbouring elements in each step. Returns the outermost loop over the steps.
     """
-    steps, inner = split_all(s, loops, [(-1, count) for count in threads])
+    steps, inner = zip(*(split(s, loop, [count]) for loop, count in zip(loops, threads, strict=True)), strict=True)
     s.reorder(*steps, *inner)
     bind_innermost(s, "threadIdx", inner)
     return steps[0]

@@ -10,11 +10,13 @@ Tensor expressions cannot say this: no lane's value is defined without the other
 
 from __future__ import annotations
 
+import functools
+
 from tvm import s_tir
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.workloads.filters import Filter
-from tvmconv.workloads.filters_te import clamped
+from tvmconv.workloads.filters_te import finished
 
 from .filters import mask_is_constant
 from .vocabulary import place
@@ -48,7 +50,7 @@ def program(w: Filter, warps: tuple[int, int]) -> s_tir.Schedule:
     seen = LANES + (mask_columns - 1) * channels  # elements of a row that a warp sees
     blocks_along = -(-row // (LANES * along))
     blocks = blocks_along * -(-height // down)
-    finish = clamped if w.clamp else lambda value: value
+    finish = functools.partial(finished, w)
     rows_of_mask = T.unroll if mask_rows * mask_columns <= MAX_UNROLLED else T.serial
 
     # fmt: off

@@ -11,6 +11,7 @@ that the loop over input rows is the outer one, and which output row and which r
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 from tvmconv.knobs import Columns, Knobs
 from tvmconv.knobs.space import Usage
 from tvmconv.workloads.filters import Filter
-from tvmconv.workloads.filters_te import clamped
+from tvmconv.workloads.filters_te import finished
 
 from .filters import mask_is_constant
 from .vocabulary import place
@@ -146,7 +147,7 @@ def program(w: Filter, strip: Strip) -> s_tir.Schedule:
     first = halo * vector - reach(w)  # of the window's elements, the one that the first tap of the first output meets
     blocks_across = -(-row // (vector * vectors * across))
     blocks = blocks_across * -(-height // (rows * down))
-    finish = clamped if w.clamp else lambda value: value
+    finish = functools.partial(finished, w)
 
     # fmt: off
     @T.prim_func(s_tir=True)

@@ -9,14 +9,13 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmconv.compiler import spaces
 from tvmconv.compiler.lower import HOIST_GUARDS
-
-# Of gridDim.y and gridDim.z; gridDim.x takes 2^31 - 1 (CUDA C++ Programming Guide, "Technical Specifications").
-GRID_LIMIT = 65535
+from tvmconv.gpu import MAX_BLOCKS_YZ
+from tvmconv.knobs import Tile
 
 
 def bind_grid(s: Schedule, z: LoopRV, y: LoopRV, x: LoopRV) -> None:
     """Bind three adjacent loops, outermost first, to the grid; all to `blockIdx.x` where y or z would overflow."""
-    if max(extent(s, z), extent(s, y)) > GRID_LIMIT:
+    if max(extent(s, z), extent(s, y)) > MAX_BLOCKS_YZ:
         s.bind(s.fuse(z, y, x), "blockIdx.x")
     else:
         bind(s, "blockIdx", z, y, x)
@@ -45,13 +44,18 @@ def channels_innermost(thread: Sequence[LoopRV]) -> list[LoopRV]:
     return [*image, channels]
 
 
-def split_all(s: Schedule, loops: Sequence[LoopRV], tiles: Sequence[Sequence[int]]) -> list[list[LoopRV]]:
-    """Split each loop by its tile's factors, and return the pieces regrouped by level: all outermost loops, and so on.
+def split_all(s: Schedule, loops: Sequence[LoopRV], tiles: Sequence[Tile]) -> list[list[LoopRV]]:
+    """Split each loop by its tile, and return the pieces regrouped by level: all outermost loops, and so on.
 
     The outermost factor is left to TVM, which rounds up, so that a tile that does not divide its loop overhangs.
     """
-    pieces = [s.split(loop, [None, *tile[1:]]) for loop, tile in zip(loops, tiles, strict=True)]
+    pieces = [split(s, loop, list(tile.factors.values())[1:]) for loop, tile in zip(loops, tiles, strict=True)]
     return [list(level) for level in zip(*pieces, strict=True)]
+
+
+def split(s: Schedule, loop: LoopRV, inner: Sequence[int]) -> list[LoopRV]:
+    """Split a loop by its inner factors; the outermost of the loops that it becomes are as many as cover it."""
+    return s.split(loop, [None, *inner])
 
 
 def own_loops(s: Schedule, block: SBlockRV) -> list[LoopRV]:
@@ -59,8 +63,10 @@ def own_loops(s: Schedule, block: SBlockRV) -> list[LoopRV]:
     return s.get_loops(block)[-len(s.get(block).iter_vars) :]
 
 
-def cooperative_copy(s: Schedule, block: SBlockRV, threads: tuple[int, int, int], *, interleaved: bool) -> LoopRV:
-    """Share a copy to shared memory among all threads (x, y, z) of the block.
+def cooperative_copy(
+    s: Schedule, loops: Sequence[LoopRV], threads: tuple[int, int, int], *, interleaved: bool
+) -> LoopRV:
+    """Share a copy to shared memory, in the order of these loops, among all threads (x, y, z) of the block.
 
     Interleaved, neighbouring threads copy neighbouring elements: coalesced global reads, stores to distinct banks.
     Otherwise each thread copies one contiguous run.
@@ -69,7 +75,8 @@ def cooperative_copy(s: Schedule, block: SBlockRV, threads: tuple[int, int, int]
         The loop over the elements of one thread.
     """
     x, y, z = threads
-    fused = s.fuse(*own_loops(s, block))
+    s.reorder(*loops)
+    fused = s.fuse(*loops)
     if interleaved:
         each, tz, ty, tx = s.split(fused, [None, z, y, x])
     else:

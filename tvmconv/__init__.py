@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tvmconv.searching.status import Status
     from tvmconv.searching.tune import Tuned, tune
     from tvmconv.verify import Problem, Verification
-    from tvmconv.workloads import Conv2d, Filter1d, Filter2d, Layer, parse, suite
+    from tvmconv.workloads import Conv1d, Conv2d, Conv3d, Filter1d, Filter2d, Layer, parse, suite
 
 _HOME = {
     "tvmconv.errors": (
@@ -60,7 +60,7 @@ _HOME = {
     "tvmconv.searching.status": ("Status",),
     "tvmconv.searching.tune": ("Tuned", "tune"),
     "tvmconv.verify": ("Problem", "Verification"),
-    "tvmconv.workloads": ("Conv2d", "Filter1d", "Filter2d", "Layer", "parse", "suite"),
+    "tvmconv.workloads": ("Conv1d", "Conv2d", "Conv3d", "Filter1d", "Filter2d", "Layer", "parse", "suite"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -129,18 +129,17 @@ _registry: dict[tuple[str, str], Schedule] = {}
 
 
 def schedule(
-    operator: str,
-    *,
+    *operators: str,
     dtypes: tuple[str, ...] = ("float32",),
     usage: Callable[[Any, Columns], Usage] | None = None,
     condition: Callable[[Any], bool] | None = None,
     promising: Callable[[Any], bool] | None = None,
     kinds: tuple[str, ...] = KINDS,
 ) -> Callable[[Callable], Callable]:
-    """Mark `f(s, w, k)` as a schedule for an operator, named after the function.
+    """Mark `f(s, w, k)` as a schedule for some operators, named after the function.
 
     Args:
-        operator: the workloads that it is for.
+        operators: the workloads that it is for.
         dtypes: the dtypes that it computes.
         usage: `f(w, columns)`, what configs use of a device, as a formula over their values; with it, configs that use
             too much are never built.
@@ -153,17 +152,19 @@ def schedule(
     """
 
     def register(function: Callable) -> Callable:
-        key = (operator, function.__name__)
-        known = _registry.get(key)
-        if known and known.function.__module__ != function.__module__:
-            if _file(known.function) == _file(function):  # the same, imported under another name
-                return function
-            raise ScheduleError(
-                f"schedule {key[1]} of {operator} is defined in {known.function.__module__} and {function.__module__}"
+        for operator in operators:
+            key = (operator, function.__name__)
+            known = _registry.get(key)
+            if known and known.function.__module__ != function.__module__:
+                if _file(known.function) == _file(function):  # the same, imported under another name
+                    continue
+                raise ScheduleError(
+                    f"schedule {key[1]} of {operator} is defined in {known.function.__module__} and "
+                    f"{function.__module__}"
+                )
+            _registry[key] = Schedule(
+                function.__name__, operator, function, dtypes, len(_registry), usage, condition, promising, kinds
             )
-        _registry[key] = Schedule(
-            function.__name__, operator, function, dtypes, len(_registry), usage, condition, promising, kinds
-        )
         return function
 
     return register

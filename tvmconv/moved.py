@@ -64,6 +64,7 @@ MOVED = {
     "tvmconv.tuning.tuners": "tvmconv.searching.tuners",
     "tvmconv.tuning.wire": "tvmconv.measuring.wire",
     "tvmconv.tuning.worker": "tvmconv.measuring.worker",
+    "tvmconv.workloads.conv2d": "tvmconv.workloads.operators.conv2d",
 }
 
 

@@ -9,6 +9,8 @@ slowest load, and that the copies of the halo keep whole warps for a few samples
 Tensor expressions cannot say this: three statements that fill one array. It is written as TIR.
 """
 
+import functools
+
 from tvm import s_tir
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
@@ -16,7 +18,7 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Filter1d
-from tvmconv.workloads.filters_te import clamped
+from tvmconv.workloads.filters_te import finished
 
 from ..filters import MAX_UNROLLED, ask_tile, halo_is_shared
 from ..vocabulary import place
@@ -28,7 +30,7 @@ def halo_blocks(s: Schedule, w: Filter1d, k: Knobs) -> Schedule:
     (threads,) = ask_tile(k, w)
     radius = w.k // 2
     taps_in_turn = T.unroll if w.k <= MAX_UNROLLED else T.serial
-    finish = clamped if w.clamp else lambda total: total
+    finish = functools.partial(finished, w)
 
     # fmt: off
     @T.prim_func(s_tir=True)

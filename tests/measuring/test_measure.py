@@ -19,7 +19,6 @@ from tvmconv.library import find as find_schedule
 from tvmconv.logs.record import ErrorKind
 from tvmconv.measuring.measurer import Measurer
 from tvmconv.measuring.runner import Outcome
-from tvmconv.verify import TOLERANCE
 
 CONV = tc.parse("conv2d:1x4x8x8,8x4x3x3,s1,p1")
 SHARED_MEMORY = Path("/dev/shm")
@@ -59,7 +58,7 @@ def test_a_record_says_what_was_measured_where_and_how(opencl):
     (record,) = measure([schedule.space(CONV).default], schedule=schedule, workload=CONV)
     assert (record.workload, record.schedule, record.device) == (CONV, "tiling", opencl.name)
     assert (record.target, record.error, record.ok) == ("opencl", ErrorKind.NONE, True)
-    assert record.deviation < TOLERANCE["float32"]
+    assert record.deviation < record.workload.tolerance
     assert record.resources == {"shared_bytes": 256, "threads": 64, "blocks": 2}
     assert set(record.versions) == {"tvmconv", "tvm", "pyopencl"}
     assert abs(record.timestamp - time.time()) < 60

@@ -17,7 +17,6 @@ from tvmconv.logs.record import ErrorKind
 from tvmconv.measuring.measurer import Measurer
 from tvmconv.searching.tune import find_devices
 from tvmconv.searching.tuners import XGBTuner
-from tvmconv.verify import TOLERANCE
 
 WORKLOAD = tc.parse("conv2d:1x4x8x8,4x4x1x1")
 OTHER = tc.parse("conv2d:1x4x6x6,4x4x1x1")
@@ -68,7 +67,7 @@ def test_a_search_measures_verifies_and_confirms(log):
     assert (tuned.status.done, tuned.status.resumed, tuned.status.errors.total()) == (4, 0, 0)
     assert tuned.status.best == min(trials, key=lambda record: record.cost)
     assert tuned.status.speedup == reference.cost / tuned.status.best.cost
-    assert tuned.final.deviation < TOLERANCE["float32"]
+    assert tuned.final.deviation < tuned.final.workload.tolerance
     assert tuned.final.timestamp > max(record.timestamp for record in trials)
     assert tuned.final.config in [record.config for record in trials]
     assert tuned.stages["verify"] > 0

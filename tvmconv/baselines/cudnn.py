@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tvmconv.devices.cuda.device import CudaDevice
-    from tvmconv.workloads.conv2d import Conv2d
     from tvmconv.workloads.filters import Filter
+    from tvmconv.workloads.operators.conv2d import Conv2d
 
 
 PICKS = 3

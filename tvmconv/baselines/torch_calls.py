@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tvmconv.workloads.filters import Filter
 
 if TYPE_CHECKING:
-    from tvmconv.workloads.conv2d import Conv2d
+    from tvmconv.workloads.operators.conv2d import Conv2d
 
 
 def _as_they_are(x: Any, k: Any) -> tuple[Any, Any]:

@@ -16,7 +16,7 @@ from tvmconv.measuring.bench_process import Setup
 from tvmconv.measuring.child import Child, Last
 from tvmconv.measuring.runner import Outcome
 from tvmconv.scratch import Scratch
-from tvmconv.verify import TOLERANCE, Problem
+from tvmconv.verify import Problem
 
 DEPTH = 2  # programs at the process: one that runs, and the next
 START_SECONDS = 120.0
@@ -43,7 +43,7 @@ class LocalRunner:
 
     def __init__(self, device: Device, problem: Problem, timeout: float, memory_limit: int) -> None:
         self.device = device
-        self._setup = Setup(device.text, problem.inputs, problem.reference, TOLERANCE[problem.workload.dtype])
+        self._setup = Setup(device.text, problem.inputs, problem.reference, problem.workload.tolerance)
         self._timeout = timeout
         arrays = (*problem.inputs, problem.reference)
         self._memory_limit = memory_limit + 4 * sum(array.nbytes for array in arrays)  # as sent, as kept, on the CPU

@@ -1,4 +1,4 @@
-"""What `direct` and `implicit_gemm` share: tiles computed from shared memory, in slices and with a pipeline if wanted.
+"""Tiles computed from shared memory by a block, in slices and with a pipeline if wanted: `direct` and `implicit_gemm`.
 
 A block computes a tile of the output; one step of the reduction at a time, its threads copy what the step needs to
 shared memory and multiply it out. Around that, two ways to keep more of the GPU busy:
@@ -17,6 +17,10 @@ from typing import NamedTuple
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tvmconv.gpu import BANK_BYTES, BANKS
+from tvmconv.knobs import Tile
+from tvmconv.workloads import Conv
+
 from ..vocabulary import (
     bind_grid,
     bind_innermost,
@@ -26,7 +30,9 @@ from ..vocabulary import (
     split_all,
     unroll,
 )
-from .plans import BANKS, PIPELINES, Plan
+from .plan import PIPELINES, Plan
+from .sums import in_memory_order
+from .tiles import element_bytes
 
 MAX_COPIES = 64  # of a thread in one step, unrolled
 
@@ -38,46 +44,57 @@ class Nest(NamedTuple):
     tap: list[LoopRV]
 
 
-class Loops(NamedTuple):
-    """The loops of an unscheduled convolution; `spatial` and `reduction` are those that tiles are cut from."""
-
-    outer: LoopRV
-    spatial: list[LoopRV]
-    reduction: list[LoopRV]
-
-
 class Sums(NamedTuple):
-    """The blocks of a convolution: what multiplies, and with slices what adds up, else None."""
+    """The blocks of a convolution and the loops of the first that tiles are cut from.
+
+    Attributes:
+        products: the block that multiplies.
+        total: with slices, the block that adds up what they have; else None.
+        outer: a loop that is not tiled: images, groups.
+        output: loops over the output, channels first.
+        reduction: loops over the reduction, input channels first.
+    """
 
     products: SBlockRV
     total: SBlockRV | None
+    outer: LoopRV
+    output: list[LoopRV]
+    reduction: list[LoopRV]
 
 
-def accumulate(s: Schedule, conv: SBlockRV, loops: Loops, plan: Plan) -> Sums:
-    """Let the convolution accumulate in registers, each output's sum shared among `plan.how.slices` threads."""
-    if plan.how.slices == 1:
+def share_out(s: Schedule, outer: LoopRV, output: list[LoopRV], reduction: list[LoopRV], plan: Plan) -> Sums:
+    """Let the sum accumulate in registers, each output's shared among `plan.slices` threads.
+
+    Args:
+        s: the schedule.
+        outer: the loop of the sum that is not tiled.
+        output: its loops over the output, channels first.
+        reduction: its loops over the reduction, input channels first.
+        plan: how.
+    """
+    conv = s.get_sblock("sum")
+    if plan.slices == 1:
         inline_consumers(s, s.cache_write(conv, 0, "local"))
-        return Sums(conv, None)
-    rc, *others = loops.reduction
-    step, piece, tap = s.split(rc, [None, plan.how.slices, plan.reduction[0][1]])
-    s.reorder(piece, loops.outer, *loops.spatial, step, tap, *others)
+        return Sums(conv, None, outer, output, reduction)
+    depth, *others = reduction
+    step, piece, tap = s.split(depth, [None, plan.slices, plan.reduction[0].tap])
+    s.reorder(piece, outer, *output, step, tap, *others)
     partial = s.rfactor(piece, 0)
     s.set_scope(s.cache_write(partial, 0, "local"), 0, "shared")
     inline_consumers(s, s.cache_write(conv, 0, "local"))
-    return Sums(partial, conv)
+    return Sums(partial, conv, outer, output, reduction)
 
 
-def tile_output(s: Schedule, sums: Sums, loops: Loops, plan: Plan) -> Nest:
-    """Cut the output into blocks, virtual threads, threads and locals."""
+def tile_output(s: Schedule, sums: Sums, plan: Plan) -> Nest:
+    """Cut the output into blocks, virtual threads, threads and locals; returns the loops around the products."""
     if sums.total is not None:
         return _tile_in_slices(s, sums.products, sums.total, plan)
-    conv = sums.products
-    store = s.get_consumers(conv)[0]
-    block, vthread, thread, point = split_all(s, loops.spatial, plan.spatial)
-    step, tap = split_all(s, loops.reduction, plan.reduction)
+    store = s.get_consumers(sums.products)[0]
+    block, vthread, thread, point = split_all(s, sums.output, plan.output)
+    step, tap = split_all(s, sums.reduction, plan.reduction)
     threads = channels_innermost(thread)
-    s.reorder(loops.outer, *block, *vthread, *threads, *step, *tap, *point)
-    bind_blocks(s, loops.outer, block)
+    s.reorder(sums.outer, *block, *vthread, *threads, *step, *tap, *point)
+    bind_blocks(s, sums.outer, block)
     bind_innermost(s, "vthread", vthread)
     bind_innermost(s, "threadIdx", thread)
     s.reverse_compute_at(store, threads[-1])
@@ -87,9 +104,12 @@ def tile_output(s: Schedule, sums: Sums, loops: Loops, plan: Plan) -> Nest:
 def _tile_in_slices(s: Schedule, partial: SBlockRV, total: SBlockRV, plan: Plan) -> Nest:
     """After the last step, the threads of a block together add up the partial sums of its tile."""
     meet, store = s.get_consumers(partial)[0], s.get_consumers(total)[0]
-    axes = len(plan.spatial)
+    axes = len(plan.output)
     piece, outer, *spatial = s.get_loops(total)[: 2 + axes]  # loops of extent 1 may follow
-    tiles = [(blocks, virtual, threads * local) for blocks, virtual, threads, local in plan.spatial]
+    tiles = [
+        Tile(tile.extent, {"block": tile.block, "vthread": tile.vthread, "inner": tile.thread * tile.local})
+        for tile in plan.output
+    ]
     block, vthread, inner = split_all(s, spatial, tiles)
     s.reorder(outer, *block, *vthread, *inner, piece)
     bind_blocks(s, outer, block)
@@ -102,7 +122,8 @@ def _tile_in_slices(s: Schedule, partial: SBlockRV, total: SBlockRV, plan: Plan)
     s.compute_at(meet, vthread[-1], preserve_unit_loops=True)
     bind_innermost(s, "vthread", vthread)
     piece, *own = own_loops(s, meet)
-    thread, point = split_all(s, own[-axes:], [factors[2:] for factors in plan.spatial])
+    tiles = [Tile(tile.size // tile.vthread, {"thread": tile.thread, "local": tile.local}) for tile in plan.output]
+    thread, point = split_all(s, own[-axes:], tiles)
     s.reorder(*own[:-axes], *thread[1:], piece, thread[0], *point)
     thread[0] = s.fuse(piece, thread[0])
     bind_innermost(s, "threadIdx", thread)
@@ -116,45 +137,53 @@ def _tile_in_slices(s: Schedule, partial: SBlockRV, total: SBlockRV, plan: Plan)
     return nest
 
 
-def stage(s: Schedule, conv: SBlockRV, shared: Sequence[SBlockRV], nest: Nest, plan: Plan) -> None:
+def copy_in_steps(
+    s: Schedule, w: Conv, products: SBlockRV, copies: Sequence[SBlockRV], nest: Nest, plan: Plan, *, by_tap: bool
+) -> None:
     """Copy the operands to shared memory step by step, pipelined if wanted, and unroll the products of a step.
 
     Args:
         s: the schedule.
-        conv: the block that multiplies.
-        shared: the copies of input and weight.
-        nest: the loops around it.
+        w: the workload.
+        products: the block that multiplies.
+        copies: those of input and weight, the weight as (group, output channel, input channel, taps).
+        nest: the loops around the products.
         plan: how.
+        by_tap: whether the copied input has an element for each tap and pixel, pixels last, and not the axes of X.
     """
-    if plan.how.transposed:
-        s.transform_layout(shared[1], ("write", 0), lambda o, i, h, w: (i, h, w, o))
-        if plan.how.pad:
-            s.storage_align(shared[1], 0, axis=-2, factor=BANKS, offset=plan.how.pad)
-    step = nest.step[-1] if plan.how.pipeline == "none" else s.fuse(*nest.step)
-    for copy in shared:
+    x, k = copies
+    if plan.weight_layout == "ihwo":
+        s.transform_layout(k, ("write", 0), lambda g, o, *inner: (g, *inner, o))
+        if plan.pad:
+            word = BANK_BYTES // element_bytes(w)  # elements
+            s.storage_align(k, 0, axis=-2, factor=BANKS * word, offset=plan.pad * word)
+    step = nest.step[-1] if plan.pipeline == "none" else s.fuse(*nest.step)
+    for copy in copies:
         s.compute_at(copy, step, preserve_unit_loops=True)
-        each = copy_together(s, copy, plan)
-        if plan.how.interleaved:
+        own = own_loops(s, copy)
+        each = copy_together(s, own if by_tap and copy is x else in_memory_order(w, own), plan)
+        if plan.fetch == "interleaved":
             unroll(s, each, MAX_COPIES)
-        if plan.how.pipeline == "registers":
+        if plan.pipeline == "registers":
             s.annotate(copy, "tirx.manifest_shared_memory_local_stage", 1)
-    s.decompose_reduction(conv, nest.step[0] if plan.how.pipeline == "none" else step)
-    if plan.how.pipeline == "registers":  # load both operands, store both, multiply: the loads run ahead by one step
+    s.decompose_reduction(products, nest.step[0] if plan.pipeline == "none" else step)
+    if plan.pipeline == "registers":  # load both operands, store both, multiply: the loads run ahead by one step
         s.annotate(step, "software_pipeline_stage", [0, 0, 0, 0, 1])
         s.annotate(step, "software_pipeline_order", [0, 3, 1, 4, 2])
-    elif plan.how.pipeline != "none":
-        s.annotate(step, "software_pipeline_stage", [0, 0, PIPELINES[plan.how.pipeline] - 1])
+    elif plan.pipeline != "none":
+        s.annotate(step, "software_pipeline_stage", [0, 0, PIPELINES[plan.pipeline] - 1])
         s.annotate(step, "software_pipeline_order", [0, 1, 2])
         s.annotate(step, "software_pipeline_async_stages", [0])
-    s.annotate(nest.tap[0], "pragma_auto_unroll_max_step", plan.how.max_step)
-    s.annotate(nest.tap[0], "pragma_unroll_explicit", plan.how.explicit)
+    s.annotate(nest.tap[0], "pragma_auto_unroll_max_step", plan.max_step)
+    s.annotate(nest.tap[0], "pragma_unroll_explicit", bool(plan.explicit))
 
 
-def copy_together(s: Schedule, block: SBlockRV, plan: Plan) -> LoopRV:
-    """Share a copy to shared memory among all threads of the block; returns the loop over the elements of one."""
-    fused = s.fuse(*own_loops(s, block))
+def copy_together(s: Schedule, loops: Sequence[LoopRV], plan: Plan) -> LoopRV:
+    """Share a copy, in the order of these loops, among all threads; returns the loop over the elements of one."""
+    s.reorder(*loops)
+    fused = s.fuse(*loops)
     outermost_first = tuple(reversed(plan.threads))
-    if plan.how.interleaved:
+    if plan.fetch == "interleaved":
         each, *thread = s.split(fused, [None, *outermost_first])
     else:
         *thread, each = s.split(fused, [*outermost_first, None])

@@ -15,15 +15,15 @@ from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Conv2d
 
-from .tiles import declare_tiles
-from .tiling import tile_and_stage
+from .sums import DTYPES
+from .tiles import ask_tiles
+from .tiling import OUTPUT, compute_tiles
+from .tiling import REDUCTION as BY_ROWS
 
-OUTPUT = {"c": (4, 8), "h": (2, 2), "w": (16, 4)}  # threads, and the outputs of each
-REDUCTION = {"rc": (1, 1), "rh": (1, 3), "rw": (1, 1)}  # steps in registers, and taps of each
+BY_COLUMNS = {"rc": BY_ROWS["rc"], "rh": BY_ROWS["rw"], "rw": BY_ROWS["rh"]}
 
 
-@schedule("conv2d")
+@schedule("conv2d", dtypes=DTYPES)
 def columns(s: Schedule, w: Conv2d, k: Knobs) -> None:
-    """Output tiles are (block, thread, local); reduction tiles are (outer, middle, inner)."""
-    output, reduction = declare_tiles(w, k, OUTPUT, REDUCTION)
-    tile_and_stage(s, w, output, reduction)
+    """Output tiles are (block, thread, local); reduction tiles are (step, substep, tap)."""
+    compute_tiles(s, w, ask_tiles(k, w, OUTPUT, BY_COLUMNS))

@@ -29,9 +29,11 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import IndexMap
 
-from tvmconv.knobs import Knobs
+from tvmconv.gpu import STATIC_SHARED_BYTES, WARP
+from tvmconv.knobs import Knobs, Tile
 from tvmconv.library import schedule
-from tvmconv.workloads import Conv2d
+from tvmconv.workloads import Conv
+from tvmconv.workloads.declaration import OUTPUT, TAPS
 
 from ..vocabulary import (
     bind_grid,
@@ -39,13 +41,13 @@ from ..vocabulary import (
     cooperative_copy,
     inline_consumers,
     inline_producers,
+    own_loops,
     split_all,
     unroll,
 )
-from .stages import accumulate_in_registers
-from .tiles import SHARED_BYTES, WORD
+from .sums import DTYPES, accumulate_in_registers
+from .tiles import element_bytes
 
-WARP = 32
 MAX_UNROLLED_STEPS = 4096
 
 # Default tiles, the largest first: threads along the channels, channels of each, virtual threads and warps along the
@@ -64,26 +66,29 @@ TILES = (
 TAPS_OF_A_STEP = 36  # products of each output between two barriers, about
 
 
-@schedule("conv2d")
-def conflict_free(s: Schedule, w: Conv2d, k: Knobs) -> None:
+@schedule("conv1d", "conv2d", "conv3d", dtypes=DTYPES)
+def conflict_free(s: Schedule, w: Conv, k: Knobs) -> None:
     """Channel tiles are (block, virtual thread, thread, local); pixel tiles (block, virtual thread, warp), in warps."""
-    channels, pixels = w.O // w.groups, w.N * w.P * w.Q
-    tile_rh = k.split("tile_rh", w.R, parts=2, default=(-1, 3), exact=True)
-    tile_rw = k.split("tile_rw", w.S, parts=2, default=(-1, 3), exact=True)
-    default_rc = 2 ** max(0, round(math.log2(TAPS_OF_A_STEP / (tile_rh[1] * tile_rw[1]))))
-    tile_rc = k.split("tile_rc", w.C // w.groups, parts=2, default=(-1, default_rc))
+    channels, pixels = w.O // w.groups, w.N * math.prod(w.out)
+    taps = [
+        k.tile(f"tile_{name}", size, ("step", "tap"), {"tap": 3}, exact=True)
+        for name, size in zip(TAPS[w.rank], w.kernel, strict=True)
+    ]
+    default_depth = 2 ** max(0, round(math.log2(TAPS_OF_A_STEP / math.prod(tap.tap for tap in taps))))
+    depth = k.tile("tile_rc", w.C // w.groups, ("step", "tap"), {"tap": default_depth})
+    reduction = [depth, *taps]
     if pixels > 1:
-        default_c, default_p = default_tiles(channels, pixels, w.groups, taps=tile_rc[1] * tile_rh[1] * tile_rw[1])
-        tile_c = k.split("tile_c", channels, parts=4, default=(-1, *default_c))
-        blocks, vthreads, warps = k.split("tile_p", math.ceil(pixels / WARP), parts=3, default=(-1, *default_p))
-        tile_p = (blocks, vthreads, warps * WARP, 1)  # (block, virtual thread, thread, local)
+        default_c, default_p = default_tiles(w, channels, pixels, taps=math.prod(tile.tap for tile in reduction))
+        tile_c = k.tile("tile_c", channels, ("block", "vthread", "thread", "local"), default_c)
+        lanes = k.tile("tile_p", math.ceil(pixels / WARP), ("block", "vthread", "warp"), default_p)
+        tile_p = Tile(pixels, {"block": lanes.block, "vthread": lanes.vthread, "thread": lanes.warp * WARP, "local": 1})
     else:  # one pixel, as in a fully connected layer: the lanes are channels
-        tile_c = (*k.split("tile_c", channels, parts=3, default=(-1, 1, WARP)), 1)
-        tile_p = (1, 1, 1, 1)
+        lanes = k.tile("tile_c", channels, ("block", "vthread", "thread"), {"thread": WARP})
+        tile_c = Tile(channels, {**lanes.factors, "local": 1})
+        tile_p = Tile(1, dict.fromkeys(("block", "vthread", "thread", "local"), 1))
 
     conv = flatten_pixels(s, w, channels_last=pixels == 1)
-    padding = [math.prod(tile[1:]) for tile in (tile_c, tile_rc, tile_rh, tile_rw, tile_p)]
-    s.pad_einsum(conv, padding if w.groups == 1 else [1, *padding])
+    s.pad_einsum(conv, [1, tile_c.size, *(tile.size for tile in reduction), tile_p.size])
     (store,) = s.get_consumers(conv)
     inline_consumers(s, store)
     shared = [s.cache_read(conv, operand, "shared") for operand in (0, 1)]
@@ -91,12 +96,12 @@ def conflict_free(s: Schedule, w: Conv2d, k: Knobs) -> None:
         inline_producers(s, copy)
     local = [s.cache_read(conv, operand, "local") for operand in (0, 1)]
 
-    *group, channel, rc, rh, rw, pixel = s.get_loops(conv)
+    group, channel, *sums_over, pixel = s.get_loops(conv)
     block, vthread, thread, point = split_all(s, (channel, pixel), (tile_c, tile_p))
-    step, tap = split_all(s, (rc, rh, rw), (tile_rc, tile_rh, tile_rw))
+    step, tap = split_all(s, sums_over, reduction)
     nested = channels_innermost(thread)
-    s.reorder(*group, *block, *vthread, *nested, *step, *tap, *point)
-    bind_grid(s, *(group or [s.add_unit_loop(block[0])]), *block)
+    s.reorder(group, *block, *vthread, *nested, *step, *tap, *point)
+    bind_grid(s, group, *block)
     y, x = (0, 1) if pixels > 1 else (1, 0)  # of (channel, pixel), the one along the lanes is x
     for kind, loops in (("vthread", vthread), ("threadIdx", thread)):
         s.bind(loops[y], f"{kind}.y")
@@ -105,38 +110,43 @@ def conflict_free(s: Schedule, w: Conv2d, k: Knobs) -> None:
     s.reverse_compute_at(store, nested[-1])
     for copy in local:
         s.compute_at(copy, tap[-1], preserve_unit_loops=True)
-    threads = (tile_c[2], tile_p[2])
+    threads = (tile_c.thread, tile_p.thread)
     for copy in shared:
         s.compute_at(copy, step[-1], preserve_unit_loops=True)
-        unroll(s, cooperative_copy(s, copy, (threads[x], threads[y], 1), interleaved=True), MAX_UNROLLED_STEPS)
+        each = cooperative_copy(s, own_loops(s, copy), (threads[x], threads[y], 1), interleaved=True)
+        unroll(s, each, MAX_UNROLLED_STEPS)
     unroll(s, tap[0], MAX_UNROLLED_STEPS)
     s.decompose_reduction(conv, step[0])
 
 
-def default_tiles(channels: int, pixels: int, groups: int, taps: int) -> tuple[tuple[int, int, int], tuple[int, int]]:
+Factors = dict[str, int]
+
+
+def default_tiles(w: Conv, channels: int, pixels: int, taps: int) -> tuple[Factors, Factors]:
     """The first of `TILES` that fits the channels and the shared memory and makes enough blocks.
 
     Args:
+        w: the workload.
         channels: output channels of a group.
         pixels: of the whole batch.
-        groups: number of groups.
-        taps: (input channel, filter row, filter column) triples that are staged at a time.
+        taps: input channels × filter taps that are staged at a time.
 
     Returns:
-        Inner factors of the channel tile (virtual thread, thread, local) and the pixel tile (virtual thread, warp).
+        Inner factors of the channel tile and of the pixel tile.
     """
     if channels == 1:  # depthwise: the pixels have to fill the block
-        return (1, 1, 1), (1, 4)
+        return {}, {"warp": 4}
     for threads, local, virtual, warps, enough in TILES:
         width, depth = threads * local, WARP * virtual * warps
-        blocks = math.ceil(channels / width) * math.ceil(pixels / depth) * groups
-        if blocks >= enough and width <= channels and WORD * taps * (width + depth) <= SHARED_BYTES:
+        blocks = math.ceil(channels / width) * math.ceil(pixels / depth) * w.groups
+        staged = element_bytes(w) * taps * (width + depth)
+        if blocks >= enough and width <= channels and staged <= STATIC_SHARED_BYTES:
             break
-    return (1, threads, local), (virtual, warps)
+    return {"thread": threads, "local": local}, {"vthread": virtual, "warp": warps}
 
 
-def flatten_pixels(s: Schedule, w: Conv2d, *, channels_last: bool) -> SBlockRV:
-    """Turn the convolution into a product over ([group,] channel; input channel, filter row, filter column; pixel).
+def flatten_pixels(s: Schedule, w: Conv, *, channels_last: bool = False) -> SBlockRV:
+    """Turn the convolution into a product over (group, channel; input channel, filter taps; pixel).
 
     Args:
         s: the schedule.
@@ -146,8 +156,9 @@ def flatten_pixels(s: Schedule, w: Conv2d, *, channels_last: bool) -> SBlockRV:
     Returns:
         The block, accumulating in registers; its input is a view with one element for each filter tap and pixel.
     """
-    conv = s.get_sblock("Y" if w.groups == 1 else "conv")
-    pixel_strides = {"v_n": w.P * w.Q, "v_p": w.Q, "v_q": 1}
+    conv = s.get_sblock("sum")
+    strides = {f"v_{axis}": math.prod(w.out[i + 1 :]) for i, axis in enumerate(OUTPUT[w.rank])}
+    pixel_strides = {"v_n": math.prod(w.out), **strides}
 
     def last(strides: Mapping[str, int], axes: Sequence[str]) -> IndexMap:
         """The map from these axes to those without a stride, in their order, and behind them one index of the rest."""
@@ -167,5 +178,5 @@ def flatten_pixels(s: Schedule, w: Conv2d, *, channels_last: bool) -> SBlockRV:
         axes = [index.min.name for index in region]  # reindex leaves out axes of extent 1, not always the same ones
         s.transform_layout(conv, (kind, operand), last(strides, axes))
     s.transform_block_layout(conv, last(pixel_strides, [axis.var.name for axis in s.get(conv).iter_vars]))
-    accumulate_in_registers(s, conv)
+    accumulate_in_registers(s)
     return conv
