@@ -16,10 +16,9 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Filter1d
-from tvmconv.workloads.filters_te import clamped
 
-from ..filters import MAX_UNROLLED, ask_tile, halo_is_shared
 from ..vocabulary import place
+from .tiles import MAX_UNROLLED, ask_tile, finish, halo_is_shared
 
 
 @schedule("filter1d", condition=halo_is_shared)
@@ -28,7 +27,6 @@ def halo_blocks(s: Schedule, w: Filter1d, k: Knobs) -> Schedule:
     (threads,) = ask_tile(k, w)
     radius = w.k // 2
     taps_in_turn = T.unroll if w.k <= MAX_UNROLLED else T.serial
-    finish = clamped if w.clamp else lambda total: total
 
     # fmt: off
     @T.prim_func(s_tir=True)
@@ -55,7 +53,7 @@ def halo_blocks(s: Schedule, w: Filter1d, k: Knobs) -> Schedule:
                 for j in taps_in_turn(w.k):
                     total[0] += tile[t + j] * K[j]
                 if block * threads + t < w.n:
-                    Y[block * threads + t] = finish(total[0])
+                    Y[block * threads + t] = finish(w, total[0])
     # fmt: on
     s = s_tir.Schedule(main)
     place(s, K="constant")
