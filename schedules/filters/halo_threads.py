@@ -1,13 +1,13 @@
-"""The block is as large as the input tile: each thread copies one place, and those of the halo idle while computing.
+"""The block is as large as the input tile: each thread copies one element, and those of the halo idle while computing.
 
 From `constant`: a block first copies what it reads to shared memory, tile and halo in a single step without a guard, as
-there is a thread for each place; of an image it copies one channel, multiplies, and goes on to the next. (From
+there is a thread for each element; of an image it copies one channel, multiplies, and goes on to the next. (From
 `halo_blocks`: one step in place of three, of a signal.) Bounds are checked once an element, no longer once a tap.
 
 The tile of the output is smaller than the block by the taps but one, along each axis, and the threads outside it wait
 while the others multiply: of 32x32 threads 12 % with a mask of 3x3, 23 % with 5x5 and 75 % with 17x17. Of a signal that
-costs little where the block is much larger than the mask, for which the largest block is best. A mask that no block of
-1,024 threads covers, its sizes being powers of two, has no such block: one of more than 1,024 taps, or of 33x17.
+costs little where the block is much larger than the mask, for which the largest block is best. A mask of more than
+1,024 taps has no such block, nor has one of 33x17, as a block's sizes are powers of two.
 """
 
 from __future__ import annotations
