@@ -44,18 +44,18 @@ def channels_innermost(thread: Sequence[LoopRV]) -> list[LoopRV]:
     return [*image, channels]
 
 
-def split_all(s: Schedule, loops: Sequence[LoopRV], tiles: Sequence[Tile]) -> list[list[LoopRV]]:
-    """Split each loop by its tile, and return the pieces regrouped by level: all outermost loops, and so on.
+def split_all(s: Schedule, loops: Sequence[LoopRV], inner: Sequence[Sequence[int]]) -> list[list[LoopRV]]:
+    """Split each loop by its inner factors, and return the pieces regrouped by level: all outermost loops, and so on.
 
     The outermost factor is left to TVM, which rounds up, so that a tile that does not divide its loop overhangs.
     """
-    pieces = [split(s, loop, list(tile.factors.values())[1:]) for loop, tile in zip(loops, tiles, strict=True)]
+    pieces = [s.split(loop, [None, *factors]) for loop, factors in zip(loops, inner, strict=True)]
     return [list(level) for level in zip(*pieces, strict=True)]
 
 
-def split(s: Schedule, loop: LoopRV, inner: Sequence[int]) -> list[LoopRV]:
-    """Split a loop by its inner factors; the outermost of the loops that it becomes are as many as cover it."""
-    return s.split(loop, [None, *inner])
+def split_tiles(s: Schedule, loops: Sequence[LoopRV], tiles: Sequence[Tile]) -> list[list[LoopRV]]:
+    """Split each loop by its tile; see `split_all`."""
+    return split_all(s, loops, [list(tile.factors.values())[1:] for tile in tiles])
 
 
 def own_loops(s: Schedule, block: SBlockRV) -> list[LoopRV]:

@@ -29,6 +29,27 @@ def test_two_schedules_of_one_name_are_refused(registry):
         tc.schedule("conv2d")(tiling)
 
 
+def test_one_function_may_be_a_schedule_of_several_operators(registry):
+    @tc.schedule("filter1d", "filter2d", kinds=("cuda",))
+    def shared(s: TirSchedule, w, k):
+        """Compute both alike."""
+
+    found = [library.find(tc.parse(text), "shared") for text in ("filter1d:9,k3", "filter2d:9x9x1,3x3")]
+    assert [(s.operator, s.function, s.kinds) for s in found] == [
+        ("filter1d", shared, ("cuda",)),
+        ("filter2d", shared, ("cuda",)),
+    ]
+
+
+def test_a_schedule_that_one_of_its_operators_refuses_is_registered_for_none(registry):
+    def texture(s, w, k):
+        """Another one."""
+
+    with pytest.raises(tc.ScheduleError, match="schedule texture of filter2d is defined in"):
+        tc.schedule("filter1d", "filter2d")(texture)
+    assert ("filter1d", "texture") not in registry
+
+
 def test_what_tvm_cannot_schedule_is_one_line(registry):
     @tc.schedule("conv2d")
     def impossible(s: TirSchedule, w, k):

@@ -1,7 +1,7 @@
 """The schedule library: what schedules there are, and for which workloads.
 
 A schedule is a function `f(s, w, k)` over an `s_tir.Schedule`, a workload and knobs, in a file of its own, marked with
-`@schedule(operator)`. Packages of such files are found through the entry-point group `tvmconv.schedules`; the one in
+`@schedule(operator, …)`. Packages of such files are found through the entry-point group `tvmconv.schedules`; the one in
 this project is always there.
 """
 
@@ -129,17 +129,19 @@ _registry: dict[tuple[str, str], Schedule] = {}
 
 
 def schedule(
-    *operators: str,
+    operator: str,
+    *others: str,
     dtypes: tuple[str, ...] = ("float32",),
     usage: Callable[[Any, Columns], Usage] | None = None,
     condition: Callable[[Any], bool] | None = None,
     promising: Callable[[Any], bool] | None = None,
     kinds: tuple[str, ...] = KINDS,
 ) -> Callable[[Callable], Callable]:
-    """Mark `f(s, w, k)` as a schedule for some operators, named after the function.
+    """Mark `f(s, w, k)` as a schedule for one or several operators, named after the function.
 
     Args:
-        operators: the workloads that it is for.
+        operator: the workloads that it is for.
+        others: more of them.
         dtypes: the dtypes that it computes.
         usage: `f(w, columns)`, what configs use of a device, as a formula over their values; with it, configs that use
             too much are never built.
@@ -148,26 +150,33 @@ def schedule(
         kinds: the kinds of devices that its kernels run on.
 
     Raises:
-        ScheduleError: the operator already has another schedule of that name.
+        ScheduleError: an operator already has another schedule of that name.
     """
 
     def register(function: Callable) -> Callable:
-        for operator in operators:
-            key = (operator, function.__name__)
-            known = _registry.get(key)
-            if known and known.function.__module__ != function.__module__:
-                if _file(known.function) == _file(function):  # the same, imported under another name
-                    continue
-                raise ScheduleError(
-                    f"schedule {key[1]} of {operator} is defined in {known.function.__module__} and "
-                    f"{function.__module__}"
-                )
-            _registry[key] = Schedule(
-                function.__name__, operator, function, dtypes, len(_registry), usage, condition, promising, kinds
+        name = function.__name__
+        for own in [own for own in (operator, *others) if not _imported_before(own, function)]:
+            _registry[own, name] = Schedule(
+                name, own, function, dtypes, len(_registry), usage, condition, promising, kinds
             )
         return function
 
     return register
+
+
+def _imported_before(operator: str, function: Callable) -> bool:
+    """Whether the operator has this schedule from the same file under another name.
+
+    Raises:
+        ScheduleError: it has another schedule of that name.
+    """
+    name, module = function.__name__, function.__module__
+    known = _registry.get((operator, name))
+    if known is None or known.function.__module__ == module:
+        return False
+    if _file(known.function) != _file(function):
+        raise ScheduleError(f"schedule {name} of {operator} is defined in {known.function.__module__} and {module}")
+    return True
 
 
 def _file(function: Callable) -> str:

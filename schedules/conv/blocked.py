@@ -27,7 +27,7 @@ from ..vocabulary import (
     channels_innermost,
     inline_consumers,
     own_loops,
-    split_all,
+    split_tiles,
     unroll,
 )
 from .plan import PIPELINES, Plan
@@ -90,8 +90,8 @@ def tile_output(s: Schedule, sums: Sums, plan: Plan) -> Nest:
     if sums.total is not None:
         return _tile_in_slices(s, sums.products, sums.total, plan)
     store = s.get_consumers(sums.products)[0]
-    block, vthread, thread, point = split_all(s, sums.output, plan.output)
-    step, tap = split_all(s, sums.reduction, plan.reduction)
+    block, vthread, thread, point = split_tiles(s, sums.output, plan.output)
+    step, tap = split_tiles(s, sums.reduction, plan.reduction)
     threads = channels_innermost(thread)
     s.reorder(sums.outer, *block, *vthread, *threads, *step, *tap, *point)
     bind_blocks(s, sums.outer, block)
@@ -110,7 +110,7 @@ def _tile_in_slices(s: Schedule, partial: SBlockRV, total: SBlockRV, plan: Plan)
         Tile(tile.extent, {"block": tile.block, "vthread": tile.vthread, "inner": tile.thread * tile.local})
         for tile in plan.output
     ]
-    block, vthread, inner = split_all(s, spatial, tiles)
+    block, vthread, inner = split_tiles(s, spatial, tiles)
     s.reorder(outer, *block, *vthread, *inner, piece)
     bind_blocks(s, outer, block)
     _each, *thread = s.split(s.fuse(*inner), [None, *reversed(plan.threads)])
@@ -123,7 +123,7 @@ def _tile_in_slices(s: Schedule, partial: SBlockRV, total: SBlockRV, plan: Plan)
     bind_innermost(s, "vthread", vthread)
     piece, *own = own_loops(s, meet)
     tiles = [Tile(tile.size // tile.vthread, {"thread": tile.thread, "local": tile.local}) for tile in plan.output]
-    thread, point = split_all(s, own[-axes:], tiles)
+    thread, point = split_tiles(s, own[-axes:], tiles)
     s.reorder(*own[:-axes], *thread[1:], piece, thread[0], *point)
     thread[0] = s.fuse(piece, thread[0])
     bind_innermost(s, "threadIdx", thread)
@@ -131,7 +131,7 @@ def _tile_in_slices(s: Schedule, partial: SBlockRV, total: SBlockRV, plan: Plan)
     s.compute_at(partial, channels_innermost(thread)[-1], preserve_unit_loops=True)
     own = own_loops(s, partial)
     output, (step_rc, tap_rc, *others) = own[: -len(plan.reduction) - 1], own[-len(plan.reduction) - 1 :]
-    steps, taps = split_all(s, others, plan.reduction[1:]) if others else ([], [])
+    steps, taps = split_tiles(s, others, plan.reduction[1:]) if others else ([], [])
     nest = Nest([step_rc, *steps], [tap_rc, *taps])
     s.reorder(*nest.step, *nest.tap, *output)
     return nest

@@ -42,7 +42,7 @@ from ..vocabulary import (
     inline_consumers,
     inline_producers,
     own_loops,
-    split_all,
+    split_tiles,
     unroll,
 )
 from .sums import DTYPES, accumulate_in_registers
@@ -97,8 +97,8 @@ def conflict_free(s: Schedule, w: Conv, k: Knobs) -> None:
     local = [s.cache_read(conv, operand, "local") for operand in (0, 1)]
 
     group, channel, *sums_over, pixel = s.get_loops(conv)
-    block, vthread, thread, point = split_all(s, (channel, pixel), (tile_c, tile_p))
-    step, tap = split_all(s, sums_over, reduction)
+    block, vthread, thread, point = split_tiles(s, (channel, pixel), (tile_c, tile_p))
+    step, tap = split_tiles(s, sums_over, reduction)
     nested = channels_innermost(thread)
     s.reorder(group, *block, *vthread, *nested, *step, *tap, *point)
     bind_grid(s, group, *block)

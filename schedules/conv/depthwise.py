@@ -18,7 +18,7 @@ from tvmconv.knobs.space import Usage
 from tvmconv.library import schedule
 from tvmconv.workloads import Conv2d
 
-from ..vocabulary import bind, bind_grid, cooperative_copy, own_loops, split_all
+from ..vocabulary import bind, bind_grid, cooperative_copy, own_loops, split_tiles
 from .plan import MAX_ACCUMULATORS, MIN_THREADS, OUTPUT_LEVELS, searched_overhang
 from .sums import DTYPES, accumulate_in_registers, in_memory_order, stage_operands
 from .tiles import element_bytes
@@ -89,7 +89,7 @@ def depthwise(s: Schedule, w: Conv2d, k: Knobs) -> None:
     copies = stage_operands(s, conv, "shared" if in_shared else "local")
 
     n, group, output, y, x = s.get_loops(store)
-    block, vthread, thread, point = split_all(s, (s.fuse(group, output), y, x), (tile_f, tile_y, tile_x))
+    block, vthread, thread, point = split_tiles(s, (s.fuse(group, output), y, x), (tile_f, tile_y, tile_x))
     s.reorder(n, *block, *vthread, *thread, *point)
     bind_grid(s, s.fuse(n, block[0]), *block[1:])
     bind(s, "vthread", *vthread)

@@ -14,7 +14,7 @@ from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Conv2d
 
-from ..vocabulary import bind, bind_grid, channels_innermost, cooperative_copy, own_loops, split_all
+from ..vocabulary import bind, bind_grid, channels_innermost, cooperative_copy, own_loops, split_tiles
 from .sums import DTYPES, accumulate_in_registers, in_memory_order, loops, stage_operands
 from .tiles import Tiles, ask_tiles
 
@@ -40,8 +40,8 @@ def compute_tiles(s: Schedule, w: Conv2d, tiles: Tiles) -> None:
     local = [s.cache_read(conv, operand, "local") for operand in (0, 1)]
 
     outer, channel, space, depth, taps = loops(s, w)
-    block, thread, point = split_all(s, (channel, *space), tiles.output)
-    step, substep, tap = split_all(s, (depth, *taps), tiles.reduction)
+    block, thread, point = split_tiles(s, (channel, *space), tiles.output)
+    step, substep, tap = split_tiles(s, (depth, *taps), tiles.reduction)
     threads = channels_innermost(thread)
     s.reorder(outer, *block, *threads, *step, *substep, *tap, *point)
     bind_grid(s, s.fuse(outer, block[0]), *block[1:])

@@ -17,7 +17,7 @@ from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Conv2d
 
-from ..vocabulary import bind, bind_grid, channels_innermost, split_all
+from ..vocabulary import bind, bind_grid, channels_innermost, split_tiles
 from .columns import BY_COLUMNS
 from .sums import DTYPES, accumulate_in_registers, loops, stage_operands
 from .tiles import ask_tiles
@@ -40,8 +40,8 @@ def vthread(s: Schedule, w: Conv2d, k: Knobs) -> None:
     local = [s.cache_read(conv, operand, "local") for operand in (0, 1)]
 
     outer, channel, space, depth, taps = loops(s, w)
-    block, piece, thread, point = split_all(s, (channel, *space), tiles.output)
-    step, substep, tap = split_all(s, (depth, *taps), tiles.reduction)
+    block, piece, thread, point = split_tiles(s, (channel, *space), tiles.output)
+    step, substep, tap = split_tiles(s, (depth, *taps), tiles.reduction)
     threads = channels_innermost(thread)
     s.reorder(outer, *block, *piece, *threads, *step, *substep, *tap, *point)
     bind_grid(s, s.fuse(outer, block[0]), *block[1:])

@@ -16,21 +16,19 @@ from tvm import te, tirx
 from tvm.ir import Call, PointerType, PrimType
 from tvm.s_tir import Schedule
 
+from tvmconv.gpu import MAX_TEXTURE_HEIGHT, MAX_TEXTURE_WIDTH
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Filter2d
 from tvmconv.workloads.filters_te import correlation
 
-from ..filters import MAX_UNROLLED, accumulate, mask_is_constant
 from ..vocabulary import place, unroll
-
-# Of a texture over linear memory: CUDA C++ Programming Guide, "Technical Specifications".
-MAX_WIDTH, MAX_HEIGHT = 131072, 65000
+from .tiles import MAX_UNROLLED, accumulate, mask_is_constant
 
 
 def fits(w: Filter2d) -> bool:
     """Whether a texture can be that large, and the mask lie in constant memory."""
-    return w.W * w.C <= MAX_WIDTH and w.H <= MAX_HEIGHT and mask_is_constant(w)
+    return w.W * w.C <= MAX_TEXTURE_WIDTH and w.H <= MAX_TEXTURE_HEIGHT and mask_is_constant(w)
 
 
 @schedule("filter2d", kinds=("cuda",), condition=fits)

@@ -9,8 +9,6 @@ slowest load, and that the copies of the halo keep whole warps for a few samples
 Tensor expressions cannot say this: three statements that fill one array. It is written as TIR.
 """
 
-import functools
-
 from tvm import s_tir
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
@@ -20,8 +18,8 @@ from tvmconv.library import schedule
 from tvmconv.workloads import Filter1d
 from tvmconv.workloads.filters_te import finished
 
-from ..filters import MAX_UNROLLED, ask_tile, halo_is_shared
 from ..vocabulary import place
+from .tiles import MAX_UNROLLED, ask_tile, halo_is_shared
 
 
 @schedule("filter1d", condition=halo_is_shared)
@@ -30,7 +28,6 @@ def halo_blocks(s: Schedule, w: Filter1d, k: Knobs) -> Schedule:
     (threads,) = ask_tile(k, w)
     radius = w.k // 2
     taps_in_turn = T.unroll if w.k <= MAX_UNROLLED else T.serial
-    finish = functools.partial(finished, w)
 
     # fmt: off
     @T.prim_func(s_tir=True)
@@ -57,7 +54,7 @@ def halo_blocks(s: Schedule, w: Filter1d, k: Knobs) -> Schedule:
                 for j in taps_in_turn(w.k):
                     total[0] += tile[t + j] * K[j]
                 if block * threads + t < w.n:
-                    Y[block * threads + t] = finish(total[0])
+                    Y[block * threads + t] = finished(w, total[0])
     # fmt: on
     s = s_tir.Schedule(main)
     place(s, K="constant")

@@ -4,7 +4,7 @@ From `halo_blocks`: with the copy starting at the left halo, thread t first copi
 and then element t + threads, of which there are as many as the mask has taps but one. The same elements are copied with
 one guard less, in steps that start at the same thread; only their addresses in global memory are shifted against the
 block's by the left halo, so that a warp's loads straddle one more cache line. A mask with more taps than the block has
-threads takes more steps.
+threads takes more steps. Of an image, the same is `halo_strided`.
 """
 
 from tvm.s_tir import Schedule
@@ -13,7 +13,7 @@ from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Filter1d
 
-from ..filters import ask_tile, halo_is_shared, read_shared
+from .tiles import ask_tile, halo_is_shared, read_shared
 
 
 @schedule("filter1d", condition=halo_is_shared)

@@ -1,8 +1,9 @@
-"""Filters with the halo left to the caches: what the `caching` schedules of signals and images have in common.
+"""Only the tile itself in shared memory: the halo is read where it is needed, through the L2 cache.
 
-Each block copies its own tile to shared memory, and no more than that: as many elements as it has threads, in a single
-step. A tap that falls into the tile reads shared memory, and one beside it global memory: the neighbouring block copies
-the same element, so that it is likely to be in the L2 cache.
+From `halo_threads`: the block is as large as the tile of the output and copies that tile alone, in a single step, an
+element a thread without a guard; of an image, a channel at a time. The halo is some other block's tile, so that its
+elements are likely to have been read into the L2 cache; they are read from there as often as taps meet them. The code
+to copy is the simplest, but each tap asks where its element lies, and warps at the tile's edge take both ways.
 """
 
 from __future__ import annotations
@@ -12,22 +13,21 @@ from collections.abc import Sequence
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
+from tvmconv.knobs import Knobs
+from tvmconv.library import schedule
 from tvmconv.workloads.filters import Filter
 from tvmconv.workloads.filters_te import correlation
 
-from .filters import accumulate, compute_tiles
-from .vocabulary import place
+from ..vocabulary import place
+from .tiles import accumulate, ask_block, compute_tiles, mask_is_constant
 
 Index = Sequence[tirx.Expr]
 
 
-def read_tile_and_global(w: Filter, threads: Sequence[int]) -> Schedule:
-    """Let each thread compute an output from its block's tile in shared memory and, around it, from global memory.
-
-    Args:
-        w: the workload.
-        threads: threads of a block, for each axis that the mask slides along; a tile has as many places.
-    """
+@schedule("filter1d", "filter2d", condition=mask_is_constant)
+def caching(s: Schedule, w: Filter, k: Knobs) -> Schedule:
+    """A block computes as many samples or pixels as it has threads."""
+    threads = ask_block(k, w)
     s = Schedule(te.create_prim_func(list(_declare(w, threads))))
     sums = accumulate(s, w)
     copy = s.get_sblock("tiles")

@@ -1,4 +1,4 @@
-"""What the filter schedules share, of signals and images alike: tiles of the output, and the copy of what a tile reads.
+"""What the filter schedules share: tiles of the output, and the copy of what a tile reads.
 
 A block computes a tile of the output, a thread one place of it: one sample of a signal, or one pixel of an image with
 its channels one after another. Tuples of sizes have one number for each axis that the mask slides along: of samples,
@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import product
 from typing import Any
 
 import numpy as np
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tvmconv.compiler.spaces import CONSTANT_BYTES
+from tvmconv.gpu import CONSTANT_BYTES, MAX_THREADS, STATIC_SHARED_BYTES
 from tvmconv.knobs import Knobs
 from tvmconv.workloads.filters import Filter
-from tvmconv.workloads.text import by
 
-from .vocabulary import (
+from ..vocabulary import (
     bind_grid,
     bind_innermost,
     hoist_guards,
@@ -29,33 +27,25 @@ from .vocabulary import (
     inline_producers,
     own_loops,
     place,
-    split,
+    split_all,
     unroll,
 )
 
 Sizes = tuple[int, ...]
 
 BLOCK = {1: (256,), 2: (8, 32)}  # threads by the number of axes, in whole warps along a row
-MAX_THREADS = 1024  # of a block: CUDA C++ Programming Guide, "Technical Specifications", as is the next one
-SHARED_BYTES = 48 << 10
-WORD = 4  # bytes of a float32
 MAX_UNROLLED = 512  # taps; a mask of 17x17 has 289
 MAX_STEPS = 16  # of a copy, unrolled
 
 
 def mask_is_constant(w: Filter) -> bool:
     """Whether the mask fits constant memory."""
-    return math.prod(w.mask_shape) * WORD <= CONSTANT_BYTES
+    return math.prod(w.mask_shape) * _itemsize(w) <= CONSTANT_BYTES
 
 
 def halo_is_shared(w: Filter) -> bool:
     """Whether the mask fits constant memory, and a tile of the default size with its halo shared memory."""
-    return mask_is_constant(w) and math.prod(with_halo(w, BLOCK[len(w.mask_shape)])) * WORD <= SHARED_BYTES
-
-
-def with_halo(w: Filter, tile: Sequence[Any]) -> tuple[Any, ...]:
-    """What a tile of the output reads; sizes, or columns of them."""
-    return tuple(size + taps - 1 for size, taps in zip(tile, w.mask_shape, strict=True))
+    return mask_is_constant(w) and _bytes_with_halo(w, BLOCK[len(w.mask_shape)]) <= STATIC_SHARED_BYTES
 
 
 def ask_block(k: Knobs, w: Filter, default: Sequence[int] | None = None) -> Sizes:
@@ -69,14 +59,14 @@ def ask_block(k: Knobs, w: Filter, default: Sequence[int] | None = None) -> Size
         w: the workload.
         default: preferred numbers of threads, powers of two; by default `BLOCK`.
     """
-    axes = _axes(w)
+    names = thread_knobs(w)
     threads = []
-    for axis, extent, preferred in zip(axes, w.padded_shape, default or BLOCK[len(axes)], strict=False):
+    for name, extent, preferred in zip(names, w.padded_shape, default or BLOCK[len(names)], strict=False):
         options = [2**i for i in range(MAX_THREADS.bit_length()) if 2**i < 2 * extent]
-        threads.append(int(k.choice(axis, options, default=min(preferred, options[-1]))))
+        threads.append(int(k.choice(name, options, default=min(preferred, options[-1]))))
     k.condition(
         f"a block has at most {MAX_THREADS} threads",
-        lambda c: np.prod([c[axis] for axis in axes], axis=0) <= MAX_THREADS,
+        lambda c: np.prod([c[name] for name in names], axis=0) <= MAX_THREADS,
     )
     return tuple(threads)
 
@@ -85,40 +75,25 @@ def ask_tile(k: Knobs, w: Filter) -> Sizes:
     """Threads of a block, from knobs, where they compute a tile that is in shared memory with its halo."""
     threads = ask_block(k, w)
     k.condition(
-        f"a tile with its halo has at most {SHARED_BYTES} bytes",
-        lambda c: np.prod(with_halo(w, [c[axis] for axis in _axes(w)]), axis=0) * WORD <= SHARED_BYTES,
+        f"a tile with its halo has at most {STATIC_SHARED_BYTES} bytes",
+        lambda c: _bytes_with_halo(w, [c[name] for name in thread_knobs(w)]) <= STATIC_SHARED_BYTES,
     )
     return threads
 
 
-def block_exceeds_mask(w: Filter) -> bool:
-    """Whether the mask fits constant memory, and a block can have as many threads as taps along each axis."""
-    return mask_is_constant(w) and bool(_blocks_over_mask(w))
-
-
-def ask_block_with_halo(k: Knobs, w: Filter) -> Sizes:
-    """Threads of a block, from knobs, as many as a tile has with its halo; by default a block with the fewest idle."""
-    threads = ask_block(k, w, max(_blocks_over_mask(w), key=lambda block: math.prod(without_halo(w, block))))
-    k.condition(
-        f"a block has at least the mask's {by(w.mask_shape)} threads",
-        lambda c: np.all([c[axis] >= taps for axis, taps in zip(_axes(w), w.mask_shape, strict=True)], axis=0),
-    )
-    return threads
-
-
-def without_halo(w: Filter, block: Sequence[int]) -> Sizes:
-    """The tile of the output for which as many threads as in a block have one element to read each."""
-    return tuple(size - taps + 1 for size, taps in zip(block, w.mask_shape, strict=True))
-
-
-def _blocks_over_mask(w: Filter) -> list[Sizes]:
-    sizes = [2**i for i in range(MAX_THREADS.bit_length())]
-    choices = ([size for size in sizes if size >= taps] for taps in w.mask_shape)
-    return [block for block in product(*choices) if math.prod(block) <= MAX_THREADS]
-
-
-def _axes(w: Filter) -> tuple[str, ...]:
+def thread_knobs(w: Filter) -> tuple[str, ...]:
+    """The knobs that `ask_block` asks, one for each axis that the mask slides along."""
     return ("threads_y", "threads_x")[-len(w.mask_shape) :]
+
+
+def _bytes_with_halo(w: Filter, tile: Sequence[Any]) -> Any:
+    """What a tile of the output reads at a time; the tile's sizes are numbers or columns of them."""
+    seen = [size + taps - 1 for size, taps in zip(tile, w.mask_shape, strict=True)]
+    return np.prod(seen, axis=0) * _itemsize(w)
+
+
+def _itemsize(w: Filter) -> int:
+    return np.dtype(w.storage).itemsize
 
 
 def read_global(s: Schedule, w: Filter, threads: Sequence[int]) -> None:
@@ -147,7 +122,7 @@ def read_shared(s: Schedule, w: Filter, tile: Sequence[int], threads: Sequence[i
 
 
 def accumulate(s: Schedule, w: Filter) -> SBlockRV:
-    """Let the sum be accumulated in a register; it is stored once, clamped if need be. Returns the block that sums."""
+    """Let the sum be accumulated in a register; it is stored once, with its epilogue. Returns the block that sums."""
     sums = s.get_sblock("sum")
     inline_consumers(s, s.cache_write(sums, 0, "local"))
     return sums
@@ -171,7 +146,7 @@ def compute_tiles(
     loops = s.get_loops(sums)
     places, channels, taps = loops[:axes], loops[axes:-axes], loops[-axes:]
     outputs = len(places + channels)
-    blocks, inner = zip(*(split(s, loop, [size]) for loop, size in zip(places, tile, strict=True)), strict=True)
+    blocks, inner = split_all(s, places, [[size] for size in tile])
     s.reorder(*blocks, *channels, *inner, *taps)
     _bind_blocks(s, blocks)
     step = (*blocks, *channels)[-1]
@@ -191,7 +166,7 @@ def _bind_strided(s: Schedule, loops: Sequence[LoopRV], threads: Sequence[int]) 
 
     Neighbouring threads have neighbouring elements in each step. Returns the outermost loop over the steps.
     """
-    steps, inner = zip(*(split(s, loop, [count]) for loop, count in zip(loops, threads, strict=True)), strict=True)
+    steps, inner = split_all(s, loops, [[count] for count in threads])
     s.reorder(*steps, *inner)
     bind_innermost(s, "threadIdx", inner)
     return steps[0]
