@@ -51,9 +51,7 @@ def test_inputs_that_a_kernel_wrote_over_can_be_restored(device, bench, lower_di
     x, k, y = step.arguments.index(0), step.arguments.index(1), step.arguments.index(2)
     swapped = [0, 0, 0]
     swapped[y], swapped[k], swapped[x] = 0, 1, 2  # writes to X what it computes of the output
-    bench.deviation(
-        device.load(dataclasses.replace(right, steps=(dataclasses.replace(step, arguments=tuple(swapped)),)))
-    )
+    bench.deviation(device.load(with_step(right, arguments=tuple(swapped))))
     kernel = device.load(right)
     assert not bench.deviation(kernel) < 1e-6
     bench.restore()
