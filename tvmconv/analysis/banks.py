@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tvmconv.analysis.tir import Scope, executions, parts, statements, warps
+from tvmconv.analysis.tir import SHARED, Scope, executions, parts, statements, warps
 from tvmconv.errors import AnalysisError
+from tvmconv.gpu import BANK_BYTES, BANKS
 
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from tvmconv.compiler.program import Launch
     from tvmconv.kernel import Kernel
 
-BANKS = 32
-BANK_BYTES = 4
 FIRST_BLOCK = (0, 0, 0)
 
 
@@ -54,7 +53,7 @@ class SharedAccess:
 
 
 def shared_accesses(kernel: Kernel) -> list[SharedAccess]:
-    """Every shared-memory access of a kernel's text, counted over its first block.
+    """Every shared-memory access of a kernel's text, of all its steps, each counted over the first block.
 
     Args:
         kernel: a built kernel, for any target.
@@ -62,7 +61,7 @@ def shared_accesses(kernel: Kernel) -> list[SharedAccess]:
     Raises:
         AnalysisError: an access is not of 4-byte scalars, or cannot be executed (`tvmconv.analysis.tir.executions`).
     """
-    return [_count(access, kernel.launch) for access in _accesses(kernel.lowered)]
+    return [_count(access, step.launch) for step in kernel.steps for access in _accesses(step.function)]
 
 
 def conflicts(kernel: Kernel, kind: Literal["load", "store"]) -> int:
@@ -83,10 +82,14 @@ def _accesses(function: PrimFunc) -> Iterator[_Access]:
         if type(statement).__name__ != "BufferStore":
             continue
         for part, inside in parts(statement.value, scope):
-            if type(part).__name__ == "TensorLoad" and part.source.scope() == "shared":
+            if type(part).__name__ == "TensorLoad" and _is_shared(part.source):
                 yield _Access("load", part.source, part.indices[0], inside)
-        if statement.buffer.scope() == "shared":
+        if _is_shared(statement.buffer):
             yield _Access("store", statement.buffer, statement.indices[0], scope)
+
+
+def _is_shared(buffer: Any) -> bool:
+    return str(buffer.scope()) in SHARED
 
 
 def _count(access: _Access, launch: Launch) -> SharedAccess:
