@@ -3,7 +3,7 @@
     python scripts/counters.py filter2d:8192x8192x1,5x5 --device cuda:0 -o results
     python scripts/counters.py filter1d:268435456,k5 --schedules basic,shuffle,register -o results
     python scripts/counters.py --from results/filter1d-counters.json -o results      # the tables again
-    python scripts/counters.py --from results/filter1d-counters.json --into README.md
+    python scripts/counters.py --from results/filter1d-counters.json --into docs/results.md
 
 Needs ncu on the PATH and the right to read the GPU's counters. Every kernel is launched once on random inputs, with its
 default config; --log adds the fastest kernel of a log. Writes OPERATOR-counters.json, all that was read, and
