@@ -95,26 +95,25 @@ def _check(name: str, space: Space, array: ArrayType, kind: str) -> None:
 def _place(source: str, kind: str, kernel: str, parameter: Parameter, space: Space, array: ArrayType) -> str:
     """The text with one parameter of one kernel in its space."""
     found = find_kernel(source, kernel, kind)
-    head, body = source[: found.declared[-1][1]], source[found.declared[-1][1] : found.end]
-    for start, end in reversed(found.declared):
-        head = head[:start] + _declare(head[start:end], kind, parameter, space) + head[end:]
+    edits = {(start, end): _declare(source[start:end], kind, parameter, space) for start, end in found.declared}
     if space == "texture":  # an object is a number: where TIR has the address of the first element, the text has it
-        body = body.replace(f"(&({parameter.name}[0]))", parameter.name)
+        start, end = found.body
+        edits[found.body] = source[start:end].replace(f"(&({parameter.name}[0]))", parameter.name)
+    for (start, end), text in sorted(edits.items(), reverse=True):
+        source = source[:start] + text + source[end:]
     if space == "constant" and kind == "cuda":
         symbol = f"__constant__ {type_name(parameter.dtype, kind)} {parameter.name}[{math.prod(array.shape)}];\n\n"
-        if symbol not in head:  # another step reads it too
-            before, function, after = head.partition('extern "C" __global__')
-            head = f"{before}{symbol}{function}{after}"
-    return head + body + source[found.end :]
+        if symbol not in source:  # else another step reads it too
+            before, function, after = source.partition('extern "C" __global__')
+            source = f"{before}{symbol}{function}{after}"
+    return source
 
 
 def _declare(parameters: str, kind: str, parameter: Parameter, space: Space) -> str:
     """A kernel's parameters, with one of them in its space; raises `CompileError` unless it is exactly one."""
     every, expected = parameters.split(", "), declaration(parameter, kind)
     if every.count(expected) != 1:
-        raise CompileError(
-            f"expected one parameter {expected!r} to place, not {every.count(expected)} in: {parameters}"
-        )
+        raise CompileError(f"the generated text declares no single {expected!r} to place among: {parameters}")
     at = every.index(expected)
     if space == "texture":
         every[at] = f"cudaTextureObject_t {parameter.name}"
