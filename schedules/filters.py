@@ -16,7 +16,7 @@ import numpy as np
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tvmconv.compiler.spaces import CONSTANT_BYTES
+from tvmconv.gpu import CONSTANT_BYTES
 from tvmconv.knobs import Knobs
 from tvmconv.workloads.filters import Filter
 from tvmconv.workloads.text import by

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tvmconv.compiler import spaces
-from tvmconv.compiler.lower import HOIST_GUARDS
+from tvmconv.marks import HOIST_GUARDS, SPACES, Space
 
 # Of gridDim.y and gridDim.z; gridDim.x takes 2^31 - 1 (CUDA C++ Programming Guide, "Technical Specifications").
 GRID_LIMIT = 65535
@@ -78,9 +77,9 @@ def cooperative_copy(s: Schedule, block: SBlockRV, threads: tuple[int, int, int]
     return each
 
 
-def place(s: Schedule, **arguments: spaces.Space) -> None:
+def place(s: Schedule, **arguments: Space) -> None:
     """Say which arguments, by their names, lie in constant memory or are read through a texture."""
-    s.annotate(s.get_sblock("root"), spaces.ANNOTATION, arguments)
+    s.annotate(s.get_sblock("root"), SPACES, arguments)
 
 
 def hoist_guards(s: Schedule) -> None:

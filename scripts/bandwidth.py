@@ -25,6 +25,7 @@ from tvmconv.cli.progress import progress_line
 from tvmconv.devices import Device
 from tvmconv.experiments.run import choose
 from tvmconv.experiments.sweep import Sweep, measure_sweep
+from tvmconv.reports.sweep import table, write
 from tvmconv.reports.tables import result_text
 
 MASKS = {"filter1d": "k5", "filter2d": "5x5"}
@@ -66,9 +67,9 @@ def _run(argv: Sequence[str]) -> int:
         schedules=args.only,
         **{**how_to_time(args), "cold": args.cold or None},
     )
-    print(sweep.table.text())
+    print(table(sweep).text())
     print(sweep.provenance)
-    sweep.write(args.out)
+    write(sweep, args.out)
     return 0 if all(result.ok for result in sweep.results) else 1
 
 
@@ -113,7 +114,7 @@ def _known(file: Path, device: Device, args: argparse.Namespace) -> Sweep | None
 
 
 def _keep(sweep: Sweep, folder: Path) -> None:
-    sweep.write(folder)
+    write(sweep, folder)
     print(result_text(sweep.results[-1]), end="\n\n", flush=True)
 
 

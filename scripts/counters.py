@@ -27,8 +27,8 @@ from tvmconv.analysis import traffic as code
 from tvmconv.cli.errors import Parser, guarded
 from tvmconv.cli.options import tell_choice, told_fallbacks
 from tvmconv.errors import Error
-from tvmconv.experiments.measured import Measured
 from tvmconv.experiments.provenance import provenance
+from tvmconv.experiments.readings import Readings
 from tvmconv.experiments.run import TUNED, choose
 from tvmconv.reports.tables import NOTHING, Table, significant, with_section
 
@@ -139,7 +139,7 @@ def _run(argv: Sequence[str]) -> int:
             kernel(*kernel.workload.inputs(seed=0))
         return 0
     if args.file:
-        measured = Measured.read(args.file, Counters)
+        measured = Readings.read(args.file, Counters)
     else:
         device = devices.find(args.device)
         tell_choice(args.device, device)
@@ -149,7 +149,7 @@ def _run(argv: Sequence[str]) -> int:
         profiled = ncu.profile([sys.executable, __file__, *argv, "--launch-only"], {**METRICS, **STALLS})
         with told_fallbacks():
             rows = [_row(*built, read) for built, read in zip(_kernels(args), profiled, strict=True)]
-        measured = Measured(name, source, rows)
+        measured = Readings(name, source, rows)
     texts = dict.fromkeys(row.workload for row in measured.kernels)
     sections = {text: [row for row in measured.kernels if row.workload == text] for text in texts}
     for text, part in sections.items():

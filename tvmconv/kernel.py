@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tvmconv import devices, library
 from tvmconv.compiler.lower import Launch, Lowered, lower
-from tvmconv.errors import CompileError, DeviceError, Error, FallbackWarning, KnobError, WorkloadError
+from tvmconv.errors import CompileError, DeviceError, WorkloadError
 from tvmconv.knobs import Config, Value
 from tvmconv.verify import Problem, Verification
 
@@ -20,14 +19,12 @@ if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
     from tvmconv.compiler.nvrtc import Cubin, Resources
-    from tvmconv.compiler.spaces import Space
     from tvmconv.devices import Device, Timing
     from tvmconv.devices.base import Loaded
-    from tvmconv.logs.best import Paths
-    from tvmconv.logs.record import Record
+    from tvmconv.marks import Space
     from tvmconv.workloads import Workload
 
-STAGES = ("te", "tir", "lowered", "source", "ptx", "sass", "resources", "traffic")
+STAGES = ("te", "tir", "lowered", "source", "ptx", "sass", "resources")
 
 
 def build(
@@ -37,38 +34,34 @@ def build(
     device: str | Device | None = None,
     arch: str | None = None,
     config: Mapping[str, Value] | None = None,
-    log: Paths | None = None,
 ) -> Kernel:
     """Build the kernel of a schedule for a workload.
 
     Args:
         workload: what to compute.
-        schedule: how, by name or as found by `schedules`; by default what the log says, else `depthwise` for what
-            is depthwise, `direct` for other convolutions and `register` for filters.
+        schedule: how, by name or as found by `schedules`; by default the first that is made to be tuned: `depthwise`
+            for what is depthwise, `direct` for other convolutions and `register` for filters.
         device: where to run it, such as `cuda:0` or `opencl:0`; by default the best there is (`auto`).
         arch: instead of a device, a CUDA architecture to compile for only, such as `sm_90`.
         config: values by knob name; the other knobs take their defaults.
-        log: instead of a config, a log, a folder of logs or several of them, whose fastest valid record for the
-            workload (and the schedule) on this device is built. Where there is none, a `FallbackWarning` tells what is
-            built instead: the record of the nearest device of its kind, or the schedule with its default config.
 
     Raises:
         ScheduleError: no such schedule for this workload, or not for devices of this kind.
         KnobError: no such knob, or not a value that it takes.
         DeviceError: no such device, the workload does not fit in its memory, or the kernel exceeds its limits.
         CompileError: the schedule does not lower.
-        Error: a log cannot be read.
     """
+    place = find_place(device, arch)
+    chosen = library.find(workload, schedule) if isinstance(schedule, str) else schedule
+    check_memory(workload, place)
+    return build_on(workload, chosen or library.to_tune(workload, place.kind)[0], place, config)
+
+
+def find_place(device: str | Device | None, arch: str | None) -> Device:
+    """The device, or the architecture to compile for, that `build` was given."""
     if device is not None and arch is not None:
         raise DeviceError(f"give a device or an architecture, not both ({device} and {arch})")
-    if config is not None and log is not None:
-        raise KnobError("give a config or a log, not both")
-    chosen = library.find(workload, schedule) if isinstance(schedule, str) else schedule
-    place = devices.find(arch or device or "auto") if not isinstance(device, devices.Device) else device
-    _check_memory(workload, place)
-    if log is not None:
-        return _build_logged(workload, chosen, place, log)
-    return _build(workload, chosen or library.to_tune(workload, place.kind)[0], place, config)
+    return device if isinstance(device, devices.Device) else devices.find(arch or device or "auto")
 
 
 class Kernel:
@@ -80,7 +73,7 @@ class Kernel:
         config: the value of every knob.
         device: where it runs, or the architecture it was compiled for.
         tir: the scheduled TIR.
-        record: the measurement that the config is from; None for one that is not from a log.
+        record: the `Record` that the config is from; None for one that is not from a log.
     """
 
     def __init__(
@@ -97,7 +90,7 @@ class Kernel:
         self.config = config
         self.device = device
         self.tir = tir
-        self.record: Record | None = None
+        self.record: Any = None
         self._lowered = lowered
 
     def __repr__(self) -> str:
@@ -157,7 +150,6 @@ class Kernel:
         """One of `STAGES` as text.
 
         Raises:
-            AnalysisError: what the kernel does cannot be counted.
             CompileError: the stage does not exist for this kernel's target.
             ValueError: `name` is not a stage.
         """
@@ -172,10 +164,6 @@ class Kernel:
                 return getattr(self, name)
             case "resources":
                 return f"{self.resources}\nlaunch: {self.launch}"
-            case "traffic":
-                from tvmconv.analysis import traffic
-
-                return traffic.text(traffic.traffic(self))
         raise ValueError(f"no stage {name!r}; there are {', '.join(STAGES)}")
 
     def _arch(self, wanted: str) -> str:
@@ -229,7 +217,8 @@ class Kernel:
         return self.loaded.time(problem.inputs, cold=cold, seconds=seconds)
 
 
-def _check_memory(workload: Workload, device: Device) -> None:
+def check_memory(workload: Workload, device: Device) -> None:
+    """Raise DeviceError if the arrays of a workload exceed a device's memory."""
     if device.memory_bytes is None:
         return
     itemsize = np.dtype(workload.dtype).itemsize
@@ -240,35 +229,9 @@ def _check_memory(workload: Workload, device: Device) -> None:
         )
 
 
-def _build_logged(workload: Workload, schedule: library.Schedule | None, place: Device, log: Paths) -> Kernel:
-    """Build the fastest record that applies, on the nearest device; where there is none, the default config."""
-    from tvmconv.logs.best import Nearness, nearest_first
-
-    failures: list[Error] = []
-    for nearness, record in nearest_first(log, workload, place, schedule.name if schedule else None):
-        try:
-            kernel = _build(workload, schedule or library.find(workload, record.schedule), place, record.config)
-        except Error as error:  # the schedule has changed since, or this device has other limits
-            failures.append(error)
-            continue
-        kernel.record = record
-        if nearness is not Nearness.DEVICE:
-            _warn(f"no record of {workload} on {place.name} applies: built is the fastest on {record.device}", failures)
-        elif failures:
-            _warn(f"a faster record of {workload} does not apply", failures)
-        return kernel
-    fallback = schedule or library.to_tune(workload, place.kind)[0]
-    _warn(f"no record of {workload} for {place.name} applies: built is {fallback.name} with default knobs", failures)
-    return _build(workload, fallback, place, None)
-
-
-def _warn(message: str, failures: Sequence[Error]) -> None:
-    first = f"; {len(failures)} skipped, the first: {failures[0]}" if failures else ""
-    warnings.warn(message + first, FallbackWarning, stacklevel=4)
-
-
-def _build(workload: Workload, chosen: library.Schedule, place: Device, config: Mapping[str, Value] | None) -> Kernel:
-    chosen.check_kind(place)
+def build_on(workload: Workload, chosen: library.Schedule, place: Device, config: Mapping[str, Value] | None) -> Kernel:
+    """Build a schedule for a device that is there; see `build`."""
+    chosen.check_kind(place.kind, place.text)
     scheduled, knobs = chosen.apply(workload, config)
     lowered = lower(scheduled.mod, place.target())
     place.check_fits(lowered)

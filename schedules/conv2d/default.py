@@ -15,7 +15,7 @@ from .stages import accumulate_in_registers, axes, convolution
 MAX_THREADS = 1024
 
 
-@schedule("conv2d")
+@schedule("conv2d", baseline=True)
 def default(s: Schedule, w: Conv2d, k: Knobs) -> None:
     """Bind an output axis to blocks and another to threads."""
     conv = convolution(s, w)

@@ -52,7 +52,7 @@ def test_a_suite_is_tuned_and_compared(script, small, tmp_path, capsys):
 
 
 def test_the_same_command_tunes_nothing_again(script, small, tmp_path, monkeypatch):
-    monkeypatch.setattr("tvmconv.searching.tune.Measurer", Instant())
+    monkeypatch.setattr("tvmconv.searching.search.Measurer", Instant())
     words = [*HOW, "--tune-only", "-o", str(tmp_path)]
     assert script("tune_suite").main(words) == 0
     log = tmp_path / "d2l.jsonl"

@@ -71,13 +71,13 @@ def test_a_search_measures_verifies_and_confirms(log):
     assert tuned.final.deviation < TOLERANCE["float32"]
     assert tuned.final.timestamp > max(record.timestamp for record in trials)
     assert tuned.final.config in [record.config for record in trials]
-    assert tuned.stages["verify"] > 0
+    assert tuned.phases["verify"] > 0
     assert tuned.seconds > 0
 
 
 def test_each_way_to_fail_is_one_record_and_the_search_goes_on(log, monkeypatch):
     strict = functools.partial(Measurer, build_timeout=8.0, memory_limit=1 << 30)
-    monkeypatch.setattr("tvmconv.searching.tune.Measurer", strict)
+    monkeypatch.setattr("tvmconv.searching.search.Measurer", strict)
     tuned = search(log, few_faults.WORKLOAD, few_faults.SCHEDULE, "grid", trials=100)
     kinds = {record.config["fault"]: record.error for record in records_of(log)}
     assert kinds == few_faults.FAULTS
@@ -164,7 +164,7 @@ def test_a_search_that_is_complete_measures_nothing_again(log, instant):
     tuned = search(log, trials=5, compare=True)
     assert instant.measured == []
     assert log.read_bytes() == before
-    assert (tuned.status.done, tuned.status.reference.schedule, tuned.stages) == (5, "default", {})
+    assert (tuned.status.done, tuned.status.reference.schedule, tuned.phases) == (5, "default", {})
 
 
 def test_a_reference_that_failed_is_not_measured_again(log, instant):

@@ -12,6 +12,7 @@ from tvmconv.compiler import nvrtc, spaces
 from tvmconv.compiler.hook import compile_with
 from tvmconv.compiler.program import ArrayType, Launch, Program
 from tvmconv.errors import CompileError
+from tvmconv.marks import HOIST_GUARDS, Space
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,7 +46,7 @@ class Lowered:
     function: PrimFunc
     launch: Launch
     arrays: tuple[ArrayType, ...]
-    spaces: Mapping[str, spaces.Space]
+    spaces: Mapping[str, Space]
     arguments: tuple[int, ...]
     shared_bytes: int
     host: IRModule
@@ -136,10 +137,6 @@ def _without_async_stages(mod: IRModule) -> IRModule:
                 if _ASYNC_STAGES in s.get(loop).annotations:
                     s.unannotate(loop, _ASYNC_STAGES)
     return s.mod
-
-
-# Of the root block: tests that only threads and blocks decide are made outside the loops in which they stand.
-HOIST_GUARDS = "tvmconv.hoist_guards"
 
 
 def _pass_context(mod: IRModule, *, asynchronous: bool) -> PassContext:

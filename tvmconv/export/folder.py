@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tvmconv
 from tvmconv.compiler.lower import Lowered, lower
 from tvmconv.errors import CompileError
 from tvmconv.export.link import link
 from tvmconv.export.usage import FILES, readme
+from tvmconv.version import VERSION
 
 if TYPE_CHECKING:
     from tvmconv.kernel import Kernel
@@ -113,7 +113,7 @@ def describe(kernel: Kernel, lowered: Lowered, verification: Verification | None
             "timestamp": record.timestamp,
         },
         "verified": verification and {"device": kernel.device.name, "relative_error": verification.error},
-        "versions": {"tvmconv": tvmconv.__version__, "apache-tvm": metadata.version("apache-tvm")},
+        "versions": {"tvmconv": VERSION, "apache-tvm": metadata.version("apache-tvm")},
     }
 
 

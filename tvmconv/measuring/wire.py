@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tvmconv.compiler.program import ArrayType, Launch, Program
-from tvmconv.logs.record import ErrorKind
-from tvmconv.measuring.runner import Outcome
+from tvmconv.measuring.outcome import ErrorKind, Outcome
 
 OPEN = "tvmconv.open"  # the worker's functions
 MEASURE = "tvmconv.measure"
