@@ -13,7 +13,6 @@ geometric mean.
 
 from __future__ import annotations
 
-import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -25,10 +24,8 @@ from tvmconv.cli.errors import Parser, UsageError, guarded
 from tvmconv.cli.options import count, tell_choice
 from tvmconv.cli.progress import progress_line
 from tvmconv.cli.tune import add_search, phase_lines, results_table, search
-from tvmconv.experiments.run import TUNED
-from tvmconv.experiments.sweep import Sweep, measure_sweep, select_layers
-from tvmconv.reports.sweep import table, write
-from tvmconv.reports.tables import Table, significant
+from tvmconv.experiments.sweep import measure_sweep, select_layers
+from tvmconv.reports.sweep import speedups, table, write
 
 COMPARED = {
     "conv2d": ("default", "conflict_free"),
@@ -103,21 +100,6 @@ def _run(argv: Sequence[str], prog: str, defaults: dict[str, object]) -> int:
     if baselines:
         print(speedups(sweep, baselines).text())
     return 0 if all(result.ok for result in sweep.results) else 1
-
-
-def speedups(sweep: Sweep, baselines: Sequence[str]) -> Table:
-    """How many times as fast as each baseline the tuned kernels are, and the geometric means."""
-    columns = []
-    for baseline in baselines:
-        ratios = []
-        for result in sweep.results:
-            rows = {row.name: row.timing for row in result.rows}
-            ours, theirs = rows[TUNED], rows[baseline]
-            ratios.append(theirs.median / ours.median if ours and theirs else math.nan)
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        columns.append([significant(ratio) for ratio in (*ratios, mean)])
-    lines = list(zip([*sweep.labels, "geometric mean"], *columns, strict=True))
-    return Table((sweep.axis, *(f"× {name}" for name in baselines)), lines, left=frozenset({sweep.axis}))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from tvmconv.devices import Device
 from tvmconv.errors import Error
 from tvmconv.experiments.provenance import provenance
 from tvmconv.experiments.results import Result
-from tvmconv.experiments.run import Progress, run_ladder
+from tvmconv.experiments.run import Progress, choose, run_ladder
 from tvmconv.workloads import Conv2d, Layer, Workload, suite
 
 CHANNELS_SUITE = "d2l"  # its layers differ in nothing but their channels
@@ -109,6 +109,28 @@ def _label(name: str, layer: Layer) -> str:
     if name == CHANNELS_SUITE and isinstance(layer.workload, Conv2d):
         return str(layer.workload.C)
     return layer.name
+
+
+def part_measured(
+    sweep: Sweep, device: Device, schedules: Sequence[str] | None, baselines: Sequence[str]
+) -> Sweep | None:
+    """The part of a sweep that need not be measured again on a device; None if there is none.
+
+    Args:
+        sweep: what was measured before, perhaps elsewhere.
+        device: where.
+        schedules: as for `run_ladder`.
+        baselines: as for `run_ladder`.
+    """
+    there = []
+    for label, result in zip(sweep.labels, sweep.results, strict=True):
+        names = [schedule.name for schedule in choose(result.workload, schedules, device)]
+        if result.device_name == device.name and [row.name for row in result.rows] == [*names, *baselines]:
+            there.append((label, result))
+    if not there:
+        return None
+    labels, results = zip(*there, strict=True)
+    return replace(sweep, labels=list(labels), results=list(results))
 
 
 def measure_sweep(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
+from tvmconv.experiments.run import TUNED
 from tvmconv.experiments.sweep import Sweep, size_and_rest
 from tvmconv.reports.charts import SweepInfo, draw_sweep, size_info, sweep_info
-from tvmconv.reports.tables import Table, bandwidth_table, sweep_table
+from tvmconv.reports.tables import Table, bandwidth_table, significant, sweep_table
 from tvmconv.workloads.filters import Filter
 
 
@@ -40,6 +43,21 @@ def markdown(sweep: Sweep) -> str:
             "Hot: the arrays are in the L2 cache; cold: they are not, or exceed it."
         )
     return f"{table(sweep).markdown()}\n\n{caption} {sweep.provenance}\n"
+
+
+def speedups(sweep: Sweep, baselines: Sequence[str]) -> Table:
+    """How many times as fast as each baseline the tuned kernels are, and the geometric means."""
+    columns = []
+    for baseline in baselines:
+        ratios = []
+        for result in sweep.results:
+            rows = {row.name: row.timing for row in result.rows}
+            ours, theirs = rows[TUNED], rows[baseline]
+            ratios.append(theirs.median / ours.median if ours and theirs else math.nan)
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        columns.append([significant(ratio) for ratio in (*ratios, mean)])
+    lines = list(zip([*sweep.labels, "geometric mean"], *columns, strict=True))
+    return Table((sweep.axis, *(f"× {name}" for name in baselines)), lines, left=frozenset({sweep.axis}))
 
 
 def chart(sweep: Sweep) -> SweepInfo:
