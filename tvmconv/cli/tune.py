@@ -162,7 +162,7 @@ def results_table(results: Sequence[tuple[Workload, str, Tuned]]) -> Table:
         "failed",
         "best [µs]",
         "GFLOP/s",
-        f"× {' or '.join(naive)}",
+        f"× {' or '.join(naive) or 'naive'}",
         "rel. error",
         "configs/s",
     )

@@ -34,7 +34,9 @@ def table(sweep: Sweep) -> Table:
 
 def markdown(sweep: Sweep) -> str:
     """The table, and on what it was measured."""
-    caption = f"Median times; in parentheses the speed-up over `{sweep.results[0].rows[0].name}`."
+    rows = sweep.results[0].rows
+    over = f"; in parentheses the speed-up over `{rows[0].name}`" if any(row.speedup for row in rows) else ""
+    caption = f"Median times{over}."
     if sweep.shows_bandwidth:
         peak = sweep.results[0].peak_bandwidth
         known = f"; in parentheses its share of the memory's peak, {peak / 1e9:,.0f} GB/s" if peak else ""
