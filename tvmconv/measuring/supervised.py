@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -35,12 +34,12 @@ class Limits:
     Attributes:
         start_seconds: to become ready.
         job_seconds: for one job.
-        memory_bytes: of RAM.
+        memory_bytes: of RAM; None for what limits itself.
     """
 
     start_seconds: float
     job_seconds: float
-    memory_bytes: float = math.inf
+    memory_bytes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -182,7 +181,7 @@ class Supervised:
     def _check_limits(self) -> list[tuple[Job, End]]:
         """End the process if it exceeds a limit."""
         limits, seconds = self._limits, self.seconds
-        if self.child.resident_bytes > limits.memory_bytes:
+        if limits.memory_bytes is not None and self.child.resident_bytes > limits.memory_bytes:
             return self._finish(Cause.MEMORY, limit=limits.memory_bytes / 2**30)
         if self.ready and self._jobs and seconds > limits.job_seconds:
             return self._finish(Cause.TIME, limit=limits.job_seconds)
