@@ -62,27 +62,36 @@ class Sums(NamedTuple):
     reduction: list[LoopRV]
 
 
-def share_out(s: Schedule, outer: LoopRV, output: list[LoopRV], reduction: list[LoopRV], plan: Plan) -> Sums:
-    """Let the sum accumulate in registers, each output's shared among `plan.slices` threads.
+def share_out(
+    s: Schedule, block: SBlockRV, outer: LoopRV, output: list[LoopRV], reduction: list[LoopRV], plan: Plan
+) -> Sums:
+    """Let a block sum in registers, each output's sum shared among `plan.slices` threads.
 
     Args:
         s: the schedule.
-        outer: the loop of the sum that is not tiled.
+        block: the block.
+        outer: the loop of it that is not tiled.
         output: its loops over the output, channels first.
         reduction: its loops over the reduction, input channels first.
         plan: how.
     """
-    conv = s.get_sblock("sum")
     if plan.slices == 1:
-        inline_consumers(s, s.cache_write(conv, 0, "local"))
-        return Sums(conv, None, outer, output, reduction)
+        _store(s, block, plan)
+        return Sums(block, None, outer, output, reduction)
     depth, *others = reduction
     step, piece, tap = s.split(depth, [None, plan.slices, plan.reduction[0].tap])
     s.reorder(piece, outer, *output, step, tap, *others)
     partial = s.rfactor(piece, 0)
     s.set_scope(s.cache_write(partial, 0, "local"), 0, "shared")
-    inline_consumers(s, s.cache_write(conv, 0, "local"))
-    return Sums(partial, conv, outer, output, reduction)
+    _store(s, block, plan)
+    return Sums(partial, block, outer, output, reduction)
+
+
+def _store(s: Schedule, block: SBlockRV, plan: Plan) -> None:
+    """Let a block sum in registers and store its sums: to scratch memory if they are partial, else to the output."""
+    store = s.cache_write(block, 0, "local")
+    if plan.split_k == 1:
+        inline_consumers(s, store)
 
 
 def tile_output(s: Schedule, sums: Sums, plan: Plan) -> Nest:

@@ -88,6 +88,7 @@ def conflict_free(s: Schedule, w: Conv, k: Knobs) -> None:
         tile_p = Tile(1, dict.fromkeys(("block", "vthread", "thread", "local"), 1))
 
     conv = flatten_pixels(s, w, channels_last=pixels == 1)
+    accumulate_in_registers(s)
     s.pad_einsum(conv, [1, tile_c.size, *(tile.size for tile in reduction), tile_p.size])
     (store,) = s.get_consumers(conv)
     inline_consumers(s, store)
@@ -154,7 +155,7 @@ def flatten_pixels(s: Schedule, w: Conv, *, channels_last: bool = False) -> SBlo
         channels_last: view the weight with its output channels innermost.
 
     Returns:
-        The block, accumulating in registers; its input is a view with one element for each filter tap and pixel.
+        The block that sums; its input is a view with one element for each filter tap and pixel.
     """
     conv = s.get_sblock("sum")
     strides = {f"v_{axis}": math.prod(w.out[i + 1 :]) for i, axis in enumerate(OUTPUT[w.rank])}
@@ -178,5 +179,4 @@ def flatten_pixels(s: Schedule, w: Conv, *, channels_last: bool = False) -> SBlo
         axes = [index.min.name for index in region]  # reindex leaves out axes of extent 1, not always the same ones
         s.transform_layout(conv, (kind, operand), last(strides, axes))
     s.transform_block_layout(conv, last(pixel_strides, [axis.var.name for axis in s.get(conv).iter_vars]))
-    accumulate_in_registers(s)
     return conv

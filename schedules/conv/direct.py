@@ -53,7 +53,7 @@ def direct(s: Schedule, w: Conv2d, k: Knobs) -> None:
     """Output tiles are (block, virtual thread, thread, local); reduction tiles (step, tap)."""
     plan = Plan.ask(k, w, axes(w), slices=True)
     outer, channel, space, depth, taps = loops(s, w)
-    sums = share_out(s, outer, [channel, *space], [depth, *taps], plan)
+    sums = share_out(s, s.get_sblock("sum"), outer, [channel, *space], [depth, *taps], plan)
     copies = stage_operands(s, sums.products, "shared")
     copy_in_steps(s, w, sums.products, copies, tile_output(s, sums, plan), plan, by_tap=False)
 

@@ -5,13 +5,16 @@ The rows and columns of the whole batch are one axis of pixels, as in `conflict_
 each tap and pixel. 1×1 filters, where that costs nothing, gain most; for larger ones `direct` reads less.
 
 Where `conflict_free` fixes warps along the pixels, here everything is a knob, with the slices, the pipeline and the
-weight's layout of `direct`. Measured: tuning_logs/nvidia-h200/.
+weight's layout of `direct`. One more is `split_k`: blocks that share the sums of a tile, each over its part of the
+input channels, for small images, whose tiles alone are too few to fill a GPU. They write partial sums to scratch
+memory, and a second step adds them up and applies the epilogue. Measured: tuning_logs/nvidia-h200/.
 """
 
 import math
 
 from tvm.ir import Expr
 from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import IndexMap
 
 from tvmconv.knobs import Columns, Knobs
@@ -19,12 +22,13 @@ from tvmconv.knobs.space import Usage
 from tvmconv.library import schedule
 from tvmconv.workloads import Conv
 
-from ..vocabulary import inline_producers
+from ..vocabulary import inline_consumers, inline_producers
 from .blocked import copy_in_steps, share_out, tile_output
 from .conflict_free import flatten_pixels
 from .plan import Axes, Axis, Plan
 from .sums import DTYPES
 
+ADDING_THREADS = 256  # of a block that adds up partial sums
 KERNEL_KNOBS = ("tile_rz", "tile_ry", "tile_rx")  # of depth, height and width, as far as there are
 
 
@@ -45,16 +49,49 @@ def is_pointwise(w: Conv) -> bool:
 def implicit_gemm(s: Schedule, w: Conv, k: Knobs) -> None:
     """Tiles of channels and pixels are (block, virtual thread, thread, local); reduction tiles (step, tap)."""
     f, p = (axis.extent for axis in axes(w).output)
-    plan = Plan.ask(k, w, axes(w), slices=min(f, p) > 1)
-    conv = flatten_pixels(s, w)
-    axes_of_sum = len(s.get_loops(conv))
-    s.transform_block_layout(conv, IndexMap.from_func(sums_last, ndim=axes_of_sum, index_dtype="int32"))
-    group, channel, pixel, *reduction = s.get_loops(conv)
-    sums = share_out(s, group, [channel, pixel], reduction, plan)
+    plan = Plan.ask(k, w, axes(w), slices=min(f, p) > 1, split_k=w.groups == 1)
+    products = flatten_pixels(s, w)
+    axes_of_sum = len(s.get_loops(products))
+    s.transform_block_layout(products, IndexMap.from_func(sums_last, ndim=axes_of_sum, index_dtype="int32"))
+    if plan.split_k > 1:
+        products = split_over_blocks(s, products, plan.split_k)
+    outer, channel, pixel, *reduction = s.get_loops(products)
+    sums = share_out(s, products, outer, [channel, pixel], reduction, plan)
     copies = [s.cache_read(sums.products, operand, "shared") for operand in (0, 1)]
     for copy in copies:
         inline_producers(s, copy)
     copy_in_steps(s, w, sums.products, copies, tile_output(s, sums, plan), plan, by_tap=True)
+
+
+def split_over_blocks(s: Schedule, total: SBlockRV, parts: int) -> SBlockRV:
+    """Split a reduction into parts that are summed to scratch memory, and add these up in a step of its own.
+
+    Args:
+        s: the schedule.
+        total: the block that sums over (group, channel, pixel; input channel, filter taps).
+        parts: how many.
+
+    Returns:
+        The block of the partial sums, over (part and group, channel, pixel; input channel, filter taps).
+    """
+    group, channel, pixel, depth, *taps = s.get_loops(total)
+    part, rest = s.split(depth, [parts, None])
+    s.reorder(part, group, channel, pixel, rest, *taps)
+    partial = s.rfactor(part, 0)
+
+    part, *output = s.get_loops(total)
+    store = s.cache_write(total, 0, "local")
+    inline_consumers(s, store)
+    s.reorder(*output, part)
+    block, thread = s.split(s.fuse(*output), [None, ADDING_THREADS])
+    s.bind(block, "blockIdx.x")
+    s.bind(thread, "threadIdx.x")
+    s.reverse_compute_at(store, thread)
+    s.decompose_reduction(total, part)
+
+    part, group, *_ = s.get_loops(partial)
+    s.fuse(part, group)
+    return partial
 
 
 def sums_last(group: Expr, channel: Expr, *others: Expr) -> list[Expr]:

@@ -22,7 +22,10 @@ from tvmconv.workloads import Conv
 from .tiles import element_bytes
 
 PIPELINES = {"none": 1, "registers": 1, "async2": 2, "async3": 3, "async4": 4}  # copies of what is staged, of each
+ASYNC_BYTES = 4  # that an asynchronous copy moves at least
 SLICES = (1, 2, 4, 8, 16)
+SPLITS = (1, 2, 4, 8, 16, 32)
+FEW_BLOCKS = 512  # some blocks for each multiprocessor of the largest GPUs: more gain nothing from a split reduction
 PADS = (0, 1, 4)  # words
 SUM_BYTES = 4  # of a float32
 MAX_ACCUMULATORS = 128
@@ -75,6 +78,7 @@ class Plan:
         explicit: unrolled by TVM in the text; else by the device's compiler, with `#pragma unroll`.
         weight_layout: `ihwo`: the weight's output channels are its innermost axis in shared memory.
         pad: words by which the rows of a transposed weight are shifted against the banks.
+        split_k: blocks that share the sums of a tile.
     """
 
     output: tuple[Tile, ...]
@@ -86,9 +90,10 @@ class Plan:
     explicit: Any
     weight_layout: Any
     pad: Any
+    split_k: Any = 1
 
     @classmethod
-    def ask(cls, k: Knobs, w: Conv, axes: Axes, *, slices: bool) -> Plan:
+    def ask(cls, k: Knobs, w: Conv, axes: Axes, *, slices: bool, split_k: bool = False) -> Plan:
         """Ask for everything; the defaults of all but the tiles are AutoTVM's only way.
 
         Args:
@@ -96,6 +101,7 @@ class Plan:
             w: the workload.
             axes: which tiles to ask for.
             slices: whether the reduction may be shared among threads.
+            split_k: whether it may be shared among blocks.
         """
         dense = w.groups == 1
         plan = cls(
@@ -108,12 +114,13 @@ class Plan:
                 for axis in axes.reduction
             ),
             slices=k.choice("slices", [n for n in SLICES if w.C % n == 0] if slices and dense else (1,), 1),
-            pipeline=k.choice("pipeline", tuple(PIPELINES), "none"),
+            pipeline=k.choice("pipeline", pipelines(w), "none"),
             fetch=k.choice("fetch", ("blocked", "interleaved"), "blocked"),
             max_step=k.choice("auto_unroll_max_step", (0, 512, 1500), 0),
             explicit=k.choice("unroll_explicit", (0, 1), 0),
             weight_layout=k.choice("weight_layout", ("oihw", "ihwo") if dense else ("oihw",), "oihw"),
             pad=k.choice("weight_pad", PADS, 0),
+            split_k=k.choice("split_k", [n for n in SPLITS if axes.reduction[0].extent % n == 0], 1) if split_k else 1,
         )
         plan._demand(k, lambda c: cls.of_columns(c, axes))
         return plan
@@ -131,6 +138,7 @@ class Plan:
             explicit=c["unroll_explicit"],
             weight_layout=c["weight_layout"],
             pad=c["weight_pad"],
+            split_k=c.get("split_k", 1),
         )
 
     def _demand(self, k: Knobs, plan: Callable[[Columns], Plan]) -> None:
@@ -138,6 +146,17 @@ class Plan:
         k.condition(
             "slices need tiles that divide their axes and a multiple of their number of outputs a thread",
             lambda c: (plan(c).slices == 1) | plan(c).slices_fit,
+        )
+        k.condition(
+            "the parts of a split reduction have whole steps",
+            lambda c: (
+                (plan(c).split_k == 1)
+                | (plan(c).reduction[0].extent % (plan(c).split_k * plan(c).reduction[0].tap) == 0)
+            ),
+        )
+        k.search_only(
+            "a reduction is split where blocks are few",
+            lambda c: (plan(c).split_k == 1) | (plan(c).tiles <= FEW_BLOCKS),
         )
         k.search_only(  # TVM would stage the operands once for each virtual thread
             "virtual threads need tiles that divide their axes",
@@ -188,6 +207,11 @@ class Plan:
         return math.prod(tile.tap for tile in self.reduction)
 
     @property
+    def tiles(self) -> Any:
+        """Tiles of the output, of one image or group."""
+        return math.prod(tile.block for tile in self.output)
+
+    @property
     def whole(self) -> Any:
         """Whether no tile overhangs the output."""
         return np.all([tile.divides for tile in self.output], axis=0)
@@ -197,7 +221,8 @@ class Plan:
         """Whether the slices can share out the reduction, and at the end the sums of a tile."""
         depth = self.reduction[0]
         locals_of_one = math.prod(tile.local for tile in self.output)
-        return self.whole & (locals_of_one % self.slices == 0) & (depth.extent % (self.slices * depth.tap) == 0)
+        steps = depth.extent % (self.split_k * self.slices * depth.tap) == 0
+        return self.whole & (locals_of_one % self.slices == 0) & steps
 
     def weight_row(self, w: Conv, channels: Any) -> Any:
         """Elements from one row of a transposed weight to the next; of a weight that is not, its channels."""
@@ -231,8 +256,8 @@ class Plan:
             operands: elements of the input and of the weight that are staged for one step.
             outer: blocks along the axes that are not tiled: images, groups.
         """
-        blocks = outer * math.prod(tile.block for tile in self.output)
-        steps = math.prod(tile.step for tile in self.reduction) // self.slices
+        blocks = outer * self.split_k * self.tiles
+        steps = math.prod(tile.step for tile in self.reduction) // (self.slices * self.split_k)
         products = self.slices * self.taps * math.prod(tile.size for tile in self.output)
         staged = sum(operands)
         return Usage(
@@ -247,6 +272,11 @@ class Plan:
             traffic=blocks * steps * staged,
             all_threads=blocks * self.block_threads,
         )
+
+
+def pipelines(w: Conv) -> tuple[str, ...]:
+    """The pipelines that a workload can have: an asynchronous copy is of four bytes at least (PTX ISA, cp.async)."""
+    return tuple(name for name in PIPELINES if element_bytes(w) >= ASYNC_BYTES or not name.startswith("async"))
 
 
 def searched_overhang(extent: int) -> float:

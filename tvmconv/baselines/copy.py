@@ -39,7 +39,7 @@ def time_copy(
 
     Args:
         w: a filter.
-        inputs: X and K, of `w.argument_shapes` and `w.dtype`.
+        inputs: X and K, of `w.argument_shapes` and `w.storage`.
         device: an NVIDIA GPU.
         cold: as for `Loaded.time`.
         seconds: as for `Loaded.time`.
@@ -54,7 +54,7 @@ def time_copy(
     gpu = check_gpu(device, "copy")
     check_filter(w, "copy")
     x = inputs[0]
-    y = ArrayType(w.argument_shapes[-1], w.dtype)
+    y = ArrayType(w.argument_shapes[-1], w.storage)
     sets = BufferSets.choose(set_bytes([x], y.shape, y.dtype), gpu.l2_bytes or 0, cold=cold)
     cubin = nvrtc.compile_cubin(_COPY, str(gpu.arch))
     with border(gpu), Arrays() as arrays, new_stream(gpu.index) as stream:

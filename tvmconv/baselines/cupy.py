@@ -28,7 +28,7 @@ def time_cupy(
 
     Args:
         w: a filter.
-        inputs: X and K, of `w.argument_shapes` and `w.dtype`.
+        inputs: X and K, of `w.argument_shapes` and `w.storage`.
         device: an NVIDIA GPU.
         cold: as for `Loaded.time`.
         seconds: as for `Loaded.time`.
@@ -40,7 +40,7 @@ def time_cupy(
     gpu = check_gpu(device, "CuPy")
     image_filter = check_filter(w, "CuPy")
     cupy, ndimage = _cupy()
-    sets = BufferSets.choose(set_bytes(inputs, w.argument_shapes[-1], w.dtype), gpu.l2_bytes or 0, cold=cold)
+    sets = BufferSets.choose(set_bytes(inputs, w.argument_shapes[-1], w.storage), gpu.l2_bytes or 0, cold=cold)
     with (
         border_of("CuPy", gpu, RuntimeError, MemoryError, cupy.cuda.compiler.CompileException),
         cupy.cuda.Device(gpu.index),
