@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tvmconv import devices, library
-from tvmconv.compiler.lower import Launch, Lowered, lower
+from tvmconv.compiler import build as road
+from tvmconv.compiler.lower import Lowered, LoweredStep
+from tvmconv.compiler.program import Launch, Program
+from tvmconv.compiler.source import without_preamble
 from tvmconv.errors import CompileError, DeviceError, Error, FallbackWarning, KnobError, WorkloadError
 from tvmconv.knobs import Config, Value
 from tvmconv.verify import Problem, Verification
@@ -74,12 +77,17 @@ def build(
 class Kernel:
     """A built schedule; made by `build`.
 
+    It has one step, or several device functions that are launched one after another. What is asked of the kernel as a
+    whole is then of all steps (`source`, `cubin`, `sass`), of the first (`lowered`, `launch`), or the most that one of
+    them takes (`shared_bytes`, `dynamic_shared_bytes`, `resources`); `steps` has each.
+
     Attributes:
         workload: what it computes.
         schedule: how.
         config: the value of every knob.
         device: where it runs, or the architecture it was compiled for.
         tir: the scheduled TIR.
+        module: what it lowers to: the device functions, and the host side that launches them.
         record: the measurement that the config is from; None for one that is not from a log.
     """
 
@@ -98,41 +106,56 @@ class Kernel:
         self.device = device
         self.tir = tir
         self.record: Record | None = None
-        self._lowered = lowered
+        self.module = lowered
 
     def __repr__(self) -> str:
         return f"<Kernel {self.schedule.name} of {self.workload} for {self.device.text}>"
 
     @property
+    def steps(self) -> tuple[LoweredStep, ...]:
+        """The device functions in the order of their launches, with launch shape and shared memory of each."""
+        return self.module.steps
+
+    @property
     def lowered(self) -> PrimFunc:
-        """The lowered device function, as TIR."""
-        return self._lowered.function
+        """The first step's lowered device function, as TIR."""
+        return self.steps[0].function
 
     @property
     def source(self) -> str:
-        """The generated CUDA or OpenCL text."""
-        return self._lowered.source
+        """The generated CUDA or OpenCL text of all steps, with all that it takes to compile it."""
+        return self.module.source
 
     @property
     def launch(self) -> Launch:
-        """Grid and block."""
-        return self._lowered.launch
+        """The first step's grid and block."""
+        return self.steps[0].launch
 
     @property
     def spaces(self) -> Mapping[str, Space]:
         """Where each argument lies, by its name: in `global` memory, in `constant` memory, or behind a `texture`."""
-        return self._lowered.spaces
+        return self.module.spaces
 
     @property
     def shared_bytes(self) -> int:
         """Static shared memory of a block, in bytes."""
-        return self._lowered.shared_bytes
+        return max(step.shared_bytes for step in self.steps)
+
+    @property
+    def dynamic_shared_bytes(self) -> int:
+        """Shared memory of a block that a launch asks for, in bytes."""
+        return max(step.dynamic_shared_bytes for step in self.steps)
+
+    @property
+    def program(self) -> Program:
+        """What a device loads; raises `CompileError` when the text of a CUDA kernel does not compile."""
+        return self.module.program
 
     @property
     def cubin(self) -> Cubin:
         """The CUDA binary, from NVRTC; needs no GPU. Raises `CompileError` for an OpenCL kernel."""
         self._arch("a cubin")
-        return self._lowered.cubin
+        return self.module.cubin
 
     @property
     def resources(self) -> Resources:
@@ -153,8 +176,12 @@ class Kernel:
 
         return sass.disassemble(self.cubin.image)
 
-    def stage(self, name: str) -> str:
+    def stage(self, name: str, *, full: bool = False) -> str:
         """One of `STAGES` as text.
+
+        Args:
+            name: which.
+            full: of the source, also the definitions that TVM puts before the kernels.
 
         Raises:
             AnalysisError: what the kernel does cannot be counted.
@@ -167,16 +194,28 @@ class Kernel:
             case "tir":
                 return self.tir["main"].script()
             case "lowered":
-                return self.lowered.script()
-            case "source" | "ptx" | "sass":
+                return "\n\n".join(step.function.script() for step in self.steps)
+            case "source":
+                return self.source if full else without_preamble(self.source)
+            case "ptx" | "sass":
                 return getattr(self, name)
             case "resources":
-                return f"{self.resources}\nlaunch: {self.launch}"
+                return "\n".join(self._resources(step) for step in self.steps)
             case "traffic":
                 from tvmconv.analysis import traffic
 
-                return traffic.text(traffic.traffic(self))
+                return "\n\n".join(self._titled(step, traffic.text(traffic.traffic(self, step))) for step in self.steps)
         raise ValueError(f"no stage {name!r}; there are {', '.join(STAGES)}")
+
+    def _titled(self, step: LoweredStep, text: str) -> str:
+        """A step's text, under its name where there are several."""
+        return f"{step.name}\n{text}" if len(self.steps) > 1 else text
+
+    def _resources(self, step: LoweredStep) -> str:
+        lines = [str(self.cubin.kernels[step.name]), f"launch: {step.launch}"]
+        if step.dynamic_shared_bytes:
+            lines.append(f"dynamic shared memory: {step.dynamic_shared_bytes} bytes a block")
+        return self._titled(step, "\n".join(lines))
 
     def _arch(self, wanted: str) -> str:
         if self.device.arch is None:
@@ -188,14 +227,14 @@ class Kernel:
     @functools.cached_property
     def loaded(self) -> Loaded:
         """The kernel on its device."""
-        return self.device.load(self._lowered.program)
+        return self.device.load(self.program)
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the kernel.
 
         Args:
-            inputs: NumPy arrays of the workload's input shapes and dtype, or on CUDA tensors that speak DLPack
-                (PyTorch, CuPy), which are used where they lie.
+            inputs: NumPy arrays of the workload's input shapes, which are converted to its dtypes, or on CUDA tensors
+                that speak DLPack (PyTorch, CuPy), which are used where they lie.
 
         Returns:
             The output: a NumPy array, or a tensor of the inputs' library.
@@ -208,8 +247,8 @@ class Kernel:
         if given != shapes:
             raise WorkloadError(f"{self.workload} takes inputs of shapes {shapes}, not {given}")
         if all(isinstance(x, np.ndarray) for x in inputs):
-            arrays = [np.ascontiguousarray(x, self.workload.dtype) for x in inputs]
-            return self.loaded.run(arrays)
+            types = self.module.arrays[:-1]
+            return self.loaded.run([np.ascontiguousarray(x, a.dtype) for x, a in zip(inputs, types, strict=True)])
         return self.loaded.call_dlpack(inputs)
 
     def verify(self, problem: Problem | None = None) -> Verification:
@@ -269,7 +308,5 @@ def _warn(message: str, failures: Sequence[Error]) -> None:
 
 def _build(workload: Workload, chosen: library.Schedule, place: Device, config: Mapping[str, Value] | None) -> Kernel:
     chosen.check_kind(place)
-    scheduled, knobs = chosen.apply(workload, config)
-    lowered = lower(scheduled.mod, place.target())
-    place.check_fits(lowered)
-    return Kernel(workload, chosen, knobs.config, place, scheduled.mod, lowered)
+    built = road.build(workload, chosen, config, place.target(), place.limits, place.text)
+    return Kernel(workload, chosen, built.config, place, built.tir, built.lowered)

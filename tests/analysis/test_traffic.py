@@ -34,7 +34,7 @@ LAUNCH = Launch((BLOCKS, 1, 1), (THREADS, 1, 1))
 
 def counts(function, launch=LAUNCH, **spaces):
     """What the busiest block does, in a lowered function with arguments in these spaces."""
-    return traffic(SimpleNamespace(lowered=function, launch=launch, spaces=spaces))
+    return traffic(SimpleNamespace(steps=[SimpleNamespace(function=function, launch=launch)], spaces=spaces))
 
 
 def build(text, schedule, **config):

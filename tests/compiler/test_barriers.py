@@ -85,7 +85,7 @@ def row_of_sums(innermost):
     s.bind(y, "threadIdx.y")
     s.bind(x, "threadIdx.x")
     s.decompose_reduction(block, step)
-    return lower(s.mod, devices.find("sm_75").target()).function
+    return lower(s.mod, devices.find("sm_75").target()).steps[0].function
 
 
 def test_a_kernel_that_tvm_leaves_a_barrier_out_of_is_refused():

@@ -20,21 +20,21 @@ def lowered(device):
 
 @pytest.mark.parametrize("device", ["sm_90", "opencl:0"])
 def test_parameters_are_matched_by_name_not_by_place(device):
-    function = lowered(device)
-    names = [parameter.name.removesuffix("_ptr") for parameter in function.function.params]
-    assert [W.argument_names[i] for i in function.arguments] == names
-    assert sorted(function.arguments) == [0, 1, 2]
+    (step,) = lowered(device).steps
+    names = [parameter.name.removesuffix("_ptr") for parameter in step.function.params]
+    assert [W.argument_names[i] for i in step.arguments] == names
+    assert sorted(step.arguments) == [0, 1, 2]
 
 
 def test_a_launch_counts_its_threads_and_blocks():
-    launch = lowered("sm_90").launch
+    launch = lowered("sm_90").steps[0].launch
     assert launch == Launch(grid=(1, 2, 1), block=(8, 2, 4))
     assert (launch.threads, launch.blocks) == (64, 2)
 
 
 def test_shared_memory_is_that_of_both_staged_operands():
     """By hand: 1 channel x 4 rows x (8 + 2) columns of the input, 8 channels x 3 taps of the weight."""
-    assert lowered("sm_90").shared_bytes == 4 * (4 * 10 + 8 * 3)
+    assert lowered("sm_90").steps[0].shared_bytes == 4 * (4 * 10 + 8 * 3)
 
 
 def test_the_source_is_of_the_target():

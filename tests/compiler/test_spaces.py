@@ -20,7 +20,7 @@ def sm_90():
 
 def signature(lowered):
     """The parameters of the kernel, in its text."""
-    return re.findall(rf"\b{lowered.name}\((.*?)\)", lowered.source)[-1]
+    return re.findall(rf"\b{lowered.steps[0].name}\((.*?)\)", lowered.source)[-1]
 
 
 def test_a_constant_argument_is_a_symbol_and_no_parameter_in_cuda(sm_90):
@@ -41,15 +41,15 @@ def test_arguments_that_are_not_placed_are_global(sm_90):
 
 @needs_nvrtc
 def test_a_program_tells_which_symbol_to_fill_with_which_array(sm_90):
-    program = lower_filter(sm_90, K="constant").program
-    assert program.constants == ((1, "K_ptr"),)
-    assert program.arguments == (0, 2)
+    (step,) = lower_filter(sm_90, K="constant").program.steps
+    assert step.constants == ((1, "K_ptr"),)
+    assert step.arguments == (0, 2)
 
 
 def test_opencl_takes_a_constant_argument_as_any_other(opencl):
-    program = lower_filter(opencl, K="constant").program
-    assert program.constants == ()
-    assert sorted(program.arguments) == [0, 1, 2]
+    (step,) = lower_filter(opencl, K="constant").program.steps
+    assert step.constants == ()
+    assert sorted(step.arguments) == [0, 1, 2]
 
 
 @needs_nvrtc
@@ -73,9 +73,9 @@ def test_a_texture_is_a_texture_object_in_cuda(sm_90):
 
 @needs_nvrtc
 def test_a_program_tells_which_arrays_are_textures(sm_90):
-    program = lower_shift(sm_90, (4, 5, 3), 1, 2).program
-    assert program.textures == (0,)
-    assert program.arguments == (0, 1)
+    (step,) = lower_shift(sm_90, (4, 5, 3), 1, 2).program.steps
+    assert step.textures == (0,)
+    assert step.arguments == (0, 1)
 
 
 def test_a_texture_is_refused_for_opencl(opencl):

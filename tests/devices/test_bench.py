@@ -1,12 +1,12 @@
 """Many kernels on one problem's arrays: each is compared with the reference, and timed as long as it deserves."""
 
-import dataclasses
 import math
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from steps import with_step
 
 from tvmconv.compiler import nvrtc
 from tvmconv.devices.base import effort
@@ -47,10 +47,11 @@ def test_an_element_that_is_not_written_is_no_number_even_after_a_right_kernel(d
 
 def test_inputs_that_a_kernel_wrote_over_can_be_restored(device, bench, lower_difference):
     right = lower_difference(device).program
-    x, k, y = right.arguments.index(0), right.arguments.index(1), right.arguments.index(2)
+    (step,) = right.steps
+    x, k, y = step.arguments.index(0), step.arguments.index(1), step.arguments.index(2)
     swapped = [0, 0, 0]
     swapped[y], swapped[k], swapped[x] = 0, 1, 2  # writes to X what it computes of the output
-    bench.deviation(device.load(dataclasses.replace(right, arguments=tuple(swapped))))
+    bench.deviation(device.load(with_step(right, arguments=tuple(swapped))))
     kernel = device.load(right)
     assert not bench.deviation(kernel) < 1e-6
     bench.restore()
@@ -82,7 +83,7 @@ def test_effort_falls_with_the_distance_from_the_best(seconds, best, share):
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_the_comparison_compiles_for_every_dtype(dtype):
     assert nvrtc.compile_cubin(squared_error_source(dtype), "sm_90").resources.spills == 0
 

@@ -1,9 +1,9 @@
-import dataclasses
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from steps import with_step
 
 from tvmconv.baselines.cudnn import time_cudnn
 from tvmconv.devices import find
@@ -102,7 +102,7 @@ def test_peaks_are_known_and_plausible(gpu):
 
 @pytest.mark.gpu
 def test_more_static_shared_memory_than_there_is_is_refused(gpu, lower_difference):
-    program = dataclasses.replace(lower_difference(gpu).program, shared_bytes=49153)
+    program = with_step(lower_difference(gpu).program, shared_bytes=49153)
     with pytest.raises(DeviceError, match="cuda:0 has 49152 bytes of static shared memory a block"):
         gpu.load(program)
 

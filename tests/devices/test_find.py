@@ -1,13 +1,15 @@
+import importlib
 import subprocess
 import sys
 
 import pytest
 
-from tvmconv import devices
 from tvmconv.devices import Arch, find, inventory
 from tvmconv.devices.base import AbsentError
 from tvmconv.devices.opencl import device as opencl
 from tvmconv.errors import DeviceError
+
+finding = importlib.import_module("tvmconv.devices.find")  # the package has the function under that name
 
 
 @pytest.mark.parametrize("text", ["", "gpu", "cuda:", "cuda:-1", "opencl:x", "sm_9", "sm_90:0", "rpc:", "CUDA:0"])
@@ -41,7 +43,7 @@ def test_auto_falls_back_to_opencl_where_there_is_no_gpu(opencl, no_driver):
 
 
 def test_auto_prefers_cuda(monkeypatch, opencl):
-    monkeypatch.setitem(devices._BACKENDS, "cuda", lambda: ["cuda:0"])
+    monkeypatch.setitem(finding._BACKENDS, "cuda", lambda: ["cuda:0"])
     assert find("auto") == "cuda:0"
 
 
@@ -49,7 +51,7 @@ def test_auto_with_no_device_at_all_names_both_remedies(monkeypatch, no_driver):
     def none():
         raise AbsentError("opencl", "no driver", "pip install it")
 
-    monkeypatch.setitem(devices._BACKENDS, "opencl", none)
+    monkeypatch.setitem(finding._BACKENDS, "opencl", none)
     with pytest.raises(DeviceError, match=r"no NVIDIA driver.*pip install it"):
         find("auto")
 

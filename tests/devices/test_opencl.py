@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+from steps import with_step
 
 from tvmconv.errors import CompileError, DeviceError
 
@@ -16,7 +17,7 @@ def loaded(opencl, lower_difference):
 
 def test_parameters_go_where_the_device_function_wants_them(opencl, lower_difference, loaded, vectors):
     inputs, expected = vectors
-    assert lower_difference(opencl).arguments == (1, 0, 2)
+    assert lower_difference(opencl).steps[0].arguments == (1, 0, 2)
     np.testing.assert_allclose(loaded.run(inputs), expected, rtol=1e-6)
 
 
@@ -50,15 +51,13 @@ def test_too_many_threads_are_refused_in_one_line(opencl, lower_difference):
 
 
 def test_too_much_shared_memory_is_refused_in_one_line(opencl, lower_difference):
-    program = dataclasses.replace(lower_difference(opencl).program, shared_bytes=opencl.shared_bytes_per_block + 1)
+    program = with_step(lower_difference(opencl).program, shared_bytes=opencl.shared_bytes_per_block + 1)
     with pytest.raises(DeviceError, match=r"opencl:0 has \d+ bytes of static shared memory a block"):
         opencl.load(program)
 
 
 def test_source_that_does_not_compile_is_told_by_its_first_error(opencl, lower_difference):
-    program = dataclasses.replace(
-        lower_difference(opencl).program, code=b"__kernel void main_kernel() { undeclared = 1; }"
-    )
+    program = with_step(lower_difference(opencl).program, code=b"__kernel void main_kernel() { undeclared = 1; }")
     with pytest.raises(CompileError, match=r"^opencl:0 rejects the kernel: error: .*undeclared identifier") as caught:
         opencl.load(program)
     assert "\n" not in str(caught.value)

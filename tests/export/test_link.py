@@ -4,7 +4,6 @@ import sys
 import pytest
 
 import tvmconv as tc
-from tvmconv.compiler.lower import lower
 from tvmconv.export.link import link
 
 # Stands in for the loader that TVM's CUDA runtime registers, and writes down what it is given.
@@ -24,7 +23,7 @@ tvm.runtime.load_module(sys.argv[1])
 @pytest.fixture(scope="module")
 def lowered():
     kernel = tc.build(tc.parse("conv2d:1x4x6x6,8x4x3x3,p1"), "tiling", arch="sm_90")
-    return lower(kernel.tir, kernel.device.target())
+    return kernel.module
 
 
 def test_the_library_holds_the_machine_code(tmp_path, lowered):

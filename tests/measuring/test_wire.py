@@ -1,27 +1,37 @@
+import dataclasses
 import math
 
 import pytest
 
-from tvmconv.compiler.program import ArrayType, Launch, Program
+from tvmconv.compiler.program import ArrayType, Launch, Program, Step
 from tvmconv.logs.record import ErrorKind
 from tvmconv.measuring import wire
 from tvmconv.measuring.runner import Outcome
 
-PROGRAM = Program(
+STEP = Step(
     code=b"\0\xff code",
     name="main_kernel",
     launch=Launch((1, 2, 3), (4, 5, 6)),
-    arrays=(ArrayType((1, 2), "float32"), ArrayType((3,), "float16")),
     arguments=(1, 0),
     shared_bytes=128,
     constants=((1, "K_ptr"),),
     textures=(0,),
 )
+OTHER = Step(b"another code", "second", Launch((7, 1, 1), (8, 1, 1)), (2, 0), 0, dynamic_shared_bytes=1 << 16)
+ARRAYS = (ArrayType((1, 2), "float32"), ArrayType((3,), "bfloat16"))
+PROGRAM = Program((STEP,), ARRAYS)
+SEVERAL = Program((STEP, OTHER, dataclasses.replace(STEP, name="third")), ARRAYS, (ArrayType((5, 7), "float16"),))
 
 
 @pytest.mark.parametrize("best", [1.5e-6, math.inf])
-def test_a_program_arrives_as_it_was_sent(best):
-    assert wire.decode_program(wire.encode_program(PROGRAM, best), PROGRAM.code) == (PROGRAM, best)
+@pytest.mark.parametrize("program", [PROGRAM, SEVERAL])
+def test_a_program_arrives_as_it_was_sent(program, best):
+    assert wire.decode_program(*wire.encode_program(program, best)) == (program, best)
+
+
+def test_code_that_steps_share_is_sent_once():
+    _, code = wire.encode_program(SEVERAL, math.inf)
+    assert len(code) == len(STEP.code) + len(OTHER.code)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def configs(request):
     chosen = covering(space, 12, seed=2)
     columns = space.usage(np.stack([space.point(config) for config in chosen])).columns()
     target = find("sm_90").target()
-    kernels = [lower(schedule.apply(workload, config)[0].mod, target) for config in chosen]
+    kernels = [lower(schedule.apply(workload, config)[0].mod, target).steps[0] for config in chosen]
     used = [{name: values[i] for name, values in columns.items()} for i in range(len(chosen))]
     return space, list(zip(chosen, used, kernels, strict=True))
 

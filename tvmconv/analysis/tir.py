@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tvmconv.errors import AnalysisError
+from tvmconv.gpu import WARP
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from tvmconv.compiler.program import Launch
 
-WARP = 32
+SHARED = ("shared", "shared.dyn")  # scopes: shared memory, static and dynamic
 MAX_ITERATIONS = 1 << 16  # of the loops that one scope or index depends on: seconds, for a block of 1,024 threads
 CHUNK = 1 << 20  # iterations × threads that are evaluated at once
 

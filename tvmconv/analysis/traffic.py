@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tvmconv.analysis.tir import Scope, executions, parts, statements, warps
+from tvmconv.analysis.tir import SHARED, Scope, executions, parts, statements, warps
 from tvmconv.reports.tables import NOTHING, Table, significant
 
 if TYPE_CHECKING:
+    from tvmconv.compiler.lower import LoweredStep
+    from tvmconv.compiler.spaces import Space
     from tvmconv.kernel import Kernel
 
 GLOBAL_LOADS, GLOBAL_STORES, TEXTURE_FETCHES = "global loads", "global stores", "texture fetches"
@@ -99,24 +101,26 @@ class Traffic:
         return self.counts[operation].elements / self.outputs
 
 
-def traffic(kernel: Kernel) -> Traffic:
+def traffic(kernel: Kernel, step: LoweredStep | None = None) -> Traffic:
     """Count what a kernel's busiest block does.
 
     Args:
         kernel: a built kernel, for any target.
+        step: one of `kernel.steps`; the first by default.
 
     Raises:
         AnalysisError: the kernel has something that cannot be executed (`tvmconv.analysis.tir.executions`).
     """
-    operations = list(_operations(kernel))
+    step = step or kernel.steps[0]
+    operations = list(_operations(step, kernel.spaces))
     scopes = dict.fromkeys(operation.scope for operation in operations)
-    executed = {block: {s: _times(s, kernel, block) for s in scopes} for block in _some_blocks(kernel.launch.grid)}
+    executed = {block: {s: _times(s, step, block) for s in scopes} for block in _some_blocks(step.launch.grid)}
     block, times = max(executed.items(), key=lambda each: sum(count.elements for count in each[1].values()))
     counts = dict.fromkeys((*MEMORY, *ARITHMETIC), Count())
     for name, scope, lanes, itemsize in operations:
         elements = lanes * times[scope].elements
         counts[name] += Count(elements, times[scope].requests, elements * itemsize)
-    return Traffic(kernel.launch.threads, _outputs(kernel, block), counts)
+    return Traffic(step.launch.threads, _outputs(step, kernel.spaces, block), counts)
 
 
 def _some_blocks(grid: Block) -> list[Block]:
@@ -138,16 +142,16 @@ class _Operation(NamedTuple):
     itemsize: int
 
 
-def _operations(kernel: Kernel) -> Iterator[_Operation]:
-    for statement, scope in statements(kernel.lowered):
+def _operations(step: LoweredStep, spaces: Mapping[str, Space]) -> Iterator[_Operation]:
+    for statement, scope in statements(step.function):
         if type(statement).__name__ == "BufferStore":
-            space = _space(statement.buffer, kernel)
+            space = _space(statement.buffer, spaces)
             if space in _STORES:
                 yield _Operation(_STORES[space], scope, *_lanes(statement.value))
         for part, inside in parts(statement.value, scope, whole=_is_fetch):  # its coordinates are an address
             kind = type(part).__name__
             if kind == "TensorLoad":
-                space = _space(part.source, kernel)
+                space = _space(part.source, spaces)
                 if space in _LOADS:
                     yield _Operation(_LOADS[space], inside, *_lanes(part))
             elif kind in _NODES and part.ty.dtype.is_float:
@@ -176,9 +180,10 @@ def _is_fetch(node: Any) -> bool:
     return type(node).__name__ == "Call" and node.op.name == _EXTERN and str(node.args[0].value).startswith(_FETCH)
 
 
-def _space(buffer: Any, kernel: Kernel) -> str:
+def _space(buffer: Any, spaces: Mapping[str, Space]) -> str:
     """Where a buffer lies: an argument where the schedule puts it, all others in the scope of their allocation."""
-    return kernel.spaces.get(str(buffer.name), str(buffer.scope()))
+    scope = str(buffer.scope())
+    return spaces.get(str(buffer.name), "shared" if scope in SHARED else scope)
 
 
 def _lanes(expression: Any) -> tuple[int, int]:
@@ -187,27 +192,27 @@ def _lanes(expression: Any) -> tuple[int, int]:
     return dtype.lanes, dtype.itemsize // dtype.lanes
 
 
-def _times(scope: Scope, kernel: Kernel, block: Block) -> Count:
+def _times(scope: Scope, step: LoweredStep, block: Block) -> Count:
     """How often a scope is executed: threads as elements, and warps as requests."""
     threads = requests = 0
-    for executed in executions(scope, [], kernel.launch, block):
+    for executed in executions(scope, [], step.launch, block):
         threads += executed.repeats * int(executed.active.sum())
         requests += executed.repeats * int(warps(executed.active).any(axis=1).sum())
     return Count(threads, requests)
 
 
-def _outputs(kernel: Kernel, block: Block) -> int:
+def _outputs(step: LoweredStep, spaces: Mapping[str, Space], block: Block) -> int:
     """How many elements of global memory a block stores to.
 
     A condition on a loop that the element does not depend on is taken to hold in some iteration of that loop.
     """
     found = [np.empty(0, np.int64)]
-    for statement, scope in statements(kernel.lowered):
-        if type(statement).__name__ == "BufferStore" and _space(statement.buffer, kernel) == "global":
+    for statement, scope in statements(step.function):
+        if type(statement).__name__ == "BufferStore" and _space(statement.buffer, spaces) == "global":
             index = statement.indices[0]
             ramp = type(index).__name__ == "Ramp"
             first, stride, lanes = (index.base, int(index.stride), int(index.lanes)) if ramp else (index, 1, 1)
-            for executed in executions(_without_other_loops(scope, first), [first], kernel.launch, block):
+            for executed in executions(_without_other_loops(scope, first), [first], step.launch, block):
                 (elements,) = executed.values
                 elements = np.unique(elements[executed.active])
                 found.append(np.unique(np.add.outer(elements, stride * np.arange(lanes))))

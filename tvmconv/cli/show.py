@@ -15,6 +15,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("workload", metavar="WORKLOAD", help=f"such as {EXAMPLE}")
     parser.add_argument("schedule", metavar="SCHEDULE", help="such as vthread; tvmconv schedules lists them")
     parser.add_argument("--stage", choices=kernel.STAGES, default="source", help="which (default: %(default)s)")
+    parser.add_argument("--full", action="store_true", help="the source with its preamble, so that it compiles")
     add_place(parser)
     add_set(parser)
     parser.set_defaults(run=run)
@@ -26,6 +27,6 @@ def run(args: argparse.Namespace) -> int:
     device = find_place(args)
     schedule = library.find(workload, args.schedule)
     built = kernel.build(workload, schedule, device=device, config=dict(args.set))
-    print(built.stage(args.stage))
+    print(built.stage(args.stage, full=args.full))
     tell_place(args, device)
     return 0

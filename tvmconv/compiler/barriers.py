@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tvmconv.errors import AnalysisError
+
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
@@ -46,7 +48,12 @@ def unsynchronised(function: PrimFunc) -> list[Race]:
 
     Returns:
         Each race once, sorted.
+
+    Raises:
+        AnalysisError: the function has shared memory, and a statement of which it is not known what it does to it.
     """
+    if not _has_shared_memory(function):
+        return []
     races = _summarise(function.body, {}).races
     return sorted(Race(str(element.buffer.name), str(element.index.key), element.axes) for element in races)
 
@@ -91,20 +98,36 @@ def _summarise(node: Any, axes: Mapping[str, Any]) -> _Summary:
             return _summarise(node.body, axes)
         case "For":
             body = _summarise(node.body, axes)
-            return _in_sequence([body, body]) if int(node.extent) > 1 else body
+            once = type(node.extent).__name__ == "IntImm" and int(node.extent) <= 1
+            return body if once else _in_sequence([body, body])
+        case "While":  # its body may run any number of times, or not at all
+            condition, body = _evaluated([node.condition], axes), _summarise(node.body, axes)
+            return _in_branches([_in_sequence([condition, body, condition, body, condition])])
         case "IfThenElse":  # TVM puts no barrier inside
             branches = [_summarise(branch, axes) for branch in (node.then_case, node.else_case) if branch is not None]
-            return _Summary(
-                head=frozenset().union(*(branch.head for branch in branches)),
-                tail=frozenset().union(*(branch.tail for branch in branches)),
-                races=frozenset().union(*(branch.races for branch in branches)),
-            )
+            return _in_sequence([_evaluated([node.condition], axes), _in_branches(branches)])
         case "BufferStore":
-            accesses = frozenset(_accesses(node, axes))
+            stores = {("store", element) for element in _shared_elements([(node.buffer, node.indices[0])], axes)}
+            accesses = _evaluated([node.value, *node.indices], axes).head | stores
             return _Summary(head=accesses, tail=accesses)
+        case "Bind":
+            return _evaluated([node.value], axes)
         case "Evaluate":
-            return _Summary(synchronises=_is_barrier(node.value))
-    return _Summary()
+            return _Summary(synchronises=True) if _is_barrier(node.value) else _Summary()
+        case "AllocBuffer" | "DeclBuffer":
+            return _Summary()
+        case kind:
+            raise AnalysisError(f"a kernel with shared memory and a statement of the kind {kind}")
+
+
+def _in_branches(parts: Iterable[_Summary]) -> _Summary:
+    """Summarise statements of which one runs, or none."""
+    branches = list(parts)
+    return _Summary(
+        head=frozenset().union(*(branch.head for branch in branches)),
+        tail=frozenset().union(*(branch.tail for branch in branches)),
+        races=frozenset().union(*(branch.races for branch in branches)),
+    )
 
 
 def _in_sequence(parts: Iterable[_Summary]) -> _Summary:
@@ -125,23 +148,40 @@ def _in_sequence(parts: Iterable[_Summary]) -> _Summary:
     return _Summary(head, tail, synchronises, races)
 
 
-def _accesses(store: Any, axes: Mapping[str, Any]) -> Iterator[_Access]:
-    """The accesses to shared memory of a store's value and of itself that several threads make to one element."""
-    import tvm_ffi
-    from tvm import tirx
+def _evaluated(expressions: Iterable[Any], axes: Mapping[str, Any]) -> _Summary:
+    """Summarise the loads of expressions."""
     from tvm.ir import TensorLoad
 
-    loads = [("load", load.source, load.indices[0]) for load in _nodes(store.value, TensorLoad)]
-    for kind, buffer, index in (*loads, ("store", store.buffer, store.indices[0])):
-        if buffer.scope() == "shared":
+    loads = [(load.source, load.indices[0]) for each in expressions for load in _nodes(each, TensorLoad)]
+    accesses = frozenset({("load", element) for element in _shared_elements(loads, axes)})
+    return _Summary(head=accesses, tail=accesses)
+
+
+def _shared_elements(accesses: Iterable[tuple[Any, Any]], axes: Mapping[str, Any]) -> Iterator[_Element]:
+    """Of what is accessed, each a buffer and an index, the elements of shared memory that several threads touch."""
+    import tvm_ffi
+    from tvm import tirx
+
+    for buffer, index in accesses:
+        if _is_shared(buffer):
             used = _nodes(index, tirx.Var)
             lacking = tuple(tag for tag, axis in axes.items() if not any(axis.same_as(variable) for variable in used))
             if lacking:
-                yield kind, _Element(buffer, tvm_ffi.StructuralKey(index), lacking)
+                yield _Element(buffer, tvm_ffi.StructuralKey(index), lacking)
+
+
+def _has_shared_memory(function: PrimFunc) -> bool:
+    from tvm import tirx
+
+    return any(_is_shared(node.buffer) for node in _nodes(function.body, tirx.AllocBuffer))
+
+
+def _is_shared(buffer: Any) -> bool:
+    return str(buffer.scope()).startswith("shared")  # or "shared.dyn"
 
 
 def _nodes(expression: Any, kind: type) -> list[Any]:
-    """The parts of an expression that are of one kind."""
+    """The parts of a statement or an expression that are of one kind."""
     import tvm_ffi
 
     found: list[Any] = []

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import importlib
-import re
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tvmconv import gpu
+from tvmconv.compiler import host as host_side
 from tvmconv.compiler import nvrtc, spaces
 from tvmconv.compiler.hook import compile_with
-from tvmconv.compiler.program import ArrayType, Launch, Program
-from tvmconv.errors import CompileError
+from tvmconv.compiler.program import ArrayType, Launch, Program, Step
+from tvmconv.compiler.source import Parameter, fill_alignment
+from tvmconv.errors import AnalysisError, CompileError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,43 +28,64 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Lowered:
-    """One device function, and what is needed to run it.
+class LoweredStep:
+    """One device function, and what it takes to launch it.
 
     Attributes:
-        target: the TVM target.
-        function: the lowered device function (TIR).
+        function: the device function (TIR).
         launch: grid and block, read off the function.
-        arrays: the PrimFunc's arguments, inputs first and the output last.
-        spaces: where each of these lies, by its name.
-        arguments: for each parameter of the device function, in its order, the index of the PrimFunc's argument that
-            goes there (a generated kernel's parameters do not keep the PrimFunc's order).
-        shared_bytes: static shared memory that the function allocates.
-        host: the host side, which checks arguments and launches.
-        device: the module of the function alone.
+        parameters: the pointers that it takes, in its order.
+        shared_bytes: static shared memory of a block.
+        dynamic_shared_bytes: shared memory of a block that the launch asks for.
     """
 
-    target: Target
     function: PrimFunc
     launch: Launch
-    arrays: tuple[ArrayType, ...]
-    spaces: Mapping[str, spaces.Space]
-    arguments: tuple[int, ...]
+    parameters: tuple[Parameter, ...]
     shared_bytes: int
-    host: IRModule
-    device: IRModule
+    dynamic_shared_bytes: int
 
-    @functools.cached_property
+    @property
     def name(self) -> str:
         """The kernel's symbol in the source."""
         return str(self.function.attrs["global_symbol"])
 
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """For each parameter the index of the array that goes there, or behind the arrays of the scratch memory."""
+        return tuple(parameter.index for parameter in self.parameters)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """The device functions of a schedule, and what is needed to run them.
+
+    Attributes:
+        target: the TVM target.
+        steps: in the order in which they are launched, at least one.
+        arrays: the PrimFunc's arguments, inputs first and the output last.
+        scratch: memory that steps leave for later ones.
+        spaces: where each of the arrays lies, by its name.
+        host: the host side, which checks arguments, allocates scratch memory and launches.
+        device: the module of the device functions alone.
+    """
+
+    target: Target
+    steps: tuple[LoweredStep, ...]
+    arrays: tuple[ArrayType, ...]
+    scratch: tuple[ArrayType, ...]
+    spaces: Mapping[str, spaces.Space]
+    host: IRModule
+    device: IRModule
+
     @functools.cached_property
     def source(self) -> str:
-        """The generated CUDA or OpenCL text."""
+        """The generated CUDA or OpenCL text, of all steps."""
+        kind = self.target.kind.name
         with compile_with(lambda text: b""):  # only the text is wanted
-            text = _fill_alignment(str(self._codegen(self.device, self.target).inspect_source()))
-        return spaces.apply(text, self.target.kind.name, self.spaces, self.arrays)
+            text = str(self._codegen(self.device, self.target).inspect_source())
+        kernels = {step.name: step.parameters for step in self.steps}
+        return spaces.apply(fill_alignment(text), kind, self.spaces, self.arrays, kernels)
 
     @functools.cached_property
     def cubin(self) -> Cubin:
@@ -72,18 +96,23 @@ class Lowered:
     def program(self) -> Program:
         """What a device loads; raises `CompileError` when the text of a CUDA kernel does not compile."""
         cubin = self.cubin if self.target.kind.name == "cuda" else None
-        placed = [(i, name, space) for i, (name, space) in enumerate(self.spaces.items())]
-        constants = {i: spaces.symbol(name) for i, name, space in placed if space == "constant"} if cubin else {}
-        return Program(
-            code=cubin.image if cubin else self.source.encode(),
-            name=self.name,
-            launch=self.launch,
-            arrays=self.arrays,
-            arguments=tuple(i for i in self.arguments if i not in constants),
-            shared_bytes=self.shared_bytes,
+        code = cubin.image if cubin else self.source.encode()
+        steps = tuple(self._compiled(step, code, cubin) for step in self.steps)
+        return Program(steps, self.arrays, self.scratch)
+
+    def _compiled(self, step: LoweredStep, code: bytes, cubin: Cubin | None) -> Step:
+        placed = dict(enumerate(self.spaces.values()))
+        constants = {p.index: p.name for p in step.parameters if cubin and placed.get(p.index) == "constant"}
+        return Step(
+            code=code,
+            name=step.name,
+            launch=step.launch,
+            arguments=tuple(i for i in step.arguments if i not in constants),
+            shared_bytes=step.shared_bytes,
+            dynamic_shared_bytes=step.dynamic_shared_bytes,
             constants=tuple(constants.items()),
-            textures=tuple(i for i, _, space in placed if space == "texture"),
-            resources=cubin.resources if cubin else None,
+            textures=tuple(i for i in sorted(step.arguments) if placed.get(i) == "texture"),
+            resources=cubin.kernels[step.name] if cubin else None,
         )
 
     def executable(self) -> Any:
@@ -110,14 +139,11 @@ class Lowered:
 
 _PLACES = {"constant": "constant memory", "texture": "a texture"}
 
-# From sm_80 on, a copy to shared memory may go on in the background: PTX ISA, "cp.async".
-_ASYNC_SINCE = 80
 _ASYNC_STAGES = "software_pipeline_async_stages"
 
 
 def _copies_asynchronously(target: Target) -> bool:
-    arch = re.match(r"sm_(\d+)", str(target.attrs.get("arch", "")))
-    return arch is not None and int(arch[1]) >= _ASYNC_SINCE
+    return gpu.number(str(target.attrs.get("arch", ""))) >= gpu.ASYNC_COPY_SINCE
 
 
 def _without_async_stages(mod: IRModule) -> IRModule:
@@ -169,14 +195,14 @@ def _pass_context(mod: IRModule, *, asynchronous: bool) -> PassContext:
 
 
 def lower(mod: IRModule, target: Target) -> Lowered:
-    """Lower a scheduled module of one PrimFunc to one device function.
+    """Lower a scheduled module of one PrimFunc: to a device function for each root loop nest, usually one.
 
     Args:
         mod: the scheduled module, its function named `main`.
         target: a TVM target with a host.
 
     Raises:
-        CompileError: the module does not lower, or not to exactly one device function, or TVM leaves out a barrier.
+        CompileError: the module does not lower, the host is left with more than launches, or TVM leaves out a barrier.
     """
     from tvm import tirx
 
@@ -189,38 +215,41 @@ def lower(mod: IRModule, target: Target) -> Lowered:
             lowered = pipeline(bound)
         host, devices = importlib.import_module("tvm.tirx.build").split_host_device_mods(lowered)
         device_mods = [finalize_device()(device) for device in devices.values()]
+        finalized = finalize_host()(host)
     except (ValueError, RuntimeError) as error:  # TVM's errors have no class of their own in common
         raise CompileError(f"TVM cannot lower the schedule: {str(error).strip().splitlines()[-1]}") from error
-    functions = [function for device in device_mods for function in device.functions.values()]
-    if len(functions) != 1:
-        raise CompileError(f"the schedule lowers to {len(functions)} device functions instead of one")
-    function = functions[0]
-    _check_barriers(function)
-    names = [p.name for p in parameters]
+    (main,) = host.functions.values()
+    runs = host_side.read(main, len(parameters))
+    functions = {str(f.attrs["global_symbol"]): f for device in device_mods for f in device.functions.values()}
     return Lowered(
         target=target,
-        function=function,
-        launch=_launch(function),
+        steps=tuple(_step(functions[call.function], call, target.kind.name) for call in runs.calls),
         arrays=tuple(_array_type(p) for p in parameters),
+        scratch=runs.scratch,
         spaces=spaces.read(mod),
-        arguments=tuple(names.index(p.name.removesuffix(spaces.POINTER)) for p in function.params),
-        shared_bytes=_shared_bytes(function),
-        host=finalize_host()(host),
+        host=finalized,
         device=device_mods[0],
     )
 
 
-# `__shared__ alignas(64) float K_shared_ptr[51];`
-_SHARED_ARRAY = re.compile(r"(__shared__ alignas\(64\) float \w+\[)(\d+)(?=\];)")
-
-
-def _fill_alignment(source: str) -> str:
-    """Round the shared arrays of a CUDA text up to their alignment.
-
-    NVIDIA's compiler may load an array's last words together with what follows them inside the alignment. That harms
-    nothing, but behind the last array compute-sanitizer calls it an access out of bounds.
-    """
-    return _SHARED_ARRAY.sub(lambda match: f"{match[1]}{-(-int(match[2]) // 16) * 16}", source)
+def _step(function: PrimFunc, call: host_side.Call, kind: str) -> LoweredStep:
+    _check_barriers(function)
+    dynamic = _shared_bytes(function, "shared.dyn")
+    if dynamic and kind != "cuda":
+        raise CompileError("the schedule has dynamic shared memory (shared.dyn), which is for CUDA: use shared")
+    if dynamic != call.dynamic_shared_bytes:
+        raise CompileError(
+            f"{call.function} has {dynamic} bytes of dynamic shared memory, and TVM launches it with "
+            f"{call.dynamic_shared_bytes}"
+        )
+    taken = zip(function.params, call.arguments, strict=True)
+    return LoweredStep(
+        function=function,
+        launch=_launch(function),
+        parameters=tuple(Parameter(str(p.name), str(p.ty.element_type.dtype), index) for p, index in taken),
+        shared_bytes=_shared_bytes(function, "shared"),
+        dynamic_shared_bytes=dynamic,
+    )
 
 
 def _array_type(parameter: Any) -> ArrayType:
@@ -228,10 +257,17 @@ def _array_type(parameter: Any) -> ArrayType:
 
 
 def _check_barriers(function: PrimFunc) -> None:
-    """Raise CompileError for a kernel whose threads would race for shared memory: it may even be right at times."""
+    """Raise CompileError for a kernel whose threads would race for shared memory, or of which that cannot be told.
+
+    A kernel with a race may even be right at times.
+    """
     from tvmconv.compiler.barriers import unsynchronised
 
-    for race in unsynchronised(function):
+    try:
+        races = unsynchronised(function)
+    except AnalysisError as error:
+        raise CompileError(f"it cannot be told whether the kernel lacks a barrier: {error}") from error
+    for race in races:
         raise CompileError(
             f"TVM leaves out a barrier: threads along {' and '.join(race.axes)} share {race.buffer}[{race.index}]; "
             "nest the loop of these threads inside the others"
@@ -253,16 +289,16 @@ def _launch(function: PrimFunc) -> Launch:
     return Launch(grid=(x[0], y[0], z[0]), block=(x[1], y[1], z[1]))
 
 
-def _shared_bytes(function: PrimFunc) -> int:
-    import numpy as np
+def _shared_bytes(function: PrimFunc, scope: str) -> int:
+    """Bytes of all buffers of a scope."""
     import tvm_ffi
     from tvm import tirx
 
     sizes: list[int] = []
 
     def visit(node: Any) -> None:
-        if node.buffer.scope() == "shared":
-            sizes.append(int(np.prod([int(n) for n in node.buffer.shape])) * np.dtype(str(node.buffer.dtype)).itemsize)
+        if node.buffer.scope() == scope:
+            sizes.append(math.prod(int(n) for n in node.buffer.shape) * node.buffer.dtype.itemsize)
 
     tvm_ffi.structural_walk(function.body, (tirx.AllocBuffer, visit), order="post")
     return sum(sizes)

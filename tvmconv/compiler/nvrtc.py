@@ -7,6 +7,7 @@ of `tvm.support.nvcc`, and so are the instructions that come out.
 """
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tvmconv.errors import CompileError
@@ -78,13 +79,30 @@ class Cubin:
 
     Attributes:
         image: the ELF file that the CUDA driver loads and `tvmconv.compiler.sass.disassemble` reads.
-        resources: those of its first kernel (TVM's modules hold one).
+        kernels: what each of its kernels takes, by name.
         log: NVRTC's and ptxas's words on it.
     """
 
     image: bytes
-    resources: Resources
+    kernels: Mapping[str, Resources]
     log: str
+
+    @property
+    def resources(self) -> Resources:
+        """Of each resource, what the kernel takes that takes most of it."""
+        return worst(list(self.kernels.values()))
+
+
+def worst(kernels: Sequence[Resources]) -> Resources:
+    """Of each resource, what the kernel takes that takes most of it; of kernels that run one after another."""
+    constants = [each.constant_bytes for each in kernels if each.constant_bytes is not None]
+    return Resources(
+        registers=max(each.registers for each in kernels),
+        spills=max(each.spills for each in kernels),
+        stack_bytes=max(each.stack_bytes for each in kernels),
+        shared_bytes=max(each.shared_bytes for each in kernels),
+        constant_bytes=max(constants) if constants else None,
+    )
 
 
 def unavailable() -> str | None:
@@ -125,7 +143,7 @@ def compile_cubin(source: str, arch: str) -> Cubin:
         CompileError: NVRTC is not available, does not know `arch`, or rejects the text (with its first error).
     """
     image, log = _compile(source, arch, "cubin")
-    return Cubin(image, _resources(log), log)
+    return Cubin(image, _kernels(log), log)
 
 
 def compile_ptx(source: str, arch: str) -> str:
@@ -212,8 +230,8 @@ def _first_error(log: str) -> str:
     return " ".join((lines or [log])[0].split())
 
 
-def _resources(log: str) -> Resources:
-    """Read ptxas's report on the first kernel.
+def _kernels(log: str) -> dict[str, Resources]:
+    """Read ptxas's report: what each kernel takes, by name.
 
     Such a report reads, a feature that is not used left out:
 
@@ -222,12 +240,18 @@ def _resources(log: str) -> Resources:
         ptxas         .     888 bytes stack frame, 908 bytes spill stores, 1228 bytes spill loads
         ptxas info    : Used 64 registers, used 1 barriers, 1920 bytes smem, 364 bytes cmem[0]
     """
+    _, *parts = re.split(r"Compiling entry function '(\w+)'", log)
+    return {name: _resources(report) for name, report in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def _resources(report: str) -> Resources:
+    """What one kernel takes."""
 
     def number(pattern: str) -> int:
-        match = re.search(pattern, log)
+        match = re.search(pattern, report)
         return int(match[1]) if match else 0
 
-    used = re.search(r"Used \d+ registers.*", log)
+    used = re.search(r"Used \d+ registers.*", report)
     constants = re.findall(r"(\d+) bytes cmem\[\d+\]", used[0]) if used else []
     return Resources(
         registers=number(r"Used (\d+) registers"),

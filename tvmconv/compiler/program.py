@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+import ml_dtypes  # noqa: F401  lets NumPy know bfloat16 by its name
 import numpy as np
+
+from tvmconv.errors import DeviceError
 
 if TYPE_CHECKING:
     from tvmconv.compiler.nvrtc import Resources
+    from tvmconv.gpu import Limits
 
 
 @dataclass(frozen=True)
@@ -47,17 +52,17 @@ class ArrayType:
 
 
 @dataclass(frozen=True)
-class Program:
+class Step:
     """One device function, compiled as far as it can be without its device.
 
     Attributes:
-        code: a cubin for CUDA, the text for OpenCL.
+        code: a cubin for CUDA, the text for OpenCL; steps that were generated together have the same.
         name: the kernel's symbol in it.
         launch: grid and block.
-        arrays: the PrimFunc's arguments, inputs first and the output last.
-        arguments: for each parameter of the device function, in its order, the index of the one of `arrays` that goes
-            there.
+        arguments: for each parameter of the device function, in its order, the index of what goes there: of one of the
+            program's `arrays`, or behind these of one of its `scratch`.
         shared_bytes: static shared memory of a block.
+        dynamic_shared_bytes: shared memory of a block that the launch asks for.
         constants: arrays that CUDA code reads from constant memory, each the index of one of `arrays` and the symbol to
             fill with it.
         textures: indices of those of `arrays` that the function takes as texture objects: of float elements, as wide as
@@ -68,14 +73,76 @@ class Program:
     code: bytes
     name: str
     launch: Launch
-    arrays: tuple[ArrayType, ...]
     arguments: tuple[int, ...]
     shared_bytes: int
+    dynamic_shared_bytes: int = 0
     constants: tuple[tuple[int, str], ...] = ()
     textures: tuple[int, ...] = ()
     resources: Resources | None = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """Steps that are launched one after another, each when the one before it is done.
+
+    Attributes:
+        steps: in their order, at least one.
+        arrays: the PrimFunc's arguments, inputs first and the output last.
+        scratch: memory that one step leaves for the next, allocated by whoever launches; nothing is in it before.
+    """
+
+    steps: tuple[Step, ...]
+    arrays: tuple[ArrayType, ...]
+    scratch: tuple[ArrayType, ...] = ()
 
     @property
     def output(self) -> ArrayType:
         """The last of `arrays`."""
         return self.arrays[-1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays and of the scratch memory."""
+        return sum(array.nbytes for array in (*self.arrays, *self.scratch))
+
+    @property
+    def launches(self) -> str:
+        """The launch shape of each step, for messages."""
+        return ", then ".join(str(step.launch) for step in self.steps)
+
+
+class Footprint(Protocol):
+    """What a block of a step takes of a device."""
+
+    @property
+    def launch(self) -> Launch:
+        """Grid and block."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Static shared memory of a block."""
+
+    @property
+    def dynamic_shared_bytes(self) -> int:
+        """Shared memory of a block that the launch asks for."""
+
+
+def check_fits(steps: Sequence[Footprint], limits: Limits, place: str) -> None:
+    """Raise DeviceError if a block of a step is larger than the limits of a device, which is called `place`, allow."""
+    for step in steps:
+        static, dynamic = step.shared_bytes, step.dynamic_shared_bytes
+        if step.launch.threads > limits.max_threads:
+            raise DeviceError(
+                f"{place} runs at most {limits.max_threads} threads a block and the kernel has {step.launch.threads}: "
+                "choose a smaller tile"
+            )
+        if static > limits.shared_bytes:
+            raise DeviceError(
+                f"{place} has {limits.shared_bytes} bytes of static shared memory a block and the kernel takes "
+                f"{static}: choose a smaller tile"
+            )
+        if static + dynamic > limits.all_shared_bytes:
+            raise DeviceError(
+                f"{place} has {limits.all_shared_bytes} bytes of shared memory a block, static and dynamic together, "
+                f"and the kernel takes {static + dynamic}: choose a smaller tile"
+            )

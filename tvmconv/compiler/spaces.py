@@ -11,11 +11,12 @@ TVM generates its text as ever, and the text's declaration of the argument is ch
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from tvmconv import gpu
 from tvmconv.compiler.program import ArrayType
+from tvmconv.compiler.source import Parameter, declaration, find_kernel, type_name
 from tvmconv.errors import CompileError
 from tvmconv.workloads.text import quote
 
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
 Space = Literal["global", "constant", "texture"]
 
 ANNOTATION = "tvmconv.space"  # of the root block: a space by argument name
-CONSTANT_BYTES = 64 << 10  # CUDA C++ Programming Guide, "Technical Specifications", "Constant memory size"
-POINTER = "_ptr"  # behind an argument's name in generated text
+TEXEL = "float32"  # the dtype of what may lie behind a texture
 
 
 def read(mod: IRModule) -> dict[str, Space]:
@@ -52,51 +52,74 @@ def root_annotations(mod: IRModule) -> Mapping[str, Any]:
     return root.annotations if root is not None else {}
 
 
-def apply(source: str, kind: str, spaces: Mapping[str, Space], arrays: Sequence[ArrayType]) -> str:
+def apply(
+    source: str,
+    kind: str,
+    spaces: Mapping[str, Space],
+    arrays: Sequence[ArrayType],
+    kernels: Mapping[str, Sequence[Parameter]],
+) -> str:
     """The generated text with its arguments in their spaces.
 
     Args:
-        source: as TVM generates it, with a `float` pointer for each argument.
+        source: as TVM generates it, with a pointer to global memory for each parameter.
         kind: `cuda` or `opencl`.
         spaces: the space of each argument, in the order of `arrays`.
         arrays: the arguments' types.
+        kernels: the parameters of each kernel of the text, by its name.
 
     Raises:
-        CompileError: the target has no such space, or not that much of it.
+        CompileError: the target has no such space, not that much of it, or none for such elements; or the text does not
+            declare an argument as expected.
     """
-    for (name, space), array in zip(spaces.items(), arrays, strict=True):
-        if space == "constant":
-            _check_constant(name, array)
-            source = _cuda_constant(source, name, array) if kind == "cuda" else _opencl_constant(source, name)
-        elif space == "texture":
-            if kind != "cuda":
-                raise CompileError(f"{name} is read through a texture, which is for CUDA, not for {kind}")
-            source = _cuda_texture(source, name)
+    placed = {i: (name, space) for i, (name, space) in enumerate(spaces.items()) if space != "global"}
+    for i, (name, space) in placed.items():
+        _check(name, space, arrays[i], kind)
+    for kernel, parameters in kernels.items():
+        for parameter in parameters:
+            if parameter.index in placed:
+                _, space = placed[parameter.index]
+                source = _place(source, kind, kernel, parameter, space, arrays[parameter.index])
     return source
 
 
-def symbol(name: str) -> str:
-    """What an argument is called in generated text."""
-    return name + POINTER
+def _check(name: str, space: Space, array: ArrayType, kind: str) -> None:
+    if space == "constant" and array.nbytes > gpu.CONSTANT_BYTES:
+        raise CompileError(f"{name} has {array.nbytes} bytes: constant memory has {gpu.CONSTANT_BYTES}")
+    if space == "texture" and kind != "cuda":
+        raise CompileError(f"{name} is read through a texture, which is for CUDA, not for {kind}")
+    if space == "texture" and array.dtype != TEXEL:
+        raise CompileError(f"{name} is read through a texture, which is for {TEXEL}, not for {array.dtype}")
 
 
-def _check_constant(name: str, array: ArrayType) -> None:
-    if array.nbytes > CONSTANT_BYTES:
-        raise CompileError(f"{name} has {array.nbytes} bytes: constant memory has {CONSTANT_BYTES}")
+def _place(source: str, kind: str, kernel: str, parameter: Parameter, space: Space, array: ArrayType) -> str:
+    """The text with one parameter of one kernel in its space."""
+    found = find_kernel(source, kernel, kind)
+    head, body = source[: found.declared[-1][1]], source[found.declared[-1][1] : found.end]
+    for start, end in reversed(found.declared):
+        head = head[:start] + _declare(head[start:end], kind, parameter, space) + head[end:]
+    if space == "texture":  # an object is a number: where TIR has the address of the first element, the text has it
+        body = body.replace(f"(&({parameter.name}[0]))", parameter.name)
+    if space == "constant" and kind == "cuda":
+        symbol = f"__constant__ {type_name(parameter.dtype, kind)} {parameter.name}[{math.prod(array.shape)}];\n\n"
+        if symbol not in head:  # another step reads it too
+            before, function, after = head.partition('extern "C" __global__')
+            head = f"{before}{symbol}{function}{after}"
+    return head + body + source[found.end :]
 
 
-def _cuda_constant(source: str, name: str, array: ArrayType) -> str:
-    pointer = rf"float\* __restrict__ {symbol(name)}\b"
-    without = re.sub(rf"{pointer}, |, {pointer}|{pointer}", "", source)
-    head, function, body = without.partition('extern "C" __global__')
-    return f"{head}__constant__ float {symbol(name)}[{math.prod(array.shape)}];\n\n{function}{body}"
-
-
-def _opencl_constant(source: str, name: str) -> str:
-    return source.replace(f"__global float* restrict {symbol(name)}", f"__constant float* restrict {symbol(name)}")
-
-
-def _cuda_texture(source: str, name: str) -> str:
-    declared = source.replace(f"float* __restrict__ {symbol(name)}", f"cudaTextureObject_t {symbol(name)}")
-    # An object is a number: where TIR has the address of the array's first element, the text is to have the object.
-    return declared.replace(f"(&({symbol(name)}[0]))", symbol(name))
+def _declare(parameters: str, kind: str, parameter: Parameter, space: Space) -> str:
+    """A kernel's parameters, with one of them in its space; raises `CompileError` unless it is exactly one."""
+    every, expected = parameters.split(", "), declaration(parameter, kind)
+    if every.count(expected) != 1:
+        raise CompileError(
+            f"expected one parameter {expected!r} to place, not {every.count(expected)} in: {parameters}"
+        )
+    at = every.index(expected)
+    if space == "texture":
+        every[at] = f"cudaTextureObject_t {parameter.name}"
+    elif kind == "opencl":
+        every[at] = expected.replace("__global", "__constant", 1)
+    else:
+        del every[at]
+    return ", ".join(every)

@@ -1,57 +1,8 @@
 """Devices: where kernels run and are timed, and what they are compiled for."""
 
-from __future__ import annotations
-
-import re
-from collections.abc import Callable, Sequence
-
-from tvmconv.devices import rpc
 from tvmconv.devices.arch import Arch
 from tvmconv.devices.base import AbsentError, Device, Loaded, Timing
-from tvmconv.devices.cuda import device as cuda
+from tvmconv.devices.find import find
 from tvmconv.devices.inventory import Entry, inventory
-from tvmconv.devices.opencl import device as opencl
-from tvmconv.errors import DeviceError
 
 __all__ = ["AbsentError", "Arch", "Device", "Entry", "Loaded", "Timing", "find", "inventory"]
-
-_BACKENDS: dict[str, Callable[[], Sequence[Device]]] = {"cuda": cuda.devices, "opencl": opencl.devices}
-
-
-def find(text: str) -> Device:
-    """The device that a text names.
-
-    Args:
-        text: "cuda:N" or "opencl:N" (N is 0 if left out), "rpc:KEY" for the first worker under that key, an
-            architecture to compile for such as "sm_90", or "auto": the first GPU of CUDA, else the first device of
-            OpenCL.
-
-    Raises:
-        DeviceError: the text names no device, or one that is not here.
-    """
-    if text == "auto":
-        return _best()
-    if match := re.fullmatch(r"(cuda|opencl)(?::(\d+))?", text):
-        devices = _BACKENDS[match[1]]()
-        if int(match[2] or 0) >= len(devices):
-            there = ", ".join(device.text for device in devices)
-            raise DeviceError(f"no device {text!r}: there {'is' if len(devices) == 1 else 'are'} {there}")
-        return devices[int(match[2] or 0)]
-    if match := re.fullmatch(r"rpc:(\S+)", text):
-        return rpc.devices(match[1])[0]
-    if re.fullmatch(r"sm_\d{2,3}a?", text):
-        return Arch(text)
-    raise DeviceError(
-        f"unknown device {text!r}: expected auto, cuda:N, opencl:N, rpc:KEY, or an architecture to compile for such as "
-        "sm_90"
-    )
-
-
-def _best() -> Device:
-    missing: list[str] = []
-    for devices in _BACKENDS.values():
-        try:
-            return devices()[0]
-        except AbsentError as absent:
-            missing.append(str(absent))
-    raise DeviceError("; ".join(missing))

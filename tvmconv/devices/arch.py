@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
+from tvmconv import gpu
 from tvmconv.compiler import nvrtc
 from tvmconv.devices.base import Device
 from tvmconv.errors import DeviceError
@@ -14,11 +15,6 @@ if TYPE_CHECKING:
     from tvm.target import Target
 
     from tvmconv.compiler.program import Program
-
-# The same on every compute capability: CUDA C++ Programming Guide, "Compute Capabilities", technical specifications.
-_THREADS_PER_BLOCK = 1024
-_STATIC_SHARED_BYTES = 48 << 10
-_WARP = 32
 
 
 class Arch(Device):
@@ -32,17 +28,19 @@ class Arch(Device):
         if match is None or (known and int(match[1]) not in known):
             expected = ", ".join(f"sm_{number}" for number in known) or "one such as sm_90"
             raise DeviceError(f"unknown architecture {text!r}: expected {expected}")
+        limits = gpu.limits(text)
         super().__init__(
             text=text,
             name=f"{text}, to compile for only",
             arch=text,
             memory_bytes=None,
             multiprocessors=None,
-            max_threads_per_block=_THREADS_PER_BLOCK,
-            shared_bytes_per_block=_STATIC_SHARED_BYTES,
+            max_threads_per_block=limits.max_threads,
+            shared_bytes_per_block=limits.shared_bytes,
             peak_flops=None,
             peak_bandwidth=None,
             l2_bytes=None,
+            opt_in_shared_bytes_per_block=limits.opt_in_shared_bytes,
         )
 
     def target(self) -> Target:
@@ -71,7 +69,7 @@ def cuda_target(arch: str, threads_per_block: int, shared_bytes_per_block: int) 
             "arch": arch,
             "max_threads_per_block": threads_per_block,
             "max_shared_memory_per_block": shared_bytes_per_block,
-            "thread_warp_size": _WARP,
+            "thread_warp_size": gpu.WARP,
             "host": "llvm",
         }
     )

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from tvmconv.compiler.program import ArrayType, Program, check_fits
 from tvmconv.errors import DeviceError, Error
+from tvmconv.gpu import Limits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tvm.target import Target
 
     from tvmconv.compiler.lower import Lowered
-    from tvmconv.compiler.program import ArrayType, Program
 
 MAX_BUFFER_SETS = 512  # for cold timings: kernels of a few KiB would need thousands to fill a cache
 
@@ -81,6 +81,8 @@ class Device(ABC):
         peak_flops: float32 FLOP/s, a multiply-add counted as two; None where it is not known.
         peak_bandwidth: bytes/s of global memory; None where it is not known.
         l2_bytes: last cache before global memory.
+        opt_in_shared_bytes_per_block: largest shared memory of a block, static and dynamic, where a launch asks for it;
+            None for no more than the static one.
     """
 
     text: str
@@ -93,8 +95,14 @@ class Device(ABC):
     peak_flops: float | None
     peak_bandwidth: float | None
     l2_bytes: int | None
+    opt_in_shared_bytes_per_block: int | None = field(default=None, kw_only=True)
 
     kind: ClassVar[str]
+
+    @property
+    def limits(self) -> Limits:
+        """What a block may have at most here: what is legal, and what a search goes through."""
+        return Limits(self.max_threads_per_block, self.shared_bytes_per_block, self.opt_in_shared_bytes_per_block)
 
     @abstractmethod
     def target(self) -> Target:
@@ -118,18 +126,8 @@ class Device(ABC):
         """
 
     def check_fits(self, kernel: Lowered | Program) -> None:
-        """Raise DeviceError if a block of the kernel is larger than the device allows."""
-        threads, shared = kernel.launch.threads, kernel.shared_bytes
-        if threads > self.max_threads_per_block:
-            raise DeviceError(
-                f"{self.text} runs at most {self.max_threads_per_block} threads a block and the kernel has {threads}: "
-                "choose a smaller tile"
-            )
-        if shared > self.shared_bytes_per_block:
-            raise DeviceError(
-                f"{self.text} has {self.shared_bytes_per_block} bytes of static shared memory a block and the kernel "
-                f"takes {shared}: choose a smaller tile"
-            )
+        """Raise DeviceError if a block of one of the kernel's steps is larger than the device allows."""
+        check_fits(kernel.steps, self.limits, self.text)
 
 
 class Loaded(ABC):
@@ -145,7 +143,7 @@ class Loaded(ABC):
 
     @abstractmethod
     def run(self, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        """Run once, on an output full of NaN, so that what the kernel leaves out is seen.
+        """Run once, on an output and scratch memory full of NaN, so that what the kernel leaves out is seen.
 
         Args:
             inputs: the program's `arrays` but for the last, which is the output.
@@ -190,7 +188,7 @@ class Bench(ABC):
 
     @abstractmethod
     def deviation(self, kernel: Loaded) -> float:
-        """Run a kernel once on an output full of NaN.
+        """Run a kernel once on an output and scratch memory full of NaN.
 
         Returns:
             Relative L2 error against the reference; not finite when the kernel left an element unwritten.
@@ -250,8 +248,8 @@ def check_inputs(program: Program, inputs: Sequence[Any]) -> None:
 
 
 def poisoned(array: ArrayType) -> NDArray[Any]:
-    """A floating-point array full of NaN."""
-    return np.full(array.shape, np.nan, array.dtype)
+    """An array with all bits set, which is NaN in every floating-point type."""
+    return np.full(array.nbytes, 0xFF, np.uint8).view(array.dtype).reshape(array.shape)
 
 
 @dataclass(frozen=True)
@@ -260,7 +258,7 @@ class BufferSets:
 
     Attributes:
         count: number of copies.
-        set_bytes: size of one copy: all inputs and the output.
+        set_bytes: size of one copy: all inputs, the output and what scratch memory a kernel has.
         cold_bytes: what all copies must exceed for a launch to find nothing of its own in the cache; 0 for hot timings.
     """
 
@@ -285,7 +283,7 @@ class BufferSets:
 
 def set_bytes(inputs: Sequence[NDArray[Any]], output_shape: Sequence[int], output_dtype: str) -> int:
     """Bytes of all inputs and the output."""
-    return sum(array.nbytes for array in inputs) + math.prod(output_shape) * np.dtype(output_dtype).itemsize
+    return sum(array.nbytes for array in inputs) + ArrayType(tuple(output_shape), output_dtype).nbytes
 
 
 def first_line(error: BaseException) -> str:

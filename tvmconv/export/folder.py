@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tvmconv
-from tvmconv.compiler.lower import Lowered, lower
 from tvmconv.errors import CompileError
-from tvmconv.export.link import link
-from tvmconv.export.usage import FILES, readme
+from tvmconv.export.formats import formats
+from tvmconv.export.formats.base import Format
+from tvmconv.export.usage import JSON, README, readme
 
 if TYPE_CHECKING:
+    from tvmconv.compiler.program import Step
     from tvmconv.kernel import Kernel
     from tvmconv.verify import Verification
+
+LIBRARY = "kernel.so"
 
 
 @dataclass(frozen=True)
@@ -47,63 +51,62 @@ def export(kernel: Kernel, folder: Path, *, verification: Verification | None = 
         CompileError: NVRTC rejects the kernel.
         OSError: the folder cannot be written.
     """
-    lowered = lower(kernel.tir, kernel.device.target())
     folder.mkdir(parents=True, exist_ok=True)
-    for name in FILES:
+    for name in (*(each.name for each in formats()), JSON, README):
         (folder / name).unlink(missing_ok=True)  # of an earlier export, perhaps for another target
-    no_library = None
-    if kernel.device.kind == "cuda":
-        (folder / "kernel.cu").write_text(lowered.source, encoding="utf-8")
-        (folder / "kernel.cubin").write_bytes(lowered.cubin.image)
-        names = ["kernel.cu", "kernel.cubin"]
-        try:
-            link(lowered, folder / "kernel.so")
-            names.append("kernel.so")
-        except CompileError as error:
-            no_library = str(error)
-    else:
-        (folder / "kernel.cl").write_text(lowered.source, encoding="utf-8")
-        names = ["kernel.cl"]
-        no_library = "TVM's wheel has no OpenCL runtime"
-    facts = describe(kernel, lowered, verification)
-    (folder / "kernel.json").write_text(_one_line_a_key(facts), encoding="utf-8")
-    (folder / "README.md").write_text(readme(kernel.workload, facts, names), encoding="utf-8")
-    return Exported(tuple(folder / name for name in (*names, "kernel.json", "README.md")), no_library)
+    written: list[Format] = []
+    missing: dict[str, str] = {}
+    for each in formats():
+        if kernel.device.kind in each.kinds:
+            try:
+                each.write(kernel, folder / each.name)
+                written.append(each)
+            except CompileError as error:
+                if not each.optional:
+                    raise
+                missing[each.name] = str(error)
+    facts = describe(kernel, verification)
+    (folder / JSON).write_text(_one_line_a_key(facts), encoding="utf-8")
+    (folder / README).write_text(readme(kernel.workload, facts, written), encoding="utf-8")
+    names = (*(each.name for each in written), JSON, README)
+    return Exported(tuple(folder / name for name in names), missing.get(LIBRARY))
 
 
-def describe(kernel: Kernel, lowered: Lowered, verification: Verification | None) -> dict[str, Any]:
+def describe(kernel: Kernel, verification: Verification | None) -> dict[str, Any]:
     """What `kernel.json` says: all that it takes to call the kernel, and what is known of it.
 
     `arguments` are those of the library's `main`, in their order, each with the space that it lies in (`global`,
-    `constant` or `texture`) and, in CUDA's constant memory, the symbol to fill. `parameters` names those that the
-    device function takes the address or the texture object of, in its order. Times are in seconds.
+    `constant` or `texture`) and, in CUDA's constant memory, the symbol to fill. `steps` are the device functions in the
+    order of their launches; `parameters` names those arguments and `scratch` memory that one takes the address or the
+    texture object of, in its order. What a single step has is beside `steps`, too. Times are in seconds.
     """
     from importlib import metadata
 
-    workload, record, program = kernel.workload, kernel.record, lowered.program
-    resources = kernel.resources if kernel.device.arch else None
+    workload, record, program = kernel.workload, kernel.record, kernel.program
+    symbols = {i: symbol for step in program.steps for i, symbol in step.constants}
+    names = [*workload.argument_names, *(f"scratch{i}" for i in range(len(program.scratch)))]
+    steps = [_step(step, names) for step in program.steps]
     return {
         "workload": workload.text,
         "schedule": kernel.schedule.name,
         "config": kernel.config,
         "target": {"kind": kernel.device.kind, "arch": kernel.device.arch},
-        "function": lowered.name,
         "arguments": [
             {
                 "name": name,
                 "dtype": array.dtype,
                 "shape": array.shape,
-                "space": lowered.spaces[name],
-                "symbol": dict(program.constants).get(i),
+                "space": kernel.spaces[name],
+                "symbol": symbols.get(i),
             }
             for i, (name, array) in enumerate(zip(workload.argument_names, program.arrays, strict=True))
         ],
-        "parameters": [workload.argument_names[i] for i in program.arguments],
-        "grid": lowered.launch.grid,
-        "block": lowered.launch.block,
-        "shared_bytes": lowered.shared_bytes,
-        "registers": resources.registers if resources else None,
-        "spills": resources.spills if resources else None,
+        "scratch": [
+            {"name": name, "bytes": array.nbytes}
+            for name, array in zip(names[len(program.arrays) :], program.scratch, strict=True)
+        ],
+        "steps": steps,
+        **(steps[0] if len(steps) == 1 else {}),
         "measured": record
         and {
             "device": record.device,
@@ -114,6 +117,19 @@ def describe(kernel: Kernel, lowered: Lowered, verification: Verification | None
         },
         "verified": verification and {"device": kernel.device.name, "relative_error": verification.error},
         "versions": {"tvmconv": tvmconv.__version__, "apache-tvm": metadata.version("apache-tvm")},
+    }
+
+
+def _step(step: Step, names: Sequence[str]) -> dict[str, Any]:
+    return {
+        "function": step.name,
+        "parameters": [names[i] for i in step.arguments],
+        "grid": step.launch.grid,
+        "block": step.launch.block,
+        "shared_bytes": step.shared_bytes,
+        "dynamic_shared_bytes": step.dynamic_shared_bytes,
+        "registers": step.resources.registers if step.resources else None,
+        "spills": step.resources.spills if step.resources else None,
     }
 
 

@@ -7,30 +7,23 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tvmconv.export.examples import examples
+from tvmconv.export.formats.base import Format
 from tvmconv.knobs import format_value
 
 if TYPE_CHECKING:
     from tvmconv.workloads import Workload
 
-FILES = {
-    "kernel.cu": "the device function, CUDA C++",
-    "kernel.cubin": "its machine code, as the CUDA driver loads it",
-    "kernel.so": "the machine code, and host code that checks arguments and launches, for TVM's runtime",
-    "kernel.cl": "the device function, OpenCL C",
-    "kernel.json": "all that this page says, for programs",
-    "README.md": "this page",
-}
+JSON, README = "kernel.json", "README.md"
 _READ = {"global": "read", "constant": "read, from constant memory", "texture": "read, through a texture object"}
 
 
-def readme(workload: Workload, facts: Mapping[str, Any], files: Sequence[str]) -> str:
+def readme(workload: Workload, facts: Mapping[str, Any], files: Sequence[Format]) -> str:
     """The page as Markdown.
 
     Args:
         workload: what the kernel computes.
         facts: as `kernel.json` has them.
-        files: names of the files beside the page, without `kernel.json`.
+        files: the files beside the page, without `kernel.json`.
     """
     target = facts["target"]
     place = f"CUDA, {target['arch']}" if target["kind"] == "cuda" else "OpenCL"
@@ -45,11 +38,17 @@ def readme(workload: Workload, facts: Mapping[str, Any], files: Sequence[str]) -
         "## Measured",
         _measured(facts),
         "## Files",
-        "\n".join(f"* `{name}`: {FILES[name]}" for name in (*files, "kernel.json")),
+        "\n".join(
+            [
+                *(f"* `{each.name}`: {each.about}" for each in files),
+                f"* `{JSON}`: all that this page says, for programs",
+            ]
+        ),
         "## Call",
         "Each example is complete and runs in this folder.",
     ]
-    return "\n\n".join([*sections, *examples(facts, files)]) + "\n"
+    examples = [paragraph for each in files if each.example for paragraph in each.example(facts)]
+    return "\n\n".join([*sections, *examples]) + "\n"
 
 
 def _meaning(workload: Workload) -> str:
@@ -76,15 +75,26 @@ def _arguments(facts: Mapping[str, Any]) -> str:
 
 
 def _launch(facts: Mapping[str, Any]) -> str:
-    grid, block = ("·".join(map(str, facts[name])) for name in ("grid", "block"))
-    registers = "" if facts["registers"] is None else f", {facts['registers']} registers a thread"
-    knobs = ", ".join(f"`{name}={format_value(value)}`" for name, value in facts["config"].items())
     textures = [argument["name"] for argument in facts["arguments"] if argument["space"] == "texture"]
-    parameters = (f"{name}'s {'texture object' if name in textures else 'address'}" for name in facts["parameters"])
+    said = [_step(step, textures) for step in facts["steps"]]
+    if len(said) > 1:
+        said = [f"{number}. {step}" for number, step in enumerate(said, 1)]
+        scratch = [f"{scratch['name']} ({scratch['bytes']:,} bytes)" for scratch in facts["scratch"]]
+        between = f"; memory on the device that one leaves for the next: {', '.join(scratch)}" if scratch else ""
+        said.insert(0, f"{len(said)} device functions, one after another{between}.\n")
+    knobs = ", ".join(f"`{name}={format_value(value)}`" for name, value in facts["config"].items())
+    return "\n".join(said) + (f"\n\nKnobs: {knobs}." if knobs else "")
+
+
+def _step(step: Mapping[str, Any], textures: Sequence[str]) -> str:
+    grid, block = ("·".join(map(str, step[name])) for name in ("grid", "block"))
+    registers = "" if step["registers"] is None else f", {step['registers']} registers a thread"
+    dynamic = f"{step['dynamic_shared_bytes']:,} bytes of" if step["dynamic_shared_bytes"] else "no"
+    parameters = (f"{name}'s {'texture object' if name in textures else 'address'}" for name in step["parameters"])
     return (
-        f"Grid {grid}, block {block}; {facts['shared_bytes']:,} bytes of static shared memory a block{registers}; no "
-        f"dynamic shared memory. The device function is `{facts['function']}`; its parameters are, in this order, "
-        f"{', '.join(parameters)}." + (f" Knobs: {knobs}." if knobs else "")
+        f"Grid {grid}, block {block}; {step['shared_bytes']:,} bytes of static shared memory a block{registers}; "
+        f"{dynamic} dynamic shared memory. The device function is `{step['function']}`; its parameters are, in this "
+        f"order, {', '.join(parameters)}."
     )
 
 

@@ -59,7 +59,8 @@ class Record:
         cost_seconds: seconds on the clock to build and to run.
         timestamp: when it was taken, in seconds since 1970.
         elapsed: seconds of tuning of this workload when it came in, those of earlier sessions included.
-        resources: registers, spills, shared_bytes, threads, blocks, as far as known.
+        resources: registers, spills, shared_bytes, threads, blocks, as far as known; of several steps the most that one
+            takes, and `steps`, their number; `dynamic_shared_bytes` where there are any.
         versions: of the software that made and ran the kernel: tvmconv, tvm, nvrtc …
         index: the config's number in AutoTVM's space, kept from its lines; 0 in ours, which has another space.
     """

@@ -67,20 +67,18 @@ def build(task: Task, config: Config) -> Built:
     Raises:
         MemoryError: the build allocates more than there is.
     """
-    from tvmconv.compiler.lower import lower
+    from tvmconv.compiler import build as road
 
-    watch = Stopwatch()
+    watch, device = Stopwatch(), task.device
     start = time.monotonic()
 
     def failed(kind: ErrorKind, error: BaseException) -> Built:
         return Built(None, kind, describe(error), watch.milliseconds, time.monotonic() - start)
 
     try:
-        with watch.stage("apply"):
-            scheduled, _ = task.schedule.apply(task.workload, config)
-        with watch.stage("lower"):
-            lowered = lower(scheduled.mod, task.device.target())
-        task.device.check_fits(lowered)
+        target = device.target()
+        made = road.build(task.workload, task.schedule, config, target, device.limits, device.text, watch.stage)
+        lowered = made.lowered
         with watch.stage("codegen"):
             _ = lowered.source
         with watch.stage("compile"):

@@ -146,13 +146,20 @@ def target_text(device: Device) -> str:
 
 
 def _resources(program: Program | None) -> dict[str, int]:
-    """What a program takes, under the names of `Record.resources`."""
+    """What a program takes, under the names of `Record.resources`; of several steps the most that one of them takes."""
     if program is None:
         return {}
-    shape = {
-        "shared_bytes": program.shared_bytes,
-        "threads": program.launch.threads,
-        "blocks": program.launch.blocks,
+    steps = program.steps
+    taken = {
+        "shared_bytes": max(step.shared_bytes for step in steps),
+        "threads": max(step.launch.threads for step in steps),
+        "blocks": max(step.launch.blocks for step in steps),
     }
-    ptxas = program.resources
-    return {"registers": ptxas.registers, "spills": ptxas.spills, **shape} if ptxas else shape
+    if dynamic := max(step.dynamic_shared_bytes for step in steps):
+        taken["dynamic_shared_bytes"] = dynamic
+    if len(steps) > 1:
+        taken["steps"] = len(steps)
+    ptxas = [step.resources for step in steps if step.resources]
+    if not ptxas:
+        return taken
+    return {"registers": max(each.registers for each in ptxas), "spills": max(each.spills for each in ptxas), **taken}

@@ -106,6 +106,6 @@ def main(connection: Connection) -> None:
         connection.send(None)
         while True:
             program, best = connection.recv()
-            connection.send(wire.decode_outcome(measure(wire.encode_program(program, best), program.code)))
+            connection.send(wire.decode_outcome(measure(*wire.encode_program(program, best))))
     except (DeviceError, RuntimeError) as error:  # TVM's errors have no class of their own in common
         connection.send(first_line(error))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any
 
-from tvmconv.compiler.program import ArrayType, Launch, Program
+from tvmconv.compiler.program import ArrayType, Launch, Program, Step
 from tvmconv.logs.record import ErrorKind
 from tvmconv.measuring.runner import Outcome
 
@@ -41,38 +43,64 @@ class Order:
         return cls(**json.loads(text))
 
 
-def encode_program(program: Program, best: float) -> str:
-    """A program without its code, and the best time so far (seconds, or `math.inf`), as JSON."""
-    launch = program.launch
-    return json.dumps(
-        {
-            "name": program.name,
-            "grid": launch.grid,
-            "block": launch.block,
-            "arrays": [(array.shape, array.dtype) for array in program.arrays],
-            "arguments": program.arguments,
-            "shared_bytes": program.shared_bytes,
-            "constants": program.constants,
-            "textures": program.textures,
-            "best": best if math.isfinite(best) else None,
-        }
-    )
+def encode_program(program: Program, best: float) -> tuple[str, bytes]:
+    """A program and the best time so far (seconds, or `math.inf`): a header in JSON, and the code of all steps.
+
+    Code that several steps have in common is sent once.
+    """
+    codes = list(dict.fromkeys(step.code for step in program.steps))
+    header = {
+        "codes": [len(code) for code in codes],
+        "steps": [{**_plain(step), "code": codes.index(step.code)} for step in program.steps],
+        "arrays": [(array.shape, array.dtype) for array in program.arrays],
+        "scratch": [(array.shape, array.dtype) for array in program.scratch],
+        "best": best if math.isfinite(best) else None,
+    }
+    return json.dumps(header), b"".join(codes)
 
 
-def decode_program(text: str, code: bytes) -> tuple[Program, float]:
+def _plain(step: Step) -> dict[str, Any]:
+    """A step without its code and its resources, which no device asks for."""
+    return {
+        "name": step.name,
+        "grid": step.launch.grid,
+        "block": step.launch.block,
+        "arguments": step.arguments,
+        "shared_bytes": step.shared_bytes,
+        "dynamic_shared_bytes": step.dynamic_shared_bytes,
+        "constants": step.constants,
+        "textures": step.textures,
+    }
+
+
+def decode_program(header: str, code: bytes) -> tuple[Program, float]:
     """The program and the best time that `encode_program` wrote."""
-    told = json.loads(text)
+    told = json.loads(header)
+    ends = list(accumulate(told["codes"]))
+    codes = [code[end - size : end] for end, size in zip(ends, told["codes"], strict=True)]
     program = Program(
-        code=code,
+        steps=tuple(_step(step, codes) for step in told["steps"]),
+        arrays=_array_types(told["arrays"]),
+        scratch=_array_types(told["scratch"]),
+    )
+    return program, math.inf if told["best"] is None else told["best"]
+
+
+def _step(told: dict[str, Any], codes: Sequence[bytes]) -> Step:
+    return Step(
+        code=codes[told["code"]],
         name=told["name"],
         launch=Launch(tuple(told["grid"]), tuple(told["block"])),
-        arrays=tuple(ArrayType(tuple(shape), dtype) for shape, dtype in told["arrays"]),
         arguments=tuple(told["arguments"]),
         shared_bytes=told["shared_bytes"],
+        dynamic_shared_bytes=told["dynamic_shared_bytes"],
         constants=tuple((int(array), str(symbol)) for array, symbol in told["constants"]),
         textures=tuple(told["textures"]),
     )
-    return program, math.inf if told["best"] is None else told["best"]
+
+
+def _array_types(told: Sequence[tuple[Sequence[int], str]]) -> tuple[ArrayType, ...]:
+    return tuple(ArrayType(tuple(shape), dtype) for shape, dtype in told)
 
 
 def encode_outcome(outcome: Outcome) -> str:

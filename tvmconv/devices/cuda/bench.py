@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,13 +15,12 @@ import numpy as np
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.program import Launch
 from tvmconv.devices.base import Bench, Loaded, effort
+from tvmconv.devices.cuda.gpu import Gpu
 from tvmconv.devices.cuda.graphs import between, capture_enough, capture_on, check, new_stream, warm_up
 from tvmconv.devices.cuda.kernel import Arrays, CudaLoaded, Function, border, copy_to_device, poison
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from tvmconv.devices.cuda.device import CudaDevice
 
 FULL_SECONDS = 5e-3  # of replays, for a kernel that may become the best
 MIN_REPLAYS = 3
@@ -40,28 +40,37 @@ extern "C" __global__ void squared_error(const T* output, const double* referenc
   if (threadIdx.x % 32 == 0) atomicAdd(sum, mine);
 }
 """
-_ELEMENT = {"float32": "#define T float", "float16": "#include <cuda_fp16.h>\n#define T __half"}
+_ELEMENT = {
+    "float32": "#define T float",
+    "float16": "#include <cuda_fp16.h>\n#define T __half",
+    "bfloat16": "#include <cuda_bf16.h>\n#define T __nv_bfloat16",
+}
+
+
+@dataclass(frozen=True)
+class _Output:
+    """Where kernels write to, and what compares it with the reference."""
+
+    pointer: int
+    nbytes: int
+    squared_error: Function
 
 
 class CudaBench(Bench):
     """A workload's arrays in a GPU's memory; see `Bench`."""
 
-    def __init__(self, device: CudaDevice, inputs: Sequence[NDArray[Any]], reference: NDArray[np.float64]) -> None:
+    def __init__(self, device: Gpu, inputs: Sequence[NDArray[Any]], reference: NDArray[np.float64]) -> None:
         self._device = device
         self._inputs = [np.ascontiguousarray(array) for array in inputs]
         self._reference = np.ascontiguousarray(reference, np.float64)
         self._norm = float(np.linalg.norm(self._reference)) or 1.0
-        self._dtype = str(inputs[0].dtype)
-        self._output_bytes = reference.size * inputs[0].itemsize
         self._last_busy = -math.inf
-        cubin = nvrtc.compile_cubin(squared_error_source(self._dtype), str(device.arch))
+        self._outputs: dict[str, _Output] = {}
         with border(device), ExitStack() as stack:
-            self._squared_error = Function(cubin.image, "squared_error")
-            arrays = stack.enter_context(Arrays())
-            self._pointers = [arrays.allocate(array.nbytes) for array in self._inputs]
-            self._pointers.append(arrays.allocate(self._output_bytes))
-            self._reference_pointer = arrays.allocate(self._reference.nbytes)
-            self._sum = arrays.allocate(8)
+            self._arrays = stack.enter_context(Arrays())
+            self._pointers = [self._arrays.allocate(array.nbytes) for array in self._inputs]
+            self._reference_pointer = self._arrays.allocate(self._reference.nbytes)
+            self._sum = self._arrays.allocate(8)
             self._stream = stack.enter_context(new_stream(device.index))
             self._resources = stack.pop_all()
         self.restore()
@@ -69,7 +78,7 @@ class CudaBench(Bench):
     def restore(self) -> None:
         """Copy inputs and reference to the GPU again; see `Bench.restore`."""
         with border(self._device):
-            for pointer, array in zip(self._pointers, self._inputs, strict=False):
+            for pointer, array in zip(self._pointers, self._inputs, strict=True):
                 copy_to_device(pointer, array)
             copy_to_device(self._reference_pointer, self._reference)
 
@@ -80,11 +89,12 @@ class CudaBench(Bench):
         assert isinstance(kernel, CudaLoaded)
         sum_of_squares = np.zeros(1)
         with kernel.border():
-            poison(self._pointers[-1], self._output_bytes, self._stream)
+            output = self._output(kernel)
+            poison(output.pointer, output.nbytes, self._stream)
             check(runtime.cudaMemsetAsync(self._sum, 0, 8, self._stream))
-            with kernel.bind(self._pointers, self._stream) as bound:
+            with kernel.bind([*self._pointers, output.pointer], self._stream) as bound:
                 bound.launch()
-                self._queue_comparison()
+                self._queue_comparison(output)
                 kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
                 check(runtime.cudaMemcpyAsync(sum_of_squares.ctypes.data, self._sum, 8, kind, self._stream))
                 check(runtime.cudaStreamSynchronize(self._stream))
@@ -94,7 +104,7 @@ class CudaBench(Bench):
         """Time replays of a CUDA graph, as `CudaLoaded.time` does; see `Bench.time`."""
         assert isinstance(kernel, CudaLoaded)
         stream = self._stream
-        with kernel.border(), kernel.bind(self._pointers, stream) as bound:
+        with kernel.border(), kernel.bind([*self._pointers, self._output(kernel).pointer], stream) as bound:
             launch = capture_on(stream, lambda i: bound.launch())
             replay, launches = capture_enough(launch, stream, multiple=1)
             if time.monotonic() - self._last_busy > IDLE_SECONDS:
@@ -111,12 +121,21 @@ class CudaBench(Bench):
         """Free the GPU's memory."""
         self._resources.close()
 
-    def _queue_comparison(self) -> None:
+    def _output(self, kernel: CudaLoaded) -> _Output:
+        """Memory for a kernel's output, one for each dtype."""
+        output = kernel.program.output
+        if output.dtype not in self._outputs:
+            cubin = nvrtc.compile_cubin(squared_error_source(output.dtype), str(self._device.arch))
+            squared_error = Function(cubin.image, "squared_error")
+            self._outputs[output.dtype] = _Output(self._arrays.allocate(output.nbytes), output.nbytes, squared_error)
+        return self._outputs[output.dtype]
+
+    def _queue_comparison(self, output: _Output) -> None:
         count = self._reference.size
         blocks = min(-(-count // _THREADS), 8 * (self._device.multiprocessors or 1))
-        self._squared_error.launch(
+        output.squared_error.launch(
             Launch(grid=(blocks, 1, 1), block=(_THREADS, 1, 1)),
-            (self._pointers[-1], self._reference_pointer, count, self._sum),
+            (output.pointer, self._reference_pointer, count, self._sum),
             (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_void_p),
             self._stream,
         )

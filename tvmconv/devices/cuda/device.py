@@ -4,51 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from tvmconv.devices.arch import cuda_target
-from tvmconv.devices.base import AbsentError, Device, first_line
+from tvmconv.devices.base import AbsentError, first_line
 from tvmconv.devices.cuda.bench import CudaBench
+from tvmconv.devices.cuda.gpu import Gpu
 from tvmconv.devices.cuda.graphs import check
 from tvmconv.devices.cuda.kernel import CudaLoaded
+from tvmconv.gpu import fp32_lanes
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from tvm.target import Target
 
     from tvmconv.compiler.program import Program
-
-# float32 multiply-adds per clock and multiprocessor, by compute capability: CUDA C++ Programming Guide, "Arithmetic
-# Instructions", throughput table, row "32-bit floating-point add, multiply, multiply-add".
-_FP32_LANES = {
-    (7, 5): 64,
-    (8, 0): 64,
-    (8, 6): 128,
-    (8, 9): 128,
-    (9, 0): 128,
-    (10, 0): 128,
-    (12, 0): 128,
-}
 
 _NO_GPU = "use opencl:0, or compile only, for an architecture such as sm_90"
 
 
 @dataclass(frozen=True)
-class CudaDevice(Device):
-    """An NVIDIA GPU.
-
-    Attributes:
-        index: its number, as CUDA counts.
-    """
-
-    index: int
-
-    kind: ClassVar[str] = "cuda"
-
-    def target(self) -> Target:
-        """The CUDA target of this GPU's architecture."""
-        return cuda_target(str(self.arch), self.max_threads_per_block, self.shared_bytes_per_block)
+class CudaDevice(Gpu):
+    """An NVIDIA GPU of this machine."""
 
     def load(self, program: Program) -> CudaLoaded:
         """Load a kernel's cubin; errors as in `Device.load`."""
@@ -91,17 +67,18 @@ def _describe(index: int) -> CudaDevice:
     from cuda.bindings import runtime
 
     properties = check(runtime.cudaGetDeviceProperties(index))
-    capability = (properties.major, properties.minor)
-    lanes = _FP32_LANES.get(capability)
+    arch = f"sm_{properties.major}{properties.minor}"
+    lanes = fp32_lanes(arch)
     attribute = runtime.cudaDeviceAttr
     # Clocks are in kHz, the bus width in bits; memory transfers twice a clock.
     clock = check(runtime.cudaDeviceGetAttribute(attribute.cudaDevAttrClockRate, index)) * 1e3
     memory_clock = check(runtime.cudaDeviceGetAttribute(attribute.cudaDevAttrMemoryClockRate, index)) * 1e3
+    opt_in = check(runtime.cudaDeviceGetAttribute(attribute.cudaDevAttrMaxSharedMemoryPerBlockOptin, index))
     bandwidth = 2 * memory_clock * properties.memoryBusWidth / 8
     return CudaDevice(
         text=f"cuda:{index}",
         name=properties.name.decode(),
-        arch=f"sm_{properties.major}{properties.minor}",
+        arch=arch,
         memory_bytes=properties.totalGlobalMem,
         multiprocessors=properties.multiProcessorCount,
         max_threads_per_block=properties.maxThreadsPerBlock,
@@ -109,5 +86,6 @@ def _describe(index: int) -> CudaDevice:
         peak_flops=2 * lanes * properties.multiProcessorCount * clock if lanes else None,
         peak_bandwidth=bandwidth or None,
         l2_bytes=properties.l2CacheSize,
+        opt_in_shared_bytes_per_block=opt_in or None,
         index=index,
     )

@@ -13,7 +13,7 @@ from tvmconv.errors import DeviceError
 
 if TYPE_CHECKING:
     from tvmconv.compiler.program import Program
-    from tvmconv.devices.cuda.device import CudaDevice
+    from tvmconv.devices.cuda.gpu import Gpu
 
 
 @dataclass(frozen=True)
@@ -23,18 +23,20 @@ class Adopted:
     Attributes:
         pointers: addresses of the inputs and the output.
         output: the output, as an array of the first input's library.
+        scratch: addresses of the program's scratch memory, which that library takes back in the stream's order.
         stream: the stream on which that library is working.
-        owners: what keeps the inputs' memory from being freed.
+        owners: what keeps the memory of inputs and scratch from being freed.
     """
 
     pointers: tuple[int, ...]
     output: Any
+    scratch: tuple[int, ...]
     stream: int
     owners: tuple[Any, ...]
 
 
-def adopt(inputs: Sequence[Any], program: Program, device: CudaDevice) -> Adopted:
-    """Take inputs that speak DLPack without a copy, and let their library allocate the output.
+def adopt(inputs: Sequence[Any], program: Program, device: Gpu) -> Adopted:
+    """Take inputs that speak DLPack without a copy, and let their library allocate the output and scratch memory.
 
     Raises:
         DeviceError: an input is no such array, is elsewhere, is not contiguous, or is not what the program takes.
@@ -52,9 +54,20 @@ def adopt(inputs: Sequence[Any], program: Program, device: CudaDevice) -> Adopte
             raise DeviceError(f"input {i} is not contiguous: expected C order")
     check_inputs(program, arrays)
     stream, empty = _producer(inputs[0], device.index)
-    output = empty(program.output.shape, program.output.dtype)
+    try:
+        output = empty(program.output.shape, program.output.dtype)
+    except (AttributeError, TypeError) as error:  # a library without bfloat16
+        library = type(inputs[0]).__module__.partition(".")[0]
+        raise DeviceError(f"{library} has no arrays of {program.output.dtype}, which the output is") from error
+    scratch = [tvm.runtime.from_dlpack(empty((array.nbytes,), "uint8")) for array in program.scratch]
     arrays.append(tvm.runtime.from_dlpack(output))
-    return Adopted(tuple(array.data_ptr() for array in arrays), output, stream, tuple(arrays))
+    return Adopted(
+        pointers=tuple(array.data_ptr() for array in arrays),
+        output=output,
+        scratch=tuple(array.data_ptr() for array in scratch),
+        stream=stream,
+        owners=(*arrays, *scratch),
+    )
 
 
 def _producer(array: Any, index: int) -> tuple[int, Callable[[tuple[int, ...], str], Any]]:

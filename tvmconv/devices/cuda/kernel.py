@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmconv.devices.base import BufferSets, Loaded, LostError, Timing, check_inputs, set_bytes
+from tvmconv.devices.base import BufferSets, Loaded, LostError, Timing, check_inputs
 from tvmconv.devices.cuda.dlpack import adopt
+from tvmconv.devices.cuda.gpu import Gpu
 from tvmconv.devices.cuda.graphs import capture_on, check, new_stream, time_sets
 from tvmconv.devices.cuda.texture import Texture
 from tvmconv.errors import DeviceError
@@ -20,19 +21,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tvmconv.compiler.program import ArrayType, Launch, Program
-    from tvmconv.devices.cuda.device import CudaDevice
 
 
 class CudaLoaded(Loaded):
     """A kernel on an NVIDIA GPU."""
 
-    device: CudaDevice
+    device: Gpu
 
-    def __init__(self, device: CudaDevice, program: Program) -> None:
+    def __init__(self, device: Gpu, program: Program) -> None:
         self.device = device
         self.program = program
         with self.border():
-            self._function = Function(program.code, program.name)
+            self._functions = [Function(step.code, step.name, step.dynamic_shared_bytes) for step in program.steps]
 
     def run(self, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """Run once on the default stream; see `Loaded.run`."""
@@ -51,7 +51,7 @@ class CudaLoaded(Loaded):
         An input that is read through a texture makes the call wait for the kernel's end.
         """
         adopted = adopt(inputs, self.program, self.device)
-        with self.border(), self.bind(adopted.pointers, adopted.stream) as bound:
+        with self.border(), self.bind(adopted.pointers, adopted.stream, adopted.scratch) as bound:
             bound.launch()
         return adopted.output
 
@@ -60,12 +60,10 @@ class CudaLoaded(Loaded):
         from cuda.bindings import runtime
 
         check_inputs(self.program, inputs)
-        output = self.program.output
-        size = set_bytes(inputs, output.shape, output.dtype)
-        sets = BufferSets.choose(size, self.device.l2_bytes or 0, cold=cold)
+        sets = BufferSets.choose(self.program.nbytes, self.device.l2_bytes or 0, cold=cold)
         with self.border(), ExitStack() as stack:
             arrays, stream = stack.enter_context(Arrays()), stack.enter_context(new_stream(self.device.index))
-            copies = [arrays.uploaded(inputs, output) for _ in range(sets.count)]
+            copies = [arrays.uploaded(inputs, self.program.output) for _ in range(sets.count)]
             bound = [stack.enter_context(self.bind(pointers, stream)) for pointers in copies]
 
             def launch(i: int) -> None:
@@ -75,37 +73,62 @@ class CudaLoaded(Loaded):
             check(runtime.cudaStreamSynchronize(stream))
             return time_sets(capture_on(stream, launch), stream, sets, seconds)
 
-    def bind(self, pointers: Sequence[int], stream: int) -> Bound:
-        """Make ready to launch on the program's `arrays`, in their order, at these addresses; within `border`."""
-        return Bound(self.program, self._function, pointers, stream)
+    def bind(self, pointers: Sequence[int], stream: int, scratch: Sequence[int] | None = None) -> Bound:
+        """Make ready to launch on the program's `arrays`, in their order, at these addresses; within `border`.
+
+        Args:
+            pointers: of the arrays.
+            stream: to launch on.
+            scratch: addresses of the program's scratch memory; by default, fresh memory full of NaN.
+        """
+        return Bound(self.program, self._functions, pointers, stream, scratch)
 
     def border(self) -> AbstractContextManager[None]:
         """`border` with this kernel's launch in its errors."""
-        return border(self.device, f", launched as {self.program.launch}")
+        return border(self.device, f", launched as {self.program.launches}")
 
 
 class Bound:
     """A kernel with its arrays where it reads them.
 
-    What it reads from constant memory was copied there, on the stream, and what it reads through textures has texture
-    objects. All launches of a loaded kernel share its constant memory: it is bound to one set of constants at a time.
+    What it reads from constant memory was copied there, on the stream, what it reads through textures has texture
+    objects, and it has scratch memory of its own. All launches of a loaded kernel share its constant memory: it is
+    bound to one set of constants at a time.
     """
 
-    def __init__(self, program: Program, function: Function, pointers: Sequence[int], stream: int) -> None:
-        self._shape = program.launch
-        self._function = function
+    def __init__(
+        self,
+        program: Program,
+        functions: Sequence[Function],
+        pointers: Sequence[int],
+        stream: int,
+        scratch: Sequence[int] | None = None,
+    ) -> None:
         self._stream = stream
-        for index, symbol in program.constants:
-            function.fill(symbol, pointers[index], program.arrays[index].nbytes, stream)
-        values: dict[int, tuple[int, Any]] = {i: (pointer, ctypes.c_void_p) for i, pointer in enumerate(pointers)}
-        with ExitStack() as textures:
-            for index in program.textures:
-                texture = textures.enter_context(Texture(pointers[index], program.arrays[index], stream))
-                values[index] = (texture.handle, ctypes.c_uint64)
-            self._textures = textures.pop_all()
-        self._waits = bool(program.textures)
-        self._parameters = [values[i][0] for i in program.arguments]
-        self._types = [values[i][1] for i in program.arguments]
+        with ExitStack() as owned:
+            own = bool(program.scratch) and scratch is None
+            if scratch is None:
+                arrays = owned.enter_context(Arrays())
+                scratch = [arrays.poisoned(array, stream) for array in program.scratch]
+            read = dict(enumerate((*pointers, *scratch)))
+            seen = {
+                i: owned.enter_context(Texture(pointers[i], program.arrays[i], stream)).handle
+                for i in {i for step in program.steps for i in step.textures}
+            }
+            for step, function in zip(program.steps, functions, strict=True):
+                for index, symbol in step.constants:
+                    function.fill(symbol, pointers[index], program.arrays[index].nbytes, stream)
+            self._owned = owned.pop_all()
+        self._waits = bool(seen) or own
+        self._launches = [
+            (
+                function,
+                step.launch,
+                [seen[i] if i in step.textures else read[i] for i in step.arguments],
+                [ctypes.c_uint64 if i in step.textures else ctypes.c_void_p for i in step.arguments],
+            )
+            for step, function in zip(program.steps, functions, strict=True)
+        ]
 
     def __enter__(self) -> Bound:
         return self
@@ -114,22 +137,29 @@ class Bound:
         self.close()
 
     def launch(self) -> None:
-        """Queue one launch on the stream."""
-        self._function.launch(self._shape, self._parameters, self._types, self._stream)
+        """Queue one launch of every step on the stream."""
+        for function, shape, parameters, types in self._launches:
+            function.launch(shape, parameters, types, self._stream)
 
     def close(self) -> None:
-        """Free the texture objects, when the stream's work that uses them is done."""
+        """Free texture objects and scratch memory, when the stream's work that uses them is done."""
         from cuda.bindings import runtime
 
         if self._waits:
             runtime.cudaStreamSynchronize(self._stream)  # its errors are met by whoever waits for the results
-        self._textures.close()
+        self._owned.close()
 
 
 class Function:
-    """A kernel function in a cubin, for the current device; unloaded when it is no longer used."""
+    """A kernel function in a cubin, for the current device; unloaded when it is no longer used.
 
-    def __init__(self, cubin: bytes, name: str) -> None:
+    Args:
+        cubin: its machine code, and perhaps that of others.
+        name: its symbol.
+        dynamic_shared_bytes: shared memory of a block that every launch asks for.
+    """
+
+    def __init__(self, cubin: bytes, name: str, dynamic_shared_bytes: int = 0) -> None:
         from cuda.bindings import driver
 
         library = check(driver.cuLibraryLoadData(cubin, None, None, 0, None, None, 0))
@@ -137,6 +167,10 @@ class Function:
         self._library = library
         kernel = check(driver.cuLibraryGetKernel(library, name.encode()))
         self._function = check(driver.cuKernelGetFunction(kernel))  # loads it, which a graph's capture does not allow
+        self._dynamic_shared_bytes = dynamic_shared_bytes
+        if dynamic_shared_bytes:  # to opt in is needed beyond 48 KiB, static and dynamic together
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            check(driver.cuFuncSetAttribute(self._function, attribute, dynamic_shared_bytes))
 
     def fill(self, symbol: str, pointer: int, nbytes: int, stream: int) -> None:
         """Queue the copy of an array to a `__constant__` symbol of the cubin."""
@@ -150,8 +184,8 @@ class Function:
         """Queue one launch, with the parameters given by values and their ctypes."""
         from cuda.bindings import driver
 
-        values = (tuple(parameters), tuple(types))
-        check(driver.cuLaunchKernel(self._function, *shape.grid, *shape.block, 0, stream, values, 0))
+        values, shared = (tuple(parameters), tuple(types)), self._dynamic_shared_bytes
+        check(driver.cuLaunchKernel(self._function, *shape.grid, *shape.block, shared, stream, values, 0))
 
 
 class Arrays:
@@ -179,12 +213,17 @@ class Arrays:
         copy_to_device(pointer, array)
         return pointer
 
+    def poisoned(self, array: ArrayType, stream: int) -> int:
+        """The address of memory for an array, which is filled with NaN on the stream."""
+        pointer = self.allocate(array.nbytes)
+        poison(pointer, array.nbytes, stream)
+        return pointer
+
     def uploaded(self, inputs: Sequence[NDArray[Any]], output: ArrayType) -> list[int]:
         """The addresses of copies of the inputs, and of an output full of NaN."""
         from cuda.bindings import runtime
 
-        pointers = [*(self.upload(array) for array in inputs), self.allocate(output.nbytes)]
-        poison(pointers[-1], output.nbytes, stream=0)
+        pointers = [*(self.upload(array) for array in inputs), self.poisoned(output, stream=0)]
         check(runtime.cudaStreamSynchronize(0))
         return pointers
 
@@ -220,7 +259,7 @@ def poison(pointer: int, nbytes: int, stream: int) -> None:
 
 
 @contextmanager
-def border(device: CudaDevice, doing: str = "") -> Iterator[None]:
+def border(device: Gpu, doing: str = "") -> Iterator[None]:
     """Make `device` the current one, and name it in the errors of CUDA.
 
     A kernel's fault (an illegal address, say) ends the process's CUDA context for good.

@@ -15,13 +15,13 @@ import numpy as np
 from tvmconv.devices.base import (
     Bench,
     BufferSets,
+    Device,
     Loaded,
     Timing,
     check_inputs,
     effort,
     first_line,
     poisoned,
-    set_bytes,
 )
 from tvmconv.errors import CompileError, DeviceError
 from tvmconv.verify import relative_error
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tvmconv.compiler.program import Program
-    from tvmconv.devices.opencl.device import OpenclDevice
 
 MIN_SAMPLES, MAX_SAMPLES = 3, 1000
 BENCH_SECONDS, MAX_BENCH_SAMPLES = 0.2, 20  # for a kernel that may become the best
@@ -39,9 +38,7 @@ BENCH_SECONDS, MAX_BENCH_SAMPLES = 0.2, 20  # for a kernel that may become the b
 class OpenclLoaded(Loaded):
     """A kernel on an OpenCL device."""
 
-    device: OpenclDevice
-
-    def __init__(self, device: OpenclDevice, program: Program, queue: Any) -> None:
+    def __init__(self, device: Device, program: Program, queue: Any) -> None:
         import pyopencl as cl
 
         self.device = device
@@ -51,10 +48,13 @@ class OpenclLoaded(Loaded):
             warnings.simplefilter("ignore", cl.CompilerWarning)  # PoCL's compiler speaks of unused variables
             try:
                 # No cache of pyopencl's besides the driver's own: it would need a home directory to write to.
-                built = cl.Program(queue.context, program.code.decode()).build(cache_dir=False)
+                built = {
+                    code: cl.Program(queue.context, code.decode()).build(cache_dir=False)
+                    for code in {step.code for step in program.steps}
+                }
             except cl.Error as error:
                 raise CompileError(f"{device.text} rejects the kernel: {_first_error(str(error))}") from error
-        self._kernel = cl.Kernel(built, program.name)
+        self._kernels = [cl.Kernel(built[step.code], step.name) for step in program.steps]
 
     def run(self, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """Run once; see `Loaded.run`."""
@@ -65,41 +65,49 @@ class OpenclLoaded(Loaded):
 
     def run_on(self, buffers: Sequence[Any], output: NDArray[Any]) -> NDArray[Any]:
         """Run once on buffers on the device, and fill `output` from the last of them; within `border`."""
-        import pyopencl as cl
-
-        self._launch(buffers).wait()
-        cl.enqueue_copy(self._queue, output, buffers[-1])
+        self._launch([*buffers, *self.scratch()])[-1].wait()
+        download(self._queue, output, buffers[-1])
         return output
 
     def time(self, inputs: Sequence[NDArray[Any]], *, cold: bool = False, seconds: float = 0.5) -> Timing:
         """Time launches by their profiling events; see `Loaded.time`."""
         check_inputs(self.program, inputs)
         output = poisoned(self.program.output)
-        size = set_bytes(inputs, output.shape, str(output.dtype))
-        sets = BufferSets.choose(size, self.device.l2_bytes or 0, cold=cold)
+        sets = BufferSets.choose(self.program.nbytes, self.device.l2_bytes or 0, cold=cold)
         samples: list[float] = []
         with self.border():
-            buffers = [upload(self._queue, [*inputs, output]) for _ in range(sets.count)]
-            self._launch(buffers[-1]).wait()  # PoCL compiles for the work-group's size at the first launch
+            buffers = [[*upload(self._queue, [*inputs, output]), *self.scratch()] for _ in range(sets.count)]
+            self._launch(buffers[-1])[-1].wait()  # PoCL compiles for the work-group's size at the first launch
             while len(samples) < MIN_SAMPLES or (sum(samples) < seconds and len(samples) < MAX_SAMPLES):
                 samples.append(self.sample(buffers[len(samples) % sets.count]))
         method = f"OpenCL profiling events of {len(samples)} launches, {sets.describe('cache')}"
         return Timing(tuple(samples), method, cold)
 
     def sample(self, buffers: Sequence[Any]) -> float:
-        """Seconds that one launch takes; within `border`."""
-        event = self._launch(buffers)
-        event.wait()
-        return (event.profile.end - event.profile.start) / 1e9
+        """Seconds that one launch takes, from the begin of its first step to the end of its last; within `border`.
 
-    def _launch(self, buffers: Sequence[Any]) -> Any:
-        """Queue the kernel on buffers in the order of the program's `arrays`; its event."""
+        Args:
+            buffers: of the program's `arrays` and its `scratch`.
+        """
+        events = self._launch(buffers)
+        events[-1].wait()
+        return (events[-1].profile.end - events[0].profile.start) / 1e9
+
+    def scratch(self) -> list[Any]:
+        """Fresh scratch memory, full of NaN."""
+        return upload(self._queue, [poisoned(array) for array in self.program.scratch])
+
+    def _launch(self, buffers: Sequence[Any]) -> list[Any]:
+        """Queue every step on buffers in the order of the program's `arrays` and `scratch`; their events."""
         import pyopencl as cl
 
-        launch = self.program.launch
-        self._kernel.set_args(*(buffers[i] for i in self.program.arguments))
-        work_items = tuple(grid * block for grid, block in zip(launch.grid, launch.block, strict=True))
-        return cl.enqueue_nd_range_kernel(self._queue, self._kernel, work_items, launch.block)
+        events: list[Any] = []
+        for step, kernel in zip(self.program.steps, self._kernels, strict=True):
+            grid, block = step.launch.grid, step.launch.block
+            kernel.set_args(*(buffers[i] for i in step.arguments))
+            work_items = tuple(blocks * threads for blocks, threads in zip(grid, block, strict=True))
+            events.append(cl.enqueue_nd_range_kernel(self._queue, kernel, work_items, block))  # in the queue's order
+        return events
 
     @contextmanager
     def border(self) -> Iterator[None]:
@@ -109,21 +117,20 @@ class OpenclLoaded(Loaded):
         try:
             yield
         except cl.Error as error:
-            launch = self.program.launch
-            raise DeviceError(f"{self.device.text}: {first_line(error)}, launched as {launch}") from error
+            message = f"{self.device.text}: {first_line(error)}, launched as {self.program.launches}"
+            raise DeviceError(message) from error
 
 
 class OpenclBench(Bench):
     """A workload's arrays in an OpenCL device's memory; see `Bench`."""
 
     def __init__(
-        self, device: OpenclDevice, queue: Any, inputs: Sequence[NDArray[Any]], reference: NDArray[np.float64]
+        self, device: Device, queue: Any, inputs: Sequence[NDArray[Any]], reference: NDArray[np.float64]
     ) -> None:
         self._device = device
         self._queue = queue
         self._inputs = inputs
         self._reference = reference
-        self._poison = np.full(reference.shape, np.nan, inputs[0].dtype)
         self.restore()
 
     def restore(self) -> None:
@@ -131,28 +138,28 @@ class OpenclBench(Bench):
         import pyopencl as cl
 
         try:
-            self._buffers = upload(self._queue, [*self._inputs, self._poison])
+            self._buffers = upload(self._queue, self._inputs)
         except cl.Error as error:
             raise DeviceError(f"{self._device.text}: {first_line(error)}") from error
 
     def deviation(self, kernel: Loaded) -> float:
         """Run once and compare on the host; see `Bench.deviation`."""
-        import pyopencl as cl
-
         assert isinstance(kernel, OpenclLoaded)
+        output = poisoned(kernel.program.output)
         with kernel.border():
-            cl.enqueue_copy(self._queue, self._buffers[-1], self._poison)
-            output = kernel.run_on(self._buffers, np.empty_like(self._poison))
+            kernel.run_on([*self._buffers, *upload(self._queue, [output])], output)
         return relative_error(output, self._reference)
 
     def time(self, kernel: Loaded, best: float) -> tuple[float, ...]:
         """Time single launches by their profiling events; see `Bench.time`."""
         assert isinstance(kernel, OpenclLoaded)
         with kernel.border():
-            samples = [kernel.sample(self._buffers)]
+            output = upload(self._queue, [poisoned(kernel.program.output)])
+            buffers = [*self._buffers, *output, *kernel.scratch()]
+            samples = [kernel.sample(buffers)]
             if seconds := effort(samples[0], best) * BENCH_SECONDS:
                 count = min(max(seconds / samples[0], MIN_SAMPLES), MAX_BENCH_SAMPLES)
-                samples += [kernel.sample(self._buffers) for _ in range(int(count))]
+                samples += [kernel.sample(buffers) for _ in range(int(count))]
         return tuple(samples)
 
     def close(self) -> None:
@@ -166,7 +173,19 @@ def upload(queue: Any, arrays: Sequence[NDArray[Any]]) -> list[Any]:
     import pyopencl as cl
 
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
-    return [cl.Buffer(queue.context, flags, hostbuf=np.ascontiguousarray(array)) for array in arrays]
+    return [cl.Buffer(queue.context, flags, hostbuf=_raw(np.ascontiguousarray(array))) for array in arrays]
+
+
+def download(queue: Any, array: NDArray[Any], buffer: Any) -> None:
+    """Fill a C-contiguous array from a buffer."""
+    import pyopencl as cl
+
+    cl.enqueue_copy(queue, _raw(array), buffer)
+
+
+def _raw(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """The bytes of an array: bfloat16 is none of the types that Python's buffers know."""
+    return array.reshape(-1).view(np.uint8)
 
 
 def _first_error(log: str) -> str:

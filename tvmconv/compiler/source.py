@@ -1,0 +1,112 @@
+"""Generated CUDA and OpenCL text: what its types are called, where its kernels are, how shared arrays are aligned."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import ml_dtypes  # noqa: F401  lets NumPy know bfloat16 by its name
+import numpy as np
+
+from tvmconv.errors import CompileError
+
+# What TVM's code generators call a dtype; those of other names are not placed.
+_SHARED_NAMES = {"float32": "float", "float16": "half", "float64": "double", "int32": "int", "int16": "short"}
+_SHARED_NAMES |= {"uint8": "uchar", "uint16": "ushort", "uint32": "uint", "bool": "bool"}
+_NAMES = {
+    "cuda": {
+        **_SHARED_NAMES,
+        "bfloat16": "nv_bfloat16",
+        "int8": "signed char",
+        "int64": "int64_t",
+        "uint64": "uint64_t",
+    },
+    "opencl": {**_SHARED_NAMES, "int8": "char", "int64": "long", "uint64": "ulong"},
+}
+_POINTER = {"cuda": "{}* __restrict__ {}", "opencl": "__global {}* restrict {}"}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A pointer that a device function takes.
+
+    Attributes:
+        name: in the text.
+        dtype: of what it points to, as the function has it: a dtype that the device lacks is another one there.
+        index: of the program's array or scratch memory that goes there.
+    """
+
+    name: str
+    dtype: str
+    index: int
+
+
+def type_name(dtype: str, kind: str) -> str:
+    """What a dtype is called in the text of a target; raises `CompileError` for one that has no name there."""
+    try:
+        return _NAMES[kind][dtype]
+    except KeyError:
+        raise CompileError(f"{dtype} has no name in {kind} text") from None
+
+
+def declaration(parameter: Parameter, kind: str) -> str:
+    """How the text of a target declares a parameter."""
+    return _POINTER[kind].format(type_name(parameter.dtype, kind), parameter.name)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Where a kernel is in a text.
+
+    Attributes:
+        declared: the parameters' span in each declaration of the kernel, the last of which is its definition.
+        end: of its body.
+    """
+
+    declared: tuple[tuple[int, int], ...]
+    end: int
+
+
+_HEAD = {"cuda": r'extern "C" __global__ void [^;{]*?\b', "opencl": r"__kernel void "}
+
+
+def find_kernel(source: str, name: str, kind: str) -> Kernel:
+    """Find a kernel in a text; raises `CompileError` where it is not defined exactly once."""
+    head = _HEAD[kind]
+    found = [(match, source[match.end() :].lstrip()[:1]) for match in re.finditer(rf"{head}{name}\(([^)]*)\)", source)]
+    if [follows for _, follows in found].count("{") != 1 or found[-1][1] != "{":
+        raise CompileError(f"the generated text does not define the kernel {name} exactly once")
+    after = re.compile(head).search(source, found[-1][0].end())
+    return Kernel(tuple(match.span(1) for match, _ in found), after.start() if after else len(source))
+
+
+def without_preamble(source: str) -> str:
+    """The kernels of a text alone, without the definitions that TVM puts before them."""
+    first = re.search(r'^(// Function: |__constant__ |extern "C" __global__ |__kernel )', source, re.MULTILINE)
+    return source[first.start() :] if first else source
+
+
+_ALIGNMENT = 64
+
+# `__shared__ alignas(64) float K_shared_ptr[51];`, of scalars or of short vectors such as `float4`
+_ELEMENT = "|".join((*_NAMES["cuda"].values(), "longlong", "ulonglong"))
+_SHARED_ARRAY = re.compile(rf"(__shared__ alignas\({_ALIGNMENT}\) ({_ELEMENT})(\d?) \w+\[)(\d+)(?=\];)")
+_ITEMSIZE = {name: np.dtype(dtype).itemsize for dtype, name in _NAMES["cuda"].items()} | {"longlong": 8, "ulonglong": 8}
+
+
+def fill_alignment(source: str) -> str:
+    """Round the shared arrays of a CUDA text up to their alignment.
+
+    NVIDIA's compiler may load an array's last words together with what follows them inside the alignment. That harms
+    nothing, but behind the last array compute-sanitizer calls it an access out of bounds.
+    """
+
+    def filled(match: re.Match[str]) -> str:
+        itemsize = _ITEMSIZE[match[2]] * int(match[3] or 1)
+        return f"{match[1]}{-(-_rounded(int(match[4]) * itemsize) // itemsize)}"
+
+    return _SHARED_ARRAY.sub(filled, source)
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

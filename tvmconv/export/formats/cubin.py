@@ -1,0 +1,119 @@
+"""`kernel.cubin`: the machine code, and its call with the CUDA driver alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvmconv.export.examples import as_list, as_table, fill
+from tvmconv.export.formats.base import Format
+
+if TYPE_CHECKING:
+    from tvmconv.kernel import Kernel
+
+_EXAMPLE = """\
+import numpy as np
+from cuda.bindings import driver
+{imports}
+
+def check(result):
+    status, *values = result
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(driver.cuGetErrorName(status)[1].decode())
+    return values[0] if values else None
+
+
+def allocate(nbytes):
+    return np.array([int(check(driver.cuMemAlloc(nbytes)))], "uint64")
+
+
+def upload(array):
+    address = allocate(array.nbytes)
+    check(driver.cuMemcpyHtoD(int(address[0]), array.ctypes.data, array.nbytes))
+    return address
+
+{texture}
+random = np.random.default_rng(0)
+{inputs}
+{output} = np.empty({output_shape}, "{dtype}")
+
+check(driver.cuInit(0))
+gpu = check(driver.cuDeviceGet(0))
+check(driver.cuCtxSetCurrent(check(driver.cuDevicePrimaryCtxRetain(gpu))))
+with open("kernel.cubin", "rb") as cubin:
+    module = check(driver.cuModuleLoadData(cubin.read()))
+{constants}
+memory = {{
+{memory}
+}}
+steps = [  # function, grid, block, bytes of dynamic shared memory, and its parameters in its own order
+{steps}
+]
+for name, grid, block, shared, parameters in steps:
+    function = check(driver.cuModuleGetFunction(module, name.encode()))
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    check(driver.cuFuncSetAttribute(function, attribute, shared))
+    addresses = np.array([memory[parameter].ctypes.data for parameter in parameters], "uint64")
+    check(driver.cuLaunchKernel(function, *grid, *block, shared, 0, addresses.ctypes.data, 0))
+check(driver.cuMemcpyDtoH({output}.ctypes.data, int(memory["{output}"][0]), {output}.nbytes))  # waits
+print({output}.shape, np.linalg.norm({output}.astype("float64")))
+"""
+_TEXTURE = """
+def texture(array):
+    rows = array.reshape(len(array), -1)
+    pitched = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 128)))  # each row begins at a multiple of 512 bytes
+    resource, reading = driver.CUDA_RESOURCE_DESC(), driver.CUDA_TEXTURE_DESC()
+    resource.resType = driver.CUresourcetype.CU_RESOURCE_TYPE_PITCH2D
+    image = resource.res.pitch2D
+    image.devPtr, image.pitchInBytes = int(upload(pitched)[0]), pitched.strides[0]
+    image.width, image.height = rows.shape[1], rows.shape[0]
+    image.format, image.numChannels = driver.CUarray_format.CU_AD_FORMAT_FLOAT, 1
+    reading.addressMode = [driver.CUaddress_mode.CU_TR_ADDRESS_MODE_BORDER] * 3  # zero outside
+    reading.filterMode = driver.CUfilter_mode.CU_TR_FILTER_MODE_POINT  # single elements
+    return np.array([int(check(driver.cuTexObjectCreate(resource, reading, None)))], "uint64")
+
+"""
+_CONSTANT = """
+address = check(driver.cuModuleGetGlobal(module, b"{symbol}"))  # constant memory
+check(driver.cuMemcpyHtoD(address, {name}.ctypes.data, {name}.nbytes))
+"""
+
+
+def write(kernel: Kernel, path: Path) -> None:
+    """Write the machine code; raises `CompileError` when NVRTC rejects the kernel."""
+    path.write_bytes(kernel.cubin.image)
+
+
+def example(facts: Mapping[str, Any]) -> list[str]:
+    """The call with the driver."""
+    memory = {a["name"]: _brought(a["space"], a["name"]) for a in facts["arguments"] if not a["symbol"]}
+    memory |= {scratch["name"]: f"allocate({scratch['bytes']})" for scratch in facts["scratch"]}
+    steps = [
+        (
+            step["function"],
+            tuple(step["grid"]),
+            tuple(step["block"]),
+            step["dynamic_shared_bytes"],
+            step["parameters"],
+        )
+        for step in facts["steps"]
+    ]
+    text = fill(
+        _EXAMPLE,
+        facts,
+        "{}",
+        memory=as_table(memory),
+        steps=as_list(steps),
+        constants="".join(_CONSTANT.format(**a) for a in facts["arguments"] if a["symbol"]),
+        texture=_TEXTURE if any(a["space"] == "texture" for a in facts["arguments"]) else "",
+    )
+    return ["With the CUDA driver alone (`pip install cuda-bindings`):", text]
+
+
+def _brought(space: str, name: str) -> str:
+    """How an argument is brought to the GPU."""
+    return f"texture({name})" if space == "texture" else f"upload({name})"
+
+
+FORMAT = Format("kernel.cubin", "its machine code, as the CUDA driver loads it", ("cuda",), write, example, rank=2)

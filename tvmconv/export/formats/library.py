@@ -1,0 +1,66 @@
+"""`kernel.so`: machine code and host code as one library, and its call with TVM's runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvmconv.errors import CompileError
+from tvmconv.export.examples import fill
+from tvmconv.export.formats.base import Format
+from tvmconv.export.link import link
+
+if TYPE_CHECKING:
+    from tvmconv.kernel import Kernel
+
+_EXAMPLE = """\
+import numpy as np
+from cuda.pathfinder import load_nvidia_dynamic_lib
+
+load_nvidia_dynamic_lib("cudart")  # before TVM, which leaves out its CUDA runtime where it does not find this library
+import tvm
+{imports}
+random = np.random.default_rng(0)
+gpu = tvm.cuda(0)
+{inputs}
+{output} = tvm.runtime.empty({output_shape}, "{dtype}", gpu)
+
+kernel = tvm.runtime.load_module("./kernel.so")["main"]
+kernel({arguments})
+
+{output} = {output}.numpy()
+print({output}.shape, np.linalg.norm({output}.astype("float64")))
+"""
+
+
+def write(kernel: Kernel, path: Path) -> None:
+    """Link the library; raises `CompileError` where nothing links it, or TVM's runtime could not call it."""
+    if kernel.device.kind != "cuda":
+        raise CompileError("TVM's wheel has no OpenCL runtime")
+    link(kernel.module, path)
+
+
+def example(facts: Mapping[str, Any]) -> list[str]:
+    """The call with TVM."""
+    versions = facts["versions"]
+    install = (
+        f'`pip install "apache-tvm=={versions["apache-tvm"]}" "apache-tvm-ffi>=0.1.14.post0,<0.1.15" cuda-pathfinder '
+        '"cuda-toolkit[cudart]>=13,<14"`'
+    )
+    return [
+        f"With TVM ({install}):",
+        fill(_EXAMPLE, facts, "tvm.runtime.tensor({}, gpu)"),
+        "A tensor of another library goes in without a copy through `tvm.runtime.from_dlpack`.",
+    ]
+
+
+FORMAT = Format(
+    "kernel.so",
+    "the machine code, and host code that checks arguments and launches, for TVM's runtime",
+    ("cuda", "opencl"),
+    write,
+    example,
+    rank=1,
+    optional=True,
+)

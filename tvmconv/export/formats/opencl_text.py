@@ -1,0 +1,69 @@
+"""`kernel.cl`: the generated OpenCL text, and its call with pyopencl."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvmconv.export.examples import as_list, as_table, fill
+from tvmconv.export.formats.base import Format
+
+if TYPE_CHECKING:
+    from tvmconv.kernel import Kernel
+
+_EXAMPLE = """\
+import numpy as np
+import pyopencl as cl
+{imports}
+random = np.random.default_rng(0)
+{inputs}
+{output} = np.empty({output_shape}, "{dtype}")
+
+context = cl.create_some_context(interactive=False)
+queue = cl.CommandQueue(context)
+with open("kernel.cl") as source:
+    program = cl.Program(context, source.read()).build()
+
+flags = cl.mem_flags.READ_WRITE
+memory = {{
+{memory}
+}}
+steps = [  # function, work-items in all and of a group, and its parameters in its own order
+{steps}
+]
+for name, work_items, group, parameters in steps:
+    function = cl.Kernel(program, name)
+    function.set_args(*(memory[parameter] for parameter in parameters))
+    cl.enqueue_nd_range_kernel(queue, function, work_items, group)
+cl.enqueue_copy(queue, {output}.view("uint8"), memory["{output}"])
+print({output}.shape, np.linalg.norm({output}.astype("float64")))
+"""
+_COPIED = 'cl.Buffer(context, flags | cl.mem_flags.COPY_HOST_PTR, hostbuf={}.view("uint8"))'
+
+
+def write(kernel: Kernel, path: Path) -> None:
+    """Write the text."""
+    path.write_text(kernel.source, encoding="utf-8")
+
+
+def example(facts: Mapping[str, Any]) -> list[str]:
+    """The call with pyopencl."""
+    memory = {
+        **{argument["name"]: _COPIED.format(argument["name"]) for argument in facts["arguments"]},
+        **{scratch["name"]: f"cl.Buffer(context, flags, {scratch['bytes']})" for scratch in facts["scratch"]},
+    }
+    steps = [
+        (
+            step["function"],
+            tuple(grid * block for grid, block in zip(step["grid"], step["block"], strict=True)),
+            tuple(step["block"]),
+            step["parameters"],
+        )
+        for step in facts["steps"]
+    ]
+    text = fill(_EXAMPLE, facts, "{}", memory=as_table(memory), steps=as_list(steps))
+    return ["With pyopencl (`pip install pyopencl`):", text]
+
+
+FORMAT = Format("kernel.cl", "the device function, OpenCL C", ("opencl",), write, example, rank=0)
