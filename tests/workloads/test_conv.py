@@ -82,9 +82,7 @@ def test_reference_equals_the_definition(workload):
 def test_reference_in_chunks_equals_the_definition(text, monkeypatch):
     workload = parse(text)
     columns = 3  # of a chunk
-    monkeypatch.setattr(
-        "tvmconv.workloads.convolve.CHUNK_BYTES", 8 * workload.C * math.prod(workload.kernel) * columns
-    )
+    monkeypatch.setattr("tvmconv.workloads.convolve.CHUNK_BYTES", 8 * workload.C * math.prod(workload.kernel) * columns)
     x, k = workload.inputs(seed=0)
     np.testing.assert_allclose(workload.reference(x, k), convolve_by_loops(workload, x, k), rtol=1e-12, atol=1e-12)
 

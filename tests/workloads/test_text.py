@@ -94,7 +94,10 @@ def test_padding_of_two_is_vertical_then_horizontal():
         ("conv2d:1x4x8x8,4x2x3x3", "'4x2x3x3' has 2 input channels: 4 channels in 1 group need 4x4x3x3"),
         ("conv2d:1x4x8x8,4x4x3x3,g2", "'4x4x3x3' has 4 input channels: 4 channels in 2 groups need 4x2x3x3"),
         ("filter1d", "expected OPERATOR:SIZES"),
-        ("filter3d:8x8x8,k3", "unknown operator 'filter3d': expected one of conv1d, conv2d, conv3d, filter1d, filter2d"),
+        (
+            "filter3d:8x8x8,k3",
+            "unknown operator 'filter3d': expected one of conv1d, conv2d, conv3d, filter1d, filter2d",
+        ),
         ("filter1d:8", "expected filter1d:SIGNAL,MASK[,clamp], as in filter1d:16777216,k5"),
         ("filter1d:8,3", "'3': expected the mask's taps behind a k, as in filter1d:16777216,k5"),
         ("filter1d:8,k", "'': expected a number behind the k of the mask"),
