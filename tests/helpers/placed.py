@@ -3,7 +3,7 @@
 import tvm
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812
-from tvmconv.builtin.vocabulary import inline_producers, place
+from tvmconv.builtin.vocabulary import inline_consumers, inline_producers, place
 
 from tvmconv.compiler.lower import lower
 from tvmconv.workloads import Filter1d
@@ -15,13 +15,51 @@ def lower_filter(device, workload=None, **spaces):
     """Lower a filter of signals, by default of 1000 samples and 5 taps, with its arguments in these spaces."""
     workload = workload or Filter1d(1000, 5)
     s = Schedule(workload.prim_func())
-    y = s.get_sblock("Y")
-    inline_producers(s, y)
-    block, thread = s.split(s.get_loops(y)[0], [None, THREADS])
+    total = s.get_sblock("sum")
+    inline_producers(s, total)
+    store = s.cache_write(total, 0, "local")
+    inline_consumers(s, store)
+    block, thread = s.split(s.get_loops(total)[0], [None, THREADS])
     s.bind(block, "blockIdx.x")
     s.bind(thread, "threadIdx.x")
+    s.reverse_compute_at(store, thread)
     place(s, **spaces)
     return lower(s.mod, device.target())
+
+
+def lower_product(device, dtype, space="constant"):
+    """Lower Y = X · K in a dtype, K in a space: two arrays of 100 elements and one of 4."""
+
+    @T.prim_func(s_tir=True)
+    def main(X: T.Buffer((100,), dtype), K: T.Buffer((4,), dtype), Y: T.Buffer((100,), dtype)):
+        with T.sblock("root"):
+            T.sblock_attr({"tvmconv.space": {"K": space}})
+            for thread in T.thread_binding(100, thread="threadIdx.x"):
+                with T.sblock("Y"):
+                    i = T.axis.spatial(100, thread)
+                    Y[i] = X[i] * K[i % 4]
+
+    return lower(tvm.IRModule({"main": main}), device.target())
+
+
+def lower_product_in_steps(device):
+    """Lower Y = X · K + K in two steps, both of which read K from constant memory, and the second from scratch."""
+
+    @T.prim_func(s_tir=True)
+    def main(X: T.Buffer((100,), "float32"), K: T.Buffer((4,), "float32"), Y: T.Buffer((100,), "float32")):
+        with T.sblock("root"):
+            T.sblock_attr({"tvmconv.space": {"K": "constant"}})
+            P = T.alloc_buffer((100,), "float32")
+            for thread in T.thread_binding(100, thread="threadIdx.x"):
+                with T.sblock("P"):
+                    i = T.axis.spatial(100, thread)
+                    P[i] = X[i] * K[i % 4]
+            for thread in T.thread_binding(100, thread="threadIdx.x"):
+                with T.sblock("Y"):
+                    i = T.axis.spatial(100, thread)
+                    Y[i] = P[99 - i] + K[i % 4]
+
+    return lower(tvm.IRModule({"main": main}), device.target())
 
 
 def lower_shift(device, shape, down, right):
