@@ -1,0 +1,127 @@
+"""The pages: what they print runs, and what they link to is there.
+
+In a page's source, the words behind a fence's language say what becomes of the block: `file` writes it to the path in its
+first line, `run` runs it. The blocks of a section (`## …`) share a folder, which is a copy of this project's packages.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "tuning_logs/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PACKAGES = ("tvmconv", "schedules")
+FENCE = re.compile(r"^```(\w+)(?: (\w+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SECONDS = 300
+
+
+class Block(NamedTuple):
+    language: str
+    mark: str
+    text: str
+
+
+def sections(page):
+    """The marked blocks of each section that has any, by its title."""
+    found = {}
+    title = page.name
+    for part in re.split(r"^(?=## )", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
+        if part.startswith("## "):
+            title = part.partition("\n")[0].removeprefix("## ")
+        blocks = [Block(*match.groups()) for match in FENCE.finditer(part) if match[2]]
+        if blocks:
+            found[title] = blocks
+    return found
+
+
+SECTIONS = [
+    pytest.param(blocks, id=f"{page.relative_to(ROOT)}: {title}")
+    for page in PAGES
+    for title, blocks in sections(page).items()
+]
+
+
+@pytest.mark.parametrize("blocks", SECTIONS)
+def test_what_a_section_prints_runs(blocks, tmp_path):
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, tmp_path / package)
+    for number, block in enumerate(blocks):
+        if block.mark == "file":
+            write(tmp_path, block.text)
+        else:
+            run(tmp_path, block, number)
+
+
+def write(folder, text):
+    path = folder / text.partition("\n")[0].removeprefix("# ")
+    assert not path.exists(), f"{path.name} is no new file"
+    path.write_text(text, encoding="utf-8")
+    if path.name == "pyproject.toml":
+        install(folder, text)
+
+
+def install(folder, project):
+    """What pip would tell Python of a project's entry points."""
+    info = folder / f"{re.search(r'^name = "(.*)"$', project, re.MULTILINE)[1].replace('-', '_')}-1.0.dist-info"
+    info.mkdir()
+    group, entries = re.search(r'^\[project\.entry-points\."(.*)"\]\n((?:.+\n)+)', project, re.MULTILINE).groups()
+    (info / "entry_points.txt").write_text(f"[{group}]\n{entries.replace('"', '')}", encoding="utf-8")
+
+
+def run(folder, block, number):
+    assert block.mark == "run", f"a block is marked {block.mark}"
+    script = folder / f"block{number}"
+    script.write_text(block.text, encoding="utf-8")
+    command = {"python": [sys.executable], "sh": ["bash", "-eu"]}[block.language]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(folder),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    ran = subprocess.run(
+        [*command, script.name], cwd=folder, env=environment, timeout=SECONDS, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, f"{block.text}\n{ran.stdout}\n{ran.stderr}"
+
+
+def anchors(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def links(page):
+    """The links and images of a page that lead to a place in this project."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    return [target for target in targets if not re.match(r"\w+://", target)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{link}: there is no such file"
+        assert target.is_relative_to(ROOT), f"{link} leads out of the project"
+        assert not anchor or anchor in anchors(target), f"{link}: there is no such heading"
+
+
+def test_generated_sections_stand_between_their_markers():
+    opened = [
+        name for page in PAGES for name in re.findall(r"^<!-- ([\w-]+) -->$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    assert opened
+    assert len(opened) == len(set(opened))
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert re.findall(r"^<!-- ([\w-]+) -->$", text, re.MULTILINE) == re.findall(
+            r"^<!-- /([\w-]+) -->$", text, re.MULTILINE
+        )
