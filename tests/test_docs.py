@@ -1,7 +1,7 @@
 """The pages: what they print runs, and what they link to is there.
 
-In a page's source, the words behind a fence's language say what becomes of the block: `file` writes it to the path in its
-first line, `run` runs it. The blocks of a section (`## …`) share a folder, which is a copy of this project's packages.
+In a page's source, the word behind a fence's language says what becomes of the block: `file` writes it to the path in
+its first line, `run` runs it. The blocks of a section (`## …`) share a folder, with a copy of this project's packages.
 """
 
 import os
@@ -51,6 +51,10 @@ SECTIONS = [
 def test_what_a_section_prints_runs(blocks, tmp_path):
     for package in PACKAGES:
         shutil.copytree(ROOT / package, tmp_path / package)
+    command = tmp_path / "bin/tvmconv"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tvmconv "$@"\n', encoding="utf-8")
+    command.chmod(0o755)
     for number, block in enumerate(blocks):
         if block.mark == "file":
             write(tmp_path, block.text)
@@ -68,10 +72,11 @@ def write(folder, text):
 
 def install(folder, project):
     """What pip would tell Python of a project's entry points."""
-    info = folder / f"{re.search(r'^name = "(.*)"$', project, re.MULTILINE)[1].replace('-', '_')}-1.0.dist-info"
-    info.mkdir()
+    name = re.search(r'^name = "(.*)"$', project, re.MULTILINE)[1]
     group, entries = re.search(r'^\[project\.entry-points\."(.*)"\]\n((?:.+\n)+)', project, re.MULTILINE).groups()
-    (info / "entry_points.txt").write_text(f"[{group}]\n{entries.replace('"', '')}", encoding="utf-8")
+    info = folder / f"{name.replace('-', '_')}-1.0.dist-info"
+    info.mkdir()
+    (info / "entry_points.txt").write_text(f"[{group}]\n" + entries.replace('"', ""), encoding="utf-8")
 
 
 def run(folder, block, number):
@@ -79,11 +84,8 @@ def run(folder, block, number):
     script = folder / f"block{number}"
     script.write_text(block.text, encoding="utf-8")
     command = {"python": [sys.executable], "sh": ["bash", "-eu"]}[block.language]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(folder),
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    }
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PATH": path}
     ran = subprocess.run(
         [*command, script.name], cwd=folder, env=environment, timeout=SECONDS, capture_output=True, text=True
     )
@@ -116,7 +118,9 @@ def test_links_lead_somewhere(page):
 
 def test_generated_sections_stand_between_their_markers():
     opened = [
-        name for page in PAGES for name in re.findall(r"^<!-- ([\w-]+) -->$", page.read_text(encoding="utf-8"), re.MULTILINE)
+        name
+        for page in PAGES
+        for name in re.findall(r"^<!-- ([\w-]+) -->$", page.read_text(encoding="utf-8"), re.MULTILINE)
     ]
     assert opened
     assert len(opened) == len(set(opened))
