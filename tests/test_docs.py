@@ -4,6 +4,7 @@ In a page's source, the word behind a fence's language says what becomes of the 
 its first line, `run` runs it. The blocks of a section (`## …`) share a folder, with a copy of this project's packages.
 """
 
+import json
 import os
 import re
 import shutil
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from tvmconv.logs.record import Record
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "tuning_logs/README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -34,7 +37,7 @@ def sections(page):
     for part in re.split(r"^(?=## )", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
         if part.startswith("## "):
             title = part.partition("\n")[0].removeprefix("## ")
-        blocks = [Block(*match.groups()) for match in FENCE.finditer(part) if match[2]]
+        blocks = [Block(*match.groups()) for match in FENCE.finditer(part) if match[2] in ("file", "run")]
         if blocks:
             found[title] = blocks
     return found
@@ -80,7 +83,6 @@ def install(folder, project):
 
 
 def run(folder, block, number):
-    assert block.mark == "run", f"a block is marked {block.mark}"
     script = folder / f"block{number}"
     script.write_text(block.text, encoding="utf-8")
     command = {"python": [sys.executable], "sh": ["bash", "-eu"]}[block.language]
@@ -129,3 +131,14 @@ def test_generated_sections_stand_between_their_markers():
         assert re.findall(r"^<!-- ([\w-]+) -->$", text, re.MULTILINE) == re.findall(
             r"^<!-- /([\w-]+) -->$", text, re.MULTILINE
         )
+
+
+def test_the_line_that_the_log_format_shows_is_a_record_whose_keys_it_explains():
+    page = (ROOT / "docs/log-format.md").read_text(encoding="utf-8")
+    (shown,) = (json.loads(match[3]) for match in FENCE.finditer(page) if match[2] == "record")
+    log = (ROOT / "tuning_logs/nvidia-h200/d2l.jsonl").read_text(encoding="utf-8")
+    assert shown in map(json.loads, log.splitlines())
+    failed = Record.parse(json.dumps(shown | {"result": [[1e9], 4, 0.1, 0.0], "message": "no"}))
+    explained = set(re.findall(r"^\| `(\w+)", page, re.MULTILINE))
+    assert {*shown, *json.loads(failed.line())} <= explained
+    assert Record.parse(json.dumps(shown)).line() == json.dumps(shown)
