@@ -59,3 +59,69 @@ VARIED = (
     "conv2d:2x8x17x13,8x1x5x3,s2x1,p2x1x1x1,d1x2,g8",
     "conv2d:1x32x14x14,32x1x3x3,s1,p1,g32",
 )
+
+# What meets every dtype, layout and epilogue; PoCL runs them in a moment.
+NASTY_1D = (
+    "conv1d:1x1x1,1x1x1,s1,p0",
+    "conv1d:1x3x5,4x3x5,s1,p0",  # a single output
+    "conv1d:3x64x1,40x64x1,s1,p0",  # outputs from the batch alone
+    "conv1d:1x13x1031,11x13x3,s1,p1",  # primes
+    "conv1d:2x8x300,16x8x9,s2,p4",
+    "conv1d:1x4x257,4x4x31,s1,p15,d3",
+    "conv1d:2x12x97,9x4x5,s3,p0x3,d2,g3",  # everything at once
+    "conv1d:1x32x130,32x1x3,s1,p1,g32",  # depthwise
+    "conv1d:2x6x71,12x1x7,s2,p3x1,g6",
+    "conv1d:1x2x2500,3x2x2,s1,p0",  # longer than a block has threads
+    "conv1d:7x2x3,2x2x3,s1,p2",  # more padding than the filter needs
+    "conv1d:4x33x16,33x33x1,s1,p0",
+    "conv1d:1x9x40,9x3x1,s5,p0,g3",
+    "conv1d:1x8x3,8x8x31,s1,p15",  # a filter ten times the signal
+    "conv1d:1x16x900,64x16x400,s10,p2x5",
+)
+NASTY_3D = (
+    "conv3d:1x1x1x1x1,1x1x1x1x1,s1,p0",
+    "conv3d:1x3x3x3x3,4x3x3x3x3,s1,p0",  # a single output
+    "conv3d:3x40x1x1x1,17x40x1x1x1,s1,p0",  # outputs from the batch alone
+    "conv3d:1x7x3x5x11,5x7x3x3x3,s1,p1",  # primes
+    "conv3d:2x8x4x6x6,16x8x3x3x3,s2,p1",
+    "conv3d:2x6x5x7x9,9x2x2x3x1,s1x2x1,p1x0x2x0x1x1,d2x1x1,g3",  # everything at once
+    "conv3d:1x16x3x6x5,16x1x3x3x3,s1,p1,g16",  # depthwise
+    "conv3d:2x4x5x6x7,8x1x1x3x3,s1x2x2,p0x1x1,g4",
+    "conv3d:1x2x2x3x1100,3x2x1x1x3,s1,p0x0x1",  # wider than a block has threads
+    "conv3d:1x3x70x1x1,5x3x3x1x1,s1,p1x0x0",  # a signal
+    "conv3d:1x3x1x9x14,5x3x1x3x3,s1,p0x1x1",  # an image
+    "conv3d:5x2x2x2x2,2x2x2x2x2,s1,p2",  # more padding than the filter needs
+    "conv3d:2x24x3x4x4,24x24x1x1x1,s1,p0",
+    "conv3d:1x4x9x8x7,4x4x3x2x3,s3x1x2,p1x0x0x0x1x1,d1x4x2",
+)
+NASTY_DEPTHWISE = (
+    "conv2d:1x8x9x13,8x1x3x3,s1,p1,g8",
+    "conv2d:2x6x11x11,12x1x3x3,s2,p1,g6",
+    "conv2d:1x6x5x70,6x1x1x13,s1,p0x6,g6",
+    "conv2d:1x2x1x1,2x1x1x1,s1,p0,g2",
+    "conv2d:3x5x3x3,5x1x3x3,s1,p0,g5",  # a single output pixel
+    "conv2d:1x7x17x19,21x1x5x5,s1,p2,g7",
+    "conv2d:2x8x17x13,8x1x5x3,s2x1,p2x1x1x1,d1x2,g8",
+    "conv2d:1x33x8x8,33x1x3x3,s1,p1,g33",
+    "conv2d:1x2x40x40,4x1x11x11,s4,p2,g2",
+    "conv2d:4x3x1x31,3x1x1x7,s1,p0x3,g3",
+    "conv2d:1x4x30x30,4x1x3x3,s1,p3,d7,g4",
+    "conv2d:2x16x14x14,16x1x3x3,s2,p0x1x1x0,g16",
+    "conv2d:1x3x3x3,9x1x15x15,s1,p7,g3",
+)
+NASTY_2D = (
+    "conv2d:1x1x1x1,1x1x1x1,s1,p0",
+    "conv2d:1x3x5x5,4x3x5x5,s1,p0",
+    "conv2d:3x7x1x1,5x7x1x1,s1,p0",
+    "conv2d:1x3x20x1,5x3x7x1,s1,p3x0",
+    "conv2d:1x10x7x7,10x10x3x3,s2,p1",
+    "conv2d:1x3x4x1025,5x3x3x3,s1,p1",
+    "conv2d:1x13x17x19,11x13x3x3,s1,p1",
+    "conv2d:2x8x9x13,12x4x3x5,s2x1,p1x2x0x1,d1x2,g2",
+    "conv2d:1x8x9x13,8x1x3x3,s1,p1,g8",
+    "conv2d:2x6x11x11,12x1x3x3,s2,p1,g6",
+    "conv2d:5x33x8x8,33x33x1x1,s1,p0",
+    "conv2d:7x2x3x3,2x2x3x3,s1,p2",
+    "conv2d:1x64x1x1,40x64x1x1,s1,p0",
+    "conv2d:1x8x3x3,8x8x31x31,s1,p15",
+)

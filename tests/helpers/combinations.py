@@ -1,0 +1,81 @@
+"""Convolutions of every dtype, layout and epilogue: all combinations, or few in which every two choices meet."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from nasty import NASTY_1D, NASTY_2D, NASTY_3D, NASTY_DEPTHWISE
+
+import tvmconv as tc
+
+EPILOGUES = ("", "bias", "bias,relu", "bias,add,silu", "gelu", "clamp")
+LAYOUTS = ("nchw", "nhwc")
+DTYPES = ("f32", "f16", "bf16")
+LISTS = {"conv1d": NASTY_1D, "conv2d": NASTY_2D, "conv3d": NASTY_3D}
+
+
+class Case(NamedTuple):
+    """A schedule and what it computes; `text` is of a float32 workload in nchw without an epilogue."""
+
+    operator: str
+    schedule: str
+    text: str
+    dtype: str
+    layout: str
+    epilogue: str
+
+    @property
+    def workload(self) -> tc.workloads.Workload:
+        return tc.parse(",".join(filter(None, (self.text, self.dtype, self.layout, self.epilogue))))
+
+    def __str__(self) -> str:
+        return f"{self.workload}-{self.schedule}"
+
+
+def schedules() -> list[tuple[str, str, Sequence[str]]]:
+    """Operator and name of every schedule of convolutions, and the nasty workloads that it is to compute."""
+    return [
+        (s.operator, s.name, NASTY_DEPTHWISE if s.name == "depthwise" else LISTS[s.operator])
+        for s in tc.schedules()
+        if s.operator in LISTS
+    ]
+
+
+def every(dtypes: Sequence[str]) -> list[Case]:
+    """All combinations."""
+    return [
+        Case(operator, name, *choice)
+        for operator, name, texts in schedules()
+        for choice in itertools.product(texts, dtypes, LAYOUTS, EPILOGUES)
+    ]
+
+
+def in_pairs(dtypes: Sequence[str]) -> list[Case]:
+    """The fewest that a greedy choice finds in which every two choices meet, but for epilogues and workloads.
+
+    A schedule meets every workload, and every dtype in every layout.
+    """
+    missing = {case: _meetings(case) for case in every(dtypes)}
+    chosen = []
+    while missing:
+        best = max(missing, key=lambda case: len(missing[case]))
+        chosen.append(best)
+        met = missing[best]
+        missing = {case: left for case, others in missing.items() if (left := others - met)}
+    return sorted(chosen)
+
+
+def _meetings(case: Case) -> set[tuple[str, ...]]:
+    operator, schedule, text, dtype, layout, epilogue = case
+    own = (operator, schedule)
+    return {
+        (*own, text),
+        (*own, dtype, layout),
+        (*own, epilogue),
+        (text, dtype),
+        (text, layout),
+        (operator, epilogue, dtype),
+        (operator, epilogue, layout),
+    }

@@ -1,0 +1,92 @@
+"""Every schedule computes every nasty convolution in every dtype and layout with every epilogue."""
+
+import functools
+import itertools
+
+import pytest
+from combinations import DTYPES, EPILOGUES, LAYOUTS, every, in_pairs, schedules
+from nasty import NASTY_1D, NASTY_2D, NASTY_3D, NASTY_DEPTHWISE
+
+import tvmconv as tc
+from tvmconv.compiler import nvrtc
+
+ON_OPENCL = ("f32", "bf16")  # PoCL has no 16-bit floats of OpenCL's; bfloat16 is stored as integers
+PAIRS = in_pairs(ON_OPENCL)
+ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
+SHAPES = {"conv1d": "conv1d:1x32x3000,32x32x9,p4", "conv3d": "conv3d:1x16x8x14x14,32x16x3x3x3,p1"}
+DENSE, DEPTHWISE = "conv2d:1x64x28x28,64x64x3x3,p1", "conv2d:1x64x28x28,64x1x3x3,p1,g64"
+
+needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+
+
+@functools.lru_cache(maxsize=1)
+def problem(workload):
+    """Inputs and reference, shared by the schedules that compute them one after another."""
+    return tc.Problem(workload)
+
+
+@pytest.mark.parametrize("case", PAIRS, ids=str)
+def test_every_schedule_meets_every_choice(case):
+    found = tc.build(case.workload, case.schedule, device="opencl:0").verify()
+    assert found.ok, found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("operator", "schedule", "texts"), schedules(), ids=lambda value: str(value)[:20])
+def test_every_schedule_computes_every_combination_on_a_gpu(gpu, operator, schedule, texts, dtype, layout, epilogue):
+    wrong = {}
+    for text in texts:
+        workload = tc.parse(",".join(filter(None, (text, dtype, layout, epilogue))))
+        found = tc.build(workload, schedule, device=gpu).verify(problem(workload))
+        if not found.ok:
+            wrong[workload.text] = found
+    assert wrong == {}
+
+
+def test_the_pairs_meet_what_they_are_meant_to():
+    """Without this, the tests above could pass with a few workloads."""
+    for operator, schedule, texts in schedules():
+        own = [case for case in PAIRS if (case.operator, case.schedule) == (operator, schedule)]
+        assert {case.text for case in own} == set(texts)
+        assert {(case.dtype, case.layout) for case in own} == set(itertools.product(ON_OPENCL, LAYOUTS))
+        assert {case.epilogue for case in own} == set(EPILOGUES)
+
+
+def test_the_pairs_are_a_small_part_of_all_and_the_same_each_time():
+    assert len(PAIRS) < len(every(ON_OPENCL)) / 10
+    assert in_pairs(ON_OPENCL) == PAIRS
+
+
+@pytest.mark.parametrize("texts", [NASTY_1D, NASTY_2D, NASTY_3D, NASTY_DEPTHWISE])
+def test_the_lists_have_every_option(texts):
+    workloads = [tc.parse(text) for text in texts]
+    assert len(set(workloads)) >= 12
+    for option, usual in (("stride", 1), ("dilation", 1), ("padding", 0)):
+        assert any(set(getattr(w, option)) != {usual} for w in workloads), option
+    assert any(w.before != w.behind for w in workloads)
+    assert any(w.N > 1 for w in workloads)
+    assert any(w.groups > 1 for w in workloads)
+    assert any(w.depthwise for w in workloads)
+    assert any(set(w.out) == {1} for w in workloads)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("operator", "schedule", "dtype", "layout", "epilogue"),
+    [
+        (operator, name, *how)
+        for i, (operator, name, _) in enumerate(schedules())
+        for how in (
+            ("f16", LAYOUTS[i % 2], EPILOGUES[i % 6]),
+            ("bf16", LAYOUTS[1 - i % 2], EPILOGUES[(i + 3) % 6]),
+        )
+    ],
+)
+def test_every_schedule_compiles_16_bit_floats_without_a_gpu(operator, schedule, dtype, layout, epilogue, arch):
+    text = SHAPES.get(operator) or (DEPTHWISE if schedule == "depthwise" else DENSE)
+    workload = tc.parse(",".join(filter(None, (text, dtype, layout, epilogue))))
+    assert 0 < tc.build(workload, schedule, arch=arch).resources.registers <= 255
