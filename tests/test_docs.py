@@ -7,6 +7,7 @@ its first line, `run` runs it. The blocks of a section (`## …`) share a folder
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -118,19 +119,19 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(target), f"{link}: there is no such heading"
 
 
-def test_generated_sections_stand_between_their_markers():
-    opened = [
-        name
-        for page in PAGES
-        for name in re.findall(r"^<!-- ([\w-]+) -->$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    ]
-    assert opened
-    assert len(opened) == len(set(opened))
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        assert re.findall(r"^<!-- ([\w-]+) -->$", text, re.MULTILINE) == re.findall(
-            r"^<!-- /([\w-]+) -->$", text, re.MULTILINE
-        )
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_generated_sections_are_as_the_scripts_write_them(page, tmp_path, capsys):
+    text = page.read_text(encoding="utf-8")
+    again = tmp_path / "page.md"
+    again.write_text(text, encoding="utf-8")
+    names = re.findall(r"^<!-- ([\w-]+) -->$", text, re.MULTILINE)
+    assert names or page.name != "results.md"
+    for name in names:
+        (measured,) = (ROOT / "tuning_logs").glob(f"*/{name}.json")
+        script = "counters" if name.endswith("-counters") else "sweep"
+        main = runpy.run_path(str(ROOT / f"scripts/{script}.py"))["main"]
+        assert main(["--from", str(measured), "--into", str(again)]) == 0
+    assert again.read_text(encoding="utf-8") == text
 
 
 def test_the_line_that_the_log_format_shows_is_a_record_whose_keys_it_explains():
