@@ -252,6 +252,12 @@ def poisoned(array: ArrayType) -> NDArray[Any]:
     return np.full(array.nbytes, 0xFF, np.uint8).view(array.dtype).reshape(array.shape)
 
 
+def relative_error(output: NDArray[Any], reference: NDArray[np.float64]) -> float:
+    """‖output - reference‖ / ‖reference‖ in float64; NaN if any element of `output` is NaN."""
+    scale = np.linalg.norm(reference)
+    return float(np.linalg.norm(output - reference) / (scale if scale else 1.0))
+
+
 @dataclass(frozen=True)
 class BufferSets:
     """How many copies of a kernel's arrays a timing goes through in turn.
