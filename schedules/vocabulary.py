@@ -7,16 +7,14 @@ from collections.abc import Sequence
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tvmconv.compiler import spaces
-from tvmconv.compiler.lower import HOIST_GUARDS
-
-# Of gridDim.y and gridDim.z; gridDim.x takes 2^31 - 1 (CUDA C++ Programming Guide, "Technical Specifications").
-GRID_LIMIT = 65535
+from tvmconv.gpu import MAX_BLOCKS_YZ
+from tvmconv.knobs import Tile
+from tvmconv.marks import HOIST_GUARDS, SPACES, Space
 
 
 def bind_grid(s: Schedule, z: LoopRV, y: LoopRV, x: LoopRV) -> None:
     """Bind three adjacent loops, outermost first, to the grid; all to `blockIdx.x` where y or z would overflow."""
-    if max(extent(s, z), extent(s, y)) > GRID_LIMIT:
+    if max(extent(s, z), extent(s, y)) > MAX_BLOCKS_YZ:
         s.bind(s.fuse(z, y, x), "blockIdx.x")
     else:
         bind(s, "blockIdx", z, y, x)
@@ -45,13 +43,18 @@ def channels_innermost(thread: Sequence[LoopRV]) -> list[LoopRV]:
     return [*image, channels]
 
 
-def split_all(s: Schedule, loops: Sequence[LoopRV], tiles: Sequence[Sequence[int]]) -> list[list[LoopRV]]:
-    """Split each loop by its tile's factors, and return the pieces regrouped by level: all outermost loops, and so on.
+def split_all(s: Schedule, loops: Sequence[LoopRV], inner: Sequence[Sequence[int]]) -> list[list[LoopRV]]:
+    """Split each loop by its inner factors, and return the pieces regrouped by level: all outermost loops, and so on.
 
     The outermost factor is left to TVM, which rounds up, so that a tile that does not divide its loop overhangs.
     """
-    pieces = [s.split(loop, [None, *tile[1:]]) for loop, tile in zip(loops, tiles, strict=True)]
+    pieces = [s.split(loop, [None, *factors]) for loop, factors in zip(loops, inner, strict=True)]
     return [list(level) for level in zip(*pieces, strict=True)]
+
+
+def split_tiles(s: Schedule, loops: Sequence[LoopRV], tiles: Sequence[Tile]) -> list[list[LoopRV]]:
+    """Split each loop by its tile; see `split_all`."""
+    return split_all(s, loops, [list(tile.factors.values())[1:] for tile in tiles])
 
 
 def own_loops(s: Schedule, block: SBlockRV) -> list[LoopRV]:
@@ -59,8 +62,10 @@ def own_loops(s: Schedule, block: SBlockRV) -> list[LoopRV]:
     return s.get_loops(block)[-len(s.get(block).iter_vars) :]
 
 
-def cooperative_copy(s: Schedule, block: SBlockRV, threads: tuple[int, int, int], *, interleaved: bool) -> LoopRV:
-    """Share a copy to shared memory among all threads (x, y, z) of the block.
+def cooperative_copy(
+    s: Schedule, loops: Sequence[LoopRV], threads: tuple[int, int, int], *, interleaved: bool
+) -> LoopRV:
+    """Share a copy to shared memory, in the order of these loops, among all threads (x, y, z) of the block.
 
     Interleaved, neighbouring threads copy neighbouring elements: coalesced global reads, stores to distinct banks.
     Otherwise each thread copies one contiguous run.
@@ -69,7 +74,8 @@ def cooperative_copy(s: Schedule, block: SBlockRV, threads: tuple[int, int, int]
         The loop over the elements of one thread.
     """
     x, y, z = threads
-    fused = s.fuse(*own_loops(s, block))
+    s.reorder(*loops)
+    fused = s.fuse(*loops)
     if interleaved:
         each, tz, ty, tx = s.split(fused, [None, z, y, x])
     else:
@@ -78,9 +84,9 @@ def cooperative_copy(s: Schedule, block: SBlockRV, threads: tuple[int, int, int]
     return each
 
 
-def place(s: Schedule, **arguments: spaces.Space) -> None:
+def place(s: Schedule, **arguments: Space) -> None:
     """Say which arguments, by their names, lie in constant memory or are read through a texture."""
-    s.annotate(s.get_sblock("root"), spaces.ANNOTATION, arguments)
+    s.annotate(s.get_sblock("root"), SPACES, arguments)
 
 
 def hoist_guards(s: Schedule) -> None:

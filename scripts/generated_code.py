@@ -5,14 +5,17 @@
     diff before.txt after.txt
 
 A line has the workload, the schedule, `default` or the log that the config is from, the target and a hash of launch and
-text. Generated are the defaults of every schedule on every layer of every suite, the records of the logs that are named
-(by default those of `tuning_logs/` and AutoTVM's in `tests/data/`), for OpenCL and a CUDA architecture; no GPU is needed.
+text, in which every name is replaced by its place among them: what a kernel does is told from what its variables are
+called. Generated are the defaults of every schedule on every layer of every suite, and the records of the logs that are
+named (by default those of `tuning_logs/` and AutoTVM's in `tests/data/`), for OpenCL and a CUDA architecture; no GPU is
+needed.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -24,6 +27,8 @@ import tvmconv as tc
 from tvmconv.knobs import Config
 from tvmconv.workloads.suites import SUITES
 
+# Identifiers, numbers and operators' words are told apart by what may stand before them.
+NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
 LOGS = (Path("tuning_logs"), Path("tests/data/tophub-cuda.jsonl"))
 
 
@@ -50,10 +55,10 @@ def cases(logs: Sequence[Path], arch: str) -> Iterator[Case]:
                     record = tc.Record.parse(line)
                 except tc.RecordError:
                     continue
-                (schedule,) = [s for s in tc.schedules(record.workload) if s.name == record.schedule] or [None]
-                if schedule is not None and record.ok:
-                    source = f"{log.name}:{number}"
-                    yield from _targets(record.workload.text, schedule, source, record.config, arch)
+                for schedule in tc.schedules(record.workload):
+                    if schedule.name == record.schedule and record.ok:
+                        source = f"{log.name}:{number}"
+                        yield from _targets(record.workload.text, schedule, source, record.config, arch)
 
 
 def _targets(text: str, schedule: tc.Schedule, source: str, config: Config, arch: str) -> Iterator[Case]:
@@ -67,10 +72,19 @@ def line(case: Case) -> str:
     place = {"arch": case.target} if case.target.startswith("sm_") else {"device": case.target}
     try:
         kernel = tc.build(tc.parse(case.workload), case.schedule, config=case.config or None, **place)
-        made = hashlib.sha256(f"{kernel.launch}\n{kernel.source}".encode()).hexdigest()[:16]
+        made = hashlib.sha256(f"{kernel.launch}\n{unnamed(kernel.source)}".encode()).hexdigest()[:16]
     except tc.Error as error:
         made = f"{type(error).__name__}: {error}"
     return f"{case.workload} {case.schedule} {case.source} {case.target} {made}"
+
+
+def unnamed(source: str) -> str:
+    """The kernel's text with its variables renamed to their places: `v0`, `v1` …; a preamble is left out."""
+    start = max(source.find('extern "C"'), source.find("__kernel"), 0)
+    constants = source.find("__constant__ ")
+    text = source[min(start, constants) if constants >= 0 else start :]
+    places: dict[str, str] = {}
+    return NAME.sub(lambda match: places.setdefault(match[0], f"v{len(places)}"), text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,5 @@
 import functools
+import os
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -7,6 +8,10 @@ from instant import Instant
 from tvmconv import library
 from tvmconv.devices import find
 from tvmconv.devices.base import AbsentError
+
+# PoCL compiles every kernel for its work-group size, at its first launch: without its optimiser in a tenth of the time
+# and less. Kernels are judged by what they compute here, and processes that tests start inherit this.
+os.environ.setdefault("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable")
 
 # How fast examples are drawn depends on what else the machine does, and says nothing about what is tested.
 settings.register_profile("any machine", suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -57,5 +62,5 @@ def log(tmp_path):
 def instant(monkeypatch):
     """What stands in for the measurer of a search."""
     instant = Instant()
-    monkeypatch.setattr("tvmconv.searching.tune.Measurer", instant)
+    monkeypatch.setattr("tvmconv.searching.search.Measurer", instant)
     return instant

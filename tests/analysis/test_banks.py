@@ -47,6 +47,6 @@ def test_a_kernels_shared_loads_are_all_found():
     loads = {a.buffer: a for a in shared_accesses(kernel) if a.kind == "load"}
     warps, steps = 4, 64 * 3
     assert loads["padded_shared"].requests == warps * steps * 2 * 6  # a local tile of 2 rows and 4 + 2 columns
-    assert loads["K_shared"].requests == warps * steps * 8 * 3
-    assert loads["K_shared"].conflicts == 0  # a warp has one row of channels: a broadcast
+    assert loads["weight_shared"].requests == warps * steps * 8 * 3
+    assert loads["weight_shared"].conflicts == 0  # a warp has one row of channels: a broadcast
     assert loads["padded_shared"].wavefronts >= 4 * loads["padded_shared"].requests  # columns 4 words apart

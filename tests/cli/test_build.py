@@ -50,7 +50,7 @@ def test_build_verifies_a_kernel_that_can_run_here(capsys, tmp_path):
 
 
 def test_build_does_not_export_a_wrong_kernel(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("tvmconv.verify.TOLERANCE", {"float32": 0.0})
+    monkeypatch.setattr("tvmconv.workloads.dtypes.SUM_TOLERANCE", 0.0)
     status = main(["build", SMALL, "tiling", "--device", "opencl:0", "-o", str(tmp_path / "new")])
     assert (status, (tmp_path / "new").exists()) == (2, False)
     assert "is wrong by" in capsys.readouterr().err

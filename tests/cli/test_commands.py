@@ -117,7 +117,7 @@ def test_json_has_what_the_table_has(capsys):
 
 
 def test_run_with_a_wrong_kernel_has_status_1(capsys, monkeypatch):
-    monkeypatch.setattr("tvmconv.verify.TOLERANCE", {"float32": 0.0})
+    monkeypatch.setattr("tvmconv.workloads.dtypes.SUM_TOLERANCE", 0.0)
     monkeypatch.setattr("tvmconv.kernel.Kernel.time", lambda *args, **kwargs: pytest.fail("timed"))
     status, out, _ = run(capsys, "run", SMALL, "default", "--device", "opencl:0")
     assert status == 1

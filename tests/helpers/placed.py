@@ -3,7 +3,7 @@
 import tvm
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812
-from tvmconv.builtin.vocabulary import inline_producers, place
+from tvmconv.builtin.vocabulary import inline_consumers, inline_producers, place
 
 from tvmconv.compiler.lower import lower
 from tvmconv.workloads import Filter1d
@@ -15,11 +15,14 @@ def lower_filter(device, workload=None, **spaces):
     """Lower a filter of signals, by default of 1000 samples and 5 taps, with its arguments in these spaces."""
     workload = workload or Filter1d(1000, 5)
     s = Schedule(workload.prim_func())
-    y = s.get_sblock("Y")
-    inline_producers(s, y)
-    block, thread = s.split(s.get_loops(y)[0], [None, THREADS])
+    total = s.get_sblock("sum")
+    inline_producers(s, total)
+    store = s.cache_write(total, 0, "local")
+    inline_consumers(s, store)
+    block, thread = s.split(s.get_loops(total)[0], [None, THREADS])
     s.bind(block, "blockIdx.x")
     s.bind(thread, "threadIdx.x")
+    s.reverse_compute_at(store, thread)
     place(s, **spaces)
     return lower(s.mod, device.target())
 

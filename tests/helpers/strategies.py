@@ -1,36 +1,63 @@
 """Hypothesis strategies that draw what the package works on."""
 
 import math
+from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
 from tvmconv.logs.record import ErrorKind, Record
-from tvmconv.workloads import Conv2d, Filter1d, Filter2d
+from tvmconv.workloads import Conv, Filter1d, Filter2d
+from tvmconv.workloads.dtypes import DTYPES
+from tvmconv.workloads.epilogue import operations
+from tvmconv.workloads.layout import LAYOUTS
+from tvmconv.workloads.registry import operators
 
 MAX_FLOPS = 200_000
 
 
+RANKS = ("conv1d", "conv2d", "conv3d")
+
+
 @st.composite
-def workloads(draw: st.DrawFn, max_flops: int = MAX_FLOPS, dtypes: tuple[str, ...] = ("float32",)) -> Conv2d:
+def convolutions(
+    draw: st.DrawFn,
+    max_flops: int = MAX_FLOPS,
+    operator: str = "conv2d",
+    dtypes: Sequence[str] = ("float32",),
+    layouts: Sequence[str] = ("nchw",),
+    *,
+    epilogues: bool = False,
+) -> Conv:
     """Valid convolutions with every option, small enough to be computed in a moment."""
 
     def draw_int(low: int, high: int) -> int:
         return draw(st.integers(low, max(low, high)))
 
+    def draw_each(low: int, high: int, count: int) -> tuple[int, ...]:
+        return tuple(draw_int(low, high) for _ in range(count))
+
+    rank = RANKS.index(operator) + 1
     groups = draw(st.sampled_from((1, 1, 2, 3, 5)))
     N, C, O = draw_int(1, 3), groups * draw_int(1, 4), groups * draw_int(1, 4)  # noqa: E741
-    kernel = R, S = draw_int(1, 5), draw_int(1, 5)
-    dilation = draw_int(1, 3), draw_int(1, 3)
-    stride = draw_int(1, 3), draw_int(1, 3)
-    padding = tuple(draw_int(0, 3) for _ in range(4))
-    pixels = max(1, math.isqrt(max_flops // (2 * N * O * (C // groups) * R * S)))  # per side of the output
-    sizes = []
-    for axis in range(2):
-        window = (kernel[axis] - 1) * dilation[axis] + 1
-        smallest = max(1, window - padding[axis] - padding[axis + 2])
-        sizes.append(draw_int(smallest, smallest + (min(pixels, 20) - 1) * stride[axis]))
-    H, W = sizes
-    return Conv2d(N, C, H, W, O, R, S, stride, padding, dilation, groups, draw(st.sampled_from(dtypes)))
+    kernel = draw_each(1, 5 if rank < 3 else 3, rank)
+    dilation, stride = draw_each(1, 3, rank), draw_each(1, 3, rank)
+    padding = draw_each(0, 3, 2 * rank)
+    pixels = max(1, max_flops // (2 * N * O * (C // groups) * math.prod(kernel)))
+    side = min(20, int(pixels ** (1 / rank)))  # of the output
+    space = []
+    for taps, gap, step, before, behind in zip(kernel, dilation, stride, padding[:rank], padding[rank:], strict=True):
+        smallest = max(1, (taps - 1) * gap + 1 - before - behind)
+        space.append(draw_int(smallest, smallest + (max(1, side) - 1) * step))
+    chosen = draw(st.lists(st.sampled_from(sorted(operations())), unique=True)) if epilogues else ()
+    how = draw(st.sampled_from(dtypes)), draw(st.sampled_from(layouts)), tuple(chosen)
+    return operators()[operator](N, C, *space, O, *kernel, stride, padding, dilation, groups, *how)
+
+
+def any_convolutions(max_flops: int = MAX_FLOPS) -> st.SearchStrategy[Conv]:
+    """Convolutions of any rank, dtype, layout and epilogue."""
+    return st.sampled_from(RANKS).flatmap(
+        lambda operator: convolutions(max_flops, operator, tuple(DTYPES), LAYOUTS, epilogues=True)
+    )
 
 
 @st.composite
@@ -58,7 +85,7 @@ def records(draw: st.DrawFn, schedules: tuple[str, ...] = ("direct", "depthwise"
     """Records of every kind: timed and failed, with and without what need not be there."""
     error = draw(st.sampled_from(ErrorKind))
     return Record(
-        workload=draw(workloads(dtypes=("float32", "float16")) | filters()),
+        workload=draw(any_convolutions() | filters()),
         schedule=draw(st.sampled_from(schedules)),
         config=draw(st.dictionaries(st.text(), _knob_values, max_size=4)),
         device=draw(st.text()),

@@ -8,9 +8,10 @@ from faulty_schedules import SCHEDULE, WORKLOAD
 
 import tvmconv as tc
 from tvmconv.compiler.lower import lower
-from tvmconv.logs.record import ErrorKind
 from tvmconv.measuring import local
 from tvmconv.measuring.local import LocalRunner
+from tvmconv.measuring.outcome import ErrorKind
+from tvmconv.measuring.supervised import MAX_FAILED_STARTS
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def run(runner, programs):
 
 
 def test_any_number_of_candidates_may_crash_in_a_row(opencl, runner):
-    crashes = local.MAX_FAILED_STARTS + 1
+    crashes = MAX_FAILED_STARTS + 1
     errors = run(runner, [program(opencl), *[program(opencl, "out_of_bounds")] * crashes, program(opencl)])
     assert errors == [ErrorKind.NONE, *[ErrorKind.RUNTIME] * crashes, ErrorKind.NONE]
 
@@ -54,12 +55,12 @@ def test_a_device_on_which_a_right_program_fails_now_is_lost(opencl, runner):
 
 
 def test_a_process_that_ends_while_it_starts_is_tried_again(opencl, runner):
-    runner._child._process.kill()
+    runner._process.child._process.kill()
     assert run(runner, [program(opencl)]) == [ErrorKind.NONE]
 
 
 def test_a_process_that_never_starts_is_a_lost_device(opencl, runner):
     runner._setup = replace(runner._setup, device="opencl:99")
-    runner._child._process.kill()
+    runner._process.child._process.kill()
     with pytest.raises(tc.DeviceError, match="opencl:0 cannot be measured on: no device 'opencl:99'"):
         run(runner, [program(opencl)])

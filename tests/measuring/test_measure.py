@@ -17,10 +17,8 @@ from measuring import DEADLINE, collect, measure, measurer
 import tvmconv as tc
 from tvmconv.devices import find
 from tvmconv.library import find as find_schedule
-from tvmconv.logs.record import ErrorKind
 from tvmconv.measuring.measurer import Measurer
-from tvmconv.measuring.runner import Outcome
-from tvmconv.verify import TOLERANCE
+from tvmconv.measuring.outcome import ErrorKind, Outcome
 
 CONV = tc.parse("conv2d:1x4x8x8,8x4x3x3,s1,p1")
 SHARED_MEMORY = Path("/dev/shm")
@@ -60,7 +58,7 @@ def test_a_record_says_what_was_measured_where_and_how(opencl):
     (record,) = measure([schedule.space(CONV).default], schedule=schedule, workload=CONV)
     assert (record.workload, record.schedule, record.device) == (CONV, "tiling", opencl.name)
     assert (record.target, record.error, record.ok) == ("opencl", ErrorKind.NONE, True)
-    assert record.deviation < TOLERANCE["float32"]
+    assert record.deviation < record.workload.tolerance
     assert record.resources == {"shared_bytes": 256, "threads": 64, "blocks": 2}
     assert set(record.versions) == {"tvmconv", "tvm", "pyopencl"}
     assert abs(record.timestamp - time.time()) < 60
@@ -71,7 +69,7 @@ def test_a_time_agrees_with_that_of_the_built_kernel():
     schedule = find_schedule(CONV, "tiling")
     (record,) = measure([schedule.space(CONV).default], schedule=schedule, workload=CONV)
     kernel = tc.build(CONV, schedule, device="opencl:0", config=record.config)
-    assert record.cost == pytest.approx(kernel.time(seconds=0.1).median, rel=1.0)  # other processes share the CPU
+    assert 0.1 < record.cost / kernel.time(seconds=0.1).median < 10  # other processes share the CPU
 
 
 @pytest.mark.parametrize("fault", [fault for fault in EXPECTED if fault not in ("none", "hang", "endless")])
@@ -99,7 +97,7 @@ def test_a_kernel_that_hangs_is_ended():
 def test_a_device_process_that_grows_without_end_is_ended(monkeypatch):
     sizes = []  # what the process is seen to hold, once each; nothing when it is empty
     resident = property(lambda child: sizes.pop() if sizes else 0)
-    monkeypatch.setattr("tvmconv.measuring.local.Child.resident_bytes", resident)
+    monkeypatch.setattr("tvmconv.measuring.child.Child.resident_bytes", resident)
     with measurer() as m:
         m.submit([{"fault": "endless"}, {"fault": "none", "number": 1}])
         assert m.results(timeout=3.0) == []
@@ -139,6 +137,7 @@ import sys
 sys.path[:] = {sys.path!r}
 from faulty_schedules import SCHEDULE, WORKLOAD
 from tvmconv.measuring.measurer import Measurer
+from tvmconv.measuring.outcome import ErrorKind, Outcome
 m = Measurer(WORKLOAD, SCHEDULE, ["opencl:0"], workers=1, build_timeout=60.0)
 m.submit([{{"fault": "none"}}, {{"fault": "endless"}}, {{"fault": "hang", "number": 1}}])
 print(len(m.results(timeout={DEADLINE})), flush=True)
@@ -154,12 +153,12 @@ while True:
     assert gone(temporary.iterdir)
 
 
-def test_stages_tell_where_the_time_goes():
+def test_phases_tell_where_the_time_goes():
     with measurer() as m:
         m.submit([{"fault": "none"}])
         collect(m)
-        assert list(m.stages) == ["apply", "lower", "codegen", "compile", "queue", "load", "verify", "time"]
-        assert all(milliseconds > 0 for milliseconds in m.stages.values())
+        assert list(m.phases) == ["apply", "lower", "codegen", "compile", "queue", "load", "verify", "time"]
+        assert all(milliseconds > 0 for milliseconds in m.phases.values())
 
 
 def test_results_come_back_empty_when_nothing_is_pending():

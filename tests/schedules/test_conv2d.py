@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 from nasty import NASTY
-from strategies import workloads
+from strategies import convolutions
 
 import tvmconv as tc
 from tvmconv.analysis.banks import conflicts
@@ -56,7 +56,7 @@ def test_every_rung_computes_every_layer_of_the_networks_on_a_gpu(gpu, rung, lay
 
 @pytest.mark.parametrize("rung", LADDER)
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(workload=workloads(max_flops=2_000_000))
+@given(workload=convolutions(max_flops=2_000_000))
 def test_every_rung_computes_any_workload(rung, workload):
     assert tc.build(workload, rung, device="opencl:0").verify().error <= 1e-5
 
@@ -76,7 +76,7 @@ def test_every_rung_fits_the_shared_memory_of_any_gpu(rung, workload):
 
 @pytest.mark.parametrize("rung", LADDER)
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(workload=workloads(max_flops=10**9))
+@given(workload=convolutions(max_flops=10**9))
 def test_every_rung_fits_the_shared_memory_of_any_gpu_whatever_the_workload(rung, workload):
     assert tc.build(workload, rung, arch="sm_75").shared_bytes <= 48 << 10
 

@@ -7,7 +7,7 @@ import pytest
 
 import tvmconv as tc
 from tvmconv.compiler import nvrtc
-from tvmconv.library import find
+from tvmconv.library import find, to_tune
 
 SIGNAL, IMAGE = tc.parse("filter1d:16777216,k5"), tc.parse("filter2d:4096x4096x3,5x5")
 WORD = 4  # bytes
@@ -197,3 +197,17 @@ def test_the_default_strip_of_a_large_mask_keeps_to_the_limits_of_a_search(text)
 
 def test_register_is_not_for_a_mask_whose_default_strip_would_exceed_the_limits():
     assert "register" not in [schedule.name for schedule in tc.schedules(tc.parse("filter1d:99,k155"))]
+
+
+@pytest.mark.parametrize("kind", ["cuda", "opencl"])
+@pytest.mark.parametrize(
+    ("text", "searched"),
+    [
+        ("filter1d:99,k153", "register"),
+        ("filter1d:99,k155", "basic"),
+        ("filter2d:64x64x5,1x31", "register"),
+        ("filter2d:9x9x1,129x129", "basic"),
+    ],
+)
+def test_a_search_takes_register_or_basic_where_the_mask_is_too_large_for_it(text, searched, kind):
+    assert [schedule.name for schedule in to_tune(tc.parse(text), kind)] == [searched]

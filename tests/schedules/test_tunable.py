@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from nasty import NASTY, VARIED
 from points import all_divide, covering, features
-from strategies import workloads
+from strategies import convolutions
 
 import tvmconv as tc
 from tvmconv import library
@@ -96,7 +96,7 @@ def depthwise(workload):
 
 @pytest.mark.parametrize("schedule", ["direct", "implicit_gemm", "depthwise"])
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(workload=workloads(max_flops=2_000_000), seed=st.integers(0, 2**32 - 1))
+@given(workload=convolutions(max_flops=2_000_000), seed=st.integers(0, 2**32 - 1))
 def test_any_searched_config_computes_any_workload(schedule, workload, seed):
     workload = depthwise(workload) if schedule == "depthwise" else workload
     space = library.find(workload, schedule).space(workload)

@@ -1,12 +1,12 @@
 import pytest
 from hypothesis import given
-from strategies import filters, workloads
+from strategies import any_convolutions, filters
 
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads import Conv2d, parse
 
 
-@given(workloads(dtypes=("float32", "float16")) | filters())
+@given(any_convolutions() | filters())
 def test_text_round_trip_is_exact(workload):
     assert parse(str(workload)) == workload
 
@@ -19,6 +19,12 @@ def test_text_round_trip_is_exact(workload):
         "conv2d:2x6x17x5,9x2x3x2,s2x1,p1x2,d1x3,g3",
         "conv2d:2x6x17x5,9x2x3x2,s2,p1x2x0x2,d2,g3,f16",
         "conv2d:1x32x112x112,32x1x3x3,s1,p1,g32",
+        "conv2d:1x64x56x56,64x64x3x3,s1,p1,bf16,nhwc,bias,add,silu",
+        "conv2d:1x4x8x8,4x4x3x3,s1,p0,tf32,gelu",
+        "conv1d:1x64x16000,64x64x9,s1,p4",
+        "conv1d:2x6x17,9x2x3,s2,p1x2,d3,g3,nhwc,clamp",
+        "conv3d:1x64x8x56x56,64x64x3x3x3,s1,p1",
+        "conv3d:2x6x9x17x5,9x2x1x3x2,s2x1x1,p1x2x0x1x0x1,d1x3x1,g3,f16",
         "filter1d:16777216,k5",
         "filter1d:1,k31,clamp",
         "filter2d:4096x4096x3,5x5",
@@ -36,6 +42,10 @@ def test_canonical_text_is_printed_as_it_was_read(text):
         ("conv2d:1x4x8x8,4x4x3x3,f32,g1,d1,p1,s1", "conv2d:1x4x8x8,4x4x3x3,s1,p1"),
         ("conv2d:1x4x8x8,4x4x3x3,p1x1x1x1,s2x2", "conv2d:1x4x8x8,4x4x3x3,s2,p1"),
         ("conv2d:1x4x8x8,4x4x3x3,p0x1x0x1", "conv2d:1x4x8x8,4x4x3x3,s1,p0x1"),
+        ("conv2d:1x4x8x8,4x4x3x3,nchw,relu,f32", "conv2d:1x4x8x8,4x4x3x3,s1,p0,relu"),
+        ("conv2d:1x4x8x8,4x4x3x3,relu,nhwc,p1,bias,bf16", "conv2d:1x4x8x8,4x4x3x3,s1,p1,bf16,nhwc,relu,bias"),
+        ("conv1d:1x4x8,4x4x3,p2x2", "conv1d:1x4x8,4x4x3,s1,p2"),
+        ("conv3d:1x4x8x8x8,4x4x3x3x3,s2x2x2,p0x1x1x0x1x1", "conv3d:1x4x8x8x8,4x4x3x3x3,s2,p0x1x1"),
     ],
 )
 def test_other_spellings_print_canonically(text, canonical):
@@ -55,7 +65,7 @@ def test_padding_of_two_is_vertical_then_horizontal():
     [
         ("", "expected OPERATOR:SIZES, as in conv2d:"),
         ("conv2d", "expected OPERATOR:SIZES, as in conv2d:"),
-        ("conv3d:1x4x8x8,4x4x3x3", "unknown operator 'conv3d': expected one of conv2d"),
+        ("conv4d:1x4x8x8,4x4x3x3", "unknown operator 'conv4d': expected one of conv1d, conv2d, conv3d"),
         ("conv2d:1x4x8x8", "expected conv2d:INPUT,WEIGHT[,OPTION…], as in conv2d:"),
         ("conv2d:1x4x8,4x4x3x3", "'1x4x8': expected the input's NxCxHxW, as in conv2d:"),
         ("conv2d:1x4x8x8,4x3x3", "'4x3x3': expected the weight's Ox(C/groups)xRxS, as in conv2d:"),
@@ -67,13 +77,27 @@ def test_padding_of_two_is_vertical_then_horizontal():
         ("conv2d:1x4x8x8,4x4x3x3,", "'': expected an option, one of"),
         ("conv2d:1x4x8x8,4x4x3x3,q1", "'q1': expected an option, one of"),
         ("conv2d:1x4x8x8,4x4x3x3,s1x1x1", "'1x1x1': expected 1 or 2 integers after the s of stride, as in s1"),
-        ("conv2d:1x4x8x8,4x4x3x3,p", "'': expected 1 or 2 or 4 integers after the p of padding, as in p1"),
+        ("conv2d:1x4x8x8,4x4x3x3,p", "'p': expected an option, one of"),
+        ("conv2d:1x4x8x8,4x4x3x3,p1x", "'1x': expected 1 or 2 or 4 integers after the p of padding, as in p1"),
+        ("conv2d:1x4x8x8,4x4x3x3,relu6", "'relu6': expected an option, one of s2 (or s2x1), p1, d2, g4, f32, tf32"),
+        ("conv2d:1x4x8x8,4x4x3x3,relu,bias,relu", "expected relu at most once"),
+        ("conv2d:1x4x8x8,4x4x3x3,nhwc,nchw", "'nchw': expected layout at most once"),
+        ("conv2d:1x4x8x8,4x4x3x3,f64", "'f64': expected an option"),
+        ("conv1d:1x4x8x8,4x4x3", "'1x4x8x8': expected the input's NxCxW, as in conv1d:"),
+        ("conv1d:1x4x8,4x4x3,s1x2", "'1x2': expected 1 integer after the s of stride, as in s1"),
+        ("conv1d:1x4x8,4x4x3,p1x2x3", "'1x2x3': expected 1 or 2 integers after the p of padding, as in p1"),
+        ("conv3d:1x4x8x8,4x4x3x3x3", "'1x4x8x8': expected the input's NxCxDxHxW, as in conv3d:"),
+        ("conv3d:1x4x8x8x8,4x4x3x3", "'4x4x3x3': expected the weight's Ox(C/groups)xTxRxS, as in conv3d:"),
+        ("conv3d:1x4x8x8x8,4x4x3x3x3,p1x1x1x1", "expected 1 or 3 or 6 integers after the p of padding, as in p1"),
         ("conv2d:1x4x8x8,4x4x3x3,s1,p1,s1", "'s1': expected stride at most once"),
         ("conv2d:1x4x8x8,4x4x3x3,f16,f32", "'f32': expected dtype at most once"),
         ("conv2d:1x4x8x8,4x2x3x3", "'4x2x3x3' has 2 input channels: 4 channels in 1 group need 4x4x3x3"),
         ("conv2d:1x4x8x8,4x4x3x3,g2", "'4x4x3x3' has 4 input channels: 4 channels in 2 groups need 4x2x3x3"),
         ("filter1d", "expected OPERATOR:SIZES"),
-        ("filter3d:8x8x8,k3", "unknown operator 'filter3d': expected one of conv2d, filter1d, filter2d"),
+        (
+            "filter3d:8x8x8,k3",
+            "unknown operator 'filter3d': expected one of conv1d, conv2d, conv3d, filter1d, filter2d",
+        ),
         ("filter1d:8", "expected filter1d:SIGNAL,MASK[,clamp], as in filter1d:16777216,k5"),
         ("filter1d:8,3", "'3': expected the mask's taps behind a k, as in filter1d:16777216,k5"),
         ("filter1d:8,k", "'': expected a number behind the k of the mask"),
@@ -109,6 +133,8 @@ def test_malformed_text_is_refused_with_what_would_be_right(text, expected):
         "conv2d:1x4x8x8\n,4x4x3x3",
         "conv2d:1x4x8x8,4x4x3x3,\x00\x1b[31m",
         "x" * 10**6 + ":",
+        "conv2d:1x4x8x8,4x4x3x3" + ",relu" * 10**5,
+        "conv3d:1x4x8x8x8,4x4x3x3x3,re\nlu",
         "filter1d:8,k3" + ",clamp" * 10**5,
         "filter1d:8,k" + "3" * 10**6,
         "filter2d:8x8x1\n,3x3",

@@ -5,8 +5,9 @@ Capability 5.x"): 32 banks of 4 bytes; the threads of a warp that touch differen
 the other, those that touch the same word are served together. An access of a warp then takes as many wavefronts as the
 busiest bank has words, and all but the first are conflicts.
 
-Counted are the 4-byte accesses that the TIR makes. The compiler may merge a thread's neighbouring loads into one of 8
-or 16 bytes, which the hardware serves by half and quarter warps: conflicts of strides of 2 or 4 words can vanish then.
+Counted are the accesses that the TIR makes, of 2 or 4 bytes: two 16-bit elements share a word. The compiler may merge a
+thread's neighbouring loads into one of 8 or 16 bytes, which the hardware serves by half and quarter warps: conflicts of
+strides of 2 or 4 words can vanish then.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 from tvmconv.analysis.tir import SHARED, Scope, executions, parts, statements, warps
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import BANK_BYTES, BANKS
+from tvmconv.workloads.dtypes import numpy_dtype
 
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
@@ -59,7 +61,7 @@ def shared_accesses(kernel: Kernel) -> list[SharedAccess]:
         kernel: a built kernel, for any target.
 
     Raises:
-        AnalysisError: an access is not of 4-byte scalars, or cannot be executed (`tvmconv.analysis.tir.executions`).
+        AnalysisError: an access is of more than 4 bytes, or cannot be executed (`tvmconv.analysis.tir.executions`).
     """
     return [_count(access, step.launch) for step in kernel.steps for access in _accesses(step.function)]
 
@@ -93,19 +95,20 @@ def _is_shared(buffer: Any) -> bool:
 
 
 def _count(access: _Access, launch: Launch) -> SharedAccess:
-    if np.dtype(str(access.buffer.dtype)).itemsize != BANK_BYTES:
+    itemsize = numpy_dtype(str(access.buffer.dtype)).itemsize
+    if itemsize > BANK_BYTES:
         raise AnalysisError(f"shared accesses of {access.buffer.dtype}")
     requests = wavefronts = 0
     for executed in executions(access.scope, [access.index], launch, FIRST_BLOCK):
-        (words,) = executed.values
-        found = bank_wavefronts(words, executed.active)
+        (elements,) = executed.values
+        found = bank_wavefronts(elements * itemsize // BANK_BYTES, executed.active)
         requests += executed.repeats * found[0]
         wavefronts += executed.repeats * found[1]
     return SharedAccess(access.kind, str(access.buffer.name), requests, wavefronts)
 
 
 def bank_wavefronts(words: np.ndarray, active: np.ndarray) -> tuple[int, int]:
-    """Requests and wavefronts of 4-byte shared accesses.
+    """Requests and wavefronts of shared accesses of at most a word.
 
     Args:
         words: the word index that each thread touches, shape (accesses, threads of the block).

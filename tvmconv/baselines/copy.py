@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tvmconv.baselines.base import Baseline, check_filter, check_gpu
+from tvmconv.baselines.base import Baseline, baseline, check_filter, check_gpu
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.program import ArrayType, Launch
 from tvmconv.devices.base import BufferSets, Device, set_bytes
@@ -29,6 +29,7 @@ extern "C" __global__ void copy(const float* __restrict__ x, float* __restrict__
 """
 
 
+@baseline("copy")
 def time_copy(
     w: Workload, inputs: Sequence[NDArray[Any]], *, device: Device, cold: bool = False, seconds: float = 0.5
 ) -> Baseline:
@@ -39,7 +40,7 @@ def time_copy(
 
     Args:
         w: a filter.
-        inputs: X and K, of `w.argument_shapes` and `w.dtype`.
+        inputs: X and K, of `w.argument_shapes` and `w.storage`.
         device: an NVIDIA GPU.
         cold: as for `Loaded.time`.
         seconds: as for `Loaded.time`.
@@ -54,7 +55,7 @@ def time_copy(
     gpu = check_gpu(device, "copy")
     check_filter(w, "copy")
     x = inputs[0]
-    y = ArrayType(w.argument_shapes[-1], w.dtype)
+    y = ArrayType(w.argument_shapes[-1], w.storage)
     sets = BufferSets.choose(set_bytes([x], y.shape, y.dtype), gpu.l2_bytes or 0, cold=cold)
     cubin = nvrtc.compile_cubin(_COPY, str(gpu.arch))
     with border(gpu), Arrays() as arrays, new_stream(gpu.index) as stream:

@@ -7,38 +7,40 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tvmconv.baselines.base import Baseline, border_of, check_gpu
-from tvmconv.baselines.torch_calls import Call, calls
+from tvmconv.baselines.base import Baseline, baseline, border_of, check_gpu
+from tvmconv.baselines.torch_calls import Call, calls, tensor
 from tvmconv.devices.base import BufferSets, Device, set_bytes
 from tvmconv.devices.cuda.graphs import Replay, time_sets
 from tvmconv.errors import DeviceError
+from tvmconv.workloads import dtypes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tvmconv.devices.cuda.device import CudaDevice
-    from tvmconv.workloads.conv2d import Conv2d
+    from tvmconv.workloads.conv import Conv
     from tvmconv.workloads.filters import Filter
 
 
 PICKS = 3
 
 
+@baseline("cudnn")
 def time_cudnn(
-    w: Conv2d | Filter, inputs: Sequence[NDArray[Any]], *, device: Device, cold: bool = False, seconds: float = 0.5
+    w: Conv | Filter, inputs: Sequence[NDArray[Any]], *, device: Device, cold: bool = False, seconds: float = 0.5
 ) -> Baseline:
-    """Time `torch.nn.functional.conv2d` with cuDNN's fastest algorithm and without TF32.
+    """Time PyTorch's convolution with cuDNN's fastest algorithm, and with TF32 for the dtype of that name alone.
 
     cuDNN tries its algorithms on trials of microseconds, and at times picks one that is half as fast as another. It
     remembers its picks by thread: it is asked in `PICKS` threads, and the fastest counts. Where there are several
     `calls` of the workload, so does the fastest of them.
 
-    What a workload has that cuDNN does not, a padding of two unlike sides or a clamp, is a kernel of its own, in the
-    time.
+    What a workload has that the call does not, a padding of two unlike sides or an epilogue of more than a bias, is a
+    kernel of its own, in the time.
 
     Args:
         w: the workload.
-        inputs: X and K, of `w.argument_shapes` and `w.dtype`.
+        inputs: all arguments but Y, of `w.argument_shapes` and `w.argument_dtypes`.
         device: an NVIDIA GPU.
         cold: as for `Loaded.time`.
         seconds: as for `Loaded.time`.
@@ -56,7 +58,7 @@ def time_cudnn(
 
 
 def _picks(
-    w: Conv2d | Filter, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *, cold: bool, seconds: float
+    w: Conv | Filter, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *, cold: bool, seconds: float
 ) -> Iterator[Baseline]:
     """What cuDNN picks for each call; calls that it cannot run are left out, unless it can run none."""
     ways = calls(w)
@@ -73,23 +75,24 @@ def _picks(
 
 
 def _time_pick(
-    w: Conv2d | Filter, call: Call, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *, cold: bool, seconds: float
+    w: Conv | Filter, call: Call, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *, cold: bool, seconds: float
 ) -> Baseline:
     """Let cuDNN try its algorithms, and time the one that it picks."""
     torch = _torch()
-    sets = BufferSets.choose(set_bytes(inputs, w.argument_shapes[-1], w.dtype), gpu.l2_bytes or 0, cold=cold)
+    tf32 = w.dtype == dtypes.TF32.name
+    sets = BufferSets.choose(set_bytes(inputs, w.argument_shapes[-1], w.storage), gpu.l2_bytes or 0, cold=cold)
     stream = torch.cuda.Stream(gpu.index)
     with (
         border_of("cuDNN through PyTorch", gpu, RuntimeError),
         torch.cuda.device(gpu.index),
         torch.cuda.stream(stream),
         torch.no_grad(),
-        _exact(torch),
+        _exact(torch, tf32=tf32),
     ):
-        copies = [call.prepare(*(torch.from_numpy(array).to(gpu.text) for array in inputs)) for _ in range(sets.count)]
+        copies = [call.prepare(*(tensor(array).to(gpu.text) for array in inputs)) for _ in range(sets.count)]
         for _ in range(3):  # the first call tries the algorithms, which a capture does not allow
             output = call.compute(*copies[0])
-        result = output.cpu().numpy()
+        result = output.float().cpu().numpy()
         del output
 
         def capture(launches: int) -> Replay:
@@ -103,7 +106,8 @@ def _time_pick(
             return graph.replay
 
         timing = time_sets(capture, stream.cuda_stream, sets, seconds)
-    return Baseline(timing, result, ", ".join([*_versions(torch), "best algorithm, no TF32", *call.notes]))
+    settings = ("best algorithm", "TF32" if tf32 else "no TF32")
+    return Baseline(timing, result, ", ".join([*_versions(torch), *settings, *call.notes]))
 
 
 def _torch() -> Any:
@@ -119,13 +123,13 @@ def _torch() -> Any:
 
 
 @contextmanager
-def _exact(torch: Any) -> Iterator[None]:
-    """Let cuDNN try every algorithm, and nobody round to TF32."""
+def _exact(torch: Any, *, tf32: bool) -> Iterator[None]:
+    """Let cuDNN try every algorithm, and nobody round to TF32 unless that is what is asked for."""
     wanted = (
         (torch.backends.cudnn, "benchmark", True),
         (torch.backends.cudnn, "benchmark_limit", 0),  # 0: all of them
-        (torch.backends.cudnn, "allow_tf32", False),
-        (torch.backends.cuda.matmul, "allow_tf32", False),
+        (torch.backends.cudnn, "allow_tf32", tf32),
+        (torch.backends.cuda.matmul, "allow_tf32", tf32),
     )
     before = [getattr(place, name) for place, name, _ in wanted]
     for place, name, value in wanted:

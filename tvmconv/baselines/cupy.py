@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmconv.baselines.base import Baseline, border_of, check_filter, check_gpu
+from tvmconv.baselines.base import Baseline, baseline, border_of, check_filter, check_gpu
 from tvmconv.devices.base import BufferSets, Device, first_line, set_bytes
 from tvmconv.devices.cuda.graphs import capture_on, time_sets
 from tvmconv.errors import DeviceError
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tvmconv.workloads.filters import Filter
 
 
+@baseline("cupy")
 def time_cupy(
     w: Workload, inputs: Sequence[NDArray[Any]], *, device: Device, cold: bool = False, seconds: float = 0.5
 ) -> Baseline:
@@ -28,7 +29,7 @@ def time_cupy(
 
     Args:
         w: a filter.
-        inputs: X and K, of `w.argument_shapes` and `w.dtype`.
+        inputs: X and K, of `w.argument_shapes` and `w.storage`.
         device: an NVIDIA GPU.
         cold: as for `Loaded.time`.
         seconds: as for `Loaded.time`.
@@ -40,7 +41,7 @@ def time_cupy(
     gpu = check_gpu(device, "CuPy")
     image_filter = check_filter(w, "CuPy")
     cupy, ndimage = _cupy()
-    sets = BufferSets.choose(set_bytes(inputs, w.argument_shapes[-1], w.dtype), gpu.l2_bytes or 0, cold=cold)
+    sets = BufferSets.choose(set_bytes(inputs, w.argument_shapes[-1], w.storage), gpu.l2_bytes or 0, cold=cold)
     with (
         border_of("CuPy", gpu, RuntimeError, MemoryError, cupy.cuda.compiler.CompileException),
         cupy.cuda.Device(gpu.index),

@@ -1,4 +1,4 @@
-"""Workloads as calls of `torch.nn.functional.conv2d`, which PyTorch gives to cuDNN."""
+"""Workloads as calls of PyTorch's convolutions, which PyTorch gives to cuDNN."""
 
 from __future__ import annotations
 
@@ -6,14 +6,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tvmconv.workloads.conv import Conv
 from tvmconv.workloads.filters import Filter
+from tvmconv.workloads.layout import CHANNELS_LAST
 
 if TYPE_CHECKING:
-    from tvmconv.workloads.conv2d import Conv2d
+    from numpy.typing import NDArray
+
+Tensors = tuple[Any, ...]
 
 
-def _as_they_are(x: Any, k: Any) -> tuple[Any, Any]:
-    return x, k
+def tensor(array: NDArray[Any]) -> Any:
+    """An array as a tensor of PyTorch that shares its memory; ml_dtypes' bfloat16 becomes PyTorch's."""
+    import torch
+
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _as_they_are(*inputs: Any) -> Tensors:
+    return inputs
 
 
 @dataclass(frozen=True)
@@ -21,33 +34,85 @@ class Call:
     """A way to compute a workload.
 
     Attributes:
-        compute: from image and weight, as `prepare` gives them, to Y.
-        prepare: from X and K to the image, which shares X's memory, and the weight; it is done before timing.
+        compute: from what `prepare` gives to Y.
+        prepare: from the workload's inputs to what `compute` takes, sharing X's memory; it is done before timing.
         notes: what is worth telling of it.
     """
 
-    compute: Callable[[Any, Any], Any]
-    prepare: Callable[[Any, Any], tuple[Any, Any]] = _as_they_are
+    compute: Callable[..., Any]
+    prepare: Callable[..., Tensors] = _as_they_are
     notes: tuple[str, ...] = ()
 
 
-def calls(w: Conv2d | Filter) -> list[Call]:
-    """The ways to compute a workload among which only measuring finds the fastest; their X, K, Y are dense tensors."""
+def calls(w: Conv | Filter) -> list[Call]:
+    """The ways to compute a workload among which only measuring finds the fastest; inputs and Y are dense tensors."""
     return _filters(w) if isinstance(w, Filter) else [_convolution(w)]
 
 
-def _convolution(w: Conv2d) -> Call:
+def _convolution(w: Conv) -> Call:
+    """The convolution, with a bias where the epilogue begins with one, and kernels of PyTorch's for all else."""
     from torch.nn import functional
 
+    convolve = getattr(functional, f"conv{w.rank}d")
     options: dict[str, Any] = {"stride": w.stride, "dilation": w.dilation, "groups": w.groups}
-    notes = ("depthwise, for which PyTorch may choose a kernel of its own",) if w.depthwise else ()
-    top, left, bottom, right = w.padding
-    if (top, left) == (bottom, right):
-        return Call(lambda x, k: functional.conv2d(x, k, padding=(top, left), **options), notes=notes)
-    return Call(  # cuDNN pads both sides of an axis alike
-        lambda x, k: functional.conv2d(functional.pad(x, (left, right, top, bottom)), k, **options),
-        notes=("padded by a kernel of its own", *notes),
-    )
+    alike = w.before == w.behind  # cuDNN pads both sides of an axis alike
+    if alike:
+        options["padding"] = w.before
+    sides = [side for pair in zip(reversed(w.before), reversed(w.behind), strict=True) for side in pair]
+    fused, rest = (w.epilogue[:1], w.epilogue[1:]) if w.epilogue[:1] == ("bias",) else ((), w.epilogue)
+    read = w.argument_names[2:-1]
+
+    def prepare(x: Any, k: Any, *others: Any) -> Tensors:
+        named = dict(zip(read, others, strict=True))
+        if "bias" in named:
+            named["bias"] = named["bias"].to(x.dtype)
+        return (
+            _channels_second(w, x),
+            _channels_second(w, k),
+            *(_channels_second(w, each) if each.dim() > 1 else each for each in named.values()),
+        )
+
+    def compute(x: Any, k: Any, *others: Any) -> Any:
+        named = dict(zip(read, others, strict=True))
+        if not alike:
+            x = functional.pad(x, sides)
+        y = convolve(x, k, named["bias"] if fused else None, **options)
+        for name in rest:
+            y = _OPERATIONS[name](y, named.get(name))
+        return y.movedim(1, -1).contiguous() if w.layout == CHANNELS_LAST else y
+
+    notes = [] if alike else ["padded by a kernel of its own"]
+    if w.depthwise:
+        notes.append("depthwise, for which PyTorch may choose a kernel of its own")
+    if rest:
+        notes.append(f"{', '.join(rest)} by kernels of PyTorch's")
+    return Call(compute, prepare, tuple(notes))
+
+
+def _channels_second(w: Conv, tensor: Any) -> Any:
+    """X, K, Y or a residual as (N, C, space), a view whose memory stays as it lies."""
+    return tensor.movedim(-1, 1) if w.layout == CHANNELS_LAST else tensor
+
+
+def _bias(y: Any, bias: Any) -> Any:
+    return y + bias.view(-1, *(1,) * (y.dim() - 2))
+
+
+def _functional(name: str) -> Callable[[Any, Any], Any]:
+    def apply(y: Any, _: Any) -> Any:
+        from torch.nn import functional
+
+        return getattr(functional, name)(y)
+
+    return apply
+
+
+_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "bias": _bias,
+    "add": lambda y, residual: y + residual,
+    "clamp": lambda y, _: y.clamp(0, 1),
+    **{name: _functional(name) for name in ("relu", "silu", "gelu")},
+}
 
 
 def _filters(w: Filter) -> list[Call]:

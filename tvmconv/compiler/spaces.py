@@ -12,20 +12,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from tvmconv import gpu
 from tvmconv.compiler.program import ArrayType
 from tvmconv.compiler.source import Parameter, declaration, find_kernel, type_name
 from tvmconv.errors import CompileError
+from tvmconv.marks import SPACES, Space
 from tvmconv.workloads.text import quote
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
 
-Space = Literal["global", "constant", "texture"]
-
-ANNOTATION = "tvmconv.space"  # of the root block: a space by argument name
 TEXEL = "float32"  # the dtype of what may lie behind a texture
 
 
@@ -37,7 +35,7 @@ def read(mod: IRModule) -> dict[str, Space]:
     """
     function = mod["main"]
     names = [str(p.name) for p in function.params]
-    marked = {str(name): str(space) for name, space in root_annotations(mod).get(ANNOTATION, {}).items()}
+    marked = {str(name): str(space) for name, space in root_annotations(mod).get(SPACES, {}).items()}
     for name, space in marked.items():
         if name not in names:
             raise CompileError(f"the schedule places {quote(name)}: expected one of {', '.join(names)}")

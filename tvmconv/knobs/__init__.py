@@ -13,6 +13,7 @@ from tvmconv.knobs.knobs import (
     nearest_factors,
     parse_value,
 )
+from tvmconv.knobs.tile import Tile
 
 __all__ = [
     "Choice",
@@ -22,6 +23,7 @@ __all__ = [
     "Knob",
     "Knobs",
     "Split",
+    "Tile",
     "Value",
     "format_value",
     "nearest_factors",

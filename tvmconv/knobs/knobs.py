@@ -17,6 +17,7 @@ import numpy as np
 
 from tvmconv.errors import KnobError
 from tvmconv.knobs.factors import count_factorisations, factorisations, nearest_factors, tiles
+from tvmconv.knobs.tile import Tile
 
 Value = Any  # a tuple of factors for a split, else an int, float, bool or str
 Config = dict[str, Value]
@@ -188,6 +189,32 @@ class Knobs:
         """
         inner = nearest_factors(extent, tuple(default[1:]), exact=exact)
         return self._ask(Split(name, extent, parts, (-1, *inner), overhang, lenient))
+
+    def tile(
+        self,
+        name: str,
+        extent: int,
+        levels: Sequence[str],
+        default: Mapping[str, int] | None = None,
+        *,
+        exact: bool = False,
+        overhang: float = 0.0,
+        lenient: bool = False,
+    ) -> Tile:
+        """The axis of `extent`, cut into the named levels: a `split` whose factors have names.
+
+        Args:
+            name: the knob's name.
+            extent: the loop's extent.
+            levels: names of the loops that it becomes, outermost first.
+            default: the preferred factors by level, 1 where it has none; not of the outermost.
+            exact: as for `split`, like those that follow.
+            overhang: likewise.
+            lenient: likewise.
+        """
+        preferred = (-1, *((default or {}).get(level, 1) for level in levels[1:]))
+        factors = self.split(name, extent, len(levels), preferred, exact=exact, overhang=overhang, lenient=lenient)
+        return Tile(extent, dict(zip(levels, factors, strict=True)))
 
     def choice(self, name: str, options: Sequence[Value], default: Value) -> Value:
         """One of `options`."""

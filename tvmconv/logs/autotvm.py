@@ -20,6 +20,7 @@ from tvmconv.errors import RecordError, WorkloadError
 from tvmconv.knobs import Config, Value
 from tvmconv.logs import fields
 from tvmconv.workloads import Conv2d, Workload, parse
+from tvmconv.workloads.layout import CHANNELS_FIRST
 from tvmconv.workloads.text import quote
 
 DIRECT, DEPTHWISE = "conv2d_nchw.cuda", "depthwise_conv2d_nchw.cuda"
@@ -29,7 +30,7 @@ _SPLIT, _OTHER = "sp", "ot"  # the kinds of knob that GPU templates have; AutoTV
 
 def encode_task(workload: Workload, schedule: str) -> tuple[str, list[Any]]:
     """The task's name and its arguments, as JSON has them."""
-    if isinstance(workload, Conv2d):
+    if isinstance(workload, Conv2d) and _is_autotvms(workload):
         w = workload
         options = [list(w.stride), list(w.padding), list(w.dilation), w.dtype]
         if schedule == "direct" and w.groups == 1:
@@ -38,6 +39,11 @@ def encode_task(workload: Workload, schedule: str) -> tuple[str, list[Any]]:
             weight = (w.C, w.O // w.C, w.R, w.S)
             return DEPTHWISE, [_tensor(w.input_shape, w.dtype), _tensor(weight, w.dtype), *options]
     return f"{_OWN}.{workload.operator}.{schedule}", [workload.text]
+
+
+def _is_autotvms(w: Conv2d) -> bool:
+    """Whether AutoTVM's templates for NCHW could compute it."""
+    return w.layout == CHANNELS_FIRST and not w.epilogue and w.dtype == w.storage
 
 
 def decode_task(task: str, args: Sequence[Any]) -> tuple[Workload, str]:

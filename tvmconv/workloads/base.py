@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -11,18 +11,29 @@ if TYPE_CHECKING:
 
 
 class Workload(Protocol):
-    """What to compute: an operator on tensors of fixed shapes, two inputs and one output.
+    """What to compute: an operator on tensors of fixed shapes, at least two inputs and one output.
 
     Workloads are immutable and hashable, and two are equal exactly when their texts are.
     """
 
-    @property
-    def operator(self) -> str:
-        """The operator's name, which is also the prefix of the text: `conv2d`."""
+    operator: ClassVar[str]  # the operator's name, which is also the prefix of the text: `conv2d`
+    EXAMPLE: ClassVar[str]  # a text, for messages
 
     @property
     def dtype(self) -> str:
-        """Element type of every argument: `float32` or `float16`."""
+        """How elements are stored and multiplied, one of `tvmconv.workloads.dtypes.DTYPES`."""
+
+    @property
+    def storage(self) -> str:
+        """Element type of the output, and of all inputs that are not said to be of another, in memory."""
+
+    @property
+    def tolerance(self) -> float:
+        """The largest relative L2 error of a right result, against `reference`."""
+
+    @property
+    def epilogue(self) -> tuple[str, ...]:
+        """The operations on each sum before it is stored, in order; see `tvmconv.workloads.epilogue`."""
 
     @property
     def argument_names(self) -> tuple[str, ...]:
@@ -30,7 +41,11 @@ class Workload(Protocol):
 
     @property
     def argument_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the kernel's arguments, in the order of `argument_names`."""
+        """Shapes of the kernel's arguments as they lie in memory, in the order of `argument_names`."""
+
+    @property
+    def argument_dtypes(self) -> tuple[str, ...]:
+        """Element types of the kernel's arguments in memory, in the order of `argument_names`."""
 
     @property
     def flops(self) -> int:
@@ -48,10 +63,10 @@ class Workload(Protocol):
     def text(self) -> str:
         """Canonical text; `parse` of it gives an equal workload."""
 
-    def inputs(self, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Standard normal inputs drawn from `seed`, C-contiguous, of the workload's shapes and dtype."""
+    def inputs(self, seed: int) -> tuple[NDArray[Any], ...]:
+        """Standard normal inputs drawn from `seed`, C-contiguous, of the arguments' shapes and dtypes."""
 
-    def reference(self, x: NDArray[Any], k: NDArray[Any], /) -> NDArray[np.float64]:
+    def reference(self, *inputs: NDArray[Any]) -> NDArray[np.float64]:
         """The right output for these inputs, computed in float64."""
 
     def declare(self) -> tuple[te.Tensor, ...]:
@@ -59,3 +74,7 @@ class Workload(Protocol):
 
     def prim_func(self) -> tirx.PrimFunc:
         """The declaration as an unscheduled TIR function, ready for `tvm.s_tir.Schedule`."""
+
+    @classmethod
+    def parse(cls, text: str) -> Workload:
+        """Read the text of a workload of this class; raises WorkloadError."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from tvmconv.errors import WorkloadError
+from tvmconv.workloads import dtypes, epilogue
 from tvmconv.workloads.filters_reference import correlate
-from tvmconv.workloads.text import by, check_elements, checked_integers, integers, quote
+from tvmconv.workloads.text import by, check_elements, checked_integers, quote
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -89,6 +90,26 @@ class Filter(ABC):
         return *slid, *self.signal_shape[taps:]
 
     @property
+    def epilogue(self) -> tuple[str, ...]:
+        """The operations on each sum before it is stored."""
+        return (CLAMP,) if self.clamp else ()
+
+    @property
+    def storage(self) -> str:
+        """Element type of X, K and Y in memory."""
+        return dtypes.DTYPES[self.dtype].storage
+
+    @property
+    def tolerance(self) -> float:
+        """The largest relative L2 error of a right result."""
+        return dtypes.DTYPES[self.dtype].tolerance
+
+    @property
+    def argument_dtypes(self) -> tuple[str, ...]:
+        """Element types of X, K and Y in memory."""
+        return (self.storage,) * len(self.argument_names)
+
+    @property
     def argument_shapes(self) -> tuple[tuple[int, ...], ...]:
         """Shapes of X, K and Y."""
         return self.signal_shape, self.mask_shape, self.signal_shape
@@ -122,18 +143,18 @@ class Filter(ABC):
         rng = np.random.default_rng(seed)
         return rng.standard_normal(self.signal_shape, np.float32), rng.standard_normal(self.mask_shape, np.float32)
 
-    def reference(self, x: NDArray[Any], k: NDArray[Any]) -> NDArray[np.float64]:
+    def reference(self, *inputs: NDArray[Any]) -> NDArray[np.float64]:
         """Correlate, and clamp, in float64.
 
         Args:
-            x: signal of shape `signal_shape`.
-            k: mask of shape `mask_shape`.
+            inputs: a signal of shape `signal_shape`, and a mask of shape `mask_shape`.
 
         Returns:
             The filtered signal, of shape `signal_shape`.
         """
+        x, k = inputs
         y = correlate(x.reshape(self.image), k.reshape(self.mask)).reshape(self.signal_shape)
-        return np.clip(y, 0, 1, out=y) if self.clamp else y
+        return epilogue.reference(self.epilogue, y, {})
 
     def declare(self) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
         """Declare the filter in tensor expressions.
@@ -141,8 +162,8 @@ class Filter(ABC):
         The stages are, in this order:
 
         - `padded`: X with its ghost cells, of shape `padded_shape`.
-        - `filtered`: the sum; only with a clamp.
-        - `Y`: the output, of X's shape; it is the sum itself where there is no `filtered`, else the clamp of it.
+        - `sum`, of Y's shape: the sum of the products of `padded` and K.
+        - `Y`: the output, of X's shape, each element the epilogue of one of `sum`.
 
         Returns:
             The tensors X, K and Y.
@@ -181,142 +202,3 @@ class Filter(ABC):
                 f"{quote(','.join(pieces[2:]))}: expected nothing or {CLAMP!r} behind the mask, as in {cls.EXAMPLE}"
             )
         return pieces[0], pieces[1], len(pieces) > 2
-
-
-@dataclass(frozen=True)
-class Filter1d(Filter):
-    """A signal Y of a signal X filtered by a mask K.
-
-    Y[i] is the sum over j of X[i + j - k // 2] · K[j], with zeros outside X; with a clamp it is limited to 0 to 1. The
-    mask is not flipped: this is a correlation.
-
-    Attributes:
-        n: samples of the signal.
-        k: taps of the mask, an odd number; it may exceed the signal.
-        clamp: whether the output is limited to 0 to 1.
-
-    Raises:
-        WorkloadError: a number is no integer or out of range, or the mask is even.
-    """
-
-    operator: ClassVar[str] = "filter1d"
-    EXAMPLE: ClassVar[str] = "filter1d:16777216,k5"
-
-    n: int
-    k: int
-    clamp: bool = False
-
-    @property
-    def image(self) -> tuple[int, int, int]:
-        """The signal as an image of one row: (1, n, 1)."""
-        return 1, self.n, 1
-
-    @property
-    def mask(self) -> tuple[int, int]:
-        """The mask as one of one row: (1, k)."""
-        return 1, self.k
-
-    def at(self, line: Any, element: Any) -> tuple[Any, ...]:
-        """Where an element of the only row lies in X and Y."""
-        return (element,)
-
-    def tap(self, r: Any, s: Any) -> tuple[Any, ...]:
-        """Where a tap of the mask's only row lies in K."""
-        return (s,)
-
-    @property
-    def signal_shape(self) -> tuple[int]:
-        """Shape of X and Y: (n,)."""
-        return (self.n,)
-
-    @property
-    def mask_shape(self) -> tuple[int]:
-        """Shape of K: (k,)."""
-        return (self.k,)
-
-    @property
-    def text(self) -> str:
-        """Canonical text, such as `filter1d:16777216,k5` or `filter1d:16777216,k5,clamp`."""
-        return self._spell(str(self.n), f"k{self.k}")
-
-    @classmethod
-    def parse(cls, text: str) -> Filter1d:
-        """Read `filter1d:N,kK[,clamp]`; raises `WorkloadError`."""
-        signal, mask, clamp = cls._split(text)
-        (n,) = integers(signal, (1,), f"the number of samples, as in {cls.EXAMPLE}")
-        if not mask.startswith("k"):
-            raise WorkloadError(f"{quote(mask)}: expected the mask's taps behind a k, as in {cls.EXAMPLE}")
-        (k,) = integers(mask[1:], (1,), f"a number behind the k of the mask, as in {cls.EXAMPLE}")
-        return cls(n, k, clamp)
-
-
-@dataclass(frozen=True)
-class Filter2d(Filter):
-    """An image Y of an image X filtered by a mask K, the same for every channel.
-
-    Y[i, j, c] is the sum over r, s of X[i + r - R // 2, j + s - S // 2, c] · K[r, s], with zeros outside X; with a
-    clamp it is limited to 0 to 1. The mask is not flipped: this is a correlation. Channels are interleaved: the samples
-    of a pixel lie side by side.
-
-    Attributes:
-        H: height of the image.
-        W: width of the image.
-        C: channels.
-        R: height of the mask, an odd number; it may exceed the image.
-        S: width of the mask, likewise.
-        clamp: whether the output is limited to 0 to 1.
-
-    Raises:
-        WorkloadError: a number is no integer or out of range, or a size of the mask is even.
-    """
-
-    operator: ClassVar[str] = "filter2d"
-    EXAMPLE: ClassVar[str] = "filter2d:4096x4096x3,5x5"
-
-    H: int
-    W: int
-    C: int
-    R: int
-    S: int
-    clamp: bool = False
-
-    @property
-    def image(self) -> tuple[int, int, int]:
-        """Height, width and channels of X and Y."""
-        return self.H, self.W, self.C
-
-    @property
-    def mask(self) -> tuple[int, int]:
-        """Height and width of the mask."""
-        return self.R, self.S
-
-    def at(self, line: Any, element: Any) -> tuple[Any, ...]:
-        """Where an element of a row, of `width · channels` elements, lies in X and Y."""
-        return line, element // self.C, element % self.C
-
-    def tap(self, r: Any, s: Any) -> tuple[Any, ...]:
-        """Where a tap of the mask lies in K."""
-        return r, s
-
-    @property
-    def signal_shape(self) -> tuple[int, int, int]:
-        """Shape of X and Y: (H, W, C)."""
-        return self.image
-
-    @property
-    def mask_shape(self) -> tuple[int, int]:
-        """Shape of K: (R, S)."""
-        return self.mask
-
-    @property
-    def text(self) -> str:
-        """Canonical text, such as `filter2d:4096x4096x3,5x5` or `filter2d:4096x4096x3,5x5,clamp`."""
-        return self._spell(by(self.image), by(self.mask))
-
-    @classmethod
-    def parse(cls, text: str) -> Filter2d:
-        """Read `filter2d:HxWxC,RxS[,clamp]`; raises `WorkloadError`."""
-        signal, mask, clamp = cls._split(text)
-        H, W, C = integers(signal, (3,), f"the image's HxWxC, as in {cls.EXAMPLE}")
-        R, S = integers(mask, (2,), f"the mask's RxS, as in {cls.EXAMPLE}")
-        return cls(H, W, C, R, S, clamp)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from tvm import te, tirx
 
+from tvmconv.workloads import epilogue
+
 if TYPE_CHECKING:
     from tvmconv.workloads.filters import Filter
 
@@ -29,7 +31,7 @@ def declare(w: Filter) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
 def correlation(
     w: Filter, K: te.Tensor, read: Callable[[tuple[tirx.Var, ...], tuple[tirx.Var, ...]], tirx.Expr]
 ) -> te.Tensor:
-    """Y, and `filtered` before it if there is a clamp.
+    """Y, and `sum` before it.
 
     Args:
         w: the workload.
@@ -39,19 +41,17 @@ def correlation(
     names = ("r", "s")[-len(w.mask_shape) :]
     axes = tuple(te.reduce_axis((0, size), name) for size, name in zip(w.mask_shape, names, strict=True))
     taps = tuple(axis.var for axis in axes)
-
-    def total(*at: tirx.Var) -> tirx.Expr:
-        return te.sum(read(at, taps) * K[taps], axis=list(axes))
-
-    if not w.clamp:
-        return te.compute(w.signal_shape, total, name="Y")
-    filtered = te.compute(w.signal_shape, total, name="filtered")
-    return te.compute(w.signal_shape, lambda *at: clamped(filtered[at]), name="Y")
+    total = te.compute(w.signal_shape, lambda *at: te.sum(read(at, taps) * K[taps], axis=list(axes)), name="sum")
+    return te.compute(w.signal_shape, lambda *at: finished(w, total[at]), name="Y")
 
 
-def clamped(value: tirx.Expr) -> tirx.Expr:
-    """The value limited to 0 to 1."""
-    return te.min(te.max(value, tirx.const(0.0, "float32")), tirx.const(1.0, "float32"))
+def finished(w: Filter, value: tirx.Expr) -> tirx.Expr:
+    """A sum with the filter's epilogue, whose operations have no arguments."""
+
+    def read(name: str) -> tirx.Expr:
+        raise ValueError(f"{name} is no argument of {w.operator}")
+
+    return epilogue.compute(w.epilogue, value, read)
 
 
 def _read_padded(X: te.Tensor, radius: tuple[int, ...], at: tuple[tirx.Var, ...]) -> tirx.Expr:

@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import pkgutil
+from typing import TYPE_CHECKING, TypeVar
+
 from tvmconv.errors import WorkloadError
-from tvmconv.workloads.base import Workload
-from tvmconv.workloads.conv2d import Conv2d
-from tvmconv.workloads.filters import Filter1d, Filter2d
+from tvmconv.workloads import operators as folder
 from tvmconv.workloads.text import quote
 
-OPERATORS: dict[str, type[Conv2d | Filter1d | Filter2d]] = {
-    operator.operator: operator for operator in (Conv2d, Filter1d, Filter2d)
-}
+if TYPE_CHECKING:
+    from tvmconv.workloads.base import Workload
+
+_registry: dict[str, type[Workload]] = {}
+
+W = TypeVar("W", bound="type[Workload]")
+
+
+def operator(workload: W) -> W:
+    """Mark a class of workloads, of `tvmconv.workloads.base.Workload`, as what its `operator` names.
+
+    Raises:
+        WorkloadError: there is another one of that name.
+    """
+    known = _registry.get(workload.operator)
+    if known and known.__module__ != workload.__module__:
+        name = quote(workload.operator)
+        raise WorkloadError(f"operator {name} is defined in {known.__module__} and {workload.__module__}")
+    _registry[workload.operator] = workload
+    return workload
+
+
+@functools.cache
+def _load() -> None:
+    for module in pkgutil.iter_modules(folder.__path__):
+        importlib.import_module(f"{folder.__name__}.{module.name}")
+
+
+def operators() -> dict[str, type[Workload]]:
+    """All classes of workloads by the names of their operators."""
+    _load()
+    return dict(_registry)
 
 
 def parse(text: str) -> Workload:
@@ -19,9 +51,10 @@ def parse(text: str) -> Workload:
     Raises:
         WorkloadError: the operator is unknown, the text malformed, or its numbers contradict each other.
     """
-    operator, colon, _ = text.partition(":")
+    name, colon, _ = text.partition(":")
+    known = operators()
     if not colon:
-        raise WorkloadError(f"{quote(text)}: expected OPERATOR:SIZES, as in {Conv2d.EXAMPLE}")
-    if operator not in OPERATORS:
-        raise WorkloadError(f"unknown operator {quote(operator)}: expected one of {', '.join(OPERATORS)}")
-    return OPERATORS[operator].parse(text)
+        raise WorkloadError(f"{quote(text)}: expected OPERATOR:SIZES, as in {known['conv2d'].EXAMPLE}")
+    if name not in known:
+        raise WorkloadError(f"unknown operator {quote(name)}: expected one of {', '.join(known)}")
+    return known[name].parse(text)

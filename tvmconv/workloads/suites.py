@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads.base import Workload
-from tvmconv.workloads.conv2d import Conv2d
-from tvmconv.workloads.filters import Filter1d, Filter2d
+from tvmconv.workloads.operators.conv2d import Conv2d
+from tvmconv.workloads.operators.filter1d import Filter1d
+from tvmconv.workloads.operators.filter2d import Filter2d
 from tvmconv.workloads.text import quote
 
 IMAGE = 224

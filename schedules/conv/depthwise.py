@@ -1,0 +1,106 @@
+"""AutoTVM's depthwise convolution: each channel has its own filter, so that there is little to share, and less to sum.
+
+The knobs tile_f, tile_y, tile_x, auto_unroll_max_step and unroll_explicit mean what they mean in AutoTVM's template
+`depthwise_conv2d_nchw.cuda`: four-way tiles of channels × rows × columns; a block stages the window of its whole tile,
+and the filters, in shared memory once; threads copy their part to registers and sum.
+
+The knob `stage` is new: with "registers", threads read what they need from global memory themselves. A 3×3 window is
+read nine times at most, by neighbours, out of the L1 cache; there is no barrier to wait for.
+"""
+
+import math
+
+import numpy as np
+from tvm.s_tir import Schedule
+
+from tvmconv.knobs import Columns, Knobs, Tile
+from tvmconv.knobs.space import Usage
+from tvmconv.library import schedule
+from tvmconv.workloads import Conv2d
+
+from ..vocabulary import bind, bind_grid, cooperative_copy, own_loops, split_tiles
+from .plan import MAX_ACCUMULATORS, MIN_THREADS, OUTPUT_LEVELS, searched_overhang
+from .sums import DTYPES, accumulate_in_registers, in_memory_order, stage_operands
+from .tiles import element_bytes
+
+
+def tiles(w: Conv2d, c: Columns) -> list[Tile]:
+    """The tiles of channels, rows and columns of many configs."""
+    extents = {"tile_f": w.O, "tile_y": w.P, "tile_x": w.Q}
+    return [Tile.of_column(extent, OUTPUT_LEVELS, c[knob]) for knob, extent in extents.items()]
+
+
+def accumulators(tiled: list[Tile]) -> np.ndarray:
+    """Sums of a thread."""
+    return math.prod(tile.local * tile.vthread for tile in tiled)
+
+
+def usage(w: Conv2d, c: Columns) -> Usage:
+    """What configs use of a device."""
+    tiled = tiles(w, c)
+    f, y, x = (tile.size for tile in tiled)
+    window = ((y - 1) * w.stride[0] + (w.R - 1) * w.dilation[0] + 1) * (
+        (x - 1) * w.stride[1] + (w.S - 1) * w.dilation[1] + 1
+    )
+    multiplier = w.O // w.groups
+    inputs, weights = -(-f // multiplier) * window, f * w.R * w.S
+    threads = math.prod(tile.thread for tile in tiled)
+    blocks = w.N * math.prod(tile.block for tile in tiled)
+    return Usage(
+        threads=threads,
+        shared_bytes=np.where(c["stage"] == "shared", element_bytes(w) * (inputs + weights), 0),
+        accumulators=accumulators(tiled),
+        blocks=blocks,
+        staged_words=inputs + weights,
+        overlap=inputs / (f * y * x),
+        all_threads=blocks * threads,
+    )
+
+
+def has_filter_per_channel(w: Conv2d) -> bool:
+    """Whether each group is one input channel."""
+    return w.C == w.groups > 1
+
+
+@schedule("conv2d", dtypes=DTYPES, usage=usage, condition=has_filter_per_channel, promising=has_filter_per_channel)
+def depthwise(s: Schedule, w: Conv2d, k: Knobs) -> None:
+    """Output tiles are (block, virtual thread, thread, local)."""
+    tile_f = k.tile("tile_f", w.O, OUTPUT_LEVELS)
+    tile_y = k.tile("tile_y", w.P, OUTPUT_LEVELS, {"thread": 8}, overhang=searched_overhang(w.P))
+    tile_x = k.tile("tile_x", w.Q, OUTPUT_LEVELS, {"thread": 32}, overhang=searched_overhang(w.Q))
+    max_step = k.choice("auto_unroll_max_step", (0, 256, 1500), 0)
+    explicit = bool(k.choice("unroll_explicit", (0, 1), 0))
+    in_shared = k.choice("stage", ("shared", "registers"), "shared") == "shared"
+    k.search_only(
+        f"at least {MIN_THREADS} threads", lambda c: math.prod(tile.thread for tile in tiles(w, c)) >= MIN_THREADS
+    )
+    multiplier = w.O // w.groups
+    k.search_only(  # TVM would not find which inputs the tile reads
+        "tiles of channels are multiples of those of one input channel, or divide them",
+        lambda c: np.all(
+            [(tile % multiplier == 0) | (multiplier % tile == 0) for tile in c["tile_f"][:, :0:-1].cumprod(axis=1).T],
+            axis=0,
+        ),
+    )
+    k.search_only("few enough accumulators", lambda c: accumulators(tiles(w, c)) <= MAX_ACCUMULATORS)
+
+    conv = s.get_sblock("sum")
+    store = accumulate_in_registers(s)
+    copies = stage_operands(s, conv, "shared" if in_shared else "local")
+
+    n, group, output, y, x = s.get_loops(store)
+    block, vthread, thread, point = split_tiles(s, (s.fuse(group, output), y, x), (tile_f, tile_y, tile_x))
+    s.reorder(n, *block, *vthread, *thread, *point)
+    bind_grid(s, s.fuse(n, block[0]), *block[1:])
+    bind(s, "vthread", *vthread)
+    bind(s, "threadIdx", *thread)
+    s.compute_at(conv, thread[-1], preserve_unit_loops=True)
+    for copy in copies:
+        s.compute_at(copy, block[-1] if in_shared else thread[-1], preserve_unit_loops=True)
+        if in_shared:
+            threads = (tile_x.thread, tile_y.thread, tile_f.thread)
+            cooperative_copy(s, in_memory_order(w, own_loops(s, copy)), threads, interleaved=True)
+    outermost = own_loops(s, conv)[0]
+    s.decompose_reduction(conv, outermost)
+    s.annotate(outermost, "pragma_auto_unroll_max_step", max_step)
+    s.annotate(outermost, "pragma_unroll_explicit", explicit)

@@ -1,0 +1,23 @@
+"""Tile and halo copied to shared memory in two steps, as if they were one array: all threads, then the first few.
+
+From `halo_blocks`: with the copy starting at the left halo, thread t first copies element t of the tile with its halo,
+and then element t + threads, of which there are as many as the mask has taps but one. The same elements are copied with
+one guard less, in steps that start at the same thread; only their addresses in global memory are shifted against the
+block's by the left halo, so that a warp's loads straddle one more cache line. A mask with more taps than the block has
+threads takes more steps. Of an image, the same is `halo_strided`.
+"""
+
+from tvm.s_tir import Schedule
+
+from tvmconv.knobs import Knobs
+from tvmconv.library import schedule
+from tvmconv.workloads import Filter1d
+
+from .tiles import ask_tile, halo_is_shared, read_shared
+
+
+@schedule("filter1d", condition=halo_is_shared)
+def halo_two_step(s: Schedule, w: Filter1d, k: Knobs) -> None:
+    """A block computes as many outputs as it has threads."""
+    threads = ask_tile(k, w)
+    read_shared(s, w, tile=threads, threads=threads)

@@ -1,0 +1,66 @@
+"""The image through texture fetches: the border's zeros come from the hardware, without a test in the code.
+
+A texture has elements of one, two or four values, and an image any number of channels: a row of the texture is a row of
+the image with its channels interleaved, and a tap to the right is `channels` texels further on. Texels outside are zero
+by the texture's border mode; a row's end is also its last pixel's end, so that this is the image's own border.
+
+Fetches are cached in the L1 cache as other loads are, but go there through the texture units: a multiprocessor has
+four, which fetch a texel a clock each, where a load brings 32 words. For CUDA only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import te, tirx
+from tvm.ir import Call, PointerType, PrimType
+from tvm.s_tir import Schedule
+
+from tvmconv.gpu import MAX_TEXTURE_HEIGHT, MAX_TEXTURE_WIDTH
+from tvmconv.knobs import Knobs
+from tvmconv.library import schedule
+from tvmconv.workloads import Filter2d
+from tvmconv.workloads.filters_te import correlation
+
+from ..vocabulary import place, unroll
+from .tiles import MAX_UNROLLED, accumulate, mask_is_constant
+
+
+def fits(w: Filter2d) -> bool:
+    """Whether a texture can be that large, and the mask lie in constant memory."""
+    return w.W * w.C <= MAX_TEXTURE_WIDTH and w.H <= MAX_TEXTURE_HEIGHT and mask_is_constant(w)
+
+
+@schedule("filter2d", kinds=("cuda",), condition=fits)
+def texture(s: Schedule, w: Filter2d, k: Knobs) -> Schedule:
+    """A thread computes an output, channels interleaved, from texels."""
+    across = k.choice("threads_x", (8, 16, 32, 64, 128), default=32)
+    down = k.choice("threads_y", (1, 2, 4, 8), default=8)
+    s = Schedule(te.create_prim_func(list(_declare(w))))
+    place(s, K="constant", X="texture")
+    sums = accumulate(s, w)
+    line, column, channel, *taps = s.get_loops(sums)
+    lines, ty = s.split(line, [None, down])
+    columns, tx = s.split(s.fuse(column, channel), [None, across])
+    s.reorder(lines, columns, ty, tx, *taps)
+    s.bind(s.fuse(lines, columns), "blockIdx.x")
+    s.bind(ty, "threadIdx.y")
+    s.bind(tx, "threadIdx.x")
+    s.reverse_compute_at(s.get_consumers(sums)[0], tx)
+    s.decompose_reduction(sums, taps[0])
+    unroll(s, tx, MAX_UNROLLED)
+    return s
+
+
+def _declare(w: Filter2d) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
+    """`Filter2d.declare` without the ghost cells: the texture of X is zero outside."""
+    X = te.placeholder(w.signal_shape, w.dtype, name="X")
+    K = te.placeholder(w.mask_shape, w.dtype, name="K")
+    image = Call("tirx.address_of", [X(0, 0, 0)], ret_ty=PointerType(PrimType(w.dtype)))
+
+    def fetch(at: Sequence[tirx.Expr], tap: Sequence[tirx.Expr]) -> tirx.Expr:
+        line, column = (i + j - radius for i, j, radius in zip(at, tap, w.radius, strict=False))
+        middle = (index.astype("float32") + tirx.const(0.5, "float32") for index in (column * w.C + at[-1], line))
+        return tirx.call_pure_extern(w.dtype, "tex2D<float>", image, *middle)
+
+    return X, K, correlation(w, K, fetch)

@@ -1,0 +1,45 @@
+"""What scripts measured of kernels is read as it was written, and anything else is refused."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from tvmconv.errors import Error
+from tvmconv.experiments.readings import Readings
+
+
+@dataclass(frozen=True)
+class Row:
+    schedule: str
+    counts: dict[str, float]
+
+
+MEASURED = Readings("größe", "a GPU; `python measure.py`", [Row("basic", {"loads": 2.5}), Row("µ", {})])
+
+
+def test_it_is_read_as_it_was_written(tmp_path):
+    MEASURED.write(tmp_path / "new", "a page")
+    assert Readings.read(tmp_path / "new" / "größe.json", Row) == MEASURED
+    assert (tmp_path / "new" / "größe.md").read_text(encoding="utf-8") == "a page\n"
+
+
+def test_each_kernel_has_a_line(tmp_path):
+    MEASURED.write(tmp_path, "")
+    assert len((tmp_path / "größe.json").read_text(encoding="utf-8").splitlines()) == len(MEASURED.kernels) + 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "no JSON",
+        '{"name": "a", "provenance": "b"}',
+        '{"name": "a", "provenance": "b", "kernels": [{"schedule": "basic"}]}',
+        '{"name": "a", "provenance": "b", "kernels": [{"schedule": "basic", "counts": {}, "more": 1}]}',
+    ],
+)
+def test_a_file_of_something_else_is_refused(tmp_path, text):
+    file = tmp_path / "other.json"
+    file.write_text(text)
+    with pytest.raises(Error, match="no such readings"):
+        Readings.read(file, Row)

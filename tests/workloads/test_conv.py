@@ -1,0 +1,303 @@
+"""Convolutions of any rank, dtype, layout and groups: their definition, their declaration, their numbers."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from strategies import any_convolutions
+
+from tvmconv.errors import WorkloadError
+from tvmconv.verify import relative_error
+from tvmconv.workloads import Conv1d, Conv2d, Conv3d, parse
+from tvmconv.workloads.dtypes import DTYPES, numpy_dtype
+from tvmconv.workloads.layout import as_stored, channels_second
+
+NASTY = [
+    "conv2d:1x1x1x1,1x1x1x1",
+    "conv2d:2x3x7x11,5x3x3x3,p1",
+    "conv2d:1x3x9x8,4x3x2x5,s2x3,p1x2x0x3",
+    "conv2d:1x2x13x12,3x2x3x2,p2,d2x3",
+    "conv2d:1x4x5x6,2x4x1x1,s2",
+    "conv2d:2x6x8x7,9x2x3x3,s2x1,p1x0,g3",
+    "conv2d:3x7x6x6,7x1x3x3,p1,g7",
+    "conv2d:1x2x5x5,6x1x3x3,s3,p3x0x1x2,d2,g2",
+    "conv2d:1x4x6x6,4x4x3x3,p1,f16",
+    "conv2d:1x4x6x6,4x2x3x3,p1,g2,f16",
+    "conv2d:1x4x6x6,4x4x3x3,p1,tf32",
+    "conv2d:2x4x5x7,6x2x3x3,p1x0x2x1,g2,bf16",
+    "conv2d:2x6x8x7,9x2x3x3,s2x1,p1x0,g3,nhwc",
+    "conv2d:2x4x5x7,6x2x3x3,p1x0x2x1,g2,f16,nhwc",
+    "conv1d:1x1x1,1x1x1",
+    "conv1d:3x4x17,6x4x5,s2,p1x3,d2",
+    "conv1d:1x6x13,9x2x3,p1,g3,nhwc",
+    "conv3d:1x1x1x1x1,1x1x1x1x1",
+    "conv3d:2x3x4x5x6,4x3x2x3x1,s1x2x1,p1x0x2x0x1x1,d2x1x1",
+    "conv3d:1x4x3x5x4,4x1x3x3x3,p1,g4,nhwc",
+    "conv3d:1x4x3x5x4,2x4x1x3x3,p0x1x1,bf16",
+]
+
+
+def taps(w):
+    """Every multiplication as (index of Y, index of X, index of K), straight from the definition."""
+    channels, filters = w.C // w.groups, w.O // w.groups
+    for n, o, c in itertools.product(range(w.N), range(w.O), range(channels)):
+        for place in itertools.product(*map(range, w.out)):
+            for tap in itertools.product(*map(range, w.kernel)):
+                axes = zip(place, w.stride, tap, w.dilation, w.before, strict=True)
+                at = tuple(p * s + r * d - before for p, s, r, d, before in axes)
+                yield (n, o, *place), (n, o // filters * channels + c, *at), (o, c, *tap)
+
+
+def inside(w, x_index):
+    return all(0 <= i < size for i, size in zip(x_index[2:], w.space, strict=True))
+
+
+def convolve_by_loops(w, x, k):
+    """Y before its epilogue, from and to arrays as they lie in memory."""
+    x, k = (channels_second(w.layout, array) for array in (x, k))
+    y = np.zeros(w.output_shape)
+    for y_index, x_index, k_index in taps(w):
+        if inside(w, x_index):
+            y[y_index] += float(x[x_index]) * float(k[k_index])
+    return as_stored(w.layout, y)
+
+
+def plain(w):
+    """The workload without its epilogue."""
+    return type(w)(**{**vars(w), "epilogue": ()})
+
+
+@given(any_convolutions(max_flops=5_000))
+@settings(max_examples=60)
+def test_reference_equals_the_definition(workload):
+    workload = plain(workload)
+    x, k = workload.inputs(seed=0)
+    np.testing.assert_allclose(workload.reference(x, k), convolve_by_loops(workload, x, k), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_reference_in_chunks_equals_the_definition(text, monkeypatch):
+    workload = parse(text)
+    columns = 3  # of a chunk
+    monkeypatch.setattr("tvmconv.workloads.convolve.CHUNK_BYTES", 8 * workload.C * math.prod(workload.kernel) * columns)
+    x, k = workload.inputs(seed=0)
+    np.testing.assert_allclose(workload.reference(x, k), convolve_by_loops(workload, x, k), rtol=1e-12, atol=1e-12)
+
+
+def test_the_layout_moves_memory_and_changes_no_value():
+    first, last = (parse(f"conv3d:2x4x3x5x4,6x2x2x3x1,p1x0x0,g2{layout},bias,add") for layout in ("", ",nhwc"))
+    inputs = first.inputs(seed=0)
+    moved = [as_stored("nhwc", array) if array.ndim > 1 else array for array in inputs]
+    assert tuple(array.shape for array in moved) == last.argument_shapes[:-1]
+    np.testing.assert_array_equal(channels_second("nhwc", last.reference(*moved)), first.reference(*inputs))
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_declaration_computes_the_reference(text):
+    check_declaration(parse(text))
+
+
+@given(any_convolutions(max_flops=20_000))
+@settings(max_examples=25)
+def test_declaration_of_any_convolution_computes_the_reference(workload):
+    check_declaration(workload)
+
+
+def check_declaration(workload):
+    inputs = workload.inputs(seed=0)
+    output = np.full(workload.argument_shapes[-1], np.nan, numpy_dtype(workload.argument_dtypes[-1]))
+    arguments = [tvm.runtime.tensor(array) for array in (*inputs, output)]
+    tvm.compile(workload.prim_func(), target="llvm")["main"](*arguments)
+    assert relative_error(arguments[-1].numpy(), workload.reference(*inputs)) <= workload.tolerance
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_declaration_has_the_same_stages_whatever_it_computes(text):
+    schedule = tvm.s_tir.Schedule(parse(text).prim_func())
+    blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
+    assert [schedule.get(block).name_hint for block in blocks] == ["padded", "weight", "sum", "Y"]
+
+
+@pytest.mark.parametrize("text", [*NASTY, "conv2d:2x4x5x7,6x2x3x3,p1,g2,f16,nhwc,bias,add,silu"])
+def test_all_stages_but_the_sum_can_be_inlined(text):
+    schedule = tvm.s_tir.Schedule(parse(text).prim_func())
+    total = schedule.get_sblock("sum")
+    schedule.cache_write(total, 0, "local")
+    schedule.reverse_compute_inline(schedule.get_sblock("Y"))
+    for stage in ("padded", "weight"):
+        schedule.compute_inline(schedule.get_sblock(stage))
+    blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
+    assert [schedule.get(block).name_hint for block in blocks] == ["sum", "sum_local"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_are_float32_whatever_is_stored(dtype):
+    schedule = tvm.s_tir.Schedule(Conv2d(1, 4, 6, 6, 4, 3, 3, dtype=dtype).prim_func())
+    assert str(schedule.get(schedule.get_sblock("sum")).writes[0].buffer.dtype) == "float32"
+
+
+def test_a_tolerance_is_a_few_roundings_of_what_is_stored():
+    tolerances = {name: parse(f"conv1d:1x4x8,4x4x3,{dtype.text}").tolerance for name, dtype in DTYPES.items()}
+    expected = {"float32": 1e-5, "tf32": 2**-9, "float16": 2**-9, "bfloat16": 2**-6}
+    assert tolerances == pytest.approx(expected, rel=1e-2)
+
+
+def test_inputs_are_the_same_for_the_same_seed():
+    workload = parse("conv2d:2x6x8x7,9x2x3x3,g3")
+    np.testing.assert_equal(workload.inputs(seed=1), workload.inputs(seed=1))
+
+
+def test_inputs_differ_between_seeds():
+    workload = parse("conv2d:2x6x8x7,9x2x3x3,g3")
+    assert not np.array_equal(workload.inputs(seed=1)[0], workload.inputs(seed=2)[0])
+
+
+@given(any_convolutions(max_flops=5_000))
+@settings(max_examples=40)
+def test_inputs_have_the_declared_shapes_and_dtypes(workload):
+    described = [(array.shape, array.dtype.name, array.flags.c_contiguous) for array in workload.inputs(seed=0)]
+    shapes, dtypes = workload.argument_shapes[:-1], workload.argument_dtypes[:-1]
+    assert described == [(shape, dtype, True) for shape, dtype in zip(shapes, dtypes, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        (
+            "conv1d:2x6x8,9x2x3,g3",
+            {"X": ((2, 6, 8), "float32"), "K": ((9, 2, 3), "float32"), "Y": ((2, 9, 6), "float32")},
+        ),
+        (
+            "conv2d:2x6x8x7,9x2x3x5,g3,bf16,nhwc,add,bias,relu",
+            {
+                "X": ((2, 8, 7, 6), "bfloat16"),
+                "K": ((9, 3, 5, 2), "bfloat16"),
+                "add": ((2, 6, 3, 9), "bfloat16"),
+                "bias": ((9,), "float32"),
+                "Y": ((2, 6, 3, 9), "bfloat16"),
+            },
+        ),
+        (
+            "conv3d:2x4x3x5x4,6x4x2x3x1,tf32,nhwc",
+            {"X": ((2, 3, 5, 4, 4), "float32"), "K": ((6, 2, 3, 1, 4), "float32"), "Y": ((2, 2, 3, 4, 6), "float32")},
+        ),
+    ],
+)
+def test_arguments_are_input_weight_those_of_the_epilogue_and_output_as_they_lie_in_memory(text, arguments):
+    w = parse(text)
+    described = zip(w.argument_shapes, w.argument_dtypes, strict=True)
+    assert list(zip(w.argument_names, described, strict=True)) == list(arguments.items())
+
+
+@given(any_convolutions(max_flops=5_000))
+@settings(max_examples=30)
+def test_flops_count_a_multiplication_and_an_addition_a_tap(workload):
+    assert workload.flops == 2 * sum(1 for _ in taps(workload))
+
+
+@given(any_convolutions(max_flops=5_000))
+@settings(max_examples=50)
+def test_min_bytes_count_only_elements_that_are_used(workload):
+    used = [(x_index, k_index) for _, x_index, k_index in taps(workload) if inside(workload, x_index)]
+    elements = [len({x for x, _ in used}), len({k for _, k in used}), *map(math.prod, workload.argument_shapes[2:])]
+    sizes = [numpy_dtype(dtype).itemsize for dtype in workload.argument_dtypes]
+    assert workload.min_bytes == sum(n * size for n, size in zip(elements, sizes, strict=True))
+
+
+def test_min_bytes_of_an_epilogue_by_hand():
+    plain, fused = (parse(f"conv2d:1x8x4x4,16x8x1x1,f16{epilogue}") for epilogue in ("", ",bias,add,relu"))
+    assert plain.min_bytes == 2 * (8 * 16 + 16 * 8 + 16 * 16)
+    assert fused.min_bytes == plain.min_bytes + 4 * 16 + 2 * 16 * 16
+
+
+def test_arithmetic_intensity_is_flops_over_bytes():
+    # A 1×1 convolution of one pixel: 2·4·4 operations on 4 + 16 + 4 floats.
+    assert parse("conv2d:1x4x1x1,4x4x1x1").arithmetic_intensity == 32 / (24 * 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "depthwise"),
+    [
+        ("conv2d:1x8x4x4,8x1x3x3,g8", True),
+        ("conv2d:1x8x4x4,16x1x3x3,g8", False),
+        ("conv2d:1x8x4x4,8x2x3x3,g4", False),
+        ("conv2d:1x8x4x4,8x8x3x3", False),
+        ("conv1d:1x8x4,8x1x3,g8", True),
+    ],
+)
+def test_depthwise_is_one_channel_in_and_out_of_each_group(text, depthwise):
+    assert parse(text).depthwise is depthwise
+
+
+def test_sizes_have_the_fields_letters():
+    sound, video = parse("conv1d:1x4x16,6x4x5"), parse("conv3d:1x4x7x9x16,6x4x2x3x5")
+    assert (sound.W, sound.S, sound.Q) == (16, 5, 12)
+    assert (video.D, video.H, video.W, video.T, video.R, video.S) == (7, 9, 16, 2, 3, 5)
+    assert (video.Z, video.P, video.Q) == (6, 7, 12)
+
+
+def test_numpy_integers_are_accepted():
+    assert Conv2d(*np.array([1, 4, 8, 8, 4, 3, 3]), stride=np.int64(2)) == parse("conv2d:1x4x8x8,4x4x3x3,s2")
+
+
+def test_one_number_stands_for_all_axes():
+    assert Conv3d(1, 4, 8, 8, 8, 4, 3, 3, 3, stride=2, padding=1, dilation=2) == parse(
+        "conv3d:1x4x8x8x8,4x4x3x3x3,s2x2x2,p1x1x1x1x1x1,d2x2x2"
+    )
+    assert Conv1d(1, 4, 8, 4, 3, padding=(1, 2)) == parse("conv1d:1x4x8,4x4x3,p1x2")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"H": 0}, "H=0: expected at least 1"),
+        ({"O": -3}, "O=-3: expected at least 1"),
+        ({"N": 1.0}, "N=1.0: expected 1 integer"),
+        ({"N": True}, "N=True: expected 1 integer"),
+        ({"stride": 0}, "stride=0: expected at least 1"),
+        ({"stride": (1, 2, 3)}, "stride=(1, 2, 3): expected 1 or 2 integers"),
+        ({"dilation": (1, 0)}, "dilation=(1, 0): expected at least 1"),
+        ({"padding": -1}, "padding=-1: expected at least 0"),
+        ({"padding": "1"}, "padding='1': expected 1 or 2 or 4 integers"),
+        ({"groups": 0}, "groups=0: expected at least 1"),
+        ({"groups": 3}, "groups=3 must divide both the 4 input and the 4 output channels"),
+        ({"dtype": "float64"}, "dtype='float64': expected one of float32, tf32, float16, bfloat16"),
+        ({"dtype": ["float32"]}, "dtype=['float32']: expected one of float32"),
+        ({"layout": "chwn"}, "layout='chwn': expected one of nchw, nhwc"),
+        ({"epilogue": 3}, "epilogue=3: expected a list of"),
+        ({"epilogue": ("bias", "tanh")}, "epilogue=('bias', 'tanh'): expected operations of"),
+        ({"epilogue": ("relu", "relu")}, "epilogue=('relu', 'relu'): expected relu at most once"),
+        ({"R": 9}, "the kernel, 9x3 with its dilation, is larger than the padded image, 8x8"),
+        ({"dilation": 4}, "the kernel, 9x9 with its dilation, is larger than the padded image, 8x8"),
+        ({"N": 10**9}, "X of 1000000000x4x8x8 has 256000000000 elements: expected at most 2147483647"),
+        ({"O": 2 * 10**8}, "K of 200000000x4x3x3 has 7200000000 elements"),
+        ({"padding": 30_000}, "Y of 1x4x60006x60006 has"),
+        ({"padding": 30_000, "stride": 9}, "the padded X of 1x4x60008x60008 has"),
+        ({"W": 10**5000}, "W is past 2147483647"),
+        ({"W": -(10**5000)}, "W is past 2147483647"),
+    ],
+)
+def test_contradicting_numbers_are_refused_with_what_would_be_right(changes, expected):
+    valid = {"N": 1, "C": 4, "H": 8, "W": 8, "O": 4, "R": 3, "S": 3}
+    with pytest.raises(WorkloadError) as error:
+        Conv2d(**{**valid, **changes})
+    assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("workload", "fields", "expected"),
+    [
+        (Conv1d, (1, 4, 8, 4, 3, (1, 2)), "stride=(1, 2): expected 1 integer"),
+        (Conv1d, (1, 4, 8, 4, 9), "the kernel, 9 with its dilation, is larger than the padded image, 8"),
+        (Conv3d, (1, 4, 8, 8, 8, 4, 3, 3, 3, (1, 2)), "stride=(1, 2): expected 1 or 3 integers"),
+        (Conv3d, (1, 4, 8, 8, 8, 4, 3, 3, 3, 1, (1, 2)), "padding=(1, 2): expected 1 or 3 or 6 integers"),
+        (Conv3d, (1, 4, 2, 8, 8, 4, 3, 3, 3), "the kernel, 3x3x3 with its dilation, is larger than the padded"),
+    ],
+)
+def test_each_rank_takes_as_many_numbers_as_it_has_axes(workload, fields, expected):
+    with pytest.raises(WorkloadError) as error:
+        workload(*fields)
+    assert expected in str(error.value)

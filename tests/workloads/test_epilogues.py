@@ -1,0 +1,118 @@
+"""Epilogues: each operation alone and all in any order, in the text, the reference and the declaration."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tvmconv.verify import relative_error
+from tvmconv.workloads import Conv2d, parse
+from tvmconv.workloads.dtypes import DTYPES, numpy_dtype
+from tvmconv.workloads.epilogue import operations
+from tvmconv.workloads.layout import LAYOUTS
+
+USUAL = (("bias",), ("bias", "relu"), ("bias", "add", "silu"), ("gelu",), ("clamp",))
+BY_HAND = {
+    "bias": lambda y, bias: y + bias,
+    "add": lambda y, residual: y + residual,
+    "relu": lambda y: y if y > 0 else 0.0,
+    "silu": lambda y: y / (1 + math.exp(-y)),
+    "gelu": lambda y: y / 2 * (1 + math.erf(y / math.sqrt(2))),
+    "clamp": lambda y: min(max(y, 0.0), 1.0),
+}
+
+orders = st.lists(st.sampled_from(sorted(BY_HAND)), unique=True).map(tuple)
+
+
+def conv(epilogue, dtype="float32", layout="nchw"):
+    return Conv2d(2, 4, 5, 4, 6, 3, 3, padding=1, groups=2, dtype=dtype, layout=layout, epilogue=epilogue)
+
+
+def test_all_operations_are_known():
+    assert sorted(operations()) == sorted(BY_HAND)
+
+
+@given(orders)
+def test_the_text_has_the_operations_in_their_order(epilogue):
+    workload = conv(epilogue)
+    assert workload.text == ",".join(["conv2d:2x4x5x4,6x2x3x3,s1,p1,g2", *epilogue])
+    assert parse(workload.text) == workload
+    assert parse(workload.text).epilogue == epilogue
+
+
+def test_one_name_is_an_epilogue_of_one_operation():
+    assert conv("relu") == conv(["relu"]) == conv(("relu",))
+
+
+@given(orders)
+@settings(max_examples=50)
+def test_arguments_are_in_the_order_written(epilogue):
+    read = [name for name in epilogue if name in ("bias", "add")]
+    assert conv(epilogue).argument_names == ("X", "K", *read, "Y")
+
+
+@given(orders, st.sampled_from(LAYOUTS))
+@settings(max_examples=25)
+def test_the_reference_is_the_operations_one_after_another(epilogue, layout):
+    workload = conv(epilogue, layout=layout)
+    x, k, *read = workload.inputs(seed=0)
+    arguments = dict(zip(workload.argument_names[2:-1], read, strict=True))
+    expected = conv((), layout=layout).reference(x, k)
+    channels = -1 if layout == "nhwc" else 1
+    for place in np.ndindex(expected.shape):
+        for name in epilogue:
+            given_ = {"bias": lambda: arguments["bias"][place[channels]], "add": lambda: arguments["add"][place]}
+            more = [float(given_[name]())] if name in given_ else []
+            expected[place] = BY_HAND[name](expected[place], *more)
+    np.testing.assert_allclose(workload.reference(x, k, *read), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("epilogue", [*((name,) for name in BY_HAND), *USUAL[1:3]], ids=",".join)
+def test_the_declaration_computes_the_reference(epilogue, dtype, layout):
+    check_declaration(conv(epilogue, dtype, layout))
+
+
+@given(orders)
+@settings(max_examples=15)
+def test_the_declaration_of_any_order_computes_the_reference(epilogue):
+    check_declaration(conv(epilogue))
+
+
+def check_declaration(workload):
+    inputs = workload.inputs(seed=0)
+    output = np.full(workload.argument_shapes[-1], np.nan, numpy_dtype(workload.argument_dtypes[-1]))
+    arguments = [tvm.runtime.tensor(array) for array in (*inputs, output)]
+    tvm.compile(workload.prim_func(), target="llvm")["main"](*arguments)
+    assert relative_error(arguments[-1].numpy(), workload.reference(*inputs)) <= workload.tolerance
+
+
+def test_where_the_exponential_overflows_silu_is_zero():
+    workload = parse("conv2d:1x1x1x2,1x1x1x1,silu")
+    x, one = np.array([-1000.0, 1000.0], "float32").reshape(1, 1, 1, 2), np.ones((1, 1, 1, 1), "float32")
+    assert workload.reference(x, one).ravel().tolist() == [0.0, 1000.0]
+    arguments = [tvm.runtime.tensor(array) for array in (x, one, np.full_like(x, np.nan))]
+    tvm.compile(workload.prim_func(), target="llvm")["main"](*arguments)
+    assert arguments[-1].numpy().ravel().tolist() == [0.0, 1000.0]
+
+
+def test_a_16_bit_sum_is_rounded_once_behind_the_epilogue():
+    """A sum of 1 + 2^-9 is no bfloat16; with a bias of -1 the small part is what is left."""
+    workload = parse("conv2d:1x2x1x1,1x2x1x1,bf16,bias")
+    x = np.array([1, 2**-9], numpy_dtype("bfloat16")).reshape(1, 2, 1, 1)
+    ones, bias = np.ones((1, 2, 1, 1), numpy_dtype("bfloat16")), np.array([-1], "float32")
+    arguments = [tvm.runtime.tensor(array) for array in (x, ones, bias, np.zeros((1, 1, 1, 1), x.dtype))]
+    tvm.compile(workload.prim_func(), target="llvm")["main"](*arguments)
+    assert float(arguments[-1].numpy().item()) == 2**-9
+
+
+@pytest.mark.parametrize("first", BY_HAND)
+def test_an_operation_given_twice_is_refused(first):
+    others = [name for name in itertools.islice(BY_HAND, 2) if name != first]
+    with pytest.raises(ValueError, match=f"expected {first} at most once"):
+        parse(",".join(["conv2d:1x4x8x8,4x4x3x3", first, *others, first]))

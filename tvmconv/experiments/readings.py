@@ -1,0 +1,60 @@
+"""What was read of some kernels on a GPU, one row each, as a file: JSON to read again, and a page for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from tvmconv.errors import Error
+
+Row = TypeVar("Row")  # a dataclass of what JSON has
+
+
+@dataclass(frozen=True)
+class Readings(Generic[Row]):
+    """Rows of one kind.
+
+    Attributes:
+        name: of the files, without a suffix.
+        provenance: on what they were measured, with what, when.
+        kernels: one row a kernel.
+    """
+
+    name: str
+    provenance: str
+    kernels: list[Row]
+
+    def write(self, folder: Path, page: str) -> None:
+        """Write NAME.json, one kernel a line, and NAME.md; the folder is made if it is not there.
+
+        Args:
+            folder: where to.
+            page: Markdown.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        head = json.dumps({"name": self.name, "provenance": self.provenance}, ensure_ascii=False).removesuffix("}")
+        rows: list[Any] = self.kernels
+        body = ",\n".join(json.dumps(asdict(row), ensure_ascii=False) for row in rows)
+        (folder / f"{self.name}.json").write_text(f'{head}, "kernels": [\n{body}\n]}}\n', encoding="utf-8")
+        (folder / f"{self.name}.md").write_text(f"{page}\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, file: Path, row: Callable[..., Row]) -> Readings[Row]:
+        """What `write` wrote.
+
+        Args:
+            file: the JSON.
+            row: makes a row from its fields, by name.
+
+        Raises:
+            Error: the file holds something else.
+            OSError: it cannot be read.
+        """
+        try:
+            data = json.loads(file.read_text(encoding="utf-8"))
+            return cls(str(data["name"]), str(data["provenance"]), [row(**kernel) for kernel in data["kernels"]])
+        except (ValueError, LookupError, TypeError) as error:
+            raise Error(f"{file}: no such readings ({type(error).__name__}: {error})") from error

@@ -1,0 +1,65 @@
+"""What workloads compute in: how elements are stored, how they are multiplied, how far a right result may be off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tvmconv.errors import WorkloadError
+from tvmconv.workloads.text import quote
+
+ACCUMULATOR = "float32"  # of all sums: a 16-bit sum would lose digits with every tap
+SUM_TOLERANCE = 1e-5  # relative L2; float32 sums of 5,000 products err by about 5e-7
+
+
+@dataclass(frozen=True)
+class Dtype:
+    """A way to compute.
+
+    Attributes:
+        name: `Workload.dtype`.
+        text: in a workload's text.
+        storage: element type of the tensors in memory.
+        rounding: unit roundoff of an element before it is multiplied, or of a result as it is stored, whichever is
+            coarser: 2^-p for p bits of precision, the leading one included.
+    """
+
+    name: str
+    text: str
+    storage: str
+    rounding: float
+
+    @property
+    def tolerance(self) -> float:
+        """The largest relative L2 error of a right result, against float64 on the rounded inputs.
+
+        A store rounds each element by at most `rounding`, and by less than that on average; a product of two operands
+        that are cut off instead of rounded errs by up to four times as much. What is wrong errs by far more.
+        """
+        return SUM_TOLERANCE + 4 * self.rounding
+
+
+FLOAT32 = Dtype("float32", "f32", "float32", 0.0)
+TF32 = Dtype("tf32", "tf32", "float32", 2.0**-11)  # NVIDIA A100 Tensor Core GPU Architecture: 10 bits of mantissa
+FLOAT16 = Dtype("float16", "f16", "float16", 2.0**-11)
+BFLOAT16 = Dtype("bfloat16", "bf16", "bfloat16", 2.0**-8)
+
+DTYPES = {dtype.name: dtype for dtype in (FLOAT32, TF32, FLOAT16, BFLOAT16)}
+BY_TEXT = {dtype.text: dtype for dtype in DTYPES.values()}
+
+
+def checked(name: object) -> Dtype:
+    """The dtype of that name; raises WorkloadError."""
+    if not isinstance(name, str) or name not in DTYPES:
+        raise WorkloadError(f"dtype={quote(name)}: expected one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """NumPy's dtype of an element type; bfloat16 is the one of ml_dtypes."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)

@@ -1,0 +1,110 @@
+"""Epilogues: what is done to each output between its sum and its store, declared once and there in every schedule.
+
+An epilogue is a list of operations in the order in which they are applied. An operation is a file in
+`tvmconv/workloads/epilogues/`, which gives its text, its tensor expression and its float64 reference; an operation that
+reads a tensor of its own (a bias, a residual) adds an argument of its name to the kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from tvmconv.errors import WorkloadError
+from tvmconv.workloads import epilogues
+from tvmconv.workloads.text import quote
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from tvm import tirx
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One step of an epilogue.
+
+    Attributes:
+        name: its text in a workload, and the name of its argument if it takes one.
+        compute: from a value in the accumulation dtype, and the argument's element for it if it takes one, to such a
+            value, in tensor expressions; imports TVM by itself, if it needs more than operators.
+        reference: the same of float64 arrays, which broadcast against each other.
+        takes: what it reads besides: `channel` is a number for each output channel, in the accumulation dtype, and
+            `output` a tensor like the output.
+    """
+
+    name: str
+    compute: Callable[..., tirx.Expr] = field(repr=False)
+    reference: Callable[..., NDArray[np.float64]] = field(repr=False)
+    takes: Literal["channel", "output"] | None = None
+
+
+_registry: dict[str, Operation] = {}
+
+
+def register(operation: Operation) -> None:
+    """Make an operation known, also one of a user's own; raises WorkloadError if its name is taken."""
+    known = _registry.get(operation.name)
+    if known and known.compute.__code__.co_filename != operation.compute.__code__.co_filename:
+        raise WorkloadError(f"there is an epilogue {quote(operation.name)} already")
+    _registry[operation.name] = operation
+
+
+@functools.cache
+def _load() -> None:
+    for module in pkgutil.iter_modules(epilogues.__path__):
+        importlib.import_module(f"{epilogues.__name__}.{module.name}")
+
+
+def operations() -> dict[str, Operation]:
+    """All operations by name."""
+    _load()
+    return dict(_registry)
+
+
+def checked(names: object) -> tuple[str, ...]:
+    """The names of an epilogue's operations, in order; raises WorkloadError."""
+    given = (names,) if isinstance(names, str) else names
+    if not isinstance(given, (tuple, list)):
+        raise WorkloadError(f"epilogue={quote(names)}: expected a list of {', '.join(operations())}")
+    for name in given:
+        if name not in operations():
+            raise WorkloadError(f"epilogue={quote(names)}: expected operations of {', '.join(operations())}")
+        if given.count(name) > 1:
+            raise WorkloadError(f"epilogue={quote(names)}: expected {name} at most once")
+    return tuple(given)
+
+
+def steps(names: Sequence[str]) -> list[Operation]:
+    """The operations of an epilogue, in order."""
+    return [operations()[name] for name in names]
+
+
+def compute(names: Sequence[str], value: tirx.Expr, read: Callable[[str], tirx.Expr]) -> tirx.Expr:
+    """Apply an epilogue in tensor expressions.
+
+    Args:
+        names: of its operations.
+        value: a sum, in the accumulation dtype.
+        read: from an operation's name to its argument's element for this output, in the accumulation dtype.
+    """
+    for operation in steps(names):
+        value = operation.compute(value, read(operation.name)) if operation.takes else operation.compute(value)
+    return value
+
+
+def reference(names: Sequence[str], y: NDArray[np.float64], arguments: dict[str, Any]) -> NDArray[np.float64]:
+    """Apply an epilogue in float64.
+
+    Args:
+        names: of its operations.
+        y: the sums.
+        arguments: of the operations that take one, in float64, by name; they broadcast against `y`.
+    """
+    for operation in steps(names):
+        y = operation.reference(y, arguments[operation.name]) if operation.takes else operation.reference(y)
+    return y

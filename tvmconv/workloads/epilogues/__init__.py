@@ -1,0 +1,1 @@
+"""The operations of epilogues, one a file; a file that is added here is found."""

@@ -1,0 +1,24 @@
+"""`clamp`: the output is limited to 0 to 1, as the samples of an image are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tvmconv.workloads.dtypes import ACCUMULATOR
+from tvmconv.workloads.epilogue import Operation, register
+
+if TYPE_CHECKING:
+    from tvm import tirx
+
+
+def compute(value: tirx.Expr) -> tirx.Expr:
+    """min(max(value, 0), 1)."""
+    from tvm import te, tirx
+
+    zero, one = (tirx.const(bound, ACCUMULATOR) for bound in (0.0, 1.0))
+    return te.min(te.max(value, zero), one)
+
+
+register(Operation("clamp", compute, lambda y: np.clip(y, 0, 1)))

@@ -1,0 +1,23 @@
+"""`relu`: what is negative becomes zero."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tvmconv.workloads.dtypes import ACCUMULATOR
+from tvmconv.workloads.epilogue import Operation, register
+
+if TYPE_CHECKING:
+    from tvm import tirx
+
+
+def compute(value: tirx.Expr) -> tirx.Expr:
+    """max(value, 0)."""
+    from tvm import te, tirx
+
+    return te.max(value, tirx.const(0.0, ACCUMULATOR))
+
+
+register(Operation("relu", compute, lambda y: np.maximum(y, 0)))
