@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from faulty_schedules import SCHEDULE, WORKLOAD
+from processes import wait_for
 
 import tvmconv as tc
 from tvmconv.compiler.lower import lower
@@ -64,3 +65,17 @@ def test_a_process_that_never_starts_is_a_lost_device(opencl, runner):
     runner._process.child._process.kill()
     with pytest.raises(tc.DeviceError, match="opencl:0 cannot be measured on: no device 'opencl:99'"):
         run(runner, [program(opencl)])
+
+
+def test_a_device_process_that_grows_without_end_is_ended_and_the_next_program_runs(opencl, runner, monkeypatch):
+    endless, right = program(opencl, "endless"), program(opencl)
+    wait_for(lambda: runner.poll() or runner.free)
+    runner.submit(0, endless, 1.0)
+    runner.submit(1, right, 1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("tvmconv.measuring.child.Child.resident_bytes", 1 << 40)
+        ((tag, outcome),) = runner.poll()
+    assert (tag, outcome.error) == (0, ErrorKind.RUNTIME)
+    assert outcome.message == "the device process holds more than 1 GiB"
+    ((tag, outcome),) = wait_for(runner.poll)
+    assert (tag, outcome.error) == (1, ErrorKind.NONE)

@@ -94,20 +94,6 @@ def test_a_kernel_that_hangs_is_ended():
     assert records[0].message == "the kernel runs longer than 3 s"
 
 
-def test_a_device_process_that_grows_without_end_is_ended(monkeypatch):
-    sizes = []  # what the process is seen to hold, once each; nothing when it is empty
-    resident = property(lambda child: sizes.pop() if sizes else 0)
-    monkeypatch.setattr("tvmconv.measuring.child.Child.resident_bytes", resident)
-    with measurer() as m:
-        m.submit([{"fault": "endless"}, {"fault": "none", "number": 1}])
-        assert m.results(timeout=3.0) == []
-        sizes.append(1 << 40)
-        first, second = collect(m)
-    assert first.error is ErrorKind.RUNTIME
-    assert first.message == "the device process holds more than 1 GiB"
-    assert second.ok
-
-
 def test_nothing_is_left_behind(temporary):
     before, shared = children(), set(SHARED_MEMORY.iterdir())
     with measurer() as m:
