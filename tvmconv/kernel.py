@@ -11,7 +11,7 @@ import numpy as np
 from tvmconv import devices, library
 from tvmconv.compiler import build as road
 from tvmconv.compiler.lower import Lowered, LoweredStep
-from tvmconv.compiler.program import Launch, Program
+from tvmconv.compiler.program import ArrayType, Launch, Program
 from tvmconv.compiler.source import without_preamble
 from tvmconv.errors import CompileError, DeviceError, WorkloadError
 from tvmconv.knobs import Config, Value
@@ -260,8 +260,8 @@ def check_memory(workload: Workload, device: Device) -> None:
     """Raise DeviceError if the arrays of a workload exceed a device's memory."""
     if device.memory_bytes is None:
         return
-    itemsize = np.dtype(workload.dtype).itemsize
-    needed = sum(itemsize * int(np.prod(shape, dtype=np.int64)) for shape in workload.argument_shapes)
+    arguments = zip(workload.argument_shapes, workload.argument_dtypes, strict=True)
+    needed = sum(ArrayType(shape, dtype).nbytes for shape, dtype in arguments)
     if needed > device.memory_bytes:
         raise DeviceError(
             f"{workload} needs {needed / 1e9:.1f} GB; {device.text} has {device.memory_bytes / 1e9:.1f} GB of memory"
@@ -271,5 +271,7 @@ def check_memory(workload: Workload, device: Device) -> None:
 def build_on(workload: Workload, chosen: library.Schedule, place: Device, config: Mapping[str, Value] | None) -> Kernel:
     """Build a schedule for a device that is there; see `build`."""
     chosen.check_kind(place.kind, place.text)
+    if "float16" in workload.argument_dtypes and not place.has_float16:
+        raise DeviceError(f"{place.text} has no float16 (cl_khr_fp16): choose bfloat16, or another device")
     built = road.build(workload, chosen, config, place.target(), place.limits, place.text)
     return Kernel(workload, chosen, built.config, place, built.tir, built.lowered)

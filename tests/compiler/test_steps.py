@@ -13,6 +13,7 @@ from tvmconv.compiler.build import build
 from tvmconv.compiler.lower import lower
 from tvmconv.compiler.program import ArrayType, Launch
 from tvmconv.devices import find
+from tvmconv.reports.stages import stage_text
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
 N = 64
@@ -121,6 +122,6 @@ def test_every_stage_of_a_kernel_has_all_its_steps():
     kernel = tc.build(WORKLOAD, SCHEDULE, arch="sm_90")
     assert len(kernel.steps) == 2
     for stage in ("lowered", "source", "ptx", "resources", "traffic"):
-        assert all(step.name in kernel.stage(stage) for step in kernel.steps), stage
+        assert all(step.name in stage_text(kernel, stage) for step in kernel.steps), stage
     assert kernel.lowered is kernel.steps[0].function
     assert kernel.launch == kernel.steps[0].launch

@@ -117,6 +117,7 @@ def chain(length):
 
 
 WORKLOAD = parse("conv2d:1x4x8x8,1x4x1x1,s1,p0")
+DYNAMIC_BYTES = 60 << 10
 IMAGES, WEIGHTS, OUTPUTS = WORKLOAD.argument_shapes
 
 
@@ -165,8 +166,53 @@ class TwoSteps(library.Schedule):
         ), knobs
 
 
+@T.prim_func(s_tir=True)
+def through_dynamic_memory(
+    X: T.Buffer(IMAGES, "float32"), K: T.Buffer(WEIGHTS, "float32"), Y: T.Buffer(OUTPUTS, "float32")
+):
+    with T.sblock("root"):
+        for _block in T.thread_binding(1, thread="blockIdx.x"):
+            S = T.alloc_buffer((DYNAMIC_BYTES // 4,), "float32", scope="shared.dyn")
+            for thread in T.thread_binding(64, thread="threadIdx.x"):
+                for i in range(DYNAMIC_BYTES // 4 // 64):
+                    S[i * 64 + thread] = X[0, i % 4, thread // 8, thread % 8] * K[0, i % 4, 0, 0]
+            for thread in T.thread_binding(64, thread="threadIdx.x"):
+                Y[0, 0, thread // 8, thread % 8] = (
+                    S[DYNAMIC_BYTES // 4 - 256 + thread]
+                    + S[DYNAMIC_BYTES // 4 - 192 + thread]
+                    + S[DYNAMIC_BYTES // 4 - 128 + thread]
+                    + S[thread + 192]
+                )
+
+
+@T.prim_func(s_tir=True)
+def in_bfloat16(X: T.Buffer(IMAGES, "bfloat16"), K: T.Buffer(WEIGHTS, "bfloat16"), Y: T.Buffer(OUTPUTS, "bfloat16")):
+    for thread in T.thread_binding(64, thread="threadIdx.x"):
+        with T.sblock("Y"):
+            i = T.axis.spatial(64, thread)
+            Y[0, 0, i // 8, i % 8] = T.Cast(
+                "bfloat16",
+                T.Cast("float32", X[0, 0, i // 8, i % 8]) * T.Cast("float32", K[0, 0, 0, 0])
+                + T.Cast("float32", X[0, 1, i // 8, i % 8]) * T.Cast("float32", K[0, 1, 0, 0])
+                + T.Cast("float32", X[0, 2, i // 8, i % 8]) * T.Cast("float32", K[0, 2, 0, 0])
+                + T.Cast("float32", X[0, 3, i // 8, i % 8]) * T.Cast("float32", K[0, 3, 0, 0]),
+            )
+
+
+class Written(library.Schedule):
+    """A schedule without knobs that is a function of its own, by its name."""
+
+    def apply(self, w, config=None):
+        return Schedule(tvm.IRModule({"main": WRITTEN[self.name]})), Knobs(config)
+
+
 def function(s, w, k):
-    """`TwoSteps` needs none."""
+    """`TwoSteps` and `Written` need none."""
+
+
+WRITTEN = {"dynamic": through_dynamic_memory, "bfloat16": in_bfloat16}
+DYNAMIC = Written("dynamic", "conv2d", function, ("float32",), 0)
+BFLOAT16 = Written("bfloat16", "conv2d", function, ("float32",), 0)
 
 
 SCHEDULE = TwoSteps("two_steps", "conv2d", function, ("float32",), 0)

@@ -10,6 +10,7 @@ import types
 from pathlib import Path
 
 import pytest
+import steps
 from faulty_schedules import EXPECTED, SCHEDULE, WORKLOAD
 from measuring import DEADLINE, collect, measure, measurer
 
@@ -208,3 +209,10 @@ def test_any_runner_will_do_and_is_told_the_best_time_so_far(opencl):
             assert collect(m)[0].times == (1.0,)
     assert runner.bests == [float("inf"), 1.0]
     assert runner.closed
+
+
+def test_a_kernel_of_several_steps_is_measured_and_one_that_leaves_scratch_unwritten_is_wrong():
+    right, wrong = measure([{"written": 4}, {"written": 3}], schedule=steps.SCHEDULE, workload=steps.WORKLOAD)
+    assert right.ok
+    assert (right.resources["steps"], right.resources["threads"], right.resources["blocks"]) == (2, 64, 4)
+    assert wrong.error is ErrorKind.WRONG_ANSWER

@@ -91,6 +91,7 @@ class Device(ABC):
         l2_bytes: last cache before global memory.
         opt_in_shared_bytes_per_block: largest shared memory of a block, static and dynamic, where a launch asks for it;
             None for no more than the static one.
+        has_float16: whether its kernels may have float16 in them.
     """
 
     text: str
@@ -104,6 +105,7 @@ class Device(ABC):
     peak_bandwidth: float | None
     l2_bytes: int | None
     opt_in_shared_bytes_per_block: int | None = field(default=None, kw_only=True)
+    has_float16: bool = field(default=True, kw_only=True)
 
     kind: ClassVar[str]
 
