@@ -44,9 +44,11 @@ def build(record):
     return kernel
 with ThreadPoolExecutor(8) as threads:
     kernels = list(threads.map(build, records))
+problems = {record.workload: tc.Problem(record.workload) for record in records}
 print(json.dumps(tc.__file__), flush=True)
 for _ in sys.stdin:
-    print(json.dumps([kernel.time(seconds=0.02).median for kernel in kernels]), flush=True)
+    times = [kernel.time(problems[kernel.workload], seconds=0.02).median for kernel in kernels]
+    print(json.dumps(times), flush=True)
 """
 
 

@@ -21,7 +21,7 @@ from tvmconv.knobs.space import Usage
 from tvmconv.library import schedule
 from tvmconv.workloads import Conv2d
 
-from .blocked import copy_in_steps, share_out, tile_output
+from .blocked import copy_in_steps, share_out, stage_channels, tile_output
 from .plan import Axes, Axis, Plan
 from .sums import DTYPES, loops, stage_operands, tiled_channels
 from .tiles import shrink_to_shared_memory
@@ -55,7 +55,9 @@ def direct(s: Schedule, w: Conv2d, k: Knobs) -> None:
     outer, channel, space, depth, taps = loops(s, w)
     sums = share_out(s, s.get_sblock("sum"), outer, [channel, *space], [depth, *taps], plan)
     copies = stage_operands(s, sums.products, "shared")
-    copy_in_steps(s, w, sums.products, copies, tile_output(s, sums, plan), plan, by_tap=False)
+    nest = tile_output(s, sums, plan)
+    stage_channels(s, w, sums, nest, plan)
+    copy_in_steps(s, w, sums.products, copies, nest, plan, by_tap=False)
 
 
 def axes(w: Conv2d) -> Axes:

@@ -23,7 +23,7 @@ from tvmconv.library import schedule
 from tvmconv.workloads import Conv
 
 from ..vocabulary import inline_consumers, inline_producers
-from .blocked import copy_in_steps, share_out, tile_output
+from .blocked import copy_in_steps, share_out, stage_channels, tile_output
 from .conflict_free import flatten_pixels
 from .plan import Axes, Axis, Plan
 from .sums import DTYPES
@@ -60,7 +60,10 @@ def implicit_gemm(s: Schedule, w: Conv, k: Knobs) -> None:
     copies = [s.cache_read(sums.products, operand, "shared") for operand in (0, 1)]
     for copy in copies:
         inline_producers(s, copy)
-    copy_in_steps(s, w, sums.products, copies, tile_output(s, sums, plan), plan, by_tap=True)
+    nest = tile_output(s, sums, plan)
+    if plan.split_k == 1:
+        stage_channels(s, w, sums, nest, plan)
+    copy_in_steps(s, w, sums.products, copies, nest, plan, by_tap=True)
 
 
 def split_over_blocks(s: Schedule, total: SBlockRV, parts: int) -> SBlockRV:

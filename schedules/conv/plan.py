@@ -17,7 +17,7 @@ from tvmconv.gpu import BANK_BYTES, BANKS, MAX_THREADS_Z, REGISTERS
 from tvmconv.knobs import Columns, Knobs, Tile
 from tvmconv.knobs.factors import prime_factors
 from tvmconv.knobs.space import Usage
-from tvmconv.workloads import Conv
+from tvmconv.workloads import Conv, epilogue
 
 from .tiles import element_bytes
 
@@ -246,7 +246,8 @@ class Plan:
         holds = (arrays >= meeting) & (arrays <= REUSE * meeting)
         grows = np.where((arrays < meeting) & (REUSE * arrays >= meeting), arrays, 0).max(axis=0)
         more = np.where(holds.any(axis=0), 0, meeting - grows)
-        return arrays.sum(axis=0) + np.where(self.slices > 1, more, 0)
+        channels = SUM_BYTES * len(channel_arguments(w)) * np.where(self.split_k == 1, self.output[0].size, 0)
+        return arrays.sum(axis=0) + np.where(self.slices > 1, more, 0) + channels
 
     def usage(self, w: Conv, operands: tuple[Any, Any], outer: int) -> Usage:
         """What configs use of a device.
@@ -272,6 +273,11 @@ class Plan:
             traffic=blocks * steps * staged,
             all_threads=blocks * self.block_threads,
         )
+
+
+def channel_arguments(w: Conv) -> list[str]:
+    """The epilogue's arguments that have a number for each output channel."""
+    return [operation.name for operation in epilogue.steps(w.epilogue) if operation.takes == "channel"]
 
 
 def pipelines(w: Conv) -> tuple[str, ...]:
