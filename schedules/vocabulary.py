@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tvmconv.compiler import spaces
-from tvmconv.compiler.lower import HOIST_GUARDS
 from tvmconv.gpu import MAX_BLOCKS_YZ
 from tvmconv.knobs import Tile
+from tvmconv.marks import HOIST_GUARDS, SPACES, Space
 
 
 def bind_grid(s: Schedule, z: LoopRV, y: LoopRV, x: LoopRV) -> None:
@@ -85,9 +84,9 @@ def cooperative_copy(
     return each
 
 
-def place(s: Schedule, **arguments: spaces.Space) -> None:
+def place(s: Schedule, **arguments: Space) -> None:
     """Say which arguments, by their names, lie in constant memory or are read through a texture."""
-    s.annotate(s.get_sblock("root"), spaces.ANNOTATION, arguments)
+    s.annotate(s.get_sblock("root"), SPACES, arguments)
 
 
 def hoist_guards(s: Schedule) -> None:

@@ -15,7 +15,6 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from tvmconv import devices, workloads
@@ -23,8 +22,8 @@ from tvmconv.cli.errors import Parser, UsageError, guarded
 from tvmconv.cli.options import add_timing, how_to_time, tell_choice, tell_left_out
 from tvmconv.cli.progress import progress_line
 from tvmconv.devices import Device
-from tvmconv.experiments.run import choose
-from tvmconv.experiments.sweep import Sweep, measure_sweep
+from tvmconv.experiments.sweep import Sweep, measure_sweep, part_measured
+from tvmconv.reports.sweep import table, write
 from tvmconv.reports.tables import result_text
 
 MASKS = {"filter1d": "k5", "filter2d": "5x5"}
@@ -66,9 +65,9 @@ def _run(argv: Sequence[str]) -> int:
         schedules=args.only,
         **{**how_to_time(args), "cold": args.cold or None},
     )
-    print(sweep.table.text())
+    print(table(sweep).text())
     print(sweep.provenance)
-    sweep.write(args.out)
+    write(sweep, args.out)
     return 0 if all(result.ok for result in sweep.results) else 1
 
 
@@ -97,23 +96,14 @@ def _names(text: str) -> list[str]:
 
 def _known(file: Path, device: Device, args: argparse.Namespace) -> Sweep | None:
     """What a file has already: the results on this device with the schedules and libraries that are asked for."""
-    if not file.exists():
-        return None
-    sweep = Sweep.read(file)
-    there = []
-    for label, result in zip(sweep.labels, sweep.results, strict=True):
-        names = [schedule.name for schedule in choose(result.workload, args.only, device)]
-        if result.device_name == device.name and [row.name for row in result.rows] == [*names, *args.baseline]:
-            there.append((label, result))
-    if not there:
-        return None
-    labels, results = zip(*there, strict=True)
-    print(f"bandwidth: not measured again, as {file} has them: {', '.join(labels)}", file=sys.stderr)
-    return replace(sweep, labels=list(labels), results=list(results))
+    known = part_measured(Sweep.read(file), device, args.only, args.baseline) if file.exists() else None
+    if known:
+        print(f"bandwidth: not measured again, as {file} has them: {', '.join(known.labels)}", file=sys.stderr)
+    return known
 
 
 def _keep(sweep: Sweep, folder: Path) -> None:
-    sweep.write(folder)
+    write(sweep, folder)
     print(result_text(sweep.results[-1]), end="\n\n", flush=True)
 
 

@@ -21,8 +21,8 @@ from tvmconv import devices
 from tvmconv.analysis import banks, ncu
 from tvmconv.cli.errors import Parser, guarded
 from tvmconv.errors import DeviceError, Error
-from tvmconv.experiments.measured import Measured
 from tvmconv.experiments.provenance import provenance
+from tvmconv.experiments.readings import Readings
 from tvmconv.reports.tables import Table
 
 SCHEDULES = ("tiling", "columns", "vthread", "conflict_free")  # default has no shared memory
@@ -74,13 +74,13 @@ def _run(argv: Sequence[str]) -> int:
             kernel(*kernel.workload.inputs(seed=0))
         return 0
     if args.file:
-        measured = Measured.read(args.file, Conflicts)
+        measured = Readings.read(args.file, Conflicts)
     else:
         name = f"{args.suite}-{args.only}-banks" if args.only else f"{args.suite}-banks"
         source = provenance(devices.find(args.device), shlex.join(["python", "scripts/bank_conflicts.py", *argv]))
         profiled = ncu.profile([sys.executable, __file__, *argv, "--launch-only"], METRICS)
         rows = [_row(layer, kernel, counts) for (layer, kernel), counts in zip(_kernels(args), profiled, strict=True)]
-        measured = Measured(name, source, rows)
+        measured = Readings(name, source, rows)
     table = _table(measured.kernels)
     print(table.text())
     print(measured.provenance)

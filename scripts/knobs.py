@@ -22,7 +22,7 @@ from tvmconv.logs.best import log_files
 from tvmconv.logs.lines import BadLines
 from tvmconv.logs.log import read
 from tvmconv.logs.subject import Subject
-from tvmconv.reports.knob_values import Found, searches, worths
+from tvmconv.reports.knob_values import Found, find_all, worths
 from tvmconv.reports.tables import Table, with_section
 
 LEGEND = (
@@ -64,7 +64,7 @@ def _run(argv: Sequence[str]) -> int:
 def _search(files: Sequence[Path]) -> dict[Subject, Found]:
     """What the searches in logs found; tells of lines that are no records."""
     bad = {file: BadLines() for file in files}
-    found = searches(record for file, lines in bad.items() for record in read(file, lines))
+    found = find_all(record for file, lines in bad.items() for record in read(file, lines))
     for file, lines in bad.items():
         if lines.count:
             print(f"knobs: {file}: {lines}", file=sys.stderr)

@@ -30,8 +30,8 @@ from tvmconv.devices.base import first_line
 from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.devices.cuda.kernel import Arrays, CudaLoaded
 from tvmconv.errors import DeviceError, Error
-from tvmconv.experiments.measured import Measured
 from tvmconv.experiments.provenance import provenance
+from tvmconv.experiments.readings import Readings
 from tvmconv.experiments.run import Progress, choose
 from tvmconv.reports.tables import NOTHING, Table, significant
 from tvmconv.verify import Problem
@@ -106,7 +106,7 @@ def _run(argv: Sequence[str]) -> int:
     print("\n".join([table.text(), "", *notes]))
     if args.out:
         name = f"{workloads[0].operator}-nvbench"
-        Measured(name, source, rows).write(args.out, "\n\n".join([table.markdown(), *notes]))
+        Readings(name, source, rows).write(args.out, "\n\n".join([table.markdown(), *notes]))
     return 1 if failures else 0
 
 

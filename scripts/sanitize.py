@@ -18,6 +18,7 @@ import tvmconv as tc
 from tvmconv import devices
 from tvmconv.cli.errors import Parser, guarded
 from tvmconv.errors import DeviceError
+from tvmconv.knobs import Config
 from tvmconv.workloads import Workload
 
 # The driver's refusals are not among the errors: cuda-bindings asks it for functions of every version there is.
@@ -37,6 +38,12 @@ WORKLOADS = (
     "conv2d:1x64x57x58,64x1x3x3,s2,p1,g64",
     "conv2d:1x2x100x700,8x2x3x3,s9,p1",
     "conv2d:1x3x120x113,17x3x3x3,s1,p1",
+    "conv2d:1x13x17x19,11x13x3x3,s1,p1,f16,nhwc,bias,add,silu",
+    "conv2d:2x8x9x13,12x4x3x5,s2x1,p1x2x0x1,d1x2,g2,bf16,bias,relu",
+    "conv2d:1x64x14x14,48x64x3x3,s1,p1,f16,bias,gelu",
+    "conv2d:2x6x11x11,12x1x3x3,s2,p1,g6,bf16,nhwc,clamp",
+    "conv1d:2x12x517,18x4x9,s3,p4x2,g3,bf16,bias",
+    "conv3d:1x8x5x9x11,12x8x3x3x3,s1x2x1,p1,f16,nhwc,bias,add,relu",
     "filter1d:1003,k31,clamp",
     "filter1d:5,k31",
     "filter1d:70001,k5",
@@ -88,7 +95,17 @@ def _run(argv: Sequence[str]) -> int:
 
 def _verified(w: Workload, device: str) -> bool:
     problem = tc.Problem(w)
-    return all(tc.build(w, schedule, device=device).verify(problem).ok for schedule in tc.schedules(w))
+    return all(
+        tc.build(w, schedule, device=device, config=config).verify(problem).ok
+        for schedule in tc.schedules(w)
+        for config in _configs(schedule, w)
+    )
+
+
+def _configs(schedule: tc.Schedule, w: Workload) -> list[Config]:
+    """The default, and the same with as many steps as there can be."""
+    split = schedule.space(w).knobs.get("split_k")
+    return [{}, *([{"split_k": split.options[-1], "tile_rc": (-1, 1)}] if split and split.size > 1 else [])]
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from tvmconv.cli.errors import Parser, guarded
 from tvmconv.cli.options import add_timing, how_to_time, tell_choice
 from tvmconv.cli.progress import progress_line
 from tvmconv.experiments.sweep import CHANNELS_SUITE, Sweep, measure_sweep, select_layers
+from tvmconv.reports.sweep import markdown, table, write
 from tvmconv.reports.tables import result_text, with_section
 
 LADDER = ("default", "tiling", "columns", "vthread", "conflict_free")
@@ -44,13 +45,13 @@ def _run(argv: Sequence[str]) -> int:
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)  # before measuring: it may not be allowed
     sweep = Sweep.read(args.file) if args.file else _measure(args, shlex.join(["python", "scripts/sweep.py", *argv]))
-    print(sweep.table.text())
+    print(table(sweep).text())
     print(sweep.provenance)
     if args.out:
-        sweep.write(args.out)
+        write(sweep, args.out)
     if args.into:
         page = args.into.read_text(encoding="utf-8")
-        args.into.write_text(with_section(page, sweep.name, sweep.markdown()), encoding="utf-8")
+        args.into.write_text(with_section(page, sweep.name, markdown(sweep)), encoding="utf-8")
     return 0 if all(result.ok for result in sweep.results) else 1
 
 

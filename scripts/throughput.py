@@ -47,7 +47,7 @@ def _run(argv: Sequence[str]) -> int:
     tell_choice(args.device, device)
     args.out.mkdir(parents=True, exist_ok=True)  # before measuring: it may not be allowed
 
-    searched, stages = measure_ours(workload, device, args)
+    searched, phases = measure_ours(workload, device, args)
     searches, notes, ok = {OURS: searched}, [], searched.succeeded > 0
     try:
         searches[THEIRS] = measure_metaschedule(workload, device, args)
@@ -60,7 +60,7 @@ def _run(argv: Sequence[str]) -> int:
     notes.append(provenance(device, shlex.join(["python", "scripts/throughput.py", *argv])))
 
     title = f"{workload.text} on {device.text}, {device.name}"
-    tables = [searches_table(searches), stages_table(stages)]
+    tables = [searches_table(searches), phases_table(phases)]
     print("\n\n".join([title, *(table.text() for table in tables), "\n".join(notes)]))
     page = "\n\n".join([f"# {title}", *(table.markdown() for table in tables), *notes])
     (args.out / "throughput.md").write_text(page + "\n", encoding="utf-8")
@@ -68,7 +68,7 @@ def _run(argv: Sequence[str]) -> int:
         "workload": workload.text,
         "device_name": device.name,
         "searches": {name: dataclasses.asdict(search) for name, search in searches.items()},
-        "stage_milliseconds": stages,
+        "stage_milliseconds": phases,
         "notes": notes,
     }
     (args.out / "throughput.json").write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -101,7 +101,7 @@ def _parser() -> Parser:
 
 
 def measure_ours(workload: Workload, device: Device, args: argparse.Namespace) -> tuple[Searched, dict[str, float]]:
-    """Tune into a log that is thrown away; what came of it, and mean milliseconds a trial by stage."""
+    """Tune into a log that is thrown away; what came of it, and mean milliseconds a trial by phase."""
     from tvmconv.searching.tune import tune
 
     with tempfile.TemporaryDirectory() as folder, progress_line(f"{OURS}: ") as show:
@@ -117,7 +117,7 @@ def measure_ours(workload: Workload, device: Device, args: argparse.Namespace) -
         )
     status = tuned.status
     succeeded = status.done - status.errors.total()
-    return Searched(status.done, succeeded, tuned.seconds, tuned.final.cost if tuned.final else None), tuned.stages
+    return Searched(status.done, succeeded, tuned.seconds, tuned.final.cost if tuned.final else None), tuned.phases
 
 
 def measure_metaschedule(workload: Workload, device: Device, args: argparse.Namespace) -> Searched:
@@ -152,10 +152,10 @@ def searches_table(searches: Mapping[str, Searched]) -> Table:
     return Table(headers, rows, left=frozenset({"tuner"}))
 
 
-def stages_table(stages: Mapping[str, float]) -> Table:
+def phases_table(phases: Mapping[str, float]) -> Table:
     """Where the time of a trial of tvmconv goes."""
     header = "stage of a trial"
-    return Table((header, "ms"), [(stage, f"{ms:.1f}") for stage, ms in stages.items()], left=frozenset({header}))
+    return Table((header, "ms"), [(phase, f"{ms:.1f}") for phase, ms in phases.items()], left=frozenset({header}))
 
 
 def comparison(ours: Searched, theirs: Searched) -> list[str]:

@@ -13,21 +13,19 @@ geometric mean.
 
 from __future__ import annotations
 
-import math
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tvmconv import baselines as libraries
 from tvmconv import devices
-from tvmconv.baselines import BASELINES
 from tvmconv.cli.errors import Parser, UsageError, guarded
 from tvmconv.cli.options import count, tell_choice
 from tvmconv.cli.progress import progress_line
-from tvmconv.cli.tune import add_search, results_table, search, stage_lines
-from tvmconv.experiments.run import TUNED
-from tvmconv.experiments.sweep import Sweep, measure_sweep, select_layers
-from tvmconv.reports.tables import Table, significant
+from tvmconv.cli.tune import add_search, phase_lines, results_table, search
+from tvmconv.experiments.sweep import measure_sweep, select_layers
+from tvmconv.reports.sweep import speedups, table, write
 
 COMPARED = {
     "conv2d": ("default", "conflict_free"),
@@ -55,7 +53,10 @@ def _run(argv: Sequence[str], prog: str, defaults: dict[str, object]) -> int:
     parser.add_argument("--batch", type=count, default=1, metavar="N", help="images at a time (default: %(default)s)")
     parser.add_argument("-o", dest="out", type=Path, default=Path("results"), metavar="DIR", help="where results go")
     parser.add_argument(
-        "--baseline", action="append", choices=(*BASELINES, "none"), help="to compare with (default: cudnn alone)"
+        "--baseline",
+        action="append",
+        choices=(*libraries.known(), "none"),
+        help="to compare with (default: cudnn alone)",
     )
     parser.add_argument("--tune-only", action="store_true", help="do not compare")
     add_search(parser)
@@ -75,7 +76,7 @@ def _run(argv: Sequence[str], prog: str, defaults: dict[str, object]) -> int:
         print(f"{number}: {workload.text}", file=sys.stderr, flush=True)
         results += search(args, workload, compare=False, confirm=False)  # the comparison does that
     print(results_table(results).text())
-    print("\n".join(stage_lines(results)), end="\n\n", flush=True)
+    print("\n".join(phase_lines(results)), end="\n\n", flush=True)
     if args.tune_only:
         return 0
 
@@ -94,26 +95,11 @@ def _run(argv: Sequence[str], prog: str, defaults: dict[str, object]) -> int:
         cold=None,  # where the arrays exceed the cache
         seconds=TIMING_SECONDS,
     )
-    sweep.write(args.out)
-    print(sweep.table.text())
+    write(sweep, args.out)
+    print(table(sweep).text())
     if baselines:
         print(speedups(sweep, baselines).text())
     return 0 if all(result.ok for result in sweep.results) else 1
-
-
-def speedups(sweep: Sweep, baselines: Sequence[str]) -> Table:
-    """How many times as fast as each baseline the tuned kernels are, and the geometric means."""
-    columns = []
-    for baseline in baselines:
-        ratios = []
-        for result in sweep.results:
-            rows = {row.name: row.timing for row in result.rows}
-            ours, theirs = rows[TUNED], rows[baseline]
-            ratios.append(theirs.median / ours.median if ours and theirs else math.nan)
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        columns.append([significant(ratio) for ratio in (*ratios, mean)])
-    lines = list(zip([*sweep.labels, "geometric mean"], *columns, strict=True))
-    return Table((sweep.axis, *(f"× {name}" for name in baselines)), lines, left=frozenset({sweep.axis}))
 
 
 if __name__ == "__main__":

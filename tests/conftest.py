@@ -62,5 +62,5 @@ def log(tmp_path):
 def instant(monkeypatch):
     """What stands in for the measurer of a search."""
     instant = Instant()
-    monkeypatch.setattr("tvmconv.searching.tune.Measurer", instant)
+    monkeypatch.setattr("tvmconv.searching.search.Measurer", instant)
     return instant

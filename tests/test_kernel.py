@@ -1,5 +1,7 @@
 """A built kernel runs, is verified, and can be looked at in every stage; what it cannot do is refused."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -104,3 +106,9 @@ def test_a_block_with_too_many_threads_is_refused():
 def test_a_knob_that_the_schedule_does_not_have_is_named():
     with pytest.raises(tc.KnobError, match="schedule tiling has no knob 'tile_q'; its knobs here: tile_c, tile_h"):
         tc.build(W, "tiling", arch="sm_90", config={"tile_q": 1})
+
+
+def test_a_default_config_that_is_too_large_for_the_device_is_refused(opencl):
+    small = dataclasses.replace(opencl, max_threads_per_block=8)
+    with pytest.raises(tc.DeviceError, match="opencl:0 runs at most 8 threads a block and the kernel has"):
+        tc.build(W, "conflict_free", device=small)

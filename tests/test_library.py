@@ -1,6 +1,7 @@
 """Schedules are found by name, also those of other packages, and what they cannot do is said in one line."""
 
 import importlib
+import subprocess
 import sys
 
 import pytest
@@ -157,3 +158,60 @@ def test_the_naive_schedule_is_the_first_of_the_list():
 
 def test_what_no_schedule_computes_has_no_naive_one():
     assert library.naive(tc.parse("conv2d:1x4x8x8,4x4x3x3,f16")) is None
+
+
+def test_two_baselines_of_an_operator_are_refused(registry):
+    def simplest(s, w, k):
+        """Another one."""
+
+    with pytest.raises(tc.ScheduleError, match=r"conv2d has two baselines, default in .*default and simplest in"):
+        tc.schedule("conv2d", baseline=True)(simplest)
+
+
+def test_where_the_baseline_does_not_apply_there_is_none(registry):
+    def half(s, w, k):
+        """Compute in float16."""
+
+    tc.schedule("conv2d", dtypes=("float16",))(half)
+    w = tc.parse("conv2d:1x4x8x8,4x4x3x3,f16")
+    assert [s.name for s in tc.schedules(w)] == ["half"]
+    assert library.naive(w) is None
+
+
+@pytest.mark.parametrize("operator", sorted({s.operator for s in tc.schedules()}))
+def test_every_operator_has_a_baseline_which_is_its_first_schedule(operator):
+    first, *others = [s for s in tc.schedules() if s.operator == operator]
+    assert first.baseline
+    assert not any(s.baseline for s in others)
+
+
+def test_schedules_of_others_are_listed_by_package_and_line_whenever_they_were_imported(registry):
+    def earlier(s, w, k): ...
+
+    def later(s, w, k): ...
+
+    def elsewhere(s, w, k): ...
+
+    elsewhere.__module__ = "another.package"
+    for function in (later, earlier, elsewhere):
+        tc.schedule("conv2d")(function)
+    names = [s.name for s in tc.schedules(W)]
+    assert names[0] == "default"
+    assert names[-3:] == ["elsewhere", "earlier", "later"]
+
+
+OWN = """
+import tvmconv as tc
+
+@tc.schedule("conv2d")
+def mine(s, w, k): ...
+
+w = tc.parse("conv2d:1x4x8x8,4x4x3x3,s1,p1")
+names = [schedule.name for schedule in tc.schedules(w)]
+print(names[0], names[-1], tc.library.naive(w).name)
+"""
+
+
+def test_a_schedule_that_is_defined_before_the_library_is_asked_is_not_what_speedups_are_over():
+    ran = subprocess.run([sys.executable, "-c", OWN], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["default", "mine", "default"]

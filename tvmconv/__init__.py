@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tvmconv import moved
+from tvmconv.version import VERSION as __version__  # noqa: N811
 
 if TYPE_CHECKING:
     from tvmconv.errors import (
@@ -29,12 +30,14 @@ if TYPE_CHECKING:
         TuningError,
         WorkloadError,
     )
-    from tvmconv.kernel import Kernel, build
+    from tvmconv.kernel import Kernel
     from tvmconv.library import Schedule, schedule, schedules
+    from tvmconv.logs.build import build
     from tvmconv.logs.log import Log
     from tvmconv.logs.record import ErrorKind, Record
+    from tvmconv.searching.search import Tuned
     from tvmconv.searching.status import Status
-    from tvmconv.searching.tune import Tuned, tune
+    from tvmconv.searching.tune import tune
     from tvmconv.verify import Problem, Verification
     from tvmconv.workloads import Conv1d, Conv2d, Conv3d, Filter1d, Filter2d, Layer, parse, suite
 
@@ -53,12 +56,14 @@ _HOME = {
         "TuningError",
         "WorkloadError",
     ),
-    "tvmconv.kernel": ("Kernel", "build"),
+    "tvmconv.kernel": ("Kernel",),
     "tvmconv.library": ("Schedule", "schedule", "schedules"),
+    "tvmconv.logs.build": ("build",),
     "tvmconv.logs.log": ("Log",),
     "tvmconv.logs.record": ("ErrorKind", "Record"),
+    "tvmconv.searching.search": ("Tuned",),
     "tvmconv.searching.status": ("Status",),
-    "tvmconv.searching.tune": ("Tuned", "tune"),
+    "tvmconv.searching.tune": ("tune",),
     "tvmconv.verify": ("Problem", "Verification"),
     "tvmconv.workloads": ("Conv1d", "Conv2d", "Conv3d", "Filter1d", "Filter2d", "Layer", "parse", "suite"),
 }
@@ -66,7 +71,6 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 moved.install()
 
-__version__ = "0.1.0"
 __all__ = list(_MODULE_OF)
 
 

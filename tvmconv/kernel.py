@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,9 +11,9 @@ import numpy as np
 from tvmconv import devices, library
 from tvmconv.compiler import build as road
 from tvmconv.compiler.lower import Lowered, LoweredStep
-from tvmconv.compiler.program import Launch, Program
+from tvmconv.compiler.program import ArrayType, Launch, Program
 from tvmconv.compiler.source import without_preamble
-from tvmconv.errors import CompileError, DeviceError, Error, FallbackWarning, KnobError, WorkloadError
+from tvmconv.errors import CompileError, DeviceError, WorkloadError
 from tvmconv.knobs import Config, Value
 from tvmconv.verify import Problem, Verification
 
@@ -23,14 +22,12 @@ if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
     from tvmconv.compiler.nvrtc import Cubin, Resources
-    from tvmconv.compiler.spaces import Space
     from tvmconv.devices import Device, Timing
     from tvmconv.devices.base import Loaded
-    from tvmconv.logs.best import Paths
-    from tvmconv.logs.record import Record
+    from tvmconv.marks import Space
     from tvmconv.workloads import Workload
 
-STAGES = ("te", "tir", "lowered", "source", "ptx", "sass", "resources", "traffic")
+STAGES = ("te", "tir", "lowered", "source", "ptx", "sass", "resources")
 
 
 def build(
@@ -40,38 +37,34 @@ def build(
     device: str | Device | None = None,
     arch: str | None = None,
     config: Mapping[str, Value] | None = None,
-    log: Paths | None = None,
 ) -> Kernel:
     """Build the kernel of a schedule for a workload.
 
     Args:
         workload: what to compute.
-        schedule: how, by name or as found by `schedules`; by default what the log says, else `depthwise` for what
-            is depthwise, `direct` for other convolutions and `register` for filters.
+        schedule: how, by name or as found by `schedules`; by default the first that is made to be tuned: `depthwise`
+            for what is depthwise, `direct` for other convolutions and `register` for filters.
         device: where to run it, such as `cuda:0` or `opencl:0`; by default the best there is (`auto`).
         arch: instead of a device, a CUDA architecture to compile for only, such as `sm_90`.
         config: values by knob name; the other knobs take their defaults.
-        log: instead of a config, a log, a folder of logs or several of them, whose fastest valid record for the
-            workload (and the schedule) on this device is built. Where there is none, a `FallbackWarning` tells what is
-            built instead: the record of the nearest device of its kind, or the schedule with its default config.
 
     Raises:
         ScheduleError: no such schedule for this workload, or not for devices of this kind.
         KnobError: no such knob, or not a value that it takes.
         DeviceError: no such device, the workload does not fit in its memory, or the kernel exceeds its limits.
         CompileError: the schedule does not lower.
-        Error: a log cannot be read.
     """
+    place = find_place(device, arch)
+    chosen = library.find(workload, schedule) if isinstance(schedule, str) else schedule
+    check_memory(workload, place)
+    return build_on(workload, chosen or library.to_tune(workload, place.kind)[0], place, config)
+
+
+def find_place(device: str | Device | None, arch: str | None) -> Device:
+    """The device, or the architecture to compile for, that `build` was given."""
     if device is not None and arch is not None:
         raise DeviceError(f"give a device or an architecture, not both ({device} and {arch})")
-    if config is not None and log is not None:
-        raise KnobError("give a config or a log, not both")
-    chosen = library.find(workload, schedule) if isinstance(schedule, str) else schedule
-    place = devices.find(arch or device or "auto") if not isinstance(device, devices.Device) else device
-    _check_memory(workload, place)
-    if log is not None:
-        return _build_logged(workload, chosen, place, log)
-    return _build(workload, chosen or library.to_tune(workload, place.kind)[0], place, config)
+    return device if isinstance(device, devices.Device) else devices.find(arch or device or "auto")
 
 
 class Kernel:
@@ -88,7 +81,7 @@ class Kernel:
         device: where it runs, or the architecture it was compiled for.
         tir: the scheduled TIR.
         module: what it lowers to: the device functions, and the host side that launches them.
-        record: the measurement that the config is from; None for one that is not from a log.
+        record: the `Record` that the config is from; None for one that is not from a log.
     """
 
     def __init__(
@@ -105,7 +98,7 @@ class Kernel:
         self.config = config
         self.device = device
         self.tir = tir
-        self.record: Record | None = None
+        self.record: Any = None
         self.module = lowered
 
     def __repr__(self) -> str:
@@ -184,7 +177,6 @@ class Kernel:
             full: of the source, also the definitions that TVM puts before the kernels.
 
         Raises:
-            AnalysisError: what the kernel does cannot be counted.
             CompileError: the stage does not exist for this kernel's target.
             ValueError: `name` is not a stage.
         """
@@ -201,13 +193,9 @@ class Kernel:
                 return getattr(self, name)
             case "resources":
                 return "\n".join(self._resources(step) for step in self.steps)
-            case "traffic":
-                from tvmconv.analysis import traffic
-
-                return "\n\n".join(self._titled(step, traffic.text(traffic.traffic(self, step))) for step in self.steps)
         raise ValueError(f"no stage {name!r}; there are {', '.join(STAGES)}")
 
-    def _titled(self, step: LoweredStep, text: str) -> str:
+    def titled(self, step: LoweredStep, text: str) -> str:
         """A step's text, under its name where there are several."""
         return f"{step.name}\n{text}" if len(self.steps) > 1 else text
 
@@ -215,7 +203,7 @@ class Kernel:
         lines = [str(self.cubin.kernels[step.name]), f"launch: {step.launch}"]
         if step.dynamic_shared_bytes:
             lines.append(f"dynamic shared memory: {step.dynamic_shared_bytes} bytes a block")
-        return self._titled(step, "\n".join(lines))
+        return self.titled(step, "\n".join(lines))
 
     def _arch(self, wanted: str) -> str:
         if self.device.arch is None:
@@ -268,45 +256,22 @@ class Kernel:
         return self.loaded.time(problem.inputs, cold=cold, seconds=seconds)
 
 
-def _check_memory(workload: Workload, device: Device) -> None:
+def check_memory(workload: Workload, device: Device) -> None:
+    """Raise DeviceError if the arrays of a workload exceed a device's memory."""
     if device.memory_bytes is None:
         return
-    itemsize = np.dtype(workload.dtype).itemsize
-    needed = sum(itemsize * int(np.prod(shape, dtype=np.int64)) for shape in workload.argument_shapes)
+    arguments = zip(workload.argument_shapes, workload.argument_dtypes, strict=True)
+    needed = sum(ArrayType(shape, dtype).nbytes for shape, dtype in arguments)
     if needed > device.memory_bytes:
         raise DeviceError(
             f"{workload} needs {needed / 1e9:.1f} GB; {device.text} has {device.memory_bytes / 1e9:.1f} GB of memory"
         )
 
 
-def _build_logged(workload: Workload, schedule: library.Schedule | None, place: Device, log: Paths) -> Kernel:
-    """Build the fastest record that applies, on the nearest device; where there is none, the default config."""
-    from tvmconv.logs.best import Nearness, nearest_first
-
-    failures: list[Error] = []
-    for nearness, record in nearest_first(log, workload, place, schedule.name if schedule else None):
-        try:
-            kernel = _build(workload, schedule or library.find(workload, record.schedule), place, record.config)
-        except Error as error:  # the schedule has changed since, or this device has other limits
-            failures.append(error)
-            continue
-        kernel.record = record
-        if nearness is not Nearness.DEVICE:
-            _warn(f"no record of {workload} on {place.name} applies: built is the fastest on {record.device}", failures)
-        elif failures:
-            _warn(f"a faster record of {workload} does not apply", failures)
-        return kernel
-    fallback = schedule or library.to_tune(workload, place.kind)[0]
-    _warn(f"no record of {workload} for {place.name} applies: built is {fallback.name} with default knobs", failures)
-    return _build(workload, fallback, place, None)
-
-
-def _warn(message: str, failures: Sequence[Error]) -> None:
-    first = f"; {len(failures)} skipped, the first: {failures[0]}" if failures else ""
-    warnings.warn(message + first, FallbackWarning, stacklevel=4)
-
-
-def _build(workload: Workload, chosen: library.Schedule, place: Device, config: Mapping[str, Value] | None) -> Kernel:
-    chosen.check_kind(place)
+def build_on(workload: Workload, chosen: library.Schedule, place: Device, config: Mapping[str, Value] | None) -> Kernel:
+    """Build a schedule for a device that is there; see `build`."""
+    chosen.check_kind(place.kind, place.text)
+    if "float16" in workload.argument_dtypes and not place.has_float16:
+        raise DeviceError(f"{place.text} has no float16 (cl_khr_fp16): choose bfloat16, or another device")
     built = road.build(workload, chosen, config, place.target(), place.limits, place.text)
     return Kernel(workload, chosen, built.config, place, built.tir, built.lowered)

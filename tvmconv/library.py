@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tvmconv.errors import KnobError, ScheduleError
+from tvmconv.gpu import Limits
 from tvmconv.knobs import Columns, Config, Knobs, Value, format_value
-from tvmconv.knobs.space import Limits, Space, Usage
+from tvmconv.knobs.space import ANY_GPU, Space, Usage
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule as TirSchedule
 
-    from tvmconv.devices import Device
     from tvmconv.workloads import Workload
 
 ENTRY_POINTS = "tvmconv.schedules"
@@ -44,11 +44,12 @@ class Schedule:
         function: `f(s, w, k)`, which asks `k` for its choices, and transforms `s` in place or returns the schedule of a
             function of the same arguments that it wrote itself, for what tensor expressions cannot say.
         dtypes: the dtypes that it computes.
-        rank: its place in listings: the order in which the files of a package are imported.
+        rank: its place among those of its package, in the order in which the package imports its files.
         usage: `f(w, columns)`, what configs use of a device, as a formula over their values; None if there is none.
         condition: which workloads of its operator and dtypes it is for; None for all.
         promising: for which of these a search should try it when none is named; None for none.
         kinds: the kinds of devices that its kernels run on.
+        baseline: whether speed-ups are over it, for the workloads of its operator that it computes.
     """
 
     name: str
@@ -60,15 +61,16 @@ class Schedule:
     condition: Callable[[Any], bool] | None = field(default=None, repr=False)
     promising: Callable[[Any], bool] | None = field(default=None, repr=False)
     kinds: tuple[str, ...] = KINDS
+    baseline: bool = False
 
     def applies(self, w: Workload) -> bool:
         """Whether it can compute the workload."""
         return w.operator == self.operator and w.dtype in self.dtypes and (not self.condition or self.condition(w))
 
-    def check_kind(self, device: Device) -> None:
-        """Raise ScheduleError if the schedule is not for devices of this kind."""
-        if device.kind not in self.kinds:
-            raise ScheduleError(f"schedule {self.name} is for {' and '.join(self.kinds)}, not for {device.text}")
+    def check_kind(self, kind: str, device: str) -> None:
+        """Raise ScheduleError if the schedule is not for devices of a kind, such as the one of that name."""
+        if kind not in self.kinds:
+            raise ScheduleError(f"schedule {self.name} is for {' and '.join(self.kinds)}, not for {device}")
 
     @property
     def doc(self) -> str:
@@ -80,16 +82,16 @@ class Schedule:
         """What the schedule does, in one line."""
         return self.doc.partition("\n")[0]
 
-    def space(self, w: Workload, limits: Limits | None = None) -> Space:
+    def space(self, w: Workload, limits: Limits = ANY_GPU) -> Space:
         """The configs of this schedule for `w`.
 
         Args:
             w: the workload.
-            limits: what a config may use of a device, if the schedule says what it uses; by default as CUDA has it.
+            limits: what a config may use of a device, if the schedule says what it uses.
         """
         k = self.apply(w)[1]
         usage = functools.partial(self.usage, w) if self.usage else None
-        return Space(k.asked, tuple(k.conditions), usage, limits or Limits())
+        return Space(k.asked, tuple(k.conditions), usage, limits)
 
     def apply(self, w: Workload, config: Mapping[str, Value] | None = None) -> tuple[TirSchedule, Knobs]:
         """Schedule `w`.
@@ -136,6 +138,7 @@ def schedule(
     condition: Callable[[Any], bool] | None = None,
     promising: Callable[[Any], bool] | None = None,
     kinds: tuple[str, ...] = KINDS,
+    baseline: bool = False,
 ) -> Callable[[Callable], Callable]:
     """Mark `f(s, w, k)` as a schedule for one or several operators, named after the function.
 
@@ -148,16 +151,21 @@ def schedule(
         condition: which workloads it is for, if not for all.
         promising: for which of these a search should try it when none is named.
         kinds: the kinds of devices that its kernels run on.
+        baseline: whether speed-ups are over it; an operator has one such schedule.
 
     Raises:
-        ScheduleError: an operator already has another schedule of that name.
+        ScheduleError: an operator already has another schedule of that name, or another baseline.
     """
 
     def register(function: Callable) -> Callable:
         name = function.__name__
-        for own in [own for own in (operator, *others) if not _imported_before(own, function)]:
+        new = [own for own in (operator, *others) if not _imported_before(own, function)]
+        if baseline:
+            for own in new:
+                _check_only_baseline(own, function)
+        for own in new:
             _registry[own, name] = Schedule(
-                name, own, function, dtypes, len(_registry), usage, condition, promising, kinds
+                name, own, function, dtypes, len(_registry), usage, condition, promising, kinds, baseline
             )
         return function
 
@@ -179,6 +187,17 @@ def _imported_before(operator: str, function: Callable) -> bool:
     return True
 
 
+def _check_only_baseline(operator: str, function: Callable) -> None:
+    """Raise ScheduleError if another schedule of the operator is its baseline."""
+    name, module = function.__name__, function.__module__
+    for known in _registry.values():
+        if known.operator == operator and known.baseline and known.name != name:
+            raise ScheduleError(
+                f"{operator} has two baselines, {known.name} in {known.function.__module__} and {name} in {module}: "
+                "one is enough"
+            )
+
+
 def _file(function: Callable) -> str:
     return os.path.realpath(function.__code__.co_filename)
 
@@ -197,15 +216,25 @@ def _load() -> None:
 
 
 def schedules(w: Workload | None = None) -> list[Schedule]:
-    """The schedules there are, the simplest first: those that apply to the workload, or all."""
+    """The schedules there are, those that apply to the workload or all, by operator.
+
+    First come the project's own, the simplest first; then all others by package, file and line.
+    """
     _load()
-    found = [s for s in _registry.values() if w is None or s.applies(w)]
-    return sorted(found, key=lambda s: (s.operator, s.rank))
+    return sorted((s for s in _registry.values() if w is None or s.applies(w)), key=_place)
+
+
+def _place(s: Schedule) -> tuple[Any, ...]:
+    """What schedules are listed by; when they were imported is of no account."""
+    module = s.function.__module__
+    if module.startswith(f"{BUILT_IN}."):
+        return s.operator, False, s.rank  # each folder's `__init__` imports its files in the order of the ladder
+    return s.operator, True, module, s.function.__code__.co_firstlineno
 
 
 def naive(w: Workload) -> Schedule | None:
-    """The simplest schedule of a workload, which speed-ups are over; None where there is no schedule at all."""
-    return next(iter(schedules(w)), None)
+    """The baseline among the schedules of a workload, which speed-ups are over; None where none of them is."""
+    return next((s for s in schedules(w) if s.baseline), None)
 
 
 def find(w: Workload, name: str) -> Schedule:

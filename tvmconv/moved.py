@@ -27,7 +27,7 @@ MOVED = {
     "tvmconv.devices.texture": "tvmconv.devices.cuda.texture",
     "tvmconv.experiment": "tvmconv.experiments.run",
     "tvmconv.factors": "tvmconv.knobs.factors",
-    "tvmconv.measured": "tvmconv.experiments.measured",
+    "tvmconv.measured": "tvmconv.experiments.readings",
     "tvmconv.plot": "tvmconv.reports.charts",
     "tvmconv.provenance": "tvmconv.experiments.provenance",
     "tvmconv.report": "tvmconv.reports.tables",

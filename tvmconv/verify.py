@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tvmconv.devices.base import relative_error
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads import Workload
 
@@ -68,12 +69,6 @@ class Problem:
         """Compare an output with the reference."""
         error = relative_error(output, self.reference)
         return Verification(error, self.workload.tolerance)
-
-
-def relative_error(output: np.ndarray, reference: np.ndarray) -> float:
-    """‖output - reference‖ / ‖reference‖ in float64; NaN if any element of `output` is NaN."""
-    scale = np.linalg.norm(reference)
-    return float(np.linalg.norm(output.astype(np.float64) - reference) / (scale if scale else 1.0))
 
 
 def _elements(shape: tuple[int, ...]) -> int:

@@ -15,7 +15,7 @@ from ..vocabulary import inline_producers
 from .sums import DTYPES, accumulate_in_registers, loops
 
 
-@schedule("conv1d", "conv2d", "conv3d", dtypes=DTYPES)
+@schedule("conv1d", "conv2d", "conv3d", dtypes=DTYPES, baseline=True)
 def default(s: Schedule, w: Conv, k: Knobs) -> None:
     """Bind the output's rows to blocks and its columns to threads."""
     inline_producers(s, s.get_sblock("sum"))

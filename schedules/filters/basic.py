@@ -22,7 +22,7 @@ def register_is_not_for_it(w: Filter) -> bool:
     return all(other.name != "register" for other in schedules(w))
 
 
-@schedule("filter1d", "filter2d", promising=register_is_not_for_it)
+@schedule("filter1d", "filter2d", promising=register_is_not_for_it, baseline=True)
 def basic(s: Schedule, w: Filter, k: Knobs) -> None:
     """A block computes as many samples or pixels as it has threads."""
     read_global(s, w, ask_block(k, w))

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+import steps
 
 import tvmconv as tc
 from tvmconv.analysis.banks import bank_wavefronts, shared_accesses
+from tvmconv.analysis.traffic import ADDITIONS, MULTIPLICATIONS, SHARED_STORES, traffic
 
 
 def wavefronts(words):
@@ -50,3 +52,20 @@ def test_a_kernels_shared_loads_are_all_found():
     assert loads["weight_shared"].requests == warps * steps * 8 * 3
     assert loads["weight_shared"].conflicts == 0  # a warp has one row of channels: a broadcast
     assert loads["padded_shared"].wavefronts >= 4 * loads["padded_shared"].requests  # columns 4 words apart
+
+
+def test_dynamic_shared_memory_is_shared_memory():
+    kernel = tc.build(steps.WORKLOAD, steps.DYNAMIC, arch="sm_90")
+    accesses = shared_accesses(kernel)
+    stored = sum(access.requests for access in accesses if access.kind == "store")
+    assert 32 * stored == steps.DYNAMIC_BYTES // 4
+    assert sum(access.requests for access in accesses if access.kind == "load") == 4 * 2  # four sums of two warps
+    assert all(access.conflicts == 0 for access in accesses)
+    assert traffic(kernel).counts[SHARED_STORES].elements == steps.DYNAMIC_BYTES // 4
+
+
+def test_each_step_has_its_own_traffic():
+    kernel = tc.build(steps.WORKLOAD, steps.SCHEDULE, arch="sm_90")
+    products, sums = (traffic(kernel, step) for step in kernel.steps)
+    assert (products.counts[MULTIPLICATIONS].elements, products.counts[ADDITIONS].elements) == (64, 0)
+    assert (sums.counts[MULTIPLICATIONS].elements, sums.counts[ADDITIONS].elements) == (0, 3 * 64)

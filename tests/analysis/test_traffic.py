@@ -7,7 +7,6 @@ import pytest
 from tvm.script import tirx as T  # noqa: N812
 
 import tvmconv as tc
-from tvmconv.analysis import traffic as counted
 from tvmconv.analysis.banks import shared_accesses
 from tvmconv.analysis.traffic import (
     ADDITIONS,
@@ -248,18 +247,3 @@ def test_many_iterations_that_nothing_depends_on_are_counted():
             Y[thread] = T.float32(0)
 
     assert counts(kernel).counts[GLOBAL_STORES].elements == THREADS << 20
-
-
-def test_the_table_has_a_line_for_each_operation_that_happens():
-    found = counts(filter_of_three, K="constant")
-    names = [row[0] for row in counted.table(found).rows]
-    assert names == [GLOBAL_LOADS, GLOBAL_STORES, CONSTANT_LOADS, MULTIPLICATIONS, ADDITIONS, EXTREMA]
-    assert counted.table(found).rows[0][1:] == ("3.00", "192", "6")
-
-
-def test_the_text_ends_with_the_ratios():
-    assert (
-        counted.text(counts(filter_of_three))
-        .splitlines()[-1]
-        .startswith("FLOP for each element read from global memory: 1.00;")
-    )

@@ -8,7 +8,8 @@ from hypothesis import given
 from scipy import ndimage
 from strategies import filters
 
-from tvmconv.baselines import BASELINES, cupy
+from tvmconv import baselines
+from tvmconv.baselines import cupy
 from tvmconv.baselines.base import WrongDeviceError
 from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.errors import DeviceError
@@ -26,11 +27,14 @@ FILTERS = (
 )
 
 
-@pytest.mark.parametrize("name", BASELINES)
+LIBRARIES = baselines.known()
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
 def test_other_devices_than_gpus_are_refused(opencl, name):
     w = parse("filter1d:99,k3")
     with pytest.raises(WrongDeviceError, match="needs an NVIDIA GPU: expected cuda:N instead of opencl:0"):
-        BASELINES[name](w, w.inputs(0), device=opencl)
+        LIBRARIES[name](w, w.inputs(0), device=opencl)
 
 
 @pytest.fixture
@@ -42,14 +46,14 @@ def described():
 @pytest.mark.parametrize("name", ["cupy", "copy"])
 def test_convolutions_are_refused_where_only_filters_compare(described, name):
     with pytest.raises(DeviceError, match="is for filter1d and filter2d, not for conv2d"):
-        BASELINES[name](CONVOLUTION, CONVOLUTION.inputs(0), device=described)
+        LIBRARIES[name](CONVOLUTION, CONVOLUTION.inputs(0), device=described)
 
 
 def test_without_cupy_the_error_says_what_to_install(described, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     w = parse("filter1d:99,k3")
     with pytest.raises(DeviceError, match="pip install cupy-cuda13x"):
-        BASELINES["cupy"](w, w.inputs(0), device=described)
+        LIBRARIES["cupy"](w, w.inputs(0), device=described)
 
 
 @given(filters())
@@ -66,7 +70,7 @@ def test_what_cupy_is_asked_for_is_the_filter(w):
 def test_libraries_filter_right_and_are_timed_from_a_cuda_graph(gpu, name, module, text):
     pytest.importorskip(module)
     problem = Problem(parse(text))
-    baseline = BASELINES[name](problem.workload, problem.inputs, device=gpu, seconds=0.01)
+    baseline = LIBRARIES[name](problem.workload, problem.inputs, device=gpu, seconds=0.01)
     assert problem.check(baseline.output).ok
     assert baseline.timing.method.startswith("CUDA graph of")
     assert problem.workload.clamp == ("a kernel of its own" in baseline.text)
@@ -78,7 +82,7 @@ def test_cold_launches_go_through_sets_of_buffers(gpu, name):
     if name != "copy":
         pytest.importorskip({"cudnn": "torch", "cupy": "cupy"}[name])
     w = parse("filter2d:1024x1024x1,3x3")
-    timing = BASELINES[name](w, w.inputs(0), device=gpu, cold=True, seconds=0.01).timing
+    timing = LIBRARIES[name](w, w.inputs(0), device=gpu, cold=True, seconds=0.01).timing
     assert timing.cold
     assert "sets of buffers in turn" in timing.method
 
@@ -86,7 +90,7 @@ def test_cold_launches_go_through_sets_of_buffers(gpu, name):
 @pytest.mark.gpu
 def test_a_copy_has_a_time_and_no_output(gpu):
     w = parse("filter1d:67108864,k5")
-    copy = BASELINES["copy"](w, w.inputs(0), device=gpu, seconds=0.02)
+    copy = LIBRARIES["copy"](w, w.inputs(0), device=gpu, seconds=0.02)
     assert copy.output is None
     assert copy.timing.median > 0
     assert gpu.peak_bandwidth is None or w.min_bytes / copy.timing.median < gpu.peak_bandwidth

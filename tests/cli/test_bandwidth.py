@@ -38,7 +38,7 @@ def script(monkeypatch, registry):
     for key in [key for key in registry if key[0].startswith("filter")]:
         del registry[key]
     for operator in ("filter1d", "filter2d"):
-        library.schedule(operator)(basic)
+        library.schedule(operator, baseline=True)(basic)
         library.schedule(operator)(wide)
         library.schedule(operator, kinds=("cuda",))(shuffle)
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts")

@@ -95,4 +95,4 @@ def test_a_file_of_something_else_is_refused(script, capsys, tmp_path):
     file = tmp_path / "other.json"
     file.write_text("[]")
     assert script.main(["--from", str(file)]) == 2
-    assert "not a file that this script wrote" in capsys.readouterr().err
+    assert "no such readings" in capsys.readouterr().err

@@ -115,7 +115,7 @@ REFUSALS = {
     "a workload that is not there": (["LOG", "-o", "x.png", "--workload", str(OTHER)], f"no record of {OTHER}"),
     "no workload": (["LOG", "-o", "x.png", "--workload", "banana"], "'banana'"),
     "a folder that is not there": (["LOG", "-o", "/nowhere/x.png"], "/nowhere/x.png"),
-    "a sweep that is none": (["BAD", "-o", "x.png"], "not a file that scripts/sweep.py wrote"),
+    "a sweep that is none": (["BAD", "-o", "x.png"], "no results of a sweep"),
 }
 
 

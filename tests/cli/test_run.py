@@ -69,8 +69,7 @@ def test_several_baselines_may_be_given(capsys, monkeypatch):
     def failing(w, inputs, **how):
         raise DeviceError("not installed")
 
-    monkeypatch.setattr("tvmconv.experiments.run.BASELINES", {"cudnn": failing, "other": failing})
-    monkeypatch.setattr("tvmconv.cli.options.BASELINES", ("cudnn", "other"))
+    monkeypatch.setattr("tvmconv.baselines.known", lambda: {"cudnn": failing, "other": failing})
     words = ["run", SMALL, "default", "--device", "opencl:0", "--seconds", "0.01", "--json"]
     assert main([*words, "--baseline", "other", "--baseline", "cudnn"]) == 1
     assert [row["name"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["default", "other", "cudnn"]

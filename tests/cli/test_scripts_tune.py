@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 from instant import Instant
 
-from tvmconv.devices import Timing
-from tvmconv.experiments.results import Result, Row
-from tvmconv.experiments.sweep import Sweep
 from tvmconv.logs.lines import BadLines
 from tvmconv.logs.log import read
 from tvmconv.workloads import Layer, parse
@@ -52,7 +49,7 @@ def test_a_suite_is_tuned_and_compared(script, small, tmp_path, capsys):
 
 
 def test_the_same_command_tunes_nothing_again(script, small, tmp_path, monkeypatch):
-    monkeypatch.setattr("tvmconv.searching.tune.Measurer", Instant())
+    monkeypatch.setattr("tvmconv.searching.search.Measurer", Instant())
     words = [*HOW, "--tune-only", "-o", str(tmp_path)]
     assert script("tune_suite").main(words) == 0
     log = tmp_path / "d2l.jsonl"
@@ -68,20 +65,6 @@ def test_the_script_of_a_suite_has_its_time_as_default(script, name, suite, seco
     with pytest.raises(SystemExit):
         runpy.run_path(str(SCRIPTS / f"{name}.py"), run_name="__main__")
     assert asked == {"prog": name, "suite": suite, "seconds": seconds}
-
-
-def test_the_mean_of_the_speedups_is_geometric(script):
-    results = []
-    for layer, theirs in zip(LAYERS, (2.0, 8.0), strict=True):
-        rows = [Row(name, timing=Timing((s,), "by hand", False)) for name, s in (("tuned", 1.0), ("cudnn", theirs))]
-        results.append(Result(layer.workload, "cuda:0", "a GPU", 0, tuple(rows)))
-    table = script("tune_suite").speedups(Sweep("d2l-tuned", ["2", "4"], results, ""), ["cudnn"])
-    assert [line.split() for line in table.text().splitlines()] == [
-        ["channels", "×", "cudnn"],
-        ["2", "2.00"],
-        ["4", "8.00"],
-        ["geometric", "mean", "4.00"],
-    ]
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_a_sweep_is_drawn_again_from_its_json_alone(script, measured, tmp_path):
         (["--only", "7x7"], "no layer of d2l is named like '7x7'; there are 16_channels, 32_channels,"),
         (["--suite", "alexnet"], "'alexnet'"),
         (["--from", "nowhere.json"], "nowhere.json"),
-        (["--from", __file__], "not a file that scripts/sweep.py wrote"),
+        (["--from", __file__], "no results of a sweep"),
         (["-o", __file__], "exists"),
         (["--batch", "0"], "at least 1"),
     ],

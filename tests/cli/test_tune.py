@@ -64,7 +64,7 @@ def test_a_suite_is_tuned_once_for_each_distinct_workload(tune, instant, monkeyp
 def test_the_time_is_shared_by_the_schedules(tune, instant, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "tvmconv.searching.tune.Status", lambda trials, seconds: asked.append(seconds) or Status(1, None)
+        "tvmconv.searching.search.Status", lambda trials, seconds: asked.append(seconds) or Status(1, None)
     )
     tune(SMALL, *HOW, "--schedule", "columns", "--seconds", "10")
     assert asked == [5.0, 5.0]

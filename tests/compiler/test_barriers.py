@@ -8,7 +8,7 @@ from tvm.script import tirx as T  # noqa: N812
 from tvmconv import devices
 from tvmconv.compiler.barriers import unsynchronised
 from tvmconv.compiler.lower import lower
-from tvmconv.errors import CompileError
+from tvmconv.errors import AnalysisError, CompileError
 
 COLUMNS = 30
 
@@ -66,6 +66,104 @@ def test_threads_with_elements_of_their_own_need_no_barrier():
 
 def test_a_single_row_of_threads_needs_no_barrier():
     assert unsynchronised(staged(rounds=2, rows=1)) == []
+
+
+def repeated(*, shared=True, between=True):
+    """A kernel whose first row of threads stores in a while loop what all rows load in it, with a barrier between."""
+    scope = "shared" if shared else "local"
+
+    @T.prim_func(s_tir=True)
+    def kernel(X_ptr: T.handle("float32", "global"), Y_ptr: T.handle("float32", "global")):
+        X = T.decl_buffer((COLUMNS,), data=X_ptr)
+        Y = T.decl_buffer((2 * COLUMNS,), data=Y_ptr)
+        staged = T.alloc_buffer((COLUMNS,), scope=scope)
+        y = T.launch_thread("threadIdx.y", 2)
+        x = T.launch_thread("threadIdx.x", COLUMNS)
+        while X[0] > T.float32(0):
+            if y < 1:
+                staged[x] = X[x]
+            if between:
+                T.tvm_storage_sync("shared")
+            Y[y * COLUMNS + x] = staged[x]
+
+    return kernel
+
+
+def test_a_race_through_a_while_loop_is_not_called_safe():
+    """The load of one round and the store of the next have no barrier between them."""
+    (race,) = unsynchronised(repeated())
+    assert (race.buffer, race.axes) == ("staged", ("threadIdx.y",))
+
+
+def test_a_while_loop_that_touches_no_shared_memory_is_safe():
+    assert unsynchronised(repeated(shared=False, between=False)) == []
+
+
+def test_a_barrier_in_a_while_loop_that_may_never_run_separates_nothing_around_it():
+    @T.prim_func(s_tir=True)
+    def kernel(X_ptr: T.handle("float32", "global"), Y_ptr: T.handle("float32", "global")):
+        X = T.decl_buffer((COLUMNS,), data=X_ptr)
+        Y = T.decl_buffer((2 * COLUMNS,), data=Y_ptr)
+        shared = T.alloc_shared((COLUMNS,))
+        y = T.launch_thread("threadIdx.y", 2)
+        x = T.launch_thread("threadIdx.x", COLUMNS)
+        if y < 1:
+            shared[x] = X[x]
+        while X[0] > T.float32(0):
+            T.tvm_storage_sync("shared")
+        Y[y * COLUMNS + x] = shared[x]
+
+    assert unsynchronised(kernel)
+
+
+def test_a_load_that_is_bound_to_a_name_counts():
+    @T.prim_func(s_tir=True)
+    def kernel(X_ptr: T.handle("float32", "global"), Y_ptr: T.handle("float32", "global")):
+        X = T.decl_buffer((COLUMNS,), data=X_ptr)
+        Y = T.decl_buffer((2 * COLUMNS,), data=Y_ptr)
+        shared = T.alloc_shared((COLUMNS,))
+        y = T.launch_thread("threadIdx.y", 2)
+        x = T.launch_thread("threadIdx.x", COLUMNS)
+        if y < 1:
+            shared[x] = X[x]
+        loaded: T.let = shared[x]
+        Y[y * COLUMNS + x] = loaded
+
+    assert unsynchronised(kernel)
+
+
+def unknown(scope):
+    """A kernel with a statement that the check does not know."""
+
+    @T.prim_func(s_tir=True)
+    def kernel(Y_ptr: T.handle("float32", "global")):
+        Y = T.decl_buffer((COLUMNS,), data=Y_ptr)
+        staged = T.alloc_buffer((COLUMNS,), scope=scope)
+        x = T.launch_thread("threadIdx.x", COLUMNS)
+        assert x < COLUMNS, ("ValueError", ["no such column"])
+        staged[x] = T.float32(1)
+        Y[x] = staged[x]
+
+    return kernel
+
+
+@pytest.mark.parametrize("scope", ["shared", "shared.dyn"])
+def test_of_a_statement_that_it_does_not_know_the_check_says_that_it_cannot_tell(scope):
+    with pytest.raises(AnalysisError, match="shared memory and a statement of the kind AssertStmt"):
+        unsynchronised(unknown(scope))
+
+
+def test_without_shared_memory_any_statement_is_safe():
+    assert unsynchronised(unknown("local")) == []
+
+
+def test_a_kernel_of_which_it_cannot_be_told_is_refused(monkeypatch):
+    def cannot_tell(function):
+        raise AnalysisError("a statement of the kind Strange")
+
+    monkeypatch.setattr("tvmconv.compiler.barriers.unsynchronised", cannot_tell)
+    with pytest.raises(CompileError, match="cannot be told whether the kernel lacks a barrier: a statement"):
+        row_of_sums(innermost="y")
 
 
 def row_of_sums(innermost):

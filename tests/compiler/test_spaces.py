@@ -3,10 +3,10 @@
 import re
 
 import pytest
-from placed import lower_filter, lower_shift
+from placed import lower_filter, lower_product, lower_product_in_steps, lower_shift
 
 import tvmconv as tc
-from tvmconv.compiler import nvrtc, sass
+from tvmconv.compiler import nvrtc, sass, spaces
 from tvmconv.devices import find
 from tvmconv.workloads import Filter1d
 
@@ -63,6 +63,55 @@ def test_a_constant_larger_than_constant_memory_is_refused(sm_90):
     assert "__constant__ float K_ptr[16383];" in lower_filter(sm_90, full, K="constant").source
     with pytest.raises(tc.CompileError, match="K has 65540 bytes: constant memory has 65536"):
         _ = lower_filter(sm_90, over, K="constant").source
+
+
+TYPES = {"float32": "float", "float16": "half", "bfloat16": "nv_bfloat16", "float64": "double", "int32": "int"}
+TYPES |= {"int8": "signed char", "int64": "int64_t", "uint16": "ushort"}
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_constant_has_the_type_of_its_argument_in_cuda(sm_90, dtype):
+    lowered = lower_product(sm_90, dtype)
+    assert f"__constant__ {TYPES[dtype]} K_ptr[4];" in lowered.source
+    assert "K_ptr" not in signature(lowered)
+    assert lowered.program.steps[0].constants == ((1, "K_ptr"),)
+
+
+@needs_nvrtc
+def test_a_constant_has_the_type_that_the_device_stores_it_in():
+    """sm_75 has no bfloat16: TVM stores its bits as integers there."""
+    lowered = lower_product(find("sm_75"), "bfloat16")
+    assert "__constant__ ushort K_ptr[4];" in lowered.source
+    assert lowered.cubin.image
+
+
+@pytest.mark.parametrize(("dtype", "name"), [("float32", "float"), ("float16", "half"), ("bfloat16", "ushort")])
+def test_a_constant_has_the_type_of_its_argument_in_opencl(opencl, dtype, name):
+    assert f"__constant {name}* restrict K_ptr" in signature(lower_product(opencl, dtype))
+
+
+@needs_nvrtc
+def test_every_step_that_reads_a_constant_has_its_symbol_to_fill(sm_90):
+    lowered = lower_product_in_steps(sm_90)
+    assert lowered.source.count("__constant__ float K_ptr[4];") == 1
+    assert [step.constants for step in lowered.program.steps] == [((1, "K_ptr"),)] * 2
+    assert [sorted(step.arguments) for step in lowered.program.steps] == [[0, 3], [2, 3]]
+
+
+def test_an_argument_that_the_text_does_not_declare_as_expected_is_refused(sm_90):
+    lowered = lower_product(sm_90, "float32")
+    (parameter,) = [each for each in lowered.steps[0].parameters if each.index == 1]
+    kernels = {"main_kernel": [parameter]}
+    for text in ("const float* K_ptr", "float* __restrict__ K_ptr, float* __restrict__ K_ptr"):
+        source = f'extern "C" __global__ void main_kernel({text}) {{}}'
+        with pytest.raises(tc.CompileError, match="declares no single 'float\\* __restrict__ K_ptr'"):
+            spaces.apply(source, "cuda", lowered.spaces, lowered.arrays, kernels)
+
+
+def test_a_texture_of_another_type_than_float32_is_refused(sm_90):
+    with pytest.raises(tc.CompileError, match="K is read through a texture, which is for float32, not for float16"):
+        _ = lower_product(sm_90, "float16", space="texture").source
 
 
 def test_a_texture_is_a_texture_object_in_cuda(sm_90):

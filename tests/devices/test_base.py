@@ -28,3 +28,12 @@ def test_method_tells_when_too_few_sets_were_allowed_to_empty_the_cache():
     assert BufferSets.choose(1000, 10**6, cold=True).describe("L2") == (
         "cold L2: 512 sets of buffers in turn, 0.512 MB of the 2 MB that would empty it"
     )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(69.23e-6, "69.23 µs"), (1.5e-3, "1.5 ms"), (2.0, "2 s"), (1e-9, "0.001 µs")]
+)
+def test_a_timing_is_told_in_one_line_however_many_samples_it_has(seconds, text):
+    timing = Timing((seconds * 0.9, *[seconds] * 300, seconds * 1.1), "by hand", cold=False)
+    assert str(timing) == f"{text} ± 0.0% (by hand)"
+    assert repr(timing) == f"<Timing {timing}>"

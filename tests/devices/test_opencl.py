@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from steps import with_step
 
+import tvmconv as tc
 from tvmconv.errors import CompileError, DeviceError
 
 
@@ -81,3 +82,12 @@ def test_a_home_that_is_not_writable_is_no_obstacle():
         name: value for name, value in os.environ.items() if name not in ("POCL_CACHE_DIR", "XDG_CACHE_HOME")
     }
     subprocess.run([sys.executable, "-c", code], env={**environment, "HOME": "/proc/nowhere"}, check=True)
+
+
+def test_float16_is_refused_where_the_device_has_none(opencl):
+    """Its compiler would say no more than that it knows no such type."""
+    w = tc.parse("conv2d:1x4x8x8,8x4x3x3,s1,p1,f16")
+    lacking = dataclasses.replace(opencl, has_float16=False)
+    with pytest.raises(DeviceError, match="opencl:0 has no float16"):
+        tc.build(w, "default", device=lacking)
+    assert "half" in tc.build(w, "default", device=dataclasses.replace(opencl, has_float16=True)).source

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from tvmconv import library
-from tvmconv.baselines import BASELINES
-from tvmconv.baselines.base import Baseline
+from tvmconv.baselines.base import REGISTRY, Baseline
 from tvmconv.devices import Arch, Timing
 from tvmconv.errors import CompileError, DeviceError, KnobError, ScheduleError
 from tvmconv.experiments.results import Result
@@ -163,7 +162,7 @@ def copying(w, inputs, **how):
 def libraries(monkeypatch):
     """Libraries that need nothing installed."""
     for library_ in (slow, missing, copying):
-        monkeypatch.setitem(BASELINES, library_.__name__, library_)
+        monkeypatch.setitem(REGISTRY, library_.__name__, library_)
 
 
 @pytest.mark.usefixtures("libraries")

@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+import steps
 
 import tvmconv as tc
 from tvmconv.export import export
@@ -47,6 +48,57 @@ def test_the_opencl_example_runs_without_tvmconv(tmp_path, workload, schedule):
     export(tc.build(workload, schedule, device="opencl:0"), tmp_path)
     (example,) = examples(tmp_path)
     assert error_of(run_example(example, tmp_path), workload) < 1e-5
+
+
+def test_the_opencl_example_launches_all_steps(tmp_path):
+    export(tc.build(steps.WORKLOAD, steps.SCHEDULE, device="opencl:0"), tmp_path)
+    (example,) = examples(tmp_path)
+    assert error_of(run_example(example, tmp_path), steps.WORKLOAD) < 1e-5
+
+
+def test_the_opencl_example_takes_bfloat16(tmp_path):
+    export(tc.build(steps.WORKLOAD, steps.BFLOAT16, device="opencl:0"), tmp_path)
+    (example,) = examples(tmp_path)
+    assert "import ml_dtypes" in example
+    output = run_example(example, tmp_path).view("bfloat16")  # which NumPy's files do not know
+    assert error_of(output.astype("float64"), steps.WORKLOAD) < 1e-2
+
+
+def test_the_json_tells_all_steps_and_the_memory_between_them(tmp_path):
+    kernel = tc.build(steps.WORKLOAD, steps.SCHEDULE, arch="sm_90")
+    export(kernel, tmp_path)
+    facts = json.loads((tmp_path / "kernel.json").read_text(encoding="utf-8"))
+    assert [step["function"] for step in facts["steps"]] == [step.name for step in kernel.steps]
+    assert [sorted(step["parameters"]) for step in facts["steps"]] == [["K", "X", "scratch0"], ["Y", "scratch0"]]
+    assert [tuple(step["grid"]) for step in facts["steps"]] == [step.launch.grid for step in kernel.steps]
+    assert facts["scratch"] == [{"name": "scratch0", "bytes": 4 * 4 * 64}]
+    assert "function" not in facts
+
+
+def test_the_readme_tells_all_steps_and_the_memory_between_them(tmp_path):
+    export(tc.build(steps.WORKLOAD, steps.SCHEDULE, arch="sm_90"), tmp_path)
+    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "2 device functions, one after another; memory on the device that one leaves for the next: scratch0" in page
+    assert "\n1. Grid 4·1·1, block 64·1·1;" in page
+    assert "\n2. Grid 1·1·1, block 64·1·1;" in page
+
+
+def test_the_json_and_the_readme_tell_dynamic_shared_memory(tmp_path):
+    export(tc.build(steps.WORKLOAD, steps.DYNAMIC, arch="sm_90"), tmp_path)
+    facts = json.loads((tmp_path / "kernel.json").read_text(encoding="utf-8"))
+    assert (facts["shared_bytes"], facts["dynamic_shared_bytes"]) == (0, 60 << 10)
+    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "61,440 bytes of dynamic shared memory" in page
+    assert "', (1, 1, 1), (64, 1, 1), 61440, [" in examples(tmp_path)[-1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("which", [0, 1], ids=["tvm", "driver"])
+@pytest.mark.parametrize("schedule", [steps.SCHEDULE, steps.DYNAMIC], ids=["steps", "dynamic"])
+def test_the_cuda_examples_launch_all_steps_with_their_shared_memory(tmp_path, gpu, which, schedule):
+    exported = export(tc.build(steps.WORKLOAD, schedule, arch=gpu.arch), tmp_path)
+    assert exported.no_library is None
+    assert error_of(run_example(examples(tmp_path)[which], tmp_path), steps.WORKLOAD) < 1e-5
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@ import subprocess
 import sys
 
 import pytest
+from steps import SCHEDULE, WORKLOAD
 
 import tvmconv as tc
 from tvmconv.export.link import link
@@ -20,10 +21,11 @@ tvm.runtime.load_module(sys.argv[1])
 """
 
 
-@pytest.fixture(scope="module")
-def lowered():
-    kernel = tc.build(tc.parse("conv2d:1x4x6x6,8x4x3x3,p1"), "tiling", arch="sm_90")
-    return kernel.module
+@pytest.fixture(scope="module", params=["one step", "several steps"])
+def lowered(request):
+    if request.param == "several steps":
+        return tc.build(WORKLOAD, SCHEDULE, arch="sm_90").module
+    return tc.build(tc.parse("conv2d:1x4x6x6,8x4x3x3,p1"), "tiling", arch="sm_90").module
 
 
 def test_the_library_holds_the_machine_code(tmp_path, lowered):
@@ -33,3 +35,4 @@ def test_the_library_holds_the_machine_code(tmp_path, lowered):
     payload = path.read_bytes()
     assert payload.startswith(b"\5\0\0\0\0\0\0\0cubin")
     assert payload.endswith(lowered.cubin.image)
+    assert all(step.name.encode() in payload for step in lowered.steps)

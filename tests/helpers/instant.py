@@ -2,24 +2,31 @@
 
 import json
 import zlib
+from dataclasses import replace
 
-from tvmconv.logs.record import ErrorKind, Record
+from tvmconv.logs.record import Record
+from tvmconv.measuring.outcome import ErrorKind, Measurement, Outcome
 
 
-def made_up(workload, schedule, config, device, *, failed=False, **fields):
-    """A record whose time, up to a millisecond, is drawn from the config's spelling."""
+def measured(workload, schedule, config, device, *, failed=False):
+    """A measurement whose time, up to a millisecond, is drawn from the config's spelling."""
     seconds = 1e-3 * (1 + zlib.crc32(json.dumps(config).encode())) / (1 << 32)
-    outcome = {"error": ErrorKind.RUNTIME, "message": "it fails"} if failed else {"times": (seconds,)}
-    return Record(workload, schedule, config, device, "opencl", **{**outcome, **fields})
+    outcome = Outcome(error=ErrorKind.RUNTIME, message="it fails") if failed else Outcome(times=(seconds,))
+    return Measurement(workload, schedule, config, device, "opencl", outcome, seconds=0.0, timestamp=0.0)
+
+
+def made_up(workload, schedule, config, device, **fields):
+    """A record of such a measurement."""
+    return replace(Record.of(measured(workload, schedule, config, device)), **fields)
 
 
 class Instant:
     """Stands in for `Measurer`; configs end one at a time, in the order in which they were submitted.
 
     Attributes:
-        measured: names of schedules and configs that any instance gave a record of.
+        measured: names of schedules and configs that any instance measured.
         failing: names of schedules whose configs all fail.
-        lasts: after how many records the device is lost, with the error `loss`.
+        lasts: after how many measurements the device is lost, with the error `loss`.
     """
 
     def __init__(self):
@@ -50,7 +57,7 @@ class _Session:
         return len(self._waiting)
 
     @property
-    def stages(self):
+    def phases(self):
         return {"time": 1.0} if self._instant.measured else {}
 
     def submit(self, configs):
@@ -64,4 +71,4 @@ class _Session:
         config = self._waiting.pop(0)
         name = self._schedule.name
         self._instant.measured.append((name, config))
-        return [made_up(self._workload, name, config, self._device, failed=name in self._instant.failing)]
+        return [measured(self._workload, name, config, self._device, failed=name in self._instant.failing)]

@@ -4,6 +4,7 @@ import time
 
 from faulty_schedules import SCHEDULE, WORKLOAD
 
+from tvmconv.logs.record import Record
 from tvmconv.measuring.measurer import Measurer
 
 DEADLINE = 120.0
@@ -27,6 +28,6 @@ def collect(m):
     records = []
     start = time.monotonic()
     while m.pending and time.monotonic() - start < DEADLINE:
-        records += m.results(timeout=1.0)
+        records += map(Record.of, m.results(timeout=1.0))
     assert m.pending == 0
     return records

@@ -27,6 +27,41 @@ def lower_filter(device, workload=None, **spaces):
     return lower(s.mod, device.target())
 
 
+def lower_product(device, dtype, space="constant"):
+    """Lower Y = X · K in a dtype, K in a space: two arrays of 100 elements and one of 4."""
+
+    @T.prim_func(s_tir=True)
+    def main(X: T.Buffer((100,), dtype), K: T.Buffer((4,), dtype), Y: T.Buffer((100,), dtype)):
+        with T.sblock("root"):
+            T.sblock_attr({"tvmconv.space": {"K": space}})
+            for thread in T.thread_binding(100, thread="threadIdx.x"):
+                with T.sblock("Y"):
+                    i = T.axis.spatial(100, thread)
+                    Y[i] = X[i] * K[i % 4]
+
+    return lower(tvm.IRModule({"main": main}), device.target())
+
+
+def lower_product_in_steps(device):
+    """Lower Y = X · K + K in two steps, both of which read K from constant memory, and the second from scratch."""
+
+    @T.prim_func(s_tir=True)
+    def main(X: T.Buffer((100,), "float32"), K: T.Buffer((4,), "float32"), Y: T.Buffer((100,), "float32")):
+        with T.sblock("root"):
+            T.sblock_attr({"tvmconv.space": {"K": "constant"}})
+            P = T.alloc_buffer((100,), "float32")
+            for thread in T.thread_binding(100, thread="threadIdx.x"):
+                with T.sblock("P"):
+                    i = T.axis.spatial(100, thread)
+                    P[i] = X[i] * K[i % 4]
+            for thread in T.thread_binding(100, thread="threadIdx.x"):
+                with T.sblock("Y"):
+                    i = T.axis.spatial(100, thread)
+                    Y[i] = P[99 - i] + K[i % 4]
+
+    return lower(tvm.IRModule({"main": main}), device.target())
+
+
 def lower_shift(device, shape, down, right):
     """Lower Y = X moved by rows and by elements of a row, an image read through a texture."""
     height, width, channels = shape

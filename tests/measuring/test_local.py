@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import pytest
 from faulty_schedules import SCHEDULE, WORKLOAD
+from processes import wait_for
 
 import tvmconv as tc
 from tvmconv.compiler.lower import lower
-from tvmconv.logs.record import ErrorKind
 from tvmconv.measuring import local
 from tvmconv.measuring.local import LocalRunner
+from tvmconv.measuring.outcome import ErrorKind
+from tvmconv.measuring.supervised import MAX_FAILED_STARTS
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def run(runner, programs):
 
 
 def test_any_number_of_candidates_may_crash_in_a_row(opencl, runner):
-    crashes = local.MAX_FAILED_STARTS + 1
+    crashes = MAX_FAILED_STARTS + 1
     errors = run(runner, [program(opencl), *[program(opencl, "out_of_bounds")] * crashes, program(opencl)])
     assert errors == [ErrorKind.NONE, *[ErrorKind.RUNTIME] * crashes, ErrorKind.NONE]
 
@@ -54,12 +56,26 @@ def test_a_device_on_which_a_right_program_fails_now_is_lost(opencl, runner):
 
 
 def test_a_process_that_ends_while_it_starts_is_tried_again(opencl, runner):
-    runner._child._process.kill()
+    runner._process.child._process.kill()
     assert run(runner, [program(opencl)]) == [ErrorKind.NONE]
 
 
 def test_a_process_that_never_starts_is_a_lost_device(opencl, runner):
     runner._setup = replace(runner._setup, device="opencl:99")
-    runner._child._process.kill()
+    runner._process.child._process.kill()
     with pytest.raises(tc.DeviceError, match="opencl:0 cannot be measured on: no device 'opencl:99'"):
         run(runner, [program(opencl)])
+
+
+def test_a_device_process_that_grows_without_end_is_ended_and_the_next_program_runs(opencl, runner, monkeypatch):
+    endless, right = program(opencl, "endless"), program(opencl)
+    wait_for(lambda: runner.poll() or runner.free)
+    runner.submit(0, endless, 1.0)
+    runner.submit(1, right, 1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("tvmconv.measuring.child.Child.resident_bytes", 1 << 40)
+        ((tag, outcome),) = runner.poll()
+    assert (tag, outcome.error) == (0, ErrorKind.RUNTIME)
+    assert outcome.message == "the device process holds more than 1 GiB"
+    ((tag, outcome),) = wait_for(runner.poll)
+    assert (tag, outcome.error) == (1, ErrorKind.NONE)

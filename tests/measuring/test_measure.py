@@ -10,15 +10,15 @@ import types
 from pathlib import Path
 
 import pytest
+import steps
 from faulty_schedules import EXPECTED, SCHEDULE, WORKLOAD
 from measuring import DEADLINE, collect, measure, measurer
 
 import tvmconv as tc
 from tvmconv.devices import find
 from tvmconv.library import find as find_schedule
-from tvmconv.logs.record import ErrorKind
 from tvmconv.measuring.measurer import Measurer
-from tvmconv.measuring.runner import Outcome
+from tvmconv.measuring.outcome import ErrorKind, Outcome
 
 CONV = tc.parse("conv2d:1x4x8x8,8x4x3x3,s1,p1")
 SHARED_MEMORY = Path("/dev/shm")
@@ -69,7 +69,7 @@ def test_a_time_agrees_with_that_of_the_built_kernel():
     schedule = find_schedule(CONV, "tiling")
     (record,) = measure([schedule.space(CONV).default], schedule=schedule, workload=CONV)
     kernel = tc.build(CONV, schedule, device="opencl:0", config=record.config)
-    assert record.cost == pytest.approx(kernel.time(seconds=0.1).median, rel=1.0)  # other processes share the CPU
+    assert 0.1 < record.cost / kernel.time(seconds=0.1).median < 10  # other processes share the CPU
 
 
 @pytest.mark.parametrize("fault", [fault for fault in EXPECTED if fault not in ("none", "hang", "endless")])
@@ -92,20 +92,6 @@ def test_a_kernel_that_hangs_is_ended():
     records = measure([{"fault": "endless"}, {"fault": "none", "number": 1}], run_timeout=3.0)
     assert [record.error for record in records] == [ErrorKind.RUN_TIMEOUT, ErrorKind.NONE]
     assert records[0].message == "the kernel runs longer than 3 s"
-
-
-def test_a_device_process_that_grows_without_end_is_ended(monkeypatch):
-    sizes = []  # what the process is seen to hold, once each; nothing when it is empty
-    resident = property(lambda child: sizes.pop() if sizes else 0)
-    monkeypatch.setattr("tvmconv.measuring.local.Child.resident_bytes", resident)
-    with measurer() as m:
-        m.submit([{"fault": "endless"}, {"fault": "none", "number": 1}])
-        assert m.results(timeout=3.0) == []
-        sizes.append(1 << 40)
-        first, second = collect(m)
-    assert first.error is ErrorKind.RUNTIME
-    assert first.message == "the device process holds more than 1 GiB"
-    assert second.ok
 
 
 def test_nothing_is_left_behind(temporary):
@@ -137,6 +123,7 @@ import sys
 sys.path[:] = {sys.path!r}
 from faulty_schedules import SCHEDULE, WORKLOAD
 from tvmconv.measuring.measurer import Measurer
+from tvmconv.measuring.outcome import ErrorKind, Outcome
 m = Measurer(WORKLOAD, SCHEDULE, ["opencl:0"], workers=1, build_timeout=60.0)
 m.submit([{{"fault": "none"}}, {{"fault": "endless"}}, {{"fault": "hang", "number": 1}}])
 print(len(m.results(timeout={DEADLINE})), flush=True)
@@ -152,12 +139,12 @@ while True:
     assert gone(temporary.iterdir)
 
 
-def test_stages_tell_where_the_time_goes():
+def test_phases_tell_where_the_time_goes():
     with measurer() as m:
         m.submit([{"fault": "none"}])
         collect(m)
-        assert list(m.stages) == ["apply", "lower", "codegen", "compile", "queue", "load", "verify", "time"]
-        assert all(milliseconds > 0 for milliseconds in m.stages.values())
+        assert list(m.phases) == ["apply", "lower", "codegen", "compile", "queue", "load", "verify", "time"]
+        assert all(milliseconds > 0 for milliseconds in m.phases.values())
 
 
 def test_results_come_back_empty_when_nothing_is_pending():
@@ -222,3 +209,10 @@ def test_any_runner_will_do_and_is_told_the_best_time_so_far(opencl):
             assert collect(m)[0].times == (1.0,)
     assert runner.bests == [float("inf"), 1.0]
     assert runner.closed
+
+
+def test_a_kernel_of_several_steps_is_measured_and_one_that_leaves_scratch_unwritten_is_wrong():
+    right, wrong = measure([{"written": 4}, {"written": 3}], schedule=steps.SCHEDULE, workload=steps.WORKLOAD)
+    assert right.ok
+    assert (right.resources["steps"], right.resources["threads"], right.resources["blocks"]) == (2, 64, 4)
+    assert wrong.error is ErrorKind.WRONG_ANSWER

@@ -13,9 +13,10 @@ from tvmconv import library
 from tvmconv.cli import main
 from tvmconv.devices import rpc
 from tvmconv.errors import DeviceError
-from tvmconv.logs.record import ErrorKind
+from tvmconv.logs.record import Record
 from tvmconv.measuring import remote
 from tvmconv.measuring.measurer import Measurer
+from tvmconv.measuring.outcome import ErrorKind
 from tvmconv.workloads import parse
 
 pytest.importorskip("tornado", reason="TVM's RPC tracker needs tornado and cloudpickle")
@@ -45,7 +46,7 @@ def measure(measurer, enough):
     """Records until there are enough."""
     records = []
     while len(records) < enough:
-        records += measurer.results(timeout=60)
+        records += map(Record.of, measurer.results(timeout=60))
     return records
 
 

@@ -6,7 +6,7 @@ import pytest
 from tvmconv.compiler.program import ArrayType, Launch, Program, Step
 from tvmconv.logs.record import ErrorKind
 from tvmconv.measuring import wire
-from tvmconv.measuring.runner import Outcome
+from tvmconv.measuring.outcome import Outcome
 
 STEP = Step(
     code=b"\0\xff code",
@@ -37,7 +37,7 @@ def test_code_that_steps_share_is_sent_once():
 @pytest.mark.parametrize(
     "outcome",
     [
-        Outcome((1e-6, 2e-6), 3e-7, stages={"load": 1.5}, seconds=0.25),
+        Outcome((1e-6, 2e-6), 3e-7, phases={"load": 1.5}, seconds=0.25),
         Outcome(error=ErrorKind.RUN_TIMEOUT, message="the kernel runs longer than 10 s"),
     ],
 )

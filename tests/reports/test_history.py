@@ -3,7 +3,7 @@ import pytest
 from tvmconv.experiments.results import Result, Row
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.logs.record import ErrorKind, Record
-from tvmconv.reports.history import history_info, merge_into_sweep, searches
+from tvmconv.reports.history import history_info, merge_into_sweep, traces
 from tvmconv.workloads import parse
 
 SMALL = parse("conv2d:1x4x6x6,8x4x3x3,p1")
@@ -29,48 +29,48 @@ def sweep():
 
 
 def test_the_best_so_far_never_falls():
-    (history,) = history_info(SMALL, searches("log", map(record, (0, 2, 1, 5, 4)))).histories
+    (history,) = history_info(SMALL, traces("log", map(record, (0, 2, 1, 5, 4)))).histories
     assert history.best == pytest.approx((0, 2, 2, 5, 5))
 
 
 def test_failed_trials_count_as_trials_and_are_told():
-    (history,) = history_info(SMALL, searches("log", map(record, (0, 2, 0, 5)))).histories
+    (history,) = history_info(SMALL, traces("log", map(record, (0, 2, 0, 5)))).histories
     assert history.summary == "direct, 4 trials, 50% failed"
 
 
 def test_time_is_shown_only_if_all_trials_have_it():
-    timed = history_info(SMALL, searches("log", [record(1, elapsed=0.5), record(2, elapsed=1.5)]))
-    partly = history_info(SMALL, searches("log", [record(1), record(2, elapsed=1.5)]))
+    timed = history_info(SMALL, traces("log", [record(1, elapsed=0.5), record(2, elapsed=1.5)]))
+    partly = history_info(SMALL, traces("log", [record(1), record(2, elapsed=1.5)]))
     assert [info.histories[0].elapsed for info in (timed, partly)] == [(0.5, 1.5), ()]
 
 
 def test_a_history_is_of_one_workload():
-    found = searches("log", [record(1), record(2, workload=OTHER), record(3)])
+    found = traces("log", [record(1), record(2, workload=OTHER), record(3)])
     (history,) = history_info(SMALL, found).histories
     assert history.best == pytest.approx((1, 3))
 
 
 def test_searches_are_named_by_what_they_differ_in():
-    first = searches("first", [record(1), record(2, schedule="vthread")])
-    both = [*first, *searches("second", [record(1)])]
+    first = traces("first", [record(1), record(2, schedule="vthread")])
+    both = [*first, *traces("second", [record(1)])]
     assert [history.name for history in history_info(SMALL, first).histories] == ["direct", "vthread"]
     names = [history.name for history in history_info(SMALL, both).histories]
     assert names == ["first: direct", "first: vthread", "second: direct"]
 
 
 def test_searches_on_two_devices_are_two():
-    found = searches("log", [record(1), record(2, device="NVIDIA A100")])
+    found = traces("log", [record(1), record(2, device="NVIDIA A100")])
     names = [history.name for history in history_info(SMALL, found).histories]
     assert names == ["direct on NVIDIA H200", "direct on NVIDIA A100"]
 
 
 def test_a_history_is_compared_with_the_fastest_schedule_and_the_libraries_of_a_sweep(sweep):
-    info = history_info(SMALL, searches("log", [record(1)]), [sweep])
+    info = history_info(SMALL, traces("log", [record(1)]), [sweep])
     assert info.compared == (("vthread", 2.0), ("cudnn", 6.0))
 
 
 def test_the_best_of_a_search_stands_beside_the_rows_of_a_sweep(sweep):
-    found = searches("log", [record(0), record(8), record(3, workload=OTHER), record(1)])
+    found = traces("log", [record(0), record(8), record(3, workload=OTHER), record(1)])
     labels, results = merge_into_sweep(found, [sweep])
     assert labels == ["4", "1x2x6x6,8x2x3x3,s1,p1"]
     assert [row.name for row in results[0].rows] == [
@@ -84,19 +84,19 @@ def test_the_best_of_a_search_stands_beside_the_rows_of_a_sweep(sweep):
 
 
 def test_a_search_that_only_failed_has_no_rate():
-    labels, results = merge_into_sweep(searches("log", [record(0), record(1, workload=OTHER)]))
+    labels, results = merge_into_sweep(traces("log", [record(0), record(1, workload=OTHER)]))
     assert [result.workload for result in results] == [OTHER]
     assert len(labels) == 1
 
 
 def test_what_a_tuner_measures_to_compare_with_is_no_search():
-    info = history_info(SMALL, searches("log", [record(1, schedule="default"), record(3), record(4)]))
+    info = history_info(SMALL, traces("log", [record(1, schedule="default"), record(3), record(4)]))
     assert info.compared == (("default", pytest.approx(1)),)
     assert [history.name for history in info.histories] == ["direct"]
 
 
 def test_a_sweep_has_the_default_schedule_already(sweep):
-    found = searches("log", [record(2, schedule="default"), record(2, schedule="default", workload=OTHER)])
+    found = traces("log", [record(2, schedule="default"), record(2, schedule="default", workload=OTHER)])
     _, results = merge_into_sweep(found, [sweep])
     rates = [[row.gflops for row in result.rows if row.name == "default"] for result in results]
     assert rates == [[1.0], [pytest.approx(2)]]

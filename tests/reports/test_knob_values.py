@@ -3,7 +3,7 @@
 import pytest
 
 from tvmconv.logs.record import ErrorKind, Record
-from tvmconv.reports.knob_values import searches, worths
+from tvmconv.reports.knob_values import find_all, worths
 from tvmconv.workloads import parse
 
 FIRST, SECOND = (parse(f"conv2d:1x{c}x8x8,{c}x{c}x1x1") for c in (4, 8))
@@ -18,7 +18,7 @@ def failed(**config):
 
 
 def by_value(records):
-    return {worth.value: worth for worth in worths(searches(records))}
+    return {worth.value: worth for worth in worths(find_all(records))}
 
 
 def test_a_value_is_worth_the_speed_of_its_fastest_kernel():
@@ -52,7 +52,7 @@ def test_each_knob_is_compared_with_the_best_of_its_search():
 
 def test_the_knobs_of_two_schedules_are_two():
     records = [timed(s, schedule=name, slices=int(s)) for name in ("direct", "implicit_gemm") for s in (1.0, 2.0)]
-    assert [(w.schedule, w.value) for w in worths(searches(records))] == [
+    assert [(w.schedule, w.value) for w in worths(find_all(records))] == [
         ("direct", 1),
         ("direct", 2),
         ("implicit_gemm", 1),
@@ -62,12 +62,12 @@ def test_the_knobs_of_two_schedules_are_two():
 
 def test_errors_and_splits_count_for_nothing():
     records = [timed(1.0, tile_f=(-1, 2)), timed(2.0, tile_f=(-1, 4)), failed(slices=1), failed(slices=2)]
-    (found,) = searches(records).values()
+    (found,) = find_all(records).values()
     assert found.timed == 2
-    assert worths(searches(records)) == []
+    assert worths(find_all(records)) == []
 
 
 def test_a_search_knows_its_best_and_its_newest_record():
     records = [timed(2.0, timestamp=1.0), timed(1.0, timestamp=2.0), timed(3.0, timestamp=3.0)]
-    (found,) = searches(iter(records)).values()
+    (found,) = find_all(iter(records)).values()
     assert (found.best, found.newest) == (records[1], records[2])

@@ -22,12 +22,12 @@ needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvr
 @functools.lru_cache(maxsize=1)
 def problem(workload):
     """Inputs and reference, shared by the schedules that compute them one after another."""
-    return tc.Problem(workload)
+    return tc.Problem(workload, seed=0)  # always the same: a single output may cancel out, at times
 
 
 @pytest.mark.parametrize("case", PAIRS, ids=str)
 def test_every_schedule_meets_every_choice(case):
-    found = tc.build(case.workload, case.schedule, device="opencl:0").verify()
+    found = tc.build(case.workload, case.schedule, device="opencl:0").verify(problem(case.workload))
     assert found.ok, found
 
 

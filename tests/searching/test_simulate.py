@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tvmconv.searching.replay import Recording, Trial, load
+from tvmconv.searching.replay import Recorded, Recording, load
 from tvmconv.searching.simulate import Run, Summary, checkpoints, search
 
 DATA = Path(__file__).parents[1] / "data"
@@ -32,7 +32,7 @@ def test_evolution_beats_chance(measured):
 
 
 def tiny(costs):
-    return Recording([Trial({"knob": knob}, cost) for knob, cost in enumerate(costs)])
+    return Recording([Recorded({"knob": knob}, cost) for knob, cost in enumerate(costs)])
 
 
 def test_shares_are_of_the_speed_of_the_optimum():

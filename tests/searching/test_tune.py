@@ -1,5 +1,6 @@
 """A search measures what it was asked for, each config once, puts it on disk, and goes on where it was interrupted."""
 
+import dataclasses
 import functools
 import itertools
 import time
@@ -15,11 +16,13 @@ from tvmconv.logs.lines import BadLines
 from tvmconv.logs.log import Log, read
 from tvmconv.logs.record import ErrorKind
 from tvmconv.measuring.measurer import Measurer
+from tvmconv.searching.status import Status
 from tvmconv.searching.tune import find_devices
 from tvmconv.searching.tuners import XGBTuner
 
 WORKLOAD = tc.parse("conv2d:1x4x8x8,4x4x1x1")
 OTHER = tc.parse("conv2d:1x4x6x6,4x4x1x1")
+IMAGE = tc.parse("conv2d:1x16x14x14,32x16x3x3,p1")
 TINY = tc.parse("conv2d:1x1x2x2,1x1x1x1")  # whose space is so small that a test can exhaust it
 
 
@@ -70,13 +73,13 @@ def test_a_search_measures_verifies_and_confirms(log):
     assert tuned.final.deviation < tuned.final.workload.tolerance
     assert tuned.final.timestamp > max(record.timestamp for record in trials)
     assert tuned.final.config in [record.config for record in trials]
-    assert tuned.stages["verify"] > 0
+    assert tuned.phases["verify"] > 0
     assert tuned.seconds > 0
 
 
 def test_each_way_to_fail_is_one_record_and_the_search_goes_on(log, monkeypatch):
     strict = functools.partial(Measurer, build_timeout=8.0, memory_limit=1 << 30)
-    monkeypatch.setattr("tvmconv.searching.tune.Measurer", strict)
+    monkeypatch.setattr("tvmconv.searching.search.Measurer", strict)
     tuned = search(log, few_faults.WORKLOAD, few_faults.SCHEDULE, "grid", trials=100)
     kinds = {record.config["fault"]: record.error for record in records_of(log)}
     assert kinds == few_faults.FAULTS
@@ -163,7 +166,7 @@ def test_a_search_that_is_complete_measures_nothing_again(log, instant):
     tuned = search(log, trials=5, compare=True)
     assert instant.measured == []
     assert log.read_bytes() == before
-    assert (tuned.status.done, tuned.status.reference.schedule, tuned.stages) == (5, "default", {})
+    assert (tuned.status.done, tuned.status.reference.schedule, tuned.phases) == (5, "default", {})
 
 
 def test_a_reference_that_failed_is_not_measured_again(log, instant):
@@ -282,3 +285,46 @@ def test_devices_are_found_by_text_or_taken_as_they_are(opencl):
     assert [device.text for device in find_devices(["opencl:0", opencl])] == ["opencl:0", "opencl:0"]
     with pytest.raises(tc.DeviceError, match="'opencl:99'"):
         find_devices(["opencl:0", "opencl:99"])
+
+
+def schedules_measured(instant):
+    return list(dict.fromkeys(name for name, _ in instant.measured))
+
+
+@pytest.mark.parametrize("text", ["filter1d:1000,k3", "filter2d:40x30x1,3x3", "conv2d:1x8x9x9,8x1x3x3,g8"])
+def test_a_search_that_is_not_told_a_schedule_takes_the_librarys_choice(log, instant, text):
+    w = tc.parse(text)
+    tuned = search(log, w, schedule=None, trials=3)
+    assert schedules_measured(instant) == [schedule.name for schedule in library.to_tune(w, "opencl")]
+    assert tuned.status.best.schedule in schedules_measured(instant)
+
+
+def test_several_schedules_that_promise_something_share_the_time_and_the_best_is_told(log, instant, monkeypatch):
+    shares = []
+    monkeypatch.setattr(
+        "tvmconv.searching.search.Status", lambda trials, seconds: shares.append(seconds) or Status(4, None)
+    )
+    tuned = search(log, schedule=None, seconds=10.0)
+    chosen = [schedule.name for schedule in library.to_tune(WORKLOAD, "opencl")]
+    assert len(chosen) > 1
+    assert schedules_measured(instant) == chosen
+    assert shares == [10.0 / len(chosen)] * len(chosen)
+    assert tuned.final == min(records_of(log), key=lambda record: record.cost)
+
+
+@pytest.fixture
+def small(opencl):
+    """The device with work-groups of so few work-items that most configs exceed them."""
+    return dataclasses.replace(opencl, max_threads_per_block=64)
+
+
+def test_no_trial_is_spent_on_what_the_device_in_hand_cannot_run(log, instant, small):
+    search(log, IMAGE, "direct", trials=40, device=small)
+    space = library.find(IMAGE, "direct").space(IMAGE)
+    points = np.array([space.point(config) for _, config in instant.measured])
+    assert len(points) == 40
+    assert space.usage(points).threads.max() <= 64
+
+
+def test_on_a_small_device_nothing_is_built_in_vain(log, small):
+    assert search(log, IMAGE, "direct", trials=4, device=small).status.errors == {}

@@ -10,7 +10,7 @@ import pytest
 from tvmconv import Error
 from tvmconv.knobs import Choice, Condition, Split
 from tvmconv.knobs.space import Space, Usage
-from tvmconv.searching.replay import Trial
+from tvmconv.searching.replay import Recorded
 from tvmconv.searching.tuners import TUNERS, make
 from tvmconv.searching.tuners.moves import Moves, distances
 
@@ -62,7 +62,7 @@ def cost(space, config):
 def search(tuner, trials, batch=8):
     found = []
     while len(found) < trials:
-        measured = [Trial(config, cost(tuner.space, config)) for config in tuner.propose(batch)]
+        measured = [Recorded(config, cost(tuner.space, config)) for config in tuner.propose(batch)]
         tuner.learn(measured)
         found += measured
     return found
@@ -90,7 +90,7 @@ def test_a_space_is_proposed_to_the_last_legal_config(name):
     tuner = make(name, space)
     proposed = []
     while batch := tuner.propose(7):
-        tuner.learn([Trial(config, 1e-3 if config["unroll"] else math.inf) for config in batch])
+        tuner.learn([Recorded(config, 1e-3 if config["unroll"] else math.inf) for config in batch])
         proposed += keys(space, batch)
     assert sorted(proposed) == [space.index(point) for point in space.listed]
 
@@ -112,7 +112,7 @@ def test_what_a_log_holds_is_not_proposed_again(name):
     space = small_space()
     known = [space.config(point) for point in space.listed[::-2]]
     tuner = make(name, space)
-    tuner.learn(Trial(config, 1e-3) for config in known)
+    tuner.learn(Recorded(config, 1e-3) for config in known)
     proposed = keys(space, tuner.propose(10**6))
     assert sorted(proposed + keys(space, known)) == [space.index(point) for point in space.listed]
 
@@ -120,7 +120,7 @@ def test_what_a_log_holds_is_not_proposed_again(name):
 @tuners
 def test_a_log_may_hold_configs_that_are_not_searched(name):
     tuner = make(name, small_space())
-    tuner.learn([Trial({"tile": (-1, 5, 5)}, 1e-3), Trial({"gone": 1}, 1e-3)])
+    tuner.learn([Recorded({"tile": (-1, 5, 5)}, 1e-3), Recorded({"gone": 1}, 1e-3)])
     assert len(tuner.propose(5)) == 5
 
 
@@ -130,7 +130,7 @@ def test_a_tuner_goes_on_where_everything_fails(name):
     for _ in range(4):
         batch = tuner.propose(16)
         assert len(batch) == 16
-        tuner.learn(Trial(config, math.inf) for config in batch)
+        tuner.learn(Recorded(config, math.inf) for config in batch)
 
 
 @tuners
@@ -181,7 +181,7 @@ def test_what_was_learnt_from_another_workload_serves_this_one():
 def test_a_proposal_is_fast_after_thousands_of_trials():
     space = conv_space()
     tuner = make("xgb", space)
-    trials = [Trial(config, cost(space, config)) for config in make("random", space, seed=9).propose(2000)]
+    trials = [Recorded(config, cost(space, config)) for config in make("random", space, seed=9).propose(2000)]
     tuner.learn(trials[:50])
     tuner.propose(1)  # imports XGBoost
     tuner.learn(trials)

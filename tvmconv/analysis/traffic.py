@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tvmconv.analysis.tir import SHARED, Scope, executions, parts, statements, warps
-from tvmconv.reports.tables import NOTHING, Table, significant
 
 if TYPE_CHECKING:
     from tvmconv.compiler.lower import LoweredStep
@@ -224,30 +223,3 @@ def _without_other_loops(scope: Scope, index: Any) -> Scope:
     others = {variable for variable, _, _ in scope.loops} - scope.variables([index])
     kept = tuple(each for each in scope.conditions if not others & scope.variables(each[:1]))
     return replace(scope, conditions=kept)
-
-
-def table(counted: Traffic) -> Table:
-    """One line an operation that happens."""
-    headers = ("operation", "an output", "a block", "warp-wide")
-    rows = [
-        (name, significant(counted.an_output(name)), f"{count.elements:,}", f"{count.requests:,}")
-        for name, count in counted.counts.items()
-        if count.elements
-    ]
-    return Table(headers, rows, left=frozenset(headers[:1]))
-
-
-def text(counted: Traffic) -> str:
-    """The table under what was counted, and the ratios."""
-    ratio, bytes_ratio = (
-        significant(value) if math.isfinite(value) else NOTHING for value in (counted.ratio, counted.bytes_ratio)
-    )
-    return "\n".join(
-        [
-            f"the busiest block: {counted.threads:,} threads, {counted.outputs:,} outputs",
-            "",
-            table(counted).text(),
-            "",
-            f"FLOP for each element read from global memory: {ratio}; for each byte read and written: {bytes_ratio}",
-        ]
-    )

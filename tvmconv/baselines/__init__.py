@@ -1,17 +1,16 @@
-"""What our kernels are compared with.
-
-A library is a function `f(w, inputs, *, device, cold=False, seconds=0.5) -> Baseline`, which imports the library when
-it is called, and raises `WrongDeviceError` for a device that the library is never for, another `Error` where it is
-missing or cannot compute the workload.
-"""
+"""What our kernels are compared with: libraries, each in a file of this folder that says `@baseline`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import pkgutil
+from collections.abc import Mapping
 
-from tvmconv.baselines.base import Baseline
-from tvmconv.baselines.copy import time_copy
-from tvmconv.baselines.cudnn import time_cudnn
-from tvmconv.baselines.cupy import time_cupy
+from tvmconv.baselines.base import REGISTRY, TimeLibrary
 
-BASELINES: dict[str, Callable[..., Baseline]] = {"cudnn": time_cudnn, "cupy": time_cupy, "copy": time_copy}
+
+def known() -> Mapping[str, TimeLibrary]:
+    """The libraries there are, by name, in alphabetical order; imports their files, but none of the libraries."""
+    for module in pkgutil.iter_modules(__path__, prefix=f"{__name__}."):
+        importlib.import_module(module.name)
+    return dict(sorted(REGISTRY.items()))

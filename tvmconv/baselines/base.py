@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,13 +10,41 @@ from typing import TYPE_CHECKING, Any
 from tvmconv.devices.base import Device, Timing, first_line
 from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.devices.cuda.kernel import border
-from tvmconv.errors import DeviceError
+from tvmconv.errors import DeviceError, Error
 from tvmconv.workloads.filters import Filter
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tvmconv.workloads import Workload
+
+
+TimeLibrary = Callable[..., "Baseline"]
+
+REGISTRY: dict[str, TimeLibrary] = {}  # by name; filled as the files of the folder are imported
+
+
+def baseline(name: str) -> Callable[[TimeLibrary], TimeLibrary]:
+    """Register `f(w, inputs, *, device, cold=False, seconds=0.5) -> Baseline` under a name.
+
+    The function imports the library when it is called, and raises `WrongDeviceError` for a device that the library is
+    never for, another `Error` where it is missing or cannot compute the workload.
+
+    Args:
+        name: what users call the library.
+
+    Raises:
+        Error: another file has taken the name.
+    """
+
+    def register(function: TimeLibrary) -> TimeLibrary:
+        other = REGISTRY.setdefault(name, function)
+        if other.__module__ != function.__module__:
+            raise Error(f"baseline {name} is defined in {other.__module__} and {function.__module__}")
+        REGISTRY[name] = function
+        return function
+
+    return register
 
 
 class WrongDeviceError(DeviceError):

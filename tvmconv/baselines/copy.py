@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tvmconv.baselines.base import Baseline, check_filter, check_gpu
+from tvmconv.baselines.base import Baseline, baseline, check_filter, check_gpu
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.program import ArrayType, Launch
 from tvmconv.devices.base import BufferSets, Device, set_bytes
@@ -29,6 +29,7 @@ extern "C" __global__ void copy(const float* __restrict__ x, float* __restrict__
 """
 
 
+@baseline("copy")
 def time_copy(
     w: Workload, inputs: Sequence[NDArray[Any]], *, device: Device, cold: bool = False, seconds: float = 0.5
 ) -> Baseline:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tvmconv.baselines.base import Baseline, border_of, check_gpu
+from tvmconv.baselines.base import Baseline, baseline, border_of, check_gpu
 from tvmconv.baselines.torch_calls import Call, calls, tensor
 from tvmconv.devices.base import BufferSets, Device, set_bytes
 from tvmconv.devices.cuda.graphs import Replay, time_sets
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 PICKS = 3
 
 
+@baseline("cudnn")
 def time_cudnn(
     w: Conv | Filter, inputs: Sequence[NDArray[Any]], *, device: Device, cold: bool = False, seconds: float = 0.5
 ) -> Baseline:

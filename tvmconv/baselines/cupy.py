@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmconv.baselines.base import Baseline, border_of, check_filter, check_gpu
+from tvmconv.baselines.base import Baseline, baseline, border_of, check_filter, check_gpu
 from tvmconv.devices.base import BufferSets, Device, first_line, set_bytes
 from tvmconv.devices.cuda.graphs import capture_on, time_sets
 from tvmconv.errors import DeviceError
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tvmconv.workloads.filters import Filter
 
 
+@baseline("cupy")
 def time_cupy(
     w: Workload, inputs: Sequence[NDArray[Any]], *, device: Device, cold: bool = False, seconds: float = 0.5
 ) -> Baseline:

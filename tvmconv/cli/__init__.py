@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import tvmconv
 from tvmconv.cli import build, devices, log, plot, run, schedules, show, simulate, suites, tune, worker
 from tvmconv.cli.errors import Parser, guarded
+from tvmconv.version import VERSION
 
 COMMANDS = (devices, suites, schedules, show, run, tune, build, log, plot, simulate, worker)
 
@@ -38,7 +38,7 @@ def _dispatch(argv: Sequence[str] | None) -> int:
 
 def _parser() -> Parser:
     parser = Parser(prog="tvmconv", description="Explore schedules of GPU convolutions on Apache TVM.")
-    parser.add_argument("--version", action="version", version=f"tvmconv {tvmconv.__version__}")
+    parser.add_argument("--version", action="version", version=f"tvmconv {VERSION}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add_parser(commands)

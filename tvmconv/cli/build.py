@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tvmconv import kernel, library, workloads
+from tvmconv import library, workloads
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.options import EXAMPLE, add_place, add_set, find_place, tell_place, told_fallbacks
 from tvmconv.devices import Arch
@@ -15,6 +15,7 @@ from tvmconv.devices.rpc import Remote
 from tvmconv.errors import CompileError
 from tvmconv.export import Exported, export
 from tvmconv.kernel import Kernel
+from tvmconv.logs.build import build
 from tvmconv.verify import Verification
 
 
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     schedule = library.find(workload, args.words[1]) if len(args.words) > 1 else None
     place = find_place(args)
     with told_fallbacks():
-        built = kernel.build(workload, schedule, device=place, config=dict(args.set) or None, log=args.log)
+        built = build(workload, schedule, device=place, config=dict(args.set) or None, log=args.log)
         exported = export(built, args.out, verification=_verify(built))
     tell_place(args, place)
     _print(exported)

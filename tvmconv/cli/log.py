@@ -18,7 +18,7 @@ from tvmconv.logs.lines import BadLines
 from tvmconv.logs.log import read
 from tvmconv.logs.merge import import_logs, merge, new_log
 from tvmconv.logs.record import ErrorKind, Record
-from tvmconv.logs.stats import Search, Stats, trials_per_second
+from tvmconv.logs.stats import Stats, Tally, trials_per_second
 from tvmconv.reports.tables import NOTHING, Table, significant
 
 
@@ -98,9 +98,9 @@ def _stats(args: argparse.Namespace) -> int:
     errors = [f"{count:,} {_kind(kind)}" for kind, count in stats.errors.most_common() if kind is not ErrorKind.NONE]
     print(f"records    {stats.errors.total():,}")
     print(f"errors     {', '.join(errors) or 'none'}")
-    print(f"workloads  {len({subject.workload for subject in stats.searches}):,}")
-    print(f"devices    {', '.join(sorted({subject.device for subject in stats.searches})) or 'none'}")
-    print(f"trials/s   {_rate(stats.searches.values())}")
+    print(f"workloads  {len({subject.workload for subject in stats.tallies}):,}")
+    print(f"devices    {', '.join(sorted({subject.device for subject in stats.tallies})) or 'none'}")
+    print(f"trials/s   {_rate(stats.tallies.values())}")
     for file, lines in bad.items():
         if lines.count:
             print(f"{file}: {lines}")
@@ -112,10 +112,10 @@ def _stats(args: argparse.Namespace) -> int:
 def _stats_table(stats: Stats) -> Table:
     headers = ("workload", "schedule", "device", "records", "errors", "trials/s", "best [µs]", "GFLOP/s")
     rows = []
-    for subject, search in stats.searches.items():
-        failed = search.trials - search.errors[ErrorKind.NONE]
-        counts = f"{search.trials:,}", f"{failed:,}", _rate([search])
-        rows.append([subject.workload.text, subject.schedule, subject.device, *counts, *_speed(search.best)])
+    for subject, tally in stats.tallies.items():
+        failed = tally.trials - tally.errors[ErrorKind.NONE]
+        counts = f"{tally.trials:,}", f"{failed:,}", _rate([tally])
+        rows.append([subject.workload.text, subject.schedule, subject.device, *counts, *_speed(tally.best)])
     return Table(headers, rows, left=frozenset({"workload", "schedule", "device"}))
 
 
@@ -123,20 +123,20 @@ def _stats_json(stats: Stats, bad: dict[Path, BadLines]) -> dict[str, Any]:
     return {
         "records": stats.errors.total(),
         "errors": {_kind(kind): count for kind, count in stats.errors.items() if kind is not ErrorKind.NONE},
-        "trials_per_second": trials_per_second(stats.searches.values()),
+        "trials_per_second": trials_per_second(stats.tallies.values()),
         "bad_lines": {str(file): {"count": lines.count, "numbers": lines.numbers} for file, lines in bad.items()},
         "searches": [
             {
                 "workload": subject.workload.text,
                 "schedule": subject.schedule,
                 "device": subject.device,
-                "records": search.trials,
-                "errors": search.trials - search.errors[ErrorKind.NONE],
-                "trials_per_second": trials_per_second([search]),
-                "best_seconds": search.best and search.best.cost,
-                "best_config": search.best and search.best.config,
+                "records": tally.trials,
+                "errors": tally.trials - tally.errors[ErrorKind.NONE],
+                "trials_per_second": trials_per_second([tally]),
+                "best_seconds": tally.best and tally.best.cost,
+                "best_config": tally.best and tally.best.config,
             }
-            for subject, search in stats.searches.items()
+            for subject, tally in stats.tallies.items()
         ],
     }
 
@@ -145,8 +145,8 @@ def _kind(kind: ErrorKind) -> str:
     return kind.name.lower().replace("_", " ")
 
 
-def _rate(searches: Iterable[Search]) -> str:
-    rate = trials_per_second(searches)
+def _rate(tallies: Iterable[Tally]) -> str:
+    rate = trials_per_second(tallies)
     return NOTHING if rate is None else significant(rate)
 
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tvmconv import devices
-from tvmconv.baselines import BASELINES
+from tvmconv import baselines, devices
 from tvmconv.devices import AbsentError, Arch, Device
 from tvmconv.errors import FallbackWarning
 from tvmconv.experiments.run import left_out
@@ -53,7 +52,7 @@ def add_baseline(parser: argparse.ArgumentParser) -> None:
     """Add `--baseline NAME`, any number of times, in `args.baseline`."""
     parser.add_argument(
         "--baseline",
-        choices=BASELINES,
+        choices=baselines.known(),
         action="append",
         default=[],
         help="time this library as well; may be given several times",

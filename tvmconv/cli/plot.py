@@ -16,7 +16,8 @@ from tvmconv.experiments.sweep import Sweep
 from tvmconv.logs.lines import BadLines
 from tvmconv.logs.log import read
 from tvmconv.reports.charts import FORMATS, draw_history, draw_sweep, sweep_info
-from tvmconv.reports.history import Search, history_info, merge_into_sweep, searches
+from tvmconv.reports.history import Trace, history_info, merge_into_sweep, traces
+from tvmconv.reports.sweep import chart
 from tvmconv.workloads import Workload
 
 
@@ -26,8 +27,7 @@ def add_parser(commands: Any) -> None:
         "plot",
         help="draw tuning logs and sweeps",
         description="Draw the best rate so far over trials and over time of the searches for one workload; for logs of "
-        "several workloads the best rate of each; for JSON files of scripts/sweep.py and scripts/bandwidth.py their "
-        "rates, beside those of the logs.",
+        "several workloads the best rate of each; for the JSON files of sweeps their rates, beside those of the logs.",
     )
     parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help="a tuning log, or a sweep's JSON")
     parser.add_argument("-o", dest="out", metavar="IMAGE", type=_image, required=True, help="a PNG, SVG or PDF file")
@@ -38,12 +38,12 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Draw; print the image's name."""
     sweeps = [Sweep.read(file) for file in args.files if _is_sweep(file)]
-    found = [search for file in args.files if not _is_sweep(file) for search in _read_log(file, args.files)]
+    found = [trace for file in args.files if not _is_sweep(file) for trace in _read_log(file, args.files)]
     chosen = _choose(args, found)
     if chosen is not None:
         draw_history(history_info(chosen, found, sweeps), args.out)
     elif len(sweeps) == 1 and not found:
-        sweeps[0].draw(args.out)
+        draw_sweep(chart(sweeps[0]), args.out)
     else:
         labels, results = merge_into_sweep(found, sweeps)
         names = dict.fromkeys(result.device_name for result in results)
@@ -53,9 +53,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _choose(args: argparse.Namespace, found: Sequence[Search]) -> Workload | None:
+def _choose(args: argparse.Namespace, found: Sequence[Trace]) -> Workload | None:
     """The workload whose searches are drawn trial by trial: the one asked for, or the only one."""
-    there = {search.workload for search in found}
+    there = {trace.workload for trace in found}
     if args.workload is None:
         return there.pop() if len(there) == 1 else None
     workload = workloads.parse(args.workload)
@@ -70,11 +70,11 @@ def _is_sweep(file: Path) -> bool:
         return opened.read(8) == b'{"name":'
 
 
-def _read_log(file: Path, files: Sequence[Path]) -> list[Search]:
+def _read_log(file: Path, files: Sequence[Path]) -> list[Trace]:
     """The searches of a log, named by as much of its path as tells it from the others."""
     bad = BadLines()
     short = sum(other.name == file.name for other in files) == 1
-    found = searches(file.stem if short else str(file), read(file, bad))
+    found = traces(file.stem if short else str(file), read(file, bad))
     if not found:
         raise Error(f"{file}: no record in it" + (f": {bad}" if bad.count else ""))
     if bad.count:

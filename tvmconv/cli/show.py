@@ -7,6 +7,7 @@ from typing import Any
 
 from tvmconv import kernel, library, workloads
 from tvmconv.cli.options import EXAMPLE, add_place, add_set, find_place, tell_place
+from tvmconv.reports.stages import STAGES, stage_text
 
 
 def add_parser(commands: Any) -> None:
@@ -14,7 +15,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("show", help="a kernel at one of its stages, as text")
     parser.add_argument("workload", metavar="WORKLOAD", help=f"such as {EXAMPLE}")
     parser.add_argument("schedule", metavar="SCHEDULE", help="such as vthread; tvmconv schedules lists them")
-    parser.add_argument("--stage", choices=kernel.STAGES, default="source", help="which (default: %(default)s)")
+    parser.add_argument("--stage", choices=STAGES, default="source", help="which (default: %(default)s)")
     parser.add_argument("--full", action="store_true", help="the source with its preamble, so that it compiles")
     add_place(parser)
     add_set(parser)
@@ -27,6 +28,6 @@ def run(args: argparse.Namespace) -> int:
     device = find_place(args)
     schedule = library.find(workload, args.schedule)
     built = kernel.build(workload, schedule, device=device, config=dict(args.set))
-    print(built.stage(args.stage, full=args.full))
+    print(stage_text(built, args.stage, full=args.full))
     tell_place(args, device)
     return 0

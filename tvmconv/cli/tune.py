@@ -21,9 +21,10 @@ from tvmconv.workloads import Workload
 from tvmconv.workloads.suites import SUITES
 
 if TYPE_CHECKING:
-    from tvmconv.logs.record import ErrorKind
+    from tvmconv.library import Schedule
+    from tvmconv.measuring.outcome import ErrorKind
+    from tvmconv.searching.search import Tuned
     from tvmconv.searching.status import Status
-    from tvmconv.searching.tune import Tuned
 
 LOG = "tuning.jsonl"
 FAILED = 1
@@ -100,47 +101,33 @@ def run(args: argparse.Namespace) -> int:
                 print(tuned.status.best.line())
     else:
         print(results_table(results).text())
-        for line in stage_lines(results):
+        for line in phase_lines(results):
             print(line)
     return 0 if all(tuned.final for _, _, tuned in results) else FAILED
 
 
-def search(args: argparse.Namespace, workload: Workload, **how: Any) -> list[tuple[Workload, str, Tuned]]:
+def search(args: argparse.Namespace, workload: Workload, **more: Any) -> list[tuple[Workload, str, Tuned]]:
     """Tune the schedules that were asked for, each in its share of the time; what came of each.
 
     Args:
         args: what `add_search` read.
         workload: what to compute.
-        how: more arguments of `tune`.
+        more: fields of the `Request`.
     """
-    from tvmconv.searching.tune import find_devices, tune
+    from tvmconv.searching.search import Request
+    from tvmconv.searching.tune import find_devices, tune_each
 
     places = find_devices(args.device, args.tracker)
-    names = args.schedule or [schedule.name for schedule in library.to_tune(workload, places[0].kind)]
-    results = []
-    for name in names:
-        with _shown(f"{workload.text} {name} on {places[0].text}: ") as show:
-            tuned = tune(
-                workload,
-                name,
-                args.tuner,
-                trials=args.trials,
-                seconds=args.seconds / len(names) if args.seconds else None,
-                log=args.log,
-                device=places,
-                seed=args.seed,
-                patience=args.patience,
-                transfer=args.transfer,
-                workers=args.workers,
-                progress=_teller(show),
-                **how,
-            )
-        results.append((workload, name, tuned))
-    return results
+    names = ("tuner", "trials", "seconds", "log", "seed", "patience", "transfer", "workers")
+    request = Request(**{name: getattr(args, name) for name in names}, **more)
 
+    @contextmanager
+    def shown(schedule: Schedule) -> Iterator[Callable[[Status], None]]:
+        with _shown(f"{workload.text} {schedule.name} on {places[0].text}: ") as show:
+            yield lambda status: show(progress_text(status))
 
-def _teller(show: Callable[[str], None]) -> Callable[[Status], None]:
-    return lambda status: show(progress_text(status))
+    found = tune_each(workload, args.schedule or (), places, request, shown)
+    return [(workload, schedule.name, tuned) for schedule, tuned in found]
 
 
 def progress_text(status: Status) -> str:
@@ -175,7 +162,7 @@ def results_table(results: Sequence[tuple[Workload, str, Tuned]]) -> Table:
         "failed",
         "best [µs]",
         "GFLOP/s",
-        f"× {' or '.join(naive)}",
+        f"× {' or '.join(naive) or 'naive'}",
         "rel. error",
         "configs/s",
     )
@@ -199,12 +186,12 @@ def results_table(results: Sequence[tuple[Workload, str, Tuned]]) -> Table:
     return Table(headers, rows, left=frozenset({"workload", "schedule"}))
 
 
-def stage_lines(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
+def phase_lines(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
     """Where the time of a trial went, one line for each search that measured something."""
     return [
-        f"{workload.text} {name}, ms a trial: " + ", ".join(f"{stage} {ms:.1f}" for stage, ms in tuned.stages.items())
+        f"{workload.text} {name}, ms a trial: " + ", ".join(f"{phase} {ms:.1f}" for phase, ms in tuned.phases.items())
         for workload, name, tuned in results
-        if tuned.stages
+        if tuned.phases
     ]
 
 

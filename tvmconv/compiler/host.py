@@ -7,7 +7,6 @@ array goes where is read off the launches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -91,11 +90,11 @@ class _Reader:
                 self._evaluate(node.value)
             case "AssertStmt" | "Return":
                 pass
-            case "IfThenElse" if not any(_calls(node, _LAUNCH)):  # of the arguments' strides
+            case "IfThenElse" if not _calls(node, _LAUNCH):  # of the arguments' strides
                 for branch in (node.then_case, node.else_case):
                     if branch is not None:
                         self.visit(branch)
-            case "For" | "While" | "IfThenElse" if any(_calls(node, _LAUNCH)):
+            case "For" | "While" | "IfThenElse" if _calls(node, _LAUNCH):
                 raise CompileError("the schedule launches in a loop or under a condition of the host: bind the loop")
             case kind:
                 raise CompileError(f"the schedule leaves a {kind} to the host: bind its loops to threads or blocks")
@@ -143,14 +142,14 @@ class _Reader:
         return self._known[argument.args[0]]
 
 
-def _calls(node: Any, name: str) -> Iterator[Any]:
+def _calls(node: Any, name: str) -> list[Any]:
     """The calls of one operator in a statement or an expression."""
     import tvm_ffi
     from tvm.ir import Call as TirCall
 
     found: list[Any] = []
     tvm_ffi.structural_walk(node, (TirCall, found.append), order="post")
-    return (call for call in found if str(call.op.name) == name)
+    return [call for call in found if str(call.op.name) == name]
 
 
 def _variables(expression: Any) -> list[Any]:

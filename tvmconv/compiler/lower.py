@@ -15,6 +15,7 @@ from tvmconv.compiler.hook import compile_with
 from tvmconv.compiler.program import ArrayType, Launch, Program, Step
 from tvmconv.compiler.source import Parameter, fill_alignment
 from tvmconv.errors import AnalysisError, CompileError
+from tvmconv.marks import HOIST_GUARDS, Space
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,7 +75,7 @@ class Lowered:
     steps: tuple[LoweredStep, ...]
     arrays: tuple[ArrayType, ...]
     scratch: tuple[ArrayType, ...]
-    spaces: Mapping[str, spaces.Space]
+    spaces: Mapping[str, Space]
     host: IRModule
     device: IRModule
 
@@ -162,10 +163,6 @@ def _without_async_stages(mod: IRModule) -> IRModule:
                 if _ASYNC_STAGES in s.get(loop).annotations:
                     s.unannotate(loop, _ASYNC_STAGES)
     return s.mod
-
-
-# Of the root block: tests that only threads and blocks decide are made outside the loops in which they stand.
-HOIST_GUARDS = "tvmconv.hoist_guards"
 
 
 def _pass_context(mod: IRModule, *, asynchronous: bool) -> PassContext:

@@ -56,15 +56,15 @@ def declaration(parameter: Parameter, kind: str) -> str:
 
 @dataclass(frozen=True)
 class Kernel:
-    """Where a kernel is in a text.
+    """Where a kernel is in a text, as spans of characters.
 
     Attributes:
-        declared: the parameters' span in each declaration of the kernel, the last of which is its definition.
-        end: of its body.
+        declared: the parameters, wherever the kernel is declared or defined.
+        body: what follows the parameters of its definition.
     """
 
     declared: tuple[tuple[int, int], ...]
-    end: int
+    body: tuple[int, int]
 
 
 _HEAD = {"cuda": r'extern "C" __global__ void [^;{]*?\b', "opencl": r"__kernel void "}
@@ -73,11 +73,12 @@ _HEAD = {"cuda": r'extern "C" __global__ void [^;{]*?\b', "opencl": r"__kernel v
 def find_kernel(source: str, name: str, kind: str) -> Kernel:
     """Find a kernel in a text; raises `CompileError` where it is not defined exactly once."""
     head = _HEAD[kind]
-    found = [(match, source[match.end() :].lstrip()[:1]) for match in re.finditer(rf"{head}{name}\(([^)]*)\)", source)]
-    if [follows for _, follows in found].count("{") != 1 or found[-1][1] != "{":
+    found = list(re.finditer(rf"{head}{name}\(([^)]*)\)(\s*{{)?", source))
+    bodies = [match.end(1) for match in found if match[2]]
+    if len(bodies) != 1:
         raise CompileError(f"the generated text does not define the kernel {name} exactly once")
-    after = re.compile(head).search(source, found[-1][0].end())
-    return Kernel(tuple(match.span(1) for match, _ in found), after.start() if after else len(source))
+    after = re.compile(head).search(source, bodies[0])
+    return Kernel(tuple(match.span(1) for match in found), (bodies[0], after.start() if after else len(source)))
 
 
 def without_preamble(source: str) -> str:

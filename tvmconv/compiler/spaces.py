@@ -12,20 +12,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from tvmconv import gpu
 from tvmconv.compiler.program import ArrayType
 from tvmconv.compiler.source import Parameter, declaration, find_kernel, type_name
 from tvmconv.errors import CompileError
+from tvmconv.marks import SPACES, Space
 from tvmconv.workloads.text import quote
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
 
-Space = Literal["global", "constant", "texture"]
-
-ANNOTATION = "tvmconv.space"  # of the root block: a space by argument name
 TEXEL = "float32"  # the dtype of what may lie behind a texture
 
 
@@ -37,7 +35,7 @@ def read(mod: IRModule) -> dict[str, Space]:
     """
     function = mod["main"]
     names = [str(p.name) for p in function.params]
-    marked = {str(name): str(space) for name, space in root_annotations(mod).get(ANNOTATION, {}).items()}
+    marked = {str(name): str(space) for name, space in root_annotations(mod).get(SPACES, {}).items()}
     for name, space in marked.items():
         if name not in names:
             raise CompileError(f"the schedule places {quote(name)}: expected one of {', '.join(names)}")
@@ -95,26 +93,25 @@ def _check(name: str, space: Space, array: ArrayType, kind: str) -> None:
 def _place(source: str, kind: str, kernel: str, parameter: Parameter, space: Space, array: ArrayType) -> str:
     """The text with one parameter of one kernel in its space."""
     found = find_kernel(source, kernel, kind)
-    head, body = source[: found.declared[-1][1]], source[found.declared[-1][1] : found.end]
-    for start, end in reversed(found.declared):
-        head = head[:start] + _declare(head[start:end], kind, parameter, space) + head[end:]
+    edits = {(start, end): _declare(source[start:end], kind, parameter, space) for start, end in found.declared}
     if space == "texture":  # an object is a number: where TIR has the address of the first element, the text has it
-        body = body.replace(f"(&({parameter.name}[0]))", parameter.name)
+        start, end = found.body
+        edits[found.body] = source[start:end].replace(f"(&({parameter.name}[0]))", parameter.name)
+    for (start, end), text in sorted(edits.items(), reverse=True):
+        source = source[:start] + text + source[end:]
     if space == "constant" and kind == "cuda":
         symbol = f"__constant__ {type_name(parameter.dtype, kind)} {parameter.name}[{math.prod(array.shape)}];\n\n"
-        if symbol not in head:  # another step reads it too
-            before, function, after = head.partition('extern "C" __global__')
-            head = f"{before}{symbol}{function}{after}"
-    return head + body + source[found.end :]
+        if symbol not in source:  # else another step reads it too
+            before, function, after = source.partition('extern "C" __global__')
+            source = f"{before}{symbol}{function}{after}"
+    return source
 
 
 def _declare(parameters: str, kind: str, parameter: Parameter, space: Space) -> str:
     """A kernel's parameters, with one of them in its space; raises `CompileError` unless it is exactly one."""
     every, expected = parameters.split(", "), declaration(parameter, kind)
     if every.count(expected) != 1:
-        raise CompileError(
-            f"expected one parameter {expected!r} to place, not {every.count(expected)} in: {parameters}"
-        )
+        raise CompileError(f"the generated text declares no single {expected!r} to place among: {parameters}")
     at = every.index(expected)
     if space == "texture":
         every[at] = f"cudaTextureObject_t {parameter.name}"

@@ -6,8 +6,8 @@ import datetime
 import subprocess
 from importlib import metadata
 
-import tvmconv
 from tvmconv.devices import Device
+from tvmconv.version import VERSION
 
 
 def provenance(device: Device, command: str, library: str | None = None) -> str:
@@ -18,7 +18,7 @@ def provenance(device: Device, command: str, library: str | None = None) -> str:
         command: what was typed.
         library: what a baseline ran, with its version (`Row.library`).
     """
-    versions = [f"tvmconv {tvmconv.__version__}", f"TVM {metadata.version('apache-tvm')}", *_versions(device)]
+    versions = [f"tvmconv {VERSION}", f"TVM {metadata.version('apache-tvm')}", *_versions(device)]
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     what = ", ".join([*versions, *([library] if library else [])])
     return f"{device.name}; {what}; {today}; `{command}`"

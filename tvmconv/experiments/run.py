@@ -9,15 +9,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tvmconv import kernel, library
-from tvmconv.baselines import BASELINES
+from tvmconv import baselines as libraries
+from tvmconv import library
 from tvmconv.baselines.base import WrongDeviceError
 from tvmconv.devices import Device, Timing
 from tvmconv.errors import Error, KnobError, ScheduleError
 from tvmconv.experiments.results import Result, Row
+from tvmconv.kernel import Kernel
 from tvmconv.knobs import Config, Value
 from tvmconv.library import Schedule
 from tvmconv.logs.best import Paths
+from tvmconv.logs.build import build
 from tvmconv.verify import Problem, Verification
 from tvmconv.workloads import Workload
 
@@ -49,7 +51,7 @@ def run_ladder(
         schedules: names; by default all that apply. The naive one is added, for the speed-ups to be over it.
         device: where to run.
         config: values by knob name; each schedule takes those of the knobs that it has.
-        baselines: libraries to time as well, of `BASELINES`.
+        baselines: libraries to time as well, of `tvmconv.baselines.known`.
         cold: time with inputs and outputs outside the cache; None for so if they exceed it.
         seconds: about how long to time each kernel.
         seed: of the inputs; a fresh one by default.
@@ -73,15 +75,15 @@ def run_ladder(
     for number, schedule in enumerate(chosen, 1):
         tell = _prefixed(report, f"schedule {number} of {len(chosen)}, {schedule.name}: ")
         try:
-            build = functools.partial(kernel.build, workload, schedule, config=configs[schedule.name])
-            rows.append(bench.measure(build, tell))
+            made = functools.partial(build, workload, schedule, config=configs[schedule.name])
+            rows.append(bench.measure(made, tell))
         except Error as error:
             rows.append(Row(schedule.name, failure=str(error)))
             errors.append(error)
     if log is not None:
         tell = _prefixed(report, f"{TUNED}: ")
         try:
-            rows.append(replace(bench.measure(functools.partial(kernel.build, workload, log=log), tell), name=TUNED))
+            rows.append(replace(bench.measure(functools.partial(build, workload, log=log), tell), name=TUNED))
         except Error as error:
             rows.append(Row(TUNED, failure=str(error)))
     if len(errors) == len(chosen) and len({str(error) for error in errors}) == 1:
@@ -91,7 +93,7 @@ def run_ladder(
         device.text,
         device.name,
         bench.problem.seed,
-        _with_speedups([*rows, *compared], over=chosen[0].name),
+        _with_speedups([*rows, *compared], over=library.naive(workload)),
         device.peak_flops,
         device.peak_bandwidth,
     )
@@ -103,15 +105,18 @@ def choose(workload: Workload, names: Sequence[str] | None, device: Device) -> l
     Raises:
         ScheduleError: no such schedule for this workload, or not for devices of this kind, or none at all.
     """
-    naive = library.naive(workload)
-    if naive is None:
+    there = library.schedules(workload)
+    if not there:
         raise ScheduleError(f"no schedule computes {workload.operator} in {workload.dtype}")
+    naive = library.naive(workload)
     if not names:
-        return [schedule for schedule in library.schedules(workload) if device.kind in schedule.kinds]
+        chosen = [schedule for schedule in there if device.kind in schedule.kinds]
+        return sorted(chosen, key=lambda schedule: schedule != naive)
     wanted = [library.find(workload, name) for name in names]
     for schedule in wanted:
-        schedule.check_kind(device)
-    return [schedule for schedule in library.schedules(workload) if schedule in (naive, *wanted)]
+        schedule.check_kind(device.kind, device.text)
+    chosen = [schedule for schedule in there if schedule in (naive, *wanted)]
+    return sorted(chosen, key=lambda schedule: schedule != naive)
 
 
 def left_out(workload: Workload, device: Device) -> list[Schedule]:
@@ -183,10 +188,10 @@ class _Bench:
     cold: bool
     seconds: float
 
-    def measure(self, build: Callable[..., kernel.Kernel], tell: Progress) -> Row:
+    def measure(self, made: Callable[..., Kernel], tell: Progress) -> Row:
         """Build, verify and time a kernel."""
         tell("building")
-        built = build(device=self.device)
+        built = made(device=self.device)
         _ = built.loaded  # the device's own compiler is part of building, and may refuse
         resources = built.resources if self.device.arch else None
         tell("verifying")
@@ -211,7 +216,7 @@ class _Bench:
         tell(f"{name}: verifying and timing")
         workload, inputs = self.problem.workload, self.problem.inputs
         try:
-            ran = BASELINES[name](workload, inputs, device=self.device, cold=self.cold, seconds=self.seconds)
+            ran = libraries.known()[name](workload, inputs, device=self.device, cold=self.cold, seconds=self.seconds)
         except WrongDeviceError:
             raise
         except Error as error:
@@ -252,8 +257,8 @@ def _wrong(verification: Verification) -> str:
     return f"wrong result: relative error {verification.error:.2g}, where {verification.tolerance:.0e} is allowed"
 
 
-def _with_speedups(rows: Sequence[Row], over: str) -> tuple[Row, ...]:
-    reference = next((row.timing for row in rows if row.name == over), None)
+def _with_speedups(rows: Sequence[Row], over: Schedule | None) -> tuple[Row, ...]:
+    reference = next((row.timing for row in rows if over and row.name == over.name), None)
     if reference is None:
         return tuple(rows)
     return tuple(replace(r, speedup=reference.median / r.timing.median) if r.timing else r for r in rows)

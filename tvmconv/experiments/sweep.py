@@ -1,10 +1,10 @@
-"""Sweeps: schedules over several workloads, as `scripts/sweep.py` and its neighbours measure them."""
+"""Sweeps: schedules over several workloads, measured one after another on one device."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,9 +14,7 @@ from tvmconv.devices import Device
 from tvmconv.errors import Error
 from tvmconv.experiments.provenance import provenance
 from tvmconv.experiments.results import Result
-from tvmconv.experiments.run import Progress, run_ladder
-from tvmconv.reports.charts import draw_sweep, size_info, sweep_info
-from tvmconv.reports.tables import Table, bandwidth_table, sweep_table
+from tvmconv.experiments.run import Progress, choose, run_ladder
 from tvmconv.workloads import Conv2d, Layer, Workload, suite
 
 CHANNELS_SUITE = "d2l"  # its layers differ in nothing but their channels
@@ -54,13 +52,9 @@ class Sweep:
         return "channels" if all(label.isdigit() for label in self.labels) else "layer"
 
     @property
-    def title(self) -> str:
-        """What a chart of the sweep shows."""
-        first = self.results[0]
-        what = f"Convolutions of suite {self.name}"
-        if self.over_sizes:
-            _, what = size_and_rest(first.workload)
-        return f"{what}, {first.workload.dtype}, on {first.device_name}"
+    def shows_bandwidth(self) -> bool:
+        """Whether the bandwidths say most: only the size differs, and memory bounds all workloads."""
+        return self.over_sizes and all(result.memory_bound for result in self.results)
 
     def to_json(self) -> str:
         """The sweep as JSON, one layer a line."""
@@ -86,50 +80,7 @@ class Sweep:
         try:
             return cls.from_json(json.loads(file.read_text(encoding="utf-8")))
         except (ValueError, LookupError, TypeError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise Error(f"{file}: not a file that scripts/sweep.py wrote with -o ({reason})") from error
-
-    @property
-    def table(self) -> Table:
-        """Bandwidths, if the workloads differ in their size alone and memory bounds them all; else times."""
-        if self._shows_bandwidth:
-            return bandwidth_table(self.labels, self.results)
-        return sweep_table(self.axis, self.labels, self.results)
-
-    def markdown(self) -> str:
-        """The table, and on what it was measured."""
-        caption = f"Median times; in parentheses the speed-up over `{self.results[0].rows[0].name}`."
-        if self._shows_bandwidth:
-            peak = self.results[0].peak_bandwidth
-            known = f"; in parentheses its share of the memory's peak, {peak / 1e9:,.0f} GB/s" if peak else ""
-            caption = (
-                f"Bandwidth: input and output once over the median time{known}. "
-                "Hot: the arrays are in the L2 cache; cold: they are not, or exceed it."
-            )
-        return f"{self.table.markdown()}\n\n{caption} {self.provenance}\n"
-
-    def draw(self, path: Path) -> None:
-        """Draw the chart: lines over sizes, if the workloads differ in nothing else; else the workloads side by side.
-
-        Args:
-            path: the file to write; its suffix, one of `plot.FORMATS`, tells the format.
-        """
-        if self.over_sizes:
-            draw_sweep(size_info(self.title, self.results), path)
-        else:
-            draw_sweep(sweep_info(self.title, self.axis, self.labels, self.results), path)
-
-    def write(self, folder: Path) -> None:
-        """Write NAME.json, NAME.md and the chart NAME.png."""
-        part = folder / f"{self.name}.json.part"
-        part.write_text(self.to_json(), encoding="utf-8")
-        part.replace(folder / f"{self.name}.json")  # whole or not at all: what took long to measure is read again
-        (folder / f"{self.name}.md").write_text(self.markdown(), encoding="utf-8")
-        self.draw(folder / f"{self.name}.png")
-
-    @property
-    def _shows_bandwidth(self) -> bool:
-        return self.over_sizes and all(result.memory_bound for result in self.results)
+            raise Error(f"{file}: no results of a sweep ({type(error).__name__}: {error})") from error
 
 
 def size_and_rest(workload: Workload) -> tuple[str, str]:
@@ -158,6 +109,28 @@ def _label(name: str, layer: Layer) -> str:
     if name == CHANNELS_SUITE and isinstance(layer.workload, Conv2d):
         return str(layer.workload.C)
     return layer.name
+
+
+def part_measured(
+    sweep: Sweep, device: Device, schedules: Sequence[str] | None, baselines: Sequence[str]
+) -> Sweep | None:
+    """The part of a sweep that need not be measured again on a device; None if there is none.
+
+    Args:
+        sweep: what was measured before, perhaps elsewhere.
+        device: where.
+        schedules: as for `run_ladder`.
+        baselines: as for `run_ladder`.
+    """
+    there = []
+    for label, result in zip(sweep.labels, sweep.results, strict=True):
+        names = [schedule.name for schedule in choose(result.workload, schedules, device)]
+        if result.device_name == device.name and [row.name for row in result.rows] == [*names, *baselines]:
+            there.append((label, result))
+    if not there:
+        return None
+    labels, results = zip(*there, strict=True)
+    return replace(sweep, labels=list(labels), results=list(results))
 
 
 def measure_sweep(

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tvmconv
 from tvmconv.errors import CompileError
 from tvmconv.export.formats import formats
 from tvmconv.export.formats.base import Format
 from tvmconv.export.usage import JSON, README, readme
+from tvmconv.version import VERSION
 
 if TYPE_CHECKING:
     from tvmconv.compiler.program import Step
@@ -116,7 +116,7 @@ def describe(kernel: Kernel, verification: Verification | None) -> dict[str, Any
             "timestamp": record.timestamp,
         },
         "verified": verification and {"device": kernel.device.name, "relative_error": verification.error},
-        "versions": {"tvmconv": tvmconv.__version__, "apache-tvm": metadata.version("apache-tvm")},
+        "versions": {"tvmconv": VERSION, "apache-tvm": metadata.version("apache-tvm")},
     }
 
 

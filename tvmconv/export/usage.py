@@ -47,7 +47,7 @@ def readme(workload: Workload, facts: Mapping[str, Any], files: Sequence[Format]
         "## Call",
         "Each example is complete and runs in this folder.",
     ]
-    examples = [paragraph for each in files if each.example for paragraph in each.example(facts)]
+    examples = [paragraph for each in reversed(files) if each.example for paragraph in each.example(facts)]
     return "\n\n".join([*sections, *examples]) + "\n"
 
 

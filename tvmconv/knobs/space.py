@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tvmconv.errors import KnobError
+from tvmconv.gpu import Limits
 from tvmconv.knobs.knobs import Columns, Condition, Config, Knob, Split, Value, format_value
 
 _LISTED = 1 << 18  # spaces up to this size are listed when they are sampled: exact, and as fast as drawing
 _MOST_DRAWS = 1 << 20  # points drawn for one sample before it is given up as having too few legal ones
+
+ANY_GPU = Limits()
 
 
 class Usage:
@@ -57,18 +60,6 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a block may use at most; the defaults are CUDA's for statically allocated shared memory."""
-
-    max_threads: int = 1024
-    shared_bytes: int = 49152
-
-    def allow(self, usage: Usage) -> np.ndarray:
-        """Which configs keep to the limits: bool (n,)."""
-        return (usage.threads <= self.max_threads) & (usage.shared_bytes <= self.shared_bytes)
-
-
-@dataclass(frozen=True)
 class Space:
     """All configs of a schedule for one workload.
 
@@ -82,7 +73,7 @@ class Space:
     knobs: Mapping[str, Knob]
     conditions: Sequence[Condition] = ()
     usage_of: Callable[[Columns], Usage] | None = field(default=None, repr=False)
-    limits: Limits = Limits()
+    limits: Limits = ANY_GPU
 
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -174,7 +165,7 @@ class Space:
     def _demands(self) -> Iterator[Callable[[Columns], np.ndarray]]:
         yield from (condition.holds for condition in self.conditions)
         if usage_of := self.usage_of:
-            yield lambda columns: self.limits.allow(usage_of(columns))
+            yield lambda columns: _within(self.limits, usage_of(columns))
 
     @functools.cached_property
     def listed(self) -> np.ndarray | None:
@@ -230,6 +221,11 @@ class Space:
     @functools.cached_property
     def _encodings(self) -> list[_Encoding]:
         return list(_encode(self.knobs))
+
+
+def _within(limits: Limits, usage: Usage) -> np.ndarray:
+    """Which configs keep to the limits: bool (n,)."""
+    return (usage.threads <= limits.max_threads) & (usage.shared_bytes <= limits.shared_bytes)
 
 
 @dataclass(frozen=True)

@@ -12,34 +12,19 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any
 
 from tvmconv.errors import RecordError
 from tvmconv.knobs import Config
 from tvmconv.logs import autotvm, fields
 from tvmconv.logs.subject import Subject
+from tvmconv.measuring.outcome import ErrorKind, Measurement, cost
 from tvmconv.workloads import Workload
 
 VERSION = 0.2
 FAILED_SECONDS = 1e9  # AutoTVM's cost of what failed
-
-
-class ErrorKind(IntEnum):
-    """How a measurement ended, under AutoTVM's numbers (`MeasureErrorNo`)."""
-
-    NONE = 0
-    INSTANTIATION = 1
-    COMPILE_HOST = 2
-    COMPILE_DEVICE = 3
-    RUNTIME = 4
-    WRONG_ANSWER = 5
-    BUILD_TIMEOUT = 6
-    RUN_TIMEOUT = 7
-    UNKNOWN = 8
 
 
 @dataclass(frozen=True)
@@ -84,12 +69,12 @@ class Record:
     @property
     def ok(self) -> bool:
         """Whether the config ran, with the right result, and was timed."""
-        return self.error is ErrorKind.NONE and bool(self.times)
+        return math.isfinite(self.cost)
 
     @property
     def cost(self) -> float:
         """Seconds a launch, the median of the repeats; `math.inf` for an error."""
-        return statistics.median(self.times) if self.ok else math.inf
+        return cost(self.error, self.times)
 
     @property
     def gflops(self) -> float:
@@ -105,6 +90,32 @@ class Record:
     def identity(self) -> tuple[str, str, str, str]:
         """The same for two measurements of one config on one device."""
         return self.workload.text, self.schedule, self.device, json.dumps(self.config, sort_keys=True)
+
+    @classmethod
+    def of(cls, measured: Measurement, elapsed: float | None = None) -> Record:
+        """The record of a measurement.
+
+        Args:
+            measured: what came of a config.
+            elapsed: seconds of tuning when it came in.
+        """
+        outcome = measured.outcome
+        return cls(
+            measured.workload,
+            measured.schedule,
+            measured.config,
+            measured.device,
+            measured.target,
+            times=outcome.times,
+            error=outcome.error,
+            message=outcome.message,
+            deviation=outcome.deviation,
+            cost_seconds=measured.seconds,
+            timestamp=measured.timestamp,
+            elapsed=elapsed,
+            resources=measured.resources,
+            versions=measured.versions,
+        )
 
     def line(self) -> str:
         """The record as a line of a log, without the newline: ASCII, and the same for equal records."""

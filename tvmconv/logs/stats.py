@@ -11,7 +11,7 @@ from tvmconv.logs.subject import Subject
 
 
 @dataclass
-class Search:
+class Tally:
     """The records of one schedule for one workload on one device.
 
     Attributes:
@@ -45,24 +45,24 @@ class Search:
 class Stats:
     """The searches of logs, in the order in which they began."""
 
-    searches: dict[Subject, Search]
+    tallies: dict[Subject, Tally]
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> Stats:
         """Count records."""
-        searches: dict[Subject, Search] = {}
+        tallies: dict[Subject, Tally] = {}
         for record in records:
-            searches.setdefault(record.subject, Search()).add(record)
-        return cls(searches)
+            tallies.setdefault(record.subject, Tally()).add(record)
+        return cls(tallies)
 
     @property
     def errors(self) -> Counter[ErrorKind]:
         """How many records ended in each way."""
-        return sum((search.errors for search in self.searches.values()), Counter())
+        return sum((tally.errors for tally in self.tallies.values()), Counter())
 
 
-def trials_per_second(searches: Iterable[Search]) -> float | None:
+def trials_per_second(tallies: Iterable[Tally]) -> float | None:
     """The rate of searches, one after the other; None if the records do not tell when they came in."""
-    found = list(searches)
-    seconds = sum(search.seconds for search in found)
-    return sum(search.timed_trials for search in found) / seconds if seconds else None
+    found = list(tallies)
+    seconds = sum(tally.seconds for tally in found)
+    return sum(tally.timed_trials for tally in found) / seconds if seconds else None

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from tvmconv import devices
 from tvmconv.devices.base import LostError, describe, first_line
 from tvmconv.errors import CompileError
-from tvmconv.logs.record import ErrorKind
 from tvmconv.measuring.child import Last
-from tvmconv.measuring.runner import Outcome
+from tvmconv.measuring.outcome import ErrorKind, Outcome
 from tvmconv.measuring.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -62,18 +61,18 @@ def measure(device: Device, bench: Bench, program: Program, best: float, toleran
     start = time.monotonic()
 
     def outcome(**what: Any) -> Outcome:
-        return Outcome(**what, stages=watch.milliseconds, seconds=time.monotonic() - start)
+        return Outcome(**what, phases=watch.milliseconds, seconds=time.monotonic() - start)
 
     try:
-        with watch.stage("load"):
+        with watch.phase("load"):
             kernel = device.load(program)
-        with watch.stage("verify"):
+        with watch.phase("verify"):
             deviation = bench.deviation(kernel)
         if not deviation <= tolerance:  # it may be NaN
             bench.restore()
             message = f"relative L2 error {deviation:.2g} against the reference: expected at most {tolerance:g}"
             return outcome(error=ErrorKind.WRONG_ANSWER, message=message, deviation=deviation)
-        with watch.stage("time"):
+        with watch.phase("time"):
             times = bench.time(kernel, best)
     except LostError:
         raise

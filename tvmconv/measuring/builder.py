@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from tvmconv.devices.base import describe
 from tvmconv.errors import CompileError
-from tvmconv.logs.record import ErrorKind
 from tvmconv.measuring.child import Last
+from tvmconv.measuring.outcome import ErrorKind
 from tvmconv.measuring.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -50,14 +50,14 @@ class Built:
         program: for the device; None for an error.
         error: what went wrong.
         message: of an error, one line.
-        stages: milliseconds by stage.
+        phases: milliseconds by phase.
         seconds: wall time.
     """
 
     program: Program | None = None
     error: ErrorKind = ErrorKind.NONE
     message: str = ""
-    stages: Mapping[str, float] = field(default_factory=dict)
+    phases: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
 
 
@@ -77,11 +77,11 @@ def build(task: Task, config: Config) -> Built:
 
     try:
         target = device.target()
-        made = road.build(task.workload, task.schedule, config, target, device.limits, device.text, watch.stage)
+        made = road.build(task.workload, task.schedule, config, target, device.limits, device.text, watch.phase)
         lowered = made.lowered
-        with watch.stage("codegen"):
+        with watch.phase("codegen"):
             _ = lowered.source
-        with watch.stage("compile"):
+        with watch.phase("compile"):
             program = lowered.program
     except MemoryError:
         raise
@@ -89,7 +89,7 @@ def build(task: Task, config: Config) -> Built:
         return failed(ErrorKind.COMPILE_HOST, error)
     except BaseException as error:  # a schedule is anybody's code, and may even call sys.exit
         return failed(ErrorKind.INSTANTIATION, error)
-    return Built(program, stages=watch.milliseconds, seconds=time.monotonic() - start)
+    return Built(program, phases=watch.milliseconds, seconds=time.monotonic() - start)
 
 
 def main(connection: Connection) -> None:

@@ -12,7 +12,6 @@ from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING
 
-import tvmconv
 from tvmconv import devices as known_devices
 from tvmconv.devices import Device
 from tvmconv.devices.base import first_line
@@ -20,17 +19,18 @@ from tvmconv.devices.rpc import Remote
 from tvmconv.errors import DeviceError, ScheduleError
 from tvmconv.measuring.builder import Task
 from tvmconv.measuring.local import LocalRunner
+from tvmconv.measuring.outcome import Measurement
 from tvmconv.measuring.pipeline import Pipeline
 from tvmconv.measuring.pool import Pool
 from tvmconv.measuring.remote import RemoteRunner
 from tvmconv.measuring.runner import Runner
 from tvmconv.measuring.stopwatch import Means
 from tvmconv.verify import Problem
+from tvmconv.version import VERSION
 
 if TYPE_CHECKING:
     from tvmconv.knobs import Config
     from tvmconv.library import Schedule
-    from tvmconv.logs.record import Record
     from tvmconv.workloads import Workload
 
 POLL_SECONDS = 0.05  # between two looks at the clock and at the memory of the processes
@@ -40,9 +40,9 @@ RUN_SECONDS = {"cuda": 10.0, "opencl": 60.0}  # PoCL compiles at the first launc
 class Measurer:
     """Measures configs of one schedule for one workload; a context manager.
 
-    Configs go in with `submit` and come back as records from `results`, in the order in which they end, each exactly
+    Configs go in with `submit` and come back measured from `results`, in the order in which they end, each exactly
     once. Building and timing go on meanwhile, in processes that end with the block, or with this process. A config
-    that hangs, crashes, allocates without end or computes something else is a record with that error.
+    that hangs, crashes, allocates without end or computes something else is a measurement with that error.
 
     Args:
         workload: what to compute.
@@ -84,7 +84,7 @@ class Measurer:
         self._submitted = self._returned = 0
 
         self._configs: queue.SimpleQueue[Config] = queue.SimpleQueue()
-        self._records: queue.SimpleQueue[Record | None] = queue.SimpleQueue()  # None: no more will come
+        self._ended: queue.SimpleQueue[Measurement | None] = queue.SimpleQueue()  # None: no more will come
         self._error: BaseException | None = None
         self._closing = False
         self._bell, self._rope = Pipe(duplex=False)
@@ -105,12 +105,12 @@ class Measurer:
 
     @property
     def pending(self) -> int:
-        """How many configs were submitted whose records have not been handed out."""
+        """How many configs were submitted that have not been handed out."""
         return self._submitted - self._returned
 
     @property
-    def stages(self) -> dict[str, float]:
-        """Where the time of a trial goes: mean milliseconds by stage, over the trials that came to it."""
+    def phases(self) -> dict[str, float]:
+        """Where the time of a trial goes: mean milliseconds by phase, over the trials that came to it."""
         return self._means.means()
 
     def submit(self, configs: Sequence[Config]) -> None:
@@ -120,8 +120,8 @@ class Measurer:
         self._submitted += len(configs)
         self._rope.send_bytes(b"more")
 
-    def results(self, timeout: float) -> list[Record]:
-        """The records that came in since the last call.
+    def results(self, timeout: float) -> list[Measurement]:
+        """What came of configs since the last call.
 
         Args:
             timeout: seconds to wait for the first; the list is empty when none came, or none is pending.
@@ -130,21 +130,21 @@ class Measurer:
             DeviceError: no device can be measured on any more.
             Error: the builder processes do not start.
         """
-        records: list[Record] = []
-        while self.pending > len(records):
+        ended: list[Measurement] = []
+        while self.pending > len(ended):
             try:
-                record = self._records.get(timeout=0 if records or self._error else timeout)
+                measurement = self._ended.get(timeout=0 if ended or self._error else timeout)
             except queue.Empty:
                 break
-            if record is not None:
-                records.append(record)
-        self._returned += len(records)
-        if self._error and not records:
+            if measurement is not None:
+                ended.append(measurement)
+        self._returned += len(ended)
+        if self._error and not ended:
             raise self._error
-        return records
+        return ended
 
     def close(self) -> None:
-        """End all processes, whatever they are doing; records that were not handed out are lost."""
+        """End all processes, whatever they are doing; what was not handed out is lost."""
         self._closing = True
         if not self._bell.closed:
             self._rope.send_bytes(b"close")
@@ -169,11 +169,11 @@ class Measurer:
                     self._bell.recv_bytes()
                 while not self._configs.empty():
                     pipeline.submit(self._configs.get())
-                for record in pipeline.poll():
-                    self._records.put(record)
+                for measurement in pipeline.poll():
+                    self._ended.put(measurement)
         except BaseException as error:
             self._error = error
-            self._records.put(None)
+            self._ended.put(None)
         finally:
             for part in parts:
                 part.close()
@@ -214,7 +214,7 @@ def _common_device(places: Sequence[Device | Runner]) -> Device:
 
 def _versions(device: Device) -> dict[str, str]:
     """Of the software that makes and runs the kernels."""
-    versions = {"tvmconv": tvmconv.__version__, "tvm": metadata.version("apache-tvm")}
+    versions = {"tvmconv": VERSION, "tvm": metadata.version("apache-tvm")}
     if device.kind != "cuda":
         return {**versions, "pyopencl": metadata.version("pyopencl")}
     from tvmconv.compiler import nvrtc

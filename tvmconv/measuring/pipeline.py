@@ -1,4 +1,4 @@
-"""The way of a config: through the builders, through a device, to its record."""
+"""The way of a config: through the builders, through a device, to what came of it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from tvmconv.errors import DeviceError
-from tvmconv.logs.record import Record
 from tvmconv.measuring.builder import Built, Task
-from tvmconv.measuring.runner import Outcome, Runner
+from tvmconv.measuring.outcome import Measurement, Outcome
+from tvmconv.measuring.runner import Runner
 from tvmconv.measuring.stopwatch import Means
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class _Trial:
+class _Underway:
     """A config on its way.
 
     Attributes:
@@ -41,14 +41,14 @@ class _Trial:
 
 
 class Pipeline:
-    """Deals configs to builders and programs to devices, and makes records of what comes back.
+    """Deals configs to builders and programs to devices, and tells what came of each config.
 
     Args:
         task: what is built.
         pool: the builders.
         runners: the devices.
-        versions: of the software, for the records.
-        means: where the stages of each trial are counted in.
+        versions: of the software that makes and runs the kernels.
+        means: where the phases of each trial are counted in.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Pipeline:
         self._runners = list(runners)
         self._versions = versions
         self._means = means
-        self._trials: dict[int, _Trial] = {}
+        self._underway: dict[int, _Underway] = {}
         self._count = 0
         self._programs: deque[tuple[int, Program]] = deque()
         self._best = math.inf
@@ -67,12 +67,12 @@ class Pipeline:
 
     def submit(self, config: Config) -> None:
         """Queue a config."""
-        self._trials[self._count] = _Trial(config)
+        self._underway[self._count] = _Underway(config)
         self._pool.submit(self._count, config)
         self._count += 1
 
-    def poll(self) -> list[Record]:
-        """Move everything on that can be; the records of what has ended.
+    def poll(self) -> list[Measurement]:
+        """Move everything on that can be; what came of what has ended.
 
         Raises:
             DeviceError: the last device is lost.
@@ -80,26 +80,28 @@ class Pipeline:
         """
         if self._lost:
             raise self._lost
-        records: list[Record] = []
+        ended: list[Measurement] = []
         for runner in list(self._runners):
             try:
-                records += [self._ran(tag, runner.device, outcome) for tag, outcome in runner.poll()]
+                ended += [self._ran(tag, runner.device, outcome) for tag, outcome in runner.poll()]
             except DeviceError as error:
                 self._take_from(runner)
-                self._lost = None if self._runners else error  # raised next time: there may be records to return
+                self._lost = None if self._runners else error  # raised next time: there may be others to return
         for tag, built in self._pool.poll():
-            self._means.add(built.stages)
-            self._trials[tag].built = built
+            self._means.add(built.phases)
+            self._underway[tag].built = built
             if built.program is None:
-                records.append(self._record(tag, self._task.device, Outcome(error=built.error, message=built.message)))
+                ended.append(
+                    self._measurement(tag, self._task.device, Outcome(error=built.error, message=built.message))
+                )
             else:
                 self._programs.append((tag, built.program))
         for runner in self._runners:
             while self._programs and runner.free > 0:
                 tag, program = self._programs.popleft()
-                self._trials[tag].runner, self._trials[tag].sent = runner, time.monotonic()
+                self._underway[tag].runner, self._underway[tag].sent = runner, time.monotonic()
                 runner.submit(tag, program, self._best)
-        return records
+        return ended
 
     def waitables(self) -> list[Connection | int]:
         """What becomes readable when `poll` has something to do."""
@@ -109,31 +111,28 @@ class Pipeline:
         """Let the other devices have what a lost one did not come to."""
         self._runners.remove(runner)
         runner.close()
-        left = [(tag, trial) for tag, trial in self._trials.items() if trial.runner is runner]
+        left = [(tag, trial) for tag, trial in self._underway.items() if trial.runner is runner]
         for tag, trial in reversed(left):
             if trial.built.program is not None:
                 self._programs.appendleft((tag, trial.built.program))
 
-    def _ran(self, tag: int, device: Device, outcome: Outcome) -> Record:
-        waited = (time.monotonic() - self._trials[tag].sent) * 1e3 - sum(outcome.stages.values())
-        self._means.add({**outcome.stages, "queue": waited})
-        record = self._record(tag, device, outcome)
-        self._best = min(self._best, record.cost)
-        return record
+    def _ran(self, tag: int, device: Device, outcome: Outcome) -> Measurement:
+        waited = (time.monotonic() - self._underway[tag].sent) * 1e3 - sum(outcome.phases.values())
+        self._means.add({**outcome.phases, "queue": waited})
+        measurement = self._measurement(tag, device, outcome)
+        self._best = min(self._best, measurement.cost)
+        return measurement
 
-    def _record(self, tag: int, device: Device, outcome: Outcome) -> Record:
-        trial = self._trials.pop(tag)
-        return Record(
+    def _measurement(self, tag: int, device: Device, outcome: Outcome) -> Measurement:
+        trial = self._underway.pop(tag)
+        return Measurement(
             workload=self._task.workload,
             schedule=self._task.schedule.name,
             config=trial.config,
             device=device.name,
             target=target_text(device),
-            times=outcome.times,
-            error=outcome.error,
-            message=outcome.message,
-            deviation=outcome.deviation,
-            cost_seconds=trial.built.seconds + outcome.seconds,
+            outcome=outcome,
+            seconds=trial.built.seconds + outcome.seconds,
             timestamp=time.time(),
             resources=_resources(trial.built.program),
             versions=self._versions,
@@ -146,7 +145,7 @@ def target_text(device: Device) -> str:
 
 
 def _resources(program: Program | None) -> dict[str, int]:
-    """What a program takes, under the names of `Record.resources`; of several steps the most that one of them takes."""
+    """What a program takes, under the names of `Measurement.resources`; of several steps the most that one takes."""
     if program is None:
         return {}
     steps = program.steps

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
@@ -12,13 +10,14 @@ from tvmconv.devices import rpc
 from tvmconv.devices.base import first_line
 from tvmconv.errors import DeviceError
 from tvmconv.measuring import wire
-from tvmconv.measuring.child import Child
-from tvmconv.measuring.runner import Outcome
+from tvmconv.measuring.outcome import Outcome
+from tvmconv.measuring.supervised import Cause, End, Job, Limits, Supervised
 from tvmconv.verify import Problem
 
-DEPTH = 2  # programs at the connection: one that runs, and the next
 START_SECONDS = rpc.FREE_SECONDS + 60.0  # for a worker to be free, and to compute inputs and reference
 ANSWER_SECONDS = 30.0  # beyond a program's own limit: the worker may have to start its device process anew
+SILENT = "it has not answered for {limit:g} s"
+TEXTS = {Cause.CRASH: "the process with its connection ended", Cause.START: SILENT, Cause.TIME: SILENT}
 
 
 class RemoteRunner:
@@ -36,61 +35,34 @@ class RemoteRunner:
 
     def __init__(self, device: rpc.Remote, problem: Problem, timeout: float, memory_limit: int) -> None:
         self.device = device
-        self._timeout = timeout
-        self._tags: deque[int] = deque()  # of the programs at the connection, the one that runs first
-        self._ready = False
-        self._lost: str | None = None
-        self._since = time.monotonic()
-        self._child = Child("tvmconv.measuring.remote")
         order = wire.Order(problem.workload.text, problem.seed, timeout, memory_limit)
-        self._child.send((device, order))
+        limits = Limits(START_SECONDS, timeout + ANSWER_SECONDS)
+        self._process = Supervised("tvmconv.measuring.remote", lambda: (device, order), limits, TEXTS)
 
     @property
     def free(self) -> int:
         """How many more programs to submit now; see `Runner.free`."""
-        return DEPTH - len(self._tags) if self._ready else 0
+        return self._process.room
 
     def submit(self, tag: int, program: Program, best: float) -> None:
         """Queue a program; see `Runner.submit`."""
-        if not self._tags:
-            self._since = time.monotonic()
-        self._tags.append(tag)
-        self._child.send((program, best))
+        self._process.submit(Job(tag, (program, best)))
 
     def poll(self) -> list[tuple[int, Outcome]]:
         """What has ended; see `Runner.poll`."""
-        ended: list[tuple[int, Outcome]] = []
-        if self._lost is None:
-            try:
-                ended = self._receive()
-            except EOFError:
-                self._lost = "the process with its connection ended"
-        if self._lost is not None and not ended:
-            raise DeviceError(f"a worker of {self.device.text} is lost: {self._lost}")
+        answers = self._process.poll()
+        ended = [(job.tag, answer) for job, answer in answers if not isinstance(answer, End)]
+        if self._process.end and not ended:
+            raise DeviceError(f"a worker of {self.device.text} is lost: {self._process.end.reason}")
         return ended
 
     def waitables(self) -> Sequence[Connection]:
         """The process's pipe."""
-        return [self._child.connection]
+        return self._process.waitables()
 
     def close(self) -> None:
         """End the connection, and with it what the worker is doing for it."""
-        self._child.kill()
-
-    def _receive(self) -> list[tuple[int, Outcome]]:
-        """What has come in; sets `_lost` if the worker is."""
-        ended: list[tuple[int, Outcome]] = []
-        for message in self._child.received():
-            if isinstance(message, str):
-                self._lost = message
-            elif isinstance(message, Outcome):
-                ended.append((self._tags.popleft(), message))
-            self._ready = True
-            self._since = time.monotonic()
-        limit = self._timeout + ANSWER_SECONDS if self._ready else START_SECONDS
-        if (self._tags or not self._ready) and time.monotonic() - self._since > limit:
-            self._lost = f"it has not answered for {limit:g} s"
-        return ended
+        self._process.close()
 
 
 def main(connection: Connection) -> None:

@@ -6,38 +6,16 @@ methods; the `Measurer` deals programs to whichever of its runners is free.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from tvmconv.logs.record import ErrorKind
+from tvmconv.measuring.outcome import Outcome
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from tvmconv.compiler.program import Program
     from tvmconv.devices import Device
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of a program on a device.
-
-    Attributes:
-        times: seconds a launch, one number a repeat; empty for an error.
-        deviation: relative L2 error against the float64 reference; None where the kernel did not come to its end.
-        error: what went wrong.
-        message: of an error, one line.
-        stages: milliseconds by stage ("load", "verify", "time").
-        seconds: wall time that the device was taken for.
-    """
-
-    times: tuple[float, ...] = ()
-    deviation: float | None = None
-    error: ErrorKind = ErrorKind.NONE
-    message: str = ""
-    stages: Mapping[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
 
 
 class Runner(Protocol):

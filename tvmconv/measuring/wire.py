@@ -10,8 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from tvmconv.compiler.program import ArrayType, Launch, Program, Step
-from tvmconv.logs.record import ErrorKind
-from tvmconv.measuring.runner import Outcome
+from tvmconv.measuring.outcome import ErrorKind, Outcome
 
 OPEN = "tvmconv.open"  # the worker's functions
 MEASURE = "tvmconv.measure"

@@ -16,7 +16,7 @@ from tvmconv.errors import DeviceError
 from tvmconv.measuring import wire
 from tvmconv.measuring.child import end_with_parent
 from tvmconv.measuring.local import LocalRunner
-from tvmconv.measuring.runner import Outcome
+from tvmconv.measuring.outcome import Outcome
 from tvmconv.scratch import Scratch
 from tvmconv.verify import Problem
 

@@ -15,7 +15,7 @@ from tvmconv.workloads import Workload
 
 
 @dataclass
-class Search:
+class Trace:
     """The trials of one schedule for one workload in one log, in the order in which they came in.
 
     Attributes:
@@ -51,14 +51,14 @@ class Search:
         return naive is not None and self.schedule == naive.name
 
 
-def searches(log: str, records: Iterable[Record]) -> list[Search]:
+def traces(log: str, records: Iterable[Record]) -> list[Trace]:
     """Sort a log's records into searches, in the order in which these began."""
-    found: dict[tuple[Workload, str, str], Search] = {}
+    found: dict[tuple[Workload, str, str], Trace] = {}
     for record in records:
         key = record.workload, record.schedule, record.device
-        search = found.setdefault(key, Search(log, *key))
-        search.rates.append(record.gflops)
-        search.elapsed.append(record.elapsed)
+        trace = found.setdefault(key, Trace(log, *key))
+        trace.rates.append(record.gflops)
+        trace.elapsed.append(record.elapsed)
     return list(found.values())
 
 
@@ -99,7 +99,7 @@ class HistoryInfo:
     compared: tuple[tuple[str, float], ...]
 
 
-def history_info(workload: Workload, found: Sequence[Search], sweeps: Sequence[Sweep] = ()) -> HistoryInfo:
+def history_info(workload: Workload, found: Sequence[Trace], sweeps: Sequence[Sweep] = ()) -> HistoryInfo:
     """The searches for a workload, beside the libraries and the fastest schedule that sweeps measured for it.
 
     The naive schedule, which a tuner measures once to compare with, is no search but one of those beside.
@@ -109,15 +109,15 @@ def history_info(workload: Workload, found: Sequence[Search], sweeps: Sequence[S
         found: searches for this and other workloads.
         sweeps: of this and other workloads.
     """
-    own = [search for search in found if search.workload == workload]
-    chosen = [search for search in own if not search.is_naive] or own
-    beside = max((search for search in own if search not in chosen), key=lambda search: search.best, default=None)
-    devices = list(dict.fromkeys(search.device for search in chosen))
+    own = [trace for trace in found if trace.workload == workload]
+    chosen = [trace for trace in own if not trace.is_naive] or own
+    beside = max((trace for trace in own if trace not in chosen), key=lambda trace: trace.best, default=None)
+    devices = list(dict.fromkeys(trace.device for trace in chosen))
     names = _names(chosen)
     results = [result for sweep in sweeps for result in sweep.results if result.workload == workload]
     return HistoryInfo(
         title=f"{workload} on {', '.join(devices)}",
-        histories=tuple(_history(name, search) for name, search in zip(names, chosen, strict=True)),
+        histories=tuple(_history(name, trace) for name, trace in zip(names, chosen, strict=True)),
         compared=(
             *([(beside.schedule, beside.best)] if beside and beside.best else []),
             *(rate for result in results for rate in _to_beat(result)),
@@ -131,17 +131,17 @@ def _to_beat(result: Result) -> list[tuple[str, float]]:
     return [*sorted(schedules, key=lambda row: row[1])[-1:], *libraries]
 
 
-def _history(name: str, search: Search) -> History:
-    elapsed = tuple(seconds for seconds in search.elapsed if seconds is not None)
+def _history(name: str, trace: Trace) -> History:
+    elapsed = tuple(seconds for seconds in trace.elapsed if seconds is not None)
     return History(
         name=name,
-        best=tuple(itertools.accumulate(search.rates, max)),
-        elapsed=elapsed if len(elapsed) == len(search.rates) else (),
-        failed=search.failed,
+        best=tuple(itertools.accumulate(trace.rates, max)),
+        elapsed=elapsed if len(elapsed) == len(trace.rates) else (),
+        failed=trace.failed,
     )
 
 
-def merge_into_sweep(found: Sequence[Search], sweeps: Sequence[Sweep] = ()) -> tuple[list[str], list[Result]]:
+def merge_into_sweep(found: Sequence[Trace], sweeps: Sequence[Sweep] = ()) -> tuple[list[str], list[Result]]:
     """The best of each search beside the rows of sweeps, workload by workload.
 
     Returns:
@@ -158,15 +158,15 @@ def merge_into_sweep(found: Sequence[Search], sweeps: Sequence[Sweep] = ()) -> t
     measured = {(row.name, result.workload) for result in results.values() for row in result.rows}
     trials: Counter[str] = Counter()
     failed: Counter[str] = Counter()
-    for name, search in zip(names, found, strict=True):
-        trials[name] += len(search.rates)
-        failed[name] += search.failed
-    for name, search in zip(names, found, strict=True):
-        labels.setdefault(search.workload, search.workload.text.partition(":")[2])
-        label = search.schedule if search.is_naive else _summary(name, trials[name], failed[name])
-        if search.best and (label, search.workload) not in measured:
-            row = Row(label, verified=True, gflops=search.best)
-            _add(results, Result(search.workload, search.device, search.device, 0, (row,)))
+    for name, trace in zip(names, found, strict=True):
+        trials[name] += len(trace.rates)
+        failed[name] += trace.failed
+    for name, trace in zip(names, found, strict=True):
+        labels.setdefault(trace.workload, trace.workload.text.partition(":")[2])
+        label = trace.schedule if trace.is_naive else _summary(name, trials[name], failed[name])
+        if trace.best and (label, trace.workload) not in measured:
+            row = Row(label, verified=True, gflops=trace.best)
+            _add(results, Result(trace.workload, trace.device, trace.device, 0, (row,)))
     return [labels[workload] for workload in results], list(results.values())
 
 
@@ -181,12 +181,12 @@ def _summary(name: str, trials: int, failed: int) -> str:
     return f"{name}, {trials:,} trial{'' if trials == 1 else 's'}{share}"
 
 
-def _names(found: Sequence[Search]) -> list[str]:
+def _names(found: Sequence[Trace]) -> list[str]:
     """The schedule of each search, with its device and its log as far as the searches differ in them."""
-    devices, logs = {search.device for search in found}, {search.log for search in found}
+    devices, logs = {trace.device for trace in found}, {trace.log for trace in found}
     names = []
-    for search in found:
-        device = f" on {search.device}" if len(devices) > 1 else ""
-        log = f"{search.log}: " if len(logs) > 1 else ""
-        names.append(f"{log}{search.schedule}{device}")
+    for trace in found:
+        device = f" on {trace.device}" if len(devices) > 1 else ""
+        log = f"{trace.log}: " if len(logs) > 1 else ""
+        names.append(f"{log}{trace.schedule}{device}")
     return names

@@ -43,7 +43,7 @@ class Found:
                 fastest[value] = min(record.cost, fastest.get(value, record.cost))
 
 
-def searches(records: Iterable[Record]) -> dict[Subject, Found]:
+def find_all(records: Iterable[Record]) -> dict[Subject, Found]:
     """What each search found, in the order in which they began; records of errors count for nothing."""
     found: dict[Subject, Found] = {}
     for record in records:

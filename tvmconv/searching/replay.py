@@ -27,8 +27,8 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A config and what it costs.
+class Recorded:
+    """A config and what it cost: a `Trial` that a tuner learns from.
 
     Attributes:
         config: values by knob name.
@@ -62,7 +62,7 @@ class Recording:
         best: the lowest cost of all, in seconds.
     """
 
-    def __init__(self, trials: list[Trial]):
+    def __init__(self, trials: list[Recorded]):
         knobs = {name: _knob(name, trials) for name in trials[0].config}
         points = _points(knobs, trials)
         self._costs = {point.tobytes(): trial.cost for point, trial in zip(points, trials, strict=True)}
@@ -70,9 +70,9 @@ class Recording:
         self.space = RecordedSpace(knobs, [measured], points=np.unique(points, axis=0))
         self.best = min(self._costs.values())
 
-    def measure(self, config: Config) -> Trial:
+    def measure(self, config: Config) -> Recorded:
         """What was measured of `config`, which has to be legal."""
-        return Trial(config, self._costs[self.space.point(config).tobytes()])
+        return Recorded(config, self._costs[self.space.point(config).tobytes()])
 
     @property
     def failed(self) -> int:
@@ -85,12 +85,12 @@ class Recording:
         return np.array([point.tobytes() in self._costs for point in points], dtype=bool)
 
 
-def _knob(name: str, trials: list[Trial]) -> Choice:
+def _knob(name: str, trials: list[Recorded]) -> Choice:
     options = sorted({trial.config[name] for trial in trials})
     return Choice(name, tuple(options), options[0])
 
 
-def _points(knobs: Mapping[str, Choice], trials: list[Trial]) -> np.ndarray:
+def _points(knobs: Mapping[str, Choice], trials: list[Recorded]) -> np.ndarray:
     """The points of the trials, int32 (n, knobs), all at once: large spaces have some 100,000 configs."""
     columns = []
     for name, knob in knobs.items():
@@ -144,18 +144,18 @@ def _parse(path: Path) -> Any:
     raise RecordingError(f"{path} is no cache file of Kernel Tuner: not a JSON object")
 
 
-def _trials(content: Mapping[str, Any]) -> Iterator[Trial]:
+def _trials(content: Mapping[str, Any]) -> Iterator[Recorded]:
     """The trials of a cache or of a file in the T4 format."""
     if "results" not in content:
         names, entries = content["tune_params_keys"], content["cache"]
         for entry in entries.values():
-            yield Trial({name: _value(entry[name]) for name in names}, _seconds(entry["time"]))
+            yield Recorded({name: _value(entry[name]) for name in names}, _seconds(entry["time"]))
         return
     for result in content["results"]:
         times = [measurement["value"] for measurement in result["measurements"] if measurement["name"] == "time"]
         succeeded = result["invalidity"] == "correct" and times
         config = {name: _value(value) for name, value in result["configuration"].items()}
-        yield Trial(config, _seconds(times[0]) if succeeded else math.inf)
+        yield Recorded(config, _seconds(times[0]) if succeeded else math.inf)
 
 
 def _value(value: Any) -> float | str:

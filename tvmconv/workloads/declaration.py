@@ -12,7 +12,7 @@ from tvmconv.workloads.dtypes import ACCUMULATOR
 from tvmconv.workloads.layout import stored
 
 if TYPE_CHECKING:
-    from tvmconv.workloads.conv import Conv
+    from tvmconv.workloads.geometry import Geometry
 
 Index = Sequence[tirx.Expr]
 
@@ -22,7 +22,7 @@ INPUT = {1: ("j",), 2: ("i", "j"), 3: ("h", "i", "j")}
 TAPS = {1: ("rw",), 2: ("rh", "rw"), 3: ("rd", "rh", "rw")}
 
 
-def declare(w: Conv) -> tuple[te.Tensor, ...]:
+def declare(w: Geometry) -> tuple[te.Tensor, ...]:
     """Declare the arguments; `Conv.declare` tells the stages."""
     arguments = zip(w.argument_names, w.argument_shapes, w.argument_dtypes, strict=True)
     *tensors, (_, shape, dtype) = arguments
@@ -43,14 +43,14 @@ def declare(w: Conv) -> tuple[te.Tensor, ...]:
     return (*inputs.values(), Y)
 
 
-def _channels_second(w: Conv, at: Index) -> Index:
+def _channels_second(w: Geometry, at: Index) -> Index:
     """An index of Y as it lies in memory, as (n, o, place)."""
     axes = [*range(len(at))]
     order = stored(w.layout, axes)
     return [at[order.index(axis)] for axis in axes]
 
 
-def _padded(w: Conv, X: te.Tensor) -> te.Tensor:
+def _padded(w: Geometry, X: te.Tensor) -> te.Tensor:
     """X by group, with its zeros, which are tested for on those sides only that have any."""
     N, C, *padded = w.padded_shape
     channels = C // w.groups
@@ -71,7 +71,7 @@ def _inside(i: tirx.Var, before: int, behind: int, size: int) -> list[tirx.Expr]
     return [i >= before] * (before > 0) + [i < before + size] * (behind > 0)
 
 
-def _weight(w: Conv, K: te.Tensor) -> te.Tensor:
+def _weight(w: Geometry, K: te.Tensor) -> te.Tensor:
     """K by group."""
     filters = w.O // w.groups
     return te.compute(
@@ -82,7 +82,7 @@ def _weight(w: Conv, K: te.Tensor) -> te.Tensor:
     )
 
 
-def _sum(w: Conv, padded: te.Tensor, weight: te.Tensor) -> te.Tensor:
+def _sum(w: Geometry, padded: te.Tensor, weight: te.Tensor) -> te.Tensor:
     """The sum of products over input channels and taps, each of which is widened first."""
     names = ("rc", *TAPS[w.rank])
     rc, *taps = (te.reduce_axis((0, size), name) for size, name in zip(w.weight_shape[1:], names, strict=True))

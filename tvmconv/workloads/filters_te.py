@@ -10,13 +10,13 @@ from tvm import te, tirx
 from tvmconv.workloads import epilogue
 
 if TYPE_CHECKING:
-    from tvmconv.workloads.filters import Filter
+    from tvmconv.workloads.filter_geometry import FilterGeometry
 
 
-def declare(w: Filter) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
+def declare(w: FilterGeometry) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
     """Declare X, K and Y; `Filter.declare` tells the stages."""
-    X = te.placeholder(w.signal_shape, w.dtype, name="X")
-    K = te.placeholder(w.mask_shape, w.dtype, name="K")
+    X = te.placeholder(w.signal_shape, w.storage, name="X")
+    K = te.placeholder(w.mask_shape, w.storage, name="K")
     taps = len(w.mask_shape)  # the axes that the mask slides along; what is behind them are channels
     radius = w.radius[-taps:]
     padded = te.compute(w.padded_shape, lambda *at: _read_padded(X, radius, at), name="padded")
@@ -29,7 +29,7 @@ def declare(w: Filter) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
 
 
 def correlation(
-    w: Filter, K: te.Tensor, read: Callable[[tuple[tirx.Var, ...], tuple[tirx.Var, ...]], tirx.Expr]
+    w: FilterGeometry, K: te.Tensor, read: Callable[[tuple[tirx.Var, ...], tuple[tirx.Var, ...]], tirx.Expr]
 ) -> te.Tensor:
     """Y, and `sum` before it.
 
@@ -45,7 +45,7 @@ def correlation(
     return te.compute(w.signal_shape, lambda *at: finished(w, total[at]), name="Y")
 
 
-def finished(w: Filter, value: tirx.Expr) -> tirx.Expr:
+def finished(w: FilterGeometry, value: tirx.Expr) -> tirx.Expr:
     """A sum with the filter's epilogue, whose operations have no arguments."""
 
     def read(name: str) -> tirx.Expr:

@@ -77,6 +77,7 @@ def devices() -> list[OpenclDevice]:
             peak_bandwidth=None,
             l2_bytes=device.global_mem_cache_size,
             index=index,
+            has_float16="cl_khr_fp16" in device.extensions.split(),
         )
         for index, device in enumerate(_devices())
     ]

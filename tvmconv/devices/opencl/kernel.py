@@ -22,9 +22,9 @@ from tvmconv.devices.base import (
     effort,
     first_line,
     poisoned,
+    relative_error,
 )
 from tvmconv.errors import CompileError, DeviceError
-from tvmconv.verify import relative_error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -21,7 +21,7 @@ class Format:
         kinds: of devices whose kernels have it.
         write: `f(kernel, path)`; raises `CompileError` where the kernel has no such file.
         example: `f(facts)`, paragraphs of Markdown on a call with the file, of what `kernel.json` has; None for none.
-        rank: its place among the files and the examples.
+        rank: its place among the files; of the examples, the last comes first, which asks least of the caller.
         optional: whether the export goes on without it where it cannot be written.
     """
 

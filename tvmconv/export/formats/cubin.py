@@ -116,4 +116,4 @@ def _brought(space: str, name: str) -> str:
     return f"texture({name})" if space == "texture" else f"upload({name})"
 
 
-FORMAT = Format("kernel.cubin", "its machine code, as the CUDA driver loads it", ("cuda",), write, example, rank=2)
+FORMAT = Format("kernel.cubin", "its machine code, as the CUDA driver loads it", ("cuda",), write, example, rank=1)

@@ -61,6 +61,6 @@ FORMAT = Format(
     ("cuda", "opencl"),
     write,
     example,
-    rank=1,
+    rank=2,
     optional=True,
 )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from tvmconv.errors import Error
-from tvmconv.experiments.measured import Measured
+from tvmconv.experiments.readings import Readings
 
 
 @dataclass(frozen=True)
@@ -14,12 +14,12 @@ class Row:
     counts: dict[str, float]
 
 
-MEASURED = Measured("größe", "a GPU; `python measure.py`", [Row("basic", {"loads": 2.5}), Row("µ", {})])
+MEASURED = Readings("größe", "a GPU; `python measure.py`", [Row("basic", {"loads": 2.5}), Row("µ", {})])
 
 
 def test_it_is_read_as_it_was_written(tmp_path):
     MEASURED.write(tmp_path / "new", "a page")
-    assert Measured.read(tmp_path / "new" / "größe.json", Row) == MEASURED
+    assert Readings.read(tmp_path / "new" / "größe.json", Row) == MEASURED
     assert (tmp_path / "new" / "größe.md").read_text(encoding="utf-8") == "a page\n"
 
 
@@ -41,5 +41,5 @@ def test_each_kernel_has_a_line(tmp_path):
 def test_a_file_of_something_else_is_refused(tmp_path, text):
     file = tmp_path / "other.json"
     file.write_text(text)
-    with pytest.raises(Error, match="not a file that this script wrote with -o"):
-        Measured.read(file, Row)
+    with pytest.raises(Error, match="no such readings"):
+        Readings.read(file, Row)

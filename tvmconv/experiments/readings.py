@@ -1,4 +1,4 @@
-"""What a script measured of some kernels, one row each, as a file: JSON to read again, and a page for people."""
+"""What was read of some kernels on a GPU, one row each, as a file: JSON to read again, and a page for people."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Row = TypeVar("Row")  # a dataclass of what JSON has
 
 
 @dataclass(frozen=True)
-class Measured(Generic[Row]):
+class Readings(Generic[Row]):
     """Rows of one kind.
 
     Attributes:
@@ -42,7 +42,7 @@ class Measured(Generic[Row]):
         (folder / f"{self.name}.md").write_text(f"{page}\n", encoding="utf-8")
 
     @classmethod
-    def read(cls, file: Path, row: Callable[..., Row]) -> Measured[Row]:
+    def read(cls, file: Path, row: Callable[..., Row]) -> Readings[Row]:
         """What `write` wrote.
 
         Args:
@@ -57,6 +57,4 @@ class Measured(Generic[Row]):
             data = json.loads(file.read_text(encoding="utf-8"))
             return cls(str(data["name"]), str(data["provenance"]), [row(**kernel) for kernel in data["kernels"]])
         except (ValueError, LookupError, TypeError) as error:
-            raise Error(
-                f"{file}: not a file that this script wrote with -o ({type(error).__name__}: {error})"
-            ) from error
+            raise Error(f"{file}: no such readings ({type(error).__name__}: {error})") from error

@@ -1,0 +1,60 @@
+"""Dynamic shared memory is counted, is part of a device's limits, and is refused where it would be something else."""
+
+import pytest
+from steps import dynamic_sums, lower_function
+from tvm.script import tirx as T  # noqa: N812
+
+import tvmconv as tc
+from tvmconv import gpu
+from tvmconv.compiler import nvrtc
+from tvmconv.devices import find
+
+needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+KIB = 1 << 10
+WORDS = 60 * KIB // 4  # more than static shared memory may be, less than every architecture's opt-in limit
+
+
+def test_dynamic_shared_memory_is_counted_apart_from_the_static():
+    (step,) = lower_function(dynamic_sums(WORDS), find("sm_90")).steps
+    assert (step.shared_bytes, step.dynamic_shared_bytes) == (0, 4 * WORDS)
+
+
+def test_static_and_dynamic_shared_memory_are_counted_in_one_kernel():
+    @T.prim_func(s_tir=True)
+    def main(X: T.Buffer((64,), "float16"), Y: T.Buffer((64,), "float16")):
+        with T.sblock("root"):
+            for _block in T.thread_binding(1, thread="blockIdx.x"):
+                S = T.alloc_buffer((64,), "float16", scope="shared")
+                D = T.alloc_buffer((64,), "float32", scope="shared.dyn")
+                for thread in T.thread_binding(64, thread="threadIdx.x"):
+                    S[thread] = X[thread]
+                    D[thread] = T.Cast("float32", X[thread])
+                for thread in T.thread_binding(64, thread="threadIdx.x"):
+                    Y[thread] = S[63 - thread] + T.Cast("float16", D[63 - thread])
+
+    (step,) = lower_function(main, find("sm_90")).steps
+    assert (step.shared_bytes, step.dynamic_shared_bytes) == (128, 256)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90"])
+def test_it_compiles_for_every_architecture_and_is_no_static_memory(arch):
+    (step,) = lower_function(dynamic_sums(WORDS), find(arch)).program.steps
+    assert step.dynamic_shared_bytes == 4 * WORDS
+    assert step.resources.shared_bytes == 0
+    assert step.resources.spills == 0
+
+
+@pytest.mark.parametrize(("arch", "most"), [("sm_75", 64), ("sm_80", 163), ("sm_90", 227), ("sm_120", 99)])
+def test_an_architecture_has_its_own_limit(arch, most):
+    device = find(arch)
+    assert device.limits == gpu.limits(arch)
+    device.check_fits(lower_function(dynamic_sums(most * KIB // 4, threads=64), device))
+    with pytest.raises(tc.DeviceError, match=f"{arch} has {most * KIB} bytes of shared memory a block, static and dyn"):
+        device.check_fits(lower_function(dynamic_sums((most + 1) * KIB // 4, threads=64), device))
+
+
+def test_it_is_refused_for_opencl(opencl):
+    """TVM would make it an array of each work-item alone, without barriers: wrong in silence."""
+    with pytest.raises(tc.CompileError, match=r"dynamic shared memory \(shared.dyn\), which is for CUDA"):
+        lower_function(dynamic_sums(256), opencl)

@@ -1,0 +1,62 @@
+"""Generated text: its kernels without TVM's preamble, and its shared arrays filled up to their alignment."""
+
+import pytest
+from placed import lower_filter
+
+import tvmconv as tc
+from tvmconv.compiler import nvrtc
+from tvmconv.compiler.source import fill_alignment, find_kernel, without_preamble
+from tvmconv.devices import find
+
+needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+W = tc.parse("conv2d:1x4x8x8,8x4x3x3,s1,p1")
+
+
+@pytest.mark.parametrize(
+    ("declared", "filled"),
+    [
+        ("float S[51]", 64),
+        ("float S[64]", 64),
+        ("half S[51]", 64),
+        ("half S[33]", 64),
+        ("nv_bfloat16 S[1]", 32),
+        ("signed char S[65]", 128),
+        ("double S[9]", 16),
+        ("float4 S[5]", 8),
+        ("int64_t S[3]", 8),
+        ("uint2 S[9]", 16),
+    ],
+)
+def test_a_shared_array_of_any_type_fills_its_alignment(declared, filled):
+    text = f"  __shared__ alignas(64) {declared};"
+    assert fill_alignment(text) == text.replace(text[text.index("[") :], f"[{filled}];")
+
+
+@pytest.mark.parametrize("text", ["float S[51];", "extern __shared__ alignas(64) float S[];"])
+def test_other_arrays_are_left_as_they_are(text):
+    assert fill_alignment(text) == text
+
+
+@pytest.mark.parametrize(
+    ("place", "first"), [("sm_90", 'extern "C" __global__'), ("opencl:0", "// Function: main_kernel")]
+)
+def test_the_source_stage_begins_with_the_kernel(place, first):
+    kernel = tc.build(W, "tiling", device=find(place))
+    assert kernel.stage("source").startswith(first)
+    assert kernel.source.endswith(kernel.stage("source"))
+    assert kernel.stage("source", full=True) == kernel.source
+
+
+def test_a_constants_declaration_is_shown_with_the_kernel_that_reads_it():
+    assert without_preamble(lower_filter(find("sm_90"), K="constant").source).startswith("__constant__ float K_ptr")
+
+
+def test_a_kernel_is_told_from_one_whose_name_begins_with_its_own():
+    text = 'extern "C" __global__ void a_1(int x) {}\nextern "C" __global__ void a(int y) { a_1(2); }\n'
+    assert [text[start:end] for start, end in find_kernel(text, "a", "cuda").declared] == ["int y"]
+
+
+@pytest.mark.parametrize("text", ["", 'extern "C" __global__ void a(int y);', 'extern "C" __global__ void b(int y) {}'])
+def test_a_kernel_that_the_text_does_not_define_is_told(text):
+    with pytest.raises(tc.CompileError, match="does not define the kernel a exactly once"):
+        find_kernel(text, "a", "cuda")

@@ -1,0 +1,127 @@
+"""A schedule with several root loop nests lowers to several steps, with scratch memory between them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from steps import COLUMNS, ROWS, SCHEDULE, WORKLOAD, chain, lower_function, row_sums, split_sums
+from tvm.script import tirx as T  # noqa: N812
+
+import tvmconv as tc
+from tvmconv.compiler import nvrtc
+from tvmconv.compiler.build import build
+from tvmconv.compiler.lower import lower
+from tvmconv.compiler.program import ArrayType, Launch
+from tvmconv.devices import find
+from tvmconv.reports.stages import stage_text
+
+needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+N = 64
+
+
+@pytest.fixture(scope="module")
+def sm_90():
+    return find("sm_90")
+
+
+@pytest.mark.parametrize("device", ["sm_90", "opencl:0"])
+def test_a_step_for_each_root_loop_nest_in_the_order_of_their_launches(device):
+    first, second = lower_function(row_sums, find(device)).steps
+    assert first.launch == Launch((ROWS, 1, 1), (COLUMNS, 1, 1))
+    assert second.launch == Launch((1, 1, 1), (ROWS, 1, 1))
+
+
+@pytest.mark.parametrize("device", ["sm_90", "opencl:0"])
+def test_what_lies_between_steps_is_scratch_behind_the_arrays(device):
+    lowered = lower_function(row_sums, find(device))
+    assert [array.nbytes for array in lowered.scratch] == [4 * ROWS * COLUMNS]
+    first, second = (dict(zip(names(step), step.arguments, strict=True)) for step in lowered.steps)
+    assert first == {"X": 0, "K": 1, "P": 3}
+    assert second == {"Y": 2, "P": 3}
+
+
+def names(step):
+    return [parameter.name.removesuffix("_ptr") for parameter in step.function.params]
+
+
+def test_a_reduction_that_is_split_over_blocks_has_two_steps(sm_90):
+    lowered = lower(split_sums(parts=4), sm_90.target())
+    assert [step.launch.blocks for step in lowered.steps] == [4, 1]
+    assert lowered.scratch == (ArrayType((4 * ROWS,), "float32"),)
+
+
+def test_steps_run_in_their_order_whatever_the_device_functions_are_called(opencl):
+    """Of twelve, main_kernel_10 sorts before main_kernel_2; each step's number tells them apart."""
+    lowered = lower(chain(12), opencl.target())
+    assert len(lowered.steps) == 12
+    x = expected = np.arange(ROWS, dtype="float32")
+    for number in range(12):
+        expected = 2 * expected + number
+    np.testing.assert_array_equal(opencl.load(lowered.program).run([x]), expected)
+
+
+@needs_nvrtc
+def test_one_text_and_one_cubin_hold_all_steps(sm_90):
+    lowered = lower_function(row_sums, sm_90)
+    program = lowered.program
+    assert len({step.code for step in program.steps}) == 1
+    assert set(lowered.cubin.kernels) == {step.name for step in program.steps}
+    assert all(step.resources == lowered.cubin.kernels[step.name] for step in program.steps)
+
+
+@needs_nvrtc
+def test_a_kernels_resources_are_the_most_that_a_step_takes(sm_90):
+    cubin = lower_function(row_sums, sm_90).cubin
+    assert cubin.resources.registers == max(each.registers for each in cubin.kernels.values())
+
+
+def test_launches_in_a_loop_of_the_host_are_refused(sm_90):
+    @T.prim_func(s_tir=True)
+    def main(X: T.Buffer((N,), "float32"), Y: T.Buffer((N,), "float32")):
+        for i in range(4):
+            for thread in T.thread_binding(16, thread="threadIdx.x"):
+                Y[i * 16 + thread] = X[i * 16 + thread]
+
+    with pytest.raises(tc.CompileError, match="launches in a loop or under a condition of the host: bind the loop"):
+        lower_function(main, sm_90)
+
+
+def test_shared_memory_outside_of_any_block_is_refused(sm_90):
+    """TVM would make it global memory that all blocks have in common."""
+
+    @T.prim_func(s_tir=True)
+    def main(X: T.Buffer((N,), "float32"), Y: T.Buffer((N,), "float32")):
+        with T.sblock("root"):
+            S = T.alloc_buffer((N,), "float32", scope="shared")
+            for _block in T.thread_binding(2, thread="blockIdx.x"):
+                for thread in T.thread_binding(N, thread="threadIdx.x"):
+                    S[thread] = X[thread]
+                for thread in T.thread_binding(N, thread="threadIdx.x"):
+                    Y[thread] = S[N - 1 - thread]
+
+    with pytest.raises(tc.CompileError, match="allocates S in shared memory outside the loops"):
+        lower_function(main, sm_90)
+
+
+def test_a_schedule_that_binds_nothing_is_refused(sm_90):
+    @T.prim_func(s_tir=True)
+    def main(X: T.Buffer((N,), "float32"), Y: T.Buffer((N,), "float32")):
+        T.evaluate(0)
+
+    with pytest.raises(tc.CompileError, match="runs nothing on the device"):
+        lower_function(main, sm_90)
+
+
+def test_a_build_of_several_steps_is_refused_where_one_exceeds_the_limits(opencl):
+    limits = dataclasses.replace(opencl.limits, max_threads=32)
+    with pytest.raises(tc.DeviceError, match="small runs at most 32 threads a block and the kernel has 64"):
+        build(WORKLOAD, SCHEDULE, None, opencl.target(), limits, "small")
+
+
+def test_every_stage_of_a_kernel_has_all_its_steps():
+    kernel = tc.build(WORKLOAD, SCHEDULE, arch="sm_90")
+    assert len(kernel.steps) == 2
+    for stage in ("lowered", "source", "ptx", "resources", "traffic"):
+        assert all(step.name in stage_text(kernel, stage) for step in kernel.steps), stage
+    assert kernel.lowered is kernel.steps[0].function
+    assert kernel.launch == kernel.steps[0].launch

@@ -1,0 +1,214 @@
+"""Kernels of several steps on devices: run, verified, benched and timed as one."""
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+from placed import lower_product_in_steps
+from steps import (
+    COLUMNS,
+    ROWS,
+    SCHEDULE,
+    WORKLOAD,
+    chain,
+    dynamic_sums,
+    lower_function,
+    products_of_three_then_sums,
+    row_sums,
+    split_sums,
+)
+from tvm.script import tirx as T  # noqa: N812
+
+import tvmconv as tc
+from tvmconv import gpu as numbers
+from tvmconv.compiler.lower import lower
+
+
+@pytest.fixture(scope="module", params=["opencl", pytest.param("gpu", marks=pytest.mark.gpu)])
+def device(request):
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """X and K of `row_sums`, and the Y that belongs to them, in float64."""
+    random = np.random.default_rng(0)
+    x, k = random.standard_normal((ROWS, COLUMNS), np.float32), random.standard_normal(ROWS, np.float32)
+    return (x, k), x.astype(np.float64).sum(axis=1) * k
+
+
+def error(y, reference):
+    return np.linalg.norm(y - reference) / np.linalg.norm(reference)
+
+
+def test_the_second_step_reads_what_the_first_one_wrote(device, rows):
+    inputs, expected = rows
+    assert error(device.load(lower_function(row_sums, device).program).run(inputs), expected) < 1e-6
+
+
+def test_a_split_reduction_is_right(device, rows):
+    (x, _), _ = rows
+    y = device.load(lower(split_sums(), device.target()).program).run([x])
+    assert error(y, x.astype(np.float64).sum(axis=1)) < 1e-5
+
+
+def test_scratch_that_no_step_wrote_is_nan(device):
+    problem = tc.Problem(WORKLOAD, seed=0)
+    y = device.load(lower_function(products_of_three_then_sums, device).program).run(problem.inputs)
+    assert np.isnan(y).all()
+
+
+def test_scratch_is_poisoned_again_for_every_kernel_of_a_bench(device):
+    problem = tc.Problem(WORKLOAD, seed=0)
+    bench = device.bench(problem.inputs, problem.reference)
+    right = device.load(tc.build(WORKLOAD, SCHEDULE, device=device).program)
+    assert bench.deviation(right) < 1e-6
+    assert math.isnan(bench.deviation(device.load(lower_function(products_of_three_then_sums, device).program)))
+    assert bench.deviation(right) < 1e-6
+    bench.close()
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_all_steps_are_timed(device, cold):
+    """Of 64 steps, each far too short to be seen, the time is that of more than one."""
+    x = np.ones(ROWS, np.float32)
+    one, many = (device.load(lower(chain(length), device.target()).program) for length in (1, 64))
+    assert many.time([x], seconds=0.02, cold=cold).median > 4 * one.time([x], seconds=0.02, cold=cold).median
+
+
+def test_all_steps_are_benched(device):
+    x = np.ones(ROWS, np.float32)
+    bench = device.bench([x], np.ones(ROWS))
+    one, many = (device.load(lower(chain(length), device.target()).program) for length in (1, 64))
+    for kernel in (one, many):
+        bench.deviation(kernel)
+    assert np.median(bench.time(many, math.inf)) > 4 * np.median(bench.time(one, math.inf))
+    bench.close()
+
+
+def test_a_constant_is_there_in_every_step(device):
+    random = np.random.default_rng(0)
+    x, k = random.standard_normal(100, np.float32), random.standard_normal(4, np.float32)
+    places = np.arange(100) % 4
+    y = device.load(lower_product_in_steps(device).program).run([x, k])
+    np.testing.assert_allclose(y, (x * k[places])[::-1] + k[places], rtol=1e-6)
+
+
+@T.prim_func(s_tir=True)
+def weighted(
+    X: T.Buffer((64,), "bfloat16"),
+    K: T.Buffer((64,), "bfloat16"),
+    B: T.Buffer((64,), "float32"),
+    R: T.Buffer((64,), "bfloat16"),
+    Y: T.Buffer((64,), "float32"),
+):
+    for thread in T.thread_binding(64, thread="threadIdx.x"):
+        Y[thread] = (
+            T.Cast("float32", X[thread]) * T.Cast("float32", K[thread]) + B[thread] + T.Cast("float32", R[thread])
+        )
+
+
+def test_inputs_are_of_any_number_and_of_several_dtypes(device):
+    random = np.random.default_rng(0)
+    x, k, r = (random.standard_normal(64).astype(ml_dtypes.bfloat16) for _ in range(3))
+    b = random.standard_normal(64, np.float32)
+    expected = x.astype(float) * k.astype(float) + b + r.astype(float)
+    kernel = device.load(lower_function(weighted, device).program)
+    y = kernel.run([x, k, b, r])
+    assert y.dtype == np.float32
+    assert error(y, expected) < 1e-6
+    bench = device.bench([x, k, b, r], expected)
+    assert bench.deviation(kernel) < 1e-6
+    bench.close()
+
+
+@T.prim_func(s_tir=True)
+def doubled(X: T.Buffer((64,), "bfloat16"), Y: T.Buffer((64,), "bfloat16")):
+    for thread in T.thread_binding(60, thread="threadIdx.x"):
+        Y[thread] = X[thread] + X[thread]
+
+
+def test_bfloat16_outputs_are_right_and_nan_where_nothing_is_written(device):
+    x = np.random.default_rng(0).standard_normal(64).astype(ml_dtypes.bfloat16)
+    kernel = device.load(lower_function(doubled, device).program)
+    y = kernel.run([x])
+    assert y.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(y[:60].astype(float), 2 * x[:60].astype(float))
+    assert np.isnan(y[60:].astype(float)).all()
+    bench = device.bench([x], 2 * x.astype(np.float64))
+    assert math.isnan(bench.deviation(kernel))
+    bench.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_bench_compares_outputs_of_sixteen_bits(gpu, dtype):
+    @T.prim_func(s_tir=True)
+    def main(X: T.Buffer((1000,), dtype), Y: T.Buffer((1000,), dtype)):
+        for thread in T.thread_binding(1000, thread="threadIdx.x"):
+            Y[thread] = X[thread] + X[thread]
+
+    x = np.random.default_rng(0).standard_normal(1000).astype(dtype)
+    bench = gpu.bench([x], 2 * x.astype(np.float64))
+    assert bench.deviation(gpu.load(lower_function(main, gpu).program)) == 0
+    bench.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_torchs_tensors_of_every_dtype_go_in_and_out(gpu, dtype):
+    torch = pytest.importorskip("torch")
+
+    @T.prim_func(s_tir=True)
+    def main(X: T.Buffer((1000,), dtype), Y: T.Buffer((1000,), dtype)):
+        for thread in T.thread_binding(1000, thread="threadIdx.x"):
+            Y[thread] = X[thread] + X[thread]
+
+    x = torch.randn(1000, device=f"cuda:{gpu.index}").to(getattr(torch, dtype))
+    y = gpu.load(lower_function(main, gpu).program).call_dlpack([x])
+    assert y.dtype == x.dtype
+    assert torch.equal(y, x + x)
+
+
+@pytest.mark.gpu
+def test_scratch_of_a_call_on_torchs_tensors_lives_as_long_as_its_launches(gpu, rows):
+    torch = pytest.importorskip("torch")
+    inputs, expected = rows
+    kernel = gpu.load(lower_function(row_sums, gpu).program)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        tensors = [torch.from_numpy(array).cuda() for array in inputs]
+        outputs = []
+        for _ in range(100):  # each call's scratch is the memory that the one before it gave back
+            outputs.append(kernel.call_dlpack(tensors))
+            torch.full((ROWS * COLUMNS,), torch.nan, device="cuda")
+        assert all(error(y.cpu().numpy(), expected) < 1e-6 for y in outputs)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kib", [4, 48, 60])
+def test_dynamic_shared_memory_is_there(gpu, kib):
+    words = kib * 1024 // 4
+    x = np.random.default_rng(0).standard_normal(words).astype(np.float32)
+    kernel = gpu.load(lower_function(dynamic_sums(words), gpu).program)
+    np.testing.assert_array_equal(kernel.run([x]), x[::-1])
+    bench = gpu.bench([x], x[::-1].astype(np.float64))
+    assert bench.deviation(kernel) == 0
+    assert min(bench.time(kernel, math.inf)) > 0
+    bench.close()
+
+
+@pytest.mark.gpu
+def test_as_much_dynamic_shared_memory_as_the_device_has_is_there_and_no_more(gpu):
+    most = gpu.limits.all_shared_bytes
+    assert most == numbers.limits(gpu.arch).all_shared_bytes
+    words = most // 4
+    x = np.random.default_rng(0).standard_normal(words).astype(np.float32)
+    np.testing.assert_array_equal(gpu.load(lower_function(dynamic_sums(words), gpu).program).run([x]), x[::-1])
+    with pytest.raises(tc.DeviceError, match=f"has {most} bytes of shared memory a block, static and dynamic together"):
+        gpu.load(lower_function(dynamic_sums(words + 256), gpu).program)
+
+
+def test_a_device_tells_its_limits(opencl):
+    assert opencl.limits.max_threads == opencl.max_threads_per_block
+    assert opencl.limits.shared_bytes == opencl.limits.all_shared_bytes == opencl.shared_bytes_per_block

@@ -1,0 +1,132 @@
+"""Imports go one way, down the list of rooms, and no two files need each other.
+
+Every import of every file counts: inside functions and for type checkers alike; none is exempt. Python also runs a
+package's `__init__` before a module of it is imported, of which the text says nothing: that is no arrow.
+"""
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# Each room may import those further down, and those beside it as long as that makes no circle.
+ROOMS = (
+    ("", "__main__"),  # `import tvmconv` and `python -m tvmconv`: what users see
+    ("cli",),
+    ("reports",),
+    ("torch",),
+    ("experiments",),
+    ("searching", "baselines", "export"),
+    ("logs",),
+    ("measuring",),
+    ("analysis",),
+    ("kernel", "verify"),
+    ("devices",),
+    ("compiler",),
+    ("library", "marks", "knobs"),
+    ("workloads",),
+    ("gpu", "errors", "scratch", "version", "moved"),
+)
+LEVELS = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
+BUILTIN = "builtin"  # the folder `schedules`, found by the library by its name; it knows no other rooms than
+BUILTIN_MAY_IMPORT = {BUILTIN, "library", "marks", "knobs", "workloads", "gpu", "errors"}
+
+
+def module_name(file: Path) -> str:
+    """The name that a file is imported by."""
+    parts = list(file.relative_to(ROOT).with_suffix("").parts)
+    if parts[0] == "schedules":
+        parts[:1] = ["tvmconv", BUILTIN]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room(module: str) -> str:
+    """The room of a module: the folder, or the file, in `tvmconv/`."""
+    return module.partition(".")[2].partition(".")[0]
+
+
+FILES = {
+    module_name(file): file
+    for folder in ("tvmconv", "schedules")
+    for file in sorted((ROOT / folder).rglob("*.py"))
+    if file != ROOT / "tvmconv" / "builtin.py"  # stands for the folder, and imports nothing of ours
+}
+
+
+def imported(module: str, text: str, *, is_package: bool) -> Iterator[str]:
+    """The modules of ours that a file imports."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = module.split(".")[: None if node.level == is_package else is_package - node.level]
+            base = ".".join([*(above if node.level else ()), *([node.module] if node.module else ())])
+            names = [f"{base}.{alias.name}" if f"{base}.{alias.name}" in FILES else base for alias in node.names]
+        else:
+            continue
+        yield from (name for name in names if name in FILES)
+
+
+ARROWS = {
+    module: {name for name in imported(module, file.read_text(), is_package=file.name == "__init__.py")} - {module}
+    for module, file in FILES.items()
+}
+
+
+def test_every_file_is_in_a_room():
+    assert {room(module) for module in FILES} <= {*LEVELS, BUILTIN}
+
+
+def test_no_two_files_need_each_other():
+    try:
+        TopologicalSorter(ARROWS).prepare()
+    except CycleError as error:
+        pytest.fail("a circle: " + " <- ".join(error.args[1]))
+
+
+def test_imports_go_down_the_list_of_rooms():
+    against = [
+        f"{module} imports {other}"
+        for module, others in ARROWS.items()
+        for other in sorted(others)
+        if room(module) != BUILTIN and (room(other) == BUILTIN or LEVELS[room(other)] < LEVELS[room(module)])
+    ]
+    assert against == []
+
+
+def test_schedules_know_workloads_knobs_and_the_library_alone():
+    against = [
+        f"{module} imports {other}"
+        for module, others in ARROWS.items()
+        for other in sorted(others)
+        if room(module) == BUILTIN and room(other) not in BUILTIN_MAY_IMPORT
+    ]
+    assert against == []
+
+
+def test_imports_are_seen_wherever_they_stand():
+    text = """
+from __future__ import annotations
+import tvmconv.gpu
+from tvmconv import errors
+from . import best
+from .lines import BadLines
+from ..knobs.space import Space
+if TYPE_CHECKING:
+    from tvmconv.devices import Device
+def f():
+    from tvmconv.kernel import build
+"""
+    assert set(imported("tvmconv.logs.log", text, is_package=False)) == {
+        "tvmconv.gpu",
+        "tvmconv.errors",
+        "tvmconv.logs.best",
+        "tvmconv.logs.lines",
+        "tvmconv.knobs.space",
+        "tvmconv.devices",
+        "tvmconv.kernel",
+    }

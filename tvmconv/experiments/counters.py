@@ -1,0 +1,130 @@
+"""What a GPU counts while a kernel runs, beside what is counted from the kernel's code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tvmconv.analysis.traffic import traffic
+from tvmconv.devices import Device
+from tvmconv.experiments.run import TUNED, choose
+from tvmconv.gpu import WARP
+from tvmconv.kernel import Kernel
+from tvmconv.logs.best import Paths
+from tvmconv.logs.build import build
+from tvmconv.workloads import Workload
+
+METRICS = {
+    "nanoseconds": "gpu__time_duration.sum",
+    "dram_read_bytes": "dram__bytes_read.sum",
+    "dram_write_bytes": "dram__bytes_write.sum",
+    "dram_busy_percent": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "l1_busy_percent": "l1tex__throughput.avg.pct_of_peak_sustained_active",
+    "issue_busy_percent": "smsp__issue_active.avg.pct_of_peak_sustained_active",
+    "l2_sectors": "lts__t_sectors.sum",
+    "l2_hit_percent": "lts__t_sector_hit_rate.pct",
+    "l1_hit_percent": "l1tex__t_sector_hit_rate.pct",
+    "global_load_requests": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
+    "global_load_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
+    "global_store_requests": "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
+    "global_store_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
+    "texture_requests": "l1tex__t_requests_pipe_tex_mem_texture.sum",
+    "texture_sectors": "l1tex__t_sectors_pipe_tex_mem_texture.sum",
+    "shared_load_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
+    "shared_store_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
+    "constant_requests": "idc__requests.sum",
+    "constant_misses": "idc__requests_lookup_miss.sum",
+    "warp_instructions": "smsp__inst_executed.sum",
+    "thread_fmas": "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum",
+    "registers": "launch__registers_per_thread",
+    "occupancy_percent": "sm__warps_active.avg.pct_of_peak_sustained_active",
+}
+# Nsight Compute's Profiling Guide, "Warp Stall Reasons".
+STALLS = {
+    reason: f"smsp__average_warps_issue_stalled_{reason}_per_issue_active.ratio"
+    for reason in (
+        "barrier",
+        "branch_resolving",
+        "dispatch_stall",
+        "drain",
+        "imc_miss",
+        "lg_throttle",
+        "long_scoreboard",
+        "math_pipe_throttle",
+        "membar",
+        "mio_throttle",
+        "no_instruction",
+        "not_selected",
+        "short_scoreboard",
+        "tex_throttle",
+        "wait",
+    )
+}
+
+
+@dataclass(frozen=True)
+class Counters:
+    """One kernel launch.
+
+    Attributes:
+        workload: its text.
+        schedule: its name, or `tuned` for what a log has.
+        outputs: elements of the output.
+        metrics: what ncu read, by the names of `METRICS` that it knows.
+        stalls: warps waiting when an instruction is issued, by the reasons of `STALLS`.
+        code: requests of warps for each 32 outputs of the busiest block, as `tvmconv.analysis.traffic` counts them.
+        ratio: floating-point operations for each element read from global memory, likewise; None if none is read.
+    """
+
+    workload: str
+    schedule: str
+    outputs: int
+    metrics: Mapping[str, float]
+    stalls: Mapping[str, float]
+    code: Mapping[str, float]
+    ratio: float | None
+
+    def each(self, metrics: Sequence[str], scale: float) -> float | None:
+        """The sum of metrics, times a scale, for each output; None if ncu lacks one."""
+        if any(metric not in self.metrics for metric in metrics):
+            return None
+        return sum(self.metrics[metric] for metric in metrics) * scale / self.outputs
+
+
+def kernels(
+    workloads: Sequence[Workload], schedules: Sequence[str] | None, device: Device, log: Paths | None = None
+) -> Iterator[tuple[str, Kernel]]:
+    """The kernels to count, built with their default configs, each with its schedule's name.
+
+    Args:
+        workloads: what to compute.
+        schedules: their names, to which the naive one is added; by default all that apply.
+        device: a CUDA device.
+        log: logs, whose fastest kernel of each workload comes last, as `tuned`.
+    """
+    for workload in workloads:
+        for schedule in choose(workload, schedules, device):
+            yield schedule.name, build(workload, schedule, device=device)
+        if log:
+            yield TUNED, build(workload, device=device, log=log)
+
+
+def counters(schedule: str, kernel: Kernel, read: Mapping[str, float]) -> Counters:
+    """What was read of a launch, and what its code says.
+
+    Args:
+        schedule: its name.
+        kernel: what was launched.
+        read: by the names of `METRICS` and `STALLS`, as far as the GPU has them.
+    """
+    counted = traffic(kernel)
+    return Counters(
+        workload=kernel.workload.text,
+        schedule=schedule,
+        outputs=math.prod(kernel.workload.argument_shapes[-1]),
+        metrics={name: read[name] for name in METRICS if name in read},
+        stalls={reason: read[reason] for reason in STALLS if reason in read},
+        code={name: count.requests * WARP / counted.outputs for name, count in counted.counts.items()},
+        ratio=counted.ratio if math.isfinite(counted.ratio) else None,
+    )

@@ -1,0 +1,73 @@
+"""`tvmconv.build`: a kernel of the schedule and the config that are named, or that a log says are the fastest."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+
+from tvmconv import kernel, library
+from tvmconv.devices import Device
+from tvmconv.errors import Error, FallbackWarning, KnobError
+from tvmconv.kernel import Kernel
+from tvmconv.knobs import Value
+from tvmconv.logs.best import Nearness, Paths, nearest_first
+from tvmconv.workloads import Workload
+
+
+def build(
+    workload: Workload,
+    schedule: str | library.Schedule | None = None,
+    *,
+    device: str | Device | None = None,
+    arch: str | None = None,
+    config: Mapping[str, Value] | None = None,
+    log: Paths | None = None,
+) -> Kernel:
+    """Build the kernel of a schedule for a workload.
+
+    Args:
+        workload: what to compute.
+        schedule: how, by name or as found by `schedules`; by default what the log says, else `depthwise` for what
+            is depthwise, `direct` for other convolutions and `register` for filters.
+        device: where to run it, such as `cuda:0` or `opencl:0`; by default the best there is (`auto`).
+        arch: instead of a device, a CUDA architecture to compile for only, such as `sm_90`.
+        config: values by knob name; the other knobs take their defaults.
+        log: instead of a config, a log, a folder of logs or several of them, whose fastest valid record for the
+            workload (and the schedule) on this device is built. Where there is none, a `FallbackWarning` tells what is
+            built instead: the record of the nearest device of its kind, or the schedule with its default config.
+
+    Raises:
+        ScheduleError: no such schedule for this workload, or not for devices of this kind.
+        KnobError: no such knob, or not a value that it takes.
+        DeviceError: no such device, the workload does not fit in its memory, or the kernel exceeds its limits.
+        CompileError: the schedule does not lower.
+        Error: a log cannot be read.
+    """
+    if log is None:
+        return kernel.build(workload, schedule, device=device, arch=arch, config=config)
+    if config is not None:
+        raise KnobError("give a config or a log, not both")
+    place = kernel.find_place(device, arch)
+    chosen = library.find(workload, schedule) if isinstance(schedule, str) else schedule
+    kernel.check_memory(workload, place)
+    failures: list[Error] = []
+    for nearness, record in nearest_first(log, workload, place, chosen.name if chosen else None):
+        try:
+            built = kernel.build_on(workload, chosen or library.find(workload, record.schedule), place, record.config)
+        except Error as error:  # the schedule has changed since, or this device has other limits
+            failures.append(error)
+            continue
+        built.record = record
+        if nearness is not Nearness.DEVICE:
+            _warn(f"no record of {workload} on {place.name} applies: built is the fastest on {record.device}", failures)
+        elif failures:
+            _warn(f"a faster record of {workload} does not apply", failures)
+        return built
+    fallback = chosen or library.to_tune(workload, place.kind)[0]
+    _warn(f"no record of {workload} for {place.name} applies: built is {fallback.name} with default knobs", failures)
+    return kernel.build_on(workload, fallback, place, None)
+
+
+def _warn(message: str, failures: Sequence[Error]) -> None:
+    first = f"; {len(failures)} skipped, the first: {failures[0]}" if failures else ""
+    warnings.warn(message + first, FallbackWarning, stacklevel=3)

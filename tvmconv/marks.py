@@ -1,0 +1,8 @@
+"""What a schedule says of its function as a whole: annotations of the root block, which the compiler reads."""
+
+from typing import Literal
+
+Space = Literal["global", "constant", "texture"]  # where an argument may lie
+
+SPACES = "tvmconv.space"  # a space by argument name
+HOIST_GUARDS = "tvmconv.hoist_guards"  # tests that only threads and blocks decide are made outside the loops

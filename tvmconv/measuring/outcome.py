@@ -1,0 +1,86 @@
+"""What comes of a config: how its measurement ends, what a device tells of its program, what is known in the end."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from tvmconv.knobs import Config
+from tvmconv.workloads import Workload
+
+
+class ErrorKind(IntEnum):
+    """How a measurement ended, under AutoTVM's numbers (`MeasureErrorNo`)."""
+
+    NONE = 0
+    INSTANTIATION = 1
+    COMPILE_HOST = 2
+    COMPILE_DEVICE = 3
+    RUNTIME = 4
+    WRONG_ANSWER = 5
+    BUILD_TIMEOUT = 6
+    RUN_TIMEOUT = 7
+    UNKNOWN = 8
+
+
+def cost(error: ErrorKind, times: Sequence[float]) -> float:
+    """Seconds a launch, the median of the repeats; `math.inf` for an error, or where nothing was timed."""
+    return statistics.median(times) if error is ErrorKind.NONE and times else math.inf
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a program on a device.
+
+    Attributes:
+        times: seconds a launch, one number a repeat; empty for an error.
+        deviation: relative L2 error against the float64 reference; None where the kernel did not come to its end.
+        error: what went wrong.
+        message: of an error, one line.
+        phases: milliseconds by phase ("load", "verify", "time").
+        seconds: wall time that the device was taken for.
+    """
+
+    times: tuple[float, ...] = ()
+    deviation: float | None = None
+    error: ErrorKind = ErrorKind.NONE
+    message: str = ""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One config that was measured, or that failed on the way.
+
+    Attributes:
+        workload: what was computed.
+        schedule: the schedule's name.
+        config: values by knob name, as they were proposed.
+        device: the device's name, such as "NVIDIA H200".
+        target: what the programs are built for, such as "cuda -arch=sm_90" or "opencl".
+        outcome: what came of it; of a config that was not built, why.
+        seconds: on the clock to build and to run.
+        timestamp: when it ended, in seconds since 1970.
+        resources: registers, spills, shared_bytes, threads, blocks, as far as known.
+        versions: of the software that made and ran the kernel: tvmconv, tvm, nvrtc …
+    """
+
+    workload: Workload
+    schedule: str
+    config: Config
+    device: str
+    target: str
+    outcome: Outcome
+    seconds: float
+    timestamp: float
+    resources: Mapping[str, int] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def cost(self) -> float:
+        """Seconds a launch; `math.inf` for what failed."""
+        return cost(self.outcome.error, self.outcome.times)

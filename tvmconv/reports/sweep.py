@@ -1,0 +1,78 @@
+"""A sweep as a table, as a page and as a chart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from tvmconv.experiments.run import TUNED
+from tvmconv.experiments.sweep import Sweep, size_and_rest
+from tvmconv.reports.charts import SweepInfo, draw_sweep, size_info, sweep_info
+from tvmconv.reports.tables import Table, bandwidth_table, significant, sweep_table
+from tvmconv.workloads.filters import Filter
+
+
+def title(sweep: Sweep) -> str:
+    """What a chart of the sweep shows."""
+    first = sweep.results[0]
+    if sweep.over_sizes:
+        _, what = size_and_rest(first.workload)
+    else:
+        filters = {isinstance(result.workload, Filter) for result in sweep.results}
+        kind = "Workloads" if len(filters) > 1 else "Filters" if filters == {True} else "Convolutions"
+        what = f"{kind} of suite {sweep.name}"
+    return f"{what}, {first.workload.dtype}, on {first.device_name}"
+
+
+def table(sweep: Sweep) -> Table:
+    """Bandwidths, if the workloads differ in their size alone and memory bounds them all; else times."""
+    if sweep.shows_bandwidth:
+        return bandwidth_table(sweep.labels, sweep.results)
+    return sweep_table(sweep.axis, sweep.labels, sweep.results)
+
+
+def markdown(sweep: Sweep) -> str:
+    """The table, and on what it was measured."""
+    rows = sweep.results[0].rows
+    over = f"; in parentheses the speed-up over `{rows[0].name}`" if any(row.speedup for row in rows) else ""
+    caption = f"Median times{over}."
+    if sweep.shows_bandwidth:
+        peak = sweep.results[0].peak_bandwidth
+        known = f"; in parentheses its share of the memory's peak, {peak / 1e9:,.0f} GB/s" if peak else ""
+        caption = (
+            f"Bandwidth: input and output once over the median time{known}. "
+            "Hot: the arrays are in the L2 cache; cold: they are not, or exceed it."
+        )
+    return f"{table(sweep).markdown()}\n\n{caption} {sweep.provenance}\n"
+
+
+def speedups(sweep: Sweep, baselines: Sequence[str]) -> Table:
+    """How many times as fast as each baseline the tuned kernels are, and the geometric means."""
+    columns = []
+    for baseline in baselines:
+        ratios = []
+        for result in sweep.results:
+            rows = {row.name: row.timing for row in result.rows}
+            ours, theirs = rows[TUNED], rows[baseline]
+            ratios.append(theirs.median / ours.median if ours and theirs else math.nan)
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        columns.append([significant(ratio) for ratio in (*ratios, mean)])
+    lines = list(zip([*sweep.labels, "geometric mean"], *columns, strict=True))
+    return Table((sweep.axis, *(f"× {name}" for name in baselines)), lines, left=frozenset({sweep.axis}))
+
+
+def chart(sweep: Sweep) -> SweepInfo:
+    """Lines over sizes, if the workloads differ in nothing else; else the workloads side by side."""
+    if sweep.over_sizes:
+        return size_info(title(sweep), sweep.results)
+    return sweep_info(title(sweep), sweep.axis, sweep.labels, sweep.results)
+
+
+def write(sweep: Sweep, folder: Path) -> None:
+    """Write NAME.json, NAME.md and the chart NAME.png."""
+    part = folder / f"{sweep.name}.json.part"
+    part.write_text(sweep.to_json(), encoding="utf-8")
+    part.replace(folder / f"{sweep.name}.json")  # whole or not at all: what took long to measure is read again
+    (folder / f"{sweep.name}.md").write_text(markdown(sweep), encoding="utf-8")
+    draw_sweep(chart(sweep), folder / f"{sweep.name}.png")
