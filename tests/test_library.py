@@ -26,7 +26,7 @@ def test_two_schedules_of_one_name_are_refused(registry):
     def tiling(s, w, k):
         """Another one."""
 
-    with pytest.raises(tc.ScheduleError, match=r"schedule tiling of conv2d is defined in .*conv2d\.tiling and"):
+    with pytest.raises(tc.ScheduleError, match=r"schedule tiling of conv2d is defined in .*builtin\.conv\.tiling and"):
         tc.schedule("conv2d")(tiling)
 
 
@@ -94,9 +94,14 @@ from tvmconv.library import schedule
 @schedule("conv2d")
 def by_hand(s, w, k):
     s.compute_inline(s.get_sblock("padded"))
-    n, o, p, q, *_ = s.get_loops(s.get_sblock("Y"))
-    s.bind(s.fuse(n, o), "blockIdx.x")
+    s.compute_inline(s.get_sblock("weight"))
+    total = s.get_sblock("sum")
+    store = s.cache_write(total, 0, "local")
+    s.reverse_compute_inline(s.get_sblock("Y"))
+    n, g, o, p, q, *_ = s.get_loops(total)
+    s.bind(s.fuse(n, g, o), "blockIdx.x")
     s.bind(p, "threadIdx.x")
+    s.reverse_compute_at(store, q)
 ''',
     )
     assert [s.name for s in tc.schedules(W)][-1] == "by_hand"
@@ -157,7 +162,7 @@ def test_the_naive_schedule_is_the_first_of_the_list():
 
 
 def test_what_no_schedule_computes_has_no_naive_one():
-    assert library.naive(tc.parse("conv2d:1x4x8x8,4x4x3x3,f16")) is None
+    assert library.naive(tc.parse("conv2d:1x4x8x8,4x4x3x3,tf32")) is None
 
 
 def test_two_baselines_of_an_operator_are_refused(registry):
@@ -170,10 +175,10 @@ def test_two_baselines_of_an_operator_are_refused(registry):
 
 def test_where_the_baseline_does_not_apply_there_is_none(registry):
     def half(s, w, k):
-        """Compute in float16."""
+        """Compute in TF32."""
 
-    tc.schedule("conv2d", dtypes=("float16",))(half)
-    w = tc.parse("conv2d:1x4x8x8,4x4x3x3,f16")
+    tc.schedule("conv2d", dtypes=("tf32",))(half)
+    w = tc.parse("conv2d:1x4x8x8,4x4x3x3,tf32")
     assert [s.name for s in tc.schedules(w)] == ["half"]
     assert library.naive(w) is None
 

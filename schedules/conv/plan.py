@@ -241,10 +241,11 @@ class Plan:
         copies = np.array([PIPELINES[str(name)] for name in np.atleast_1d(self.pipeline)], dtype=np.int64)
         arrays = copies * np.stack(operands) * element_bytes(w)
         # The slices meet in an array of their own, one for each virtual thread. TVM lets it take the place of an
-        # operand, which is no longer needed, if their sizes are not too different (tirx.transform.StorageRewrite).
+        # operand, which is no longer needed, if their sizes are not too different (tirx.transform.StorageRewrite): of
+        # one that has room, or of one that grows for it, which has to be of floats as well.
         meeting = SUM_BYTES * self.slices * math.prod(tile.size * tile.vthread for tile in self.output)
         holds = (arrays >= meeting) & (arrays <= REUSE * meeting)
-        grows = np.where((arrays < meeting) & (REUSE * arrays >= meeting), arrays, 0).max(axis=0)
+        grows = np.where((element_bytes(w) == SUM_BYTES) & (arrays < meeting) & (REUSE * arrays >= meeting), arrays, 0).max(axis=0)
         more = np.where(holds.any(axis=0), 0, meeting - grows)
         channels = SUM_BYTES * len(channel_arguments(w)) * np.where(self.split_k == 1, self.output[0].size, 0)
         return arrays.sum(axis=0) + np.where(self.slices > 1, more, 0) + channels

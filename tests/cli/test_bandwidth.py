@@ -26,10 +26,14 @@ def shuffle(s, w, k):
 
 def _one_thread_an_output(s, w, threads):
     s.compute_inline(s.get_sblock("padded"))
-    loops = s.get_loops(s.get_sblock("Y"))
+    total = s.get_sblock("sum")
+    store = s.cache_write(total, 0, "local")
+    s.reverse_compute_inline(s.get_sblock("Y"))
+    loops = s.get_loops(total)
     block, thread = s.split(s.fuse(*loops[: len(w.argument_shapes[-1])]), [None, threads])
     s.bind(block, "blockIdx.x")
     s.bind(thread, "threadIdx.x")
+    s.reverse_compute_at(store, thread)
 
 
 @pytest.fixture

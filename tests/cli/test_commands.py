@@ -43,7 +43,7 @@ REFUSALS = {
     "kernel too large": (["run", "conv2d:1x3x2x2,4x3x3x3"], "larger than the padded image"),
     "zero size": (["run", "conv2d:0x3x8x8,4x3x3x3"], "at least 1"),
     "unknown schedule": (["run", SMALL, "fly"], "no schedule 'fly'"),
-    "dtype without schedules": (["run", SMALL + ",f16"], "no schedule computes conv2d in float16"),
+    "dtype without schedules": (["run", SMALL + ",tf32"], "no schedule computes conv2d in tf32"),
     "architecture that NVRTC does not know": (
         ["show", SMALL, "tiling", "--arch", "sm_11"],
         "unknown architecture 'sm_11'",

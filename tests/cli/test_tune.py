@@ -98,7 +98,7 @@ REFUSALS = {
     "groups that do not fit": (["conv2d:1x3x8x8,4x1x3x3,g2"], "groups"),
     "unknown suite": (["--suite", "alexnet"], "'alexnet'"),
     "unknown schedule": ([SMALL, "--schedule", "fly"], "no schedule 'fly'"),
-    "dtype that no schedule is tuned for": ([SMALL + ",f16"], "made to be tuned"),
+    "dtype that no schedule is tuned for": ([SMALL + ",tf32"], "made to be tuned"),
     "unknown tuner": ([SMALL, "--tuner", "oracle"], "'oracle'"),
     "unknown device": ([SMALL, "--device", "tpu"], "unknown device 'tpu'"),
     "absent device": ([SMALL, "--device", "opencl:99"], "no device 'opencl:99'"),

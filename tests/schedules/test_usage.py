@@ -22,6 +22,12 @@ VARIED = (
     "conv2d:2x8x9x13,12x4x3x5,s2x1,p1x2x0x1,d1x2,g2",
     "conv2d:1x32x14x14,32x1x3x3,s1,p1,g32",
     "conv2d:2x6x11x11,6x1x3x3,s2,p1,g6",
+    "conv2d:1x64x28x28,64x64x3x3,s1,p1,f16",  # of half the bytes; with slices, sums of twice as many meet in them
+    "conv2d:1x64x7x7,128x64x1x1,s1,p0,bf16,nhwc,bias,relu",
+    "conv2d:2x32x13x17,48x32x3x3,s2,p1,f16,nhwc,bias,add,silu",
+    "conv2d:1x32x14x14,32x1x3x3,s1,p1,g32,bf16,nhwc",
+    "conv1d:2x64x100,32x64x5,s1,p2,f16",
+    "conv3d:1x16x4x7x7,32x16x3x3x3,s1,p1,nhwc",
 )
 
 

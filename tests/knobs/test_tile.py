@@ -1,0 +1,67 @@
+"""Tiles: factors by name, and one formula for one config and for many."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tvmconv.knobs import Knobs, Tile
+
+LEVELS = ("block", "vthread", "thread", "local")
+
+
+def tile(extent, *inner):
+    """Of an axis, with an outermost factor that covers it."""
+    return Tile(extent, dict(zip(LEVELS, (-(-extent // math.prod(inner)), *inner), strict=True)))
+
+
+def test_a_factor_is_an_attribute_by_its_name():
+    cut = tile(100, 2, 16, 3)
+    assert (cut.block, cut.vthread, cut.thread, cut.local) == (2, 2, 16, 3)
+    assert list(cut.factors) == list(LEVELS)
+
+
+def test_a_level_that_is_not_there_is_named_with_those_there_are():
+    with pytest.raises(AttributeError, match=r"the tile has no level 'warp': block, vthread, thread, local"):
+        tile(8, 1, 2, 4).warp  # noqa: B018
+
+
+def test_sizes_by_hand():
+    cut = tile(100, 2, 16, 3)
+    assert cut.size == 2 * 16 * 3
+    assert [cut.under(level) for level in LEVELS] == [96, 48, 3, 1]
+    assert not cut.divides
+    assert tile(192, 2, 16, 3).divides
+
+
+@given(st.integers(1, 500), st.lists(st.tuples(*[st.integers(1, 8)] * 3), min_size=1, max_size=5))
+def test_a_formula_of_columns_is_that_of_each_config(extent, configs):
+    each = [tile(extent, *inner) for inner in configs]
+    rows = np.array([list(cut.factors.values()) for cut in each])
+    columns = Tile.of_column(extent, LEVELS, rows)
+    assert columns.size.tolist() == [cut.size for cut in each]
+    assert columns.divides.tolist() == [cut.divides for cut in each]
+    assert (columns.thread * columns.local).tolist() == [cut.thread * cut.local for cut in each]
+    assert columns.under("vthread").tolist() == [cut.under("vthread") for cut in each]
+
+
+def test_a_knob_of_a_tile_is_what_its_column_holds():
+    k = Knobs({"tile_x": (-1, 1, 7, 2)})
+    asked = k.tile("tile_x", 28, LEVELS, {"thread": 4})
+    (column,) = [knob.resolve((-1, 1, 7, 2)) for knob in k.asked.values()]
+    assert tuple(asked.factors.values()) == column == (2, 1, 7, 2)
+
+
+def test_levels_without_a_preference_are_one():
+    asked = Knobs(None).tile("tile_x", 28, LEVELS, {"thread": 4})
+    assert asked.factors == {"block": 7, "vthread": 1, "thread": 4, "local": 1}
+
+
+def test_a_tile_travels_as_it_is():
+    import copy
+    import pickle
+
+    for again in (copy.copy(tile(28, 1, 7, 2)), pickle.loads(pickle.dumps(tile(28, 1, 7, 2)))):
+        assert (again.extent, again.factors) == (28, tile(28, 1, 7, 2).factors)
