@@ -12,18 +12,12 @@ from tvmconv.knobs import Tile
 from tvmconv.marks import HOIST_GUARDS, SPACES, Space
 
 
-def bind_grid(s: Schedule, z: LoopRV, y: LoopRV, x: LoopRV) -> LoopRV:
-    """Bind three adjacent loops, outermost first, to the grid; all to `blockIdx.x` where y or z would overflow.
-
-    Returns:
-        The innermost loop of the grid.
-    """
+def bind_grid(s: Schedule, z: LoopRV, y: LoopRV, x: LoopRV) -> None:
+    """Bind three adjacent loops, outermost first, to the grid; all to `blockIdx.x` where y or z would overflow."""
     if max(extent(s, z), extent(s, y)) > MAX_BLOCKS_YZ:
-        x = s.fuse(z, y, x)
-        s.bind(x, "blockIdx.x")
+        s.bind(s.fuse(z, y, x), "blockIdx.x")
     else:
         bind(s, "blockIdx", z, y, x)
-    return x
 
 
 def bind(s: Schedule, kind: str, z: LoopRV, y: LoopRV, x: LoopRV) -> None:

@@ -30,24 +30,16 @@ from ..vocabulary import (
     split_tiles,
     unroll,
 )
-from .plan import PIPELINES, Plan, channel_arguments
+from .plan import PIPELINES, Plan
 from .sums import in_memory_order
 from .tiles import element_bytes
 
-FIRST = -2  # of `compute_at`: before all that is in the loop
 MAX_COPIES = 64  # of a thread in one step, unrolled
 
 
 class Nest(NamedTuple):
-    """The loops around the block that multiplies.
+    """The loops of the block that multiplies, inside its threads: over the steps, and over the taps of a step."""
 
-    Attributes:
-        block: the innermost of the grid.
-        step: inside the threads, over the steps.
-        tap: over the taps of a step.
-    """
-
-    block: LoopRV
     step: list[LoopRV]
     tap: list[LoopRV]
 
@@ -111,11 +103,11 @@ def tile_output(s: Schedule, sums: Sums, plan: Plan) -> Nest:
     step, tap = split_tiles(s, sums.reduction, plan.reduction)
     threads = channels_innermost(thread)
     s.reorder(sums.outer, *block, *vthread, *threads, *step, *tap, *point)
-    grid = bind_blocks(s, sums.outer, block)
+    bind_blocks(s, sums.outer, block)
     bind_innermost(s, "vthread", vthread)
     bind_innermost(s, "threadIdx", thread)
     s.reverse_compute_at(store, threads[-1])
-    return Nest(grid, step, tap)
+    return Nest(step, tap)
 
 
 def _tile_in_slices(s: Schedule, partial: SBlockRV, total: SBlockRV, plan: Plan) -> Nest:
@@ -129,7 +121,7 @@ def _tile_in_slices(s: Schedule, partial: SBlockRV, total: SBlockRV, plan: Plan)
     ]
     block, vthread, inner = split_tiles(s, spatial, tiles)
     s.reorder(outer, *block, *vthread, *inner, piece)
-    grid = bind_blocks(s, outer, block)
+    bind_blocks(s, outer, block)
     _each, *thread = s.split(s.fuse(*inner), [None, *reversed(plan.threads)])
     bind_innermost(s, "threadIdx", thread)
     s.reverse_compute_at(store, thread[-1])
@@ -149,7 +141,7 @@ def _tile_in_slices(s: Schedule, partial: SBlockRV, total: SBlockRV, plan: Plan)
     own = own_loops(s, partial)
     output, (step_rc, tap_rc, *others) = own[: -len(plan.reduction) - 1], own[-len(plan.reduction) - 1 :]
     steps, taps = split_tiles(s, others, plan.reduction[1:]) if others else ([], [])
-    nest = Nest(grid, [step_rc, *steps], [tap_rc, *taps])
+    nest = Nest([step_rc, *steps], [tap_rc, *taps])
     s.reorder(*nest.step, *nest.tap, *output)
     return nest
 
@@ -208,20 +200,7 @@ def copy_together(s: Schedule, loops: Sequence[LoopRV], plan: Plan) -> LoopRV:
     return each
 
 
-def stage_channels(s: Schedule, w: Conv, sums: Sums, nest: Nest, plan: Plan) -> None:
-    """Copy what the epilogue has for each output channel, such as a bias, to shared memory before the steps.
-
-    The store would wait for it at the end, with nothing left to compute meanwhile; here it arrives with the first step.
-    """
-    store = s.get_consumers(sums.total or sums.products)[0]
-    for name in channel_arguments(w):
-        place = [str(region.source.name) for region in s.get(store).reads].index(name)
-        copy = s.cache_read(store, place, "shared")
-        s.compute_at(copy, nest.block, preserve_unit_loops=True, index=FIRST)
-        copy_together(s, own_loops(s, copy), plan)
-
-
-def bind_blocks(s: Schedule, outer: LoopRV, block: Sequence[LoopRV]) -> LoopRV:
-    """Bind the outermost loop and those of two or three axes to the grid; returns its innermost loop."""
+def bind_blocks(s: Schedule, outer: LoopRV, block: Sequence[LoopRV]) -> None:
+    """Bind the outermost loop and those of two or three axes to the grid."""
     z, y, x = (outer, *block) if len(block) == 2 else (s.fuse(outer, block[0]), *block[1:])
-    return bind_grid(s, z, y, x)
+    bind_grid(s, z, y, x)

@@ -21,7 +21,8 @@ from tvmconv.knobs.space import Usage
 from tvmconv.library import schedule
 from tvmconv.workloads import Conv2d
 
-from .blocked import copy_in_steps, share_out, stage_channels, tile_output
+from .bias import begin_with_bias
+from .blocked import copy_in_steps, share_out, tile_output
 from .plan import Axes, Axis, Plan
 from .sums import DTYPES, loops, stage_operands, tiled_channels
 from .tiles import shrink_to_shared_memory
@@ -49,15 +50,15 @@ def shares_inputs(w: Conv2d) -> bool:
 
 
 @schedule("conv2d", dtypes=DTYPES, usage=usage, promising=shares_inputs)
-def direct(s: Schedule, w: Conv2d, k: Knobs) -> None:
+def direct(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """Output tiles are (block, virtual thread, thread, local); reduction tiles (step, tap)."""
     plan = Plan.ask(k, w, axes(w), slices=True)
     outer, channel, space, depth, taps = loops(s, w)
     sums = share_out(s, s.get_sblock("sum"), outer, [channel, *space], [depth, *taps], plan)
     copies = stage_operands(s, sums.products, "shared")
-    nest = tile_output(s, sums, plan)
-    stage_channels(s, w, sums, nest, plan)
-    copy_in_steps(s, w, sums.products, copies, nest, plan, by_tap=False)
+    products = str(s.get(sums.products).name_hint)
+    copy_in_steps(s, w, sums.products, copies, tile_output(s, sums, plan), plan, by_tap=False)
+    return begin_with_bias(s, w, products, group=1, sliced=plan.slices > 1)
 
 
 def axes(w: Conv2d) -> Axes:

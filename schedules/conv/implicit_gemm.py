@@ -23,7 +23,8 @@ from tvmconv.library import schedule
 from tvmconv.workloads import Conv
 
 from ..vocabulary import inline_consumers, inline_producers
-from .blocked import copy_in_steps, share_out, stage_channels, tile_output
+from .bias import begin_with_bias
+from .blocked import copy_in_steps, share_out, tile_output
 from .conflict_free import flatten_pixels
 from .plan import Axes, Axis, Plan
 from .sums import DTYPES
@@ -46,7 +47,7 @@ def is_pointwise(w: Conv) -> bool:
 
 
 @schedule("conv1d", "conv2d", "conv3d", dtypes=DTYPES, usage=usage, promising=is_pointwise)
-def implicit_gemm(s: Schedule, w: Conv, k: Knobs) -> None:
+def implicit_gemm(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Tiles of channels and pixels are (block, virtual thread, thread, local); reduction tiles (step, tap)."""
     f, p = (axis.extent for axis in axes(w).output)
     plan = Plan.ask(k, w, axes(w), slices=min(f, p) > 1, split_k=w.groups == 1)
@@ -60,10 +61,9 @@ def implicit_gemm(s: Schedule, w: Conv, k: Knobs) -> None:
     copies = [s.cache_read(sums.products, operand, "shared") for operand in (0, 1)]
     for copy in copies:
         inline_producers(s, copy)
-    nest = tile_output(s, sums, plan)
-    if plan.split_k == 1:
-        stage_channels(s, w, sums, nest, plan)
-    copy_in_steps(s, w, sums.products, copies, nest, plan, by_tap=True)
+    name = str(s.get(sums.products).name_hint)
+    copy_in_steps(s, w, sums.products, copies, tile_output(s, sums, plan), plan, by_tap=True)
+    return s if plan.split_k > 1 else begin_with_bias(s, w, name, group=0, sliced=plan.slices > 1)
 
 
 def split_over_blocks(s: Schedule, total: SBlockRV, parts: int) -> SBlockRV:

@@ -17,7 +17,7 @@ from tvmconv.gpu import BANK_BYTES, BANKS, MAX_THREADS_Z, REGISTERS
 from tvmconv.knobs import Columns, Knobs, Tile
 from tvmconv.knobs.factors import prime_factors
 from tvmconv.knobs.space import Usage
-from tvmconv.workloads import Conv, epilogue
+from tvmconv.workloads import Conv
 
 from .tiles import element_bytes
 
@@ -245,10 +245,11 @@ class Plan:
         # one that has room, or of one that grows for it, which has to be of floats as well.
         meeting = SUM_BYTES * self.slices * math.prod(tile.size * tile.vthread for tile in self.output)
         holds = (arrays >= meeting) & (arrays <= REUSE * meeting)
-        grows = np.where((element_bytes(w) == SUM_BYTES) & (arrays < meeting) & (REUSE * arrays >= meeting), arrays, 0).max(axis=0)
+        grows = np.where(
+            (element_bytes(w) == SUM_BYTES) & (arrays < meeting) & (REUSE * arrays >= meeting), arrays, 0
+        ).max(axis=0)
         more = np.where(holds.any(axis=0), 0, meeting - grows)
-        channels = SUM_BYTES * len(channel_arguments(w)) * np.where(self.split_k == 1, self.output[0].size, 0)
-        return arrays.sum(axis=0) + np.where(self.slices > 1, more, 0) + channels
+        return arrays.sum(axis=0) + np.where(self.slices > 1, more, 0)
 
     def usage(self, w: Conv, operands: tuple[Any, Any], outer: int) -> Usage:
         """What configs use of a device.
@@ -274,11 +275,6 @@ class Plan:
             traffic=blocks * steps * staged,
             all_threads=blocks * self.block_threads,
         )
-
-
-def channel_arguments(w: Conv) -> list[str]:
-    """The epilogue's arguments that have a number for each output channel."""
-    return [operation.name for operation in epilogue.steps(w.epilogue) if operation.takes == "channel"]
 
 
 def pipelines(w: Conv) -> tuple[str, ...]:
