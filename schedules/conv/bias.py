@@ -13,24 +13,27 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import IRModule, Range, TensorLoad
 from tvm.s_tir import SBlock, Schedule
+from tvm.s_tir.schedule import ScheduleError
 from tvm.tirx import PrimFunc
 
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import ACCUMULATOR
 
+from .plan import Plan
+
 BIAS = "bias"
 FIRST = -2  # of `compute_at`: before all that is in the loop
 
 
-def begin_with_bias(s: Schedule, w: Conv, products: str, *, group: int, sliced: bool) -> Schedule:
+def begin_with_bias(s: Schedule, w: Conv, products: str, plan: Plan, *, group: int) -> Schedule:
     """The schedule with its sums begun with the bias, if that is the first operation of the epilogue.
 
     Args:
         s: the schedule, whose reduction is decomposed.
         w: the workload.
         products: name of the block that multiplies.
-        group: which of its axes, without that of the slices, are the groups; behind it come their output channels.
-        sliced: whether its first axis are slices, of which only the first begins with the bias.
+        plan: how; of slices, which are the block's first axis, only the first begins with the bias.
+        group: which of its other axes are the groups; behind it come their output channels.
     """
     if w.epilogue[:1] != (BIAS,):
         return s
@@ -41,7 +44,8 @@ def begin_with_bias(s: Schedule, w: Conv, products: str, *, group: int, sliced: 
     def begun(block: Any) -> Any:
         if str(block.name_hint) != f"{products}_init":
             return block
-        piece, *axes = (axis.var for axis in block.iter_vars) if sliced else (None, *(a.var for a in block.iter_vars))
+        variables = [axis.var for axis in block.iter_vars]
+        piece, axes = (variables[0], variables[1:]) if plan.slices > 1 else (None, variables)
         channel = axes[group] * (w.O // w.groups) + axes[group + 1]
         value = tirx.BufferLoad(bias, [channel])
         if piece is not None:
@@ -81,8 +85,15 @@ def _without(function: PrimFunc, bias: Any) -> PrimFunc:
 
 
 def _load_once(s: Schedule, init: str) -> Schedule:
-    """Let each thread load what its sums begin with once for each channel, and not for each sum."""
-    block = s.get_sblock(init)
-    bound = [loop for loop in s.get_loops(block) if s.get(loop).thread_binding is not None]
-    s.compute_at(s.cache_read(block, 0, "local"), bound[-1], preserve_unit_loops=True, index=FIRST)
-    return s
+    """Let each thread load what its sums begin with once for each channel, and not for each sum.
+
+    Where TVM cannot tell that the loads may be moved, as where tiles overhang, they stay.
+    """
+    moved = s.copy()
+    block = moved.get_sblock(init)
+    bound = [loop for loop in moved.get_loops(block) if moved.get(loop).thread_binding is not None]
+    try:
+        moved.compute_at(moved.cache_read(block, 0, "local"), bound[-1], preserve_unit_loops=True, index=FIRST)
+    except ScheduleError:
+        return s
+    return moved

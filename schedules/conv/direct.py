@@ -58,7 +58,7 @@ def direct(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     copies = stage_operands(s, sums.products, "shared")
     products = str(s.get(sums.products).name_hint)
     copy_in_steps(s, w, sums.products, copies, tile_output(s, sums, plan), plan, by_tap=False)
-    return begin_with_bias(s, w, products, group=1, sliced=plan.slices > 1)
+    return begin_with_bias(s, w, products, plan, group=1)
 
 
 def axes(w: Conv2d) -> Axes:

@@ -63,7 +63,7 @@ def implicit_gemm(s: Schedule, w: Conv, k: Knobs) -> Schedule:
         inline_producers(s, copy)
     name = str(s.get(sums.products).name_hint)
     copy_in_steps(s, w, sums.products, copies, tile_output(s, sums, plan), plan, by_tap=True)
-    return s if plan.split_k > 1 else begin_with_bias(s, w, name, group=0, sliced=plan.slices > 1)
+    return s if plan.split_k > 1 else begin_with_bias(s, w, name, plan, group=0)
 
 
 def split_over_blocks(s: Schedule, total: SBlockRV, parts: int) -> SBlockRV:
