@@ -37,6 +37,12 @@ def opencl():
     return find("opencl:0")
 
 
+@pytest.fixture
+def optimised(monkeypatch):
+    """For kernels that run longer than they compile: PoCL with its optimiser."""
+    monkeypatch.delenv("POCL_EXTRA_BUILD_FLAGS")
+
+
 @pytest.fixture(scope="session")
 def gpu():
     """The first NVIDIA GPU; for tests with the mark `gpu`."""
