@@ -1,6 +1,7 @@
 import functools
 import os
 
+import lean_opencl
 import pytest
 from hypothesis import HealthCheck, settings
 from instant import Instant
@@ -12,6 +13,7 @@ from tvmconv.devices.base import AbsentError
 # PoCL compiles every kernel for its work-group size, at its first launch: without its optimiser in a tenth of the time
 # and less. Kernels are judged by what they compute here, and processes that tests start inherit this.
 os.environ.setdefault("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable")
+lean_opencl.install()
 
 # How fast examples are drawn depends on what else the machine does, and says nothing about what is tested.
 settings.register_profile("any machine", suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -35,6 +37,12 @@ def _no_gpu() -> str | None:
 @pytest.fixture(scope="session")
 def opencl():
     return find("opencl:0")
+
+
+@pytest.fixture
+def optimised(monkeypatch):
+    """For kernels that run longer than they compile: PoCL with its optimiser."""
+    monkeypatch.delenv("POCL_EXTRA_BUILD_FLAGS")
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """The kernels of AutoTVM's logs are rebuilt from their lines alone, with the tiles that it measured, and are right."""
 
+import functools
 import json
 import math
 from pathlib import Path
@@ -59,6 +60,7 @@ SUPPORTED = {f"line {i}": line for i, line in enumerate(LINES, start=2) if line 
 supported = pytest.mark.parametrize("line", SUPPORTED.values(), ids=SUPPORTED)
 
 
+@functools.cache
 def rebuilt(line, **place):
     record = Record.parse(line)
     return tc.build(record.workload, record.schedule, config=record.config, **place)
@@ -85,6 +87,7 @@ def test_a_rebuilt_kernel_keeps_every_knob_of_its_line(line):
 
 
 @supported
+@pytest.mark.usefixtures("optimised")
 def test_a_rebuilt_kernel_is_right(line):
     assert rebuilt(line, device="opencl:0").verify().error <= 1e-5
 
