@@ -147,6 +147,22 @@ def test_a_search_leaves_out_what_is_not_for_the_device(registry):
     assert "cuda_only" not in [s.name for s in library.to_tune(W, "opencl")]
 
 
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("conv2d:1x64x56x56,64x64x3x3,s1,p1", ["direct"]),
+        ("conv2d:1x64x56x56,64x64x1x1,s1,p0", ["direct", "implicit_gemm"]),
+        ("conv2d:1x512x7x7,512x512x3x3,s1,p1", ["direct", "implicit_gemm"]),
+        ("conv2d:8x512x7x7,512x512x3x3,s1,p1", ["direct"]),
+        ("conv2d:1x512x7x7,512x1x3x3,s1,p1,g512", ["depthwise"]),
+        ("conv1d:8x64x1000,64x64x9,s1,p4", ["implicit_gemm"]),
+        ("conv3d:2x64x9x16x16,64x32x3x3x3,s1,p1,g2", ["implicit_gemm"]),
+    ],
+)
+def test_a_search_tries_what_promises_something(text, names):
+    assert [schedule.name for schedule in library.to_tune(tc.parse(text), "cuda")] == names
+
+
 def test_a_schedule_may_write_its_function_itself(registry):
     @tc.schedule("conv2d")
     def own(s: TirSchedule, w, k):

@@ -271,7 +271,6 @@ def check_memory(workload: Workload, device: Device) -> None:
 def build_on(workload: Workload, chosen: library.Schedule, place: Device, config: Mapping[str, Value] | None) -> Kernel:
     """Build a schedule for a device that is there; see `build`."""
     chosen.check_kind(place.kind, place.text)
-    if "float16" in workload.argument_dtypes and not place.has_float16:
-        raise DeviceError(f"{place.text} has no float16 (cl_khr_fp16): choose bfloat16, or another device")
+    place.check_dtypes(workload.argument_dtypes)
     built = road.build(workload, chosen, config, place.target(), place.limits, place.text)
     return Kernel(workload, chosen, built.config, place, built.tir, built.lowered)

@@ -84,10 +84,12 @@ def test_a_home_that_is_not_writable_is_no_obstacle():
     subprocess.run([sys.executable, "-c", code], env={**environment, "HOME": "/proc/nowhere"}, check=True)
 
 
-def test_float16_is_refused_where_the_device_has_none(opencl):
+def test_float16_is_refused_where_the_device_has_none(opencl, tmp_path):
     """Its compiler would say no more than that it knows no such type."""
     w = tc.parse("conv2d:1x4x8x8,8x4x3x3,s1,p1,f16")
     lacking = dataclasses.replace(opencl, has_float16=False)
     with pytest.raises(DeviceError, match="opencl:0 has no float16"):
         tc.build(w, "default", device=lacking)
+    with pytest.raises(DeviceError, match="opencl:0 has no float16"):
+        tc.tune(w, "direct", trials=1, log=tmp_path / "log.jsonl", device=lacking)
     assert "half" in tc.build(w, "default", device=dataclasses.replace(opencl, has_float16=True)).source

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -134,6 +134,11 @@ class Device(ABC):
         Raises:
             DeviceError: they do not fit in the device's memory, or the device is lost.
         """
+
+    def check_dtypes(self, dtypes: Iterable[str]) -> None:
+        """Raise DeviceError if this device's kernels cannot have arguments of these dtypes."""
+        if "float16" in dtypes and not self.has_float16:
+            raise DeviceError(f"{self.text} has no float16 (cl_khr_fp16): choose bfloat16, or another device")
 
     def check_fits(self, kernel: Lowered | Program) -> None:
         """Raise DeviceError if a block of one of the kernel's steps is larger than the device allows."""

@@ -114,12 +114,13 @@ def search(
         TunerError: there is no such tuner.
         TuningError: the tuner does not learn from other workloads.
         ScheduleError: the schedule is not for devices of this kind.
-        DeviceError: a device is lost.
+        DeviceError: a device is lost, or has no such dtype.
         Error: the log cannot be read or written.
         KeyboardInterrupt: the user's; the log is whole.
     """
     device = places[0]
     schedule.check_kind(device.kind, device.text)
+    device.check_dtypes(workload.argument_dtypes)
     tuner = make(request.tuner, schedule.space(workload, device.limits), request.seed)
     if others := log_files(request.transfer):
         if not isinstance(tuner, XGBTuner):
