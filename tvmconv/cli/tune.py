@@ -53,8 +53,8 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         "--schedule",
         metavar="NAME",
         action="append",
-        help="whose knobs to search; may be given several times (default: direct, with implicit_gemm for 1x1 filters; "
-        "depthwise where it applies)",
+        help="whose knobs to search; may be given several times (default: direct for conv2d, and implicit_gemm for "
+        "1x1 filters, small images, conv1d and conv3d; depthwise where it applies; register for filters)",
     )
     parser.add_argument("--tuner", choices=TUNERS, default="xgb", help="how to search (default: %(default)s)")
     parser.add_argument(
