@@ -25,8 +25,8 @@ SMALL = parse("conv2d:1x4x6x6,8x4x3x3,p1")
 
 
 @pytest.fixture
-def farm(tmp_path):
-    farm = Farm(tmp_path)
+def farm(tmp_path, tracker):
+    farm = Farm(tmp_path, tracker)
     yield farm
     farm.close()
 

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from farm import Farm
 from processes import processes_of, wait_for
 
 from tvmconv.logs.lines import BadLines
@@ -172,17 +173,14 @@ def test_a_disk_that_fills_up_is_one_line_and_the_log_is_whole(searches):
     assert searches.nothing_left()
 
 
-def test_a_worker_killed_in_mid_run_costs_no_trial(searches, tmp_path):
-    pytest.importorskip("tornado", reason="TVM's RPC tracker needs tornado and cloudpickle")
-    from farm import Farm
-
-    farm = Farm(tmp_path / "workers")
+def test_a_worker_killed_in_mid_run_costs_no_trial(searches, tmp_path, tracker):
+    farm = Farm(tmp_path / "workers", tracker)
     farm.folder.mkdir()
     try:
         farm.lend("k")
         farm.lend("k")
-        tracker = "{}:{}".format(*farm.tracker)
-        search = searches.start("--trials=12", "--device=rpc:k", f"--tracker={tracker}")
+        address = "{}:{}".format(*farm.tracker)
+        search = searches.start("--trials=12", "--device=rpc:k", f"--tracker={address}")
         searches.wait_for_lines(4)
         farm.workers[0].kill()
         assert search.wait(DEADLINE) == 0

@@ -73,19 +73,16 @@ def test_the_lists_have_every_option(texts):
     assert any(set(w.out) == {1} for w in workloads)
 
 
+def sample():
+    """Each schedule in f16 and in bf16, with the architectures, layouts and epilogues in turn."""
+    for i, (operator, name, _) in enumerate(schedules()):
+        for j, dtype in enumerate(("f16", "bf16")):
+            turn = i + j * 2
+            yield operator, name, dtype, LAYOUTS[turn % 2 ^ j], EPILOGUES[(i + 3 * j) % 6], ARCHITECTURES[turn % 3]
+
+
 @needs_nvrtc
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize(
-    ("operator", "schedule", "dtype", "layout", "epilogue"),
-    [
-        (operator, name, *how)
-        for i, (operator, name, _) in enumerate(schedules())
-        for how in (
-            ("f16", LAYOUTS[i % 2], EPILOGUES[i % 6]),
-            ("bf16", LAYOUTS[1 - i % 2], EPILOGUES[(i + 3) % 6]),
-        )
-    ],
-)
+@pytest.mark.parametrize(("operator", "schedule", "dtype", "layout", "epilogue", "arch"), list(sample()))
 def test_every_schedule_compiles_16_bit_floats_without_a_gpu(operator, schedule, dtype, layout, epilogue, arch):
     text = SHAPES.get(operator) or (DEPTHWISE if schedule == "depthwise" else DENSE)
     workload = tc.parse(",".join(filter(None, (text, dtype, layout, epilogue))))

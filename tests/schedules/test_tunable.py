@@ -84,6 +84,8 @@ def test_the_searched_configs_above_try_what_they_are_meant_to(schedule):
     assert tried >= {f"pipeline={name}" for name in ("none", "registers", "async2", "async3", "async4")}
     assert tried >= {"fetch=blocked", "fetch=interleaved", "weight_layout=oihw", "weight_layout=ihwo"}
     assert tried >= {"slices=1", "slices=2", "slices=4", "weight_pad=1", "weight_pad=4"}
+    if schedule == "implicit_gemm":
+        assert tried >= {"split_k=1", "split_k=2", "split_k=4"}
     last = "tile_x" if schedule == "direct" else "tile_p"
     assert tried >= {f"{tile} {what}" for tile in ("tile_f", last) for what in ("overhangs", "has virtual threads")}
 

@@ -71,9 +71,13 @@ def test_the_reference_is_the_operations_one_after_another(epilogue, layout):
     np.testing.assert_allclose(workload.reference(*inputs), expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("epilogue", [*((name,) for name in BY_HAND), *USUAL[1:3]], ids=",".join)
+EPILOGUES = [*((name,) for name in BY_HAND), *USUAL[1:3]]
+IN_TURN = [
+    (epilogue, dtype, LAYOUTS[(i + j) % 2]) for i, epilogue in enumerate(EPILOGUES) for j, dtype in enumerate(DTYPES)
+]
+
+
+@pytest.mark.parametrize(("epilogue", "dtype", "layout"), IN_TURN)
 def test_the_declaration_computes_the_reference(epilogue, dtype, layout):
     check_declaration(conv(epilogue, dtype, layout))
 
