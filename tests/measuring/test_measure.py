@@ -9,6 +9,7 @@ import time
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 import steps
 from faulty_schedules import EXPECTED, SCHEDULE, WORKLOAD
@@ -70,6 +71,15 @@ def test_a_time_agrees_with_that_of_the_built_kernel():
     (record,) = measure([schedule.space(CONV).default], schedule=schedule, workload=CONV)
     kernel = tc.build(CONV, schedule, device="opencl:0", config=record.config)
     assert 0.1 < record.cost / kernel.time(seconds=0.1).median < 10  # other processes share the CPU
+
+
+def test_without_workers_this_process_builds(monkeypatch):
+    monkeypatch.setattr("tvmconv.measuring.measurer.Pool", None)
+    schedule = find_schedule(CONV, "tiling")
+    space = schedule.space(CONV)
+    configs = [space.config(point) for point in space.sample(2, np.random.default_rng(0))]
+    records = measure(configs, schedule=schedule, workload=CONV, workers=0)
+    assert [(record.config, record.ok) for record in records] == [(config, True) for config in configs]
 
 
 def test_a_faulty_config_is_one_record_of_its_kind_and_the_others_are_measured():

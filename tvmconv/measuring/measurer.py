@@ -21,7 +21,7 @@ from tvmconv.measuring.builder import Task
 from tvmconv.measuring.local import LocalRunner
 from tvmconv.measuring.outcome import Measurement
 from tvmconv.measuring.pipeline import Pipeline
-from tvmconv.measuring.pool import Pool
+from tvmconv.measuring.pool import Builders, Here, Pool
 from tvmconv.measuring.remote import RemoteRunner
 from tvmconv.measuring.runner import Runner
 from tvmconv.measuring.stopwatch import Means
@@ -48,7 +48,8 @@ class Measurer:
         workload: what to compute.
         schedule: how; its function has to be at the top level of a module that can be imported.
         devices: where to measure: names, devices, or runners of another kind; all of one kind and architecture.
-        workers: processes that build; by default one less than there are processors.
+        workers: processes that build; by default one less than there are processors. With 0 this process builds, which
+            is for configs that were built before: nothing ends one that hangs, or takes all the memory.
         build_timeout: seconds for one build.
         run_timeout: seconds for one candidate on the device; by default `RUN_SECONDS` of its kind.
         memory_limit: bytes of host memory for one candidate.
@@ -76,7 +77,7 @@ class Measurer:
         self._places = [known_devices.find(place) if isinstance(place, str) else place for place in devices]
         self._device = _common_device(self._places)
         self._task = Task(workload, schedule, self._device, memory_limit)
-        self._workers = workers or max(1, (os.cpu_count() or 1) - 1)
+        self._workers = max(1, (os.cpu_count() or 1) - 1) if workers is None else workers
         self._build_timeout = build_timeout
         self._run_timeout = run_timeout or RUN_SECONDS[self._device.kind]
         self._problem = Problem(workload, seed)
@@ -154,15 +155,16 @@ class Measurer:
 
     def _run(self) -> None:
         """What the thread does: all that speaks to the processes, which live no longer than the thread."""
-        parts: list[Pool | Runner] = []
+        parts: list[Builders | Runner] = []
         try:
-            pool = Pool(self._task, self._workers, self._build_timeout)
-            parts.append(pool)
+            some = self._workers > 0
+            builders: Builders = Pool(self._task, self._workers, self._build_timeout) if some else Here(self._task)
+            parts.append(builders)
             runners: list[Runner] = []
             for place in self._places:
                 runners.append(self._runner(place))
                 parts.append(runners[-1])
-            pipeline = Pipeline(self._task, pool, runners, _versions(self._device), self._means)
+            pipeline = Pipeline(self._task, builders, runners, _versions(self._device), self._means)
             while not self._closing:
                 wait([self._bell, *pipeline.waitables()], POLL_SECONDS)
                 while self._bell.poll():

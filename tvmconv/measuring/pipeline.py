@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tvmconv.compiler.program import Program
     from tvmconv.devices import Device
     from tvmconv.knobs import Config
-    from tvmconv.measuring.pool import Pool
+    from tvmconv.measuring.pool import Builders
 
 
 @dataclass
@@ -45,17 +45,17 @@ class Pipeline:
 
     Args:
         task: what is built.
-        pool: the builders.
+        builders: what builds them.
         runners: the devices.
         versions: of the software that makes and runs the kernels.
         means: where the phases of each trial are counted in.
     """
 
     def __init__(
-        self, task: Task, pool: Pool, runners: Sequence[Runner], versions: Mapping[str, str], means: Means
+        self, task: Task, builders: Builders, runners: Sequence[Runner], versions: Mapping[str, str], means: Means
     ) -> None:
         self._task = task
-        self._pool = pool
+        self._builders = builders
         self._runners = list(runners)
         self._versions = versions
         self._means = means
@@ -68,7 +68,7 @@ class Pipeline:
     def submit(self, config: Config) -> None:
         """Queue a config."""
         self._underway[self._count] = _Underway(config)
-        self._pool.submit(self._count, config)
+        self._builders.submit(self._count, config)
         self._count += 1
 
     def poll(self) -> list[Measurement]:
@@ -87,7 +87,7 @@ class Pipeline:
             except DeviceError as error:
                 self._take_from(runner)
                 self._lost = None if self._runners else error  # raised next time: there may be others to return
-        for tag, built in self._pool.poll():
+        for tag, built in self._builders.poll():
             self._means.add(built.phases)
             self._underway[tag].built = built
             if built.program is None:
@@ -105,7 +105,7 @@ class Pipeline:
 
     def waitables(self) -> list[Connection | int]:
         """What becomes readable when `poll` has something to do."""
-        return [*self._pool.waitables(), *(w for runner in self._runners for w in runner.waitables())]
+        return [*self._builders.waitables(), *(w for runner in self._runners for w in runner.waitables())]
 
     def _take_from(self, runner: Runner) -> None:
         """Let the other devices have what a lost one did not come to."""

@@ -1,15 +1,15 @@
-"""The builder processes as their parent sees them: each builds one config at a time, and may die of it."""
+"""Who builds: processes, of which each builds one config at a time and may die of it, or this process."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 from tvmconv.errors import Error
 from tvmconv.knobs import Config
-from tvmconv.measuring.builder import Built, Task
+from tvmconv.measuring.builder import Built, Task, build
 from tvmconv.measuring.outcome import ErrorKind
 from tvmconv.measuring.supervised import DEPTH, Cause, End, Job, Limits, Supervised
 
@@ -19,6 +19,54 @@ TEXTS = {
     Cause.START: "the builder process does not start in {limit:g} s",
     Cause.TIME: "the build takes longer than {limit:g} s",
 }
+
+
+class Builders(Protocol):
+    """Builds configs, one after another or several at once."""
+
+    def submit(self, tag: int, config: Config) -> None:
+        """Queue a config; `tag` comes back with what it becomes."""
+
+    def poll(self) -> list[tuple[int, Built]]:
+        """Go on with what is queued; what has ended since the last call, by tag."""
+
+    def waitables(self) -> Sequence[Connection]:
+        """What becomes readable when `poll` has something to tell."""
+
+    def close(self) -> None:
+        """End all processes."""
+
+
+class Here:
+    """Builds configs in this process, a config a `poll`: for those few that are known to do no harm.
+
+    Two seconds are saved that way, which a process of its own takes to load TVM.
+
+    Args:
+        task: what is built.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._waiting: deque[tuple[int, Config]] = deque()
+
+    def submit(self, tag: int, config: Config) -> None:
+        """Queue a config; see `Builders.submit`."""
+        self._waiting.append((tag, config))
+
+    def poll(self) -> list[tuple[int, Built]]:
+        """Build what has waited longest; see `Builders.poll`."""
+        if not self._waiting:
+            return []
+        tag, config = self._waiting.popleft()
+        return [(tag, build(self._task, config))]
+
+    def waitables(self) -> Sequence[Connection]:
+        """None: each `poll` comes back with what it built."""
+        return []
+
+    def close(self) -> None:
+        """There is nothing to end."""
 
 
 class Pool:

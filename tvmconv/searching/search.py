@@ -248,7 +248,7 @@ class _Search:
         """The naive schedule's record, put into the log; None where it is the one that is searched."""
         if self._naive is None or self._schedule.name == self._naive.name:
             return None
-        with Measurer(self._workload, self._naive, self._places[:1], workers=1) as measurer:
+        with Measurer(self._workload, self._naive, self._places[:1], workers=0) as measurer:
             (record,) = _measure_all(measurer, [{}])
         self._log.append(record)
         return record
@@ -257,7 +257,7 @@ class _Search:
         """The fastest configs once more, on fresh inputs and with nothing else going on: the fastest that is right."""
         if not self._best_first:
             return None
-        with Measurer(self._workload, self._schedule, self._places[:1], workers=1) as measurer:
+        with Measurer(self._workload, self._schedule, self._places[:1], workers=0) as measurer:
             records = _measure_all(measurer, [record.config for record in self._best_first])
         return min((record for record in records if record.ok), key=lambda record: record.cost, default=None)
 
