@@ -46,6 +46,17 @@ def test_every_schedule_computes_every_combination_on_a_gpu(gpu, operator, sched
     assert wrong == {}
 
 
+@pytest.mark.gpu
+@needs_nvrtc
+@pytest.mark.parametrize(("operator", "schedule", "texts"), schedules(), ids=lambda value: str(value)[:20])
+def test_every_combination_compiles_for_every_architecture(operator, schedule, texts):
+    """Takes no GPU, but four minutes of a processor: it is run where the GPU's long tests are."""
+    choices = itertools.product(DTYPES, LAYOUTS, EPILOGUES, ARCHITECTURES)
+    for text, (dtype, layout, epilogue, arch) in zip(itertools.cycle(texts), choices, strict=False):
+        workload = tc.parse(",".join(filter(None, (text, dtype, layout, epilogue))))
+        assert tc.build(workload, schedule, arch=arch).resources.registers > 0
+
+
 def test_the_pairs_meet_what_they_are_meant_to():
     """Without this, the tests above could pass with a few workloads."""
     for operator, schedule, texts in schedules():
