@@ -14,7 +14,7 @@ from steps import (
     chain,
     dynamic_sums,
     lower_function,
-    products_of_three_then_sums,
+    products_then_sums,
     row_sums,
     split_sums,
 )
@@ -55,7 +55,7 @@ def test_a_split_reduction_is_right(device, rows):
 
 def test_scratch_that_no_step_wrote_is_nan(device):
     problem = tc.Problem(WORKLOAD, seed=0)
-    y = device.load(lower_function(products_of_three_then_sums, device).program).run(problem.inputs)
+    y = device.load(lower_function(products_then_sums(3), device).program).run(problem.inputs)
     assert np.isnan(y).all()
 
 
@@ -64,7 +64,7 @@ def test_scratch_is_poisoned_again_for_every_kernel_of_a_bench(device):
     bench = device.bench(problem.inputs, problem.reference)
     right = device.load(tc.build(WORKLOAD, SCHEDULE, device=device).program)
     assert bench.deviation(right) < 1e-6
-    assert math.isnan(bench.deviation(device.load(lower_function(products_of_three_then_sums, device).program)))
+    assert math.isnan(bench.deviation(device.load(lower_function(products_then_sums(3), device).program)))
     assert bench.deviation(right) < 1e-6
     bench.close()
 
