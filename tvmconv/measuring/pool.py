@@ -40,7 +40,7 @@ class Builders(Protocol):
 class Here:
     """Builds configs in this process, a config a `poll`: for those few that are known to do no harm.
 
-    Two seconds are saved that way, which a process of its own takes to load TVM.
+    A process of its own would load TVM first, which takes a second.
 
     Args:
         task: what is built.
