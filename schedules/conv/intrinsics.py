@@ -180,9 +180,7 @@ def _clear() -> tuple[Any, Any]:
     return described, implemented
 
 
-def _multiply(
-    dtype: str, depth: int, first: Layout, second: Layout, *, columns_first: bool = False
-) -> tuple[Any, Any]:
+def _multiply(dtype: str, depth: int, first: Layout, second: Layout, *, columns_first: bool = False) -> tuple[Any, Any]:
     """The products of 16 rows and 16 columns, by two instructions of 8 columns.
 
     Args:

@@ -81,10 +81,13 @@ class Lowered:
 
     @functools.cached_property
     def source(self) -> str:
-        """The generated CUDA or OpenCL text, of all steps."""
+        """The generated CUDA or OpenCL text, of all steps; raises `CompileError` when TVM cannot write it."""
         kind = self.target.kind.name
-        with compile_with(lambda text: b""):  # only the text is wanted
-            text = str(self._codegen(self.device, self.target).inspect_source())
+        try:
+            with compile_with(lambda text: b""):  # only the text is wanted
+                text = str(self._codegen(self.device, self.target).inspect_source())
+        except (ValueError, RuntimeError) as error:
+            raise CompileError(f"TVM cannot write the kernel: {str(error).strip().splitlines()[-1]}") from error
         kernels = {step.name: step.parameters for step in self.steps}
         return spaces.apply(fill_alignment(text), kind, self.spaces, self.arrays, kernels)
 
