@@ -87,11 +87,19 @@ def intrinsics(dtype: str) -> Intrinsics:
     def column_of(lane: Index, stride: Index) -> Index:
         return (lane // 16 * 8 + lane % 8) * stride + lane % 16 // 8 * chunk
 
+    def name(step: str) -> str:
+        return f"tvmconv_{step}_{dtype}"
+
     named = Intrinsics(
-        depth,
-        *(f"tvmconv_{step}_{dtype}" for step in ("rows", "columns", "clear", "multiply", "multiply_columns", "store")),
-        rows_layout,
-        columns_layout,
+        depth=depth,
+        rows=name("rows"),
+        columns=name("columns"),
+        clear=name("clear"),
+        multiply=name("multiply"),
+        multiply_columns=name("multiply_columns"),
+        store=name("store"),
+        rows_layout=rows_layout,
+        columns_layout=columns_layout,
     )
     TensorIntrin.register(named.rows, *_load(dtype, depth, rows_layout, row_of))
     TensorIntrin.register(named.columns, *_load(dtype, depth, columns_layout, column_of))
@@ -134,7 +142,9 @@ def _load(dtype: str, depth: int, layout: Layout, place: Callable[[Index, Index]
     @T.prim_func(s_tir=True)
     def implemented(to: T.handle, tile: T.handle) -> None:
         row, column = T.int32(), T.int32()
-        S = T.match_buffer(tile, (SIDE, depth), dtype, align=64, offset_factor=held, scope=SHARED, strides=[row, column])
+        S = T.match_buffer(
+            tile, (SIDE, depth), dtype, align=64, offset_factor=held, scope=SHARED, strides=[row, column]
+        )
         R = T.match_buffer(to, (WARP, held), dtype, align=64, offset_factor=held, scope=REGISTERS)
         with T.sblock("root"):
             T.reads(S[0:SIDE, 0:depth])
