@@ -263,9 +263,7 @@ def _load(call: Call, compiler: Compiler) -> Run:
         lanes = machine.lanes(mask)
         where = _address(call, address(mask), machine, lanes)
         told = where.memory.dtype.itemsize if isinstance(where.memory, Array) else itemsize
-        found = machine.load_bytes(
-            where.memory, where.at, count * itemsize, lanes, where.name, told, where.blocks
-        )
+        found = machine.load_bytes(where.memory, where.at, count * itemsize, lanes, where.name, told, where.blocks)
         destinations.write(mask, lanes, found.view(f"u{itemsize}"))
 
     return load

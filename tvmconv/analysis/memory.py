@@ -288,9 +288,13 @@ class Shared:
             at = tuple(index[0] for index in np.nonzero(bad))
             who, other, place = self._thread(int(mine[at])), int(first[at]), self._place(units[at])
             if when[at] == PENDING:
-                raise ExecutionError(f"{who} {what} {place}, where an asynchronous copy goes that nobody has waited for")
+                raise ExecutionError(
+                    f"{who} {what} {place}, where an asynchronous copy goes that nobody has waited for"
+                )
             before = "has read" if what == "overwrites" else "has written"
-            raise ExecutionError(f"race: {who} {what} {place}, which {self._thread(other)} {before} with no barrier between")
+            raise ExecutionError(
+                f"race: {who} {what} {place}, which {self._thread(other)} {before} with no barrier between"
+            )
 
     def _settle(self) -> None:
         """Take the logged reads into account."""
@@ -338,9 +342,7 @@ class Shared:
                 self._put(copies.units[landed], copies.lanes[landed], copies.data[landed])
             if not landed.all():
                 kept = ~landed
-                left.append(
-                    _Copies(copies.lanes[kept], copies.group[kept], copies.units[kept], copies.data[kept])
-                )
+                left.append(_Copies(copies.lanes[kept], copies.group[kept], copies.units[kept], copies.data[kept]))
         self._copies = left
 
     def barrier(self, lanes: Lanes, kind: str) -> None:
