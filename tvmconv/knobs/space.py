@@ -28,9 +28,11 @@ class Usage:
 
     Args:
         threads: of a block.
-        shared_bytes: shared memory of a block.
+        shared_bytes: static shared memory of a block.
         accumulators: partial sums that a thread keeps in registers.
         blocks: of the grid.
+        dynamic_shared_bytes: shared memory of a block that the launch asks for.
+        cluster: blocks of a cluster.
         more: other quantities that a cost model may learn from, by name.
     """
 
@@ -40,21 +42,27 @@ class Usage:
         shared_bytes: np.ndarray,
         accumulators: np.ndarray,
         blocks: np.ndarray,
+        dynamic_shared_bytes: np.ndarray | None = None,
+        cluster: np.ndarray | None = None,
         **more: np.ndarray,
     ):
         self.threads = threads
         self.shared_bytes = shared_bytes
         self.accumulators = accumulators
         self.blocks = blocks
+        self.dynamic_shared_bytes = dynamic_shared_bytes
+        self.cluster = cluster
         self.more = more
 
     def columns(self) -> dict[str, np.ndarray]:
         """All quantities by name."""
+        asked = {"dynamic_shared_bytes": self.dynamic_shared_bytes, "cluster": self.cluster}
         return {
             "threads": self.threads,
             "shared_bytes": self.shared_bytes,
             "accumulators": self.accumulators,
             "blocks": self.blocks,
+            **{name: column for name, column in asked.items() if column is not None},
             **self.more,
         }
 
@@ -225,7 +233,12 @@ class Space:
 
 def _within(limits: Limits, usage: Usage) -> np.ndarray:
     """Which configs keep to the limits: bool (n,)."""
-    return (usage.threads <= limits.max_threads) & (usage.shared_bytes <= limits.shared_bytes)
+    within = (usage.threads <= limits.max_threads) & (usage.shared_bytes <= limits.shared_bytes)
+    if usage.dynamic_shared_bytes is not None:
+        within &= usage.shared_bytes + usage.dynamic_shared_bytes <= limits.all_shared_bytes
+    if usage.cluster is not None:
+        within &= usage.cluster <= limits.max_cluster
+    return within
 
 
 @dataclass(frozen=True)
