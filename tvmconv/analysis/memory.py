@@ -9,7 +9,6 @@ Lanes are threads: those of all blocks that are executed together, a multiple of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +28,7 @@ Bytes = NDArray[np.uint8]
 
 
 class ExecutionError(AnalysisError):
-    """A kernel does what no kernel may: it races, leaves its arrays, is misaligned, or reads what nobody has written."""
+    """A kernel does what no kernel may: it races, leaves its arrays, is misaligned, or waits for nothing."""
 
 
 @dataclass(frozen=True)
@@ -405,9 +404,3 @@ class Registers:
         """Nobody has written them."""
         self.data.view(np.uint8)[:] = 0xFF
         self.written[:] = False
-
-
-def windows(blocks: list[tuple[int, int, int]], size: int) -> Iterator[list[tuple[int, int, int]]]:
-    """Blocks in pieces of at most so many."""
-    for start in range(0, len(blocks), size):
-        yield blocks[start : start + size]
