@@ -43,7 +43,6 @@ REFUSALS = {
     "kernel too large": (["run", "conv2d:1x3x2x2,4x3x3x3"], "larger than the padded image"),
     "zero size": (["run", "conv2d:0x3x8x8,4x3x3x3"], "at least 1"),
     "unknown schedule": (["run", SMALL, "fly"], "no schedule 'fly'"),
-    "dtype without schedules": (["run", SMALL + ",tf32"], "no schedule computes conv2d in tf32"),
     "architecture that NVRTC does not know": (
         ["show", SMALL, "tiling", "--arch", "sm_11"],
         "unknown architecture 'sm_11'",
@@ -79,6 +78,12 @@ def test_bad_input_is_one_line_and_status_2(capsys, words, said):
     assert err.startswith("tvmconv: ")
     assert err.count("\n") == 1
     assert said in err
+
+
+def test_a_workload_without_schedules_is_refused(capsys, registry):
+    registry.clear()
+    status, _, err = run(capsys, "run", SMALL + ",tf32", "--device", "opencl:0")
+    assert (status, err) == (2, "tvmconv: no schedule computes conv2d in tf32\n")
 
 
 def test_a_workload_past_this_machines_memory_is_refused(capsys, monkeypatch):
