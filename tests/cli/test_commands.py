@@ -131,7 +131,7 @@ def test_run_with_a_wrong_kernel_has_status_1(capsys, monkeypatch):
 
 def test_run_of_a_suite_prints_a_line_of_json_a_workload(capsys, monkeypatch):
     layers = (Layer("a", parse(SMALL), 1), Layer("b", parse("conv2d:1x2x6x6,8x2x3x3,p1"), 1))
-    monkeypatch.setattr("tvmconv.workloads.suite", lambda name: layers)
+    monkeypatch.setattr("tvmconv.experiments.sweep.suite", lambda *_, **how: layers)
     words = ["run", "default", "--suite", "d2l", "--device", "opencl:0", "--seconds", "0.01", "--json"]
     _, out, _ = run(capsys, *words)
     assert [json.loads(line)["workload"] for line in out.splitlines()] == [layer.workload.text for layer in layers]

@@ -27,7 +27,7 @@ def script(monkeypatch):
 @pytest.fixture
 def small(monkeypatch):
     """All suites consist of the two layers."""
-    monkeypatch.setattr("tvmconv.experiments.sweep.suite", lambda name, batch: LAYERS)
+    monkeypatch.setattr("tvmconv.experiments.sweep.suite", lambda *_, **how: LAYERS)
 
 
 def records_of(log):

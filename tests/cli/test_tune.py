@@ -56,8 +56,8 @@ def test_json_is_the_best_record_of_each_search(tune, log, instant):
 
 def test_a_suite_is_tuned_once_for_each_distinct_workload(tune, instant, monkeypatch):
     layers = [Layer(name, parse(text), 1) for name, text in (("a", SMALL), ("b", OTHER), ("c", SMALL))]
-    monkeypatch.setattr("tvmconv.workloads.suite", lambda name: layers)
-    _, out, _ = tune("--suite", "d2l", *HOW, "--trials", "3", "--json")
+    monkeypatch.setattr("tvmconv.experiments.sweep.suite", lambda *_, **how: layers)
+    _, out, _ = tune("--suite", "resnet50", *HOW, "--trials", "3", "--json")
     assert [Record.parse(line).workload.text for line in out.splitlines()] == [SMALL, OTHER]
 
 
