@@ -98,6 +98,7 @@ def _convolution(w: Conv, layout: str, *, fused: bool) -> Call:
     sides = [side for pair in zip(reversed(w.before), reversed(w.behind), strict=True) for side in pair]
     with_bias, rest = (w.epilogue[:1], w.epilogue[1:]) if w.epilogue[:1] == ("bias",) else ((), w.epilogue)
     read = w.argument_names[2:-1]
+    zeros = fused and "bias" not in read  # which the function would make itself each time
     memory_format = getattr(torch, _MEMORY_FORMATS[w.rank][layout]) if w.rank in _MEMORY_FORMATS else None
 
     def lay(tensor: Any) -> Any:
@@ -115,6 +116,7 @@ def _convolution(w: Conv, layout: str, *, fused: bool) -> Call:
             lay(_channels_second(w, x)),
             lay(_channels_second(w, k)),
             *(lay(_channels_second(w, each)) if each.dim() > 1 else each for each in named.values()),
+            *([x.new_zeros(w.O)] if zeros else []),
         )
 
     def compute(x: Any, k: Any, *others: Any) -> Any:
@@ -127,9 +129,9 @@ def _convolution(w: Conv, layout: str, *, fused: bool) -> Call:
         return y
 
     def compute_fused(x: Any, k: Any, *others: Any) -> Any:
-        named = dict(zip(read, others, strict=True))
+        named = dict(zip([*read, "bias"] if zeros else read, others, strict=True))
         added = (named["add"], 1) if "add" in named else ()
-        how = (named.get("bias"), w.stride, w.before, w.dilation, w.groups)
+        how = (named["bias"], w.stride, w.before, w.dilation, w.groups)
         return getattr(torch, FUSED[w.epilogue])(x, k, *added, *how)
 
     def finish(y: Any) -> Any:

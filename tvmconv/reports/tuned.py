@@ -27,7 +27,8 @@ def comparison(sweep: Sweep) -> Table:
         columns["times"] = [str(count) for count in sweep.counts]
     columns["schedule"] = [row.schedule or NOTHING for row in ours]
     columns[f"{TUNED} [µs]"] = [_time(row) for row in ours]
-    footer: dict[str, list[str]] = {sweep.axis: ["all, times their number"] * bool(sweep.counts) + ["geometric mean"]}
+    ends = ["all, times their number"] * bool(sweep.counts) + ["geometric mean"] * bool(names)
+    footer: dict[str, list[str]] = {sweep.axis: ends}
     if sweep.counts and (total := _total(sweep, TUNED)) is not None:
         footer[f"{TUNED} [µs]"] = [significant(total * 1e6)]
     for name in names:
@@ -45,9 +46,9 @@ def comparison(sweep: Sweep) -> Table:
             footer[f"{name} [µs]"] = [NOTHING if theirs is None else significant(theirs * 1e6)]
             means = [NOTHING if mine is None or theirs is None else significant(theirs / mine), *means]
         footer[f"× {name}"] = means
-    height = len(footer[sweep.axis])
-    ends = {header: [*footer.get(header, []), *[NOTHING] * height][:height] for header in columns}
-    lines = zip(*([*cells, *ends[header]] for header, cells in columns.items()), strict=True)
+    blank = [NOTHING] * len(ends)
+    below = {header: [*footer.get(header, []), *blank][: len(ends)] for header in columns}
+    lines = zip(*([*cells, *below[header]] for header, cells in columns.items()), strict=True)
     left = {sweep.axis, "schedule", *(f"{name}, how" for name in names)}
     return Table([*columns], [*lines], left=frozenset(left))
 
