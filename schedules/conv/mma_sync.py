@@ -97,6 +97,7 @@ def is_promising(w: Conv) -> bool:
     usage=usage,
     condition=is_channels_last,
     promising=is_promising,
+    supersedes=("direct", "implicit_gemm", "tensor_core"),
     kinds=("cuda",),
     since=80,
 )
