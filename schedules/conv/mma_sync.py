@@ -202,7 +202,7 @@ class _Multiplication:
                 self._add_up_warps()
             if self.partial is not None:
                 with when(self._is_first_slice()):
-                    self._store_partial()
+                    self._store_partial(self.partial)
                 return
             with when(self._is_first_slice()):
                 self._stage()
@@ -428,7 +428,7 @@ class _Multiplication:
             store(self.sums, i, self.sums[i] + self.value[0])
         call(T.cuda.cta_sync())
 
-    def _store_partial(self) -> None:
+    def _store_partial(self, partial: Buffer) -> None:
         """Store this block's sums to scratch memory: (blocks that share an output, pixels, channels)."""
         p = self.p
         width = math.gcd(p.n, 2)
@@ -440,7 +440,7 @@ class _Multiplication:
                     first = (i * self.mmas_n + j) * 4 + h * 2 + pair
                     for e in range(width):
                         store(self.value, e, self.sums[first + e])
-                    to = self.partial.access_ptr("w", offset=at + pair)
+                    to = partial.access_ptr("w", offset=at + pair)
                     ptx(f"st.global{'.v2' if width == 2 else ''}.b32", to, *(self.value[e] for e in range(width)))
 
     def _stage(self) -> None:

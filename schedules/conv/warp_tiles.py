@@ -327,7 +327,7 @@ def preferred(w: Conv) -> WarpTiles:
     candidates = _candidates(p.itemsize)
     possible = candidates.steps(p) * (candidates.split_k - 1) < candidates.all_steps(p)
     best = int(np.argmin(np.where(possible, candidates.estimate(p), np.inf)))
-    return WarpTiles(*(getattr(candidates, field.name)[best].item() for field in fields(WarpTiles)))
+    return WarpTiles(**{field.name: getattr(candidates, field.name)[best].item() for field in fields(WarpTiles)})
 
 
 @functools.cache
@@ -336,7 +336,8 @@ def _candidates(itemsize: int) -> WarpTiles:
     ks = [nbytes // itemsize for nbytes in BLOCK_K_BYTES]
     choices = (BLOCK_M, BLOCK_N, ks, WARPS, WARPS, SLICES, STAGES[:4], SPLITS)
     columns = [column.ravel() for column in np.meshgrid(*choices, indexing="ij")]
-    tiles = WarpTiles(*columns, np.full(len(columns[0]), "scratch"))
+    scratch = np.full(len(columns[0]), "scratch")
+    tiles = WarpTiles(**dict(zip((field.name for field in fields(WarpTiles)), (*columns, scratch), strict=True)))
     k_bytes = tiles.block_k * itemsize
     good = (
         tiles.warps_fit
@@ -351,7 +352,7 @@ def _candidates(itemsize: int) -> WarpTiles:
         & (tiles.block_m * tiles.pitch(SUM_BYTES) <= PORTABLE_SHARED_BYTES)
         & (tiles.block_m * tiles.block_n * SUM_BYTES * (tiles.warps_k - 1) <= PORTABLE_SHARED_BYTES)
     )
-    return WarpTiles(*(getattr(tiles, field.name)[good] for field in fields(WarpTiles)))
+    return WarpTiles(**{field.name: getattr(tiles, field.name)[good] for field in fields(WarpTiles)})
 
 
 def preferred_estimate(p: Product) -> float:
