@@ -18,7 +18,7 @@ def run(
     lowered: Lowered,
     inputs: Sequence[np.ndarray],
     *,
-    cluster: int = 1,
+    cluster: int | None = None,
     watch: Watch | None = None,
 ) -> np.ndarray:
     """The output of a lowered kernel.
@@ -26,7 +26,7 @@ def run(
     Args:
         lowered: device functions and how they are launched, such as `Kernel.module`.
         inputs: one array for each of the kernel's arguments but the last, in their shape in memory.
-        cluster: blocks along z that make a cluster.
+        cluster: blocks along z that make a cluster; by default as the launches say.
         watch: is told of what happens.
 
     Returns:
@@ -45,7 +45,7 @@ def run(
     return places[len(given)].values.reshape(output.shape)
 
 
-def error(lowered: Lowered, workload, *, seed: int = 0, cluster: int = 1) -> float:
+def error(lowered: Lowered, workload, *, seed: int = 0, cluster: int | None = None) -> float:
     """The relative L2 error of a lowered kernel against the workload's float64 reference, on random inputs."""
     inputs = workload.inputs(seed=seed)
     found = run(lowered, inputs, cluster=cluster).astype(np.float64)

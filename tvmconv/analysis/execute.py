@@ -47,7 +47,7 @@ def execute(
     arrays: Sequence[Array],
     *,
     blocks: Sequence[tuple[int, int, int]] | None = None,
-    cluster: int = 1,
+    cluster: int | None = None,
     watch: Watch | None = None,
 ) -> None:
     """Run a lowered device function on arrays, which it changes.
@@ -57,7 +57,7 @@ def execute(
         launch: its grid and block.
         arrays: what its parameters point to.
         blocks: which blocks of the grid to run, as (x, y, z); all by default.
-        cluster: blocks along z that make a cluster.
+        cluster: blocks along z that make a cluster; by default as the launch says.
         watch: is told of what happens.
 
     Raises:
@@ -65,6 +65,7 @@ def execute(
         AnalysisError: it has something that cannot be executed.
     """
     x, y, z = launch.grid
+    cluster = launch.cluster[2] if cluster is None else cluster
     if cluster > 1 and z % cluster:
         raise AnalysisError(f"clusters of {cluster} blocks in a grid of {z} along z")
     if blocks is None:

@@ -99,6 +99,7 @@ class Machine:
             "blockIdx.x": block[:, 0],
             "blockIdx.y": block[:, 1],
             "blockIdx.z": block[:, 2],
+            "clusterCtaIdx.z": block[:, 2] % self.threads.cluster,
         }
         if tag not in values:
             raise AnalysisError(f"threads along {tag}")
