@@ -208,28 +208,29 @@ def neighbour(*, before=True, behind=True):
     @T.prim_func(s_tir=True)
     def main(X: T.Buffer((4, 32), "float32"), K: T.Buffer((1,), "float32"), Y: T.Buffer((4, 32), "float32")):
         for block in T.thread_binding(4, thread="blockIdx.z"):
-            for thread in T.thread_binding(32, thread="threadIdx.x"):
-                shared = T.sblock_alloc_buffer((32,), "float32", scope="shared.dyn")
-                at = T.sblock_alloc_buffer((2,), "uint32", scope="local")
-                value = T.sblock_alloc_buffer((1,), "float32", scope="local")
-                at[0] = T.cuda.cvta_generic_to_shared(shared.access_ptr("rw")) + T.uint32(thread * 4)
-                T.ptx["st.shared.b32"](at[0], X[block, thread])
-                if before:
-                    T.cuda.cluster_sync()
-                else:
-                    T.cuda.cta_sync()
-                T.ptx["mapa.shared::cluster.u32"](at[1], at[0], T.Cast("uint32", 1 - block % 2))
-                T.ptx["ld.shared::cluster.b32"](value[0], at[1])
-                Y[block, thread] = value[0]
-                if behind:
-                    T.cuda.cluster_sync()
+            for rank in T.thread_binding(2, thread="clusterCtaIdx.z"):
+                for thread in T.thread_binding(32, thread="threadIdx.x"):
+                    shared = T.sblock_alloc_buffer((32,), "float32", scope="shared.dyn")
+                    at = T.sblock_alloc_buffer((2,), "uint32", scope="local")
+                    value = T.sblock_alloc_buffer((1,), "float32", scope="local")
+                    at[0] = T.cuda.cvta_generic_to_shared(shared.access_ptr("rw")) + T.uint32(thread * 4)
+                    T.ptx["st.shared.b32"](at[0], X[block, thread])
+                    if before:
+                        T.cuda.cluster_sync()
+                    else:
+                        T.cuda.cta_sync()
+                    T.ptx["mapa.shared::cluster.u32"](at[1], at[0], T.Cast("uint32", 1 - rank))
+                    T.ptx["ld.shared::cluster.b32"](value[0], at[1])
+                    Y[block, thread] = value[0]
+                    if behind:
+                        T.cuda.cluster_sync()
 
     return main
 
 
 def test_the_blocks_of_a_cluster_read_each_others_memory():
     x = np.arange(128, dtype=np.float32).reshape(4, 32)
-    found = emulate.run(lowered(neighbour()), [x, np.zeros(1, np.float32)], cluster=2)
+    found = emulate.run(lowered(neighbour()), [x, np.zeros(1, np.float32)])
     np.testing.assert_array_equal(found, x[[1, 0, 3, 2]])
 
 
@@ -240,7 +241,7 @@ def test_the_blocks_of_a_cluster_read_each_others_memory():
 def test_a_missing_barrier_of_the_cluster_is_found(missing, message):
     x = np.zeros((4, 32), np.float32)
     with pytest.raises(ExecutionError, match=message):
-        emulate.run(lowered(neighbour(**missing)), [x, np.zeros(1, np.float32)], cluster=2)
+        emulate.run(lowered(neighbour(**missing)), [x, np.zeros(1, np.float32)])
 
 
 def staged(reaching, *, warp=False):

@@ -37,13 +37,18 @@ class Threads:
 
     Attributes:
         block: threads of a block, as (x, y, z).
-        blocks: the place of each block in the grid, shape (blocks, 3), in x, y, z.
-        cluster: how many of these in a row make a cluster.
+        blocks: the place of each block in the grid, shape (blocks, 3), in x, y, z; those of a cluster in a row.
+        clusters: blocks of a cluster, as (x, y, z).
     """
 
     block: tuple[int, int, int]
     blocks: NDArray[np.int64]
-    cluster: int = 1
+    clusters: tuple[int, int, int] = (1, 1, 1)
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return math.prod(self.clusters)
 
     @property
     def real(self) -> int:
@@ -89,6 +94,12 @@ class Array:
         """An array that nobody has written."""
         nbytes = size * dtype.itemsize
         return cls(name, dtype, size, np.full(-(-nbytes // VECTOR_BYTES) * VECTOR_BYTES, 0xFF, np.uint8))
+
+    @classmethod
+    def zeros(cls, name: str, dtype: np.dtype[Any], size: int) -> Array:
+        """An array of zeros, which takes no memory where nothing is written."""
+        nbytes = size * dtype.itemsize
+        return cls(name, dtype, size, np.zeros(-(-nbytes // VECTOR_BYTES) * VECTOR_BYTES, np.uint8))
 
     @property
     def nbytes(self) -> int:
@@ -387,18 +398,20 @@ class Registers:
         name: of the buffer.
         data: its elements, shape (elements, lanes).
         written: whether they have been, same shape.
+        loaded: whether what is in them depends on what is in memory, shape (elements,).
     """
 
     name: str
     data: NDArray[Any]
     written: NDArray[np.bool_]
+    loaded: NDArray[np.bool_]
 
     @classmethod
     def unwritten(cls, name: str, dtype: str, size: int, lanes: int) -> Registers:
         """Registers that nobody has written."""
         kind = numpy_dtype(dtype)
         data = np.full(size * lanes * kind.itemsize, 0xFF, np.uint8).view(kind).reshape(size, lanes)
-        return cls(name, data, np.zeros((size, lanes), bool))
+        return cls(name, data, np.zeros((size, lanes), bool), np.zeros(size, bool))
 
     def forget(self) -> None:
         """Nobody has written them."""
