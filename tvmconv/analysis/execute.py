@@ -34,10 +34,11 @@ if TYPE_CHECKING:
 
     from tvmconv.compiler.program import Launch
 
+BLOCKS = 8  # that stand for all
 MAX_LANES = 1 << 15  # that are executed together
 MAX_SHARED_BYTES = 1 << 26  # of all of them
 
-Block = tuple[int, int, int]  # its place in the grid, as (x, y, z)
+Block = tuple[int, int, int]  # its place in the grid, or the grid, as (x, y, z)
 Value = Any  # a number, an array of one for each lane, or of shape (lanes, elements of a vector); or a Pointer
 Code = Callable[[Mask], Value]
 
@@ -74,6 +75,8 @@ def execute(
         machine = Machine(threads, Shared(threads, layout.nbytes, layout.unit), watch)
         program = _Compiler(machine, layout, dict(zip(function.params, arrays, strict=True)))
         code = program.statement(function.body)
+        if watch is not None:
+            watch.begin(threads)
         with np.errstate(all="ignore"):
             code(machine.everybody)
         machine.shared.end()
@@ -89,6 +92,16 @@ def with_clusters(launch: Launch, blocks: Sequence[Block] | None = None) -> list
     firsts = dict.fromkeys(tuple(at - at % step for at, step in zip(b, launch.cluster, strict=True)) for b in blocks)
     cx, cy, cz = launch.cluster
     return [(i + dx, j + dy, k + dz) for i, j, k in firsts for dz in range(cz) for dy in range(cy) for dx in range(cx)]
+
+
+def some_blocks(grid: Block) -> list[Block]:
+    """Blocks spread over a grid: the one in the middle, and some drawn at random, always the same.
+
+    The middle alone will not do: where a schedule has fused the grid's axes, it may lie at an image's border.
+    """
+    drawn = np.random.default_rng(0).integers(grid, size=(BLOCKS - 1, 3)).tolist()
+    x, y, z = (extent // 2 for extent in grid)
+    return list(dict.fromkeys([(x, y, z), *((x, y, z) for x, y, z in drawn)]))
 
 
 def zeros(function: PrimFunc) -> list[Array]:

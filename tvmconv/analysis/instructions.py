@@ -167,6 +167,16 @@ def _bits(value: Any, lanes: Lanes, itemsize: int) -> NDArray[Any]:
     return np.ascontiguousarray(found).view(f"u{itemsize}")
 
 
+def _same(value: Any, lanes: Lanes) -> int:
+    """A number that is the same in all lanes."""
+    found = np.asarray(value)
+    found = found if found.ndim == 0 else found[lanes]
+    first = int(found.reshape(-1)[0])
+    if (found != first).any():
+        raise AnalysisError("registers that are chosen by lane")
+    return first
+
+
 class _Destinations:
     """Registers that an instruction writes."""
 
@@ -176,7 +186,7 @@ class _Destinations:
     def write(self, mask: Mask, lanes: Lanes, columns: NDArray[Any], *, loaded: bool = True) -> None:
         """Write unsigned integers of shape (lanes, registers), widened as far as the registers are wider."""
         for i, (registers, index) in enumerate(self._operands):
-            _write_bits(registers, int(index(mask)), lanes, columns[:, i], whole=mask is None, loaded=loaded)
+            _write_bits(registers, _same(index(mask), lanes), lanes, columns[:, i], whole=mask is None, loaded=loaded)
 
 
 def _write_bits(
@@ -743,7 +753,8 @@ def _own_fill(node: Any, compiler: Compiler) -> Run:
     offset, machine = compiler.code(node.args[2]), compiler.machine
 
     def fill(mask: Mask) -> None:
-        lanes, first = machine.lanes(mask), int(offset(mask))
+        lanes = machine.lanes(mask)
+        first = _same(offset(mask), lanes)
         for i in range(count):
             zeros = np.zeros(len(lanes), f"u{registers.data.dtype.itemsize}")
             _write_bits(registers, first + i, lanes, zeros, whole=mask is None)
@@ -764,7 +775,7 @@ def _own_ldmatrix(node: Any, compiler: Compiler) -> Run:
     def load(mask: Mask) -> None:
         lanes = machine.warps(mask)
         pointer, by = machine.decided(address, mask), machine.decided(offset, mask)
-        start = int(first(mask))
+        start = _same(first(mask), lanes)
         at = machine.rows(pointer.offset + by * itemsize, lanes)
         words = _load_matrix(machine, pointer.name, at, lanes, number, transposed=transposed)
         elements = words.view(f"u{registers.data.dtype.itemsize}").reshape(len(lanes), number * each)
@@ -799,7 +810,7 @@ def _own_mma(node: Any, compiler: Compiler) -> Run:
 
     def multiply(mask: Mask) -> None:
         lanes = machine.warps(mask)
-        at, bt, ct = (int(code(mask)) for code in offsets)
+        at, bt, ct = (_same(code(mask), lanes) for code in offsets)
         found = _multiply(
             shape,
             _own_elements(shape, a, at, shape.a, lanes),

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.memory import SHARED_BASE, Array, ExecutionError, Lanes, Registers, Shared, Threads
+from tvmconv.analysis.memory import SHARED_BASE, Array, ExecutionError, Lanes, RaceError, Registers, Shared, Threads
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import WARP
 
@@ -20,6 +20,9 @@ Kind = Literal["load", "store"]
 
 class Watch:
     """Is told of what happens, to count it; this one does not."""
+
+    def begin(self, threads: Threads) -> None:
+        """Blocks begin, which are executed together; their lanes are counted from 0."""
 
     def access(
         self,
@@ -139,13 +142,13 @@ class Machine:
         """A barrier of warps, blocks or clusters.
 
         Raises:
-            ExecutionError: some threads of a warp, block or cluster do not take part.
+            RaceError: some threads of a warp, block or cluster do not take part.
         """
         taking = self.real if mask is None else mask
         whole = {"warp": WARP, "block": self.threads.padded}.get(kind, self.threads.padded * self.threads.cluster)
         some = taking.reshape(-1, whole).any(axis=1)
         if not np.array_equal(np.repeat(some, whole) & self.real, taking & self.real):
-            raise ExecutionError(f"a barrier of the {kind} that not all of its threads reach")
+            raise RaceError(f"a barrier of the {kind} that not all of its threads reach")
         self.shared.barrier(np.flatnonzero(taking), kind)
 
     def warps(self, mask: Mask) -> Lanes:

@@ -28,7 +28,11 @@ Bytes = NDArray[np.uint8]
 
 
 class ExecutionError(AnalysisError):
-    """A kernel does what no kernel may: it races, leaves its arrays, is misaligned, or waits for nothing."""
+    """A kernel does what no kernel may: it races, leaves its arrays, or is misaligned."""
+
+
+class RaceError(ExecutionError):
+    """Threads race for memory, do not wait for a copy, or do not all reach a barrier."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,7 @@ class Array:
         words = given.view(unit)
         self.raw.view(unit)[where] = words
         if not np.array_equal(self.raw.view(unit)[where], words):
-            raise ExecutionError(f"race: threads store different values to one element of {self.name} at a time")
+            raise RaceError(f"race: threads store different values to one element of {self.name} at a time")
 
 
 def _unit(nbytes: int) -> int:
@@ -259,7 +263,7 @@ class Shared:
     def _put(self, units: NDArray[np.int64], lanes: Lanes, data: NDArray[Any]) -> None:
         self._data[units] = data
         if not np.array_equal(self._data[units], data):
-            raise ExecutionError(f"race: threads store different values to {self._place(units)} at a time")
+            raise RaceError(f"race: threads store different values to {self._place(units)} at a time")
         self._writer[units] = lanes[:, None]
         self._written[units] = self._clock
 
@@ -298,13 +302,9 @@ class Shared:
             at = tuple(index[0] for index in np.nonzero(bad))
             who, other, place = self._thread(int(mine[at])), int(first[at]), self._place(units[at])
             if when[at] == PENDING:
-                raise ExecutionError(
-                    f"{who} {what} {place}, where an asynchronous copy goes that nobody has waited for"
-                )
+                raise RaceError(f"{who} {what} {place}, where an asynchronous copy goes that nobody has waited for")
             before = "has read" if what == "overwrites" else "has written"
-            raise ExecutionError(
-                f"race: {who} {what} {place}, which {self._thread(other)} {before} with no barrier between"
-            )
+            raise RaceError(f"race: {who} {what} {place}, which {self._thread(other)} {before} with no barrier between")
 
     def _settle(self) -> None:
         """Take the logged reads into account."""
@@ -379,7 +379,7 @@ class Shared:
     def end(self) -> None:
         """Raise ExecutionError if a block may have ended while others read its memory."""
         if self._read_from_afar.any():
-            raise ExecutionError("a block may end, and its shared memory with it, while others of its cluster read it")
+            raise RaceError("a block may end, and its shared memory with it, while others of its cluster read it")
 
     def _thread(self, lane: int) -> str:
         block, thread = divmod(lane, self.threads.padded)

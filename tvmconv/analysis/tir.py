@@ -247,6 +247,23 @@ def evaluate(expression: Any, values: Mapping[Any, Values]) -> Values:
     raise AnalysisError(f"{kind} in index arithmetic: {expression}")
 
 
+INSTRUCTIONS = (
+    "tirx.ptx.",
+    "tirx.ptx_legacy.",
+    "tirx.mma_",
+)  # what the names of intrinsics for instructions begin with
+
+
+def has_instructions(function: PrimFunc) -> bool:
+    """Whether a function has GPU instructions by name, whose addresses may be numbers that lie in registers."""
+    import tvm_ffi
+    from tvm.ir import Call
+
+    found: list[str] = []
+    tvm_ffi.structural_walk(function.body, (Call, lambda call: found.append(str(call.op.name))), order="post")
+    return any(name.startswith(INSTRUCTIONS) for name in found)
+
+
 def warps(threads: NDArray[Any]) -> NDArray[Any]:
     """What the threads of a block have or do, of shape (iterations, threads), by warp: of shape (warps, `WARP`).
 
