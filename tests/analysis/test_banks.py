@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import steps
+from instructions import lowered, product, rows
 
 import tvmconv as tc
-from tvmconv.analysis.banks import bank_wavefronts, shared_accesses
+from tvmconv.analysis.banks import bank_wavefronts, shared_accesses, wide_wavefronts
 from tvmconv.analysis.traffic import ADDITIONS, MULTIPLICATIONS, SHARED_STORES, traffic
 
 
@@ -41,6 +42,45 @@ def test_threads_that_take_no_part_cost_nothing():
 def test_a_last_warp_that_is_not_full_is_a_warp():
     words = np.arange(40)[None, :]
     assert bank_wavefronts(words, np.ones(words.shape, bool)) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "stride", "expected"),
+    [
+        (4, 4, (1, 1, 1)),
+        (4, 8, (1, 2, 1)),
+        (8, 8, (1, 2, 2)),
+        (8, 16, (1, 4, 2)),
+        (16, 16, (1, 4, 4)),
+        (16, 32, (1, 8, 4)),  # two rows of 16 bytes lie in the same banks
+        (16, 128, (1, 32, 4)),  # all do
+        (16, 144, (1, 4, 4)),
+        (2, 2, (1, 1, 1)),
+    ],
+)
+def test_wide_accesses_are_served_by_parts_of_a_warp(nbytes, stride, expected):
+    assert wide_wavefronts(np.arange(32), np.arange(32) * stride, nbytes) == expected
+
+
+def test_lanes_that_read_the_same_vectors_are_served_together():
+    assert wide_wavefronts(np.arange(32), np.arange(32) // 8 * 16, 16) == (1, 4, 4)
+
+
+def test_the_rows_that_ldmatrix_reads_meet_in_the_banks():
+    """Rows of 32 bytes: of 8 rows, the first 16 bytes of two lie in the same banks; eight rows have four of them."""
+    copied, of_k, a, b = shared_accesses(lowered(product()))
+    assert (copied.kind, copied.requests, copied.wavefronts, copied.least, copied.nbytes) == ("store", 1, 4, 4, 16)
+    assert (of_k.kind, of_k.requests, of_k.wavefronts) == ("store", 1, 2)
+    assert (a.kind, a.requests, a.wavefronts, a.conflicts) == ("load", 1, 8, 4)
+    assert (b.kind, b.requests, b.wavefronts, b.conflicts) == ("load", 1, 4, 2)
+
+
+@pytest.mark.parametrize(("swizzled", "conflicts"), [(False, 3 * 4 * 7), (True, 0)])
+def test_a_swizzle_of_a_ring_of_stages_is_followed(swizzled, conflicts):
+    """Rows of 128 bytes: the same 16 bytes of 8 rows lie in the same banks, unless the row's number moves them."""
+    accesses = shared_accesses(lowered(rows(swizzled=swizzled)))
+    assert sum(each.conflicts for each in accesses if each.kind == "load") == conflicts
+    assert sum(each.conflicts for each in accesses if each.kind == "store") == 0
 
 
 def test_a_kernels_shared_loads_are_all_found():

@@ -3,14 +3,12 @@
 import re
 
 import pytest
-import tvm
+from instructions import lowered
 from tvm.script import tirx as T  # noqa: N812
 
 import tvmconv as tc
-from tvmconv import devices
 from tvmconv.analysis.memory import ExecutionError
 from tvmconv.analysis.races import races
-from tvmconv.compiler.lower import lower
 
 PLAIN = "conv2d:1x32x8x8,32x32x3x3,s1,p1"
 
@@ -46,7 +44,7 @@ def rows(*, synchronised, extent=64, itself=False):
             T.ptx["ld.shared.b32"](value[0], at[0] + T.uint32((thread if itself else 63 - thread) * 4))
             Y[thread] = value[0]
 
-    return lower(tvm.IRModule({"main": main}), devices.find("sm_80").target())
+    return lowered(main)
 
 
 def test_a_race_of_ptx_accesses_is_told():
