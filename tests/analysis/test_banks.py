@@ -1,5 +1,7 @@
 """Bank conflicts are counted as the hardware counts them: distinct words of a bank, one warp at a time."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import steps
@@ -92,6 +94,20 @@ def test_a_kernels_shared_loads_are_all_found():
     assert loads["weight_shared"].requests == warps * steps * 8 * 3
     assert loads["weight_shared"].conflicts == 0  # a warp has one row of channels: a broadcast
     assert loads["padded_shared"].wavefronts >= 4 * loads["padded_shared"].requests  # columns 4 words apart
+
+
+@pytest.mark.parametrize("config", [{"pipeline": "async3"}, {}])
+def test_what_is_counted_from_the_text_is_what_an_execution_counts(config, monkeypatch):
+    kernel = tc.build(tc.parse("conv2d:1x16x8x8,16x16x3x3,s1,p1"), "implicit_gemm", arch="sm_90", config=config)
+    from_text = shared_accesses(kernel)
+    monkeypatch.setattr("tvmconv.analysis.banks.has_instructions", lambda function: True)
+
+    def merged(accesses):  # what is not accessed at all is not seen by an execution
+        return sorted(
+            dataclasses.astuple(each)[:1] + dataclasses.astuple(each)[2:] for each in accesses if each.requests
+        )
+
+    assert merged(shared_accesses(kernel)) == merged(from_text)
 
 
 def test_dynamic_shared_memory_is_shared_memory():

@@ -283,6 +283,21 @@ def test_an_asynchronous_copy_loads_no_more_than_it_reads():
     assert found[GLOBAL_LOADS].elements == 64 * taps + 64 * 64 * 9
 
 
+@pytest.mark.parametrize(
+    ("text", "schedule", "config"),
+    [
+        ("conv2d:1x8x9x9,8x8x3x3,s1,p1,gelu", "tiling", {}),
+        ("conv2d:1x8x16x16,16x8x3x3,p1,relu", "direct", {"pipeline": "async2"}),
+        ("filter1d:4096,k5", "shuffle", {}),
+    ],
+)
+def test_what_is_counted_from_the_text_is_what_an_execution_counts(text, schedule, config, monkeypatch):
+    kernel = build(text, schedule, **config)
+    from_text = traffic(kernel)
+    monkeypatch.setattr("tvmconv.analysis.traffic.has_instructions", lambda function: True)
+    assert traffic(kernel) == from_text
+
+
 def test_what_depends_on_the_data_is_not_counted():
     assert traffic(lowered(rows(swizzled=True))).counts[SHARED_LOADS].elements == 3 * 32 * 4
     with pytest.raises(AnalysisError, match="depends on the data"):

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from tvmconv.analysis.execute import execute, zeros
 from tvmconv.analysis.machine import Kind, Space, Watch
 from tvmconv.analysis.memory import VECTOR_BYTES
-from tvmconv.analysis.tir import SHARED, Scope, executions, has_instructions, parts, statements, warps
+from tvmconv.analysis.tir import ASYNC_COPY, SHARED, Scope, executions, has_instructions, parts, statements, warps
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import BANK_BYTES, BANKS, WARP
 from tvmconv.workloads.dtypes import numpy_dtype
@@ -75,8 +75,8 @@ def shared_accesses(kernel: Kernel) -> list[SharedAccess]:
         kernel: a built kernel, for any target.
 
     Raises:
-        AnalysisError: an access is of vectors in a kernel without GPU instructions, or cannot be executed
-            (`tvmconv.analysis.tir.executions`, `tvmconv.analysis.execute.execute`).
+        AnalysisError: an access cannot be executed (`tvmconv.analysis.tir.executions`,
+            `tvmconv.analysis.execute.execute`), or it depends on the data.
     """
     found: list[SharedAccess] = []
     for step in kernel.steps:
@@ -96,21 +96,36 @@ def conflicts(kernel: Kernel, kind: Literal["load", "store"]) -> int:
 
 @dataclass(frozen=True)
 class _Access:
+    """An access to a shared buffer: so many neighbouring elements, from an index on."""
+
     kind: Literal["load", "store"]
     buffer: Any
     index: Any
+    elements: int
     scope: Scope
 
 
 def _accesses(function: PrimFunc) -> Iterator[_Access]:
     for statement, scope in statements(function):
-        if type(statement).__name__ != "BufferStore":
-            continue
         for part, inside in parts(statement.value, scope):
-            if type(part).__name__ == "TensorLoad" and _is_shared(part.source):
-                yield _Access("load", part.source, part.indices[0], inside)
-        if _is_shared(statement.buffer):
-            yield _Access("store", statement.buffer, statement.indices[0], scope)
+            kind = type(part).__name__
+            if kind == "TensorLoad" and _is_shared(part.source):
+                yield _Access("load", part.source, *_neighbours(part.indices[0]), inside)
+            elif kind == "Call" and part.op.name == ASYNC_COPY:  # where it does not load, it stores zeros
+                buffer = part.args[0].args[0]
+                elements = int(part.args[4]) // numpy_dtype(str(buffer.dtype)).itemsize
+                yield _Access("store", buffer, part.args[1], elements, inside)
+        if type(statement).__name__ == "BufferStore" and _is_shared(statement.buffer):
+            yield _Access("store", statement.buffer, *_neighbours(statement.indices[0]), scope)
+
+
+def _neighbours(index: Any) -> tuple[Any, int]:
+    """The first of the elements of an index, and how many."""
+    if type(index).__name__ != "Ramp":
+        return index, 1
+    if int(index.stride) != 1:
+        raise AnalysisError(f"a vector whose elements are no neighbours: {index}")
+    return index.base, int(index.lanes)
 
 
 def _is_shared(buffer: Any) -> bool:
@@ -119,15 +134,22 @@ def _is_shared(buffer: Any) -> bool:
 
 def _count(access: _Access, launch: Launch) -> SharedAccess:
     itemsize = numpy_dtype(str(access.buffer.dtype)).itemsize
-    if itemsize > BANK_BYTES:
-        raise AnalysisError(f"shared accesses of {access.buffer.dtype}")
-    requests = wavefronts = 0
+    nbytes = access.elements * itemsize
+    total = np.zeros(3, np.int64)
     for executed in executions(access.scope, [access.index], launch, FIRST_BLOCK):
         (elements,) = executed.values
-        found = bank_wavefronts(elements * itemsize // BANK_BYTES, executed.active)
-        requests += executed.repeats * found[0]
-        wavefronts += executed.repeats * found[1]
-    return SharedAccess(access.kind, str(access.buffer.name), requests, wavefronts, requests, itemsize)
+        if nbytes <= BANK_BYTES:
+            requests, wavefronts = bank_wavefronts(elements * itemsize // BANK_BYTES, executed.active)
+            found = requests, wavefronts, requests
+        elif executed.active.any():
+            lanes = np.arange(len(elements))[:, None] * (-(-launch.threads // WARP) * WARP) + np.arange(launch.threads)
+            active = executed.active
+            found = wide_wavefronts(lanes[active], elements[active] * itemsize, min(nbytes, VECTOR_BYTES))
+        else:
+            continue
+        total += executed.repeats * -(-nbytes // VECTOR_BYTES) * np.array(found)
+    requests, wavefronts, least = total.tolist()
+    return SharedAccess(access.kind, str(access.buffer.name), requests, wavefronts, least, nbytes)
 
 
 class _Watch(Watch):

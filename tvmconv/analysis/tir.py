@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from tvmconv.compiler.program import Launch
 
+ASYNC_COPY = "tirx.s_tir.cp_async_raw"  # to shared memory, as TVM's own intrinsic
 SHARED = ("shared", "shared.dyn")  # scopes: shared memory, static and dynamic
 MAX_ITERATIONS = 1 << 16  # of the loops that one scope or index depends on: seconds, for a block of 1,024 threads
 CHUNK = 1 << 20  # iterations × threads that are evaluated at once

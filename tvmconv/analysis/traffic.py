@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from tvmconv.analysis.execute import Block, execute, some_blocks, with_clusters, zeros
 from tvmconv.analysis.machine import Watch
 from tvmconv.analysis.memory import Threads
-from tvmconv.analysis.tir import SHARED, Scope, executions, has_instructions, parts, statements, warps
+from tvmconv.analysis.tir import ASYNC_COPY, SHARED, Scope, executions, has_instructions, parts, statements, warps
 from tvmconv.gpu import WARP
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ _STORES = {"global": GLOBAL_STORES, "shared": SHARED_STORES}
 _NODES = {"Mul": MULTIPLICATIONS, "Add": ADDITIONS, "Sub": ADDITIONS, "Min": EXTREMA, "Max": EXTREMA}
 _EXTERN, _FETCH = "tirx.call_pure_extern", "tex2D"
 _SHUFFLE = "tirx.cuda.__shfl"
-_ASYNC_COPY = "tirx.s_tir.cp_async_raw"
 
 
 @dataclass(frozen=True)
@@ -237,7 +236,7 @@ def _called(call: Any, scope: Scope) -> Iterator[_Operation]:
         yield _Operation(SHUFFLES, scope, *_lanes(call))
     elif _is_fetch(call):
         yield _Operation(TEXTURE_FETCHES, scope, *_lanes(call))
-    elif name == _ASYNC_COPY:  # of (destination, offset, source, offset, bytes, whether to load and not to store zeros)
+    elif name == ASYNC_COPY:  # of (destination, offset, source, offset, bytes, whether to load and not to store zeros)
         itemsize = call.args[0].args[0].ty.dtype.dtype.itemsize
         copied = int(call.args[4]) // itemsize
         yield _Operation(SHARED_STORES, scope, copied, itemsize)
