@@ -26,14 +26,14 @@ MMA_N = 8  # channels of an mma
 MMA_BYTES = 32  # of the reduction, of an mma
 SUM_BYTES = 4  # of a float32
 
-BLOCK_M = (16, 32, 64, 128, 256)
-BLOCK_N = (16, 32, 48, 64, 96, 128, 192, 256)
+BLOCK_M = (16, 32, 48, 64, 96, 128, 256)
+BLOCK_N = (16, 32, 64, 96, 128, 256)
 BLOCK_K_BYTES = (64, 128, 256)
-WARPS = (1, 2, 4, 8)  # along an axis of the tile
+WARPS = (1, 2, 4)  # along an axis of the tile
 SLICES = (1, 2, 4)  # of a step's reduction, for as many warps
-STAGES = (2, 3, 4, 6, 8)
+STAGES = (2, 3, 4, 6)
 SPLITS = (1, 2, 4, 8)
-TURNS = (1, 2, 4, 8)
+TURNS = (1, 2, 4)
 
 SEARCHED = 2.0  # times the best estimate: of the 40 searches that it was fitted to, the best was within 1.5 times
 GOOD_BLOCKS = 100  # at least, of blocks that compute several tiles
