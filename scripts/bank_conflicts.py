@@ -20,7 +20,8 @@ import tvmconv as tc
 from tvmconv import devices
 from tvmconv.analysis import banks, ncu
 from tvmconv.cli.errors import Parser, guarded
-from tvmconv.errors import DeviceError, Error
+from tvmconv.cli.options import add_suite, chosen_layers
+from tvmconv.errors import DeviceError
 from tvmconv.experiments.provenance import provenance
 from tvmconv.experiments.readings import Readings
 from tvmconv.reports.tables import Table
@@ -61,8 +62,7 @@ def _run(argv: Sequence[str]) -> int:
     parser = Parser(
         prog="bank_conflicts", description="Shared-memory bank conflicts of the ladder on a suite's layers."
     )
-    parser.add_argument("--suite", default="d2l", help="whose layers (default: %(default)s)")
-    parser.add_argument("--only", metavar="TEXT", default="", help="only layers whose name contains this, such as 3x3")
+    add_suite(parser, "d2l")
     parser.add_argument("--device", default="cuda:0", help="a CUDA device (default: %(default)s)")
     parser.add_argument("--from", dest="file", type=Path, metavar="FILE", help="do not measure: read this JSON")
     parser.add_argument("-o", dest="out", type=Path, metavar="DIR", help="write JSON and Markdown to this folder")
@@ -76,7 +76,7 @@ def _run(argv: Sequence[str]) -> int:
     if args.file:
         measured = Readings.read(args.file, Conflicts)
     else:
-        name = f"{args.suite}-{args.only}-banks" if args.only else f"{args.suite}-banks"
+        name = f"{chosen_layers(args).name}-banks"
         source = provenance(devices.find(args.device), shlex.join(["python", "scripts/bank_conflicts.py", *argv]))
         profiled = ncu.profile([sys.executable, __file__, *argv, "--launch-only"], METRICS)
         rows = [_row(layer, kernel, counts) for (layer, kernel), counts in zip(_kernels(args), profiled, strict=True)]
@@ -91,9 +91,7 @@ def _run(argv: Sequence[str]) -> int:
 
 def _kernels(args: Namespace) -> Iterator[tuple[str, tc.Kernel]]:
     """Every layer's name with the kernel of every schedule."""
-    layers = [layer for layer in tc.suite(args.suite) if args.only in layer.name]
-    if not layers:
-        raise Error(f"no layer of {args.suite} is named like {args.only!r}")
+    layers = chosen_layers(args).layers.values()
     device = devices.find(args.device)
     return ((layer.name, tc.build(layer.workload, name, device=device)) for layer in layers for name in SCHEDULES)
 

@@ -97,6 +97,7 @@ def is_promising(w: Conv) -> bool:
     usage=usage,
     condition=is_channels_last,
     promising=is_promising,
+    supersedes=("direct", "implicit_gemm", "tensor_core"),
     kinds=("cuda",),
     since=80,
 )
@@ -460,7 +461,7 @@ class _Multiplication:
                 ptx("st.shared.b32", to, self.words[0])
 
     def _store(self) -> None:
-        """Store the tile from shared memory, of a cluster each block its share of the pixels, in vectors of channels."""
+        """Store the tile from shared memory in vectors of channels; of a cluster each block its share of the pixels."""
         t, p, w = self.t, self.p, self.w
         vector, across = self.vector, t.block_n // self.vector
         share = t.block_m // t.split_k

@@ -156,6 +156,10 @@ def as_product(s: Schedule, w: Conv) -> SBlockRV:
         s.transform_layout(conv, (kind, number), flattened([index.min.name for index in region], roles))
     own = [axis.var.name for axis in s.get(conv).iter_vars]
     s.transform_block_layout(conv, flattened(own, (group, rows, columns, tap, depth)))
+    # The output is written over (group, channel) from now on. Over all channels, TVM would forget which of a group's are
+    # padding as soon as there is some, and store them to the next group.
+    (result,) = s.get_consumers(conv)
+    inline_consumers(s, result)
     return conv
 
 
@@ -196,12 +200,12 @@ def split_over_blocks(s: Schedule, total: SBlockRV, parts: int) -> SBlockRV:
 
     part, *output = s.get_loops(total)
     store = s.cache_write(total, 0, "local")
-    inline_consumers(s, store)
     s.reorder(*output, part)
     block, thread = s.split(s.fuse(*output), [None, ADDING_THREADS])
     s.bind(block, "blockIdx.x")
     s.bind(thread, "threadIdx.x")
     s.reverse_compute_at(store, thread)
+    inline_consumers(s, store)  # only now: `reverse_compute_at` would forget that the padding is not stored
     s.decompose_reduction(total, part)
     return partial
 
