@@ -1,0 +1,430 @@
+"""Depthwise convolution with channels last: vectors of channels, a window that slides in registers, no tile of the input.
+
+Each channel has its own filter, so that a kernel has little to compute and is bound by memory, or, where the image is
+small, by how long a load takes. Channels lie side by side: a thread computes a vector of them, up to 16 bytes, for a
+strip of neighbouring output pixels, and neighbouring threads the next vectors; each load and store of a warp is whole
+sectors.
+
+A thread walks down the input lines that its strip sees. Of each it loads the window of all its columns, which overlap,
+and adds them to every output row whose filter covers the line, so that an input is loaded and widened to float32 once
+a thread and not once a tap. The next line is loaded before one is added. What neighbouring threads read as well comes
+from the L1 cache; there is no tile of the input in shared memory, and no barrier to wait for it.
+
+The weight lies in memory filter by filter, the channels outermost, so that a vector of channels is no vector there. A
+block turns its part of it around in shared memory (`weight`); the first line of the input is on its way meanwhile. Or
+each thread loads the filters of all its channels, which follow each other, in vectors, and keeps them in registers.
+
+Small images have few strips: threads then take fewer channels and pixels, until there are enough of them for a large
+GPU. Which is weighed by an estimate of the instructions that a thread issues.
+
+From `depthwise`, whose blocks stage a tile of the input channel by channel: vector loads, and four times the outputs a
+load. Tensor expressions cannot say it, because which output row and which row of the filter meet depends on the line.
+It is written as TIR.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tvm.s_tir import Schedule
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for it)
+
+from tvmconv.gpu import MAX_THREADS_Z, STATIC_SHARED_BYTES, WARP
+from tvmconv.knobs import Columns, Knobs
+from tvmconv.knobs.factors import divisors
+from tvmconv.knobs.space import Usage
+from tvmconv.knobs.tile import Tile
+from tvmconv.library import schedule
+from tvmconv.workloads import Conv2d
+from tvmconv.workloads.dtypes import ACCUMULATOR
+
+from .depthwise import has_filter_per_channel
+from .plan import searched_overhang
+from .strips import LEVELS, Finish, Place, Strip, arguments, copy, guarded, inside, launched, local, named, taps_of
+from .strips import vectors as vectors_of
+from .sums import DTYPES
+from .tiles import element_bytes
+
+UNROLLED = ("filter", "row", "tap")  # what of the filter is unrolled: all of it, a row at a time, or nothing
+WEIGHTS = ("shared", "registers", "global")
+THREADS_C = (1, 2, 4, 8, 16, 32, 64)
+LOCAL = (1, 2, 4, 7, 8)  # rows or columns of a strip that a search and the defaults consider
+MAX_PRODUCTS = 2048  # of a thread, unrolled: NVRTC takes two seconds for them
+MAX_HELD = 176  # registers of a thread for sums, windows and weights, by estimate
+MAX_SUMS = 64
+MIN_THREADS = 32
+ENOUGH = 528 * 2  # warps: two for each scheduler of an H200
+BLOCK = 128  # threads of a block by default, about
+BLOCKS = 264  # so many at least by default, where there are enough threads: two for each multiprocessor
+
+
+def usage(w: Conv2d, c: Columns) -> Usage:
+    """What configs use of a device; `issued` is an estimate of the instructions of a thread for each output."""
+    plan = Plan.of_columns(w, c)
+    strip = plan.strip
+    blocks = strip.blocks(w)
+    return Usage(
+        threads=strip.threads,
+        shared_bytes=np.where(plan.weight == "shared", plan.shared_bytes(w), 0),
+        accumulators=strip.sums,
+        blocks=blocks,
+        all_threads=blocks * strip.threads,
+        held=plan.held(w),
+        issued=plan.issued(w) / strip.sums,
+        halo=plan.halo(w),
+    )
+
+
+@schedule(
+    "conv2d",
+    dtypes=DTYPES,
+    usage=usage,
+    condition=lambda w: has_filter_per_channel(w) and w.layout == "nhwc",
+    promising=has_filter_per_channel,
+)
+def depthwise_nhwc(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
+    """A thread computes a vector of channels for a strip of pixels, (block, thread, local) of the rows and columns."""
+    return program(w, ask(w, k))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the convolution is computed; one config, or columns of many.
+
+    Attributes:
+        strip: what a thread computes.
+        unrolled: of the filter, one of `UNROLLED`.
+        weight: where threads read the filters, one of `WEIGHTS`: turned around in shared memory, in registers, or one
+            by one in global memory.
+    """
+
+    strip: Strip
+    unrolled: Any
+    weight: Any
+
+    @classmethod
+    def of_columns(cls, w: Conv2d, c: Columns) -> Plan:
+        """The plans of many configs."""
+        return cls(Strip.of_columns(w, c), c["unrolled"], c["weight"])
+
+    def products(self, w: Conv2d) -> Any:
+        """Multiplications of a thread in the kernel's text."""
+        return self.strip.sums * self._by(w.R * w.S, w.S, 1)
+
+    def loaded(self, w: Conv2d) -> Any:
+        """Vectors of the input that a thread loads."""
+        rows, columns = self.strip.rows.local, self.strip.columns.local
+        lines, window = _distinct(rows, w.stride[0], w.R, w.dilation[0]), self.window(w)
+        return self._by(lines * window, rows * w.R * window, rows * w.R * columns * w.S)
+
+    def window(self, w: Conv2d) -> Any:
+        """Vectors of an input line that a strip sees."""
+        return _distinct(self.strip.columns.local, w.stride[1], w.S, w.dilation[1])
+
+    def widened(self, w: Conv2d) -> Any:
+        """Vectors of the filters that a thread reads."""
+        return w.R * w.S * self._by(1, self.strip.rows.local, self.strip.rows.local)
+
+    def issued(self, w: Conv2d) -> Any:
+        """Instructions of a thread, about: products, operands that are widened, loads with their tests, stores."""
+        strip = self.strip
+        wide = self._by(1, 1, 1) * strip.vector * (element_bytes(w) < WORD)
+        operands = self.loaded(w) * (wide + 3) + self.widened(w) * (wide + 1)
+        return strip.sums * w.R * w.S + operands + 4 * strip.rows.local * strip.columns.local * (1 + strip.vector / 4)
+
+    def held(self, w: Conv2d) -> Any:
+        """Registers of a thread for its sums, two windows of the input, and what it holds of the filters."""
+        words = self.strip.vector * element_bytes(w) / WORD
+        window = 2 * words * self._by(self.window(w), self.window(w), self.strip.columns.local)
+        weights = np.where(np.equal(self.weight, "registers"), words * w.R * w.S, words * self._by(w.S, w.S, 1))
+        return self.strip.sums + window + weights
+
+    def shared_bytes(self, w: Conv2d) -> Any:
+        """Shared memory of a block for its filters."""
+        return w.R * w.S * self.strip.channels.thread * self.strip.vector * element_bytes(w)
+
+    def halo(self, w: Conv2d) -> Any:
+        """Inputs that a block reads for each that it would if its windows did not overlap those of others."""
+        shares = (
+            ((tile.size - 1) * stride + reach) / (tile.size * stride)
+            for tile, stride, reach in zip((self.strip.rows, self.strip.columns), w.stride, taps_of(w), strict=True)
+        )
+        return math.prod(shares)
+
+    def time(self, w: Conv2d) -> float:
+        """An estimate to choose defaults by: instructions that a scheduler issues."""
+        strip = self.strip
+        across = -(-strip.threads // WARP)
+        return self.issued(w) * max(ENOUGH, strip.blocks(w) * across)
+
+    def _by(self, whole: Any, row: Any, tap: Any) -> Any:
+        """One of three numbers, by what is unrolled."""
+        return np.select([np.equal(self.unrolled, "filter"), np.equal(self.unrolled, "row")], [whole, row], tap)
+
+
+WORD = 4  # bytes
+
+
+def _distinct(outputs: Any, stride: int, taps: int, dilation: int) -> Any:
+    """Inputs along an axis that these neighbouring outputs take together."""
+    counts = [len(places(n, stride, taps, dilation)) for n in range(int(np.max(outputs)) + 1)]
+    return np.array(counts)[outputs]
+
+
+def places(outputs: int, stride: int, taps: int, dilation: int) -> list[int]:
+    """Which inputs along an axis neighbouring outputs take, from the first one's first."""
+    return sorted({i * stride + r * dilation for i in range(outputs) for r in range(taps)})
+
+
+def ask(w: Conv2d, k: Knobs) -> Plan:
+    """The plan, from knobs; the defaults are those of the least estimate."""
+    multiplier = w.O // w.groups
+    widths = vectors_of(w, lambda v: v % multiplier == 0 or multiplier % v == 0)
+    best = _default(w, widths)
+    vector = k.choice("vector", widths, best.strip.vector)
+    threads = k.choice("threads_c", threads_across(w), best.strip.channels.thread)
+    tiles = [
+        k.tile(knob, extent, LEVELS, {name: tile.factors[name] for name in LEVELS[1:]}, overhang=searched_overhang(extent))
+        for knob, extent, tile in (("tile_y", w.P, best.strip.rows), ("tile_x", w.Q, best.strip.columns))
+    ]
+    unrolled = k.choice("unrolled", UNROLLED, best.unrolled)
+    weight = k.choice("weight", WEIGHTS, best.weight)
+
+    def plan(c: Columns) -> Plan:
+        return Plan.of_columns(w, c)
+
+    k.condition(f"at most {MAX_PRODUCTS} products of a thread are unrolled", lambda c: plan(c).products(w) <= MAX_PRODUCTS)
+    k.condition(
+        "filters in registers need the whole filter unrolled",
+        lambda c: (c["weight"] != "registers") | (c["unrolled"] == "filter"),
+    )
+    k.condition(
+        f"the filters of a block have at most {STATIC_SHARED_BYTES} bytes in shared memory",
+        lambda c: (c["weight"] != "shared") | (plan(c).shared_bytes(w) <= STATIC_SHARED_BYTES),
+    )
+    k.condition(f"at most {MAX_THREADS_Z} threads along the rows", lambda c: c["tile_y"][:, 1] <= MAX_THREADS_Z)
+    k.search_only(f"a thread holds at most {MAX_HELD} registers", lambda c: plan(c).held(w) <= MAX_HELD)
+    k.search_only(f"at least {MIN_THREADS} threads", lambda c: plan(c).strip.threads >= MIN_THREADS)
+    k.search_only(
+        "threads along the channels overhang them by a quarter at most",
+        lambda c: plan(c).strip.channels.block * c["threads_c"] <= 1.25 * plan(c).strip.channels.extent,
+    )
+    return Plan(Strip.of(w, vector, threads, *tiles), unrolled, weight)
+
+
+def threads_across(w: Conv2d) -> tuple[int, ...]:
+    """Threads of a block along the channels: powers of two, and what divides the channels."""
+    return tuple(sorted({*THREADS_C, *(n for n in divisors(w.O) if n <= THREADS_C[-1])}))
+
+
+def _default(w: Conv2d, widths: tuple[int, ...]) -> Plan:
+    """The plan of the least estimate among strips of all sizes, each in the blocks that suit it."""
+    sizes = [
+        [n for n in LOCAL if n == 1 or -(-extent // n) * n <= 1.25 * extent] for extent in (w.P, w.Q)
+    ]
+    candidates = [
+        _blocked(w, vector, rows, columns, unrolled)
+        for vector, rows, columns in itertools.product(widths, *sizes)
+        if vector * rows * columns <= MAX_SUMS
+        for unrolled in UNROLLED
+    ]
+    fitting = [p for p in candidates if p.products(w) <= MAX_PRODUCTS and p.held(w) <= MAX_HELD]
+    return min(fitting, key=lambda plan: plan.time(w))
+
+
+def _blocked(w: Conv2d, vector: int, rows: int, columns: int, unrolled: str) -> Plan:
+    """Strips of these sizes in blocks of about `BLOCK` threads that read as little beyond their tile as can be."""
+    across = max(n for n in divisors(w.O // vector) if n * vector <= 64)
+    lines, strips = -(-w.P // rows), -(-w.Q // columns)
+
+    def plan(down: int, along: int) -> Plan:
+        tiles = (
+            Tile(extent, {"block": -(-extent // (threads * size)), "thread": threads, "local": size})
+            for extent, threads, size in ((w.P, down, rows), (w.Q, along, columns))
+        )
+        strip = Strip.of(w, vector, across, *tiles)
+        shared = Plan(strip, unrolled, "shared")
+        return shared if shared.shared_bytes(w) <= STATIC_SHARED_BYTES else Plan(strip, unrolled, "global")
+
+    def cost(plan: Plan) -> tuple[Any, ...]:
+        strip, blocks = plan.strip, plan.strip.blocks(w)
+        warps = -(-strip.threads // WARP) * blocks
+        return -min(blocks, BLOCKS), warps * plan.halo(w)
+
+    limit = max(1, BLOCK // across)
+    shapes = ((down, along) for down in range(1, min(lines, MAX_THREADS_Z, limit) + 1) for along in range(1, min(strips, limit) + 1))
+    return min((plan(*shape) for shape in shapes if math.prod(shape) <= limit), key=cost)
+
+
+def program(w: Conv2d, plan: Plan) -> Schedule:
+    """The convolution as a scheduled function of its arguments."""
+    with IRBuilder() as builder, T.prim_func(s_tir=True):
+        T.func_name("main")
+        arrays = arguments(w)
+        with launched(w, plan.strip) as at:
+            Writer(w, plan, arrays, at).write()
+    return Schedule(builder.get())
+
+
+class Writer:
+    """Writes what a thread does."""
+
+    def __init__(self, w: Conv2d, plan: Plan, arrays: Mapping[str, Any], at: Place) -> None:
+        self.w, self.plan, self.strip, self.at = w, plan, plan.strip, at
+        self.X, self.K = arrays["X"], arrays["K"]
+        self.multiplier = w.O // w.groups
+        vector, columns = self.strip.vector, self.strip.columns.local
+        self.width = max(1, vector // self.multiplier)  # channels of the input that the thread's outputs take
+        self.finish = Finish(w, arrays, self.strip, at)
+        self.sums = local("sums", (self.strip.rows.local, columns, vector), ACCUMULATOR)
+        unrolled = plan.unrolled != "tap"
+        self.places = places(columns, w.stride[1], w.S, w.dilation[1]) if unrolled else []
+        self.window = local("window", (2, len(self.places) or columns, self.width), w.storage)
+        self.taps = local("taps", (w.S if unrolled else 1, vector), w.storage)
+
+    def write(self) -> None:
+        """Write all of it."""
+        weight = {"shared": self.stage, "registers": self.keep, "global": lambda: None}
+        weight[self.plan.weight]()
+        with named("i", T.unroll(self.strip.rows.local)) as i, named("j", T.unroll(self.strip.columns.local)) as j:
+            with named("channel", T.unroll(self.strip.vector)) as lane:
+                T.buffer_store(self.sums, T.float32(0), [i, j, lane])
+        {"filter": self.walk_lines, "row": self.walk_rows, "tap": self.walk_taps}[self.plan.unrolled]()
+
+    def stage(self) -> None:
+        """Turn the filters of the block around in shared memory.
+
+        Neighbouring threads copy neighbouring channels, which lie a filter apart: they store to neighbouring words, and
+        what they read of a sector is in the L1 cache for the taps that follow.
+        """
+        w, strip = self.w, self.strip
+        channels, taps = strip.channels.thread * strip.vector, w.R * w.S
+        shape = (taps, channels)
+        self.shared = IRBuilder.name("filters", T.sblock_alloc_buffer(shape, w.storage, scope="shared"))
+        with named("step", T.unroll(-(-taps * channels // strip.threads))) as step:
+            element = step * strip.threads + self.at.number
+            tap, channel = element // channels, element % channels
+            tests = [tap < taps] * (taps * channels % strip.threads > 0)
+            tests += [self.at.first + channel < w.O] * (not strip.channels.divides)
+            value = self.K[self.at.first + channel, tap // w.S, tap % w.S, 0]
+            guarded(tests, lambda: T.buffer_store(self.shared, value, [tap, channel]))
+
+    def keep(self) -> None:
+        """Load the filters of the thread's channels, which follow each other, in vectors."""
+        w, vector = self.w, self.strip.vector
+        taps = w.R * w.S
+        self.kept = local("filters", (vector * taps,), w.storage)
+        with named("chunk", T.unroll(taps)) as chunk:
+
+            def value(lane: Any) -> Any:
+                element = chunk * vector + lane
+                return self.K[self.finish.channel + element // taps, element // w.S % w.R, element % w.S, 0]
+
+            copy(vector, self.kept, lambda lane: [chunk * vector + lane], value)
+
+    def load(self, half: Any, g: Any, line: Any, column: Any) -> None:
+        """Load a vector of the input, zeros outside, to place `g` of a half of the window."""
+        first = self.finish.channel // self.multiplier
+
+        def fill(value: Callable[[Any], Any]) -> None:
+            copy(self.width, self.window, lambda lane: [half, g, lane], value)
+
+        guarded(
+            inside(self.w, self.strip, line, column),
+            lambda: fill(lambda lane: self.X[self.at.image, line, column, first + lane]),
+            lambda: fill(lambda lane: T.Cast(self.w.storage, T.float32(0))),
+        )
+
+    def load_line(self, half: Any, line: Any) -> None:
+        """Load the window of one line of the padded input, counted from the strip's first."""
+        w = self.w
+        top, left = self.at.row * w.stride[0] - w.before[0], self.at.column * w.stride[1] - w.before[1]
+        if self.places == [*range(len(self.places))]:
+            with named("g", T.unroll(len(self.places))) as g:
+                self.load(half, g, top + line, left + g)
+        else:
+            for g, place in enumerate(self.places):
+                self.load(half, g, top + line, left + place)
+
+    def read_taps(self, r: Any, columns: Any, first: Any = 0) -> None:
+        """Read taps of one row of the filters, from the column `first` on."""
+        w, vector = self.w, self.strip.vector
+        with named("s", T.unroll(columns)) as s:
+            tap = r * w.S + first + s
+            if self.plan.weight == "shared":
+                own = (self.at.vector - self.at.first // vector) * vector
+                copy(vector, self.taps, lambda lane: [s, lane], lambda lane: self.shared[tap, own + lane])
+            else:
+                with named("channel", T.unroll(vector)) as lane:
+                    if self.plan.weight == "registers":
+                        value = self.kept[lane * (w.R * w.S) + tap]
+                    else:
+                        value = self.K[self.finish.channel + lane, r, first + s, 0]
+                    T.buffer_store(self.taps, value, [s, lane])
+
+    def add(self, half: Any, i: Any, r: Any) -> None:
+        """Add a line to the strip's row `i`, as the filter's row `r` meets it."""
+        w = self.w
+        self.read_taps(r, w.S)
+        for s in range(w.S):
+            with named("j", T.unroll(self.strip.columns.local)) as j:
+                taken = [j_ * w.stride[1] + s * w.dilation[1] for j_ in range(self.strip.columns.local)]
+                found = [self.places.index(place) for place in taken]
+                step = found[1] - found[0] if len(found) > 1 else 0
+                self.multiply(half, found[0] + j * step, i, j, s)
+
+    def multiply(self, half: Any, g: Any, i: Any, j: Any, s: Any) -> None:
+        """Add the products of one input vector and one tap."""
+        with named("channel", T.unroll(self.strip.vector)) as lane:
+            x = self.window[half, g, lane // self.multiplier if self.width > 1 else 0].astype(ACCUMULATOR)
+            product = x * self.taps[s, lane].astype(ACCUMULATOR)
+            T.buffer_store(self.sums, self.sums[i, j, lane] + product, [i, j, lane])
+
+    def walk_lines(self) -> None:
+        """Walk down the input lines, with all rows of the strip and of the filter unrolled."""
+        w, rows = self.w, self.strip.rows.local
+        lines = places(rows, w.stride[0], w.R, w.dilation[0])
+        self.load_line(0, lines[0])
+        self.finish.start()
+        for number, line in enumerate(lines):
+            if line != lines[-1]:
+                self.load_line((number + 1) % 2, lines[number + 1])
+            for i in range(rows):
+                r, between = divmod(line - i * w.stride[0], w.dilation[0])
+                if not between and 0 <= r < w.R:
+                    self.add(number % 2, i, r)
+                    if r == w.R - 1:
+                        self.finish.row(self.sums, i)
+
+    def walk_rows(self) -> None:
+        """Walk down the rows of the filter in a loop: the line that each row of the strip meets is loaded for it."""
+        w, rows = self.w, self.strip.rows.local
+        self.finish.start()
+        with named("r", T.serial(w.R)) as r:
+            for i in range(rows):
+                self.load_line(i % 2, i * w.stride[0] + r * w.dilation[0])
+                self.add(i % 2, i, r)
+        for i in range(rows):
+            self.finish.row(self.sums, i)
+
+    def walk_taps(self) -> None:
+        """Walk over the taps of the filter in loops, and load for each what it meets."""
+        w, rows = self.w, self.strip.rows.local
+        top, left = self.at.row * w.stride[0] - w.before[0], self.at.column * w.stride[1] - w.before[1]
+        self.finish.start()
+        with named("r", T.serial(w.R)) as r, named("s", T.serial(w.S)) as s:
+            self.read_taps(r, 1, s)
+            for i in range(rows):
+                line = top + i * w.stride[0] + r * w.dilation[0]
+                with named("j", T.unroll(self.strip.columns.local)) as j:
+                    self.load(i % 2, j, line, left + j * w.stride[1] + s * w.dilation[1])
+                with named("j", T.unroll(self.strip.columns.local)) as j:
+                    self.multiply(i % 2, j, i, j, 0)
+        for i in range(rows):
+            self.finish.row(self.sums, i)
