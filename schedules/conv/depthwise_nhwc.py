@@ -24,6 +24,7 @@ It is written as TIR.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -54,14 +55,21 @@ from .tiles import element_bytes
 UNROLLED = ("filter", "row", "tap")  # what of the filter is unrolled: all of it, a row at a time, or nothing
 WEIGHTS = ("shared", "registers", "global")
 THREADS_C = (1, 2, 4, 8, 16, 32, 64)
-LOCAL = (1, 2, 4, 7, 8)  # rows or columns of a strip that a search and the defaults consider
+LOCAL = (1, 2, 4, 7, 8)  # rows or columns of a strip that the defaults are chosen from
+ALONG = (1, 2, 3, 4, 7, 8, 14, 16, 28, 32)  # threads of a block along rows or columns, likewise
+BLOCK = 256  # threads of a block at most, likewise
+MAX_HELD_BY_DEFAULT = 128
 MAX_PRODUCTS = 2048  # of a thread, unrolled: NVRTC takes two seconds for them
 MAX_HELD = 176  # registers of a thread for sums, windows and weights, by estimate
 MAX_SUMS = 64
 MIN_THREADS = 32
-ENOUGH = 528 * 2  # warps: two for each scheduler of an H200
-BLOCK = 128  # threads of a block by default, about
-BLOCKS = 264  # so many at least by default, where there are enough threads: two for each multiprocessor
+
+# Of an H200, for the estimate that chooses the defaults.
+MULTIPROCESSORS = 132
+SCHEDULERS = 4  # of a multiprocessor
+BYTES_A_CYCLE = 24  # between a multiprocessor and the L2 cache
+OVERHEAD = 60  # instructions of a thread before its first load, and behind its last
+LINE, SECTOR, WORD = 128, 32, 4  # bytes
 
 
 def usage(w: Conv2d, c: Columns) -> Usage:
@@ -157,18 +165,28 @@ class Plan:
         )
         return math.prod(shares)
 
-    def time(self, w: Conv2d) -> float:
-        """An estimate to choose defaults by: instructions that a scheduler issues."""
-        strip = self.strip
-        across = -(-strip.threads // WARP)
-        return self.issued(w) * max(ENOUGH, strip.blocks(w) * across)
+    def time(self, w: Conv2d) -> Any:
+        """An estimate to choose defaults by: clock cycles of the multiprocessor of an H200 that has the most blocks.
+
+        It issues instructions, each warp's in no less than its own time; it reads and writes through the L1 cache and
+        shared memory; and it gets and puts the tiles of its blocks. The longest of these counts, and the others a bit.
+        """
+        strip, size, taps = self.strip, element_bytes(w), w.R * w.S
+        blocks = -(-strip.blocks(w) // MULTIPROCESSORS)
+        warps = -(-strip.threads // WARP) * blocks
+        read = np.where(np.equal(self.weight, "shared"), 3 * strip.channels.thread * strip.vector / strip.threads, 4)
+        issued = (self.issued(w) + read * taps + OVERHEAD) * (np.maximum(1, warps / SCHEDULERS) + 0.5)
+        vector = strip.vector * size
+        wavefronts = warps * (self.loaded(w) + self.widened(w)) * np.maximum(1, vector * WARP / LINE)
+        run = strip.channels.thread * vector  # bytes side by side
+        pixels = strip.rows.size * strip.columns.size
+        tile = pixels * (1 + self.halo(w) * math.prod(w.stride)) * np.maximum(run, SECTOR) + 2 * taps * run
+        terms = np.stack(np.broadcast_arrays(issued, wavefronts, blocks * tile / BYTES_A_CYCLE))
+        return 0.75 * terms.max(axis=0) + 0.25 * terms.sum(axis=0)
 
     def _by(self, whole: Any, row: Any, tap: Any) -> Any:
         """One of three numbers, by what is unrolled."""
         return np.select([np.equal(self.unrolled, "filter"), np.equal(self.unrolled, "row")], [whole, row], tap)
-
-
-WORD = 4  # bytes
 
 
 def _distinct(outputs: Any, stride: int, taps: int, dilation: int) -> Any:
@@ -187,14 +205,20 @@ def ask(w: Conv2d, k: Knobs) -> Plan:
     multiplier = w.O // w.groups
     widths = vectors_of(w, lambda v: v % multiplier == 0 or multiplier % v == 0)
     best = _default(w, widths)
-    vector = k.choice("vector", widths, best.strip.vector)
-    threads = k.choice("threads_c", threads_across(w), best.strip.channels.thread)
+    vector = k.choice("vector", widths, best["vector"])
+    threads = k.choice("threads_c", threads_across(w), best["threads_c"])
     tiles = [
-        k.tile(knob, extent, LEVELS, {name: tile.factors[name] for name in LEVELS[1:]}, overhang=searched_overhang(extent))
-        for knob, extent, tile in (("tile_y", w.P, best.strip.rows), ("tile_x", w.Q, best.strip.columns))
+        k.tile(
+            f"tile_{name}",
+            extent,
+            LEVELS,
+            {"thread": best[f"threads_{name}"], "local": best[name]},
+            overhang=searched_overhang(extent),
+        )
+        for name, extent in (("y", w.P), ("x", w.Q))
     ]
-    unrolled = k.choice("unrolled", UNROLLED, best.unrolled)
-    weight = k.choice("weight", WEIGHTS, best.weight)
+    unrolled = k.choice("unrolled", UNROLLED, best["unrolled"])
+    weight = k.choice("weight", WEIGHTS, best["weight"])
 
     def plan(c: Columns) -> Plan:
         return Plan.of_columns(w, c)
@@ -223,43 +247,44 @@ def threads_across(w: Conv2d) -> tuple[int, ...]:
     return tuple(sorted({*THREADS_C, *(n for n in divisors(w.O) if n <= THREADS_C[-1])}))
 
 
-def _default(w: Conv2d, widths: tuple[int, ...]) -> Plan:
-    """The plan of the least estimate among strips of all sizes, each in the blocks that suit it."""
-    sizes = [
-        [n for n in LOCAL if n == 1 or -(-extent // n) * n <= 1.25 * extent] for extent in (w.P, w.Q)
-    ]
-    candidates = [
-        _blocked(w, vector, rows, columns, unrolled)
-        for vector, rows, columns in itertools.product(widths, *sizes)
-        if vector * rows * columns <= MAX_SUMS
-        for unrolled in UNROLLED
-    ]
-    fitting = [p for p in candidates if p.products(w) <= MAX_PRODUCTS and p.held(w) <= MAX_HELD]
-    return min(fitting, key=lambda plan: plan.time(w))
+@functools.lru_cache(maxsize=64)
+def _default(w: Conv2d, widths: tuple[int, ...]) -> dict[str, Any]:
+    """The knobs of the least estimate, among strips of all sizes in blocks of all shapes that promise something."""
+    wide = [v for v in widths if v * element_bytes(w) >= WORD] or widths  # half a word takes as long as a whole one
+    options = {"vector": wide, "threads_c": threads_across(w), "y": LOCAL, "threads_y": ALONG, "x": LOCAL, "threads_x": ALONG}
+    grid = np.meshgrid(*map(np.array, options.values()), indexing="ij")
+    c = {name: column.ravel() for name, column in zip(options, grid, strict=True)}
+
+    def keep(mask: np.ndarray) -> None:
+        c.update({name: column[mask] for name, column in c.items()})
+
+    threads = c["threads_c"] * c["threads_y"] * c["threads_x"]
+    keep((threads <= BLOCK) & (c["vector"] * c["y"] * c["x"] <= MAX_SUMS))
+    vectors = w.O // c["vector"]
+    run = c["threads_c"] * c["vector"] * element_bytes(w)
+    keep((vectors % c["threads_c"] == 0) & ((run >= SECTOR) | (vectors == c["threads_c"])))
+    for name, extent in (("y", w.P), ("x", w.Q)):  # a tile is no larger than the image, but for its last strip
+        keep((c[f"threads_{name}"] - 1) * c[name] < extent)
+    best: tuple[float, dict[str, Any]] | None = None
+    for unrolled, weight in itertools.product(UNROLLED, WEIGHTS):
+        tiles = (_tile(extent, c[f"threads_{name}"], c[name]) for name, extent in (("y", w.P), ("x", w.Q)))
+        plan = Plan(Strip.of(w, c["vector"], c["threads_c"], *tiles), unrolled, weight)
+        fits = (plan.products(w) <= MAX_PRODUCTS) & (plan.held(w) <= MAX_HELD_BY_DEFAULT)
+        if weight == "shared":
+            fits &= plan.shared_bytes(w) <= STATIC_SHARED_BYTES
+        if fits.any() and (weight != "registers" or unrolled == "filter"):
+            time = np.where(fits, plan.time(w), np.inf)
+            place = int(np.argmin(time))
+            if best is None or time[place] < best[0]:
+                chosen = {name: int(column[place]) for name, column in c.items()}
+                best = float(time[place]), {**chosen, "unrolled": unrolled, "weight": weight}
+    assert best  # one output a thread, nothing unrolled, fits always
+    return best[1]
 
 
-def _blocked(w: Conv2d, vector: int, rows: int, columns: int, unrolled: str) -> Plan:
-    """Strips of these sizes in blocks of about `BLOCK` threads that read as little beyond their tile as can be."""
-    across = max(n for n in divisors(w.O // vector) if n * vector <= 64)
-    lines, strips = -(-w.P // rows), -(-w.Q // columns)
-
-    def plan(down: int, along: int) -> Plan:
-        tiles = (
-            Tile(extent, {"block": -(-extent // (threads * size)), "thread": threads, "local": size})
-            for extent, threads, size in ((w.P, down, rows), (w.Q, along, columns))
-        )
-        strip = Strip.of(w, vector, across, *tiles)
-        shared = Plan(strip, unrolled, "shared")
-        return shared if shared.shared_bytes(w) <= STATIC_SHARED_BYTES else Plan(strip, unrolled, "global")
-
-    def cost(plan: Plan) -> tuple[Any, ...]:
-        strip, blocks = plan.strip, plan.strip.blocks(w)
-        warps = -(-strip.threads // WARP) * blocks
-        return -min(blocks, BLOCKS), warps * plan.halo(w)
-
-    limit = max(1, BLOCK // across)
-    shapes = ((down, along) for down in range(1, min(lines, MAX_THREADS_Z, limit) + 1) for along in range(1, min(strips, limit) + 1))
-    return min((plan(*shape) for shape in shapes if math.prod(shape) <= limit), key=cost)
+def _tile(extent: int, threads: Any, size: Any) -> Tile:
+    """A tile of rows or columns."""
+    return Tile(extent, {"block": -(-extent // (threads * size)), "thread": threads, "local": size})
 
 
 def program(w: Conv2d, plan: Plan) -> Schedule:

@@ -143,7 +143,8 @@ def launched(w: Conv2d, strip: Strip) -> Iterator[Place]:
         else:
             image, pixel, channel = bind(w.N, "blockIdx.z"), bind(pixels, "blockIdx.y"), bind(across, "blockIdx.x")
         z, y = bind(rows.thread, "threadIdx.z"), bind(columns.thread, "threadIdx.y")
-        x = bind(channels.thread, "threadIdx.x", annotations={"pragma_unroll_explicit": 0})
+        x = bind(channels.thread, "threadIdx.x")
+        stack.enter_context(T.attr(0, "pragma_unroll_explicit", 0))
         yield Place(
             image=image,
             first=channel * channels.thread * strip.vector,
