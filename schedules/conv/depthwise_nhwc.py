@@ -1,4 +1,4 @@
-"""Depthwise convolution with channels last: vectors of channels, a window that slides in registers, no tile of the input.
+"""Depthwise convolution, channels last: vectors of channels, and a window of the input that slides in registers.
 
 Each channel has its own filter, so that a kernel has little to compute and is bound by memory, or, where the image is
 small, by how long a load takes. Channels lie side by side: a thread computes a vector of them, up to 16 bytes, for a
@@ -24,10 +24,11 @@ It is written as TIR.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,23 +39,36 @@ from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for i
 
 from tvmconv.gpu import MAX_THREADS_Z, STATIC_SHARED_BYTES, WARP
 from tvmconv.knobs import Columns, Knobs
-from tvmconv.knobs.factors import divisors
 from tvmconv.knobs.space import Usage
 from tvmconv.knobs.tile import Tile
 from tvmconv.library import schedule
 from tvmconv.workloads import Conv2d
-from tvmconv.workloads.dtypes import ACCUMULATOR
 
-from .depthwise import has_filter_per_channel
 from .plan import searched_overhang
-from .strips import LEVELS, Finish, Place, Strip, arguments, copy, guarded, inside, launched, local, named, taps_of
-from .strips import vectors as vectors_of
-from .sums import DTYPES
+from .strips import (
+    LEVELS,
+    Outputs,
+    Place,
+    Strip,
+    Window,
+    arguments,
+    copy,
+    distinct,
+    guarded,
+    launched,
+    local,
+    loop,
+    own_channel,
+    places,
+    reach,
+    threads_across,
+    vectors,
+)
+from .sums import DTYPES, has_filter_per_channel
 from .tiles import element_bytes
 
 UNROLLED = ("filter", "row", "tap")  # what of the filter is unrolled: all of it, a row at a time, or nothing
 WEIGHTS = ("shared", "registers", "global")
-THREADS_C = (1, 2, 4, 8, 16, 32, 64)
 LOCAL = (1, 2, 4, 7, 8)  # rows or columns of a strip that the defaults are chosen from
 ALONG = (1, 2, 3, 4, 7, 8, 14, 16, 28, 32)  # threads of a block along rows or columns, likewise
 BLOCK = 256  # threads of a block at most, likewise
@@ -128,12 +142,12 @@ class Plan:
     def loaded(self, w: Conv2d) -> Any:
         """Vectors of the input that a thread loads."""
         rows, columns = self.strip.rows.local, self.strip.columns.local
-        lines, window = _distinct(rows, w.stride[0], w.R, w.dilation[0]), self.window(w)
+        lines, window = distinct(rows, w.stride[0], w.R, w.dilation[0]), self.window(w)
         return self._by(lines * window, rows * w.R * window, rows * w.R * columns * w.S)
 
     def window(self, w: Conv2d) -> Any:
         """Vectors of an input line that a strip sees."""
-        return _distinct(self.strip.columns.local, w.stride[1], w.S, w.dilation[1])
+        return distinct(self.strip.columns.local, w.stride[1], w.S, w.dilation[1])
 
     def widened(self, w: Conv2d) -> Any:
         """Vectors of the filters that a thread reads."""
@@ -160,8 +174,8 @@ class Plan:
     def halo(self, w: Conv2d) -> Any:
         """Inputs that a block reads for each that it would if its windows did not overlap those of others."""
         shares = (
-            ((tile.size - 1) * stride + reach) / (tile.size * stride)
-            for tile, stride, reach in zip((self.strip.rows, self.strip.columns), w.stride, taps_of(w), strict=True)
+            ((tile.size - 1) * stride + taps) / (tile.size * stride)
+            for tile, stride, taps in zip((self.strip.rows, self.strip.columns), w.stride, reach(w), strict=True)
         )
         return math.prod(shares)
 
@@ -189,21 +203,10 @@ class Plan:
         return np.select([np.equal(self.unrolled, "filter"), np.equal(self.unrolled, "row")], [whole, row], tap)
 
 
-def _distinct(outputs: Any, stride: int, taps: int, dilation: int) -> Any:
-    """Inputs along an axis that these neighbouring outputs take together."""
-    counts = [len(places(n, stride, taps, dilation)) for n in range(int(np.max(outputs)) + 1)]
-    return np.array(counts)[outputs]
-
-
-def places(outputs: int, stride: int, taps: int, dilation: int) -> list[int]:
-    """Which inputs along an axis neighbouring outputs take, from the first one's first."""
-    return sorted({i * stride + r * dilation for i in range(outputs) for r in range(taps)})
-
-
 def ask(w: Conv2d, k: Knobs) -> Plan:
     """The plan, from knobs; the defaults are those of the least estimate."""
     multiplier = w.O // w.groups
-    widths = vectors_of(w, lambda v: v % multiplier == 0 or multiplier % v == 0)
+    widths = vectors(w, lambda v: v % multiplier == 0 or multiplier % v == 0)
     best = _default(w, widths)
     vector = k.choice("vector", widths, best["vector"])
     threads = k.choice("threads_c", threads_across(w), best["threads_c"])
@@ -223,7 +226,9 @@ def ask(w: Conv2d, k: Knobs) -> Plan:
     def plan(c: Columns) -> Plan:
         return Plan.of_columns(w, c)
 
-    k.condition(f"at most {MAX_PRODUCTS} products of a thread are unrolled", lambda c: plan(c).products(w) <= MAX_PRODUCTS)
+    k.condition(
+        f"at most {MAX_PRODUCTS} products of a thread are unrolled", lambda c: plan(c).products(w) <= MAX_PRODUCTS
+    )
     k.condition(
         "filters in registers need the whole filter unrolled",
         lambda c: (c["weight"] != "registers") | (c["unrolled"] == "filter"),
@@ -242,16 +247,18 @@ def ask(w: Conv2d, k: Knobs) -> Plan:
     return Plan(Strip.of(w, vector, threads, *tiles), unrolled, weight)
 
 
-def threads_across(w: Conv2d) -> tuple[int, ...]:
-    """Threads of a block along the channels: powers of two, and what divides the channels."""
-    return tuple(sorted({*THREADS_C, *(n for n in divisors(w.O) if n <= THREADS_C[-1])}))
-
-
 @functools.lru_cache(maxsize=64)
 def _default(w: Conv2d, widths: tuple[int, ...]) -> dict[str, Any]:
     """The knobs of the least estimate, among strips of all sizes in blocks of all shapes that promise something."""
     wide = [v for v in widths if v * element_bytes(w) >= WORD] or widths  # half a word takes as long as a whole one
-    options = {"vector": wide, "threads_c": threads_across(w), "y": LOCAL, "threads_y": ALONG, "x": LOCAL, "threads_x": ALONG}
+    options = {
+        "vector": wide,
+        "threads_c": threads_across(w),
+        "y": LOCAL,
+        "threads_y": ALONG,
+        "x": LOCAL,
+        "threads_x": ALONG,
+    }
     grid = np.meshgrid(*map(np.array, options.values()), indexing="ij")
     c = {name: column.ravel() for name, column in zip(options, grid, strict=True)}
 
@@ -260,9 +267,9 @@ def _default(w: Conv2d, widths: tuple[int, ...]) -> dict[str, Any]:
 
     threads = c["threads_c"] * c["threads_y"] * c["threads_x"]
     keep((threads <= BLOCK) & (c["vector"] * c["y"] * c["x"] <= MAX_SUMS))
-    vectors = w.O // c["vector"]
+    across = w.O // c["vector"]
     run = c["threads_c"] * c["vector"] * element_bytes(w)
-    keep((vectors % c["threads_c"] == 0) & ((run >= SECTOR) | (vectors == c["threads_c"])))
+    keep((across % c["threads_c"] == 0) & ((run >= SECTOR) | (across == c["threads_c"])))
     for name, extent in (("y", w.P), ("x", w.Q)):  # a tile is no larger than the image, but for its last strip
         keep((c[f"threads_{name}"] - 1) * c[name] < extent)
     best: tuple[float, dict[str, Any]] | None = None
@@ -301,25 +308,22 @@ class Writer:
     """Writes what a thread does."""
 
     def __init__(self, w: Conv2d, plan: Plan, arrays: Mapping[str, Any], at: Place) -> None:
-        self.w, self.plan, self.strip, self.at = w, plan, plan.strip, at
-        self.X, self.K = arrays["X"], arrays["K"]
+        self.w, self.plan, self.strip, self.at, self.K = w, plan, plan.strip, at, arrays["K"]
         self.multiplier = w.O // w.groups
-        vector, columns = self.strip.vector, self.strip.columns.local
+        vector = self.strip.vector
+        self.channel = own_channel(self.strip, at)
         self.width = max(1, vector // self.multiplier)  # channels of the input that the thread's outputs take
-        self.finish = Finish(w, arrays, self.strip, at)
-        self.sums = local("sums", (self.strip.rows.local, columns, vector), ACCUMULATOR)
-        unrolled = plan.unrolled != "tap"
-        self.places = places(columns, w.stride[1], w.S, w.dilation[1]) if unrolled else []
-        self.window = local("window", (2, len(self.places) or columns, self.width), w.storage)
-        self.taps = local("taps", (w.S if unrolled else 1, vector), w.storage)
+        self.unrolled = w.S if plan.unrolled != "tap" else 1  # columns of the filter
+        self.outputs = Outputs(w, arrays, self.strip, at)
+        self.input = Window(w, arrays["X"], self.strip, at, self.width, lines=2, taps=self.unrolled)
+        self.taps = local("taps", (self.unrolled, vector), w.storage)
 
     def write(self) -> None:
         """Write all of it."""
-        weight = {"shared": self.stage, "registers": self.keep, "global": lambda: None}
-        weight[self.plan.weight]()
-        with named("i", T.unroll(self.strip.rows.local)) as i, named("j", T.unroll(self.strip.columns.local)) as j:
-            with named("channel", T.unroll(self.strip.vector)) as lane:
-                T.buffer_store(self.sums, T.float32(0), [i, j, lane])
+        if self.plan.weight == "shared":
+            self.stage()
+        elif self.plan.weight == "registers":
+            self.keep()
         {"filter": self.walk_lines, "row": self.walk_rows, "tap": self.walk_taps}[self.plan.unrolled]()
 
     def stage(self) -> None:
@@ -330,9 +334,8 @@ class Writer:
         """
         w, strip = self.w, self.strip
         channels, taps = strip.channels.thread * strip.vector, w.R * w.S
-        shape = (taps, channels)
-        self.shared = IRBuilder.name("filters", T.sblock_alloc_buffer(shape, w.storage, scope="shared"))
-        with named("step", T.unroll(-(-taps * channels // strip.threads))) as step:
+        self.shared = IRBuilder.name("filters", T.sblock_alloc_buffer((taps, channels), w.storage, scope="shared"))
+        with loop("step", -(-taps * channels // strip.threads)) as step:
             element = step * strip.threads + self.at.number
             tap, channel = element // channels, element % channels
             tests = [tap < taps] * (taps * channels % strip.threads > 0)
@@ -342,114 +345,83 @@ class Writer:
 
     def keep(self) -> None:
         """Load the filters of the thread's channels, which follow each other, in vectors."""
-        w, vector = self.w, self.strip.vector
-        taps = w.R * w.S
+        w, vector, taps = self.w, self.strip.vector, self.w.R * self.w.S
         self.kept = local("filters", (vector * taps,), w.storage)
-        with named("chunk", T.unroll(taps)) as chunk:
+        with loop("chunk", taps) as chunk:
 
             def value(lane: Any) -> Any:
                 element = chunk * vector + lane
-                return self.K[self.finish.channel + element // taps, element // w.S % w.R, element % w.S, 0]
+                return self.K[self.channel + element // taps, element // w.S % w.R, element % w.S, 0]
 
-            copy(vector, self.kept, lambda lane: [chunk * vector + lane], value)
+            copy(vector, self.kept, lambda lane: (chunk * vector + lane,), value)
 
-    def load(self, half: Any, g: Any, line: Any, column: Any) -> None:
-        """Load a vector of the input, zeros outside, to place `g` of a half of the window."""
-        first = self.finish.channel // self.multiplier
-
-        def fill(value: Callable[[Any], Any]) -> None:
-            copy(self.width, self.window, lambda lane: [half, g, lane], value)
-
-        guarded(
-            inside(self.w, self.strip, line, column),
-            lambda: fill(lambda lane: self.X[self.at.image, line, column, first + lane]),
-            lambda: fill(lambda lane: T.Cast(self.w.storage, T.float32(0))),
-        )
-
-    def load_line(self, half: Any, line: Any) -> None:
-        """Load the window of one line of the padded input, counted from the strip's first."""
-        w = self.w
-        top, left = self.at.row * w.stride[0] - w.before[0], self.at.column * w.stride[1] - w.before[1]
-        if self.places == [*range(len(self.places))]:
-            with named("g", T.unroll(len(self.places))) as g:
-                self.load(half, g, top + line, left + g)
-        else:
-            for g, place in enumerate(self.places):
-                self.load(half, g, top + line, left + place)
-
-    def read_taps(self, r: Any, columns: Any, first: Any = 0) -> None:
-        """Read taps of one row of the filters, from the column `first` on."""
+    def read_taps(self, r: Any, first: Any = 0) -> None:
+        """Read the unrolled taps of the filters' row `r`, from the column `first` on."""
         w, vector = self.w, self.strip.vector
-        with named("s", T.unroll(columns)) as s:
+        with loop("s", self.unrolled) as s:
             tap = r * w.S + first + s
             if self.plan.weight == "shared":
-                own = (self.at.vector - self.at.first // vector) * vector
-                copy(vector, self.taps, lambda lane: [s, lane], lambda lane: self.shared[tap, own + lane])
+                own = self.at.vector * vector - self.at.first
+                copy(vector, self.taps, lambda lane: (s, lane), lambda lane: self.shared[tap, own + lane])
             else:
-                with named("channel", T.unroll(vector)) as lane:
+                with loop("channel", vector) as channel:
                     if self.plan.weight == "registers":
-                        value = self.kept[lane * (w.R * w.S) + tap]
+                        value = self.kept[channel * (w.R * w.S) + tap]
                     else:
-                        value = self.K[self.finish.channel + lane, r, first + s, 0]
-                    T.buffer_store(self.taps, value, [s, lane])
+                        value = self.K[self.channel + channel, r, first + s, 0]
+                    T.buffer_store(self.taps, value, [s, channel])
 
-    def add(self, half: Any, i: Any, r: Any) -> None:
-        """Add a line to the strip's row `i`, as the filter's row `r` meets it."""
-        w = self.w
-        self.read_taps(r, w.S)
-        for s in range(w.S):
-            with named("j", T.unroll(self.strip.columns.local)) as j:
-                taken = [j_ * w.stride[1] + s * w.dilation[1] for j_ in range(self.strip.columns.local)]
-                found = [self.places.index(place) for place in taken]
-                step = found[1] - found[0] if len(found) > 1 else 0
-                self.multiply(half, found[0] + j * step, i, j, s)
+    def load(self, half: int, line: Any, column: Any = 0) -> None:
+        """Load a line of the input to a half of the window."""
+        self.input.load_line(half, line, self.channel // self.multiplier, column)
 
-    def multiply(self, half: Any, g: Any, i: Any, j: Any, s: Any) -> None:
-        """Add the products of one input vector and one tap."""
-        with named("channel", T.unroll(self.strip.vector)) as lane:
-            x = self.window[half, g, lane // self.multiplier if self.width > 1 else 0].astype(ACCUMULATOR)
-            product = x * self.taps[s, lane].astype(ACCUMULATOR)
-            T.buffer_store(self.sums, self.sums[i, j, lane] + product, [i, j, lane])
+    def add(self, half: int, i: int) -> None:
+        """Add a line to the strip's row `i`, with the taps that were read."""
+        for s in range(self.unrolled):
+            with loop("j", self.strip.columns.local) as j, loop("channel", self.strip.vector) as channel:
+                x = self.input.held[half, self.input.place(j, s), channel // self.multiplier if self.width > 1 else 0]
+                self.outputs.add(i, j, channel, x, self.taps[s, channel])
 
     def walk_lines(self) -> None:
         """Walk down the input lines, with all rows of the strip and of the filter unrolled."""
         w, rows = self.w, self.strip.rows.local
         lines = places(rows, w.stride[0], w.R, w.dilation[0])
-        self.load_line(0, lines[0])
-        self.finish.start()
+        self.load(0, lines[0])
+        self.outputs.start()
         for number, line in enumerate(lines):
             if line != lines[-1]:
-                self.load_line((number + 1) % 2, lines[number + 1])
+                self.load((number + 1) % 2, lines[number + 1])
             for i in range(rows):
                 r, between = divmod(line - i * w.stride[0], w.dilation[0])
                 if not between and 0 <= r < w.R:
-                    self.add(number % 2, i, r)
+                    self.read_taps(r)
+                    self.add(number % 2, i)
                     if r == w.R - 1:
-                        self.finish.row(self.sums, i)
+                        self.outputs.store(i)
 
     def walk_rows(self) -> None:
         """Walk down the rows of the filter in a loop: the line that each row of the strip meets is loaded for it."""
-        w, rows = self.w, self.strip.rows.local
-        self.finish.start()
-        with named("r", T.serial(w.R)) as r:
-            for i in range(rows):
-                self.load_line(i % 2, i * w.stride[0] + r * w.dilation[0])
-                self.add(i % 2, i, r)
-        for i in range(rows):
-            self.finish.row(self.sums, i)
+        with self.walked("r", self.w.R) as r:
+            self.read_taps(r)
+            for i in range(self.strip.rows.local):
+                self.load(i % 2, i * self.w.stride[0] + r * self.w.dilation[0])
+                self.add(i % 2, i)
 
     def walk_taps(self) -> None:
-        """Walk over the taps of the filter in loops, and load for each what it meets."""
-        w, rows = self.w, self.strip.rows.local
-        top, left = self.at.row * w.stride[0] - w.before[0], self.at.column * w.stride[1] - w.before[1]
-        self.finish.start()
-        with named("r", T.serial(w.R)) as r, named("s", T.serial(w.S)) as s:
-            self.read_taps(r, 1, s)
-            for i in range(rows):
-                line = top + i * w.stride[0] + r * w.dilation[0]
-                with named("j", T.unroll(self.strip.columns.local)) as j:
-                    self.load(i % 2, j, line, left + j * w.stride[1] + s * w.dilation[1])
-                with named("j", T.unroll(self.strip.columns.local)) as j:
-                    self.multiply(i % 2, j, i, j, 0)
-        for i in range(rows):
-            self.finish.row(self.sums, i)
+        """Walk over the taps of the filter in a loop, and load for each what it meets."""
+        w = self.w
+        with self.walked("tap", w.R * w.S) as tap:
+            r, s = tap // w.S, tap % w.S
+            self.read_taps(r, s)
+            for i in range(self.strip.rows.local):
+                self.load(i % 2, i * w.stride[0] + r * w.dilation[0], s * w.dilation[1])
+                self.add(i % 2, i)
+
+    @contextlib.contextmanager
+    def walked(self, name: str, extent: int) -> Iterator[Any]:
+        """A loop over parts of the filter, and what comes before and behind it."""
+        self.outputs.start()
+        with loop(name, extent, T.serial) as variable:
+            yield variable
+        for i in range(self.strip.rows.local):
+            self.outputs.store(i)

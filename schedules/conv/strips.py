@@ -1,4 +1,4 @@
-"""Strips: what schedules that write their own TIR for images with channels last share.
+"""Strips: what the schedules share that write their own TIR for images with channels last.
 
 A *strip* is what a thread computes: a vector of neighbouring output channels at a few neighbouring pixels, rows ×
 columns of them. Threads of a block lie side by side along the channels (x), the columns (y) and the rows (z), so that
@@ -19,15 +19,16 @@ from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for i
 
 from tvmconv.gpu import MAX_BLOCKS_YZ
 from tvmconv.knobs import Columns, Tile
+from tvmconv.knobs.factors import divisors
 from tvmconv.workloads import Conv2d, epilogue
-from tvmconv.workloads.dtypes import ACCUMULATOR
+from tvmconv.workloads.dtypes import ACCUMULATOR, numpy_dtype
 
 from .tiles import element_bytes
 
 LEVELS = ("block", "thread", "local")
 LOAD_BYTES = 16  # that one instruction moves at most
 VECTORS = (8, 4, 2, 1)  # channels of a thread
-_PLAIN = {"bfloat16": "uint16"}  # what NumPy calls an element type of that size
+THREADS_C = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -49,18 +50,14 @@ class Strip:
     @classmethod
     def of(cls, w: Conv2d, vector: Any, threads: Any, rows: Tile, columns: Tile) -> Strip:
         """The strips of these tiles, with so many threads along the channels."""
-        vectors = w.O // vector
-        return cls(vector, Tile(vectors, {"block": -(-vectors // threads), "thread": threads}), rows, columns)
+        extent = w.O // vector
+        return cls(vector, Tile(extent, {"block": -(-extent // threads), "thread": threads}), rows, columns)
 
     @classmethod
     def of_columns(cls, w: Conv2d, c: Columns) -> Strip:
         """The strips of many configs."""
-        rows, columns = (
-            Tile.of_column(extent, LEVELS, c[knob]) for knob, extent in (("tile_y", w.P), ("tile_x", w.Q))
-        )
-        vectors = w.O // c["vector"]
-        threads = c["threads_c"]
-        return cls(c["vector"], Tile(vectors, {"block": -(-vectors // threads), "thread": threads}), rows, columns)
+        axes = (("tile_y", w.P), ("tile_x", w.Q))
+        return cls.of(w, c["vector"], c["threads_c"], *(Tile.of_column(n, LEVELS, c[knob]) for knob, n in axes))
 
     @property
     def threads(self) -> Any:
@@ -97,16 +94,31 @@ class Place(NamedTuple):
     number: Any
 
 
-def vectors(w: Conv2d, divides: Callable[[int], bool]) -> tuple[int, ...]:
-    """The numbers of output channels that a thread may have: one store's at most, and what `divides` says."""
-    most = LOAD_BYTES // element_bytes(w)
-    return tuple(v for v in VECTORS if v <= most and w.O % v == 0 and divides(v))
+def vectors(w: Conv2d, fits: Callable[[int], bool]) -> tuple[int, ...]:
+    """The numbers of output channels that a thread may have: those of one store at most that divide all and fit."""
+    return tuple(v for v in VECTORS if v * element_bytes(w) <= LOAD_BYTES and w.O % v == 0 and fits(v))
 
 
-def taps_of(w: Conv2d) -> tuple[int, int]:
+def threads_across(w: Conv2d) -> tuple[int, ...]:
+    """Threads that a block may have along the channels: powers of two, and what divides the channels."""
+    return tuple(sorted({*THREADS_C, *(n for n in divisors(w.O) if n <= THREADS_C[-1])}))
+
+
+def reach(w: Conv2d) -> tuple[int, int]:
     """From an output's first input to its last, in rows and in columns, both included."""
     rows, columns = ((size - 1) * d + 1 for size, d in zip((w.R, w.S), w.dilation, strict=True))
     return rows, columns
+
+
+def places(outputs: int, stride: int, taps: int, dilation: int) -> list[int]:
+    """Which inputs along an axis neighbouring outputs take, counted from the first one's first."""
+    return sorted({i * stride + r * dilation for i in range(outputs) for r in range(taps)})
+
+
+def distinct(outputs: Any, stride: int, taps: int, dilation: int) -> Any:
+    """How many inputs along an axis so many neighbouring outputs take."""
+    counts = [len(places(n, stride, taps, dilation)) for n in range(int(np.max(outputs, initial=0)) + 1)]
+    return np.array(counts)[outputs]
 
 
 def arguments(w: Conv2d) -> dict[str, Any]:
@@ -121,29 +133,28 @@ def local(name: str, shape: Sequence[int], dtype: str) -> Any:
 
 
 @contextlib.contextmanager
-def named(name: str, frame: Any) -> Iterator[Any]:
+def loop(name: str, extent: int, kind: Callable[[int], Any] = T.unroll) -> Iterator[Any]:
     """A loop of the builder, its variable called by a name."""
-    with frame as variable:
+    with kind(extent) as variable:
         yield IRBuilder.name(name, variable)
 
 
 @contextlib.contextmanager
 def launched(w: Conv2d, strip: Strip) -> Iterator[Place]:
-    """The loops of blocks and threads. `T.unroll` loops inside them are left to the device's compiler to unroll."""
+    """The loops of blocks and threads. What is unrolled inside them is left to the device's compiler to unroll."""
     channels, rows, columns = strip.channels, strip.rows, strip.columns
     across, pixels = channels.block, columns.block * rows.block
     with contextlib.ExitStack() as stack:
 
-        def bind(extent: int, thread: str, **options: Any) -> Any:
-            return stack.enter_context(T.thread_binding(extent, thread=thread, **options))
+        def bind(extent: int, thread: str) -> Any:
+            return stack.enter_context(T.thread_binding(extent, thread=thread))
 
         if max(pixels, w.N) > MAX_BLOCKS_YZ:
             block = bind(w.N * pixels * across, "blockIdx.x")
             image, pixel, channel = block // (pixels * across), block // across % pixels, block % across
         else:
             image, pixel, channel = bind(w.N, "blockIdx.z"), bind(pixels, "blockIdx.y"), bind(across, "blockIdx.x")
-        z, y = bind(rows.thread, "threadIdx.z"), bind(columns.thread, "threadIdx.y")
-        x = bind(channels.thread, "threadIdx.x")
+        z, y, x = (bind(t.thread, f"threadIdx.{i}") for t, i in ((rows, "z"), (columns, "y"), (channels, "x")))
         stack.enter_context(T.attr(0, "pragma_unroll_explicit", 0))
         yield Place(
             image=image,
@@ -155,15 +166,10 @@ def launched(w: Conv2d, strip: Strip) -> Iterator[Place]:
         )
 
 
-def inside(w: Conv2d, strip: Strip, line: Any, column: Any) -> list[Any]:
-    """What has to hold for the input's `line` and `column` to exist, tested for where they might not."""
-    tests = []
-    tiles, taps = (strip.rows, strip.columns), taps_of(w)
-    for i, (at, size) in enumerate(((line, w.H), (column, w.W))):
-        covered = tiles[i].block * tiles[i].size
-        last = (covered - 1) * w.stride[i] + taps[i] - 1 - w.before[i]
-        tests += [at >= 0] * (w.before[i] > 0) + [at < size] * (last >= size)
-    return tests
+def own_channel(strip: Strip, at: Place) -> Any:
+    """The first channel of a thread: of one that has none, the last thread's, so that it may read and not store."""
+    channels = strip.channels
+    return (at.vector if channels.divides else tirx.min(at.vector, channels.extent - 1)) * strip.vector
 
 
 def guarded(tests: Sequence[Any], then: Callable[[], None], otherwise: Callable[[], None] | None = None) -> None:
@@ -181,81 +187,153 @@ def guarded(tests: Sequence[Any], then: Callable[[], None], otherwise: Callable[
 
 def copy(lanes: int, target: Any, at: Callable[[Any], Sequence[Any]], value: Callable[[Any], Any]) -> None:
     """Write `target[at(lane)] = value(lane)` for all lanes, in vectors as wide as they can be."""
-    width = min(lanes, LOAD_BYTES // np.dtype(_PLAIN.get(str(target.dtype), str(target.dtype))).itemsize)
+    width = min(lanes, LOAD_BYTES // numpy_dtype(str(target.dtype)).itemsize)
     for first in range(0, lanes, width):
         if width == 1:
             T.buffer_store(target, value(first), [*at(first)])
         else:
-            with named("lane", T.vectorized(width)) as lane:
+            with loop("lane", width, T.vectorized) as lane:
                 T.buffer_store(target, value(lane + first), [*at(lane + first)])
 
 
-class Finish:
-    """Applies the epilogue and stores: the outputs of one row of a strip at a time.
+class Window:
+    """Lines of the input as a strip sees them, in registers: for each, the vectors that its columns take together.
+
+    Args:
+        w: the workload.
+        X: the input.
+        strip: the strips.
+        at: where the thread is.
+        width: channels of a vector.
+        lines: how many are held.
+        taps: how many of the filter's columns are unrolled.
+
+    Attributes:
+        held: the array, (lines, places, channels).
+        top: the input's line that the strip's first row meets first; it may lie outside.
+        left: likewise its column.
+    """
+
+    def __init__(self, w: Conv2d, X: Any, strip: Strip, at: Place, width: int, lines: int, taps: int) -> None:
+        self._w, self._X, self._strip, self._at, self._width = w, X, strip, at, width
+        self._places = places(strip.columns.local, w.stride[1], taps, w.dilation[1])
+        self.held = local("window", (lines, len(self._places), width), w.storage)
+        self.top = at.row * w.stride[0] - w.before[0]
+        self.left = at.column * w.stride[1] - w.before[1]
+
+    def place(self, j: Any, s: int) -> Any:
+        """Where in a line the input is that the filter's column `s` meets for the strip's column `j`."""
+        first = self._places.index(s * self._w.dilation[1])
+        if self._strip.columns.local == 1:
+            return first
+        return first + j * (self._places.index(s * self._w.dilation[1] + self._w.stride[1]) - first)
+
+    def load_line(self, i: Any, line: Any, channel: Any, column: Any = 0) -> None:
+        """Load line `i`: that of the input, so many below the first, from a channel on, the columns shifted."""
+        if self._places == [*range(len(self._places))]:
+            with loop("g", len(self._places)) as g:
+                self._load(i, g, self.top + line, self.left + column + g, channel)
+        else:
+            for g, place in enumerate(self._places):
+                self._load(i, g, self.top + line, self.left + column + place, channel)
+
+    def _load(self, i: Any, g: Any, line: Any, column: Any, channel: Any) -> None:
+        """Load a vector of the input, zeros outside."""
+
+        def fill(value: Callable[[Any], Any]) -> None:
+            copy(self._width, self.held, lambda lane: (i, g, lane), value)
+
+        guarded(
+            self._inside(line, column),
+            lambda: fill(lambda lane: self._X[self._at.image, line, column, channel + lane]),
+            lambda: fill(lambda lane: tirx.const(0, self._w.storage)),
+        )
+
+    def _inside(self, line: Any, column: Any) -> list[Any]:
+        """What has to hold for a place of the input to exist, tested for where it might not."""
+        w, tests = self._w, []
+        sides = zip((line, column), (w.H, w.W), (self._strip.rows, self._strip.columns), reach(w), strict=True)
+        for i, (at, size, tile, taps) in enumerate(sides):
+            last = (tile.block * tile.size - 1) * w.stride[i] + taps - 1 - w.before[i]
+            tests += [at >= 0] * (w.before[i] > 0) + [at < size] * (last >= size)
+        return tests
+
+
+class Outputs:
+    """The sums of a strip, and their way to the output, through the epilogue.
 
     Args:
         w: the workload.
         arrays: the function's arguments.
         strip: the strips.
         at: where the thread is.
+
+    Attributes:
+        sums: (rows, columns, channels).
     """
 
     def __init__(self, w: Conv2d, arrays: Mapping[str, Any], strip: Strip, at: Place) -> None:
         self._w, self._arrays, self._strip, self._at = w, arrays, strip, at
-        self._own = {
-            step.name: local(
-                step.name,
-                (strip.vector,) if step.takes == "channel" else (strip.columns.local, strip.vector),
-                str(arrays[step.name].dtype),
-            )
-            for step in epilogue.steps(w.epilogue)
-            if step.takes
-        }
-        self._results = local("results", (strip.columns.local, strip.vector), w.storage)
+        rows, columns, vector = strip.rows.local, strip.columns.local, strip.vector
+        self.sums = local("sums", (rows, columns, vector), ACCUMULATOR)
+        self._results = local("results", (columns, vector), w.storage)
+        taken = {step.name: step.takes for step in epilogue.steps(w.epilogue) if step.takes}
+        shapes = {"channel": (vector,), "output": (columns, vector)}
+        self._own = {name: local(name, shapes[takes], str(arrays[name].dtype)) for name, takes in taken.items()}
+        self._of_channels = [name for name, takes in taken.items() if takes == "channel"]
 
     def start(self) -> None:
-        """Read what all outputs share."""
-        for name, own in self._own.items():
-            if len(own.shape) == 1:
-                first = self.channel
-                array = self._arrays[name]
-                copy(self._strip.vector, own, lambda lane: [lane], lambda lane: array[first + lane])
+        """Set the sums to zero, and read of the epilogue's arguments what all pixels share."""
+        rows, columns, vector = self.sums.shape
+        with loop("i", rows) as i, loop("j", columns) as j, loop("channel", vector) as channel:
+            T.buffer_store(self.sums, tirx.const(0, ACCUMULATOR), [i, j, channel])
+        for name in self._of_channels:
+            self._read(name, lambda lane: (lane,), lambda lane: own_channel(self._strip, self._at) + lane)
 
-    @property
-    def channel(self) -> Any:
-        """The thread's first channel: of one that has none, the last one's, so that it may read and not store."""
-        vector, channels = self._at.vector, self._strip.channels
-        return (vector if channels.divides else tirx.min(vector, channels.extent - 1)) * self._strip.vector
+    def add(self, i: Any, j: Any, channel: Any, x: Any, k: Any) -> None:
+        """Add a product to a sum; the operands are widened first."""
+        product = x.astype(ACCUMULATOR) * k.astype(ACCUMULATOR)
+        T.buffer_store(self.sums, self.sums[i, j, channel] + product, [i, j, channel])
 
-    def row(self, sums: Any, i: int) -> None:
-        """Store the strip's row `i` of `sums`, (rows, columns, channels)."""
-        strip, at, vector = self._strip, self._at, self._strip.vector
-        here = at.row + i
-        rows = [here < self._w.P] * (not strip.rows.divides)
-        rows += [at.vector < strip.channels.extent] * (not strip.channels.divides)
+    def store(self, i: int) -> None:
+        """Store the strip's row `i`."""
+        strip, at = self._strip, self._at
+        row, channel = at.row + i, own_channel(strip, at)
+        tests = [row < self._w.P] * (not strip.rows.divides)
+        tests += [at.vector < strip.channels.extent] * (not strip.channels.divides)
 
-        def place(j: Any, lane: Any) -> tuple[Any, ...]:
-            return (at.image, here, at.column + j, self.channel + lane)
+        def inside(j: Any) -> list[Any]:
+            return tests + [at.column + j < self._w.Q] * (not strip.columns.divides)
 
-        def tests(j: Any) -> list[Any]:
-            return rows + [at.column + j < self._w.Q] * (not strip.columns.divides)
-
-        for name, own in self._own.items():
-            if len(own.shape) > 1:
-                with named("j", T.unroll(strip.columns.local)) as j:
-                    array = self._arrays[name]
-                    guarded(tests(j), lambda: copy(vector, own, lambda lane: [j, lane], lambda lane: array[place(j, lane)]))
-        with named("j", T.unroll(strip.columns.local)) as j:
-            with named("channel", T.unroll(vector)) as lane:
-
-                def read(name: str) -> Any:
-                    own = self._own[name]
-                    return (own[lane] if len(own.shape) == 1 else own[j, lane]).astype(ACCUMULATOR)
-
-                value = epilogue.compute(self._w.epilogue, sums[i, j, lane], read)
+        for name in self._own:
+            if name not in self._of_channels:
+                with loop("j", strip.columns.local) as j:
+                    self._read_pixel(name, inside(j), j, (at.image, row, at.column + j, channel))
+        with loop("j", strip.columns.local) as j:
+            with loop("channel", strip.vector) as lane:
+                value = epilogue.compute(
+                    self._w.epilogue, self.sums[i, j, lane], lambda name: self._element(name, j, lane)
+                )
                 T.buffer_store(self._results, value.astype(self._w.storage), [j, lane])
 
-            def store() -> None:
-                copy(vector, self._arrays["Y"], lambda lane: place(j, lane), lambda lane: self._results[j, lane])
+            def write() -> None:
+                copy(
+                    strip.vector,
+                    self._arrays["Y"],
+                    lambda lane: (at.image, row, at.column + j, channel + lane),
+                    lambda lane: self._results[j, lane],
+                )
 
-            guarded(tests(j), store)
+            guarded(inside(j), write)
+
+    def _element(self, name: str, j: Any, lane: Any) -> Any:
+        own = self._own[name]
+        return (own[lane] if name in self._of_channels else own[j, lane]).astype(ACCUMULATOR)
+
+    def _read_pixel(self, name: str, tests: list[Any], j: Any, place: tuple[Any, ...]) -> None:
+        *pixel, channel = place
+        guarded(tests, lambda: self._read(name, lambda lane: (j, lane), lambda lane: (*pixel, channel + lane)))
+
+    def _read(self, name: str, to: Callable[[Any], Sequence[Any]], of: Callable[[Any], Any]) -> None:
+        """Read a vector of an epilogue's argument."""
+        copy(self._strip.vector, self._own[name], to, lambda lane: self._arrays[name][of(lane)])

@@ -118,7 +118,8 @@ _FOUR = "half4_bfloat164"
 _LAST_CONSTRUCTOR = re.compile(rf"^( *)__host__ __device__ {_FOUR}\(T x, T y, T z, T w\) .*\n", re.MULTILINE)
 _COPIES = (
     f"__host__ __device__ {_FOUR}(const {_FOUR}& from) {{ *(uint2*)this = *(const uint2*)&from; }}",
-    f"__host__ __device__ {_FOUR}& operator=(const {_FOUR}& from) {{ *(uint2*)this = *(const uint2*)&from; return *this; }}",
+    f"__host__ __device__ {_FOUR}& operator=(const {_FOUR}& from) "
+    "{ *(uint2*)this = *(const uint2*)&from; return *this; }",
 )
 
 
