@@ -15,7 +15,7 @@ block turns its part of it around in shared memory (`weight`); the first line of
 each thread loads the filters of all its channels, which follow each other, in vectors, and keeps them in registers.
 
 Small images have few strips: threads then take fewer channels and pixels, until there are enough of them for a large
-GPU. Which is weighed by an estimate of the instructions that a thread issues.
+GPU. The defaults are those of the least estimate (`strip_choice`).
 
 From `depthwise`, whose blocks stage a tile of the input channel by channel: vector loads, and four times the outputs a
 load. Tensor expressions cannot say it, because which output row and which row of the filter meet depends on the line.
@@ -27,7 +27,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,16 +36,14 @@ from tvm.s_tir import Schedule
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for it)
 
-from tvmconv.gpu import MAX_THREADS_Z, STATIC_SHARED_BYTES, WARP
+from tvmconv.gpu import MAX_THREADS_Z, STATIC_SHARED_BYTES
 from tvmconv.knobs import Columns, Knobs
 from tvmconv.knobs.space import Usage
-from tvmconv.knobs.tile import Tile
 from tvmconv.library import schedule
 from tvmconv.workloads import Conv2d
 
-from .plan import searched_overhang
+from .strip_choice import WORD, Candidates, ask_strip, cycles, halo, least
 from .strips import (
-    LEVELS,
     Outputs,
     Place,
     Strip,
@@ -54,14 +51,12 @@ from .strips import (
     arguments,
     copy,
     distinct,
-    guarded,
     launched,
     local,
     loop,
     own_channel,
     places,
-    reach,
-    threads_across,
+    stage_filters,
     vectors,
 )
 from .sums import DTYPES, has_filter_per_channel
@@ -69,21 +64,10 @@ from .tiles import element_bytes
 
 UNROLLED = ("filter", "row", "tap")  # what of the filter is unrolled: all of it, a row at a time, or nothing
 WEIGHTS = ("shared", "registers", "global")
-LOCAL = (1, 2, 4, 7, 8)  # rows or columns of a strip that the defaults are chosen from
-ALONG = (1, 2, 3, 4, 7, 8, 14, 16, 28, 32)  # threads of a block along rows or columns, likewise
-BLOCK = 256  # threads of a block at most, likewise
-MAX_HELD_BY_DEFAULT = 128
 MAX_PRODUCTS = 2048  # of a thread, unrolled: NVRTC takes two seconds for them
 MAX_HELD = 176  # registers of a thread for sums, windows and weights, by estimate
-MAX_SUMS = 64
+MAX_HELD_BY_DEFAULT = 128
 MIN_THREADS = 32
-
-# Of an H200, for the estimate that chooses the defaults.
-MULTIPROCESSORS = 132
-SCHEDULERS = 4  # of a multiprocessor
-BYTES_A_CYCLE = 24  # between a multiprocessor and the L2 cache
-OVERHEAD = 60  # instructions of a thread before its first load, and behind its last
-LINE, SECTOR, WORD = 128, 32, 4  # bytes
 
 
 def usage(w: Conv2d, c: Columns) -> Usage:
@@ -99,7 +83,7 @@ def usage(w: Conv2d, c: Columns) -> Usage:
         all_threads=blocks * strip.threads,
         held=plan.held(w),
         issued=plan.issued(w) / strip.sums,
-        halo=plan.halo(w),
+        halo=halo(w, strip),
     )
 
 
@@ -156,7 +140,7 @@ class Plan:
     def issued(self, w: Conv2d) -> Any:
         """Instructions of a thread, about: products, operands that are widened, loads with their tests, stores."""
         strip = self.strip
-        wide = self._by(1, 1, 1) * strip.vector * (element_bytes(w) < WORD)
+        wide = strip.vector * (element_bytes(w) < WORD)
         operands = self.loaded(w) * (wide + 3) + self.widened(w) * (wide + 1)
         return strip.sums * w.R * w.S + operands + 4 * strip.rows.local * strip.columns.local * (1 + strip.vector / 4)
 
@@ -171,32 +155,24 @@ class Plan:
         """Shared memory of a block for its filters."""
         return w.R * w.S * self.strip.channels.thread * self.strip.vector * element_bytes(w)
 
-    def halo(self, w: Conv2d) -> Any:
-        """Inputs that a block reads for each that it would if its windows did not overlap those of others."""
-        shares = (
-            ((tile.size - 1) * stride + taps) / (tile.size * stride)
-            for tile, stride, taps in zip((self.strip.rows, self.strip.columns), w.stride, reach(w), strict=True)
-        )
-        return math.prod(shares)
-
     def time(self, w: Conv2d) -> Any:
-        """An estimate to choose defaults by: clock cycles of the multiprocessor of an H200 that has the most blocks.
+        """An estimate to choose defaults by; see `cycles`."""
+        strip, taps = self.strip, w.R * w.S
+        channels = strip.channels.thread * strip.vector
+        copied = np.where(np.equal(self.weight, "shared"), 3 * channels / strip.threads, 4)  # instructions a tap
+        return cycles(
+            w,
+            strip,
+            issued=self.issued(w) + copied * taps,
+            loads=self.loaded(w) + self.widened(w),
+            filters=2 * taps * channels * element_bytes(w),  # their sectors are read for one element at a time
+        )
 
-        It issues instructions, each warp's in no less than its own time; it reads and writes through the L1 cache and
-        shared memory; and it gets and puts the tiles of its blocks. The longest of these counts, and the others a bit.
-        """
-        strip, size, taps = self.strip, element_bytes(w), w.R * w.S
-        blocks = -(-strip.blocks(w) // MULTIPROCESSORS)
-        warps = -(-strip.threads // WARP) * blocks
-        read = np.where(np.equal(self.weight, "shared"), 3 * strip.channels.thread * strip.vector / strip.threads, 4)
-        issued = (self.issued(w) + read * taps + OVERHEAD) * (np.maximum(1, warps / SCHEDULERS) + 0.5)
-        vector = strip.vector * size
-        wavefronts = warps * (self.loaded(w) + self.widened(w)) * np.maximum(1, vector * WARP / LINE)
-        run = strip.channels.thread * vector  # bytes side by side
-        pixels = strip.rows.size * strip.columns.size
-        tile = pixels * (1 + self.halo(w) * math.prod(w.stride)) * np.maximum(run, SECTOR) + 2 * taps * run
-        terms = np.stack(np.broadcast_arrays(issued, wavefronts, blocks * tile / BYTES_A_CYCLE))
-        return 0.75 * terms.max(axis=0) + 0.25 * terms.sum(axis=0)
+    def fits(self, w: Conv2d) -> Any:
+        """Whether a default may be so."""
+        shared = np.equal(self.weight, "shared") & (self.shared_bytes(w) > STATIC_SHARED_BYTES)
+        whole = np.not_equal(self.weight, "registers") | np.equal(self.unrolled, "filter")
+        return (self.products(w) <= MAX_PRODUCTS) & (self.held(w) <= MAX_HELD_BY_DEFAULT) & ~shared & whole
 
     def _by(self, whole: Any, row: Any, tap: Any) -> Any:
         """One of three numbers, by what is unrolled."""
@@ -208,18 +184,7 @@ def ask(w: Conv2d, k: Knobs) -> Plan:
     multiplier = w.O // w.groups
     widths = vectors(w, lambda v: v % multiplier == 0 or multiplier % v == 0)
     best = _default(w, widths)
-    vector = k.choice("vector", widths, best["vector"])
-    threads = k.choice("threads_c", threads_across(w), best["threads_c"])
-    tiles = [
-        k.tile(
-            f"tile_{name}",
-            extent,
-            LEVELS,
-            {"thread": best[f"threads_{name}"], "local": best[name]},
-            overhang=searched_overhang(extent),
-        )
-        for name, extent in (("y", w.P), ("x", w.Q))
-    ]
+    strip = ask_strip(k, w, widths, best)
     unrolled = k.choice("unrolled", UNROLLED, best["unrolled"])
     weight = k.choice("weight", WEIGHTS, best["weight"])
 
@@ -244,54 +209,19 @@ def ask(w: Conv2d, k: Knobs) -> Plan:
         "threads along the channels overhang them by a quarter at most",
         lambda c: plan(c).strip.channels.block * c["threads_c"] <= 1.25 * plan(c).strip.channels.extent,
     )
-    return Plan(Strip.of(w, vector, threads, *tiles), unrolled, weight)
+    return Plan(strip, unrolled, weight)
 
 
 @functools.lru_cache(maxsize=64)
 def _default(w: Conv2d, widths: tuple[int, ...]) -> dict[str, Any]:
-    """The knobs of the least estimate, among strips of all sizes in blocks of all shapes that promise something."""
-    wide = [v for v in widths if v * element_bytes(w) >= WORD] or widths  # half a word takes as long as a whole one
-    options = {
-        "vector": wide,
-        "threads_c": threads_across(w),
-        "y": LOCAL,
-        "threads_y": ALONG,
-        "x": LOCAL,
-        "threads_x": ALONG,
-    }
-    grid = np.meshgrid(*map(np.array, options.values()), indexing="ij")
-    c = {name: column.ravel() for name, column in zip(options, grid, strict=True)}
+    """The knobs of the least estimate."""
 
-    def keep(mask: np.ndarray) -> None:
-        c.update({name: column[mask] for name, column in c.items()})
+    def ways(strip: Strip) -> Iterator[Candidates]:
+        for unrolled, weight in itertools.product(UNROLLED, WEIGHTS):
+            plan = Plan(strip, unrolled, weight)
+            yield Candidates({"unrolled": unrolled, "weight": weight}, plan.fits(w), plan.time(w))
 
-    threads = c["threads_c"] * c["threads_y"] * c["threads_x"]
-    keep((threads <= BLOCK) & (c["vector"] * c["y"] * c["x"] <= MAX_SUMS))
-    across = w.O // c["vector"]
-    run = c["threads_c"] * c["vector"] * element_bytes(w)
-    keep((across % c["threads_c"] == 0) & ((run >= SECTOR) | (across == c["threads_c"])))
-    for name, extent in (("y", w.P), ("x", w.Q)):  # a tile is no larger than the image, but for its last strip
-        keep((c[f"threads_{name}"] - 1) * c[name] < extent)
-    best: tuple[float, dict[str, Any]] | None = None
-    for unrolled, weight in itertools.product(UNROLLED, WEIGHTS):
-        tiles = (_tile(extent, c[f"threads_{name}"], c[name]) for name, extent in (("y", w.P), ("x", w.Q)))
-        plan = Plan(Strip.of(w, c["vector"], c["threads_c"], *tiles), unrolled, weight)
-        fits = (plan.products(w) <= MAX_PRODUCTS) & (plan.held(w) <= MAX_HELD_BY_DEFAULT)
-        if weight == "shared":
-            fits &= plan.shared_bytes(w) <= STATIC_SHARED_BYTES
-        if fits.any() and (weight != "registers" or unrolled == "filter"):
-            time = np.where(fits, plan.time(w), np.inf)
-            place = int(np.argmin(time))
-            if best is None or time[place] < best[0]:
-                chosen = {name: int(column[place]) for name, column in c.items()}
-                best = float(time[place]), {**chosen, "unrolled": unrolled, "weight": weight}
-    assert best  # one output a thread, nothing unrolled, fits always
-    return best[1]
-
-
-def _tile(extent: int, threads: Any, size: Any) -> Tile:
-    """A tile of rows or columns."""
-    return Tile(extent, {"block": -(-extent // (threads * size)), "thread": threads, "local": size})
+    return least(w, widths, ways)
 
 
 def program(w: Conv2d, plan: Plan) -> Schedule:
@@ -321,27 +251,10 @@ class Writer:
     def write(self) -> None:
         """Write all of it."""
         if self.plan.weight == "shared":
-            self.stage()
+            self.shared = stage_filters(self.w, self.strip, self.at, self.K)
         elif self.plan.weight == "registers":
             self.keep()
         {"filter": self.walk_lines, "row": self.walk_rows, "tap": self.walk_taps}[self.plan.unrolled]()
-
-    def stage(self) -> None:
-        """Turn the filters of the block around in shared memory.
-
-        Neighbouring threads copy neighbouring channels, which lie a filter apart: they store to neighbouring words, and
-        what they read of a sector is in the L1 cache for the taps that follow.
-        """
-        w, strip = self.w, self.strip
-        channels, taps = strip.channels.thread * strip.vector, w.R * w.S
-        self.shared = IRBuilder.name("filters", T.sblock_alloc_buffer((taps, channels), w.storage, scope="shared"))
-        with loop("step", -(-taps * channels // strip.threads)) as step:
-            element = step * strip.threads + self.at.number
-            tap, channel = element // channels, element % channels
-            tests = [tap < taps] * (taps * channels % strip.threads > 0)
-            tests += [self.at.first + channel < w.O] * (not strip.channels.divides)
-            value = self.K[self.at.first + channel, tap // w.S, tap % w.S, 0]
-            guarded(tests, lambda: T.buffer_store(self.shared, value, [tap, channel]))
 
     def keep(self) -> None:
         """Load the filters of the thread's channels, which follow each other, in vectors."""

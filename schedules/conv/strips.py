@@ -29,6 +29,7 @@ LEVELS = ("block", "thread", "local")
 LOAD_BYTES = 16  # that one instruction moves at most
 VECTORS = (8, 4, 2, 1)  # channels of a thread
 THREADS_C = (1, 2, 4, 8, 16, 32, 64)
+MAX_COPIES = 32  # of a thread to shared memory, unrolled
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,27 @@ def copy(lanes: int, target: Any, at: Callable[[Any], Sequence[Any]], value: Cal
         else:
             with loop("lane", width, T.vectorized) as lane:
                 T.buffer_store(target, value(lane + first), [*at(lane + first)])
+
+
+def stage_filters(w: Conv2d, strip: Strip, at: Place, K: Any) -> Any:
+    """Turn the filters of a block around in shared memory: (taps and input channels, output channels of the block).
+
+    Neighbouring threads copy neighbouring output channels, which lie a filter apart: they store to neighbouring words,
+    and what they read of a sector is in the L1 cache for the taps that follow.
+    """
+    channels, depth = strip.channels.thread * strip.vector, w.C // w.groups
+    elements = w.R * w.S * depth
+    shared = IRBuilder.name("filters", T.sblock_alloc_buffer((elements, channels), w.storage, scope="shared"))
+    copies = -(-elements * channels // strip.threads)
+    with loop("copy", copies, T.unroll if copies <= MAX_COPIES else T.serial) as step:
+        element = (step * strip.threads + at.number) // channels
+        channel = (step * strip.threads + at.number) % channels
+        tests = [element < elements] * (elements * channels % strip.threads > 0)
+        tests += [at.first + channel < w.O] * (not strip.channels.divides)
+        tap, d = element // depth, element % depth
+        value = K[at.first + channel, tap // w.S, tap % w.S, d]
+        guarded(tests, lambda: T.buffer_store(shared, value, [element, channel]))
+    return shared
 
 
 class Window:
