@@ -159,12 +159,15 @@ class Plan:
         """An estimate to choose defaults by; see `cycles`."""
         strip, taps = self.strip, w.R * w.S
         channels = strip.channels.thread * strip.vector
-        copied = np.where(np.equal(self.weight, "shared"), 3 * channels / strip.threads, 4)  # instructions a tap
+        shared = np.equal(self.weight, "shared")
+        scattered = np.where(np.equal(self.weight, "global"), self.widened(w) * strip.vector, taps) * ~shared
         return cycles(
             w,
             strip,
-            issued=self.issued(w) + copied * taps,
-            loads=self.loaded(w) + self.widened(w),
+            issued=self.issued(w) + np.where(shared, 3 * taps * channels / strip.threads, scattered),
+            loads=self.loaded(w),
+            shared=np.where(shared, self.widened(w), 0),
+            scattered=scattered,
             filters=2 * taps * channels * element_bytes(w),  # their sectors are read for one element at a time
         )
 

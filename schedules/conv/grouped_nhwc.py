@@ -156,8 +156,17 @@ class Plan:
     def time(self, w: Conv2d) -> Any:
         """An estimate to choose defaults by; see `cycles`."""
         strip, filters = self.strip, self.shared_bytes(w)
-        copied = np.where(np.equal(self.weight, "shared"), 3 * filters / element_bytes(w) / strip.threads, 0)
-        return cycles(w, strip, issued=self.issued(w) + copied, loads=self.loaded(w) + self.read(w), filters=filters)
+        shared = np.equal(self.weight, "shared")
+        copied = np.where(shared, 3 * filters / element_bytes(w) / strip.threads, 0)
+        return cycles(
+            w,
+            strip,
+            issued=self.issued(w) + copied,
+            loads=self.loaded(w),
+            shared=np.where(shared, self.read(w), 0),
+            scattered=np.where(shared, 0, self.read(w)),
+            filters=filters,
+        )
 
     def fits(self, w: Conv2d) -> Any:
         """Whether a default may be so."""

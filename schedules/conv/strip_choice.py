@@ -25,6 +25,7 @@ from .tiles import element_bytes
 MULTIPROCESSORS = 132
 SCHEDULERS = 4  # of a multiprocessor
 BYTES_A_CYCLE = 24  # between a multiprocessor and the L2 cache
+LINES_A_CYCLE = 2  # that the L1 cache finds for a warp, about
 OVERHEAD = 60  # instructions of a thread before its first load, and behind its last
 LINE, SECTOR, WORD = 128, 32, 4  # bytes
 
@@ -57,7 +58,7 @@ def halo(w: Conv2d, strip: Strip) -> Any:
     return math.prod(shares)
 
 
-def cycles(w: Conv2d, strip: Strip, *, issued: Any, loads: Any, filters: Any) -> Any:
+def cycles(w: Conv2d, strip: Strip, *, issued: Any, loads: Any, shared: Any, scattered: Any, filters: Any) -> Any:
     """The estimate: clock cycles of the multiprocessor that has the most blocks.
 
     It issues instructions, each warp's in no less than its own time; it reads through the L1 cache and shared memory;
@@ -67,14 +68,19 @@ def cycles(w: Conv2d, strip: Strip, *, issued: Any, loads: Any, filters: Any) ->
         w: the workload.
         strip: the strips.
         issued: instructions of a thread.
-        loads: vectors that a thread reads.
+        loads: vectors of the input that a thread reads.
+        shared: vectors that it reads in shared memory.
+        scattered: vectors that it reads elsewhere than its neighbours along the channels.
         filters: bytes of the filters that a block reads.
     """
     size = element_bytes(w)
     blocks = -(-strip.blocks(w) // MULTIPROCESSORS)
     warps = -(-strip.threads // WARP) * blocks
     issuing = (issued + OVERHEAD) * (np.maximum(1, warps / SCHEDULERS) + 0.5)
-    reading = warps * loads * np.maximum(1, strip.vector * size * WARP / LINE)
+    lanes = np.minimum(WARP, strip.channels.thread)
+    wavefronts = np.maximum(1, strip.vector * size * WARP / LINE)
+    lines = np.maximum(wavefronts, WARP / lanes / LINES_A_CYCLE)
+    reading = warps * (loads * lines + shared * wavefronts + scattered * np.maximum(wavefronts, lanes / LINES_A_CYCLE))
     run = np.maximum(strip.channels.thread * strip.vector * size, SECTOR)  # bytes side by side
     images = strip.rows.size * strip.columns.size * (1 + halo(w, strip) * math.prod(w.stride) * w.C / w.O)
     moving = blocks * (images * run + filters) / BYTES_A_CYCLE

@@ -5,9 +5,9 @@ Capability 5.x"): 32 banks of 4 bytes; the threads of a warp that touch differen
 the other, those that touch the same word are served together. An access of a warp then takes as many wavefronts as the
 busiest bank has words, and all but the first are conflicts.
 
-Counted are the accesses that the TIR makes, of 2 or 4 bytes: two 16-bit elements share a word. The compiler may merge a
-thread's neighbouring loads into one of 8 or 16 bytes, which the hardware serves by half and quarter warps: conflicts of
-strides of 2 or 4 words can vanish then.
+Counted are the accesses that the TIR makes: two 16-bit elements share a word, and a vector of 8 or 16 bytes is served
+by half and quarter warps, each of which counts as a request. The compiler may merge a thread's neighbouring loads into
+such vectors: conflicts of strides of 2 or 4 words can vanish then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from tvmconv.analysis.tir import SHARED, Scope, executions, parts, statements, warps
 from tvmconv.errors import AnalysisError
-from tvmconv.gpu import BANK_BYTES, BANKS
+from tvmconv.gpu import BANK_BYTES, BANKS, WARP
 from tvmconv.workloads.dtypes import numpy_dtype
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tvmconv.kernel import Kernel
 
 FIRST_BLOCK = (0, 0, 0)
+MAX_BYTES = 16  # of one access
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class SharedAccess:
     Attributes:
         kind: load or store.
         buffer: the shared buffer's name.
-        requests: how often a warp executes it, with at least one thread taking part.
+        requests: how often a warp executes it, with at least one thread taking part; of a vector of 8 or 16 bytes, how
+            often a half or a quarter of one does.
         wavefronts: how many passes over the banks these take.
     """
 
@@ -61,7 +63,8 @@ def shared_accesses(kernel: Kernel) -> list[SharedAccess]:
         kernel: a built kernel, for any target.
 
     Raises:
-        AnalysisError: an access is of more than 4 bytes, or cannot be executed (`tvmconv.analysis.tir.executions`).
+        AnalysisError: elements have more than 4 bytes, a vector is neither of neighbours nor of 16 bytes at most, or an
+            access cannot be executed (`tvmconv.analysis.tir.executions`).
     """
     return [_count(access, step.launch) for step in kernel.steps for access in _accesses(step.function)]
 
@@ -98,13 +101,27 @@ def _count(access: _Access, launch: Launch) -> SharedAccess:
     itemsize = numpy_dtype(str(access.buffer.dtype)).itemsize
     if itemsize > BANK_BYTES:
         raise AnalysisError(f"shared accesses of {access.buffer.dtype}")
+    index, lanes = access.index, 1
+    if type(index).__name__ == "Ramp":
+        if int(index.stride) != 1 or int(index.lanes) * itemsize > MAX_BYTES:
+            raise AnalysisError(f"a shared access of {index.lanes} elements at strides of {index.stride}")
+        index, lanes = index.base, int(index.lanes)
     requests = wavefronts = 0
-    for executed in executions(access.scope, [access.index], launch, FIRST_BLOCK):
+    for executed in executions(access.scope, [index], launch, FIRST_BLOCK):
         (elements,) = executed.values
-        found = bank_wavefronts(elements * itemsize // BANK_BYTES, executed.active)
+        found = _vector_wavefronts(
+            elements * itemsize // BANK_BYTES, executed.active, max(1, lanes * itemsize // BANK_BYTES)
+        )
         requests += executed.repeats * found[0]
         wavefronts += executed.repeats * found[1]
     return SharedAccess(access.kind, str(access.buffer.name), requests, wavefronts)
+
+
+def _vector_wavefronts(words: np.ndarray, active: np.ndarray, width: int) -> tuple[int, int]:
+    """Requests and wavefronts of accesses of so many words each, by as many threads at a time as banks can serve."""
+    words = warps(words)[:, :, None] + np.arange(width)
+    together = (-1, WARP)
+    return bank_wavefronts(words.reshape(together), np.repeat(warps(active), width, axis=1).reshape(together))
 
 
 def bank_wavefronts(words: np.ndarray, active: np.ndarray) -> tuple[int, int]:
