@@ -65,6 +65,7 @@ from .tiles import element_bytes
 UNROLLED = ("filter", "row", "tap")  # what of the filter is unrolled: all of it, a row at a time, or nothing
 WEIGHTS = ("shared", "registers", "global")
 MAX_PRODUCTS = 2048  # of a thread, unrolled: NVRTC takes two seconds for them
+MAX_LOADS = 128  # likewise, of the input: each has tests of its own
 MAX_HELD = 176  # registers of a thread for sums, windows and weights, by estimate
 MAX_HELD_BY_DEFAULT = 128
 MIN_THREADS = 32
@@ -123,15 +124,20 @@ class Plan:
         """Multiplications of a thread in the kernel's text."""
         return self.strip.sums * self._by(w.R * w.S, w.S, 1)
 
+    def loads(self, w: Conv2d) -> Any:
+        """Vectors of the input that a thread loads in the kernel's text."""
+        rows = self.strip.rows.local
+        return self.window(w) * self._by(distinct(rows, w.stride[0], w.R, w.dilation[0]), rows, rows)
+
     def loaded(self, w: Conv2d) -> Any:
         """Vectors of the input that a thread loads."""
-        rows, columns = self.strip.rows.local, self.strip.columns.local
-        lines, window = distinct(rows, w.stride[0], w.R, w.dilation[0]), self.window(w)
-        return self._by(lines * window, rows * w.R * window, rows * w.R * columns * w.S)
+        return self.loads(w) * self._by(1, w.R, w.R * w.S)
 
     def window(self, w: Conv2d) -> Any:
-        """Vectors of an input line that a strip sees."""
-        return distinct(self.strip.columns.local, w.stride[1], w.S, w.dilation[1])
+        """Vectors of an input line that a thread loads at a time."""
+        columns = self.strip.columns.local
+        line = distinct(columns, w.stride[1], w.S, w.dilation[1])
+        return self._by(line, line, columns)
 
     def widened(self, w: Conv2d) -> Any:
         """Vectors of the filters that a thread reads."""
@@ -147,7 +153,7 @@ class Plan:
     def held(self, w: Conv2d) -> Any:
         """Registers of a thread for its sums, two windows of the input, and what it holds of the filters."""
         words = self.strip.vector * element_bytes(w) / WORD
-        window = 2 * words * self._by(self.window(w), self.window(w), self.strip.columns.local)
+        window = 2 * words * self.window(w)
         weights = np.where(np.equal(self.weight, "registers"), words * w.R * w.S, words * self._by(w.S, w.S, 1))
         return self.strip.sums + window + weights
 
@@ -175,7 +181,8 @@ class Plan:
         """Whether a default may be so."""
         shared = np.equal(self.weight, "shared") & (self.shared_bytes(w) > STATIC_SHARED_BYTES)
         whole = np.not_equal(self.weight, "registers") | np.equal(self.unrolled, "filter")
-        return (self.products(w) <= MAX_PRODUCTS) & (self.held(w) <= MAX_HELD_BY_DEFAULT) & ~shared & whole
+        unrolled = (self.products(w) <= MAX_PRODUCTS) & (self.loads(w) <= MAX_LOADS)
+        return unrolled & (self.held(w) <= MAX_HELD_BY_DEFAULT) & ~shared & whole
 
     def _by(self, whole: Any, row: Any, tap: Any) -> Any:
         """One of three numbers, by what is unrolled."""
@@ -197,6 +204,7 @@ def ask(w: Conv2d, k: Knobs) -> Plan:
     k.condition(
         f"at most {MAX_PRODUCTS} products of a thread are unrolled", lambda c: plan(c).products(w) <= MAX_PRODUCTS
     )
+    k.condition(f"at most {MAX_LOADS} loads of a thread are unrolled", lambda c: plan(c).loads(w) <= MAX_LOADS)
     k.condition(
         "filters in registers need the whole filter unrolled",
         lambda c: (c["weight"] != "registers") | (c["unrolled"] == "filter"),
