@@ -44,6 +44,7 @@ from tvmconv.workloads import Conv2d
 
 from .strip_choice import WORD, Candidates, ask_strip, cycles, halo, least
 from .strips import (
+    STRIP_DTYPES,
     Outputs,
     Place,
     Strip,
@@ -59,7 +60,7 @@ from .strips import (
     stage_filters,
     vectors,
 )
-from .sums import DTYPES, has_filter_per_channel
+from .sums import has_filter_per_channel
 from .tiles import element_bytes
 
 UNROLLED = ("filter", "row", "tap")  # what of the filter is unrolled: all of it, a row at a time, or nothing
@@ -90,7 +91,7 @@ def usage(w: Conv2d, c: Columns) -> Usage:
 
 @schedule(
     "conv2d",
-    dtypes=DTYPES,
+    dtypes=STRIP_DTYPES,
     usage=usage,
     condition=lambda w: has_filter_per_channel(w) and w.layout == "nhwc",
     promising=has_filter_per_channel,

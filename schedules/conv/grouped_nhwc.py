@@ -34,6 +34,7 @@ from tvmconv.workloads import Conv2d
 from .strip_choice import WORD, Candidates, ask_strip, cycles, halo, least
 from .strips import (
     LOAD_BYTES,
+    STRIP_DTYPES,
     VECTORS,
     Outputs,
     Place,
@@ -49,7 +50,6 @@ from .strips import (
     stage_filters,
     vectors,
 )
-from .sums import DTYPES
 from .tiles import element_bytes
 
 UNROLLED = ("row", "tap")  # what of the filter is unrolled: a row at a time, or nothing
@@ -85,7 +85,7 @@ def has_groups(w: Conv2d) -> bool:
 
 @schedule(
     "conv2d",
-    dtypes=DTYPES,
+    dtypes=STRIP_DTYPES,
     usage=usage,
     condition=has_groups,
     promising=lambda w: has_groups(w) and w.C // w.groups <= FEW_CHANNELS,

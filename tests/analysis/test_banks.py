@@ -3,10 +3,14 @@
 import numpy as np
 import pytest
 import steps
+from tvm.ir import IRModule
+from tvm.script import tirx as T  # noqa: N812
 
 import tvmconv as tc
 from tvmconv.analysis.banks import bank_wavefronts, shared_accesses
 from tvmconv.analysis.traffic import ADDITIONS, MULTIPLICATIONS, SHARED_STORES, traffic
+from tvmconv.compiler.lower import lower
+from tvmconv.devices import find
 
 
 def wavefronts(words):
@@ -41,6 +45,32 @@ def test_threads_that_take_no_part_cost_nothing():
 def test_a_last_warp_that_is_not_full_is_a_warp():
     words = np.arange(40)[None, :]
     assert bank_wavefronts(words, np.ones(words.shape, bool)) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "stride", "requests", "ways"),
+    [
+        (2, 2, 1, 1),  # a word a thread
+        (4, 4, 2, 1),  # 8 bytes a thread: half a warp fills the banks
+        (8, 8, 4, 1),  # 16 bytes: a quarter
+        (8, 0, 4, 1),  # all read the same
+        (8, 16, 4, 2),  # every other 16 bytes
+        (8, 72, 4, 1),  # rows of 9 times 16 bytes
+    ],
+)
+def test_a_vector_is_served_by_parts_of_a_warp(lanes, stride, requests, ways):
+    @T.prim_func(s_tir=True)
+    def main(Y: T.Buffer((32 * lanes,), "float16")):  # type: ignore[valid-type]
+        staged = T.sblock_alloc_buffer((31 * stride + lanes,), "float16", scope="shared")
+        for thread in T.thread_binding(32, thread="threadIdx.x"):
+            for lane in T.vectorized(lanes):
+                staged[thread * stride + lane] = T.float16(0)
+            for lane in T.vectorized(lanes):
+                Y[thread * lanes + lane] = staged[thread * stride + lane]
+
+    lowered = lower(IRModule({"main": main}), find("sm_90").target())
+    (load,) = (access for access in shared_accesses(lowered) if access.kind == "load")
+    assert (load.requests, load.wavefronts) == (requests, requests * ways)
 
 
 def test_a_kernels_shared_loads_are_all_found():

@@ -130,7 +130,7 @@ CHANNELS_LAST = (
     "conv2d:1x16x14x14,16x1x3x3,s2x1,p0x1x1x0,g16,bf16,nhwc,bias,relu",
     "conv2d:1x6x11x9,18x1x5x3,s1,p2x1,d1x2,g6,nhwc",
     "conv2d:1x16x9x13,32x4x3x3,s1,p1,g4,nhwc,bias,add",
-    "conv2d:1x32x8x8,48x8x3x3,s2x1,p0x1x1x0,g4,bf16,nhwc,relu",
+    "conv2d:1x32x8x8,64x8x3x3,s2x1,p0x1x1x0,g4,bf16,nhwc,relu",
 )
 NASTY_2D = (
     "conv2d:1x1x1x1,1x1x1x1,s1,p0",

@@ -95,7 +95,14 @@ def sample():
         for j, dtype in enumerate(("f16", "bf16")):
             turn = i + j * 2
             places = layouts(name)
-            yield operator, name, dtype, places[(turn % 2 ^ j) % len(places)], EPILOGUES[(i + 3 * j) % 6], ARCHITECTURES[turn % 3]
+            yield (
+                operator,
+                name,
+                dtype,
+                places[(turn % 2 ^ j) % len(places)],
+                EPILOGUES[(i + 3 * j) % 6],
+                ARCHITECTURES[turn % 3],
+            )
 
 
 @needs_nvrtc

@@ -21,7 +21,6 @@ import numpy as np
 from tvmconv.analysis.tir import SHARED, Scope, executions, parts, statements, warps
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import BANK_BYTES, BANKS, WARP
-from tvmconv.workloads.dtypes import numpy_dtype
 
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
@@ -63,8 +62,8 @@ def shared_accesses(kernel: Kernel) -> list[SharedAccess]:
         kernel: a built kernel, for any target.
 
     Raises:
-        AnalysisError: elements have more than 4 bytes, a vector is neither of neighbours nor of 16 bytes at most, or an
-            access cannot be executed (`tvmconv.analysis.tir.executions`).
+        AnalysisError: an access is of more than 16 bytes, or of elements that are no neighbours, or cannot be executed
+            (`tvmconv.analysis.tir.executions`).
     """
     return [_count(access, step.launch) for step in kernel.steps for access in _accesses(step.function)]
 
@@ -98,14 +97,14 @@ def _is_shared(buffer: Any) -> bool:
 
 
 def _count(access: _Access, launch: Launch) -> SharedAccess:
-    itemsize = numpy_dtype(str(access.buffer.dtype)).itemsize
-    if itemsize > BANK_BYTES:
-        raise AnalysisError(f"shared accesses of {access.buffer.dtype}")
+    itemsize = int(access.buffer.dtype.itemsize)  # of a vector, where all accesses are of one: TVM's StorageRewrite
     index, lanes = access.index, 1
     if type(index).__name__ == "Ramp":
-        if int(index.stride) != 1 or int(index.lanes) * itemsize > MAX_BYTES:
+        if int(index.stride) != 1:
             raise AnalysisError(f"a shared access of {index.lanes} elements at strides of {index.stride}")
         index, lanes = index.base, int(index.lanes)
+    if lanes * itemsize > MAX_BYTES:
+        raise AnalysisError(f"a shared access of {lanes * itemsize} bytes")
     requests = wavefronts = 0
     for executed in executions(access.scope, [index], launch, FIRST_BLOCK):
         (elements,) = executed.values
