@@ -68,7 +68,7 @@ WEIGHTS = ("shared", "registers", "global")
 MAX_PRODUCTS = 2048  # of a thread, unrolled: NVRTC takes two seconds for them
 MAX_LOADS = 128  # likewise, of the input: each has tests of its own
 MAX_HELD = 176  # registers of a thread for sums, windows and weights, by estimate
-MAX_HELD_BY_DEFAULT = 128
+MAX_HELD_BY_DEFAULT, MAX_PRODUCTS_BY_DEFAULT = 128, 1024  # beyond them some spill
 MIN_THREADS = 32
 
 
@@ -182,7 +182,7 @@ class Plan:
         """Whether a default may be so."""
         shared = np.equal(self.weight, "shared") & (self.shared_bytes(w) > STATIC_SHARED_BYTES)
         whole = np.not_equal(self.weight, "registers") | np.equal(self.unrolled, "filter")
-        unrolled = (self.products(w) <= MAX_PRODUCTS) & (self.loads(w) <= MAX_LOADS)
+        unrolled = (self.products(w) <= MAX_PRODUCTS_BY_DEFAULT) & (self.loads(w) <= MAX_LOADS)
         return unrolled & (self.held(w) <= MAX_HELD_BY_DEFAULT) & ~shared & whole
 
     def _by(self, whole: Any, row: Any, tap: Any) -> Any:

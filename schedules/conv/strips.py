@@ -241,6 +241,8 @@ class Window:
     def __init__(self, w: Conv2d, X: Any, strip: Strip, at: Place, width: int, lines: int, taps: int) -> None:
         self._w, self._X, self._strip, self._at, self._width = w, X, strip, at, width
         self._places = places(strip.columns.local, w.stride[1], taps, w.dilation[1])
+        if self._places != [*range(len(self._places))]:  # what neighbouring columns take lies side by side even so
+            self._places.sort(key=lambda place: (place % w.stride[1], place))
         self.held = local("window", (lines, len(self._places), width), w.storage)
         self.top = at.row * w.stride[0] - w.before[0]
         self.left = at.column * w.stride[1] - w.before[1]

@@ -108,6 +108,7 @@ NASTY_DEPTHWISE = (
     "conv2d:1x4x30x30,4x1x3x3,s1,p3,d7,g4",
     "conv2d:2x16x14x14,16x1x3x3,s2,p0x1x1x0,g16",
     "conv2d:1x3x3x3,9x1x15x15,s1,p7,g3",
+    "conv2d:1x4x25x30,4x1x3x2,s2,p1,d1x3,g4",  # neighbouring outputs take neither all inputs nor every other one
 )
 NASTY_GROUPED = (
     "conv2d:1x4x1x1,6x2x1x1,s1,p0,g2",
@@ -123,12 +124,14 @@ NASTY_GROUPED = (
     "conv2d:4x32x7x7,16x16x5x5,s1,p2,g2",
     "conv2d:1x4x3x3,8x2x15x15,s1,p7,g2",  # a filter five times the image
     "conv2d:2x16x11x3,48x8x3x1,s2x3,p2x1,d3,g2",
+    "conv2d:1x8x9x22,8x2x2x3,s2,d1x3,g4",
 )
 # Few, of which many configs are tried.
 CHANNELS_LAST = (
     "conv2d:2x8x9x13,16x1x3x3,s1,p1,g8,nhwc,bias,add",
     "conv2d:1x16x14x14,16x1x3x3,s2x1,p0x1x1x0,g16,bf16,nhwc,bias,relu",
     "conv2d:1x6x11x9,18x1x5x3,s1,p2x1,d1x2,g6,nhwc",
+    "conv2d:1x8x15x30,8x1x3x2,s2,p1,d1x3,g8,nhwc",
     "conv2d:1x16x9x13,32x4x3x3,s1,p1,g4,nhwc,bias,add",
     "conv2d:1x32x8x8,64x8x3x3,s2x1,p0x1x1x0,g4,bf16,nhwc,relu",
 )
