@@ -95,6 +95,7 @@ def usage(w: Conv2d, c: Columns) -> Usage:
     usage=usage,
     condition=lambda w: has_filter_per_channel(w) and w.layout == "nhwc",
     promising=has_filter_per_channel,
+    supersedes=("depthwise",),
 )
 def depthwise_nhwc(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """A thread computes a vector of channels for a strip of pixels, (block, thread, local) of the rows and columns."""

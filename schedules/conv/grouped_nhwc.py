@@ -89,6 +89,7 @@ def has_groups(w: Conv2d) -> bool:
     usage=usage,
     condition=has_groups,
     promising=lambda w: has_groups(w) and w.C // w.groups <= FEW_CHANNELS,
+    supersedes=("direct", "implicit_gemm"),
 )
 def grouped_nhwc(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """A thread computes a vector of channels for a strip of pixels, (block, thread, local) of the rows and columns."""
