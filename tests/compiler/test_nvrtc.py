@@ -95,6 +95,16 @@ def test_text_of_tvm_needs_no_more_than_the_stand_in_headers(cuda_text, dtype, a
 
 
 @needs_nvrtc
+def test_text_with_tensor_cores_needs_no_more_either(attempts):
+    """The wheels have a mma.h that includes a header which they lack."""
+    w = tc.parse("conv2d:1x16x6x6,16x16x3x3,s1,p1,f16,nhwc")
+    kernel = tc.build(w, "tensor_core", arch="sm_80")
+    assert "#include <mma.h>" in kernel.source
+    assert kernel.resources.registers > 0
+    assert attempts == [nvrtc._STAND_INS]
+
+
+@needs_nvrtc
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_instructions_are_those_of_tvms_own_nvrtc_call(cuda_text, dtype, tmp_path, monkeypatch):
     from cuda.pathfinder import find_nvidia_header_directory
