@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+import tvmconv as tc
 from tvmconv.compiler import nvrtc, sass
 from tvmconv.errors import CompileError
 
