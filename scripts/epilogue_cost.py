@@ -78,30 +78,45 @@ def _run(argv: Sequence[str]) -> int:
     device = devices.find(args.device)
     epilogues = list(dict.fromkeys(args.epilogue or EPILOGUES))
     selection = _select(args, device)
-    measured = []
-    for number, (label, layer) in enumerate(selection.layers.items(), 1):
-        record = best(args.logs, layer.workload, device=device.name)
-        if record is None:
-            print(f"epilogue_cost: no record of {layer.workload} on {device.name}", file=sys.stderr)
-            continue
-        with progress_line(f"{device.text}: {number} of {len(selection.layers)}, {label}, ") as tell:
-            times = Times(label, layer.count, record.schedule)
-            measured.append(times)
-            _measure(times, record, epilogues, args, device, tell)
-    if not measured:
-        raise Error(f"no record of {device.name} in {', '.join(map(str, args.logs))} is of these convolutions")
-    names = [BARE, *map(",".join, epilogues)]
-    versions = [part for library in args.baseline for part in _take_common(measured, library)]
-    table = _table(measured, names, args.baseline, summed=args.suite is not None)
-    source = provenance(device, shlex.join(["python", "scripts/epilogue_cost.py", *argv]), ", ".join(versions))
-    failures = [f"{times.label}: {line}" for times in measured for line in times.failures]
-    said = "\n\n".join([*failures, source])
-    print(f"{table.text()}\n\n{said}")
+    command = shlex.join(["python", "scripts/epilogue_cost.py", *argv])
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
-        name = f"{selection.name}-epilogue.md" if args.suite else "epilogue.md"
-        (args.out / name).write_text(f"{table.markdown()}\n\n{said}\n", encoding="utf-8")
-    return 1 if failures else 0
+    measured: list[Times] = []
+    found = {label: best(args.logs, layer.workload, device=device.name) for label, layer in selection.layers.items()}
+    records = {label: record for label, record in found.items() if record}
+    missing = [label for label in found if label not in records]
+    for number, (label, record) in enumerate(records.items(), 1):
+        with progress_line(f"{device.text}: {number} of {len(records)}, {label}, ") as tell:
+            times = Times(label, selection.layers[label].count, record.schedule)
+            _measure(times, record, epilogues, args, device, tell)
+        measured.append(times)
+        table, said = _report(measured, missing, [BARE, *map(",".join, epilogues)], args, device, command)
+        if args.out:  # after each, as all of them take long
+            name = f"{selection.name}-epilogue.md" if args.suite else "epilogue.md"
+            (args.out / name).write_text(f"{table.markdown()}\n\n{said}\n", encoding="utf-8")
+    if missing:
+        print(f"epilogue_cost: no record on {device.name} of {', '.join(missing)}", file=sys.stderr)
+    if not measured:
+        raise Error(f"no record of {device.name} in {', '.join(map(str, args.logs))} is of these convolutions")
+    print(f"{table.text()}\n\n{said}")
+    return 1 if any(times.failures for times in measured) else 0
+
+
+def _report(
+    measured: Sequence[Times],
+    missing: Sequence[str],
+    names: Sequence[str],
+    args: argparse.Namespace,
+    device: Device,
+    command: str,
+) -> tuple[Table, str]:
+    """The table, and what to say below it, of the convolutions that were measured and those without a record."""
+    common = {library: _common(measured, library) for library in args.baseline}
+    source = provenance(device, command, ", ".join(part for parts in common.values() for part in parts))
+    failures = [f"{times.label}: {line}" for times in measured for line in times.failures]
+    absent = [f"Without a record, and not in the table: {', '.join(missing)}."] if missing else []
+    said = "\n\n".join([*absent, *failures, source])
+    return _table(measured, names, common, summed=args.suite is not None), said
 
 
 def _parser() -> Parser:
@@ -207,23 +222,28 @@ def _measure_library(
         times.how[library, name] = ran.text.split(", ")
 
 
-def _take_common(measured: Sequence[Times], library: str) -> list[str]:
-    """What a library said of itself every time, its version, say; it is taken from what each time has."""
+def _common(measured: Sequence[Times], library: str) -> list[str]:
+    """What a library said of itself every time, its version, say."""
     told = [parts for times in measured for (whose, _), parts in times.how.items() if whose == library]
-    same = [part for part in told[0] if all(part in parts for parts in told)] if told else []
-    for parts in told:
-        parts[:] = [part for part in parts if part not in same]
-    return same
+    return [part for part in told[0] if all(part in parts for parts in told)] if told else []
 
 
 def _with(w: Workload, names: tuple[str, ...]) -> Workload:
     return tc.parse(",".join([w.text, *names]))
 
 
-def _table(measured: Sequence[Times], names: Sequence[str], baselines: Sequence[str], *, summed: bool) -> Table:
+def _table(
+    measured: Sequence[Times], names: Sequence[str], common: Mapping[str, Sequence[str]], *, summed: bool
+) -> Table:
     """One line a convolution: whose time with which epilogue, and by how much that is more than without.
 
-    The last lines have the geometric means, and before, of a network, the sums of all its layers.
+    The last line has the geometric means; before it, of a network, are the sums of all its layers.
+
+    Args:
+        measured: the convolutions.
+        names: of the epilogues, `BARE` first.
+        common: the libraries, and what is not worth telling of each, as it is always so.
+        summed: whether it is a network.
     """
     columns: dict[str, list[str]] = {
         "layer" if summed else "workload": [times.label for times in measured],
@@ -234,7 +254,7 @@ def _table(measured: Sequence[Times], names: Sequence[str], baselines: Sequence[
     blank = [NOTHING] * len(ends)
     columns[left[0]] += ends
     columns["schedule"] += blank
-    for whose in (OURS, *baselines):
+    for whose in (OURS, *common):
         bare = [times.seconds.get((whose, BARE)) for times in measured]
         for name in names:
             title = f"{whose} {name}".strip()
@@ -250,7 +270,8 @@ def _table(measured: Sequence[Times], names: Sequence[str], baselines: Sequence[
                 speedups = [*map(_ratio, seconds, ours)]
                 sums = [_ratio(total, _total(measured, ours))] * summed
                 columns[f"{name}: × {whose}"] = [*map(_times, [*speedups, *sums, _mean(speedups)])]
-            how = [", ".join(times.how.get((whose, name), [])) for times in measured]
+            told = [times.how.get((whose, name), []) for times in measured]
+            how = [", ".join(part for part in parts if part not in common.get(whose, ())) for parts in told]
             if any(how):
                 columns[f"{title}, how"] = [*(each or NOTHING for each in how), *blank]
                 left.append(f"{title}, how")

@@ -20,7 +20,7 @@ from tvmconv.workloads import Conv2d
 
 from ..vocabulary import bind, bind_grid, cooperative_copy, own_loops, split_tiles
 from .plan import MAX_ACCUMULATORS, MIN_THREADS, OUTPUT_LEVELS, searched_overhang
-from .sums import DTYPES, accumulate_in_registers, in_memory_order, stage_operands
+from .sums import DTYPES, accumulate_in_registers, has_filter_per_channel, in_memory_order, stage_operands
 from .tiles import element_bytes
 
 
@@ -55,11 +55,6 @@ def usage(w: Conv2d, c: Columns) -> Usage:
         overlap=inputs / (f * y * x),
         all_threads=blocks * threads,
     )
-
-
-def has_filter_per_channel(w: Conv2d) -> bool:
-    """Whether each group is one input channel."""
-    return w.C == w.groups > 1
 
 
 @schedule("conv2d", dtypes=DTYPES, usage=usage, condition=has_filter_per_channel, promising=has_filter_per_channel)

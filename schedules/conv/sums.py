@@ -53,6 +53,11 @@ def tiled_channels(w: Conv) -> int:
     return w.groups if w.groups == w.O else w.O // w.groups
 
 
+def has_filter_per_channel(w: Conv) -> bool:
+    """Whether each group is one input channel."""
+    return w.C == w.groups > 1
+
+
 def accumulate_in_registers(s: Schedule) -> SBlockRV:
     """Give the sum a local accumulator; returns the block that stores it, with the epilogue, to the output."""
     store = s.cache_write(s.get_sblock("sum"), 0, "local")

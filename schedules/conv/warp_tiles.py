@@ -26,15 +26,17 @@ MMA_N = 8  # channels of an mma
 MMA_BYTES = 32  # of the reduction, of an mma
 SUM_BYTES = 4  # of a float32
 
-BLOCK_M = (16, 32, 64, 128, 256)
-BLOCK_N = (16, 32, 48, 64, 96, 128, 192, 256)
+BLOCK_M = (16, 32, 48, 64, 96, 128, 256)
+BLOCK_N = (16, 32, 64, 96, 128, 256)
 BLOCK_K_BYTES = (64, 128, 256)
-WARPS = (1, 2, 4, 8)  # along an axis of the tile
+WARPS = (1, 2, 4)  # along an axis of the tile
 SLICES = (1, 2, 4)  # of a step's reduction, for as many warps
-STAGES = (2, 3, 4, 6, 8)
+STAGES = (2, 3, 4, 6)
 SPLITS = (1, 2, 4, 8)
+TURNS = (1, 2, 4)
 
 SEARCHED = 2.0  # times the best estimate: of the 40 searches that it was fitted to, the best was within 1.5 times
+GOOD_BLOCKS = 100  # at least, of blocks that compute several tiles
 FEW_BLOCKS = 140  # about as many as large GPUs have multiprocessors: with more, a split reduction gains nothing
 MAX_ACCUMULATORS = 128  # of a thread
 OWN_REGISTERS = 40  # of a thread, besides accumulators and fragments
@@ -88,6 +90,7 @@ class WarpTiles:
         stages: steps that are in shared memory at a time: being multiplied, or on their way.
         split_k: blocks that share the sums of one output, each over a part of the steps.
         meet: where these blocks' sums meet: in the shared memory of a "cluster", or in "scratch" memory.
+        tiles_per_block: tiles that a block computes, one after another.
     """
 
     block_m: Any
@@ -99,6 +102,7 @@ class WarpTiles:
     stages: Any
     split_k: Any
     meet: Any
+    tiles_per_block: Any
 
     @classmethod
     def ask(cls, k: Knobs, w: Conv) -> WarpTiles:
@@ -115,6 +119,7 @@ class WarpTiles:
             stages=k.choice("stages", STAGES, default.stages),
             split_k=k.choice("split_k", SPLITS, default.split_k),
             meet=k.choice("meet", ("scratch", "cluster"), default.meet),
+            tiles_per_block=k.choice("tiles_per_block", TURNS, default.tiles_per_block),
         )
         tiles._demand(k, p)
         return tiles
@@ -142,6 +147,18 @@ class WarpTiles:
         demand(f"at most {MAX_THREADS} threads", lambda t: t.threads <= MAX_THREADS)
         demand("each block of a split reduction has a step", lambda t: t.steps(p) * (t.split_k - 1) < t.all_steps(p))
         demand("blocks that meet in a cluster share out the pixels of their tile", lambda t: t.block_m % t.split_k == 0)
+        demand(
+            "only whole sums are computed in turn, and by one warp each",
+            lambda t: (t.tiles_per_block == 1) | ((t.split_k == 1) & (t.warps_k == 1)),
+        )
+        demand(
+            "a tile in turn has as many steps as are on their way",
+            lambda t: (t.tiles_per_block == 1) | (t.stages - 1 <= t.all_steps(p)),
+        )
+        search_only(
+            "tiles are in turn where they are many",
+            lambda t: (t.tiles_per_block == 1) | (t.blocks(p) >= GOOD_BLOCKS),
+        )
         search_only(
             "tiles are not twice the product", lambda t: (t.block_m < 2 * max(p.m, 16)) & (t.block_n < 2 * max(p.n, 16))
         )
@@ -200,6 +217,10 @@ class WarpTiles:
         """Tiles of the output."""
         return p.groups * -(-p.m // self.block_m) * -(-p.n // self.block_n)
 
+    def blocks(self, p: Product) -> Any:
+        """Blocks of the grid."""
+        return -(-self.tiles(p) // self.tiles_per_block) * self.split_k
+
     def all_steps(self, p: Product) -> Any:
         """Steps of the whole reduction."""
         return -(-p.k // self.block_k)
@@ -221,11 +242,14 @@ class WarpTiles:
         return self.block_n * itemsize + 8 * itemsize
 
     def shared_bytes(self, p: Product, staged_itemsize: Any) -> Any:
-        """Dynamic shared memory of a block: the stages; after the last step, the warps' sums, and then the tile."""
+        """Dynamic shared memory of a block: the stages; after the last step, the warps' sums, and then the tile.
+
+        The tile has room of its own where the stages are already filled for the next one.
+        """
         ring = self.stages * self.stage_bytes(p)
         meeting = self.block_m * self.block_n * SUM_BYTES * (self.warps_k - 1)
         out = self.block_m * self.pitch(staged_itemsize) * (1 - self.in_scratch)
-        return np.maximum(np.maximum(ring, meeting), out)
+        return np.where(self.tiles_per_block > 1, ring + out, np.maximum(np.maximum(ring, meeting), out))
 
     def at_a_time(self, p: Product, gpu: Rates) -> Any:
         """Blocks that a multiprocessor runs at a time, if there are as many: of Hopper's shared memory and threads."""
@@ -273,7 +297,7 @@ class WarpTiles:
         """What configs use of a device."""
         steps, tiles = self.steps(p), self.tiles(p)
         products = self.block_m * self.block_n * self.block_k
-        blocks = tiles * self.split_k
+        blocks = self.blocks(p)
         shared = self.shared_bytes(p, staged_itemsize)
         return Usage(
             threads=self.threads,
@@ -286,7 +310,7 @@ class WarpTiles:
             registers=self.registers,
             products=products * steps,
             intensity=self.block_m * self.block_n / (self.block_m + self.block_n),
-            traffic=blocks * steps * self.stage_bytes(p),
+            traffic=tiles * self.split_k * steps * self.stage_bytes(p),
             waste=tiles * self.block_m * self.block_n / (p.groups * p.m * p.n),
             in_flight=(self.stages - 1) * self.stage_bytes(p),
             estimate=self.estimate(p),
@@ -337,7 +361,8 @@ def _candidates(itemsize: int) -> WarpTiles:
     choices = (BLOCK_M, BLOCK_N, ks, WARPS, WARPS, SLICES, STAGES[:4], SPLITS)
     columns = [column.ravel() for column in np.meshgrid(*choices, indexing="ij")]
     scratch = np.full(len(columns[0]), "scratch")
-    tiles = WarpTiles(**dict(zip((field.name for field in fields(WarpTiles)), (*columns, scratch), strict=True)))
+    names = [field.name for field in fields(WarpTiles)][: len(columns)]
+    tiles = WarpTiles(**dict(zip(names, columns, strict=True)), meet=scratch, tiles_per_block=np.ones_like(columns[0]))
     k_bytes = tiles.block_k * itemsize
     good = (
         tiles.warps_fit

@@ -7,6 +7,7 @@ from instructions import lowered
 from tvm.script import tirx as T  # noqa: N812
 
 import tvmconv as tc
+from tvmconv.analysis import instructions
 from tvmconv.analysis.memory import ExecutionError
 from tvmconv.analysis.races import races
 
@@ -26,6 +27,45 @@ PLAIN = "conv2d:1x32x8x8,32x32x3x3,s1,p1"
 def test_schedules_do_not_race(text, schedule, config):
     kernel = tc.build(tc.parse(text), schedule, arch="sm_90", config=config)
     assert races(kernel) == []
+
+
+TILE = {"block_m": 32, "block_n": 32, "block_k": 32, "warps_m": 2, "warps_n": 1, "warps_k": 1, "stages": 3}
+CLUSTERS = {**TILE, "split_k": 2, "meet": "cluster"}
+BARRIERS = ("tirx.cuda.cta_sync", "tirx.cuda.cluster_sync", "tirx.tvm_storage_sync")
+
+
+@pytest.mark.parametrize(
+    ("text", "schedule", "config"),
+    [
+        (f"{PLAIN},f16,nhwc", "tensor_core", {}),
+        (
+            "conv2d:1x64x8x8,32x64x3x3,s1,p1,f16,nhwc",
+            "mma_sync",
+            CLUSTERS,
+        ),  # its last step is in the ring's first stage
+        (PLAIN, "implicit_gemm", {"pipeline": "async3"}),
+    ],
+)
+def test_any_barrier_that_is_left_out_is_missed(text, schedule, config, monkeypatch):
+    kernel = tc.build(tc.parse(text), schedule, arch="sm_90", config=config)
+    whole, seen = instructions.statement, 0
+
+    def without(left_out):
+        def statement(node, compiler):
+            nonlocal seen
+            seen += str(node.op.name) in BARRIERS
+            is_it = str(node.op.name) in BARRIERS and seen == left_out
+            return (lambda mask: None) if is_it else whole(node, compiler)
+
+        monkeypatch.setattr(instructions, "statement", statement)
+        return races(kernel, [(0, 0, 0)])
+
+    assert without(None) == []
+    count, seen = seen, 0
+    assert count >= 4
+    for i in range(1, count + 1):
+        assert without(i), f"barrier {i} of {count}"
+        seen = 0
 
 
 def rows(*, synchronised, extent=64, itself=False):

@@ -263,9 +263,9 @@ def test_an_mma_and_what_goes_to_it_count_as_they_are():
 @pytest.mark.parametrize(
     ("text", "schedule"),
     [
-        ("conv2d:1x64x8x8,32x64x3x3,s1,p1,f16,nhwc", "tensor_core"),
-        ("conv2d:1x64x8x8,32x64x3x3,s1,p1,bf16,nhwc", "mma_sync"),
-        ("conv2d:1x64x8x8,32x64x3x3,s1,p1,tf32,nhwc", "mma_sync"),
+        ("conv2d:1x128x8x8,32x128x3x3,s1,p1,f16,nhwc", "tensor_core"),
+        ("conv2d:1x128x8x8,32x128x3x3,s1,p1,bf16,nhwc", "mma_sync"),
+        ("conv2d:1x128x8x8,32x128x3x3,s1,p1,tf32,nhwc", "mma_sync"),
     ],
 )
 def test_a_convolution_on_tensor_cores_multiplies_what_it_has_to(text, schedule):
@@ -277,7 +277,8 @@ def test_a_convolution_on_tensor_cores_multiplies_what_it_has_to(text, schedule)
 
 def test_an_asynchronous_copy_loads_no_more_than_it_reads():
     """Of padding, nothing is read: a block that has all pixels reads each under the taps at which it is inside."""
-    kernel = build("conv2d:1x64x8x8,64x64x3x3,s1,p1,f16,nhwc", "mma_sync", block_m=64, block_n=64)
+    tile = dict(block_m=64, block_n=64, block_k=64, warps_m=2, warps_n=2, warps_k=1, stages=3, split_k=1)
+    kernel = build("conv2d:1x64x8x8,64x64x3x3,s1,p1,f16,nhwc", "mma_sync", **tile)
     found = traffic(kernel).counts
     taps = (3 * 8 - 2) ** 2  # pairs of a pixel and a tap that meet in the image
     assert found[GLOBAL_LOADS].elements == 64 * taps + 64 * 64 * 9

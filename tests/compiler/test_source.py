@@ -5,7 +5,7 @@ from placed import lower_filter
 
 import tvmconv as tc
 from tvmconv.compiler import nvrtc
-from tvmconv.compiler.source import fill_alignment, find_kernel, without_preamble
+from tvmconv.compiler.source import copy_fours_whole, fill_alignment, find_kernel, without_preamble
 from tvmconv.devices import find
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
@@ -35,6 +35,14 @@ def test_a_shared_array_of_any_type_fills_its_alignment(declared, filled):
 @pytest.mark.parametrize("text", ["float S[51];", "extern __shared__ alignas(64) float S[];"])
 def test_other_arrays_are_left_as_they_are(text):
     assert fill_alignment(text) == text
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_vectors_of_four_halves_are_copied_whole(dtype):
+    workload = tc.parse(f"conv2d:1x16x8x8,16x1x3x3,p1,g16,{dtype},nhwc")
+    source = tc.build(workload, "depthwise_nhwc", config={"vector": 4}, arch="sm_90").source
+    assert source.count("*(uint2*)this = *(const uint2*)&from;") == 2
+    assert copy_fours_whole(without_preamble(source)) == without_preamble(source)
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,8 @@ EXTREMA(float)
     CONVERT(to, uint) CONVERT(to, long) CONVERT(to, ulong) CONVERT(to, float)
 CONVERT_ALL(char) CONVERT_ALL(uchar) CONVERT_ALL(short) CONVERT_ALL(ushort) CONVERT_ALL(int) CONVERT_ALL(uint)
 CONVERT_ALL(long) CONVERT_ALL(ulong) CONVERT_ALL(float)
+#define WIDEN(n) CONVERT(uint##n, ushort##n) CONVERT(ushort##n, uint##n)
+WIDEN(2) WIDEN(4) WIDEN(8)
 
 #define LOADS_AT(space, type, n) type##n __ovld __purefn vload##n(size_t, const space type *);
 #define STORES_AT(space, type, n) void __ovld vstore##n(type##n, size_t, space type *);

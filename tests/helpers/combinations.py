@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from nasty import NASTY_1D, NASTY_2D, NASTY_3D, NASTY_DEPTHWISE
+from nasty import NASTY_1D, NASTY_2D, NASTY_3D, NASTY_DEPTHWISE, NASTY_GROUPED
 
 import tvmconv as tc
 
@@ -14,6 +14,7 @@ EPILOGUES = ("", "bias", "bias,relu", "bias,add,silu", "gelu", "clamp")
 LAYOUTS = ("nchw", "nhwc")
 DTYPES = ("f32", "f16", "bf16")
 LISTS = {"conv1d": NASTY_1D, "conv2d": NASTY_2D, "conv3d": NASTY_3D}
+OWN_LISTS = {"depthwise": NASTY_DEPTHWISE, "depthwise_nhwc": NASTY_DEPTHWISE, "grouped_nhwc": NASTY_GROUPED}
 
 
 class Case(NamedTuple):
@@ -40,10 +41,15 @@ def schedules() -> list[tuple[str, str, Sequence[str]]]:
     Those that are for CUDA alone, with dtypes of their own, have tests of their own.
     """
     return [
-        (s.operator, s.name, NASTY_DEPTHWISE if s.name == "depthwise" else LISTS[s.operator])
+        (s.operator, s.name, OWN_LISTS.get(s.name, LISTS[s.operator]))
         for s in tc.schedules()
         if s.operator in LISTS and "opencl" in s.kinds
     ]
+
+
+def layouts(schedule: str) -> Sequence[str]:
+    """The layouts that a schedule computes."""
+    return ("nhwc",) if schedule.endswith("_nhwc") else LAYOUTS
 
 
 def every(dtypes: Sequence[str]) -> list[Case]:
@@ -51,14 +57,14 @@ def every(dtypes: Sequence[str]) -> list[Case]:
     return [
         Case(operator, name, *choice)
         for operator, name, texts in schedules()
-        for choice in itertools.product(texts, dtypes, LAYOUTS, EPILOGUES)
+        for choice in itertools.product(texts, dtypes, layouts(name), EPILOGUES)
     ]
 
 
 def in_pairs(dtypes: Sequence[str]) -> list[Case]:
     """The fewest that a greedy choice finds in which every two choices meet, but for epilogues and workloads.
 
-    A schedule meets every workload, and every dtype in every layout.
+    A schedule meets every workload, and every dtype in every layout that it computes.
     """
     missing = {case: _meetings(case) for case in every(dtypes)}
     chosen = []

@@ -108,6 +108,32 @@ NASTY_DEPTHWISE = (
     "conv2d:1x4x30x30,4x1x3x3,s1,p3,d7,g4",
     "conv2d:2x16x14x14,16x1x3x3,s2,p0x1x1x0,g16",
     "conv2d:1x3x3x3,9x1x15x15,s1,p7,g3",
+    "conv2d:1x4x25x30,4x1x3x2,s2,p1,d1x3,g4",  # neighbouring outputs take neither all inputs nor every other one
+)
+NASTY_GROUPED = (
+    "conv2d:1x4x1x1,6x2x1x1,s1,p0,g2",
+    "conv2d:3x6x3x3,9x2x3x3,s1,p0,g3",  # a single output pixel
+    "conv2d:2x8x9x13,12x4x3x5,s2x1,p1x2x0x1,d1x2,g2",  # everything at once
+    "conv2d:3x12x10x14,6x4x2x4,s1x3,p0x1x2x3,g3",
+    "conv2d:2x4x6x6,4x2x3x3,s2,p0,g2",
+    "conv2d:1x9x12x12,9x3x1x1,s5,p0,g3",
+    "conv2d:1x64x14x14,64x8x3x3,s1,p1,g8",
+    "conv2d:2x32x9x9,96x4x3x3,s1,p1,g8",
+    "conv2d:1x33x7x8,55x3x3x3,s1,p1,g11",  # primes
+    "conv2d:1x24x5x70,24x12x1x13,s1,p0x6,g2",
+    "conv2d:4x32x7x7,16x16x5x5,s1,p2,g2",
+    "conv2d:1x4x3x3,8x2x15x15,s1,p7,g2",  # a filter five times the image
+    "conv2d:2x16x11x3,48x8x3x1,s2x3,p2x1,d3,g2",
+    "conv2d:1x8x9x22,8x2x2x3,s2,d1x3,g4",
+)
+# Few, of which many configs are tried.
+CHANNELS_LAST = (
+    "conv2d:2x8x9x13,16x1x3x3,s1,p1,g8,nhwc,bias,add",
+    "conv2d:1x16x14x14,16x1x3x3,s2x1,p0x1x1x0,g16,bf16,nhwc,bias,relu",
+    "conv2d:1x6x11x9,18x1x5x3,s1,p2x1,d1x2,g6,nhwc",
+    "conv2d:1x8x15x30,8x1x3x2,s2,p1,d1x3,g8,nhwc",
+    "conv2d:1x16x9x13,32x4x3x3,s1,p1,g4,nhwc,bias,add",
+    "conv2d:1x32x8x8,64x8x3x3,s2x1,p0x1x1x0,g4,bf16,nhwc,relu",
 )
 NASTY_2D = (
     "conv2d:1x1x1x1,1x1x1x1,s1,p0",

@@ -4,8 +4,8 @@ import functools
 import itertools
 
 import pytest
-from combinations import DTYPES, EPILOGUES, LAYOUTS, every, in_pairs, schedules
-from nasty import NASTY_1D, NASTY_2D, NASTY_3D, NASTY_DEPTHWISE
+from combinations import DTYPES, EPILOGUES, every, in_pairs, layouts, schedules
+from nasty import NASTY_1D, NASTY_2D, NASTY_3D, NASTY_DEPTHWISE, NASTY_GROUPED
 
 import tvmconv as tc
 from tvmconv.compiler import nvrtc
@@ -14,7 +14,9 @@ ON_OPENCL = ("f32", "bf16")  # PoCL has no 16-bit floats of OpenCL's; bfloat16 i
 PAIRS = in_pairs(ON_OPENCL)
 ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
 SHAPES = {"conv1d": "conv1d:1x32x3000,32x32x9,p4", "conv3d": "conv3d:1x16x8x14x14,32x16x3x3x3,p1"}
-DENSE, DEPTHWISE = "conv2d:1x64x28x28,64x64x3x3,p1", "conv2d:1x64x28x28,64x1x3x3,p1,g64"
+DEPTHWISE, GROUPED = "conv2d:1x64x28x28,64x1x3x3,p1,g64", "conv2d:1x64x28x28,64x8x3x3,p1,g8"
+SHAPES |= {"depthwise": DEPTHWISE, "depthwise_nhwc": DEPTHWISE, "grouped_nhwc": GROUPED}
+DENSE = "conv2d:1x64x28x28,64x64x3x3,p1"
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
 
@@ -33,10 +35,13 @@ def test_every_schedule_meets_every_choice(case):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("epilogue", EPILOGUES)
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("operator", "schedule", "texts"), schedules(), ids=lambda value: str(value)[:20])
-def test_every_schedule_computes_every_combination_on_a_gpu(gpu, operator, schedule, texts, dtype, layout, epilogue):
+@pytest.mark.parametrize(
+    ("operator", "schedule", "texts", "layout"),
+    [(*schedule, layout) for schedule in schedules() for layout in layouts(schedule[1])],
+    ids=lambda value: str(value)[:20],
+)
+def test_every_schedule_computes_every_combination_on_a_gpu(gpu, operator, schedule, texts, layout, dtype, epilogue):
     wrong = {}
     for text in texts:
         workload = tc.parse(",".join(filter(None, (text, dtype, layout, epilogue))))
@@ -51,7 +56,7 @@ def test_every_schedule_computes_every_combination_on_a_gpu(gpu, operator, sched
 @pytest.mark.parametrize(("operator", "schedule", "texts"), schedules(), ids=lambda value: str(value)[:20])
 def test_every_combination_compiles_for_every_architecture(operator, schedule, texts):
     """Takes no GPU, but four minutes of a processor: it is run where the GPU's long tests are."""
-    choices = itertools.product(DTYPES, LAYOUTS, EPILOGUES, ARCHITECTURES)
+    choices = itertools.product(DTYPES, layouts(schedule), EPILOGUES, ARCHITECTURES)
     for text, (dtype, layout, epilogue, arch) in zip(itertools.cycle(texts), choices, strict=False):
         workload = tc.parse(",".join(filter(None, (text, dtype, layout, epilogue))))
         assert tc.build(workload, schedule, arch=arch).resources.registers > 0
@@ -62,7 +67,7 @@ def test_the_pairs_meet_what_they_are_meant_to():
     for operator, schedule, texts in schedules():
         own = [case for case in PAIRS if (case.operator, case.schedule) == (operator, schedule)]
         assert {case.text for case in own} == set(texts)
-        assert {(case.dtype, case.layout) for case in own} == set(itertools.product(ON_OPENCL, LAYOUTS))
+        assert {(case.dtype, case.layout) for case in own} == set(itertools.product(ON_OPENCL, layouts(schedule)))
         assert {case.epilogue for case in own} == set(EPILOGUES)
 
 
@@ -71,7 +76,7 @@ def test_the_pairs_are_a_small_part_of_all_and_the_same_each_time():
     assert in_pairs(ON_OPENCL) == PAIRS
 
 
-@pytest.mark.parametrize("texts", [NASTY_1D, NASTY_2D, NASTY_3D, NASTY_DEPTHWISE])
+@pytest.mark.parametrize("texts", [NASTY_1D, NASTY_2D, NASTY_3D, NASTY_DEPTHWISE, NASTY_GROUPED])
 def test_the_lists_have_every_option(texts):
     workloads = [tc.parse(text) for text in texts]
     assert len(set(workloads)) >= 12
@@ -80,7 +85,7 @@ def test_the_lists_have_every_option(texts):
     assert any(w.before != w.behind for w in workloads)
     assert any(w.N > 1 for w in workloads)
     assert any(w.groups > 1 for w in workloads)
-    assert any(w.depthwise for w in workloads)
+    assert any(w.depthwise for w in workloads) or texts is NASTY_GROUPED
     assert any(set(w.out) == {1} for w in workloads)
 
 
@@ -89,18 +94,26 @@ def sample():
     for i, (operator, name, _) in enumerate(schedules()):
         for j, dtype in enumerate(("f16", "bf16")):
             turn = i + j * 2
-            yield operator, name, dtype, LAYOUTS[turn % 2 ^ j], EPILOGUES[(i + 3 * j) % 6], ARCHITECTURES[turn % 3]
+            places = layouts(name)
+            yield (
+                operator,
+                name,
+                dtype,
+                places[(turn % 2 ^ j) % len(places)],
+                EPILOGUES[(i + 3 * j) % 6],
+                ARCHITECTURES[turn % 3],
+            )
 
 
 @needs_nvrtc
 @pytest.mark.parametrize(("operator", "schedule", "dtype", "layout", "epilogue", "arch"), list(sample()))
 def test_every_schedule_compiles_16_bit_floats_without_a_gpu(operator, schedule, dtype, layout, epilogue, arch):
-    text = SHAPES.get(operator) or (DEPTHWISE if schedule == "depthwise" else DENSE)
+    text = SHAPES.get(schedule) or SHAPES.get(operator, DENSE)
     workload = tc.parse(",".join(filter(None, (text, dtype, layout, epilogue))))
     assert 0 < tc.build(workload, schedule, arch=arch).resources.registers <= 255
 
 
-TF32 = [(operator, name, texts[8], LAYOUTS[i % 2]) for i, (operator, name, texts) in enumerate(schedules())]
+TF32 = [(operator, name, texts[8], layouts(name)[-(i % 2)]) for i, (operator, name, texts) in enumerate(schedules())]
 
 
 @pytest.mark.parametrize(("operator", "schedule", "text", "layout"), TF32, ids=lambda value: str(value)[:20])

@@ -9,7 +9,15 @@ from tvmconv.compiler import nvrtc
 
 CHAPTER = tc.parse("conv2d:1x64x64x64,64x64x3x3,s1,p1")
 DEPTHWISE = tc.parse("conv2d:1x128x56x56,128x1x3x3,s1,p1,g128")  # of MobileNet
-WORKLOADS = {"direct": CHAPTER, "implicit_gemm": CHAPTER, "depthwise": DEPTHWISE}
+CHANNELS_LAST = tc.parse("conv2d:1x1152x7x7,1152x1x5x5,s1,p2,g1152,f16,nhwc")  # of EfficientNet-B0
+GROUPED = tc.parse("conv2d:1x128x56x56,128x4x3x3,s1,p1,g32,f16,nhwc")  # of ResNeXt-50
+WORKLOADS = {
+    "direct": CHAPTER,
+    "implicit_gemm": CHAPTER,
+    "depthwise": DEPTHWISE,
+    "depthwise_nhwc": CHANNELS_LAST,
+    "grouped_nhwc": GROUPED,
+}
 BEFORE_ASYNC, SINCE_ASYNC = ("sm_75",), ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
 pytestmark = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))

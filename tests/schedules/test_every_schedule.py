@@ -1,7 +1,7 @@
 """Claims about every schedule of the library, whatever its operator."""
 
 import pytest
-from nasty import NASTY, NASTY_1D, NASTY_3D
+from nasty import CHANNELS_LAST, NASTY, NASTY_1D, NASTY_3D
 from nasty_filters import NASTY_FILTERS
 
 import tvmconv as tc
@@ -20,5 +20,6 @@ def test_every_schedule_explains_itself(schedule):
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=NAMES)
 def test_every_schedule_has_a_space_of_a_workload_that_it_applies_to(schedule):
     convolutions = [f"{text}{choices}" for choices in ("", ",f16,nhwc") for text in (*NASTY_1D, *NASTY, *NASTY_3D)]
-    workload = next(w for w in map(tc.parse, (*convolutions, *NASTY_FILTERS)) if schedule.applies(w))
+    texts = (*convolutions, *CHANNELS_LAST, *NASTY_FILTERS)
+    workload = next(w for w in map(tc.parse, texts) if schedule.applies(w))
     assert schedule.space(workload).size >= 1

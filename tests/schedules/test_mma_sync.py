@@ -107,10 +107,10 @@ def test_searched_tiles_fit_the_shared_memory_of_the_device():
 @pytest.mark.parametrize(
     ("config", "complaint"),
     [
-        ({"warps_m": 8, "block_m": 32}, "a warp has whole mmas"),
+        ({"warps_m": 4, "block_m": 32}, "a warp has whole mmas"),
         ({"block_k": 32, "warps_k": 2}, "even number of mmas"),
         ({"split_k": 8, "block_k": 128}, "has a step"),
-        ({"block_m": 48}, "block_m takes one of 16, 32"),
+        ({"block_m": 40}, "block_m takes one of 16, 32"),
     ],
 )
 def test_what_does_not_go_together_is_refused_in_words(config, complaint):

@@ -90,17 +90,22 @@ def test_the_searched_configs_above_try_what_they_are_meant_to(schedule):
     assert tried >= {f"{tile} {what}" for tile in ("tile_f", last) for what in ("overhangs", "has virtual threads")}
 
 
-def depthwise(workload):
-    """A workload of the same sizes with a filter of one channel."""
+def suited(workload, schedule):
+    """A workload of the same sizes that a schedule applies to."""
+    if schedule in ("direct", "implicit_gemm"):
+        return workload
     groups = max(2, workload.groups)
-    return replace(workload, C=groups, O=groups, groups=groups)
+    layout = "nhwc" if schedule.endswith("_nhwc") else workload.layout
+    if schedule == "grouped_nhwc":
+        return replace(workload, C=2 * groups, O=3 * groups, groups=groups, layout=layout)
+    return replace(workload, C=groups, O=groups, groups=groups, layout=layout)
 
 
-@pytest.mark.parametrize("schedule", ["direct", "implicit_gemm", "depthwise"])
+@pytest.mark.parametrize("schedule", ["direct", "implicit_gemm", "depthwise", "depthwise_nhwc", "grouped_nhwc"])
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(workload=convolutions(max_flops=2_000_000), seed=st.integers(0, 2**32 - 1))
 def test_any_searched_config_computes_any_workload(schedule, workload, seed):
-    workload = depthwise(workload) if schedule == "depthwise" else workload
+    workload = suited(workload, schedule)
     space = library.find(workload, schedule).space(workload)
     sample = map(space.config, space.sample(64, np.random.default_rng(seed)))
     # PoCL 3.0 at times forgets what an accumulator holds that is written under a guard, as those of overhanging tiles

@@ -26,6 +26,7 @@ VARIED = (
     "conv2d:1x64x7x7,128x64x1x1,s1,p0,bf16,nhwc,bias,relu",
     "conv2d:2x32x13x17,48x32x3x3,s2,p1,f16,nhwc,bias,add,silu",
     "conv2d:1x32x14x14,32x1x3x3,s1,p1,g32,bf16,nhwc",
+    "conv2d:3x12x10x14,24x4x2x4,s1x3,p0x1x2x3,g3,f16,nhwc,bias",
     "conv1d:2x64x100,32x64x5,s1,p2,f16",
     "conv3d:1x16x4x7x7,32x16x3x3x3,s1,p1,nhwc",
 )

@@ -300,7 +300,9 @@ class Shared:
         bad = (when >= synced) & ~same_lane | (when == PENDING)
         if bad.any():
             at = tuple(index[0] for index in np.nonzero(bad))
-            who, other, place = self._thread(int(mine[at])), int(first[at]), self._place(units[at])
+            who, place = self._thread(int(mine[at])), self._place(units[at])
+            who = f"the warp of {who}" if whole_warp else who
+            other = int(last[at] if first[at] == mine[at] else first[at])
             if when[at] == PENDING:
                 raise RaceError(f"{who} {what} {place}, where an asynchronous copy goes that nobody has waited for")
             before = "has read" if what == "overwrites" else "has written"

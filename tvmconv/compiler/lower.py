@@ -13,7 +13,7 @@ from tvmconv.compiler import host as host_side
 from tvmconv.compiler import nvrtc, spaces
 from tvmconv.compiler.hook import compile_with
 from tvmconv.compiler.program import ArrayType, Launch, Program, Step
-from tvmconv.compiler.source import Parameter, declare_cluster, fill_alignment
+from tvmconv.compiler.source import Parameter, copy_fours_whole, declare_cluster, fill_alignment
 from tvmconv.errors import AnalysisError, CompileError
 from tvmconv.marks import HOIST_GUARDS, Space
 
@@ -91,7 +91,7 @@ class Lowered:
         for step in self.steps:
             text = declare_cluster(text, step.name, step.launch.cluster)
         kernels = {step.name: step.parameters for step in self.steps}
-        return spaces.apply(fill_alignment(text), kind, self.spaces, self.arrays, kernels)
+        return spaces.apply(copy_fours_whole(fill_alignment(text)), kind, self.spaces, self.arrays, kernels)
 
     @functools.cached_property
     def cubin(self) -> Cubin:

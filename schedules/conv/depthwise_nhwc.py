@@ -1,0 +1,352 @@
+"""Depthwise convolution, channels last: vectors of channels, and a window of the input that slides in registers.
+
+Each channel has its own filter, so that a kernel has little to compute and is bound by memory, or, where the image is
+small, by how long a load takes. Channels lie side by side: a thread computes a vector of them, up to 16 bytes, for a
+strip of neighbouring output pixels, and neighbouring threads the next vectors; each load and store of a warp is whole
+sectors.
+
+A thread walks down the input lines that its strip sees. Of each it loads the window of all its columns, which overlap,
+and adds them to every output row whose filter covers the line, so that an input is loaded and widened to float32 once
+a thread and not once a tap. The next line is loaded before one is added. What neighbouring threads read as well comes
+from the L1 cache; there is no tile of the input in shared memory, and no barrier to wait for it.
+
+The weight lies in memory filter by filter, the channels outermost, so that a vector of channels is no vector there. A
+block turns its part of it around in shared memory (`weight`); the first line of the input is on its way meanwhile. Or
+each thread loads the filters of all its channels, which follow each other, in vectors, and keeps them in registers.
+
+Small images have few strips: threads then take fewer channels and pixels, until there are enough of them for a large
+GPU. The defaults are those of the least estimate (`strip_choice`).
+
+From `depthwise`, whose blocks stage a tile of the input channel by channel: vector loads, and four times the outputs a
+load. Tensor expressions cannot say it, because which output row and which row of the filter meet depends on the line.
+It is written as TIR.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tvm.s_tir import Schedule
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for it)
+
+from tvmconv.gpu import MAX_THREADS_Z, STATIC_SHARED_BYTES
+from tvmconv.knobs import Columns, Knobs
+from tvmconv.knobs.space import Usage
+from tvmconv.library import schedule
+from tvmconv.workloads import Conv2d
+
+from .strip_choice import WORD, Candidates, ask_strip, cycles, halo, least
+from .strips import (
+    STRIP_DTYPES,
+    Outputs,
+    Place,
+    Strip,
+    Window,
+    arguments,
+    copy,
+    distinct,
+    launched,
+    local,
+    loop,
+    own_channel,
+    places,
+    stage_filters,
+    vectors,
+)
+from .sums import has_filter_per_channel
+from .tiles import element_bytes
+
+UNROLLED = ("filter", "row", "tap")  # what of the filter is unrolled: all of it, a row at a time, or nothing
+WEIGHTS = ("shared", "registers", "global")
+MAX_PRODUCTS = 2048  # of a thread, unrolled: NVRTC takes two seconds for them
+MAX_LOADS = 128  # likewise, of the input: each has tests of its own
+MAX_HELD = 176  # registers of a thread for sums, windows and weights, by estimate
+MAX_HELD_BY_DEFAULT, MAX_PRODUCTS_BY_DEFAULT = 128, 1024  # beyond them some spill
+MIN_THREADS = 32
+
+
+def usage(w: Conv2d, c: Columns) -> Usage:
+    """What configs use of a device; `issued` is an estimate of the instructions of a thread for each output."""
+    plan = Plan.of_columns(w, c)
+    strip = plan.strip
+    blocks = strip.blocks(w)
+    return Usage(
+        threads=strip.threads,
+        shared_bytes=np.where(plan.weight == "shared", plan.shared_bytes(w), 0),
+        accumulators=strip.sums,
+        blocks=blocks,
+        all_threads=blocks * strip.threads,
+        held=plan.held(w),
+        issued=plan.issued(w) / strip.sums,
+        halo=halo(w, strip),
+    )
+
+
+@schedule(
+    "conv2d",
+    dtypes=STRIP_DTYPES,
+    usage=usage,
+    condition=lambda w: has_filter_per_channel(w) and w.layout == "nhwc",
+    promising=has_filter_per_channel,
+)
+def depthwise_nhwc(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
+    """A thread computes a vector of channels for a strip of pixels, (block, thread, local) of the rows and columns."""
+    return program(w, ask(w, k))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the convolution is computed; one config, or columns of many.
+
+    Attributes:
+        strip: what a thread computes.
+        unrolled: of the filter, one of `UNROLLED`.
+        weight: where threads read the filters, one of `WEIGHTS`: turned around in shared memory, in registers, or one
+            by one in global memory.
+    """
+
+    strip: Strip
+    unrolled: Any
+    weight: Any
+
+    @classmethod
+    def of_columns(cls, w: Conv2d, c: Columns) -> Plan:
+        """The plans of many configs."""
+        return cls(Strip.of_columns(w, c), c["unrolled"], c["weight"])
+
+    def products(self, w: Conv2d) -> Any:
+        """Multiplications of a thread in the kernel's text."""
+        return self.strip.sums * self._by(w.R * w.S, w.S, 1)
+
+    def loads(self, w: Conv2d) -> Any:
+        """Vectors of the input that a thread loads in the kernel's text."""
+        rows = self.strip.rows.local
+        return self.window(w) * self._by(distinct(rows, w.stride[0], w.R, w.dilation[0]), rows, rows)
+
+    def loaded(self, w: Conv2d) -> Any:
+        """Vectors of the input that a thread loads."""
+        return self.loads(w) * self._by(1, w.R, w.R * w.S)
+
+    def window(self, w: Conv2d) -> Any:
+        """Vectors of an input line that a thread loads at a time."""
+        columns = self.strip.columns.local
+        line = distinct(columns, w.stride[1], w.S, w.dilation[1])
+        return self._by(line, line, columns)
+
+    def widened(self, w: Conv2d) -> Any:
+        """Vectors of the filters that a thread reads."""
+        return w.R * w.S * self._by(1, self.strip.rows.local, self.strip.rows.local)
+
+    def issued(self, w: Conv2d) -> Any:
+        """Instructions of a thread, about: products, operands that are widened, loads with their tests, stores."""
+        strip = self.strip
+        wide = strip.vector * (element_bytes(w) < WORD)
+        operands = self.loaded(w) * (wide + 3) + self.widened(w) * (wide + 1)
+        return strip.sums * w.R * w.S + operands + 4 * strip.rows.local * strip.columns.local * (1 + strip.vector / 4)
+
+    def held(self, w: Conv2d) -> Any:
+        """Registers of a thread for its sums, two windows of the input, and what it holds of the filters."""
+        words = self.strip.vector * element_bytes(w) / WORD
+        window = 2 * words * self.window(w)
+        weights = np.where(np.equal(self.weight, "registers"), words * w.R * w.S, words * self._by(w.S, w.S, 1))
+        return self.strip.sums + window + weights
+
+    def shared_bytes(self, w: Conv2d) -> Any:
+        """Shared memory of a block for its filters."""
+        return w.R * w.S * self.strip.channels.thread * self.strip.vector * element_bytes(w)
+
+    def time(self, w: Conv2d) -> Any:
+        """An estimate to choose defaults by; see `cycles`."""
+        strip, taps = self.strip, w.R * w.S
+        channels = strip.channels.thread * strip.vector
+        shared = np.equal(self.weight, "shared")
+        scattered = np.where(np.equal(self.weight, "global"), self.widened(w) * strip.vector, taps) * ~shared
+        return cycles(
+            w,
+            strip,
+            issued=self.issued(w) + np.where(shared, 3 * taps * channels / strip.threads, scattered),
+            loads=self.loaded(w),
+            shared=np.where(shared, self.widened(w), 0),
+            scattered=scattered,
+            filters=2 * taps * channels * element_bytes(w),  # their sectors are read for one element at a time
+        )
+
+    def fits(self, w: Conv2d) -> Any:
+        """Whether a default may be so."""
+        shared = np.equal(self.weight, "shared") & (self.shared_bytes(w) > STATIC_SHARED_BYTES)
+        whole = np.not_equal(self.weight, "registers") | np.equal(self.unrolled, "filter")
+        unrolled = (self.products(w) <= MAX_PRODUCTS_BY_DEFAULT) & (self.loads(w) <= MAX_LOADS)
+        return unrolled & (self.held(w) <= MAX_HELD_BY_DEFAULT) & ~shared & whole
+
+    def _by(self, whole: Any, row: Any, tap: Any) -> Any:
+        """One of three numbers, by what is unrolled."""
+        return np.select([np.equal(self.unrolled, "filter"), np.equal(self.unrolled, "row")], [whole, row], tap)
+
+
+def ask(w: Conv2d, k: Knobs) -> Plan:
+    """The plan, from knobs; the defaults are those of the least estimate."""
+    multiplier = w.O // w.groups
+    widths = vectors(w, lambda v: v % multiplier == 0 or multiplier % v == 0)
+    best = _default(w, widths)
+    strip = ask_strip(k, w, widths, best)
+    unrolled = k.choice("unrolled", UNROLLED, best["unrolled"])
+    weight = k.choice("weight", WEIGHTS, best["weight"])
+
+    def plan(c: Columns) -> Plan:
+        return Plan.of_columns(w, c)
+
+    k.condition(
+        f"at most {MAX_PRODUCTS} products of a thread are unrolled", lambda c: plan(c).products(w) <= MAX_PRODUCTS
+    )
+    k.condition(f"at most {MAX_LOADS} loads of a thread are unrolled", lambda c: plan(c).loads(w) <= MAX_LOADS)
+    k.condition(
+        "filters in registers need the whole filter unrolled",
+        lambda c: (c["weight"] != "registers") | (c["unrolled"] == "filter"),
+    )
+    k.condition(
+        f"the filters of a block have at most {STATIC_SHARED_BYTES} bytes in shared memory",
+        lambda c: (c["weight"] != "shared") | (plan(c).shared_bytes(w) <= STATIC_SHARED_BYTES),
+    )
+    k.condition(f"at most {MAX_THREADS_Z} threads along the rows", lambda c: c["tile_y"][:, 1] <= MAX_THREADS_Z)
+    k.search_only(f"a thread holds at most {MAX_HELD} registers", lambda c: plan(c).held(w) <= MAX_HELD)
+    k.search_only(f"at least {MIN_THREADS} threads", lambda c: plan(c).strip.threads >= MIN_THREADS)
+    k.search_only(
+        "threads along the channels overhang them by a quarter at most",
+        lambda c: plan(c).strip.channels.block * c["threads_c"] <= 1.25 * plan(c).strip.channels.extent,
+    )
+    return Plan(strip, unrolled, weight)
+
+
+@functools.lru_cache(maxsize=64)
+def _default(w: Conv2d, widths: tuple[int, ...]) -> dict[str, Any]:
+    """The knobs of the least estimate."""
+
+    def ways(strip: Strip) -> Iterator[Candidates]:
+        for unrolled, weight in itertools.product(UNROLLED, WEIGHTS):
+            plan = Plan(strip, unrolled, weight)
+            yield Candidates({"unrolled": unrolled, "weight": weight}, plan.fits(w), plan.time(w))
+
+    return least(w, widths, ways)
+
+
+def program(w: Conv2d, plan: Plan) -> Schedule:
+    """The convolution as a scheduled function of its arguments."""
+    with IRBuilder() as builder, T.prim_func(s_tir=True):
+        T.func_name("main")
+        arrays = arguments(w)
+        with launched(w, plan.strip) as at:
+            Writer(w, plan, arrays, at).write()
+    return Schedule(builder.get())
+
+
+class Writer:
+    """Writes what a thread does."""
+
+    def __init__(self, w: Conv2d, plan: Plan, arrays: Mapping[str, Any], at: Place) -> None:
+        self.w, self.plan, self.strip, self.at, self.K = w, plan, plan.strip, at, arrays["K"]
+        self.multiplier = w.O // w.groups
+        vector = self.strip.vector
+        self.channel = own_channel(self.strip, at)
+        self.width = max(1, vector // self.multiplier)  # channels of the input that the thread's outputs take
+        self.unrolled = w.S if plan.unrolled != "tap" else 1  # columns of the filter
+        self.outputs = Outputs(w, arrays, self.strip, at)
+        self.input = Window(w, arrays["X"], self.strip, at, self.width, lines=2, taps=self.unrolled)
+        self.taps = local("taps", (self.unrolled, vector), w.storage)
+
+    def write(self) -> None:
+        """Write all of it."""
+        if self.plan.weight == "shared":
+            self.shared = stage_filters(self.w, self.strip, self.at, self.K)
+        elif self.plan.weight == "registers":
+            self.keep()
+        {"filter": self.walk_lines, "row": self.walk_rows, "tap": self.walk_taps}[self.plan.unrolled]()
+
+    def keep(self) -> None:
+        """Load the filters of the thread's channels, which follow each other, in vectors."""
+        w, vector, taps = self.w, self.strip.vector, self.w.R * self.w.S
+        self.kept = local("filters", (vector * taps,), w.storage)
+        with loop("chunk", taps) as chunk:
+
+            def value(lane: Any) -> Any:
+                element = chunk * vector + lane
+                return self.K[self.channel + element // taps, element // w.S % w.R, element % w.S, 0]
+
+            copy(vector, self.kept, lambda lane: (chunk * vector + lane,), value)
+
+    def read_taps(self, r: Any, first: Any = 0) -> None:
+        """Read the unrolled taps of the filters' row `r`, from the column `first` on."""
+        w, vector = self.w, self.strip.vector
+        with loop("s", self.unrolled) as s:
+            tap = r * w.S + first + s
+            if self.plan.weight == "shared":
+                own = self.at.vector * vector - self.at.first
+                copy(vector, self.taps, lambda lane: (s, lane), lambda lane: self.shared[tap, own + lane])
+            else:
+                with loop("channel", vector) as channel:
+                    if self.plan.weight == "registers":
+                        value = self.kept[channel * (w.R * w.S) + tap]
+                    else:
+                        value = self.K[self.channel + channel, r, first + s, 0]
+                    T.buffer_store(self.taps, value, [s, channel])
+
+    def load(self, half: int, line: Any, column: Any = 0) -> None:
+        """Load a line of the input to a half of the window."""
+        self.input.load_line(half, line, self.channel // self.multiplier, column)
+
+    def add(self, half: int, i: int) -> None:
+        """Add a line to the strip's row `i`, with the taps that were read."""
+        for s in range(self.unrolled):
+            with loop("j", self.strip.columns.local) as j, loop("channel", self.strip.vector) as channel:
+                x = self.input.held[half, self.input.place(j, s), channel // self.multiplier if self.width > 1 else 0]
+                self.outputs.add(i, j, channel, x, self.taps[s, channel])
+
+    def walk_lines(self) -> None:
+        """Walk down the input lines, with all rows of the strip and of the filter unrolled."""
+        w, rows = self.w, self.strip.rows.local
+        lines = places(rows, w.stride[0], w.R, w.dilation[0])
+        self.load(0, lines[0])
+        self.outputs.start()
+        for number, line in enumerate(lines):
+            if line != lines[-1]:
+                self.load((number + 1) % 2, lines[number + 1])
+            for i in range(rows):
+                r, between = divmod(line - i * w.stride[0], w.dilation[0])
+                if not between and 0 <= r < w.R:
+                    self.read_taps(r)
+                    self.add(number % 2, i)
+                    if r == w.R - 1:
+                        self.outputs.store(i)
+
+    def walk_rows(self) -> None:
+        """Walk down the rows of the filter in a loop: the line that each row of the strip meets is loaded for it."""
+        with self.walked("r", self.w.R) as r:
+            self.read_taps(r)
+            for i in range(self.strip.rows.local):
+                self.load(i % 2, i * self.w.stride[0] + r * self.w.dilation[0])
+                self.add(i % 2, i)
+
+    def walk_taps(self) -> None:
+        """Walk over the taps of the filter in a loop, and load for each what it meets."""
+        w = self.w
+        with self.walked("tap", w.R * w.S) as tap:
+            r, s = tap // w.S, tap % w.S
+            self.read_taps(r, s)
+            for i in range(self.strip.rows.local):
+                self.load(i % 2, i * w.stride[0] + r * w.dilation[0], s * w.dilation[1])
+                self.add(i % 2, i)
+
+    @contextlib.contextmanager
+    def walked(self, name: str, extent: int) -> Iterator[Any]:
+        """A loop over parts of the filter, and what comes before and behind it."""
+        self.outputs.start()
+        with loop(name, extent, T.serial) as variable:
+            yield variable
+        for i in range(self.strip.rows.local):
+            self.outputs.store(i)
