@@ -278,8 +278,9 @@ def _store() -> tuple[Any, Any]:
             T.reads(C[0:WARP, 0:SUMS])
             T.writes(S[0:SIDE, 0:SIDE])
             for lane in T.thread_binding(0, WARP, "threadIdx.x"):
-                for register in range(SUMS):
-                    i, j = T.meta_var(_sum_of(lane, register))
-                    S[i, j] = C[lane, register]
+                for pair in range(SUMS // 2):
+                    for one in T.vectorized(2):
+                        i, j = T.meta_var(_sum_of(lane, 2 * pair))
+                        S[i, j + one] = C[lane, 2 * pair + one]
 
     return described, implemented

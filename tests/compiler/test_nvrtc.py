@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+import tvmconv as tc
 from tvmconv.compiler import nvrtc, sass
 from tvmconv.errors import CompileError
 
@@ -91,6 +92,16 @@ def test_every_architecture_reports_registers(cuda_text, arch):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_text_of_tvm_needs_no_more_than_the_stand_in_headers(cuda_text, dtype, attempts):
     nvrtc.compile_cubin(cuda_text(dtype), "sm_80")
+    assert attempts == [nvrtc._STAND_INS]
+
+
+@needs_nvrtc
+def test_text_with_tensor_cores_needs_no_more_either(attempts):
+    """The wheels have a mma.h that includes a header which they lack."""
+    w = tc.parse("conv2d:1x16x6x6,16x16x3x3,s1,p1,f16,nhwc")
+    kernel = tc.build(w, "tensor_core", arch="sm_80")
+    assert "#include <mma.h>" in kernel.source
+    assert kernel.resources.registers > 0
     assert attempts == [nvrtc._STAND_INS]
 
 

@@ -36,7 +36,10 @@ class Case(NamedTuple):
 
 
 def schedules() -> list[tuple[str, str, Sequence[str]]]:
-    """Operator and name of every schedule of convolutions on any device, and the nasty workloads it is to compute."""
+    """Operator and name of every schedule of convolutions, and the nasty workloads that it is to compute.
+
+    Those that are for CUDA alone, with dtypes of their own, have tests of their own.
+    """
     return [
         (s.operator, s.name, OWN_LISTS.get(s.name, LISTS[s.operator]))
         for s in tc.schedules()

@@ -19,6 +19,7 @@ def test_every_schedule_explains_itself(schedule):
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=NAMES)
 def test_every_schedule_has_a_space_of_a_workload_that_it_applies_to(schedule):
-    texts = (*NASTY_1D, *NASTY, *CHANNELS_LAST, *NASTY_3D, *NASTY_FILTERS)
+    convolutions = [f"{text}{choices}" for choices in ("", ",f16,nhwc") for text in (*NASTY_1D, *NASTY, *NASTY_3D)]
+    texts = (*convolutions, *CHANNELS_LAST, *NASTY_FILTERS)
     workload = next(w for w in map(tc.parse, texts) if schedule.applies(w))
     assert schedule.space(workload).size >= 1

@@ -1,6 +1,5 @@
 """`tensor_core` computes every convolution in every dtype that it has, executed without a GPU, and is what it says."""
 
-import functools
 import itertools
 import math
 import re
@@ -15,7 +14,7 @@ from tvmconv.builtin.conv.tensor_plan import LEAST_SHARED_BYTES
 
 import tvmconv as tc
 from tvmconv import gpu, library
-from tvmconv.analysis.machine import Watch
+from tvmconv.analysis.banks import conflicts
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.lower import lower
 from tvmconv.devices import find
@@ -27,13 +26,10 @@ needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvr
 
 # What tiles do not divide, groups, uneven padding, steps that are fewer than stages, single pixels, split reductions.
 SMALL = (
-    "conv2d:1x16x5x5,16x16x3x3,s1,p1",
     "conv2d:2x40x7x9,72x40x3x3,s2,p1",
     "conv2d:3x32x9x11,48x16x3x3,s2x1,p1x0x2x1,d1x2,g2",
     "conv2d:1x64x7x7,64x64x3x3,s1,p1",
-    "conv2d:2x128x5x5,40x128x1x1,s1,p0",
     "conv2d:1x3x15x14,9x3x3x3,s1,p1",
-    "conv2d:3x7x1x1,50x7x1x1,s1,p0",
     "conv2d:1x64x1x1,40x64x1x1,s1,p0",
     "conv2d:2x6x11x11,12x1x3x3,s2,p1,g6",
     "conv1d:2x24x97,9x8x5,s3,p0x3,d2,g3",
@@ -83,7 +79,7 @@ def test_it_computes_every_choice_without_a_gpu(workload):
 )
 def test_whatever_its_knobs_are_it_computes_the_same(text):
     w = tc.parse(text)
-    for config in covering(space_of(w), 6, seed=1):
+    for config in covering(space_of(w), 4, seed=1):
         assert error(w, config) <= w.tolerance, config
 
 
@@ -159,7 +155,7 @@ USED = ("f16,nhwc", "bf16", "tf32,nhwc", "tf32")
 def test_what_it_says_that_it_uses_is_what_it_uses(choices):
     w = tc.parse(f"conv2d:2x64x13x17,48x64x3x3,s2,p1,{choices}")
     schedule, space, target = library.find(w, "tensor_core"), space_of(w, "sm_90"), find("sm_90").target()
-    configs = covering(space, 8, seed=2)
+    configs = covering(space, 4, seed=2)
     used = space.usage(np.stack([space.point(config) for config in configs])).columns()
     for i, config in enumerate(configs):
         step = lower(schedule.apply(w, config)[0].mod, target).steps[0]
@@ -181,11 +177,10 @@ REPRESENTATIVE = (
 
 @pytest.mark.parametrize("text", REPRESENTATIVE)
 def test_the_defaults_fit_the_shared_memory_of_every_architecture_and_are_searched(text):
+    assert gpu.limits("sm_120").all_shared_bytes == LEAST_SHARED_BYTES
     for w in workloads([text]):
-        kernel = built(w)
-        assert kernel.dynamic_shared_bytes <= LEAST_SHARED_BYTES == gpu.limits("sm_120").all_shared_bytes
         space = space_of(w, "sm_120")
-        assert space.legal(space.point(kernel.config)[None])[0], kernel.config
+        assert space.legal(space.point(space.default)[None])[0], space.default
 
 
 def compiled(text, dtype, layout, arch):
@@ -195,11 +190,13 @@ def compiled(text, dtype, layout, arch):
 
 
 @needs_nvrtc
+@pytest.mark.parametrize("turn", [0, 1])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize(("dtype", "layout"), [("f16", "nhwc"), ("bf16", "nchw"), ("tf32", "nhwc")])
-def test_the_defaults_compile_without_spills(dtype, layout, arch):
-    number = ARCHITECTURES.index(arch) + DTYPES.index(dtype)
-    compiled(REPRESENTATIVE[number % len(REPRESENTATIVE)], dtype, layout, arch)
+def test_the_defaults_compile_without_spills(arch, turn):
+    """Workloads and dtypes in turn."""
+    number = ARCHITECTURES.index(arch)
+    dtype, layout = (("f16", "nhwc"), ("bf16", "nchw"), ("tf32", "nhwc"))[(number + turn) % 3]
+    compiled(REPRESENTATIVE[(number + 2 * turn) % len(REPRESENTATIVE)], dtype, layout, arch)
 
 
 @pytest.mark.gpu
@@ -246,56 +243,39 @@ def test_copies_of_two_bytes_are_not_asynchronous(choices, asynchronous):
     assert ("ptx_cp_async" in source) == asynchronous
 
 
-@pytest.mark.parametrize(("fragments", "products"), [("now", 1), ("ahead", 2)])
-def test_fragments_ahead_are_a_pipeline_inside_of_the_other(fragments, products):
-    """Two slices at a time have registers of their own."""
-    function = built(tc.parse(f"{LAYER},f16,nhwc"), {"fragments": fragments}).stage("lowered")
-    (held,) = set(re.findall(r"padded\w*_warp\w* = T.alloc_local\(\((\d+),\)", function)) or {"0"}
-    assert int(held) >= products
+def test_fragments_ahead_have_registers_for_two_slices():
+    held = {}
+    for fragments in ("now", "ahead"):
+        lowered = built(tc.parse(f"{LAYER},f16,nhwc"), {"fragments": fragments}).stage("lowered")
+        held[fragments] = max(map(int, re.findall(r"padded\w*_warp\w* = T.alloc_local\(\((\d+),\)", lowered)))
+    assert held["ahead"] == 2 * held["now"]
 
 
-class Conflicts(Watch):
-    """Counts how often a bank of shared memory is asked for a second word at a time, in accesses of 16 bytes."""
-
-    def __init__(self):
-        self.conflicts, self.accesses = 0, 0
-
-    def access(self, space, kind, name, lanes, addresses, nbytes, itemsize):
-        if space != "shared" or nbytes != 16:
-            return
-        at_a_time = 128 // nbytes
-        words = addresses // 4
-        for first in range(0, len(words), at_a_time):
-            distinct = np.unique(words[first : first + at_a_time])
-            self.accesses += 1
-            self.conflicts += len(distinct) - len(np.unique(distinct % gpu.BANKS))
+@pytest.mark.parametrize("block_k", [16, 32, 64])
+@pytest.mark.parametrize("dtype", ["f16", "tf32"])
+def test_it_has_no_bank_conflicts_where_channels_are_last(dtype, block_k):
+    w = tc.parse(f"conv2d:1x128x6x8,64x128x1x1,{dtype},nhwc")
+    kernel = built(w, {"block_k": block_k, "fragments": "now"})
+    assert conflicts(kernel, "load") == conflicts(kernel, "store") == 0
 
 
-@pytest.mark.parametrize("block_k", [16, 32, 64, 128])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_no_access_of_16_bytes_meets_another_in_a_bank(block_k, layout):
-    w = tc.parse(f"conv2d:1x128x6x8,64x128x1x1,f16,{layout}")
-    watch = Conflicts()
-    config = {"block_k": block_k, "fragments": "now", "split_k": 1}
-    emulate.run(built(w, config).module, w.inputs(seed=0), watch=watch)
-    assert watch.accesses > 100
-    assert watch.conflicts == 0
+def test_single_elements_meet_in_banks_as_they_are_copied_but_not_as_they_are_read():
+    kernel = built(tc.parse("conv2d:1x128x6x8,64x128x1x1,f16"))
+    assert conflicts(kernel, "load") == 0
+    assert conflicts(kernel, "store") > 0
 
 
-@functools.cache
-def default(text):
-    return built(tc.parse(text)).config
-
-
-def test_the_defaults_follow_the_shape():
-    """Large tiles where they make enough blocks, smaller ones, then a split reduction; no more than there is."""
-    sides = [
-        tuple(default(f"conv2d:{text},f16,nhwc")[knob] for knob in ("block_m", "block_n", "split_k"))
-        for text in (
-            "32x128x28x28,128x128x3x3,s1,p1",
-            "1x64x64x64,64x64x3x3,s1,p1",
-            "1x512x7x7,512x512x3x3,s1,p1",
-            "32x64x28x28,16x64x3x3,s1,p1",
-        )
-    ]
-    assert sides == [(128, 128, 1), (64, 32, 1), (64, 64, 8), (128, 16, 1)]
+@pytest.mark.parametrize(
+    ("text", "tile"),
+    [
+        ("conv2d:32x128x28x28,128x128x3x3,s1,p1", (128, 128, 1)),
+        ("conv2d:1x64x64x64,64x64x3x3,s1,p1", (64, 32, 1)),
+        ("conv2d:1x512x7x7,512x512x3x3,s1,p1", (64, 64, 8)),
+        ("conv2d:32x64x28x28,16x64x3x3,s1,p1", (128, 16, 1)),
+        ("conv2d:1x16x3x3,8x16x3x3,s1,p1", (16, 16, 1)),
+    ],
+)
+def test_the_defaults_follow_the_shape(text, tile):
+    """Large tiles where they make enough blocks, then smaller ones, then a split reduction; no more than there is."""
+    config = space_of(tc.parse(f"{text},f16,nhwc")).default
+    assert tuple(config[knob] for knob in ("block_m", "block_n", "split_k")) == tile

@@ -1,0 +1,59 @@
+"""What the lanes of a warp hold together is spread over them, or the kernel is refused: TVM alone would not say so."""
+
+import re
+
+import pytest
+from tvmconv.builtin.conv import tensor_plan
+
+import tvmconv as tc
+from tvmconv.compiler.lower import _pass_context, _warp_buffers, lower
+from tvmconv.devices import find
+from tvmconv.library import find as find_schedule
+
+W = tc.parse("conv2d:1x16x6x6,16x16x3x3,s1,p1,f16,nhwc")
+CSE = "tirx.disable_cse_tir"
+
+
+def scheduled(name):
+    return find_schedule(W, name).apply(W)[0].mod
+
+
+def test_no_buffer_of_a_warp_is_left():
+    (step,) = lower(scheduled("tensor_core"), find("sm_80").target()).steps
+    assert _warp_buffers(step.function) == []
+
+
+def test_a_kernel_in_which_one_is_left_is_refused(monkeypatch):
+    """TVM's own pipeline spreads one of them."""
+    monkeypatch.setattr("tvmconv.compiler.lower._spread_over_lanes", lambda device: device)
+    with pytest.raises(tc.CompileError, match=r"^TVM does not spread [\w.]+, of the scope warp, over the lanes of a"):
+        lower(scheduled("tensor_core"), find("sm_80").target())
+
+
+def test_common_subexpressions_are_left_alone_only_where_they_would_hide_a_lane():
+    assert _pass_context(scheduled("tensor_core"), asynchronous=True).config[CSE]
+    assert CSE not in _pass_context(scheduled("conflict_free"), asynchronous=True).config
+
+
+def test_other_kernels_lower_as_if_there_were_no_such_scope(monkeypatch):
+    target = find("sm_80").target()
+    usual = lower(scheduled("conflict_free"), target).source
+    monkeypatch.setattr("tvmconv.compiler.lower._spread_over_lanes", lambda device: device)
+    assert lower(scheduled("conflict_free"), target).source == usual
+
+
+def test_no_register_is_chosen_by_the_lane():
+    """A place that TVM cannot tell before the kernel runs would be an array in memory, and not in registers."""
+    for dtype in ("f16", "bf16", "tf32"):
+        w = tc.parse(f"conv2d:1x64x7x7,64x64x3x3,s1,p1,{dtype},nhwc")
+        products = re.findall(r"T.ptx_legacy.mma\(.*", tc.build(w, "tensor_core", arch="sm_80").stage("lowered"))
+        assert products
+        assert not [product for product in products if "threadIdx" in product]
+
+
+def test_what_tvm_cannot_write_is_an_error_of_the_kernel(monkeypatch):
+    monkeypatch.setattr(tensor_plan, "can_load_ahead", lambda w, plan: plan.stages > 0)
+    w = tc.parse("conv2d:1x32x9x9,16x32x1x1,s1,p0,f16,nhwc")
+    kernel = tc.build(w, "tensor_core", arch="sm_80", config={"block_k": 32, "stages": 3, "fragments": "ahead"})
+    with pytest.raises(tc.CompileError, match=r"^TVM cannot write the kernel: cp_async_wait_group: immediate operands"):
+        _ = kernel.source
