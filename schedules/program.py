@@ -119,3 +119,43 @@ def from_storage(bits: Expr, dtype: str) -> Expr:
 
 
 Words = Sequence[Expr]
+
+
+def shared_address(buffer: Buffer) -> Expr:
+    """Where an array in shared memory begins, as instructions take it; addresses are sums of it and of `uint` offsets.
+
+    TVM sees no accesses behind such addresses and puts no barriers of its own: `T.cuda.cta_sync()` is where it is written.
+    """
+    return T.cuda.cvta_generic_to_shared(buffer.access_ptr("rw"))
+
+
+def global_address(buffer: Buffer, index: Expr, access: str = "r") -> Expr:
+    """The address of an element of an array in global memory, by its place in memory."""
+    return buffer.access_ptr(access, offset=index)
+
+
+def load_words(words: Sequence[Expr], space: str, address: Expr) -> None:
+    """Load one, two or four neighbouring words of 32 bits; `space` as in `shared` or `global.nc`."""
+    ptx(f"ld.{space}.{_WIDTHS[len(words)]}b32", *words, address)
+
+
+def store_words(space: str, address: Expr, words: Sequence[Expr]) -> None:
+    """Store one, two or four neighbouring words of 32 bits."""
+    ptx(f"st.{space}.{_WIDTHS[len(words)]}b32", address, *words)
+
+
+_WIDTHS = {1: "", 2: "v2.", 4: "v4."}
+
+
+def copy_async(destination: Expr, source: Expr, nbytes: int, condition: Expr) -> None:
+    """Copy 4, 8 or 16 bytes from global to shared memory behind the thread's back; zeros where the condition fails.
+
+    The widest copies pass by the L1 cache (PTX ISA, "cp.async").
+    """
+    level = "cg" if nbytes == 16 else "ca"
+    ptx(f"cp.async.{level}.shared.global", destination, source, nbytes, T.Select(condition, uint(nbytes), uint(0)))
+
+
+def half(word: Expr, place: Expr) -> Expr:
+    """The lower (0) or upper (1) 16 bits of a word."""
+    return T.Cast("uint16", T.shift_right(word, uint(place * 16)) & T.uint32(0xFFFF))
