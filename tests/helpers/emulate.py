@@ -1,0 +1,52 @@
+"""Kernels run without a GPU, for tests: what was lowered for CUDA, executed by `tvmconv.analysis.execute`.
+
+Where a kernel does what no kernel may (it races, leaves its arrays, ...), `ExecutionError` is raised.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tvmconv.analysis.execute import execute
+from tvmconv.analysis.machine import Watch
+from tvmconv.analysis.memory import Array
+from tvmconv.compiler.lower import Lowered
+from tvmconv.workloads.dtypes import numpy_dtype
+
+
+def run(
+    lowered: Lowered,
+    inputs: Sequence[np.ndarray],
+    *,
+    cluster: int = 1,
+    watch: Watch | None = None,
+) -> np.ndarray:
+    """The output of a lowered kernel.
+
+    Args:
+        lowered: `Kernel.lowered`-like: device functions and how they are launched.
+        inputs: one array for each of the kernel's arguments but the last, in their shape in memory.
+        cluster: blocks along z that make a cluster.
+        watch: is told of what happens.
+
+    Returns:
+        The output; NaN where nobody has written.
+    """
+    *given, output = lowered.arrays
+    places = [
+        Array.of(f"argument {i}", np.asarray(values, numpy_dtype(array.dtype)).reshape(array.shape))
+        for i, (values, array) in enumerate(zip(inputs, given, strict=True))
+    ]
+    for name, array in [("the output", output), *(("scratch memory", array) for array in lowered.scratch)]:
+        places.append(Array.unwritten(name, numpy_dtype(array.dtype), int(np.prod(array.shape))))
+    for step in lowered.steps:
+        execute(step.function, step.launch, [places[i] for i in step.arguments], cluster=cluster, watch=watch)
+    return places[len(given)].values.reshape(output.shape)
+
+
+def error(lowered: Lowered, workload, *, seed: int = 0, cluster: int = 1) -> float:
+    """The relative L2 error of a lowered kernel against the workload's float64 reference, on random inputs."""
+    inputs = workload.inputs(seed=seed)
+    found = run(lowered, inputs, cluster=cluster).astype(np.float64)
+    expected = np.asarray(workload.reference(*inputs), np.float64).reshape(found.shape)
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))

@@ -1,0 +1,240 @@
+"""What executed code runs on: threads in lock step, their masks, and accesses to memory that can be watched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmconv.analysis.memory import SHARED_BASE, Array, ExecutionError, Lanes, Registers, Shared, Threads
+from tvmconv.errors import AnalysisError
+from tvmconv.gpu import WARP
+
+Mask = NDArray[np.bool_] | None  # of lanes that take part; None for all, if a block has whole warps
+Space = Literal["global", "shared"]
+Kind = Literal["load", "store"]
+
+
+class Watch:
+    """Is told of what happens, to count it; this one does not."""
+
+    def access(
+        self, space: Space, kind: Kind, name: str, lanes: Lanes, addresses: NDArray[np.int64], nbytes: int, itemsize: int
+    ) -> None:
+        """Memory is accessed.
+
+        Args:
+            space: which memory.
+            kind: load or store.
+            name: of the array or buffer.
+            lanes: that access it.
+            addresses: where each does, in bytes.
+            nbytes: of an access.
+            itemsize: of the elements in these.
+        """
+
+    def operation(self, name: str, lanes: Lanes, elements: int, itemsize: int) -> None:
+        """Each of some lanes does arithmetic on so many elements."""
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """Where a pointer points to: a memory and a place in bytes, one for all lanes or for each."""
+
+    memory: Array | Registers | Shared
+    offset: Any
+    name: str
+
+
+@dataclass
+class Machine:
+    """Threads and their shared memory.
+
+    Attributes:
+        threads: the lanes.
+        shared: of all blocks.
+        watch: is told of accesses and operations.
+        buffers: where each shared buffer begins, and its name.
+    """
+
+    threads: Threads
+    shared: Shared
+    watch: Watch | None = None
+    buffers: list[tuple[int, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """The lanes and their masks."""
+        self.all_lanes: Lanes = np.arange(self.threads.lanes)
+        self.real = self.all_lanes % self.threads.padded < self.threads.real
+        self.everybody: Mask = None if bool(self.real.all()) else self.real
+        self._active: tuple[Mask, Lanes] = (None, self.all_lanes)
+
+    def lanes(self, mask: Mask) -> Lanes:
+        """The lanes of a mask."""
+        if mask is None:
+            return self.all_lanes
+        if self._active[0] is not mask:
+            self._active = mask, np.flatnonzero(mask)
+        return self._active[1]
+
+    def axis(self, tag: str) -> NDArray[np.int64]:
+        """The value of a thread or block axis in each lane."""
+        thread = self.all_lanes % self.threads.padded
+        block = self.threads.blocks[self.all_lanes // self.threads.padded]
+        x, y, _ = self.threads.block
+        values = {
+            "threadIdx.x": thread % x,
+            "threadIdx.y": thread // x % y,
+            "threadIdx.z": thread // (x * y),
+            "blockIdx.x": block[:, 0],
+            "blockIdx.y": block[:, 1],
+            "blockIdx.z": block[:, 2],
+        }
+        if tag not in values:
+            raise AnalysisError(f"threads along {tag}")
+        return values[tag].astype(np.int64)
+
+    def rows(self, value: Any, lanes: Lanes) -> NDArray[Any]:
+        """A value in each of some lanes."""
+        value = np.asarray(value)
+        return np.full(len(lanes), value) if value.ndim == 0 else value[lanes]
+
+    # --- barriers ---
+
+    def barrier(self, mask: Mask, kind: str) -> None:
+        """A barrier of warps, blocks or clusters.
+
+        Raises:
+            ExecutionError: some threads of a warp, block or cluster do not take part.
+        """
+        taking = self.real if mask is None else mask
+        whole = {"warp": WARP, "block": self.threads.padded}.get(kind, self.threads.padded * self.threads.cluster)
+        some = taking.reshape(-1, whole).any(axis=1)
+        if not np.array_equal(np.repeat(some, whole) & self.real, taking & self.real):
+            raise ExecutionError(f"a barrier of the {kind} that not all of its threads reach")
+        self.shared.barrier(np.flatnonzero(taking), kind)
+
+    def warps(self, mask: Mask) -> Lanes:
+        """The lanes of a mask, which has to be of whole warps, for what a warp does together."""
+        lanes = self.lanes(mask)
+        taking = self.real if mask is None else mask
+        by_warp = taking.reshape(-1, WARP)
+        if not np.array_equal(by_warp.any(axis=1), by_warp.all(axis=1)):
+            raise ExecutionError("an instruction of a whole warp that not all of its threads reach")
+        return lanes
+
+    # --- memory ---
+
+    def load(
+        self,
+        memory: Array | Shared,
+        starts: NDArray[np.int64],
+        count: int,
+        dtype: np.dtype[Any],
+        lanes: Lanes,
+        name: str,
+    ) -> NDArray[Any]:
+        """Elements in a row, of each lane from one start or from several; shape (lanes, elements)."""
+        each = starts.shape[1]
+        if isinstance(memory, Array) and each * count == 1 and memory.dtype == dtype:
+            self._tell("global", "load", name, lanes, starts, dtype.itemsize, dtype.itemsize)
+            return memory.values[starts // dtype.itemsize]
+        flat, who = starts.reshape(-1), np.repeat(lanes, each) if each > 1 else lanes
+        found = self.load_bytes(memory, flat, count * dtype.itemsize, who, name, dtype.itemsize)
+        return found.view(dtype).reshape(len(lanes), each * count)
+
+    def store(
+        self,
+        memory: Array | Shared,
+        starts: NDArray[np.int64],
+        count: int,
+        rows: NDArray[Any],
+        lanes: Lanes,
+        name: str,
+        itemsize: int,
+    ) -> None:
+        """Store elements, as `load` loads them."""
+        each = starts.shape[1]
+        flat, who = starts.reshape(-1), np.repeat(lanes, each) if each > 1 else lanes
+        given = rows.reshape(len(flat), count).view(np.uint8)
+        self.store_bytes(memory, flat, given, who, name, itemsize)
+
+    def load_bytes(
+        self,
+        memory: Array | Shared,
+        addresses: NDArray[np.int64],
+        nbytes: int,
+        lanes: Lanes,
+        name: str,
+        itemsize: int,
+        blocks: Lanes | None = None,
+    ) -> NDArray[Any]:
+        """Bytes at addresses, of shape (lanes, bytes); `blocks` says whose shared memory it is, if not their own."""
+        if isinstance(memory, Array):
+            found: NDArray[Any] = memory.read(addresses, nbytes)
+            self._tell("global", "load", name, lanes, addresses, nbytes, itemsize)
+            return found
+        units = memory.at(addresses, lanes, nbytes, blocks)
+        if blocks is not None:
+            memory.from_afar(blocks)
+        else:
+            self._tell("shared", "load", name, lanes, addresses, nbytes, itemsize)
+        return np.ascontiguousarray(memory.read(units, lanes)).view(np.uint8)
+
+    def store_bytes(
+        self,
+        memory: Array | Shared,
+        addresses: NDArray[np.int64],
+        given: NDArray[np.uint8],
+        lanes: Lanes,
+        name: str,
+        itemsize: int,
+    ) -> None:
+        """Store rows of bytes at addresses."""
+        nbytes = given.shape[1]
+        if isinstance(memory, Array):
+            memory.write(addresses, given)
+            self._tell("global", "store", name, lanes, addresses, nbytes, itemsize)
+            return
+        units = memory.at(addresses, lanes, nbytes)
+        memory.write(units, lanes, given.view(f"u{memory.unit}"))
+        self._tell("shared", "store", name, lanes, addresses, nbytes, itemsize)
+
+    def _tell(
+        self,
+        space: Space,
+        kind: Kind,
+        name: str,
+        lanes: Lanes,
+        addresses: NDArray[np.int64],
+        nbytes: int,
+        itemsize: int,
+    ) -> None:
+        if self.watch is not None:
+            self.watch.access(space, kind, name, lanes, addresses.reshape(-1), nbytes, itemsize)
+
+    def told(
+        self, space: Space, kind: Kind, name: str, lanes: Lanes, addresses: NDArray[np.int64], nbytes: int, itemsize: int
+    ) -> None:
+        """Tell who watches of an access."""
+        self._tell(space, kind, name, lanes, addresses, nbytes, itemsize)
+
+    def buffer_at(self, address: int) -> str:
+        """The name of the shared buffer that an address lies in."""
+        before = [(start, name) for start, name in self.buffers if start <= address]
+        return max(before)[1] if before else f"address {address - SHARED_BASE}"
+
+
+class Compiler(Protocol):
+    """What the instructions ask of what compiles TIR."""
+
+    machine: Machine
+
+    def code(self, node: Any) -> Callable[[Mask], Any]:
+        """How to evaluate an expression."""
+
+    def registers(self, node: Any) -> tuple[Registers, Callable[[Mask], Any]]:
+        """The registers that an operand such as `acc[3]` is, and the index in them."""
