@@ -83,6 +83,7 @@ OWN_REGISTERS = 40  # of a thread besides these
 MULTIPROCESSORS = 132  # of an H200: what the defaults are for
 WARPS = 16  # of a multiprocessor, by default: at 64 sums a thread its registers are for as many
 UNROLLED = 16  # steps of a copy
+WEIGHT_LOADS = 4  # of a thread, under way at a time
 
 ROWS, STAGES = (1, 2, 4, 8), (2, 3, 4)
 BLOCK_WARPS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
@@ -179,10 +180,8 @@ def default(w: Conv2d) -> Tile:
 def _sensible(w: Conv2d) -> Iterator[Tile]:
     """Tiles that leave few lanes idle and no multiprocessor, of an H200, and then smaller and smaller ones."""
     channels = _channels(w)
-    wide = [n for n in channels if n <= 96] or channels
-    block_n = min(wide, key=lambda n: (-(-w.O // n), n))  # as few tiles of channels as there may be, and no wider
-    rows = 2 if block_n <= 64 else 1
-    rows = min(rows, _rows(w)[-1])
+    block_n = min((n for n in channels if n <= 64), key=lambda n: (-(-w.O // n) * n, -n))  # idle channels are few
+    rows = min(2, _rows(w)[-1])
     for n in (n for n in reversed(channels) if n <= block_n):
         for count in dict.fromkeys((rows, 1)):
             yield _filling(w, count, n, max_warps=8)
@@ -419,37 +418,41 @@ class Program:
                 store_words("shared", address, [T.uint32(0)] * 4)
         call(T.cuda.cta_sync())
 
-        width = math.gcd(self.w.O * lines.filter_size, VECTOR // lines.size)  # elements of a load
+        width = self._weight_width
         loads = self.channels * lines.filter_size // width
         each = -(-loads // self.threads)
-        batch = min(each, 4)
+        batch = min(each, WEIGHT_LOADS)
         words = max(1, width // lines.pair)
-
-        def load(i: Expr, j: Expr) -> Expr:
-            return (i * batch + j) * self.threads + self.thread
-
-        def loaded(i: Expr, j: Expr) -> Expr:
-            left = (self.w.O - self.first_channel) * lines.filter_size
-            all_there = self.w.O % self.channels == 0
-            return both(
-                load(i, j) < loads if loads % (self.threads * batch) else True,
-                True if all_there else load(i, j) * width < left,
-            )
-
+        known = (self.w.O - self.first_channel) * lines.filter_size  # elements
         with serial(-(-each // batch), "i") as i:
-            with unrolled(batch, "j") as j, when(loaded(i, j)):
-                source = self.first_channel * lines.filter_size + load(i, j) * width
-                address = global_address(self.arguments["K"], source)
-                if width * lines.size < WORD:
-                    ptx("ld.global.nc.b16", self.halves[j], address)
-                else:
-                    load_words([self.words[j * words + e] for e in range(words)], "global.nc", address)
-            with unrolled(batch, "j") as j, when(loaded(i, j)):
-                for e in range(width):
-                    self._store_weight(load(i, j) * width + e, j * width + e)
+            number = [(i * batch + j) * self.threads + self.thread for j in range(batch)]
+            there = [
+                both(
+                    load < loads if loads % (self.threads * batch) else True,
+                    load * width < known if self.w.O % self.channels else True,
+                )
+                for load in number
+            ]
+            for j in range(batch):
+                with when(there[j]):
+                    source = self.first_channel * lines.filter_size + number[j] * width
+                    address = global_address(self.arguments["K"], source)
+                    if width * lines.size < WORD:
+                        ptx("ld.global.nc.b16", self.halves[j], address)
+                    else:
+                        load_words([self.words[j * words + e] for e in range(words)], "global.nc", address)
+            for j in range(batch):
+                with when(there[j]):
+                    for e in range(width):
+                        self._store_weight(number[j] * width + e, j * width + e)
 
-    def _store_weight(self, element: Expr, register: Expr) -> None:
-        """Store an element of the tile's filters, which is in that register, at its place in each phase's weight."""
+    @property
+    def _weight_width(self) -> int:
+        """Elements of the weight that a thread loads at a time."""
+        return math.gcd(self.w.O * self.lines.filter_size, VECTOR // self.lines.size)
+
+    def _store_weight(self, element: Expr, register: int) -> None:
+        """Store an element of the tile's filters, which is so many elements into the registers, for each phase."""
         w, lines = self.w, self.lines
         channel, within = element // lines.filter_size, element % lines.filter_size
         line, tap = within // lines.taps, within % lines.taps
@@ -462,13 +465,11 @@ class Program:
             if lines.size == WORD:  # rounded here, where it costs nothing; what it multiplies is cut off
                 ptx("cvt.rna.tf32.f32", self.a[0], T.reinterpret("float32", self.words[register]))
                 store_words("shared", address, [self.a[0]])
+            elif self._weight_width == 1:
+                ptx("st.shared.b16", address, self.halves[register])
             else:
-                width = math.gcd(w.O * lines.filter_size, VECTOR // lines.size)
-                if width > 1:
-                    store(self.halves, 0, half(self.words[register // 2], register % 2))
-                    ptx("st.shared.b16", address, self.halves[0])
-                else:
-                    ptx("st.shared.b16", address, self.halves[register])
+                store(self.halves, 0, half(self.words[register // 2], register % 2))
+                ptx("st.shared.b16", address, self.halves[0])
 
     def _point_lanes(self) -> None:
         """Where each lane finds its words: of its pixel, for each pattern in which four lanes share four, and weights."""
