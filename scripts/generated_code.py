@@ -63,7 +63,7 @@ def cases(logs: Sequence[Path], arch: str) -> Iterator[Case]:
 
 def _targets(text: str, schedule: tc.Schedule, source: str, config: Config, arch: str) -> Iterator[Case]:
     for kind, target in (("cuda", arch), ("opencl", "opencl:0")):
-        if kind in schedule.kinds:
+        if schedule.runs_on(kind, arch if kind == "cuda" else None):
             yield Case(text, schedule.name, source, config, target)
 
 

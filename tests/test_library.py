@@ -10,6 +10,8 @@ from tvm.s_tir import Schedule as TirSchedule
 
 import tvmconv as tc
 from tvmconv import library
+from tvmconv.devices import find
+from tvmconv.experiments import run as experiments
 from tvmconv.knobs.space import Limits, Usage
 
 W = tc.parse("conv2d:1x4x8x8,4x4x3x3,s1,p1")
@@ -139,6 +141,28 @@ def test_a_schedule_for_one_kind_of_device_is_refused_on_another(registry):
     tc.schedule("conv2d", kinds=("cuda",))(cuda_only)
     with pytest.raises(tc.ScheduleError, match="schedule cuda_only is for cuda, not for opencl:0"):
         tc.build(W, "cuda_only", device="opencl:0")
+
+
+def test_a_schedule_is_refused_on_an_architecture_that_lacks_what_it_needs(registry):
+    tc.schedule("conv2d", kinds=("cuda",), since=80, promising=lambda w: True)(cuda_only)
+    schedule = library.find(W, "cuda_only")
+    with pytest.raises(tc.ScheduleError, match=r"cuda_only needs sm_80 or later, and is not for sm_75$"):
+        tc.build(W, "cuda_only", arch="sm_75")
+    with pytest.raises(tc.ScheduleError, match=r"is not for cuda:0, which is sm_75$"):
+        schedule.check_runs_on("cuda", "sm_75", "cuda:0")
+    for arch in ("sm_80", "sm_86", "sm_90a", "sm_100", "sm_120"):
+        schedule.check_runs_on("cuda", arch, arch)
+    assert [schedule in library.to_tune(W, "cuda", arch) for arch in ("sm_75", "sm_80", None)] == [False, True, True]
+    assert schedule not in experiments.choose(W, None, find("sm_75"))
+    assert schedule in experiments.left_out(W, find("sm_75"))
+
+
+def test_where_no_schedule_is_for_the_device_it_is_told_why(registry):
+    for key in [key for key, schedule in registry.items() if "tf32" in schedule.dtypes]:
+        del registry[key]
+    tc.schedule("conv2d", dtypes=("tf32",), kinds=("cuda",))(cuda_only)
+    with pytest.raises(tc.ScheduleError, match="schedule cuda_only is for cuda, not for opencl:0"):
+        experiments.choose(tc.parse(f"{W},tf32"), None, find("opencl:0"))
 
 
 def test_a_search_leaves_out_what_is_not_for_the_device(registry):

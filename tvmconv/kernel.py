@@ -57,7 +57,7 @@ def build(
     place = find_place(device, arch)
     chosen = library.find(workload, schedule) if isinstance(schedule, str) else schedule
     check_memory(workload, place)
-    return build_on(workload, chosen or library.to_tune(workload, place.kind)[0], place, config)
+    return build_on(workload, chosen or library.to_tune(workload, place.kind, place.arch)[0], place, config)
 
 
 def find_place(device: str | Device | None, arch: str | None) -> Device:
@@ -270,7 +270,7 @@ def check_memory(workload: Workload, device: Device) -> None:
 
 def build_on(workload: Workload, chosen: library.Schedule, place: Device, config: Mapping[str, Value] | None) -> Kernel:
     """Build a schedule for a device that is there; see `build`."""
-    chosen.check_kind(place.kind, place.text)
+    chosen.check_runs_on(place.kind, place.arch, place.text)
     place.check_dtypes(workload.argument_dtypes)
     built = road.build(workload, chosen, config, place.target(), place.limits, place.text)
     return Kernel(workload, chosen, built.config, place, built.tir, built.lowered)

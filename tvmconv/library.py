@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tvmconv import gpu
 from tvmconv.errors import KnobError, ScheduleError
 from tvmconv.gpu import Limits
 from tvmconv.knobs import Columns, Config, Knobs, Value, format_value
@@ -50,6 +51,7 @@ class Schedule:
         promising: for which of these a search should try it when none is named; None for none.
         kinds: the kinds of devices that its kernels run on.
         baseline: whether speed-ups are over it, for the workloads of its operator that it computes.
+        since: number of the first NVIDIA architecture that has what its kernels need, 80 for sm_80; 0 for any.
     """
 
     name: str
@@ -62,15 +64,23 @@ class Schedule:
     promising: Callable[[Any], bool] | None = field(default=None, repr=False)
     kinds: tuple[str, ...] = KINDS
     baseline: bool = False
+    since: int = 0
 
     def applies(self, w: Workload) -> bool:
         """Whether it can compute the workload."""
         return w.operator == self.operator and w.dtype in self.dtypes and (not self.condition or self.condition(w))
 
-    def check_kind(self, kind: str, device: str) -> None:
-        """Raise ScheduleError if the schedule is not for devices of a kind, such as the one of that name."""
+    def runs_on(self, kind: str, arch: str | None = None) -> bool:
+        """Whether it is for devices of a kind, and of an NVIDIA architecture such as "sm_90" if one is given."""
+        return kind in self.kinds and (arch is None or gpu.number(arch) >= self.since)
+
+    def check_runs_on(self, kind: str, arch: str | None, device: str) -> None:
+        """Raise ScheduleError unless `runs_on`; `device` is what the message calls it."""
         if kind not in self.kinds:
             raise ScheduleError(f"schedule {self.name} is for {' and '.join(self.kinds)}, not for {device}")
+        if not self.runs_on(kind, arch):
+            named = device if arch == device else f"{device}, which is {arch}"
+            raise ScheduleError(f"schedule {self.name} needs sm_{self.since} or later, and is not for {named}")
 
     @property
     def doc(self) -> str:
@@ -139,6 +149,7 @@ def schedule(
     promising: Callable[[Any], bool] | None = None,
     kinds: tuple[str, ...] = KINDS,
     baseline: bool = False,
+    since: int = 0,
 ) -> Callable[[Callable], Callable]:
     """Mark `f(s, w, k)` as a schedule for one or several operators, named after the function.
 
@@ -152,6 +163,7 @@ def schedule(
         promising: for which of these a search should try it when none is named.
         kinds: the kinds of devices that its kernels run on.
         baseline: whether speed-ups are over it; an operator has one such schedule.
+        since: the first NVIDIA architecture that has what its kernels need: 80 for sm_80.
 
     Raises:
         ScheduleError: an operator already has another schedule of that name, or another baseline.
@@ -165,7 +177,7 @@ def schedule(
                 _check_only_baseline(own, function)
         for own in new:
             _registry[own, name] = Schedule(
-                name, own, function, dtypes, len(_registry), usage, condition, promising, kinds, baseline
+                name, own, function, dtypes, len(_registry), usage, condition, promising, kinds, baseline, since
             )
         return function
 
@@ -251,17 +263,18 @@ def find(w: Workload, name: str) -> Schedule:
     return known[name]
 
 
-def to_tune(w: Workload, kind: str) -> list[Schedule]:
+def to_tune(w: Workload, kind: str, arch: str | None = None) -> list[Schedule]:
     """The schedules whose spaces are searched if none is named, at least one; the first is built if nothing is known.
 
     Args:
         w: the workload.
         kind: of the device.
+        arch: its NVIDIA architecture; None for any.
 
     Raises:
         ScheduleError: there is none.
     """
-    found = [s for s in schedules(w) if kind in s.kinds and s.promising and s.promising(w)]
+    found = [s for s in schedules(w) if s.runs_on(kind, arch) and s.promising and s.promising(w)]
     if not found:
-        raise ScheduleError(f"no schedule of {w} is made to be tuned on {kind}: name one")
+        raise ScheduleError(f"no schedule of {w} is made to be tuned on {arch or kind}: name one")
     return found

@@ -1,4 +1,5 @@
 """Schedules of convolutions: the ladder, each a step up from the one before it, then those made to be tuned."""
 
 from . import default, tiling, columns, vthread, conflict_free  # noqa: F401, I001  (in the ladder's order)
+from . import tensor_core  # noqa: F401
 from . import stem, direct, implicit_gemm, depthwise  # noqa: F401

@@ -111,7 +111,7 @@ def usage(w: Conv2d, c: Columns) -> Usage:
     return Tile.of_columns(w, c).usage()
 
 
-@schedule("conv2d", dtypes=DTYPES, usage=usage, condition=fits, promising=promising, kinds=("cuda",))
+@schedule("conv2d", dtypes=DTYPES, usage=usage, condition=fits, promising=promising, kinds=("cuda",), since=80)
 def stem(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """A tile is `rows` output rows × 16 columns for each of `warps` × `block_n` channels."""
     return write(w, Program(ask(w, k)).emit)

@@ -373,9 +373,10 @@ class Tile:
         staged = self.input_bytes + self.weight_bytes / self.rounds
         return Usage(
             threads=self.threads,
-            shared_bytes=self.shared_bytes,
+            shared_bytes=np.zeros_like(blocks),
             accumulators=self.accumulators,
             blocks=blocks,
+            dynamic_shared_bytes=self.shared_bytes,
             steps=self.rounds,
             products=self.products,
             staged_bytes=staged / self.threads,

@@ -28,6 +28,7 @@ def run(args: argparse.Namespace) -> int:
             "schedule": schedule.name,
             **({"configs": schedule.space(workload).size} if workload else {}),
             "kinds": schedule.kinds,
+            "since": f"sm_{schedule.since}" if schedule.since else None,
             "summary": schedule.summary,
         }
         for schedule in library.schedules(workload)
@@ -44,6 +45,9 @@ def run(args: argparse.Namespace) -> int:
 def _cell(entry: dict[str, Any], header: str) -> str:
     if header == "configs":
         return f"{entry[header]:,}"
-    if header == "summary" and len(entry["kinds"]) < len(library.KINDS):
-        return f"{entry[header]} ({' and '.join(entry['kinds'])} only)"
+    if header == "summary":
+        only = f"{' and '.join(entry['kinds'])} only" if len(entry["kinds"]) < len(library.KINDS) else None
+        since = f"{entry['since']} and later" if entry["since"] else None
+        where = ", ".join(filter(None, (only, since)))
+        return f"{entry[header]} ({where})" if where else entry[header]
     return entry[header]

@@ -81,10 +81,13 @@ class Lowered:
 
     @functools.cached_property
     def source(self) -> str:
-        """The generated CUDA or OpenCL text, of all steps."""
+        """The generated CUDA or OpenCL text, of all steps; raises `CompileError` when TVM cannot write it."""
         kind = self.target.kind.name
-        with compile_with(lambda text: b""):  # only the text is wanted
-            text = str(self._codegen(self.device, self.target).inspect_source())
+        try:
+            with compile_with(lambda text: b""):  # only the text is wanted
+                text = str(self._codegen(self.device, self.target).inspect_source())
+        except (ValueError, RuntimeError) as error:
+            raise CompileError(f"TVM cannot write the kernel: {str(error).strip().splitlines()[-1]}") from error
         kernels = {step.name: step.parameters for step in self.steps}
         return spaces.apply(fill_alignment(text), kind, self.spaces, self.arrays, kernels)
 
@@ -141,6 +144,7 @@ class Lowered:
 _PLACES = {"constant": "constant memory", "texture": "a texture"}
 
 _ASYNC_STAGES = "software_pipeline_async_stages"
+WARP = "warp"  # the scope of what the lanes of a warp hold together
 
 
 def _copies_asynchronously(target: Target) -> bool:
@@ -165,6 +169,47 @@ def _without_async_stages(mod: IRModule) -> IRModule:
     return s.mod
 
 
+def _spreads_over_lanes(mod: IRModule) -> bool:
+    """Whether a schedule has buffers that the lanes of a warp hold together."""
+    import tvm_ffi
+    from tvm import s_tir
+
+    scopes: set[str] = set()
+    tvm_ffi.structural_walk(
+        mod["main"].body,
+        (s_tir.SBlock, lambda block: scopes.update(buffer.scope() for buffer in block.alloc_buffers)),
+        order="post",
+    )
+    return WARP in scopes
+
+
+def _warp_buffers(function: PrimFunc) -> list[str]:
+    """The buffers of a device function that are not yet spread over the lanes of a warp."""
+    import tvm_ffi
+    from tvm import tirx
+
+    names: list[str] = []
+
+    def visit(node: Any) -> None:
+        if node.buffer.scope() == WARP:
+            names.append(str(node.buffer.name))
+
+    tvm_ffi.structural_walk(function.body, (tirx.AllocBuffer, visit), order="post")
+    return names
+
+
+def _spread_over_lanes(device: IRModule) -> IRModule:
+    """A device module with its warp buffers made each lane's own, as many as TVM can: it takes one in a pass."""
+    from tvm import tirx
+
+    def left() -> int:
+        return sum(len(_warp_buffers(function)) for function in device.functions.values())
+
+    for _ in range(left()):
+        device = tirx.transform.LowerWarpMemory()(device)
+    return device
+
+
 def _pass_context(mod: IRModule, *, asynchronous: bool) -> PassContext:
     """TVM's current pass context with the options that a schedule needs.
 
@@ -182,6 +227,8 @@ def _pass_context(mod: IRModule, *, asynchronous: bool) -> PassContext:
         disabled.append("s_tir.LowerAsyncDMA")
     if HOIST_GUARDS in spaces.root_annotations(mod):
         config["s_tir.HoistIfThenElse"] = {"support_block_scope_hoisting": True}
+    if _spreads_over_lanes(mod):  # a common subexpression hides the lane from LowerWarpMemory: silently wrong code
+        config["tirx.disable_cse_tir"] = True
     return PassContext(
         opt_level=current.opt_level,
         required_pass=list(current.required_pass),
@@ -199,7 +246,8 @@ def lower(mod: IRModule, target: Target) -> Lowered:
         target: a TVM target with a host.
 
     Raises:
-        CompileError: the module does not lower, the host is left with more than launches, or TVM leaves out a barrier.
+        CompileError: the module does not lower, the host is left with more than launches, TVM leaves out a barrier, or
+            a buffer of a warp is not spread over its lanes.
     """
     from tvm import tirx
 
@@ -211,7 +259,7 @@ def lower(mod: IRModule, target: Target) -> Lowered:
         with _pass_context(mod, asynchronous=asynchronous):
             lowered = pipeline(bound)
         host, devices = importlib.import_module("tvm.tirx.build").split_host_device_mods(lowered)
-        device_mods = [finalize_device()(device) for device in devices.values()]
+        device_mods = [finalize_device()(_spread_over_lanes(device)) for device in devices.values()]
         finalized = finalize_host()(host)
     except (ValueError, RuntimeError) as error:  # TVM's errors have no class of their own in common
         raise CompileError(f"TVM cannot lower the schedule: {str(error).strip().splitlines()[-1]}") from error
@@ -231,6 +279,8 @@ def lower(mod: IRModule, target: Target) -> Lowered:
 
 def _step(function: PrimFunc, call: host_side.Call, kind: str) -> LoweredStep:
     _check_barriers(function)
+    for buffer in _warp_buffers(function):
+        raise CompileError(f"TVM does not spread {buffer}, of the scope warp, over the lanes of a warp")
     dynamic = _shared_bytes(function, "shared.dyn")
     if dynamic and kind != "cuda":
         raise CompileError("the schedule has dynamic shared memory (shared.dyn), which is for CUDA: use shared")

@@ -23,8 +23,9 @@ _OPTIONS = (
     "--disable-warnings",
 )
 
-# What the head of TVM's text takes from these two headers (tvm/backend/cuda/codegen/header.py). Whatever else a kernel
-# uses of them is undeclared or incomplete here: an error that leads to the real headers, never to other code.
+# What the head of TVM's text takes from these headers (tvm/backend/cuda/codegen/header.py). Whatever else a kernel
+# uses of them is undeclared or incomplete here: an error that leads to the real headers, never to other code. Of mma.h,
+# which a text with tensor cores includes and whose own headers the wheels lack, nothing is needed for mma.sync.
 _STAND_INS = {
     "cuda/std/cstdint": """#pragma once
 namespace cuda { namespace std {
@@ -50,6 +51,7 @@ template <bool C, class T = void> struct enable_if;
 template <bool C, class A, class B> struct conditional;
 } }
 """,
+    "mma.h": "#pragma once\n",
 }
 
 

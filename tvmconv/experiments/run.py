@@ -110,18 +110,20 @@ def choose(workload: Workload, names: Sequence[str] | None, device: Device) -> l
         raise ScheduleError(f"no schedule computes {workload.operator} in {workload.dtype}")
     naive = library.naive(workload)
     if not names:
-        chosen = [schedule for schedule in there if device.kind in schedule.kinds]
+        chosen = [schedule for schedule in there if schedule.runs_on(device.kind, device.arch)]
+        if not chosen:
+            there[0].check_runs_on(device.kind, device.arch, device.text)
         return sorted(chosen, key=lambda schedule: schedule != naive)
     wanted = [library.find(workload, name) for name in names]
     for schedule in wanted:
-        schedule.check_kind(device.kind, device.text)
+        schedule.check_runs_on(device.kind, device.arch, device.text)
     chosen = [schedule for schedule in there if schedule in (naive, *wanted)]
     return sorted(chosen, key=lambda schedule: schedule != naive)
 
 
 def left_out(workload: Workload, device: Device) -> list[Schedule]:
     """The schedules that `choose` leaves out where no names are given: those that are not for the device."""
-    return [schedule for schedule in library.schedules(workload) if device.kind not in schedule.kinds]
+    return [schedule for schedule in library.schedules(workload) if not schedule.runs_on(device.kind, device.arch)]
 
 
 def exceeds_cache(workload: Workload, device: Device) -> bool:

@@ -28,9 +28,10 @@ class Usage:
 
     Args:
         threads: of a block.
-        shared_bytes: shared memory of a block.
+        shared_bytes: static shared memory of a block.
         accumulators: partial sums that a thread keeps in registers.
         blocks: of the grid.
+        dynamic_shared_bytes: shared memory of a block that the launch asks for; None for none.
         more: other quantities that a cost model may learn from, by name.
     """
 
@@ -40,12 +41,14 @@ class Usage:
         shared_bytes: np.ndarray,
         accumulators: np.ndarray,
         blocks: np.ndarray,
+        dynamic_shared_bytes: np.ndarray | None = None,
         **more: np.ndarray,
     ):
         self.threads = threads
         self.shared_bytes = shared_bytes
         self.accumulators = accumulators
         self.blocks = blocks
+        self.dynamic_shared_bytes = dynamic_shared_bytes
         self.more = more
 
     def columns(self) -> dict[str, np.ndarray]:
@@ -55,6 +58,7 @@ class Usage:
             "shared_bytes": self.shared_bytes,
             "accumulators": self.accumulators,
             "blocks": self.blocks,
+            **({} if self.dynamic_shared_bytes is None else {"dynamic_shared_bytes": self.dynamic_shared_bytes}),
             **self.more,
         }
 
@@ -225,7 +229,10 @@ class Space:
 
 def _within(limits: Limits, usage: Usage) -> np.ndarray:
     """Which configs keep to the limits: bool (n,)."""
-    return (usage.threads <= limits.max_threads) & (usage.shared_bytes <= limits.shared_bytes)
+    fits = (usage.threads <= limits.max_threads) & (usage.shared_bytes <= limits.shared_bytes)
+    if usage.dynamic_shared_bytes is not None:
+        fits &= usage.shared_bytes + usage.dynamic_shared_bytes <= limits.all_shared_bytes
+    return fits
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def build(
         elif failures:
             _warn(f"a faster record of {workload} does not apply", failures)
         return built
-    fallback = chosen or library.to_tune(workload, place.kind)[0]
+    fallback = chosen or library.to_tune(workload, place.kind, place.arch)[0]
     _warn(f"no record of {workload} for {place.name} applies: built is {fallback.name} with default knobs", failures)
     return kernel.build_on(workload, fallback, place, None)
 

@@ -119,7 +119,7 @@ def search(
         KeyboardInterrupt: the user's; the log is whole.
     """
     device = places[0]
-    schedule.check_kind(device.kind, device.text)
+    schedule.check_runs_on(device.kind, device.arch, device.text)
     device.check_dtypes(workload.argument_dtypes)
     tuner = make(request.tuner, schedule.space(workload, device.limits), request.seed)
     if others := log_files(request.transfer):

@@ -94,7 +94,7 @@ def tune_each(
         shown: gives, while a schedule is searched, what is called with the status about ten times a second.
     """
     chosen = [library.find(workload, each) if isinstance(each, str) else each for each in schedules]
-    chosen = chosen or library.to_tune(workload, places[0].kind)
+    chosen = chosen or library.to_tune(workload, places[0].kind, places[0].arch)
     share = replace(request, seconds=request.seconds and request.seconds / len(chosen))
     found = []
     for schedule in chosen:
