@@ -205,8 +205,8 @@ def _filling(w: Conv2d, rows: int, block_n: int, max_warps: int) -> Tile:
     candidates = [tile(warps) for warps in options if warps <= max_warps] or [tile(options[0])]
     many = [each for each in candidates if each.tiles * each.channel_tiles >= 0.75 * MULTIPROCESSORS]
     best = max(many, key=filled) if many else max(candidates, key=lambda each: (each.tiles, filled(each)))
-    resident = MULTIPROCESSORS * max(1, WARPS // best.warps)
-    return tile(best.warps, max(blocks for blocks in BLOCKS if blocks <= resident))
+    resident = max(blocks for blocks in BLOCKS if blocks <= MULTIPROCESSORS * max(1, WARPS // best.warps))
+    return tile(best.warps, resident if resident < best.tiles * best.channel_tiles else 0)
 
 
 class Program:
