@@ -83,7 +83,7 @@ OWN_REGISTERS = 40  # of a thread besides these
 MULTIPROCESSORS = 132  # of an H200: what the defaults are for
 WARPS = 16  # of a multiprocessor, by default: at 64 sums a thread its registers are for as many
 UNROLLED = 16  # steps of a copy
-WEIGHT_LOADS = 4  # of a thread, under way at a time
+WEIGHT_ROWS = 8  # that a thread has under way at a time
 
 ROWS, STAGES = (1, 2, 4, 8), (2, 3, 4)
 BLOCK_WARPS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
@@ -226,10 +226,12 @@ class Program:
         self.of_channels = [operation.name for operation in self.w.reading if operation.takes == "channel"]
         self.of_outputs = [operation.name for operation in self.w.reading if operation.takes == "output"]
 
+        self.ahead = int(tile.ahead)
         self.input_bytes = int(tile.input_bytes)
-        self.weight_at = self.buffers * self.input_bytes
-        self.arguments_at = self.weight_at + int(tile.weight_bytes)
-        self.output_at = self.arguments_at + int(tile.argument_bytes)
+        self.arguments_at = int(tile.weight_bytes)  # behind the weight
+        self.inputs_at = self.arguments_at + int(tile.argument_bytes)
+        self.filters_at = self.inputs_at + self.ahead * self.input_bytes
+        self.output_at = self.inputs_at + self.buffers * self.input_bytes
         self.output_bytes, self.output_row = int(tile.output_bytes), int(tile.output_row_bytes)
 
     def emit(self, arguments: dict[str, Buffer]) -> None:
@@ -264,8 +266,11 @@ class Program:
         self.pixel = allocate("pixel", len(self.patterns), "uint32")
         self.staged = allocate("staged", len(self.patterns), "uint32")
         self.values = allocate("values", 2, ACCUMULATOR)
-        self.words = allocate("words", 16, "uint32")
-        self.halves = allocate("halves", 32, "uint16")
+        self.sources = allocate("sources", 2, "uint32")
+        self.keep = allocate("keep", 1, "uint32")
+        self.row = allocate("row", 1, "uint32")
+        self.words = allocate("words", max(VECTOR // WORD, WEIGHT_ROWS), "uint32")
+        self.halves = allocate("halves", 2 * max(UNROLLED, WEIGHT_ROWS), "uint16")
         self.of_channel = {name: allocate(name, 2, ACCUMULATOR) for name in self.of_channels}
         residuals = self.n_tiles * 2 * 2 // self.lines.pair
         self.of_output = {name: allocate(name, residuals, "uint32") for name in self.of_outputs}
@@ -273,9 +278,13 @@ class Program:
     def _begin(self) -> None:
         """What is done once a block: the first inputs are asked for, and meanwhile the weight is spread."""
         store(self.base, 0, shared_address(self.shared))
-        for ahead in range(max(1, self.buffers - 1)):
+        self._copy_weight()
+        call(T.ptx.cp.async_.commit_group())
+        for ahead in range(self.ahead):
             self._stage_if_any(self._tile_number(ahead), ahead)
         self._stage_arguments()
+        call(T.ptx.cp.async_.wait_group(self.ahead if self.lines.asynchronous else 0))
+        call(T.cuda.cta_sync())
         self._spread_weight()
         self._point_lanes()
         if self.tile.hold:
@@ -388,7 +397,7 @@ class Program:
         """Where a copy of a tile goes in shared memory."""
         line, along = unit // self.placed.copies, unit % self.placed.copies
         offset = line * self.placed.line_bytes + along * (self.lines.unit * self.lines.size)
-        return self.base[0] + uint(buffer * self.input_bytes) + uint(offset)
+        return self.base[0] + uint(buffer * self.input_bytes) + uint(self.inputs_at + offset)
 
     # The weight, and what the epilogue has for each channel
 
@@ -407,76 +416,91 @@ class Program:
         at = self.arguments_at + index * self.channels * SUM_BYTES
         return self.base[0] + uint(at) + uint(channel * SUM_BYTES)
 
-    def _spread_weight(self) -> None:
-        """Copy the tile's filters to rows of words, with zeros between their lines, once for each phase."""
-        lines = self.lines
-        vectors = int(self.tile.weight_bytes) // VECTOR
+    def _copy_weight(self) -> None:
+        """Copy the tile's filters to shared memory as they are; behind the last of all filters are zeros."""
+        vector = VECTOR // self.lines.size  # elements
+        vectors = int(self.tile.filter_bytes) // VECTOR
+        first = self.first_channel * self.lines.filter_size
+        end = self.w.O * self.lines.filter_size
         with serial(-(-vectors // self.threads), "i") as i:
-            vector = i * self.threads + self.thread
-            with when(vector < vectors if vectors % self.threads else True):
-                address = self.base[0] + uint(self.weight_at) + uint(vector * VECTOR)
-                store_words("shared", address, [T.uint32(0)] * 4)
-        call(T.cuda.cta_sync())
+            unit = i * self.threads + self.thread
+            with when(unit < vectors if vectors % self.threads else True):
+                left = end - (first + unit * vector)
+                source = T.Select(left > 0, first + unit * vector, 0)
+                nbytes = T.max(0, T.min(left, vector)) * self.lines.size
+                destination = self.base[0] + uint(self.filters_at) + uint(unit * VECTOR)
+                address = global_address(self.arguments["K"], source)
+                ptx("cp.async.cg.shared.global", destination, address, VECTOR, uint(nbytes))
 
-        width = self._weight_width
-        loads = self.channels * lines.filter_size // width
-        each = -(-loads // self.threads)
-        batch = min(each, WEIGHT_LOADS)
-        words = max(1, width // lines.pair)
-        known = (self.w.O - self.first_channel) * lines.filter_size  # elements
-        with serial(-(-each // batch), "i") as i:
-            number = [(i * batch + j) * self.threads + self.thread for j in range(batch)]
-            there = [
-                both(
-                    load < loads if loads % (self.threads * batch) else True,
-                    load * width < known if self.w.O % self.channels else True,
-                )
-                for load in number
-            ]
-            for j in range(batch):
-                with when(there[j]):
-                    source = self.first_channel * lines.filter_size + number[j] * width
-                    address = global_address(self.arguments["K"], source)
-                    if width * lines.size < WORD:
-                        ptx("ld.global.nc.b16", self.halves[j], address)
+    def _spread_weight(self) -> None:
+        """Put the filters in rows of words, with zeros between their lines, once for each phase.
+
+        A thread has one word of some channels' rows: where that comes from is told once.
+        """
+        lines = self.lines
+        row_words = lines.steps * STEP_WORDS
+        together = max(1, self.threads // row_words)  # channels at a time
+        while self.channels % together:
+            together -= 1
+        for part in range(-(-row_words // self.threads)):
+            word = part * self.threads + self.thread % row_words if together > 1 else part * self.threads + self.thread
+            last = (part + 1) * self.threads > row_words or together > 1
+            with when(self.thread < together * row_words - part * self.threads if last else True):
+                for phase in range(lines.phases):
+                    self._spread_words(word, self.thread // row_words if together > 1 else 0, together, phase)
+
+    def _spread_words(self, word: Expr, first: Expr, together: int, phase: int) -> None:
+        """Put a word in the rows of the first channel and of every so many-th after it."""
+        lines, size = self.lines, self.lines.size
+        line, within = word // lines.line_words, word % lines.line_words
+        keep: Expr = T.uint32(0)
+        for e in range(lines.pair):
+            element = within * lines.pair + (e - lines.shift(phase))
+            dilation = self.w.dilation[1]
+            tap = element // lines.pixel // dilation
+            there = both(
+                line < lines.filter_lines,
+                element >= 0,
+                tap < self.w.S,
+                element // lines.pixel % dilation == 0 if dilation > 1 else True,
+            )
+            source = first * lines.filter_size + line * lines.taps + tap * lines.pixel + element % lines.pixel
+            if dilation == 1:
+                source = first * lines.filter_size + line * lines.taps + element
+            place = uint(T.Select(there, source, 0) * size)
+            store(self.sources, e, self.base[0] + uint(self.filters_at) + place)
+            bits = (1 << 8 * size) - 1 << 8 * size * e
+            keep = keep | T.Select(there, T.uint32(bits), T.uint32(0))
+        store(self.keep, 0, keep)
+        row = phase * self.channels + first
+        store(self.row, 0, self.base[0] + uint(row * lines.weight_row_bytes + word * WORD))
+
+        rows = self.channels // together
+        batch = math.gcd(rows, WEIGHT_ROWS)
+        with serial(rows // batch, "i") as i:
+            with unrolled(batch, "j") as j:
+                for e in range(lines.pair):
+                    filters = uint((i * batch + j) * (together * lines.filter_size * size))
+                    if size == WORD:
+                        load_words([self.words[j]], "shared", self.sources[e] + filters)
                     else:
-                        load_words([self.words[j * words + e] for e in range(words)], "global.nc", address)
-            for j in range(batch):
-                with when(there[j]):
-                    for e in range(width):
-                        self._store_weight(number[j] * width + e, j * width + e)
-
-    @property
-    def _weight_width(self) -> int:
-        """Elements of the weight that a thread loads at a time."""
-        return math.gcd(self.w.O * self.lines.filter_size, VECTOR // self.lines.size)
-
-    def _store_weight(self, element: Expr, register: int) -> None:
-        """Store an element of the tile's filters, which is so many elements into the registers, for each phase."""
-        w, lines = self.w, self.lines
-        channel, within = element // lines.filter_size, element % lines.filter_size
-        line, tap = within // lines.taps, within % lines.taps
-        tap = tap // lines.pixel * (w.dilation[1] * lines.pixel) + tap % lines.pixel
-        for phase in range(lines.phases):
-            place = line * (lines.line_words * lines.pair) + tap + lines.shift(phase)
-            row = phase * self.channels + channel
-            offset = row * lines.weight_row_bytes + place * lines.size
-            address = self.base[0] + uint(self.weight_at) + uint(offset)
-            if lines.size == WORD:  # rounded here, where it costs nothing; what it multiplies is cut off
-                ptx("cvt.rna.tf32.f32", self.a[0], T.reinterpret("float32", self.words[register]))
-                store_words("shared", address, [self.a[0]])
-            elif self._weight_width == 1:
-                ptx("st.shared.b16", address, self.halves[register])
-            else:
-                store(self.halves, 0, half(self.words[register // 2], register % 2))
-                ptx("st.shared.b16", address, self.halves[0])
+                        ptx("ld.shared.b16", self.halves[j * 2 + e], self.sources[e] + filters)
+            with unrolled(batch, "j") as j:
+                if size == WORD:  # rounded here, where it costs nothing; what it multiplies is cut off
+                    ptx("cvt.rna.tf32.f32", self.words[j], T.reinterpret("float32", self.words[j]))
+                else:
+                    low, high = (T.Cast("uint32", self.halves[j * 2 + e]) for e in range(2))
+                    store(self.words, j, low | T.shift_left(high, T.uint32(16)))
+                store(self.words, j, self.words[j] & self.keep[0])
+                address = self.row[0] + uint((i * batch + j) * (together * lines.weight_row_bytes))
+                store_words("shared", address, [self.words[j]])
 
     def _point_lanes(self) -> None:
         """Where each lane finds its words: of its pixel, for each pattern in which four lanes share four, and weights."""
         lines, lane = self.lines, self.lane
         row = self.phase * self.channels + lane % 8 + lane // 16 * 8
         offset = row * lines.weight_row_bytes + lane // 8 % 2 * VECTOR
-        store(self.weight, 0, self.base[0] + uint(self.weight_at) + uint(offset))
+        store(self.weight, 0, self.base[0] + uint(offset))
         column = self._column(lane // QUAD_WORDS * self.placed.spread[0])
         first = (lines.lead + column * lines.step) // lines.pair * WORD
         for index, pattern in enumerate(self.patterns):
@@ -485,7 +509,7 @@ class Program:
                 offset = T.Select(lane % QUAD_WORDS == word, pattern[word], offset)
             if pattern == tuple(word * WORD for word in range(QUAD_WORDS)):
                 offset = lane % QUAD_WORDS * WORD
-            store(self.pixel, index, self.base[0] + uint(first + offset))
+            store(self.pixel, index, self.base[0] + uint(self.inputs_at + first + offset))
 
     # Products
 

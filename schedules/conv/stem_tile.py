@@ -304,6 +304,11 @@ class Tile:
         return np.minimum(self.stages, self.rounds)
 
     @property
+    def ahead(self) -> Any:
+        """Tiles whose inputs are asked for before the first is computed."""
+        return np.maximum(1, self.buffers - 1)
+
+    @property
     def accumulators(self) -> Any:
         """Sums of a thread."""
         return self.rows * self.block_n // 2
@@ -342,6 +347,11 @@ class Tile:
         return self.lines.phases * self.block_n * self.lines.weight_row_bytes
 
     @property
+    def filter_bytes(self) -> Any:
+        """Shared memory for the filters as they are in memory, which the weight is spread from."""
+        return self.block_n * self.lines.filter_size * self.lines.size
+
+    @property
     def argument_bytes(self) -> Any:
         """Shared memory for what the epilogue has for each channel."""
         return self.block_n * SUM_BYTES * sum(operation.takes == "channel" for operation in self.w.reading)
@@ -363,9 +373,10 @@ class Tile:
 
     @property
     def shared_bytes(self) -> Any:
-        """Shared memory of a block."""
-        stores = self.warps * self.output_bytes
-        return self.buffers * self.input_bytes + self.weight_bytes + self.argument_bytes + stores
+        """Shared memory of a block: the filters lie where later the last inputs and the outputs are."""
+        later = (self.buffers - self.ahead) * self.input_bytes + self.warps * self.output_bytes
+        fixed = self.weight_bytes + self.argument_bytes + self.ahead * self.input_bytes
+        return fixed + np.maximum(later, self.filter_bytes)
 
     def usage(self) -> Usage:
         """What configs use of a device."""
