@@ -420,17 +420,18 @@ class Program:
         """Copy the tile's filters to shared memory as they are; behind the last of all filters are zeros."""
         vector = VECTOR // self.lines.size  # elements
         vectors = int(self.tile.filter_bytes) // VECTOR
-        first = self.first_channel * self.lines.filter_size
-        end = self.w.O * self.lines.filter_size
+        first, end = (channels * self.lines.filter_size for channels in (self.first_channel, self.w.O))
         with serial(-(-vectors // self.threads), "i") as i:
             unit = i * self.threads + self.thread
             with when(unit < vectors if vectors % self.threads else True):
-                left = end - (first + unit * vector)
-                source = T.Select(left > 0, first + unit * vector, 0)
-                nbytes = T.max(0, T.min(left, vector)) * self.lines.size
+                source: Expr = first + unit * vector
+                known: Expr = vector
+                if self.w.O % self.channels:
+                    known = T.max(0, T.min(end - source, vector))
+                    source = T.Select(known > 0, source, 0)
                 destination = self.base[0] + uint(self.filters_at) + uint(unit * VECTOR)
                 address = global_address(self.arguments["K"], source)
-                ptx("cp.async.cg.shared.global", destination, address, VECTOR, uint(nbytes))
+                ptx("cp.async.cg.shared.global", destination, address, VECTOR, uint(known * self.lines.size))
 
     def _spread_weight(self) -> None:
         """Put the filters in rows of words, with zeros between their lines, once for each phase.
@@ -473,7 +474,8 @@ class Program:
             keep = keep | T.Select(there, T.uint32(bits), T.uint32(0))
         store(self.keep, 0, keep)
         row = phase * self.channels + first
-        store(self.row, 0, self.base[0] + uint(row * lines.weight_row_bytes + word * WORD))
+        position = self.placed.position(word, T.Select)
+        store(self.row, 0, self.base[0] + uint(row * lines.weight_row_bytes + position * WORD))
 
         rows = self.channels // together
         batch = math.gcd(rows, WEIGHT_ROWS)
@@ -659,6 +661,8 @@ class Program:
             vector = i * WARP + self.lane
             major, minor = vector // vectors, vector % vectors * width
             if lines.channels_last:
+                together = max(1, 8 // vectors)  # pixels that eight lanes move: such as lie in different banks
+                major = major // 8 * 8 + major % together * (8 // together) + major % 8 // together
                 across, between = self.placed.spread
                 pixel, channel = major % 8 * across + major // 8 * between, minor
             else:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,6 +140,13 @@ class Lines:
         return -(-self.words // STEP_WORDS)
 
     @property
+    def ends_fit(self) -> bool:
+        """Whether the ends of four lines, a word of each, can share a load without more steps than words need."""
+        ends = self.line_words % QUAD_WORDS * -(-self.filter_lines // QUAD_WORDS)
+        quads = self.filter_lines * (self.line_words // QUAD_WORDS) + ends
+        return -(-quads * QUAD_WORDS // STEP_WORDS) == self.steps
+
+    @property
     def weight_row_bytes(self) -> int:
         """From one channel's filter to the next: an odd number of 16 bytes, so that ldmatrix's rows fall into all banks."""
         return self.steps * STEP_WORDS * WORD + VECTOR
@@ -155,6 +162,8 @@ class Placement:
         line_bytes: from one staged line to the next.
         plane_lines: staged lines of a plane.
         spread: pixels from one lane's to the next lane's, and from a lane's first to its second.
+        ends: whether the reduction has the ends of the filter lines, which fill no four words, behind all others: a word
+            of four lines each.
         conflicts: wavefronts by which the loads of one output row's inputs exceed one each, all steps together.
     """
 
@@ -163,15 +172,41 @@ class Placement:
     line_bytes: int
     plane_lines: int
     spread: tuple[int, int]
+    ends: bool
+
+    def position(self, word: Any, select: Callable[[Any, Any, Any], Any]) -> Any:
+        """Where in the reduction a word of the filter lines is; those behind the last are its zeros.
+
+        Args:
+            word: a number, or an expression.
+            select: of a condition and two values the first if the condition holds, else the second.
+        """
+        lines, row = self.lines.filter_lines, self.lines.line_words
+        if not self.ends:
+            return word
+        whole = row // QUAD_WORDS * QUAD_WORDS
+        ends = row - whole
+        shared = -(-lines // QUAD_WORDS) * QUAD_WORDS  # lines of an end, with those of zeros
+        line, within = word // row, word % row
+        in_ends = lines * whole + (within - whole) * shared + line
+        known = select(within < whole, line * whole + within, in_ends) if whole else in_ends
+        if shared == lines:
+            return select(word < lines * row, known, word)
+        zero = word - lines * row
+        among_ends = lines * whole + zero // (shared - lines) * shared + lines + zero % (shared - lines)
+        unknown = select(word < lines * whole + ends * shared, among_ends, word)
+        return select(word < lines * row, known, unknown)
 
     def quads(self) -> Iterator[tuple[int, ...]]:
         """For each four words of the reduction where in shared memory they are, in bytes from the first word's pixel.
 
-        Behind the last word are the zeros of the weight; what they meet is the quad's first word, as it has to be a number.
+        What the zeros of the weight meet is the quad's first word: it has to be a number.
         """
-        lines = self.lines
-        for first in range(0, lines.steps * STEP_WORDS, QUAD_WORDS):
-            known = [self._offset(word) for word in range(first, min(first + QUAD_WORDS, lines.words))]
+        words = range(self.lines.words)
+        offsets = {self.position(word, lambda test, one, other: one if test else other): word for word in words}
+        for first in range(0, self.lines.steps * STEP_WORDS, QUAD_WORDS):
+            positions = range(first, first + QUAD_WORDS)
+            known = [self._offset(offsets[position]) for position in positions if position in offsets]
             yield (*known, *(known[:1] or [0]) * (QUAD_WORDS - len(known)))
 
     def _offset(self, word: int) -> int:
@@ -213,9 +248,10 @@ def place(w: Conv2d, rows: int, warps: int) -> Placement:
     least = -(-elements // lines.unit) * unit
     plane_lines = (rows - 1) * w.stride[0] + w.window[0]
     candidates = (
-        Placement(lines, elements, least + more, plane_lines, spread)
+        Placement(lines, elements, least + more, plane_lines, spread, ends)
         for more in range(0, BANKS * BANK_BYTES, unit)
         for spread in _SPREADS
+        for ends in ((False, True) if lines.ends_fit else (False,))
     )
     best = next(candidates)
     for candidate in candidates:
