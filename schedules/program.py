@@ -17,7 +17,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir
 
 from tvmconv.workloads import Workload
-from tvmconv.workloads.dtypes import ACCUMULATOR
+from tvmconv.workloads.dtypes import ACCUMULATOR, numpy_dtype
 
 Buffer = Any  # a buffer variable: `buffer[i]` loads, `store` stores
 Expr = Any  # an expression of TIR, or a Python number
@@ -30,13 +30,12 @@ def write(w: Workload, body: Callable[[dict[str, Buffer]], None]) -> Schedule:
         w: the workload.
         body: emits the kernels, one root loop nest each; it is given the arguments by name.
     """
-    with IRBuilder() as builder:
-        with ir.prim_func(s_tir=True):
-            ir.func_name("main")
-            arguments = zip(w.argument_names, w.argument_shapes, w.argument_dtypes, strict=True)
-            buffers = {name: ir.arg(name, ir.buffer(shape, dtype)) for name, shape, dtype in arguments}
-            with ir.sblock("root"):
-                body(buffers)
+    with IRBuilder() as builder, ir.prim_func(s_tir=True):
+        ir.func_name("main")
+        arguments = zip(w.argument_names, w.argument_shapes, w.argument_dtypes, strict=True)
+        buffers = {name: ir.arg(name, ir.buffer(shape, dtype)) for name, shape, dtype in arguments}
+        with ir.sblock("root"):
+            body(buffers)
     return Schedule(builder.get())
 
 
@@ -80,6 +79,13 @@ def serial(extent: Expr, name: str) -> AbstractContextManager[Expr]:
     return _named(ir.serial(extent), name)
 
 
+@contextmanager
+def guarded(loop: AbstractContextManager[Expr], holds: Callable[[Expr], Expr]) -> Iterator[Expr]:
+    """A loop whose iterations run only where a condition on them holds."""
+    with loop as i, when(holds(i)):
+        yield i
+
+
 def parallel(extent: int, axis: str) -> AbstractContextManager[Expr]:
     """A loop bound to an axis such as `blockIdx.x`."""
     return _named(ir.thread_binding(extent, thread=axis), axis.replace("Idx.", "_"))
@@ -113,49 +119,82 @@ def zeros(buffer: Buffer, extent: int) -> None:
         store(buffer, i, T.float32(0))
 
 
-def from_storage(bits: Expr, dtype: str) -> Expr:
-    """A number whose bits are given, in the accumulation dtype."""
-    return T.Cast(ACCUMULATOR, T.reinterpret(dtype, bits)) if dtype != ACCUMULATOR else T.reinterpret(dtype, bits)
+_VECTOR = {2: "b16", 4: "b32", 8: "v2.b32", 16: "v4.b32"}
 
 
-Words = Sequence[Expr]
+def load_global(words: Buffer, source: Buffer, index: Expr, count: int) -> None:
+    """Load neighbouring elements of memory that nobody writes meanwhile into 32-bit registers.
 
-
-def shared_address(buffer: Buffer) -> Expr:
-    """Where an array in shared memory begins, as instructions take it; addresses are sums of it and of `uint` offsets.
-
-    TVM sees no accesses behind such addresses and puts no barriers of its own: `T.cuda.cta_sync()` is where it is written.
+    Args:
+        words: the registers, an array of uint32.
+        source: what is loaded from.
+        index: of the first element, in memory; a multiple of `count`, or of what fills 16 bytes.
+        count: how many elements: 2 bytes, or 4, 8, 16 or 32.
     """
-    return T.cuda.cvta_generic_to_shared(buffer.access_ptr("rw"))
+    itemsize = numpy_dtype(str(source.dtype)).itemsize
+    if count * itemsize == 2:
+        half = allocate("half", 1, "uint16")
+        ptx("ld.global.nc.b16", half[0], source.access_ptr("r", offset=index))
+        store(words, 0, T.Cast("uint32", half[0]))
+        return
+    for first, size in _vectors(count * itemsize):
+        into = [words[first // 4 + e] for e in range(size // 4)]
+        ptx(f"ld.global.nc.{_VECTOR[size]}", *into, source.access_ptr("r", offset=index + first // itemsize))
 
 
-def global_address(buffer: Buffer, index: Expr, access: str = "r") -> Expr:
-    """The address of an element of an array in global memory, by its place in memory."""
-    return buffer.access_ptr(access, offset=index)
+def load_shared(words: Buffer, address: Expr, nbytes: int) -> None:
+    """Load 2, 4, 8, 16 or 32 neighbouring bytes of shared memory into 32-bit registers."""
+    if nbytes == 2:
+        half = allocate("half", 1, "uint16")
+        ptx("ld.shared.b16", half[0], address)
+        store(words, 0, T.Cast("uint32", half[0]))
+        return
+    for first, size in _vectors(nbytes):
+        ptx(f"ld.shared.{_VECTOR[size]}", *(words[first // 4 + e] for e in range(size // 4)), address + uint(first))
 
 
-def load_words(words: Sequence[Expr], space: str, address: Expr) -> None:
-    """Load one, two or four neighbouring words of 32 bits; `space` as in `shared` or `global.nc`."""
-    ptx(f"ld.{space}.{_WIDTHS[len(words)]}b32", *words, address)
+def store_shared(address: Expr, words: Buffer, nbytes: int) -> None:
+    """Store 2, 4, 8, 16 or 32 neighbouring bytes to shared memory from 32-bit registers."""
+    if nbytes == 2:
+        ptx("st.shared.b16", address, T.Cast("uint16", words[0]))
+        return
+    for first, size in _vectors(nbytes):
+        ptx(f"st.shared.{_VECTOR[size]}", address + uint(first), *(words[first // 4 + e] for e in range(size // 4)))
 
 
-def store_words(space: str, address: Expr, words: Sequence[Expr]) -> None:
-    """Store one, two or four neighbouring words of 32 bits."""
-    ptx(f"st.{space}.{_WIDTHS[len(words)]}b32", address, *words)
+def store_global(to: Buffer, index: Expr, words: Buffer, count: int) -> None:
+    """Store neighbouring elements, as `load_global` loads them, from 32-bit registers."""
+    itemsize = numpy_dtype(str(to.dtype)).itemsize
+    if count * itemsize == 2:
+        ptx("st.global.b16", to.access_ptr("w", offset=index), T.Cast("uint16", words[0]))
+        return
+    for first, size in _vectors(count * itemsize):
+        pointer = to.access_ptr("w", offset=index + first // itemsize)
+        ptx(f"st.global.{_VECTOR[size]}", pointer, *(words[first // 4 + e] for e in range(size // 4)))
 
 
-_WIDTHS = {1: "", 2: "v2.", 4: "v4."}
+def _vectors(nbytes: int) -> list[tuple[int, int]]:
+    """The first byte and the bytes of each access to neighbouring bytes."""
+    return [(first, min(16, nbytes - first)) for first in range(0, nbytes, 16)]
 
 
-def copy_async(destination: Expr, source: Expr, nbytes: int, condition: Expr) -> None:
-    """Copy 4, 8 or 16 bytes from global to shared memory behind the thread's back; zeros where the condition fails.
+def unpack(words: Buffer, count: int, dtype: str) -> list[Expr]:
+    """Neighbouring elements of a storage dtype in 32-bit registers, in the accumulation dtype."""
+    if dtype == "float32":
+        return [T.reinterpret("float32", words[e]) for e in range(count)]
+    halves = [T.shift_right(words[e // 2], T.uint32(e % 2 * 16)) & T.uint32(0xFFFF) for e in range(count)]
+    if dtype == "bfloat16":  # the upper half of a float32
+        return [T.reinterpret("float32", T.shift_left(half, T.uint32(16))) for half in halves]
+    return [T.Cast(ACCUMULATOR, T.reinterpret(dtype, T.Cast("uint16", half))) for half in halves]
 
-    The widest copies pass by the L1 cache (PTX ISA, "cp.async").
-    """
-    level = "cg" if nbytes == 16 else "ca"
-    ptx(f"cp.async.{level}.shared.global", destination, source, nbytes, T.Select(condition, uint(nbytes), uint(0)))
 
-
-def half(word: Expr, place: Expr) -> Expr:
-    """The lower (0) or upper (1) 16 bits of a word."""
-    return T.Cast("uint16", T.shift_right(word, uint(place * 16)) & T.uint32(0xFFFF))
+def pack(words: Buffer, first: int, values: Sequence[Expr], dtype: str) -> None:
+    """Round numbers to a storage dtype and put them into 32-bit registers, neighbours into one."""
+    if dtype == "float32":
+        for e, value in enumerate(values):
+            store(words, first + e, T.reinterpret("uint32", value))
+        return
+    name = {"float16": "f16", "bfloat16": "bf16"}[dtype]
+    for e in range(0, len(values), 2):
+        upper = values[e + 1] if e + 1 < len(values) else T.float32(0)
+        ptx(f"cvt.rn.{name}x2.f32", words[first + e // 2], upper, values[e])

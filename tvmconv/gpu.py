@@ -23,6 +23,9 @@ STATIC_SHARED_BYTES = 48 << 10  # of a block, allocated in the kernel's text
 CONSTANT_BYTES = 64 << 10  # of a kernel's `__constant__` arrays
 MAX_TEXTURE_WIDTH, MAX_TEXTURE_HEIGHT = 131072, 65000  # texels, of a 2-D texture over linear memory
 
+CLUSTERS_SINCE = 90  # the first architecture with clusters of blocks: PTX ISA, ".reqnctapercluster"
+MAX_CLUSTER = 8  # blocks of a cluster that every such GPU can run
+
 ASYNC_COPY_SINCE = 80  # the first architecture with cp.async: PTX ISA, "cp.async"
 
 # Shared memory that a block may have where it opts in, static and dynamic together, in KiB.
@@ -43,11 +46,13 @@ class Limits:
         shared_bytes: static shared memory (OpenCL: local memory).
         opt_in_shared_bytes: static and dynamic shared memory together, where the launch asks for it; None for none
             beyond `shared_bytes`.
+        max_cluster: blocks of a cluster; 1 where there are no clusters.
     """
 
     max_threads: int = MAX_THREADS
     shared_bytes: int = STATIC_SHARED_BYTES
     opt_in_shared_bytes: int | None = None
+    max_cluster: int = 1
 
     @property
     def all_shared_bytes(self) -> int:
@@ -64,7 +69,12 @@ def number(arch: str) -> int:
 def limits(arch: str) -> Limits:
     """What a block may have at most on an NVIDIA architecture such as "sm_90"."""
     opt_in = _OPT_IN_SHARED.get(number(arch))
-    return Limits(opt_in_shared_bytes=opt_in << 10 if opt_in else None)
+    return Limits(opt_in_shared_bytes=opt_in << 10 if opt_in else None, max_cluster=max_cluster(arch))
+
+
+def max_cluster(arch: str | None) -> int:
+    """Blocks of a cluster at most on an architecture, or on a device that has none: 1."""
+    return MAX_CLUSTER if arch and number(arch) >= CLUSTERS_SINCE else 1
 
 
 def fp32_lanes(arch: str) -> int | None:

@@ -22,14 +22,13 @@ from tvmconv.knobs.space import Usage
 from tvmconv.library import schedule
 from tvmconv.workloads import Conv
 
-from ..vocabulary import inline_consumers, inline_producers
+from ..vocabulary import inline_producers
 from .bias import begin_with_bias
 from .blocked import copy_in_steps, share_out, tile_output
 from .conflict_free import flatten_pixels
 from .plan import Axes, Axis, Plan
-from .sums import DTYPES
+from .sums import DTYPES, add_up
 
-ADDING_THREADS = 256  # of a block that adds up partial sums
 FEW_PIXELS = 256  # up to which blocks are scarce: measured on the 14 × 14 and 7 × 7 images of ResNet-50
 KERNEL_KNOBS = ("tile_rz", "tile_ry", "tile_rx")  # of depth, height and width, as far as there are
 
@@ -84,16 +83,7 @@ def split_over_blocks(s: Schedule, total: SBlockRV, parts: int) -> SBlockRV:
     s.reorder(part, group, channel, pixel, rest, *taps)
     partial = s.rfactor(part, 0)
 
-    part, *output = s.get_loops(total)
-    store = s.cache_write(total, 0, "local")
-    inline_consumers(s, store)
-    s.reorder(*output, part)
-    block, thread = s.split(s.fuse(*output), [None, ADDING_THREADS])
-    s.bind(block, "blockIdx.x")
-    s.bind(thread, "threadIdx.x")
-    s.reverse_compute_at(store, thread)
-    s.decompose_reduction(total, part)
-
+    add_up(s, total)
     part, group, *_ = s.get_loops(partial)
     s.fuse(part, group)
     return partial

@@ -235,7 +235,7 @@ def _multiply(dtype: str, depth: int, first: Layout, second: Layout, *, columns_
             T.writes(C[0:WARP, 0:SUMS])
             rows, columns = T.meta_var((B, A) if columns_first else (A, B))
             for lane in T.thread_binding(0, WARP, "threadIdx.x"):
-                for half in T.unroll(2):
+                for half in range(2):
                     T.evaluate(
                         T.ptx_legacy.mma(
                             shape, "row", "col", operand, operand, "fp32",

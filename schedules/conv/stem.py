@@ -1,4 +1,4 @@
-"""First layers, of few input channels, on tensor cores: whole input lines in shared memory, nothing copied per filter tap.
+"""First layers, of few channels, on tensor cores: input lines staged whole, with nothing copied per filter tap.
 
 A first layer's channels fill no 16 bytes, which is what tensor-core convolutions copy at a time. But along a filter row
 and its channels the input is contiguous in memory, in NHWC: the reduction (r, s·C + c) takes a run of each input line,
@@ -9,23 +9,24 @@ In NCHW the same is true of each channel's plane: the reduction is (c, r, s), an
 A word has two elements, of 16 bits, and a pixel may begin in the middle of one. That costs no instruction: the weight,
 which is spread from memory to one row of words for each output channel, is shifted by an element, and the first word
 meets an input that a zero multiplies. Where stride times channels is odd, every second pixel begins in the middle: a
-warp's 16 pixels are then every second one, and there are two weights, one for the warps of even and one for those of odd
-pixels. (An infinite input makes NaNs of the few outputs whose zeros meet it.) Dilation along a line is zeros as well.
+warp's 16 pixels are then every second one, and there are two weights, one for the warps of even pixels and one for those
+of odd ones. Dilation along a line is zeros as well. (Zeros that meet an infinite input make NaNs: a pixel beside the
+window, or between its taps, has to be finite.)
 
-* A warp computes 16 pixels of each of `rows` output rows and all channels of the tile: `mma.sync` m16n8k16, of TF32
+- A warp computes 16 pixels of each of `rows` output rows and all channels of the tile: `mma.sync` m16n8k16, of TF32
   m16n8k8, with sums in float32. The weight's fragments come by `ldmatrix`, or stay in registers (`hold`).
-* Blocks are persistent: each takes every so many-th tile, so that the weight is spread once a block, and the lines of the
-  next tiles are on their way by `cp.async` while a tile is computed. Where a line's start fits no four bytes (the width
-  times the channels is odd), threads copy words by themselves.
-* A warp puts its outputs together in shared memory, with the epilogue applied in registers to the sums in float32, and
-  stores them 16 bytes a thread where the channels fill them; a residual comes the same way. A sum begins with its bias.
+- Blocks are persistent: each takes every so many-th tile, so that the weight is spread once a block, and the lines of
+  the next tiles are on their way by `cp.async` while a tile is computed. Where lines begin at no multiple of four bytes
+  (the width times the channels is odd), threads copy them word by word.
+- A warp puts its outputs together in shared memory, with the epilogue applied in registers to the sums in float32, and
+  stores them 16 bytes a thread where the channels fill these; a residual comes the same way. A sum begins with its bias.
 
-Bank conflicts: eight pixels times four words make a fragment's load. Which pixels they are (neighbours or every second)
-and how far lines are apart is chosen by counting. Four words of one line are free of conflicts for all strides of up to
-four words, and for six (4×4/4 of three channels). What is left is where four words are the end of one filter line and
-the beginning of the next, at an odd number of words a pixel: two wavefronts instead of one, a third of the loads of a
-7×7 filter of three channels. Filter lines of whole fours would have none, for a tenth more products, or half as many
-again with 3×3 filters.
+Bank conflicts: a fragment's load is of eight pixels' words, four each. Three choices are made by counting, such that few
+loads conflict: whether the pixels are neighbours or every second one, how far lines are apart, and in which order the
+reduction has its words. Four words of one line are free of conflicts for steps of one to four words and of six from
+pixel to pixel; a line's last words, which are no four, share a load with those of other lines if that makes no more
+products than necessary. With the lines well apart that is free of conflicts for three channels at any odd step, in 7×7
+and in 3×3 filters. What is left are 4×4/4 (two of six loads are of two wavefronts), wider steps, and TF32's.
 
 Sources: PTX ISA, "Matrix Fragments for mma.m16n8k16", "ldmatrix", "cp.async".
 """
@@ -34,8 +35,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
@@ -53,24 +52,22 @@ from ..program import (
     allocate,
     both,
     call,
-    copy_async,
-    from_storage,
-    global_address,
-    half,
-    load_words,
+    load_global,
+    load_shared,
+    pack,
     parallel,
     ptx,
     serial,
-    shared_address,
     store,
-    store_words,
+    store_global,
+    store_shared,
     uint,
+    unpack,
     unrolled,
     when,
     write,
     zeros,
 )
-from .bias import BIAS
 from .stem_tile import CHANNELS, PIXELS, QUAD_WORDS, STEP_WORDS, SUM_BYTES, VECTOR, WORD, Tile
 
 DTYPES = ("float16", "bfloat16", "tf32")
@@ -90,6 +87,7 @@ BLOCK_WARPS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
 BLOCK_CHANNELS = (16, 32, 48, 64, 96, 128)
 BLOCKS = (0, 66, 132, 264, 396, 528, 792, 1056)
 
+ASYNC_COPY = {4: "cp.async.ca.shared.global", 8: "cp.async.ca.shared.global", 16: "cp.async.cg.shared.global"}
 _MMA = {"float16": ("m16n8k16", "f16"), "bfloat16": ("m16n8k16", "bf16"), "tf32": ("m16n8k8", "tf32")}
 
 
@@ -102,8 +100,8 @@ def fits(w: Conv2d) -> bool:
 
 
 def promising(w: Conv2d) -> bool:
-    """Whether the channels do not fill 16 bytes."""
-    return w.C < MAX_CHANNELS
+    """Whether the channels do not fill 16 bytes, and the filters leave room for the tile that suits them best."""
+    return w.C < MAX_CHANNELS and default(w) == next(_sensible(w))
 
 
 def usage(w: Conv2d, c: Columns) -> Usage:
@@ -142,8 +140,7 @@ def ask(w: Conv2d, k: Knobs) -> Tile:
     k.condition(
         "all threads' registers fit",
         lambda c: (
-            of(c).threads
-            * (of(c).accumulators + np.where(of(c).hold == 1, of(c).weight_registers, 0) + OWN_REGISTERS)
+            of(c).threads * (of(c).accumulators + np.where(of(c).hold == 1, of(c).weight_registers, 0) + OWN_REGISTERS)
             <= REGISTERS
         ),
     )
@@ -222,7 +219,8 @@ class Program:
         self.threads, self.channels = int(tile.threads), int(tile.block_n)
         self.buffers, self.grid = int(tile.buffers), int(tile.grid)
         self.n_tiles = self.channels // CHANNELS
-        self.begun = self.w.epilogue[:1] == (BIAS,)  # a sum begins with its bias
+        first = epilogue.steps(self.w.epilogue)[:1]
+        self.begun = any(operation.adds and operation.takes == "channel" for operation in first)  # a sum, with the bias
         self.of_channels = [operation.name for operation in self.w.reading if operation.takes == "channel"]
         self.of_outputs = [operation.name for operation in self.w.reading if operation.takes == "output"]
 
@@ -277,7 +275,7 @@ class Program:
 
     def _begin(self) -> None:
         """What is done once a block: the first inputs are asked for, and meanwhile the weight is spread."""
-        store(self.base, 0, shared_address(self.shared))
+        store(self.base, 0, T.cuda.cvta_generic_to_shared(self.shared.access_ptr("rw")))
         self._copy_weight()
         call(T.ptx.cp.async_.commit_group())
         for ahead in range(self.ahead):
@@ -351,8 +349,10 @@ class Program:
             with when(unit < units if units % self.threads else True):
                 source, there = self._input(number, unit, 0)
                 source = T.Select(there, source, 0)
+                address = self.arguments["X"].access_ptr("r", offset=source)
                 nbytes = self.lines.unit * self.lines.size
-                copy_async(self._place(unit, buffer), global_address(self.arguments["X"], source), nbytes, there)
+                known = T.Select(there, uint(nbytes), uint(0))  # the rest of them are zeros
+                ptx(ASYNC_COPY[nbytes], self._place(unit, buffer), address, nbytes, known)
 
     def _stage_words(self, number: Expr, buffer: Expr) -> None:
         """Copy lines of which every second begins in the middle of a word, element by element, several at a time."""
@@ -368,14 +368,13 @@ class Program:
                 for place in range(2):
                     source, there = self._input(number, unit(i, j), place)
                     there = both(there, unit(i, j) < units)
-                    address = global_address(self.arguments["X"], T.Select(there, source, 0))
+                    address = self.arguments["X"].access_ptr("r", offset=T.Select(there, source, 0))
                     ptx("ld.global.nc.b16", self.halves[j * 2 + place], address)
                     read = self.halves[j * 2 + place]
                     store(self.halves, j * 2 + place, T.Select(there, read, T.uint16(0)))
             with unrolled(batch, "j") as j, when(unit(i, j) < units):
-                low, high = (T.Cast("uint32", self.halves[j * 2 + place]) for place in range(2))
-                store(self.words, 0, low | T.shift_left(high, T.uint32(16)))
-                store_words("shared", self._place(unit(i, j), buffer), [self.words[0]])
+                store(self.words, 0, self._joined(j * 2))
+                store_shared(self._place(unit(i, j), buffer), self.words, WORD)
 
     @property
     def _units(self) -> int:
@@ -409,7 +408,7 @@ class Program:
                 with when(channel < self.channels if self.channels % self.threads else True):
                     known = self.first_channel + channel < self.w.O
                     source = T.Select(known, self.first_channel + channel, 0)
-                    ptx("ld.global.nc.f32", self.values[0], global_address(self.arguments[name], source))
+                    ptx("ld.global.nc.f32", self.values[0], self.arguments[name].access_ptr("r", offset=source))
                     ptx("st.shared.f32", self._argument(index, channel), self.values[0])
 
     def _argument(self, index: int, channel: Expr) -> Expr:
@@ -430,8 +429,8 @@ class Program:
                     known = T.max(0, T.min(end - source, vector))
                     source = T.Select(known > 0, source, 0)
                 destination = self.base[0] + uint(self.filters_at) + uint(unit * VECTOR)
-                address = global_address(self.arguments["K"], source)
-                ptx("cp.async.cg.shared.global", destination, address, VECTOR, uint(known * self.lines.size))
+                address = self.arguments["K"].access_ptr("r", offset=source)
+                ptx(ASYNC_COPY[VECTOR], destination, address, VECTOR, uint(known * self.lines.size))
 
     def _spread_weight(self) -> None:
         """Put the filters in rows of words, with zeros between their lines, once for each phase.
@@ -484,21 +483,20 @@ class Program:
                 for e in range(lines.pair):
                     filters = uint((i * batch + j) * (together * lines.filter_size * size))
                     if size == WORD:
-                        load_words([self.words[j]], "shared", self.sources[e] + filters)
+                        ptx("ld.shared.b32", self.words[j], self.sources[e] + filters)
                     else:
                         ptx("ld.shared.b16", self.halves[j * 2 + e], self.sources[e] + filters)
             with unrolled(batch, "j") as j:
                 if size == WORD:  # rounded here, where it costs nothing; what it multiplies is cut off
                     ptx("cvt.rna.tf32.f32", self.words[j], T.reinterpret("float32", self.words[j]))
                 else:
-                    low, high = (T.Cast("uint32", self.halves[j * 2 + e]) for e in range(2))
-                    store(self.words, j, low | T.shift_left(high, T.uint32(16)))
+                    store(self.words, j, self._joined(j * 2))
                 store(self.words, j, self.words[j] & self.keep[0])
                 address = self.row[0] + uint((i * batch + j) * (together * lines.weight_row_bytes))
-                store_words("shared", address, [self.words[j]])
+                ptx("st.shared.b32", address, self.words[j])
 
     def _point_lanes(self) -> None:
-        """Where each lane finds its words: of its pixel, for each pattern in which four lanes share four, and weights."""
+        """Where each lane finds its words: of its pixel, for each pattern of four lanes' words, and of the weight."""
         lines, lane = self.lines, self.lane
         row = self.phase * self.channels + lane % 8 + lane // 16 * 8
         offset = row * lines.weight_row_bytes + lane // 8 % 2 * VECTOR
@@ -522,7 +520,7 @@ class Program:
             return
         with unrolled(self.n_tiles, "j") as j:
             self._load_of_channel(0, j)
-            bias = self.of_channel[BIAS]
+            bias = self.of_channel[self.of_channels[0]]
             with unrolled(self.tile.rows, "r") as r, unrolled(2, "second") as second:
                 for e in range(2):
                     store(self.sums, self._sum(r, j) + second * 2 + e, bias[e])
@@ -562,7 +560,7 @@ class Program:
                     quad = quads[step * 2 + e // 2]
                     pattern = self.patterns.index(tuple(at - quad[0] for at in quad))
                     offset = r * (self.w.stride[0] * placed.line_bytes) + (e % 2 * second + quad[0])
-                    load_words([self.a[e]], "shared", self.staged[pattern] + uint(offset))
+                    ptx("ld.shared.b32", self.a[e], self.staged[pattern] + uint(offset))
                 with unrolled(self.n_tiles, "j") as j:
                     sums = [self.sums[self._sum(r, j) + e] for e in range(4)]
                     b = [self.b[(slot * self.n_tiles + j) * 2 + e] for e in range(2)]
@@ -583,9 +581,7 @@ class Program:
                 for index in range(self.begun, len(self.of_channels)):
                     self._load_of_channel(index, j)
                 with unrolled(2, "second") as second:
-                    for e in range(2):
-                        store(self.values, e, self._finished(r, j, second, e))
-                    self._write_outputs(j, second)
+                    self._write_outputs(j, second, [self._finished(r, j, second, e) for e in range(2)])
             call(T.cuda.warp_sync())
             self._move_outputs(number, r, "Y", to_memory=True)
             call(T.cuda.warp_sync())
@@ -596,10 +592,7 @@ class Program:
         def read(name: str) -> Expr:
             if name in self.of_channel:
                 return self.of_channel[name][e]
-            words, pair = self.of_output[name], j * 2 + second
-            if self.lines.size == WORD:
-                return from_storage(words[pair * 2 + e], self.w.storage)
-            return from_storage(half(words[pair], e), self.w.storage)
+            return unpack(self._residual(name, j, second), 2, self.w.storage)[e]
 
         return epilogue.compute(self.w.epilogue[self.begun :], self.sums[self._sum(r, j) + second * 2 + e], read)
 
@@ -617,37 +610,41 @@ class Program:
     def _outputs(self) -> Expr:
         return self.base[0] + uint(self.output_at) + uint(self.warp * self.output_bytes)
 
+    def _residual(self, name: str, j: Expr, second: Expr) -> list[Expr]:
+        """The registers with the lane's two elements, for an mma, of a tensor like the output."""
+        words = 2 // self.lines.pair
+        return [self.of_output[name][(j * 2 + second) * words + word] for word in range(words)]
+
     def _read_outputs(self, name: str, j: Expr, second: Expr) -> None:
         """Load two elements of a tensor like the output, which the warp has in shared memory."""
-        words, pair = self.of_output[name], j * 2 + second
-        if self.lines.size == WORD:
+        size, pair = self.lines.size, self.of_output[name]
+        first = (j * 2 + second) * (2 // self.lines.pair)
+        if self.lines.channels_last:
+            load_shared(self.words, self._output(j, second, 0), 2 * size)
+        elif size == WORD:
             for e in range(2):
-                load_words([words[pair * 2 + e]], "shared", self._output(j, second, e))
-        elif self.lines.channels_last:
-            load_words([words[pair]], "shared", self._output(j, second, 0))
+                ptx("ld.shared.b32", self.words[e], self._output(j, second, e))
         else:
             for e in range(2):
                 ptx("ld.shared.b16", self.halves[e], self._output(j, second, e))
-            low, high = (T.Cast("uint32", self.halves[e]) for e in range(2))
-            store(words, pair, low | T.shift_left(high, T.uint32(16)))
+            store(self.words, 0, self._joined(0))
+        for word in range(2 // self.lines.pair):
+            store(pair, first + word, self.words[word])
 
-    def _write_outputs(self, j: Expr, second: Expr) -> None:
+    def _joined(self, first: Expr) -> Expr:
+        """Two halves of a word, in registers one behind the other, as the word."""
+        low, high = (T.Cast("uint32", self.halves[first + e]) for e in range(2))
+        return low | T.shift_left(high, T.uint32(16))
+
+    def _write_outputs(self, j: Expr, second: Expr, values: list[Expr]) -> None:
         """Round two outputs and put them where the warp stores them from."""
-        if self.lines.size == WORD:
-            if self.lines.channels_last:
-                ptx("st.shared.v2.f32", self._output(j, second, 0), self.values[0], self.values[1])
-            else:
-                for e in range(2):
-                    ptx("st.shared.f32", self._output(j, second, e), self.values[e])
-            return
-        dtype = _MMA[self.w.dtype][1]
-        ptx(f"cvt.rn.{dtype}x2.f32", self.words[0], self.values[1], self.values[0])
         if self.lines.channels_last:
-            store_words("shared", self._output(j, second, 0), [self.words[0]])
-        else:
-            for e in range(2):
-                store(self.halves, e, half(self.words[0], e))
-                ptx("st.shared.b16", self._output(j, second, e), self.halves[e])
+            pack(self.words, 0, values, self.w.storage)
+            store_shared(self._output(j, second, 0), self.words, 2 * self.lines.size)
+            return
+        for e, value in enumerate(values):
+            pack(self.words, 0, [value], self.w.storage)
+            store_shared(self._output(j, second, e), self.words, self.lines.size)
 
     def _move_outputs(self, number: Expr, r: Expr, name: str, *, to_memory: bool) -> None:
         """Move the warp's outputs of a row between shared memory and a tensor, in vectors as wide as fit there."""
@@ -678,25 +675,11 @@ class Program:
             else:
                 index = ((n * w.O + channel) * w.P + row) * w.Q + column
             here = self._outputs + uint(major * self.output_row + minor * lines.size)
-            self._move(here, self.arguments[name], index, width * lines.size, there, to_memory=to_memory)
-
-    def _move(self, here: Expr, buffer: Buffer, index: Expr, nbytes: int, there: Expr, *, to_memory: bool) -> None:
-        """Move a vector between shared and global memory, if it exists there."""
-        address: Any = global_address(buffer, index, "w" if to_memory else "r")
-        words = [self.words[e] for e in range(nbytes // WORD)]
-        if to_memory:
-            if words:
-                load_words(words, "shared", here)
+            if to_memory:
+                load_shared(self.words, here, width * lines.size)
+                with when(there):
+                    store_global(self.arguments[name], index, self.words, width)
             else:
-                ptx("ld.shared.b16", self.halves[0], here)
-        with when(there):
-            if not to_memory and words:
-                load_words(words, "global.nc", address)
-                store_words("shared", here, words)
-            elif not to_memory:
-                ptx("ld.global.nc.b16", self.halves[0], address)
-                ptx("st.shared.b16", here, self.halves[0])
-            elif words:
-                store_words("global", address, words)
-            else:
-                ptx("st.global.b16", address, self.halves[0])
+                with when(there):
+                    load_global(self.words, self.arguments[name], index, width)
+                    store_shared(here, self.words, width * lines.size)

@@ -1,8 +1,8 @@
 """What `stem` stages, where it lies in shared memory, and what a tile uses of a GPU.
 
-`Lines` is a convolution seen as lines of memory: in NHWC an input line is an image row with its channels interleaved, in
-NCHW a row of one channel's plane. A filter line is what meets one input line: the taps of a row, with the channels of a
-pixel. The reduction runs over filter lines, and along them in words of 32 bits.
+`Lines` is a convolution seen as lines of memory: in NHWC an input line is an image row with its channels interleaved,
+in NCHW a row of one channel's plane. A filter line is what meets one input line: the taps of a row, with the channels of
+a pixel. The reduction runs over filter lines, and along them in words of 32 bits.
 
 `Tile` is one config as numbers, or many configs as columns: each formula serves the schedule, the limits and the cost
 model.
@@ -148,7 +148,7 @@ class Lines:
 
     @property
     def weight_row_bytes(self) -> int:
-        """From one channel's filter to the next: an odd number of 16 bytes, so that ldmatrix's rows fall into all banks."""
+        """From one channel's filter to the next: an odd number of 16 bytes, so that eight rows fall into all banks."""
         return self.steps * STEP_WORDS * WORD + VECTOR
 
 
@@ -162,8 +162,8 @@ class Placement:
         line_bytes: from one staged line to the next.
         plane_lines: staged lines of a plane.
         spread: pixels from one lane's to the next lane's, and from a lane's first to its second.
-        ends: whether the reduction has the ends of the filter lines, which fill no four words, behind all others: a word
-            of four lines each.
+        ends: whether the ends of the filter lines, which are no four words, are behind all other words of the
+            reduction: of four lines a word each.
         conflicts: wavefronts by which the loads of one output row's inputs exceed one each, all steps together.
     """
 
@@ -241,7 +241,7 @@ def _wavefronts(words: set[int]) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def place(w: Conv2d, rows: int, warps: int) -> Placement:
-    """The placement with the fewest bank conflicts, and of those the smallest: lines are spaced out by up to all banks."""
+    """The placement with the fewest bank conflicts, and of those the smallest."""
     lines = Lines(w)
     elements = lines.lead + (PIXELS * warps - 1) * lines.step + lines.line_words * lines.pair
     unit = lines.unit * lines.size

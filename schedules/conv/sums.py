@@ -15,6 +15,7 @@ from ..vocabulary import inline_consumers
 
 T = TypeVar("T")
 
+ADDING_THREADS = 256  # of a block that adds up partial sums
 DTYPES = ("float32", "float16", "bfloat16")  # products of 16-bit operands are float32's, and so are all sums
 
 
@@ -56,6 +57,24 @@ def accumulate_in_registers(s: Schedule) -> SBlockRV:
     store = s.cache_write(s.get_sblock("sum"), 0, "local")
     inline_consumers(s, store)
     return store
+
+
+def add_up(s: Schedule, total: SBlockRV) -> None:
+    """Let a block add up partial sums in a step of its own, with the epilogue.
+
+    Args:
+        s: the schedule.
+        total: the block, as `rfactor` leaves it: over (part, output).
+    """
+    part, *output = s.get_loops(total)
+    store = s.cache_write(total, 0, "local")
+    s.reorder(*output, part)
+    block, thread = s.split(s.fuse(*output), [None, ADDING_THREADS])
+    s.bind(block, "blockIdx.x")
+    s.bind(thread, "threadIdx.x")
+    s.reverse_compute_at(store, thread)
+    inline_consumers(s, store)  # only now: `reverse_compute_at` would forget which sums are padding, and store them
+    s.decompose_reduction(total, part)
 
 
 def stage_operands(s: Schedule, block: SBlockRV, scope: str) -> list[SBlockRV]:

@@ -40,9 +40,9 @@ from tvmconv.workloads import Conv
 from tvmconv.workloads.declaration import OUTPUT, TAPS
 
 from ..vocabulary import bind_grid, inline_consumers, inline_producers
-from .implicit_gemm import ADDING_THREADS
 from .intrinsics import REGISTERS, SHARED, SIDE, Layout, intrinsics, sums_layout
 from .plan import ASYNC_BYTES
+from .sums import add_up
 from .tensor_plan import AHEAD, COPIED, SUM_ROW, ask, channels_last, copies_16_bytes, summed, usage
 from .tiles import element_bytes
 
@@ -156,6 +156,10 @@ def as_product(s: Schedule, w: Conv) -> SBlockRV:
         s.transform_layout(conv, (kind, number), flattened([index.min.name for index in region], roles))
     own = [axis.var.name for axis in s.get(conv).iter_vars]
     s.transform_block_layout(conv, flattened(own, (group, rows, columns, tap, depth)))
+    # The output is written over (group, channel) from now on. Over all channels, TVM would forget which of a group's
+    # are padding, as soon as some are, and store them to the next group.
+    (result,) = s.get_consumers(conv)
+    inline_consumers(s, result)
     return conv
 
 
@@ -193,16 +197,7 @@ def split_over_blocks(s: Schedule, total: SBlockRV, parts: int) -> SBlockRV:
     part, rest = s.split(depth, [parts, None])
     s.reorder(part, *output, tap, rest)
     partial = s.rfactor(part, 0)
-
-    part, *output = s.get_loops(total)
-    store = s.cache_write(total, 0, "local")
-    inline_consumers(s, store)
-    s.reorder(*output, part)
-    block, thread = s.split(s.fuse(*output), [None, ADDING_THREADS])
-    s.bind(block, "blockIdx.x")
-    s.bind(thread, "threadIdx.x")
-    s.reverse_compute_at(store, thread)
-    s.decompose_reduction(total, part)
+    add_up(s, total)
     return partial
 
 

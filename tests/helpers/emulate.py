@@ -24,7 +24,7 @@ def run(
     """The output of a lowered kernel.
 
     Args:
-        lowered: `Kernel.lowered`-like: device functions and how they are launched.
+        lowered: device functions and how they are launched, such as `Kernel.module`.
         inputs: one array for each of the kernel's arguments but the last, in their shape in memory.
         cluster: blocks along z that make a cluster.
         watch: is told of what happens.
@@ -33,11 +33,12 @@ def run(
         The output; NaN where nobody has written.
     """
     *given, output = lowered.arrays
+    *names, last = lowered.spaces
     places = [
-        Array.of(f"argument {i}", np.asarray(values, numpy_dtype(array.dtype)).reshape(array.shape))
-        for i, (values, array) in enumerate(zip(inputs, given, strict=True))
+        Array.of(name, np.asarray(values, numpy_dtype(array.dtype)).reshape(array.shape))
+        for name, values, array in zip(names, inputs, given, strict=True)
     ]
-    for name, array in [("the output", output), *(("scratch memory", array) for array in lowered.scratch)]:
+    for name, array in [(last, output), *(("scratch memory", array) for array in lowered.scratch)]:
         places.append(Array.unwritten(name, numpy_dtype(array.dtype), int(np.prod(array.shape))))
     for step in lowered.steps:
         execute(step.function, step.launch, [places[i] for i in step.arguments], cluster=cluster, watch=watch)

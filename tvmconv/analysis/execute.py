@@ -1,7 +1,7 @@
 """Lowered device functions, executed with NumPy: no GPU, and stricter than one.
 
-All threads of a block, and many blocks at once, run in lock step: a value is a number, or an array of one for each lane.
-`execute` runs one device function on arrays and changes them; what no kernel may do raises `ExecutionError`
+All threads of a block, and many blocks at once, run in lock step: a value is a number, or an array of one for each
+lane. `execute` runs one device function on arrays and changes them; what no kernel may do raises `ExecutionError`
 (tvmconv.analysis.memory): leaving an array, misaligned vectors, races for shared memory, barriers that not all threads
 reach, registers read as integers before they are written. Memory that nobody has written is NaN.
 
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.analysis import instructions
-from tvmconv.analysis.machine import Mask, Machine, Pointer, Watch
+from tvmconv.analysis.machine import Machine, Mask, Pointer, Watch
 from tvmconv.analysis.memory import SHARED_BASE, Array, ExecutionError, Registers, Shared, Threads
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import WARP
@@ -155,10 +155,6 @@ def _trunc_mod(a: Value, b: Value) -> Value:
     return a - b * _trunc_div(a, b)
 
 
-def _float_or_int(real: Callable[[Value, Value], Value], whole: Callable[[Value, Value], Value]) -> Any:
-    return real, whole
-
-
 _ARITHMETIC: dict[str, tuple[Callable[[Value, Value], Value], Callable[[Value, Value], Value]]] = {
     "Add": (lambda a, b: a + b, lambda a, b: a + b),
     "Sub": (lambda a, b: a - b, lambda a, b: a - b),
@@ -207,7 +203,7 @@ def _sigmoid(values: Value) -> Value:
 _MATH: dict[str, Callable[..., Value]] = {
     "exp": np.exp,
     "exp2": np.exp2,
-    "exp10": lambda x: np.power(type(x)(10) if np.isscalar(x) else x.dtype.type(10), x),
+    "exp10": lambda x: np.power(np.float32(10), x),
     "log": np.log,
     "log2": np.log2,
     "log10": np.log10,
@@ -446,7 +442,7 @@ class _Compiler:
             raise AnalysisError(f"a store with a predicate of its own: {node.buffer.name}")
         if isinstance(place.memory, Registers):
             return self._store_registers(place, code, index)
-        machine, dtype = self.machine, place.dtype
+        machine, dtype, memory = self.machine, place.dtype, place.memory
 
         def store(mask: Mask) -> None:
             active = machine.lanes(mask)
@@ -460,7 +456,7 @@ class _Compiler:
                 value = value if mask is None or len(value) == 1 else value[active]
                 rows = np.broadcast_to(value.astype(dtype, copy=False), (len(active), lanes))
             rows = np.ascontiguousarray(rows)
-            machine.store(place.memory, *self._whole(at, place), rows, active, place.name, dtype.itemsize)
+            machine.store(memory, *self._whole(at, place), rows, active, place.name, dtype.itemsize)
 
         return store
 
@@ -556,7 +552,7 @@ class _Compiler:
         data, written = registers.data.view(place.dtype), registers.written
 
         def check(known: NDArray[np.bool_], mask: Mask) -> None:
-            real = machine.real if mask is None else mask
+            real: NDArray[np.bool_] = machine.real if mask is None else mask
             if not known.all() and not known[real].all():
                 raise ExecutionError(f"{place.name} is read before it is written")
 
@@ -577,7 +573,7 @@ class _Compiler:
             at = np.where(real[:, None], at, 0)
             lane = machine.all_lanes[:, None]
             if integer:
-                check(written[at, lane].all(axis=1), mask)
+                check(np.asarray(written[at, lane].all(axis=1)), mask)
             found = data[at, lane].astype(np.int64) if integer else data[at, lane]
             return found[:, 0] if found.shape[1] == 1 else found
 

@@ -263,9 +263,7 @@ def _load(call: Call, compiler: Compiler) -> Run:
         lanes = machine.lanes(mask)
         where = _address(call, address(mask), machine, lanes)
         told = where.memory.dtype.itemsize if isinstance(where.memory, Array) else itemsize
-        found = machine.load_bytes(
-            where.memory, where.at, count * itemsize, lanes, where.name, told, where.blocks
-        )
+        found = machine.load_bytes(where.memory, where.at, count * itemsize, lanes, where.name, told, where.blocks)
         destinations.write(mask, lanes, found.view(f"u{itemsize}"))
 
     return load
@@ -597,7 +595,7 @@ _SCALARS = {"f16": "float16", "bf16": "bfloat16", "f32": "float32"}
 
 
 def _convert(call: Call, compiler: Compiler) -> Run:
-    """cvt between floating-point types of one element, rounded to the nearest."""
+    """Conversion between floating-point types of one element, rounded to the nearest."""
     kinds = [each for each in call.modifiers if each != "rn"]
     if len(kinds) != 2 or not set(kinds) <= set(_SCALARS):
         raise AnalysisError(f"{call}, which cannot be executed")

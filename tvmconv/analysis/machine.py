@@ -22,7 +22,14 @@ class Watch:
     """Is told of what happens, to count it; this one does not."""
 
     def access(
-        self, space: Space, kind: Kind, name: str, lanes: Lanes, addresses: NDArray[np.int64], nbytes: int, itemsize: int
+        self,
+        space: Space,
+        kind: Kind,
+        name: str,
+        lanes: Lanes,
+        addresses: NDArray[np.int64],
+        nbytes: int,
+        itemsize: int,
     ) -> None:
         """Memory is accessed.
 
@@ -217,7 +224,14 @@ class Machine:
             self.watch.access(space, kind, name, lanes, addresses.reshape(-1), nbytes, itemsize)
 
     def told(
-        self, space: Space, kind: Kind, name: str, lanes: Lanes, addresses: NDArray[np.int64], nbytes: int, itemsize: int
+        self,
+        space: Space,
+        kind: Kind,
+        name: str,
+        lanes: Lanes,
+        addresses: NDArray[np.int64],
+        nbytes: int,
+        itemsize: int,
     ) -> None:
         """Tell who watches of an access."""
         self._tell(space, kind, name, lanes, addresses, nbytes, itemsize)

@@ -9,7 +9,6 @@ Lanes are threads: those of all blocks that are executed together, a multiple of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +28,7 @@ Bytes = NDArray[np.uint8]
 
 
 class ExecutionError(AnalysisError):
-    """A kernel does what no kernel may: it races, leaves its arrays, is misaligned, or reads what nobody has written."""
+    """A kernel does what no kernel may: it races, leaves its arrays, is misaligned, or waits for nothing."""
 
 
 @dataclass(frozen=True)
@@ -288,9 +287,13 @@ class Shared:
             at = tuple(index[0] for index in np.nonzero(bad))
             who, other, place = self._thread(int(mine[at])), int(first[at]), self._place(units[at])
             if when[at] == PENDING:
-                raise ExecutionError(f"{who} {what} {place}, where an asynchronous copy goes that nobody has waited for")
+                raise ExecutionError(
+                    f"{who} {what} {place}, where an asynchronous copy goes that nobody has waited for"
+                )
             before = "has read" if what == "overwrites" else "has written"
-            raise ExecutionError(f"race: {who} {what} {place}, which {self._thread(other)} {before} with no barrier between")
+            raise ExecutionError(
+                f"race: {who} {what} {place}, which {self._thread(other)} {before} with no barrier between"
+            )
 
     def _settle(self) -> None:
         """Take the logged reads into account."""
@@ -338,9 +341,7 @@ class Shared:
                 self._put(copies.units[landed], copies.lanes[landed], copies.data[landed])
             if not landed.all():
                 kept = ~landed
-                left.append(
-                    _Copies(copies.lanes[kept], copies.group[kept], copies.units[kept], copies.data[kept])
-                )
+                left.append(_Copies(copies.lanes[kept], copies.group[kept], copies.units[kept], copies.data[kept]))
         self._copies = left
 
     def barrier(self, lanes: Lanes, kind: str) -> None:
@@ -403,9 +404,3 @@ class Registers:
         """Nobody has written them."""
         self.data.view(np.uint8)[:] = 0xFF
         self.written[:] = False
-
-
-def windows(blocks: list[tuple[int, int, int]], size: int) -> Iterator[list[tuple[int, int, int]]]:
-    """Blocks in pieces of at most so many."""
-    for start in range(0, len(blocks), size):
-        yield blocks[start : start + size]

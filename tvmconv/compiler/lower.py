@@ -13,7 +13,7 @@ from tvmconv.compiler import host as host_side
 from tvmconv.compiler import nvrtc, spaces
 from tvmconv.compiler.hook import compile_with
 from tvmconv.compiler.program import ArrayType, Launch, Program, Step
-from tvmconv.compiler.source import Parameter, fill_alignment
+from tvmconv.compiler.source import Parameter, declare_cluster, fill_alignment
 from tvmconv.errors import AnalysisError, CompileError
 from tvmconv.marks import HOIST_GUARDS, Space
 
@@ -88,6 +88,8 @@ class Lowered:
                 text = str(self._codegen(self.device, self.target).inspect_source())
         except (ValueError, RuntimeError) as error:
             raise CompileError(f"TVM cannot write the kernel: {str(error).strip().splitlines()[-1]}") from error
+        for step in self.steps:
+            text = declare_cluster(text, step.name, step.launch.cluster)
         kernels = {step.name: step.parameters for step in self.steps}
         return spaces.apply(fill_alignment(text), kind, self.spaces, self.arrays, kernels)
 
@@ -321,6 +323,9 @@ def _check_barriers(function: PrimFunc) -> None:
         )
 
 
+_LAUNCH_AXES = ("blockIdx", "threadIdx", "clusterCtaIdx")
+
+
 def _launch(function: PrimFunc) -> Launch:
     import tvm_ffi
     from tvm import tirx
@@ -332,8 +337,8 @@ def _launch(function: PrimFunc) -> Launch:
             extents[str(node.node.thread_tag)] = int(node.value)
 
     tvm_ffi.structural_walk(function.body, (tirx.AttrStmt, visit), order="post")
-    x, y, z = (tuple(extents.get(f"{kind}.{axis}", 1) for kind in ("blockIdx", "threadIdx")) for axis in "xyz")
-    return Launch(grid=(x[0], y[0], z[0]), block=(x[1], y[1], z[1]))
+    x, y, z = (tuple(extents.get(f"{kind}.{axis}", 1) for kind in _LAUNCH_AXES) for axis in "xyz")
+    return Launch(grid=(x[0], y[0], z[0]), block=(x[1], y[1], z[1]), cluster=(x[2], y[2], z[2]))
 
 
 def _shared_bytes(function: PrimFunc, scope: str) -> int:

@@ -19,10 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel's launch shape, each as (x, y, z)."""
+    """A kernel's launch shape, each as (x, y, z).
+
+    Attributes:
+        grid: blocks.
+        block: threads of a block.
+        cluster: blocks of a cluster, which the code has fixed; whoever launches need not tell them.
+    """
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
+    cluster: tuple[int, int, int] = (1, 1, 1)
 
     @property
     def threads(self) -> int:
@@ -35,7 +42,8 @@ class Launch:
         return math.prod(self.grid)
 
     def __str__(self) -> str:
-        return "{} × {}".format("·".join(map(str, self.grid)), "·".join(map(str, self.block)))
+        grid, block, cluster = ("·".join(map(str, extents)) for extents in (self.grid, self.block, self.cluster))
+        return f"{grid} × {block}" + (f" in clusters of {cluster}" if math.prod(self.cluster) > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -145,4 +153,9 @@ def check_fits(steps: Sequence[Footprint], limits: Limits, place: str) -> None:
             raise DeviceError(
                 f"{place} has {limits.all_shared_bytes} bytes of shared memory a block, static and dynamic together, "
                 f"and the kernel takes {static + dynamic}: choose a smaller tile"
+            )
+        if math.prod(step.launch.cluster) > limits.max_cluster:
+            raise DeviceError(
+                f"{place} has clusters of at most {limits.max_cluster} blocks and the kernel has "
+                f"{math.prod(step.launch.cluster)}"
             )

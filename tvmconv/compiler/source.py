@@ -111,3 +111,18 @@ def fill_alignment(source: str) -> str:
 
 def _rounded(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def declare_cluster(source: str, name: str, cluster: tuple[int, int, int]) -> str:
+    """Fix the blocks of a kernel's clusters in its CUDA text, so that any launch has them; TVM leaves that to the launch.
+
+    Source: CUDA C++ Programming Guide, "Thread Block Clusters".
+    """
+    if cluster == (1, 1, 1):
+        return source
+    extents = ", ".join(map(str, cluster))
+    return re.sub(
+        rf'extern "C" __global__ void (?=[^;{{]*?\b{name}\()',
+        f'extern "C" __global__ void __cluster_dims__({extents}) ',
+        source,
+    )

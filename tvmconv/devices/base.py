@@ -11,7 +11,7 @@ import numpy as np
 
 from tvmconv.compiler.program import ArrayType, Program, check_fits
 from tvmconv.errors import DeviceError, Error
-from tvmconv.gpu import Limits
+from tvmconv.gpu import Limits, max_cluster
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -112,7 +112,12 @@ class Device(ABC):
     @property
     def limits(self) -> Limits:
         """What a block may have at most here: what is legal, and what a search goes through."""
-        return Limits(self.max_threads_per_block, self.shared_bytes_per_block, self.opt_in_shared_bytes_per_block)
+        return Limits(
+            self.max_threads_per_block,
+            self.shared_bytes_per_block,
+            self.opt_in_shared_bytes_per_block,
+            max_cluster(self.arch),
+        )
 
     @abstractmethod
     def target(self) -> Target:

@@ -74,7 +74,7 @@ class Row:
             **{
                 **data,
                 "timing": timing and Timing(tuple(timing["seconds"]), timing["method"], timing["cold"]),
-                "launch": launch and Launch(tuple(launch["grid"]), tuple(launch["block"])),
+                "launch": launch and Launch(*(tuple(extents) for extents in launch.values())),
                 "config": config,
             }
         )

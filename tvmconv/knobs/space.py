@@ -31,7 +31,8 @@ class Usage:
         shared_bytes: static shared memory of a block.
         accumulators: partial sums that a thread keeps in registers.
         blocks: of the grid.
-        dynamic_shared_bytes: shared memory of a block that the launch asks for; None for none.
+        dynamic_shared_bytes: shared memory of a block that the launch asks for.
+        cluster: blocks of a cluster.
         more: other quantities that a cost model may learn from, by name.
     """
 
@@ -42,6 +43,7 @@ class Usage:
         accumulators: np.ndarray,
         blocks: np.ndarray,
         dynamic_shared_bytes: np.ndarray | None = None,
+        cluster: np.ndarray | None = None,
         **more: np.ndarray,
     ):
         self.threads = threads
@@ -49,16 +51,18 @@ class Usage:
         self.accumulators = accumulators
         self.blocks = blocks
         self.dynamic_shared_bytes = dynamic_shared_bytes
+        self.cluster = cluster
         self.more = more
 
     def columns(self) -> dict[str, np.ndarray]:
         """All quantities by name."""
+        asked = {"dynamic_shared_bytes": self.dynamic_shared_bytes, "cluster": self.cluster}
         return {
             "threads": self.threads,
             "shared_bytes": self.shared_bytes,
             "accumulators": self.accumulators,
             "blocks": self.blocks,
-            **({} if self.dynamic_shared_bytes is None else {"dynamic_shared_bytes": self.dynamic_shared_bytes}),
+            **{name: column for name, column in asked.items() if column is not None},
             **self.more,
         }
 
@@ -229,10 +233,12 @@ class Space:
 
 def _within(limits: Limits, usage: Usage) -> np.ndarray:
     """Which configs keep to the limits: bool (n,)."""
-    fits = (usage.threads <= limits.max_threads) & (usage.shared_bytes <= limits.shared_bytes)
+    within = (usage.threads <= limits.max_threads) & (usage.shared_bytes <= limits.shared_bytes)
     if usage.dynamic_shared_bytes is not None:
-        fits &= usage.shared_bytes + usage.dynamic_shared_bytes <= limits.all_shared_bytes
-    return fits
+        within &= usage.shared_bytes + usage.dynamic_shared_bytes <= limits.all_shared_bytes
+    if usage.cluster is not None:
+        within &= usage.cluster <= limits.max_cluster
+    return within
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,7 @@ def _plain(step: Step) -> dict[str, Any]:
         "name": step.name,
         "grid": step.launch.grid,
         "block": step.launch.block,
+        "cluster": step.launch.cluster,
         "arguments": step.arguments,
         "shared_bytes": step.shared_bytes,
         "dynamic_shared_bytes": step.dynamic_shared_bytes,
@@ -89,7 +90,7 @@ def _step(told: dict[str, Any], codes: Sequence[bytes]) -> Step:
     return Step(
         code=codes[told["code"]],
         name=told["name"],
-        launch=Launch(tuple(told["grid"]), tuple(told["block"])),
+        launch=Launch(tuple(told["grid"]), tuple(told["block"]), tuple(told["cluster"])),
         arguments=tuple(told["arguments"]),
         shared_bytes=told["shared_bytes"],
         dynamic_shared_bytes=told["dynamic_shared_bytes"],

@@ -35,12 +35,14 @@ class Operation:
         reference: the same of float64 arrays, which broadcast against each other.
         takes: what it reads besides: `channel` is a number for each output channel, in the accumulation dtype, and
             `output` a tensor like the output.
+        adds: whether it adds what it reads, and does nothing else: a sum may begin with that.
     """
 
     name: str
     compute: Callable[..., tirx.Expr] = field(repr=False)
     reference: Callable[..., NDArray[np.float64]] = field(repr=False)
     takes: Literal["channel", "output"] | None = None
+    adds: bool = False
 
 
 _registry: dict[str, Operation] = {}

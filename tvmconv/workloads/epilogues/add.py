@@ -8,5 +8,6 @@ register(
         compute=lambda value, residual: value + residual,
         reference=lambda y, residual: y + residual,
         takes="output",
+        adds=True,
     )
 )

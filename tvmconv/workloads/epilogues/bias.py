@@ -8,5 +8,6 @@ register(
         compute=lambda value, bias: value + bias,
         reference=lambda y, bias: y + bias,
         takes="channel",
+        adds=True,
     )
 )

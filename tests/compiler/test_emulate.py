@@ -1,0 +1,303 @@
+"""Lowered kernels are executed as GPUs execute them, and what they must not do is found."""
+
+import emulate
+import numpy as np
+import pytest
+import steps
+import tvm
+from tvm.script import tirx as T  # noqa: N812
+
+import tvmconv as tc
+from tvmconv import devices
+from tvmconv.analysis.instructions import to_tf32
+from tvmconv.analysis.memory import ExecutionError
+from tvmconv.compiler.lower import lower
+from tvmconv.workloads.dtypes import numpy_dtype
+
+M, N = 16, 8  # of an mma instruction
+MMA = {
+    "float16": "m16n8k16.row.col.f32.f16.f16.f32",
+    "bfloat16": "m16n8k16.row.col.f32.bf16.bf16.f32",
+    "float32": "m16n8k8.row.col.f32.tf32.tf32.f32",
+}
+
+
+def lowered(function, arch="sm_90"):
+    return lower(tvm.IRModule({"main": function}), devices.find(arch).target())
+
+
+def product(dtype="float16", *, warps=1, wait=True, barrier=True, copied=M, slack=0, overwriting=0, shift=0, rna=False):
+    """A kernel that multiplies X, 16 × k, by the transpose of K, 8 × k, in each of its warps.
+
+    Args:
+        dtype: of X and K.
+        warps: of the block.
+        wait: for the asynchronous copies.
+        barrier: between these and ldmatrix.
+        copied: rows of X that are copied.
+        slack: elements behind its place at which X is read.
+        overwriting: threads that overwrite the tile behind ldmatrix.
+        shift: bytes by which ldmatrix reads beside a row.
+        rna: round to TF32 to the nearest.
+    """
+    size = numpy_dtype(dtype).itemsize
+    k = 32 // size
+    op = f"mma.sync.aligned.{MMA[dtype]}"
+
+    @T.prim_func(s_tir=True)
+    def main(X: T.Buffer((M, k), dtype), K: T.Buffer((N, k), dtype), Y: T.Buffer((warps, M, N), "float32")):
+        for _ in T.thread_binding(1, thread="blockIdx.x"):
+            for thread in T.thread_binding(32 * warps, thread="threadIdx.x"):
+                shared = T.sblock_alloc_buffer((256,), "uint32", scope="shared.dyn")
+                at = T.sblock_alloc_buffer((1,), "uint32", scope="local")
+                a = T.sblock_alloc_buffer((4,), "uint32", scope="local")
+                b = T.sblock_alloc_buffer((2,), "uint32", scope="local")
+                d = T.sblock_alloc_buffer((4,), "float32", scope="local")
+                lane = T.meta_var(thread % 32)
+                at[0] = T.cuda.cvta_generic_to_shared(shared.access_ptr("rw"))
+                if thread < copied * 2:
+                    T.ptx["cp.async.cg.shared.global"](
+                        at[0] + T.uint32(thread * 16), X.access_ptr("r", offset=thread * (16 // size) + slack), 16
+                    )
+                if thread < N * 2:
+                    T.ptx["cp.async.cg.shared.global"](
+                        at[0] + T.uint32(512 + thread * 16), K.access_ptr("r", offset=thread * (16 // size)), 16
+                    )
+                T.ptx["cp.async.commit_group"]()
+                if wait:
+                    T.ptx["cp.async.wait_group"](0)
+                if barrier:
+                    T.cuda.cta_sync()
+                for e in T.unroll(4):
+                    d[e] = T.float32(0)
+                T.ptx["ldmatrix.sync.aligned.m8n8.x4.shared.b16"](
+                    a[0], a[1], a[2], a[3], at[0] + T.uint32(lane % 16 * 32 + lane // 16 * 16 + shift)
+                )
+                T.ptx["ldmatrix.sync.aligned.m8n8.x2.shared.b16"](
+                    b[0], b[1], at[0] + T.uint32(512 + lane % 8 * 32 + lane // 8 % 2 * 16)
+                )
+                if thread < overwriting:
+                    T.ptx["st.shared.b32"](at[0] + T.uint32(thread * 4), T.uint32(0))
+                if rna:
+                    for e in T.unroll(4):
+                        T.ptx["cvt.rna.tf32.f32"](a[e], T.reinterpret("float32", a[e]))
+                    for e in T.unroll(2):
+                        T.ptx["cvt.rna.tf32.f32"](b[e], T.reinterpret("float32", b[e]))
+                T.ptx[op](d[0], d[1], d[2], d[3], a[0], a[1], a[2], a[3], b[0], b[1], d[0], d[1], d[2], d[3])
+                for h in T.unroll(2):
+                    T.ptx["st.global.v2.b32"](
+                        Y.access_ptr("w", offset=thread // 32 * (M * N) + (lane // 4 + h * 8) * N + lane % 4 * 2),
+                        d[h * 2],
+                        d[h * 2 + 1],
+                    )
+
+    return main
+
+
+def operands(dtype):
+    rng = np.random.default_rng(0)
+    k = 32 // numpy_dtype(dtype).itemsize
+    return tuple(rng.standard_normal((rows, k)).astype(numpy_dtype(dtype)) for rows in (M, N))
+
+
+def products(x, k):
+    return x.astype(np.float64) @ k.astype(np.float64).T
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 1e-6), ("bfloat16", 1e-6), ("float32", 2e-3)])
+def test_a_tile_that_ldmatrix_and_mma_compute_is_the_product_of_matrices(dtype, tolerance):
+    x, k = operands(dtype)
+    (found,) = emulate.run(lowered(product(dtype)), [x, k])
+    np.testing.assert_allclose(found, products(x, k), atol=tolerance * np.abs(products(x, k)).max())
+
+
+def test_tf32_operands_are_cut_unless_they_are_rounded():
+    x, k = operands("float32")
+    cut, rounded = (emulate.run(lowered(product("float32", rna=rna)), [x, k])[0] for rna in (False, True))
+
+    def as_tf32(values, rounding):
+        return to_tf32(values.view(np.uint32), rounding).view(np.float32)
+
+    np.testing.assert_allclose(cut, products(as_tf32(x, "rz"), as_tf32(k, "rz")), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(rounded, products(as_tf32(x, "rna"), as_tf32(k, "rna")), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("bits", "rounding", "expected"),
+    [
+        (0x3F801000, "rna", 0x3F802000),  # a tie
+        (0x3F801000, "rn", 0x3F800000),
+        (0x3F803000, "rn", 0x3F804000),
+        (0x3F801FFF, "rz", 0x3F800000),
+        (0x7FFFFFFF, "rna", 0x7FFFFFFF),  # no number
+    ],
+)
+def test_rounding_to_tf32(bits, rounding, expected):
+    assert to_tf32(np.array([bits], np.uint32), rounding)[0] == expected
+
+
+def test_two_warps_may_read_what_one_has_copied_behind_a_barrier():
+    x, k = operands("float16")
+    found = emulate.run(lowered(product(warps=2)), [x, k])
+    np.testing.assert_allclose(found, [products(x, k)] * 2, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("faults", "message"),
+    [
+        (dict(wait=False), "asynchronous copy goes that nobody has waited for"),
+        (dict(wait=False, warps=2), "asynchronous copy goes that nobody has waited for"),
+        (dict(barrier=False), r"race: .* which thread 0 of block \(0, 0, 0\) has written with no barrier"),
+        (dict(barrier=False, warps=2), "race: .* has written with no barrier"),
+        (dict(overwriting=32, warps=2), "race: .* has read with no barrier"),
+        (dict(overwriting=32), "race: .* has read with no barrier"),
+        (dict(slack=8), "out of bounds: 16 bytes at byte 512 of X"),
+        (dict(slack=1), "misaligned: 16 bytes at byte 2 of X"),
+        (dict(shift=1024), "out of bounds: .* of shared memory"),
+        (dict(shift=4), "misaligned"),
+    ],
+)
+def test_what_a_kernel_must_not_do_is_found(faults, message):
+    with pytest.raises(ExecutionError, match=message):
+        emulate.run(lowered(product(**faults)), operands("float16"))
+
+
+@pytest.mark.parametrize("dtype", MMA)
+def test_what_nobody_has_written_shows(dtype):
+    (found,) = emulate.run(lowered(product(dtype, copied=M - 2)), operands(dtype))
+    assert np.isnan(found[M - 2 :]).all()
+    assert np.isfinite(found[: M - 2]).all()
+
+
+def transposed(*, store):
+    """A kernel that transposes 8 × 8 matrices, a warp four of them: as it loads them, or as it stores them."""
+    load = "ldmatrix.sync.aligned.m8n8.x4.shared.b16" if store else "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"
+    stored = "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16" if store else "stmatrix.sync.aligned.m8n8.x4.shared.b16"
+
+    @T.prim_func(s_tir=True)
+    def main(X: T.Buffer((32, 8), "float16"), K: T.Buffer((1,), "float16"), Y: T.Buffer((32, 8), "float16")):
+        for _ in T.thread_binding(1, thread="blockIdx.x"):
+            for thread in T.thread_binding(32, thread="threadIdx.x"):
+                shared = T.sblock_alloc_buffer((128,), "uint32", scope="shared.dyn")
+                r = T.sblock_alloc_buffer((4,), "uint32", scope="local")
+                at = T.sblock_alloc_buffer((1,), "uint32", scope="local")
+                at[0] = T.cuda.cvta_generic_to_shared(shared.access_ptr("rw")) + T.uint32(thread * 16)
+                T.ptx["ld.global.nc.v4.b32"](r[0], r[1], r[2], r[3], X.access_ptr("r", offset=thread * 8))
+                T.ptx["st.shared.v4.b32"](at[0], r[0], r[1], r[2], r[3])
+                T.cuda.warp_sync()
+                T.ptx[load](r[0], r[1], r[2], r[3], at[0])
+                T.cuda.warp_sync()
+                T.ptx[stored](at[0], r[0], r[1], r[2], r[3])
+                T.cuda.warp_sync()
+                T.ptx["ld.shared.v4.b32"](r[0], r[1], r[2], r[3], at[0])
+                T.ptx["st.global.v4.b32"](Y.access_ptr("w", offset=thread * 8), r[0], r[1], r[2], r[3])
+
+    return main
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_ldmatrix_and_stmatrix_transpose(store):
+    x = np.arange(256).reshape(32, 8).astype(np.float16)
+    found = emulate.run(lowered(transposed(store=store)), [x, np.zeros(1, np.float16)])
+    np.testing.assert_array_equal(found.reshape(4, 8, 8), x.reshape(4, 8, 8).transpose(0, 2, 1))
+
+
+def neighbour(*, before=True, behind=True):
+    """A kernel of clusters of two blocks, each of which reads what the other has stored in its shared memory."""
+
+    @T.prim_func(s_tir=True)
+    def main(X: T.Buffer((4, 32), "float32"), K: T.Buffer((1,), "float32"), Y: T.Buffer((4, 32), "float32")):
+        for block in T.thread_binding(4, thread="blockIdx.z"):
+            for thread in T.thread_binding(32, thread="threadIdx.x"):
+                shared = T.sblock_alloc_buffer((32,), "float32", scope="shared.dyn")
+                at = T.sblock_alloc_buffer((2,), "uint32", scope="local")
+                value = T.sblock_alloc_buffer((1,), "float32", scope="local")
+                at[0] = T.cuda.cvta_generic_to_shared(shared.access_ptr("rw")) + T.uint32(thread * 4)
+                T.ptx["st.shared.b32"](at[0], X[block, thread])
+                if before:
+                    T.cuda.cluster_sync()
+                else:
+                    T.cuda.cta_sync()
+                T.ptx["mapa.shared::cluster.u32"](at[1], at[0], T.Cast("uint32", 1 - block % 2))
+                T.ptx["ld.shared::cluster.b32"](value[0], at[1])
+                Y[block, thread] = value[0]
+                if behind:
+                    T.cuda.cluster_sync()
+
+    return main
+
+
+def test_the_blocks_of_a_cluster_read_each_others_memory():
+    x = np.arange(128, dtype=np.float32).reshape(4, 32)
+    found = emulate.run(lowered(neighbour()), [x, np.zeros(1, np.float32)], cluster=2)
+    np.testing.assert_array_equal(found, x[[1, 0, 3, 2]])
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [(dict(before=False), "race: .* has written with no barrier"), (dict(behind=False), "a block may end")],
+)
+def test_a_missing_barrier_of_the_cluster_is_found(missing, message):
+    x = np.zeros((4, 32), np.float32)
+    with pytest.raises(ExecutionError, match=message):
+        emulate.run(lowered(neighbour(**missing)), [x, np.zeros(1, np.float32)], cluster=2)
+
+
+def staged(reaching, *, warp=False):
+    """A kernel whose threads each read what the next has staged; so many reach the barrier, or those of each warp."""
+
+    @T.prim_func(s_tir=True)
+    def main(X: T.Buffer((96,), "float32"), K: T.Buffer((1,), "float32"), Y: T.Buffer((96,), "float32")):
+        for thread in T.thread_binding(96, thread="threadIdx.x"):
+            shared = T.sblock_alloc_buffer((96,), "float32", scope="shared.dyn")
+            at = T.sblock_alloc_buffer((1,), "uint32", scope="local")
+            value = T.sblock_alloc_buffer((1,), "float32", scope="local")
+            at[0] = T.cuda.cvta_generic_to_shared(shared.access_ptr("rw"))
+            T.ptx["st.shared.b32"](at[0] + T.uint32(thread * 4), X[thread])
+            if warp:
+                T.cuda.warp_sync()
+            if thread < reaching:
+                T.cuda.cta_sync()
+            T.ptx["ld.shared.b32"](value[0], at[0] + T.uint32((thread + 1) % 96 * 4))
+            Y[thread] = value[0]
+
+    return main
+
+
+def test_a_barrier_orders_what_threads_of_all_warps_do():
+    x = np.arange(96, dtype=np.float32)
+    np.testing.assert_array_equal(emulate.run(lowered(staged(96)), [x, x[:1]]), np.roll(x, -1))
+
+
+@pytest.mark.parametrize(
+    ("reaching", "warp", "message"),
+    [(0, False, "race"), (0, True, "race: thread 31 .* thread 32"), (64, False, "a barrier of the block that not all")],
+)
+def test_a_barrier_that_is_not_of_all_threads_orders_nothing(reaching, warp, message):
+    x = np.arange(96, dtype=np.float32)
+    with pytest.raises(ExecutionError, match=message):
+        emulate.run(lowered(staged(reaching, warp=warp)), [x, x[:1]])
+
+
+@pytest.mark.parametrize(
+    ("text", "schedule", "config"),
+    [
+        ("conv2d:1x8x8x8,8x8x3x3,s1,p1,silu", "tiling", {}),
+        ("conv2d:1x8x9x9,8x8x3x3,s2,p1,gelu", "vthread", {}),
+        ("conv2d:1x8x9x9,8x8x3x3,s2,p1,relu,f16", "conflict_free", {}),
+        ("conv2d:1x16x8x8,16x16x3x3,s1,p1,bias,add,clamp,bf16,nhwc", "implicit_gemm", {}),
+        ("conv2d:1x16x8x8,16x16x3x3,s1,p1", "implicit_gemm", {"pipeline": "async3"}),
+        ("conv2d:1x16x7x7,32x16x3x3,s1,p1", "implicit_gemm", {"split_k": 2}),
+        ("filter1d:4096,k5", "shuffle", {}),
+    ],
+)
+def test_schedules_of_the_library_compute_what_they_should(text, schedule, config):
+    workload = tc.parse(text)
+    kernel = tc.build(workload, schedule, arch="sm_80", config=config)
+    assert emulate.error(kernel.module, workload) <= workload.tolerance
+
+
+def test_scratch_memory_that_nobody_has_written_shows():
+    x, k = np.ones((steps.ROWS, steps.COLUMNS), np.float32), np.ones(steps.ROWS, np.float32)
+    assert (emulate.run(lowered(steps.row_sums), [x, k]) == steps.COLUMNS).all()
+    assert np.isnan(emulate.run(lowered(steps.row_sums_unwritten), [x, k])).all()

@@ -1,0 +1,301 @@
+"""`tensor_core` computes every convolution in every dtype that it has, executed without a GPU, and is what it says."""
+
+import functools
+import itertools
+import math
+import re
+
+import emulate
+import numpy as np
+import pytest
+from combinations import EPILOGUES, LAYOUTS
+from nasty import NASTY, NASTY_1D, NASTY_2D, NASTY_3D, NASTY_DEPTHWISE, VARIED
+from points import covering
+from tvmconv.builtin.conv.tensor_plan import LEAST_SHARED_BYTES
+
+import tvmconv as tc
+from tvmconv import gpu, library
+from tvmconv.analysis.machine import Watch
+from tvmconv.compiler import nvrtc
+from tvmconv.compiler.lower import lower
+from tvmconv.devices import find
+
+DTYPES = ("f16", "bf16", "tf32")
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+LAYER = "conv2d:1x64x56x56,64x64x3x3,s1,p1"
+needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+
+# What tiles do not divide, groups, uneven padding, steps that are fewer than stages, single pixels, split reductions.
+SMALL = (
+    "conv2d:1x16x5x5,16x16x3x3,s1,p1",
+    "conv2d:2x40x7x9,72x40x3x3,s2,p1",
+    "conv2d:3x32x9x11,48x16x3x3,s2x1,p1x0x2x1,d1x2,g2",
+    "conv2d:1x64x7x7,64x64x3x3,s1,p1",
+    "conv2d:2x128x5x5,40x128x1x1,s1,p0",
+    "conv2d:1x3x15x14,9x3x3x3,s1,p1",
+    "conv2d:3x7x1x1,50x7x1x1,s1,p0",
+    "conv2d:1x64x1x1,40x64x1x1,s1,p0",
+    "conv2d:2x6x11x11,12x1x3x3,s2,p1,g6",
+    "conv1d:2x24x97,9x8x5,s3,p0x3,d2,g3",
+    "conv3d:2x8x4x6x6,16x8x3x3x3,s2,p1",
+)
+
+
+def workloads(texts, dtypes=DTYPES):
+    """Each text in every dtype and layout, the epilogues in turn."""
+    cases = itertools.product(texts, dtypes, LAYOUTS)
+    for number, (text, dtype, layout) in enumerate(cases):
+        w = tc.parse(",".join(filter(None, (text, dtype, layout, EPILOGUES[number % len(EPILOGUES)]))))
+        if library_has(w):
+            yield w
+
+
+def library_has(w):
+    return "tensor_core" in [schedule.name for schedule in tc.schedules(w)]
+
+
+def built(w, config=None, arch="sm_80"):
+    return tc.build(w, "tensor_core", arch=arch, config=config)
+
+
+def error(w, config=None):
+    return emulate.error(built(w, config).module, w)
+
+
+def space_of(w, arch="sm_80"):
+    return library.find(w, "tensor_core").space(w, gpu.limits(arch))
+
+
+@pytest.mark.parametrize("workload", list(workloads(SMALL)), ids=str)
+def test_it_computes_every_choice_without_a_gpu(workload):
+    assert error(workload) <= workload.tolerance
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d:2x40x7x9,72x40x3x3,s2,p1,f16,nhwc,bias,relu",
+        "conv2d:3x32x9x11,48x16x3x3,s2x1,p1x0x2x1,d1x2,g2,bf16,nhwc,add",
+        "conv2d:1x64x7x7,64x64x3x3,s1,p1,tf32,nhwc,silu",
+        "conv2d:1x64x7x7,64x64x3x3,s1,p1,f16,gelu",
+        "conv2d:1x64x7x7,64x64x3x3,s1,p1,tf32",
+    ],
+)
+def test_whatever_its_knobs_are_it_computes_the_same(text):
+    w = tc.parse(text)
+    for config in covering(space_of(w), 6, seed=1):
+        assert error(w, config) <= w.tolerance, config
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("texts", [NASTY, VARIED, NASTY_1D, NASTY_2D, NASTY_3D, NASTY_DEPTHWISE])
+def test_it_computes_every_nasty_workload_on_a_gpu(gpu, texts):
+    for w in workloads(texts):
+        for config in (None, *covering(library.find(w, "tensor_core").space(w, gpu.limits), 4, seed=3)):
+            found = tc.build(w, "tensor_core", device=gpu, config=config).verify()
+            assert found.ok, (w, config, found)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["resnet50", "vgg16"])
+def test_it_computes_every_layer_of_the_networks_on_a_gpu(gpu, name, dtype):
+    for layer, layout in itertools.product(tc.suite(name), LAYOUTS):
+        w = tc.parse(f"{layer.workload},{dtype},{layout}")
+        found = tc.build(w, "tensor_core", device=gpu).verify()
+        assert found.ok, (w, found)
+
+
+def test_it_is_the_rung_behind_conflict_free_in_the_dtypes_of_tensor_cores():
+    names = [schedule.name for schedule in tc.schedules(tc.parse(f"{LAYER},f16"))]
+    assert names[names.index("conflict_free") + 1] == "tensor_core"
+    assert not library_has(tc.parse(LAYER))
+    assert all(library_has(w) for w in workloads([LAYER, "conv1d:1x8x9,8x8x3", "conv3d:1x8x5x5x5,8x8x1x1x1"]))
+
+
+def test_a_product_of_two_numbers_is_not_for_tensor_cores():
+    assert not library_has(tc.parse("conv2d:1x6x5x5,12x1x1x1,g6,f16,nhwc"))
+    assert library_has(tc.parse("conv2d:1x6x5x5,12x1x1x2,g6,f16,nhwc"))
+
+
+def test_where_it_cannot_run_it_is_refused_in_one_line():
+    w = tc.parse(f"{LAYER},f16,nhwc")
+    with pytest.raises(tc.ScheduleError, match=r"^schedule tensor_core needs sm_80 or later, and is not for sm_75$"):
+        built(w, arch="sm_75")
+    with pytest.raises(tc.ScheduleError, match=r"^schedule tensor_core is for cuda, not for opencl:0$"):
+        tc.build(tc.parse(f"{LAYER},bf16,nhwc"), "tensor_core", device="opencl:0")
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"block_m": 32, "warps_m": 4}, "warps have whole tiles of 16 pixels and 16 channels"),
+        ({"block_n": 16, "warps_n": 2}, "warps have whole tiles of 16 pixels and 16 channels"),
+        ({"fragments": "ahead", "block_k": 16}, "fragments are loaded ahead where a step has two slices"),
+        ({"fragments": "ahead", "stages": 2}, "fragments are loaded ahead where a step has two slices"),
+        ({"block_k": 24}, "knob block_k takes one of 16, 32, 64, 128"),
+    ],
+)
+def test_knobs_that_do_not_fit_each_other_are_refused(config, reason):
+    with pytest.raises(tc.KnobError, match=reason):
+        built(tc.parse(f"{LAYER},f16,nhwc"), config)
+
+
+def test_a_tile_beyond_the_devices_shared_memory_is_refused_and_not_searched():
+    w = tc.parse(f"{LAYER},f16,nhwc")
+    config = {"block_m": 128, "block_n": 128, "block_k": 64, "stages": 4}  # 147,456 bytes
+    with pytest.raises(tc.DeviceError, match=r"sm_86 has 101376 bytes of shared memory a block, static and dynamic"):
+        built(w, config, arch="sm_86")
+    assert built(w, config).dynamic_shared_bytes == 147456
+    full = {**built(w).config, **config, "fragments": "now"}
+    legal = [bool(space_of(w, arch).legal(space_of(w, arch).point(full)[None])[0]) for arch in ("sm_80", "sm_86")]
+    assert legal == [True, False]
+
+
+USED = ("f16,nhwc", "bf16", "tf32,nhwc", "tf32")
+
+
+@pytest.mark.parametrize("choices", USED)
+def test_what_it_says_that_it_uses_is_what_it_uses(choices):
+    w = tc.parse(f"conv2d:2x64x13x17,48x64x3x3,s2,p1,{choices}")
+    schedule, space, target = library.find(w, "tensor_core"), space_of(w, "sm_90"), find("sm_90").target()
+    configs = covering(space, 8, seed=2)
+    used = space.usage(np.stack([space.point(config) for config in configs])).columns()
+    for i, config in enumerate(configs):
+        step = lower(schedule.apply(w, config)[0].mod, target).steps[0]
+        assert used["threads"][i] == step.launch.threads, config
+        assert used["blocks"][i] == math.prod(step.launch.grid), config
+        assert used["shared_bytes"][i] == step.shared_bytes == 0, config
+        assert used["dynamic_shared_bytes"][i] == step.dynamic_shared_bytes, config
+
+
+REPRESENTATIVE = (
+    "conv2d:1x64x56x56,64x64x3x3,s1,p1",
+    "conv2d:1x512x7x7,512x512x3x3,s1,p1",
+    "conv2d:32x128x28x28,128x128x3x3,s1,p1",
+    "conv2d:32x256x56x56,64x256x1x1,s1,p0",
+    "conv2d:1x3x224x224,64x3x7x7,s2,p3",
+    "conv2d:1x64x56x56,64x32x3x3,s1,p1,g2",
+)
+
+
+@pytest.mark.parametrize("text", REPRESENTATIVE)
+def test_the_defaults_fit_the_shared_memory_of_every_architecture_and_are_searched(text):
+    for w in workloads([text]):
+        kernel = built(w)
+        assert kernel.dynamic_shared_bytes <= LEAST_SHARED_BYTES == gpu.limits("sm_120").all_shared_bytes
+        space = space_of(w, "sm_120")
+        assert space.legal(space.point(kernel.config)[None])[0], kernel.config
+
+
+def compiled(text, dtype, layout, arch):
+    resources = built(tc.parse(f"{text},{dtype},{layout},bias,relu"), arch=arch).resources
+    assert resources.spills == resources.stack_bytes == 0
+    assert 0 < resources.registers <= 255
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(("dtype", "layout"), [("f16", "nhwc"), ("bf16", "nchw"), ("tf32", "nhwc")])
+def test_the_defaults_compile_without_spills(dtype, layout, arch):
+    number = ARCHITECTURES.index(arch) + DTYPES.index(dtype)
+    compiled(REPRESENTATIVE[number % len(REPRESENTATIVE)], dtype, layout, arch)
+
+
+@pytest.mark.gpu
+@needs_nvrtc
+@pytest.mark.parametrize("text", REPRESENTATIVE)
+def test_all_defaults_compile_without_spills(text):
+    """Takes no GPU, but minutes of a processor: it is run where the GPU's long tests are."""
+    for dtype, layout, arch in itertools.product(DTYPES, LAYOUTS, ARCHITECTURES):
+        compiled(text, dtype, layout, arch)
+
+
+@pytest.mark.gpu
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_searched_configs_compile(arch):
+    for w in workloads(REPRESENTATIVE[:2]):
+        for config in covering(space_of(w, arch), 8, seed=4):
+            assert built(w, config, arch).resources.registers > 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "product"),
+    [
+        ("f16", "m16n8k16.row.col.f32.f16.f16.f32"),
+        ("bf16", "m16n8k16.row.col.f32.bf16.bf16.f32"),
+        ("tf32", "m16n8k8.row.col.f32.tf32.tf32.f32"),
+    ],
+)
+def test_it_multiplies_by_mma_what_ldmatrix_and_cp_async_bring(dtype, product):
+    source = built(tc.parse(f"{LAYER},{dtype},nhwc")).stage("source")
+    assert f"mma.sync.aligned.{product}" in source
+    assert "ldmatrix.sync.aligned.m8n8.x4" in source
+    copies = re.findall(r"ptx_cp_async_legacy\w*\(", source)
+    assert copies
+    assert all("_cg_16_" in copy for copy in copies)
+
+
+@pytest.mark.parametrize(
+    ("choices", "asynchronous"),
+    [("f16", False), ("bf16", False), ("tf32", True), ("f16,nhwc", True)],
+)
+def test_copies_of_two_bytes_are_not_asynchronous(choices, asynchronous):
+    source = built(tc.parse(f"{LAYER},{choices}")).stage("source")
+    assert ("ptx_cp_async" in source) == asynchronous
+
+
+@pytest.mark.parametrize(("fragments", "products"), [("now", 1), ("ahead", 2)])
+def test_fragments_ahead_are_a_pipeline_inside_of_the_other(fragments, products):
+    """Two slices at a time have registers of their own."""
+    function = built(tc.parse(f"{LAYER},f16,nhwc"), {"fragments": fragments}).stage("lowered")
+    (held,) = set(re.findall(r"padded\w*_warp\w* = T.alloc_local\(\((\d+),\)", function)) or {"0"}
+    assert int(held) >= products
+
+
+class Conflicts(Watch):
+    """Counts how often a bank of shared memory is asked for a second word at a time, in accesses of 16 bytes."""
+
+    def __init__(self):
+        self.conflicts, self.accesses = 0, 0
+
+    def access(self, space, kind, name, lanes, addresses, nbytes, itemsize):
+        if space != "shared" or nbytes != 16:
+            return
+        at_a_time = 128 // nbytes
+        words = addresses // 4
+        for first in range(0, len(words), at_a_time):
+            distinct = np.unique(words[first : first + at_a_time])
+            self.accesses += 1
+            self.conflicts += len(distinct) - len(np.unique(distinct % gpu.BANKS))
+
+
+@pytest.mark.parametrize("block_k", [16, 32, 64, 128])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_access_of_16_bytes_meets_another_in_a_bank(block_k, layout):
+    w = tc.parse(f"conv2d:1x128x6x8,64x128x1x1,f16,{layout}")
+    watch = Conflicts()
+    config = {"block_k": block_k, "fragments": "now", "split_k": 1}
+    emulate.run(built(w, config).module, w.inputs(seed=0), watch=watch)
+    assert watch.accesses > 100
+    assert watch.conflicts == 0
+
+
+@functools.cache
+def default(text):
+    return built(tc.parse(text)).config
+
+
+def test_the_defaults_follow_the_shape():
+    """Large tiles where they make enough blocks, smaller ones, then a split reduction; no more than there is."""
+    sides = [
+        tuple(default(f"conv2d:{text},f16,nhwc")[knob] for knob in ("block_m", "block_n", "split_k"))
+        for text in (
+            "32x128x28x28,128x128x3x3,s1,p1",
+            "1x64x64x64,64x64x3x3,s1,p1",
+            "1x512x7x7,512x512x3x3,s1,p1",
+            "32x64x28x28,16x64x3x3,s1,p1",
+        )
+    ]
+    assert sides == [(128, 128, 1), (64, 32, 1), (64, 64, 8), (128, 16, 1)]
