@@ -9,9 +9,9 @@ In NCHW the same is true of each channel's plane: the reduction is (c, r, s), an
 A word has two elements, of 16 bits, and a pixel may begin in the middle of one. That costs no instruction: the weight,
 which is spread from memory to one row of words for each output channel, is shifted by an element, and the first word
 meets an input that a zero multiplies. Where stride times channels is odd, every second pixel begins in the middle: a
-warp's 16 pixels are then every second one, and there are two weights, one for the warps of even pixels and one for those
-of odd ones. Dilation along a line is zeros as well. (Zeros that meet an infinite input make NaNs: a pixel beside the
-window, or between its taps, has to be finite.)
+warp's 16 pixels are then every second one, and there are two weights, for the warps of even and of odd pixels. Dilation
+along a line is zeros as well. (Zeros that meet an infinite input make NaNs: a pixel beside the window, or between its
+taps, has to be finite.)
 
 - A warp computes 16 pixels of each of `rows` output rows and all channels of the tile: `mma.sync` m16n8k16, of TF32
   m16n8k8, with sums in float32. The weight's fragments come by `ldmatrix`, or stay in registers (`hold`).
@@ -19,9 +19,10 @@ window, or between its taps, has to be finite.)
   the next tiles are on their way by `cp.async` while a tile is computed. Where lines begin at no multiple of four bytes
   (the width times the channels is odd), threads copy them word by word.
 - A warp puts its outputs together in shared memory, with the epilogue applied in registers to the sums in float32, and
-  stores them 16 bytes a thread where the channels fill these; a residual comes the same way. A sum begins with its bias.
+  stores them 16 bytes a thread where the channels fill these; a residual comes the same way. A sum begins with its
+  bias.
 
-Bank conflicts: a fragment's load is of eight pixels' words, four each. Three choices are made by counting, such that few
+Bank conflicts: a fragment's load is of eight pixels' words, four each. Three choices are made by counting, so that few
 loads conflict: whether the pixels are neighbours or every second one, how far lines are apart, and in which order the
 reduction has its words. Four words of one line are free of conflicts for steps of one to four words and of six from
 pixel to pixel; a line's last words, which are no four, share a load with those of other lines if that makes no more
@@ -35,6 +36,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+
 import numpy as np
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)

@@ -1,8 +1,8 @@
 """What `stem` stages, where it lies in shared memory, and what a tile uses of a GPU.
 
 `Lines` is a convolution seen as lines of memory: in NHWC an input line is an image row with its channels interleaved,
-in NCHW a row of one channel's plane. A filter line is what meets one input line: the taps of a row, with the channels of
-a pixel. The reduction runs over filter lines, and along them in words of 32 bits.
+in NCHW a row of one channel's plane. A filter line is what meets one input line: the taps of a row, with the channels
+of a pixel. The reduction runs over filter lines, and along them in words of 32 bits.
 
 `Tile` is one config as numbers, or many configs as columns: each formula serves the schedule, the limits and the cost
 model.
