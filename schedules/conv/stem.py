@@ -102,8 +102,8 @@ def fits(w: Conv2d) -> bool:
 
 
 def promising(w: Conv2d) -> bool:
-    """Whether the channels do not fill 16 bytes, and the filters leave room for the tile that suits them best."""
-    return w.C < MAX_CHANNELS and default(w) == next(_sensible(w))
+    """Whether the channels do not fill 16 bytes, and shared memory has room for as many filters as there should be."""
+    return w.C < MAX_CHANNELS and default(w).block_n == next(_sensible(w)).block_n
 
 
 def usage(w: Conv2d, c: Columns) -> Usage:
@@ -182,10 +182,9 @@ def _sensible(w: Conv2d) -> Iterator[Tile]:
     block_n = min((n for n in channels if n <= 64), key=lambda n: (-(-w.O // n) * n, -n))  # idle channels are few
     rows = min(2, _rows(w)[-1])
     for n in (n for n in reversed(channels) if n <= block_n):
-        for count in dict.fromkeys((rows, 1)):
-            yield _filling(w, count, n, max_warps=8)
-    for max_warps in (4, 2):
-        yield _filling(w, 1, channels[0], max_warps)
+        for max_warps in (8, 4, 2):
+            for count in dict.fromkeys((rows, 1)):
+                yield _filling(w, count, n, max_warps)
 
 
 def _filling(w: Conv2d, rows: int, block_n: int, max_warps: int) -> Tile:
@@ -475,7 +474,7 @@ class Program:
             keep = keep | T.Select(there, T.uint32(bits), T.uint32(0))
         store(self.keep, 0, keep)
         row = phase * self.channels + first
-        position = self.placed.position(word, T.Select)
+        position = lines.position(word, self.placed.ends, T.Select)
         store(self.row, 0, self.base[0] + uint(row * lines.weight_row_bytes + position * WORD))
 
         rows = self.channels // together

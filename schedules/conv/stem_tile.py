@@ -31,6 +31,7 @@ PIXELS, CHANNELS, STEP_WORDS = 16, 8, 8  # of an mma: m16n8k16 of 16 bits, or m1
 QUAD_WORDS = 4  # words of the reduction that neighbouring lanes load together
 SUM_BYTES = 4
 
+_ROUND = BANKS * BANK_BYTES
 _SPREADS = ((1, 8), (2, 1))  # pixels from one lane's to the next, and from a lane's first to its second
 
 
@@ -146,6 +147,51 @@ class Lines:
         quads = self.filter_lines * (self.line_words // QUAD_WORDS) + ends
         return -(-quads * QUAD_WORDS // STEP_WORDS) == self.steps
 
+    def position(self, word: Any, ends: bool, select: Callable[[Any, Any, Any], Any]) -> Any:
+        """Where in the reduction a word of the filter lines is; those behind the last are its zeros.
+
+        Args:
+            word: a number, or an expression.
+            ends: whether the ends of the lines are behind all other words: `Placement`.
+            select: of a condition and two values the first if the condition holds, else the second.
+        """
+        lines, row = self.filter_lines, self.line_words
+        if not ends:
+            return word
+        whole = row // QUAD_WORDS * QUAD_WORDS
+        shared = -(-lines // QUAD_WORDS) * QUAD_WORDS  # lines of an end, with those of zeros
+        line, within = word // row, word % row
+        in_ends = lines * whole + (within - whole) * shared + line
+        known = select(within < whole, line * whole + within, in_ends) if whole else in_ends
+        if shared == lines:
+            return select(word < lines * row, known, word)
+        zero = word - lines * row
+        among_ends = lines * whole + zero // (shared - lines) * shared + lines + zero % (shared - lines)
+        unknown = select(word < lines * whole + (row - whole) * shared, among_ends, word)
+        return select(word < lines * row, known, unknown)
+
+    def quads(self, ends: bool, line_bytes: int, plane_bytes: int) -> Iterator[tuple[int, ...]]:
+        """For each four words of the reduction where in shared memory they are, in bytes from the first word's pixel.
+
+        What the zeros of the weight meet is the quad's first word: it has to be a number.
+
+        Args:
+            ends: as for `position`.
+            line_bytes: from one staged line to the next.
+            plane_bytes: from one plane's to the next one's.
+        """
+
+        def offset(word: int) -> int:
+            line, within = divmod(word, self.line_words)
+            plane, row = divmod(line, self.w.R)
+            return plane * plane_bytes + row * self.w.dilation[0] * line_bytes + within * WORD
+
+        words = range(self.words)
+        at = {self.position(word, ends, lambda test, one, other: one if test else other): word for word in words}
+        for first in range(0, self.steps * STEP_WORDS, QUAD_WORDS):
+            known = [offset(at[position]) for position in range(first, first + QUAD_WORDS) if position in at]
+            yield (*known, *(known[:1] or [0]) * (QUAD_WORDS - len(known)))
+
     @property
     def weight_row_bytes(self) -> int:
         """From one channel's filter to the next: an odd number of 16 bytes, so that eight rows fall into all banks."""
@@ -174,45 +220,9 @@ class Placement:
     spread: tuple[int, int]
     ends: bool
 
-    def position(self, word: Any, select: Callable[[Any, Any, Any], Any]) -> Any:
-        """Where in the reduction a word of the filter lines is; those behind the last are its zeros.
-
-        Args:
-            word: a number, or an expression.
-            select: of a condition and two values the first if the condition holds, else the second.
-        """
-        lines, row = self.lines.filter_lines, self.lines.line_words
-        if not self.ends:
-            return word
-        whole = row // QUAD_WORDS * QUAD_WORDS
-        ends = row - whole
-        shared = -(-lines // QUAD_WORDS) * QUAD_WORDS  # lines of an end, with those of zeros
-        line, within = word // row, word % row
-        in_ends = lines * whole + (within - whole) * shared + line
-        known = select(within < whole, line * whole + within, in_ends) if whole else in_ends
-        if shared == lines:
-            return select(word < lines * row, known, word)
-        zero = word - lines * row
-        among_ends = lines * whole + zero // (shared - lines) * shared + lines + zero % (shared - lines)
-        unknown = select(word < lines * whole + ends * shared, among_ends, word)
-        return select(word < lines * row, known, unknown)
-
     def quads(self) -> Iterator[tuple[int, ...]]:
-        """For each four words of the reduction where in shared memory they are, in bytes from the first word's pixel.
-
-        What the zeros of the weight meet is the quad's first word: it has to be a number.
-        """
-        words = range(self.lines.words)
-        offsets = {self.position(word, lambda test, one, other: one if test else other): word for word in words}
-        for first in range(0, self.lines.steps * STEP_WORDS, QUAD_WORDS):
-            positions = range(first, first + QUAD_WORDS)
-            known = [self._offset(offsets[position]) for position in positions if position in offsets]
-            yield (*known, *(known[:1] or [0]) * (QUAD_WORDS - len(known)))
-
-    def _offset(self, word: int) -> int:
-        line, within = divmod(word, self.lines.line_words)
-        plane, row = divmod(line, self.lines.w.R)
-        return (plane * self.plane_lines + row * self.lines.w.dilation[0]) * self.line_bytes + within * WORD
+        """For each four words of the reduction where in shared memory they are: `Lines.quads`."""
+        return self.lines.quads(self.ends, self.line_bytes, self.plane_lines * self.line_bytes)
 
     @property
     def copies(self) -> int:
@@ -224,19 +234,27 @@ class Placement:
         """From one pixel of a warp to its next."""
         return self.lines.phases * self.lines.step * self.lines.size
 
-    @functools.cached_property
+    @property
     def conflicts(self) -> int:
         """Wavefronts beyond one a load, over the quads of an output row."""
-        pixels = [lane * self.spread[0] * self.pixel_bytes for lane in range(WARP // QUAD_WORDS)]
-        return sum(
-            _wavefronts({(pixel + word) // BANK_BYTES for pixel in pixels for word in quad}) - 1
-            for quad in self.quads()
-        )
+        line, plane = (nbytes % _ROUND for nbytes in (self.line_bytes, self.plane_lines * self.line_bytes))
+        return _conflicts(self.lines, self.ends, self.spread, line, plane)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _conflicts(lines: Lines, ends: bool, spread: tuple[int, int], line: int, plane: int) -> int:
+    """The conflicts of lines and planes that begin so many bytes behind a round of the banks."""
+    step = spread[0] * lines.phases * lines.step * lines.size
+    pixels = [lane * step for lane in range(WARP // QUAD_WORDS)]
+    far = _ROUND << 20  # so that no line meets another's words
+    quads = lines.quads(ends, far + line, (far << 10) + plane)
+    return sum(_wavefronts({(pixel + word) // BANK_BYTES for pixel in pixels for word in quad}) - 1 for quad in quads)
 
 
 def _wavefronts(words: set[int]) -> int:
     """How often the fullest bank has to be asked for a load of these words."""
-    return int(np.bincount([word % BANKS for word in words]).max())
+    banks = [word % BANKS for word in words]
+    return max(map(banks.count, set(banks)))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -249,7 +267,7 @@ def place(w: Conv2d, rows: int, warps: int) -> Placement:
     plane_lines = (rows - 1) * w.stride[0] + w.window[0]
     candidates = (
         Placement(lines, elements, least + more, plane_lines, spread, ends)
-        for more in range(0, BANKS * BANK_BYTES, unit)
+        for more in range(0, _ROUND, unit)
         for spread in _SPREADS
         for ends in ((False, True) if lines.ends_fit else (False,))
     )
