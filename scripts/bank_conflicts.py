@@ -2,9 +2,11 @@
 
     python scripts/bank_conflicts.py --device cuda:0 -o results
     python scripts/bank_conflicts.py --suite resnet50 --only 3x3 --device cuda:0 -o results
+    python scripts/bank_conflicts.py --suite resnet50 --dtype f16 --layout nhwc --schedule mma_sync --log FILE
     python scripts/bank_conflicts.py --from results/d2l-banks.json -o results      # the table again
 
-Needs ncu on the PATH and the right to read the GPU's counters. Writes NAME-banks.json and NAME-banks.md.
+Needs ncu on the PATH and the right to read the GPU's counters. Schedules have their default configs, with a log those
+of its fastest records too. Writes NAME-banks.json and NAME-banks.md.
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ import tvmconv as tc
 from tvmconv import devices
 from tvmconv.analysis import banks, ncu
 from tvmconv.cli.errors import Parser, guarded
-from tvmconv.errors import DeviceError, Error
+from tvmconv.cli.options import add_suite, chosen_layers
+from tvmconv.errors import DeviceError
 from tvmconv.experiments.provenance import provenance
 from tvmconv.experiments.readings import Readings
 from tvmconv.reports.tables import Table
 
-SCHEDULES = ("tiling", "columns", "vthread", "conflict_free")  # default has no shared memory
+SCHEDULES = ("tiling", "columns", "vthread", "conflict_free")  # where none is named; default has no shared memory
 LEGEND = (
     "Bank conflicts of one launch: measured by ncu, as a share of the wavefronts, and counted from the TIR's 4-byte "
     "accesses, before the compiler merges neighbouring ones."
@@ -61,9 +64,12 @@ def _run(argv: Sequence[str]) -> int:
     parser = Parser(
         prog="bank_conflicts", description="Shared-memory bank conflicts of the ladder on a suite's layers."
     )
-    parser.add_argument("--suite", default="d2l", help="whose layers (default: %(default)s)")
-    parser.add_argument("--only", metavar="TEXT", default="", help="only layers whose name contains this, such as 3x3")
+    add_suite(parser, "d2l")
     parser.add_argument("--device", default="cuda:0", help="a CUDA device (default: %(default)s)")
+    parser.add_argument(
+        "--schedule", action="append", metavar="S", help="this one (may be repeated; default: the ladder)"
+    )
+    parser.add_argument("--log", type=Path, metavar="FILE", help="measure the fastest records of this log too")
     parser.add_argument("--from", dest="file", type=Path, metavar="FILE", help="do not measure: read this JSON")
     parser.add_argument("-o", dest="out", type=Path, metavar="DIR", help="write JSON and Markdown to this folder")
     parser.add_argument("--launch-only", action="store_true", help="launch each kernel once and print nothing, for ncu")
@@ -76,10 +82,10 @@ def _run(argv: Sequence[str]) -> int:
     if args.file:
         measured = Readings.read(args.file, Conflicts)
     else:
-        name = f"{args.suite}-{args.only}-banks" if args.only else f"{args.suite}-banks"
+        name = f"{chosen_layers(args).name}-banks"
         source = provenance(devices.find(args.device), shlex.join(["python", "scripts/bank_conflicts.py", *argv]))
-        profiled = ncu.profile([sys.executable, __file__, *argv, "--launch-only"], METRICS)
-        rows = [_row(layer, kernel, counts) for (layer, kernel), counts in zip(_kernels(args), profiled, strict=True)]
+        profiled = iter(ncu.profile([sys.executable, __file__, *argv, "--launch-only"], METRICS))
+        rows = [_row(name, kernel, [next(profiled) for _ in kernel.steps]) for name, kernel in _kernels(args)]
         measured = Readings(name, source, rows)
     table = _table(measured.kernels)
     print(table.text())
@@ -91,21 +97,26 @@ def _run(argv: Sequence[str]) -> int:
 
 def _kernels(args: Namespace) -> Iterator[tuple[str, tc.Kernel]]:
     """Every layer's name with the kernel of every schedule."""
-    layers = [layer for layer in tc.suite(args.suite) if args.only in layer.name]
-    if not layers:
-        raise Error(f"no layer of {args.suite} is named like {args.only!r}")
     device = devices.find(args.device)
-    return ((layer.name, tc.build(layer.workload, name, device=device)) for layer in layers for name in SCHEDULES)
+    for layer in chosen_layers(args).layers.values():
+        known = [schedule.name for schedule in tc.schedules(layer.workload)]
+        for name in args.schedule or SCHEDULES:
+            if name in known:
+                yield layer.name, tc.build(layer.workload, name, device=device)
+                if args.log:
+                    yield f"{layer.name}, tuned", tc.build(layer.workload, name, device=device, log=args.log)
 
 
-def _row(layer: str, kernel: tc.Kernel, counts: dict[str, float]) -> Conflicts:
-    if missing := [metric for name, metric in METRICS.items() if name not in counts]:
-        raise DeviceError(f"ncu does not read {', '.join(missing)} on this GPU")
-    blocks = kernel.launch.blocks
+def _row(layer: str, kernel: tc.Kernel, steps: list[dict[str, float]]) -> Conflicts:
+    """What was counted of a kernel's steps, together."""
+    for counts in steps:
+        if missing := [metric for name, metric in METRICS.items() if name not in counts]:
+            raise DeviceError(f"ncu does not read {', '.join(missing)} on this GPU")
+    blocks = kernel.launch.blocks  # only the first step of a kernel has shared memory
     return Conflicts(
         layer=layer,
         schedule=kernel.schedule.name,
-        **{name: int(count) for name, count in counts.items()},
+        **{name: int(sum(counts[name] for counts in steps)) for name in METRICS},
         expected_load_conflicts=blocks * banks.conflicts(kernel, "load"),
         expected_store_conflicts=blocks * banks.conflicts(kernel, "store"),
     )

@@ -1,88 +1,287 @@
-"""What an epilogue costs: the fastest records of logs with it and without, timed in turns.
+"""What epilogues cost: the fastest records of logs with them and without, timed in turns, and what they cost a library.
 
     python scripts/epilogue_cost.py tuning_logs --only 64x64 --device cuda:0 -o results
+    python scripts/epilogue_cost.py results --suite resnet50 --dtype f16 --layout nhwc --batch 32 --baseline cudnn \
+        --device cuda:0 -o results
 
-With the epilogue, that is the same config, or one that the logs have of a search with the epilogue, where it is faster;
-it is verified first. Writes DIR/epilogue.md.
+Without a suite, of all bare convolutions that the logs have records of. With an epilogue, that is the same config, or
+one that the logs have of a search with the epilogue, where it is faster; all are verified first. Libraries compute the
+same workloads; how they do that, fused or not, is in the table. Writes DIR/epilogue.md, or DIR/NAME-epilogue.md of a
+suite.
 """
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import tvmconv as tc
+from tvmconv import baselines as libraries
 from tvmconv import devices
-from tvmconv.cli.errors import Parser, guarded
-from tvmconv.cli.options import count
+from tvmconv.baselines.base import WrongDeviceError
+from tvmconv.cli.errors import Parser, UsageError, guarded
+from tvmconv.cli.options import add_baseline, add_suite, count, epilogue_names
+from tvmconv.cli.progress import progress_line
+from tvmconv.devices import Device
 from tvmconv.errors import Error
 from tvmconv.experiments.provenance import provenance
-from tvmconv.logs.best import best_of_each, log_files
+from tvmconv.experiments.run import Progress, exceeds_cache
+from tvmconv.experiments.sweep import Selection, select_layers
+from tvmconv.logs.best import best, best_of_each, log_files
 from tvmconv.logs.lines import BadLines
-from tvmconv.reports.tables import Table, significant
+from tvmconv.logs.record import Record
+from tvmconv.reports.tables import NOTHING, Table, significant
 from tvmconv.verify import Problem
-from tvmconv.workloads import Conv
+from tvmconv.workloads import Conv, Layer, Workload, dtypes
+from tvmconv.workloads.suites import Variant
+
+EPILOGUES = (("bias", "relu"), ("bias", "add", "relu"))
+KERNEL_SECONDS, LIBRARY_SECONDS = 0.05, 0.1  # of timing each, in a turn and at all
+OURS = ""  # whose times these are, beside those of libraries
+BARE = "bare"
+
+
+@dataclass
+class Times:
+    """Seconds for a convolution, bare and with epilogues.
+
+    Attributes:
+        label: what tells it from the others.
+        count: how often the network has it.
+        schedule: of our kernels.
+        seconds: by whose (`OURS`, or a library) and which (`BARE`, or the epilogue's text); what failed is not there.
+        how: what is worth telling of each, in parts.
+        failures: lines.
+    """
+
+    label: str
+    count: int
+    schedule: str
+    seconds: dict[tuple[str, str], float] = field(default_factory=dict)
+    how: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Time kernels with and without an epilogue."""
+    """Time kernels with and without epilogues."""
     return guarded("epilogue_cost", lambda: _run(sys.argv[1:] if argv is None else argv))
 
 
 def _run(argv: Sequence[str]) -> int:
-    parser = Parser(prog="epilogue_cost", description="What an epilogue costs the fastest kernels of logs.")
-    parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="logs, or folders of logs")
-    parser.add_argument("--epilogue", default="bias,relu", metavar="E", help="its operations (default: %(default)s)")
-    parser.add_argument("--only", default="conv", metavar="TEXT", help="only workloads whose text has this in it")
-    parser.add_argument("--device", default="cuda:0", help="where to time (default: %(default)s)")
-    parser.add_argument("--rounds", type=count, default=7, metavar="N", help="turns of each (default: %(default)s)")
-    parser.add_argument("-o", dest="out", type=Path, metavar="DIR", help="write epilogue.md there")
-    args = parser.parse_args(argv)
-
+    args = _parser().parse_args(argv)
     device = devices.find(args.device)
-    logs = {file: BadLines() for file in log_files(args.logs)}
-    found = {record.workload: record for record in best_of_each(logs, device=device.name)}
-    bare = [record for w, record in found.items() if isinstance(w, Conv) and not w.epilogue and args.only in w.text]
-    rows = []
-    for record in bare:
-        finished = tc.parse(f"{record.workload.text},{args.epilogue}")
-        asked = [(record.workload, record), (finished, record)]
-        if own := found.get(finished):
-            asked.append((finished, own))
-        kernels = [tc.build(w, each.schedule, config=each.config, device=device) for w, each in asked]
-        problems = [Problem(w) for w, _ in asked]
-        errors = [kernel.verify(problem) for kernel, problem in zip(kernels, problems, strict=True)]
-        if wrong := [
-            f"{kernel} is wrong by {it.error:.2g}" for kernel, it in zip(kernels, errors, strict=True) if not it.ok
-        ]:
-            raise Error(wrong[0])
-        turns = [
-            [kernel.time(problem, seconds=0.05).median for kernel, problem in zip(kernels, problems, strict=True)]
-            for _ in range(args.rounds)
-        ]
-        without, *others = (statistics.median(times) for times in zip(*turns, strict=True))
-        chosen = min(range(len(others)), key=others.__getitem__)
-        times = (significant(without * 1e6), significant(others[chosen] * 1e6))
-        cells = (
-            *times,
-            f"{others[chosen] / without - 1:+.1%}",
-            ("same", "own")[chosen],
-            f"{errors[chosen + 1].error:.1e}",
-        )
-        rows.append((record.workload.text, record.schedule, *cells))
-    if not rows:
-        raise Error(f"no record of {device.name} is of a convolution with {args.only!r} in its text")
-    headers = ("workload", "schedule", "without [µs]", f"{args.epilogue} [µs]", "cost", "config", "rel. error")
-    table = Table(headers, rows, left=frozenset(headers[:2]))
-    source = provenance(device, shlex.join(["python", "scripts/epilogue_cost.py", *argv]))
-    print(f"{table.text()}\n\n{source}")
+    epilogues = list(dict.fromkeys(args.epilogue or EPILOGUES))
+    selection = _select(args, device)
+    measured = []
+    for number, (label, layer) in enumerate(selection.layers.items(), 1):
+        record = best(args.logs, layer.workload, device=device.name)
+        if record is None:
+            print(f"epilogue_cost: no record of {layer.workload} on {device.name}", file=sys.stderr)
+            continue
+        with progress_line(f"{device.text}: {number} of {len(selection.layers)}, {label}, ") as tell:
+            times = Times(label, layer.count, record.schedule)
+            measured.append(times)
+            _measure(times, record, epilogues, args, device, tell)
+    if not measured:
+        raise Error(f"no record of {device.name} in {', '.join(map(str, args.logs))} is of these convolutions")
+    names = [BARE, *map(",".join, epilogues)]
+    versions = [part for library in args.baseline for part in _take_common(measured, library)]
+    table = _table(measured, names, args.baseline, summed=args.suite is not None)
+    source = provenance(device, shlex.join(["python", "scripts/epilogue_cost.py", *argv]), ", ".join(versions))
+    failures = [f"{times.label}: {line}" for times in measured for line in times.failures]
+    said = "\n\n".join([*failures, source])
+    print(f"{table.text()}\n\n{said}")
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "epilogue.md").write_text(f"{table.markdown()}\n\n{source}\n", encoding="utf-8")
-    return 0
+        name = f"{selection.name}-epilogue.md" if args.suite else "epilogue.md"
+        (args.out / name).write_text(f"{table.markdown()}\n\n{said}\n", encoding="utf-8")
+    return 1 if failures else 0
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="epilogue_cost", description="What epilogues cost the fastest kernels of logs, and libraries.")
+    parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="logs, or folders of logs")
+    add_suite(parser, epilogues=False)
+    parser.add_argument(
+        "--epilogue",
+        metavar="E",
+        action="append",
+        type=epilogue_names,
+        help="its operations; may be given several times (default: bias,relu and bias,add,relu)",
+    )
+    add_baseline(parser)
+    parser.add_argument("--device", default="cuda:0", help="where to time (default: %(default)s)")
+    parser.add_argument("--rounds", type=count, default=7, metavar="N", help="turns of each (default: %(default)s)")
+    parser.add_argument("-o", dest="out", type=Path, metavar="DIR", help="write Markdown there")
+    return parser
+
+
+def _select(args: argparse.Namespace, device: Device) -> Selection:
+    """The bare convolutions that are asked for: of a suite, or of the logs, whose `--only` is in the texts."""
+    if args.suite is not None:
+        dtype = dtypes.BY_TEXT[args.dtype].name if args.dtype else None
+        found = select_layers(args.suite, Variant(args.batch, dtype, args.layout, ()), args.only, args.skip)
+        return replace(found, layers={k: v for k, v in found.layers.items() if isinstance(v.workload, Conv)})
+    for name in ("batch", "dtype", "layout"):
+        if getattr(args, name) is not None:
+            raise UsageError(f"--{name} is for the layers of a --suite")
+    files = {file: BadLines() for file in log_files(args.logs)}
+    texts = {
+        record.workload.text: record.workload
+        for record in best_of_each(files, device=device.name)
+        if isinstance(record.workload, Conv) and not record.workload.epilogue
+    }
+    chosen = {t: w for t, w in texts.items() if (args.only or "") in t and not (args.skip and args.skip in t)}
+    if not chosen:
+        raise Error(f"no record of {device.name} is of a convolution with {args.only or 'conv'!r} in its text")
+    return Selection("logs", {text: Layer(text, workload, 1) for text, workload in chosen.items()})
+
+
+def _measure(
+    times: Times,
+    record: Record,
+    epilogues: Sequence[tuple[str, ...]],
+    args: argparse.Namespace,
+    device: Device,
+    tell: Progress,
+) -> None:
+    """Time a record's kernel and those with epilogues, in turns, then the libraries."""
+    bare = Problem(record.workload)
+    problems = {BARE: bare}
+    for names in epilogues:
+        problems[",".join(names)] = Problem(_with(record.workload, names), bare.seed)
+    cold = exceeds_cache(record.workload, device)
+    kernels: dict[tuple[str, str], tuple[tc.Kernel, Problem]] = {}  # by epilogue, and which config
+    for name, problem in problems.items():
+        asked = {"same": record}
+        if name != BARE and (own := best(args.logs, problem.workload, device=device.name)):
+            asked["own"] = own
+        for config, each in asked.items():
+            tell(f"building and verifying {name}")
+            try:
+                kernel = tc.build(problem.workload, each.schedule, config=each.config, device=device)
+                found = kernel.verify(problem)
+                if not found.ok:
+                    raise Error(f"wrong by {found.error:.2g}")
+                kernels[name, config] = kernel, problem
+            except Error as error:
+                times.failures.append(f"{name} with {config} config failed: {error}")
+    tell("timing")
+    turns = [
+        [kernel.time(problem, cold=cold, seconds=KERNEL_SECONDS).median for kernel, problem in kernels.values()]
+        for _ in range(args.rounds)
+    ]
+    for (name, config), seconds in zip(kernels, zip(*turns, strict=True), strict=True):
+        median = statistics.median(seconds)
+        if median < times.seconds.get((OURS, name), float("inf")):
+            times.seconds[OURS, name] = median
+            times.how[OURS, name] = [] if config == "same" else ["config of its own"]
+    for library in args.baseline:
+        _measure_library(times, library, problems, device, cold, tell)
+
+
+def _measure_library(
+    times: Times, library: str, problems: Mapping[str, Problem], device: Device, cold: bool, tell: Progress
+) -> None:
+    """Time a library on the same inputs."""
+    for name, problem in problems.items():
+        tell(f"{library}: {name}")
+        try:
+            ran: Any = libraries.known()[library](
+                problem.workload, problem.inputs, device=device, cold=cold, seconds=LIBRARY_SECONDS
+            )
+            if ran.output is not None and not (found := problem.check(ran.output)).ok:
+                raise Error(f"wrong by {found.error:.2g}")
+        except WrongDeviceError:
+            raise
+        except Error as error:
+            times.failures.append(f"{library}, {name} failed: {error}")
+            continue
+        times.seconds[library, name] = ran.timing.median
+        times.how[library, name] = ran.text.split(", ")
+
+
+def _take_common(measured: Sequence[Times], library: str) -> list[str]:
+    """What a library said of itself every time, its version, say; it is taken from what each time has."""
+    told = [parts for times in measured for (whose, _), parts in times.how.items() if whose == library]
+    same = [part for part in told[0] if all(part in parts for parts in told)] if told else []
+    for parts in told:
+        parts[:] = [part for part in parts if part not in same]
+    return same
+
+
+def _with(w: Workload, names: tuple[str, ...]) -> Workload:
+    return tc.parse(",".join([w.text, *names]))
+
+
+def _table(measured: Sequence[Times], names: Sequence[str], baselines: Sequence[str], *, summed: bool) -> Table:
+    """One line a convolution: whose time with which epilogue, and by how much that is more than without.
+
+    The last lines have the geometric means, and before, of a network, the sums of all its layers.
+    """
+    columns: dict[str, list[str]] = {
+        "layer" if summed else "workload": [times.label for times in measured],
+        "schedule": [times.schedule for times in measured],
+    }
+    left = [*columns]
+    ends = ["all, times their number"] * summed + ["geometric mean"]
+    blank = [NOTHING] * len(ends)
+    columns[left[0]] += ends
+    columns["schedule"] += blank
+    for whose in (OURS, *baselines):
+        bare = [times.seconds.get((whose, BARE)) for times in measured]
+        for name in names:
+            title = f"{whose} {name}".strip()
+            seconds = [times.seconds.get((whose, name)) for times in measured]
+            total = _total(measured, seconds)
+            columns[f"{title} [µs]"] = [*map(_micros, seconds), *[_micros(total)] * summed, NOTHING]
+            if name != BARE:
+                costs = [*map(_ratio, seconds, bare)]
+                sums = [_ratio(total, _total(measured, bare))] * summed
+                columns[f"{title}: cost"] = [*map(_percent, [*costs, *sums, _mean(costs)])]
+            if whose != OURS:
+                ours = [times.seconds.get((OURS, name)) for times in measured]
+                speedups = [*map(_ratio, seconds, ours)]
+                sums = [_ratio(total, _total(measured, ours))] * summed
+                columns[f"{name}: × {whose}"] = [*map(_times, [*speedups, *sums, _mean(speedups)])]
+            how = [", ".join(times.how.get((whose, name), [])) for times in measured]
+            if any(how):
+                columns[f"{title}, how"] = [*(each or NOTHING for each in how), *blank]
+                left.append(f"{title}, how")
+    return Table([*columns], [*zip(*columns.values(), strict=True)], left=frozenset(left))
+
+
+def _total(measured: Sequence[Times], seconds: Sequence[float | None]) -> float | None:
+    """Of all layers of the network; None if there is not a time for each."""
+    known = [each * times.count for each, times in zip(seconds, measured, strict=True) if each is not None]
+    return sum(known) if len(known) == len(measured) else None
+
+
+def _ratio(time: float | None, other: float | None) -> float | None:
+    return None if time is None or other is None else time / other
+
+
+def _mean(ratios: Sequence[float | None]) -> float | None:
+    known = [ratio for ratio in ratios if ratio is not None]
+    return statistics.geometric_mean(known) if known else None
+
+
+def _micros(seconds: float | None) -> str:
+    return NOTHING if seconds is None else significant(seconds * 1e6)
+
+
+def _percent(ratio: float | None) -> str:
+    return NOTHING if ratio is None else f"{ratio - 1:+.1%}"
+
+
+def _times(ratio: float | None) -> str:
+    return NOTHING if ratio is None else significant(ratio)
 
 
 if __name__ == "__main__":

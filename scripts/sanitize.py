@@ -14,10 +14,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
+import numpy as np
+
 import tvmconv as tc
 from tvmconv import devices
 from tvmconv.cli.errors import Parser, guarded
 from tvmconv.errors import DeviceError
+from tvmconv.gpu import Limits
 from tvmconv.knobs import Config
 from tvmconv.workloads import Workload
 
@@ -43,6 +46,13 @@ WORKLOADS = (
     "conv2d:1x64x14x14,48x64x3x3,s1,p1,f16,bias,gelu",
     "conv2d:2x6x11x11,12x1x3x3,s2,p1,g6,bf16,nhwc,clamp",
     "conv1d:2x12x517,18x4x9,s3,p4x2,g3,bf16,bias",
+    "conv2d:1x64x9x9,40x64x3x3,s1,p1,f16,nhwc,bias,add,relu",  # this one and the next six: tensor cores
+    "conv2d:2x24x11x7,72x24x3x3,s2,p0x1x1x2,bf16,nhwc,relu,add",
+    "conv2d:1x36x9x9,20x36x3x3,s1,p2,d2,tf32,nhwc,bias",
+    "conv2d:1x128x5x5,48x128x3x3,s1,p1,f16,nhwc",
+    "conv2d:2x32x9x11,48x16x3x3,s2x1,p1,g2,bf16,nhwc,gelu",
+    "conv2d:1x3x37x41,24x3x7x7,s2,p3,f16,nhwc,bias,relu",
+    "conv2d:2x24x17x13,24x1x5x5,s1,p2,g24,f16,nhwc,bias,silu",
     "conv3d:1x8x5x9x11,12x8x3x3x3,s1x2x1,p1,f16,nhwc,bias,add,relu",
     "filter1d:1003,k31,clamp",
     "filter1d:5,k31",
@@ -94,18 +104,25 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _verified(w: Workload, device: str) -> bool:
-    problem = tc.Problem(w)
+    problem, place = tc.Problem(w), devices.find(device)
     return all(
         tc.build(w, schedule, device=device, config=config).verify(problem).ok
         for schedule in tc.schedules(w)
-        for config in _configs(schedule, w)
+        if schedule.runs_on(place.kind, place.arch)
+        for config in _configs(schedule, w, place.limits)
     )
 
 
-def _configs(schedule: tc.Schedule, w: Workload) -> list[Config]:
-    """The default, and the same with as many steps as there can be."""
-    split = schedule.space(w).knobs.get("split_k")
-    return [{}, *([{"split_k": split.options[-1], "tile_rc": (-1, 1)}] if split and split.size > 1 else [])]
+def _configs(schedule: tc.Schedule, w: Workload, limits: Limits) -> list[Config]:
+    """The default, the same with as many steps as there can be, and one that a search could draw."""
+    space = schedule.space(w, limits)
+    split = space.knobs.get("split_k")
+    several = split is not None and split.size > 1 and "tile_rc" in space.knobs
+    return [
+        {},
+        *([{"split_k": split.options[-1], "tile_rc": (-1, 1)}] if split and several else []),
+        *(space.config(point) for point in (space.sample(1, np.random.default_rng(0)) if space.knobs else ())),
+    ]
 
 
 if __name__ == "__main__":

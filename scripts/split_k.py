@@ -20,7 +20,7 @@ from pathlib import Path
 import tvmconv as tc
 from tvmconv import devices
 from tvmconv.cli.errors import Parser, guarded
-from tvmconv.cli.options import count, positive
+from tvmconv.cli.options import add_suite, chosen_layers, count, positive
 from tvmconv.cli.progress import progress_line
 from tvmconv.devices import Device
 from tvmconv.errors import Error
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     parser = Parser(prog="split_k", description="What splitting a reduction over blocks gains on small images.")
-    parser.add_argument("--suite", default="resnet50", metavar="S", help="whose layers (default: %(default)s)")
+    add_suite(parser, "resnet50")
     parser.add_argument("--pixels", type=count, default=196, metavar="N", help="outputs at most (default: %(default)s)")
     parser.add_argument("--seconds", type=positive, default=20.0, metavar="T", help="a layer (default: %(default)s)")
     parser.add_argument(
@@ -54,9 +54,10 @@ def _run(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
 
     device = devices.find(args.device)
-    layers = [each for each in tc.suite(args.suite) if _is_small(each, args.pixels)]
+    selection = chosen_layers(args)
+    layers = [each for each in selection.layers.values() if _is_small(each, args.pixels)]
     if not layers:
-        raise Error(f"no layer of {args.suite} has at most {args.pixels} pixels")
+        raise Error(f"no layer of {selection.name} has at most {args.pixels} pixels")
     args.out.mkdir(parents=True, exist_ok=True)
     log = args.out / "split_k.jsonl"
     for number, layer in enumerate(layers, 1):

@@ -17,9 +17,9 @@ from typing import Any
 
 from tvmconv import devices
 from tvmconv.cli.errors import Parser, guarded
-from tvmconv.cli.options import add_timing, how_to_time, tell_choice
+from tvmconv.cli.options import add_suite, add_timing, chosen_layers, how_to_time, tell_choice
 from tvmconv.cli.progress import progress_line
-from tvmconv.experiments.sweep import CHANNELS_SUITE, Sweep, measure_sweep, select_layers
+from tvmconv.experiments.sweep import CHANNELS_SUITE, Sweep, measure_sweep
 from tvmconv.reports.sweep import markdown, table, write
 from tvmconv.reports.tables import result_text, with_section
 
@@ -33,9 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     parser = Parser(prog="sweep", description="The ladder of schedules over the layers of a suite.")
-    parser.add_argument("--suite", default=CHANNELS_SUITE, help="whose layers (default: %(default)s)")
-    parser.add_argument("--only", metavar="TEXT", help="only layers whose name contains this, such as 3x3")
-    parser.add_argument("--batch", type=int, default=1, metavar="N", help="images at a time (default: %(default)s)")
+    add_suite(parser, CHANNELS_SUITE)
     parser.add_argument("--from", dest="file", type=Path, metavar="FILE", help="do not measure: read this NAME.json")
     parser.add_argument("-o", dest="out", type=Path, metavar="DIR", help="write JSON, Markdown and PNG to this folder")
     parser.add_argument("--into", type=Path, metavar="FILE", help="put the table between this file's markers for NAME")
@@ -56,12 +54,12 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _measure(args: Any, command: str) -> Sweep:
-    workloads = select_layers(args.suite, args.batch, args.only)
+    selection = chosen_layers(args)
     device = devices.find(args.device)
     tell_choice(args.device, device)
     return measure_sweep(
-        f"{args.suite}-{args.only}" if args.only else args.suite,
-        workloads,
+        selection.name,
+        selection.workloads,
         device,
         command,
         progress=progress_line,

@@ -1,38 +1,54 @@
 """Tune every workload of a suite, then compare the suite with libraries in one run, as a table and a chart.
 
     python scripts/tune_suite.py --suite mobilenet --only depthwise --seconds 20 --device cuda:0 -o results
+    python scripts/tune_suite.py --suite resnet50 --dtype f16 --layout nhwc --batch 32 --seconds 8 --device cuda:0
+    python scripts/tune_suite.py --suite mine.json --schedule direct --schedule implicit_gemm --trials 200
     python scripts/tune_d2l.py -o results              # 60 s a shape
     python scripts/tune_resnet50.py -o results         # 30 s a shape
     python scripts/tune_suite.py --suite filter2d --baseline copy --baseline cupy --device cuda:0 -o results
 
-Measurements go to a log, DIR/NAME.jsonl or --log; the same command goes on where it was interrupted. Then the naive
-schedule, the best one without tuning, the best kernel of the log (`tuned`) and the libraries, cuDNN if none is named,
-are timed side by side: DIR/NAME-tuned.json, .md and .png. Prints the speed-up over each library, layer by layer and as
-geometric mean.
+Measurements go to a log, DIR/NAME.jsonl or --log, where NAME tells the layers and the variant: `resnet50-f16-nhwc-b32`.
+Then the naive schedule, the best one without tuning, the best kernel of the log (`tuned`) and the libraries, cuDNN if
+none is named, are timed side by side: DIR/NAME-tuned.json, .md and .png, with the speed-up over each library, layer by
+layer and as geometric mean, and the times of the network. The same command goes on where it was interrupted, also in
+the comparison: layers whose kernels in NAME-tuned.json are still the best of the log are not compared again.
 """
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tvmconv import baselines as libraries
-from tvmconv import devices
+from tvmconv import devices, library
 from tvmconv.cli.errors import Parser, UsageError, guarded
-from tvmconv.cli.options import count, tell_choice
+from tvmconv.cli.options import add_suite, chosen_layers, tell_choice, told_fallbacks
 from tvmconv.cli.progress import progress_line
-from tvmconv.cli.tune import add_search, phase_lines, results_table, search
-from tvmconv.experiments.sweep import measure_sweep, select_layers
-from tvmconv.reports.sweep import speedups, table, write
+from tvmconv.cli.tune import add_search, phase_lines, results_table, search, take_where_they_apply
+from tvmconv.devices import Device
+from tvmconv.experiments.results import Result
+from tvmconv.experiments.run import TUNED
+from tvmconv.experiments.sweep import Selection, Sweep, measure_sweep
+from tvmconv.logs.best import best
+from tvmconv.reports import tuned
+from tvmconv.reports.sweep import table, write, write_numbers
+from tvmconv.workloads import Conv, Workload
 
+# What is compared beside the naive schedule: the last one that computes the workload.
 COMPARED = {
-    "conv2d": ("default", "conflict_free"),
-    "filter1d": ("basic", "register"),
-    "filter2d": ("basic", "register"),
+    "conv1d": ("conflict_free",),
+    "conv2d": ("conflict_free", "tensor_core"),
+    "conv3d": ("conflict_free",),
+    "filter1d": ("register",),
+    "filter2d": ("register",),
 }
 TIMING_SECONDS = 0.1  # of each kernel in the comparison
+LADDER_FLOPS = 50e9  # of a suite's distinct layers, up to which the naive schedule, of 50 GFLOP/s or less, is bearable
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "tune_suite", **defaults: object) -> int:
@@ -47,10 +63,26 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "tune_suite", **defau
 
 
 def _run(argv: Sequence[str], prog: str, defaults: dict[str, object]) -> int:
+    args = _parser(prog, defaults).parse_args(argv)
+    baselines = [name for name in args.baseline or ["cudnn"] if name != "none"]
+    if args.device.startswith("rpc:") and not args.tune_only:
+        raise UsageError(f"kernels cannot be compared on {args.device}: tune there with --tune-only")
+
+    selection = chosen_layers(args)
+    workloads = list(dict.fromkeys(selection.workloads.values()))
+    named = take_where_they_apply(args.schedule or (), workloads)
+    args.out.mkdir(parents=True, exist_ok=True)
+    args.log = args.log or args.out / f"{selection.name}.jsonl"
+
+    if not args.compare_only:
+        _tune(args, workloads, named)
+    command = shlex.join(["python", f"scripts/{prog}.py", *argv])
+    return 0 if args.tune_only else _compare(args, selection, baselines, command)
+
+
+def _parser(prog: str, defaults: dict[str, object]) -> Parser:
     parser = Parser(prog=prog, description="Tune every layer of a suite, then compare the suite with libraries.")
-    parser.add_argument("--suite", default="d2l", help="whose layers (default: %(default)s)")
-    parser.add_argument("--only", metavar="TEXT", help="only layers whose name contains this, such as 3x3")
-    parser.add_argument("--batch", type=count, default=1, metavar="N", help="images at a time (default: %(default)s)")
+    add_suite(parser, "d2l")
     parser.add_argument("-o", dest="out", type=Path, default=Path("results"), metavar="DIR", help="where results go")
     parser.add_argument(
         "--baseline",
@@ -58,48 +90,101 @@ def _run(argv: Sequence[str], prog: str, defaults: dict[str, object]) -> int:
         choices=(*libraries.known(), "none"),
         help="to compare with (default: cudnn alone)",
     )
-    parser.add_argument("--tune-only", action="store_true", help="do not compare")
+    parser.add_argument(
+        "--ladder",
+        action=argparse.BooleanOptionalAction,
+        help="compare schedules without tuning as well, the naive one and the best (default: unless the layers have "
+        f"more than {LADDER_FLOPS / 1e9:.0f} GFLOP, which the naive one would take long for)",
+    )
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--tune-only", action="store_true", help="do not compare")
+    part.add_argument("--compare-only", action="store_true", help="do not tune: compare what the log has")
     add_search(parser)
     parser.set_defaults(log=None, **defaults)
-    args = parser.parse_args(argv)
-    baselines = [name for name in args.baseline or ["cudnn"] if name != "none"]
-    if args.device.startswith("rpc:") and not args.tune_only:
-        raise UsageError(f"kernels cannot be compared on {args.device}: tune there with --tune-only")
+    return parser
 
-    workloads = select_layers(args.suite, args.batch, args.only)
-    name = f"{args.suite}-{args.only}" if args.only else args.suite
-    args.out.mkdir(parents=True, exist_ok=True)
-    args.log = args.log or args.out / f"{name}.jsonl"
 
+def _tune(args: argparse.Namespace, workloads: Sequence[Workload], named: Mapping[Workload, list[str]]) -> None:
+    """Search for the fastest configs, one workload after another, and print what came of it."""
     results = []
-    for number, workload in enumerate(dict.fromkeys(workloads.values()), 1):
-        print(f"{number}: {workload.text}", file=sys.stderr, flush=True)
-        results += search(args, workload, compare=False, confirm=False)  # the comparison does that
+    for number, workload in enumerate(workloads, 1):
+        print(f"{number} of {len(workloads)}: {workload.text}", file=sys.stderr, flush=True)
+        own = argparse.Namespace(**{**vars(args), "schedule": named[workload]})
+        results += search(own, workload, compare=False, confirm=False)  # the comparison does that
     print(results_table(results).text())
     print("\n".join(phase_lines(results)), end="\n\n", flush=True)
-    if args.tune_only:
-        return 0
 
+
+def _compare(args: argparse.Namespace, selection: Selection, baselines: Sequence[str], command: str) -> int:
+    """Time all side by side, write and print it; the exit status."""
     device = devices.find(args.device)
     tell_choice(args.device, device)
-    sweep = measure_sweep(
-        f"{name}-tuned",
-        workloads,
-        device,
-        shlex.join(["python", f"scripts/{prog}.py", *argv]),
-        progress=progress_line,
-        done=lambda sweep: None,
-        schedules=COMPARED[next(iter(workloads.values())).operator],
-        log=args.log,
-        baselines=baselines,
-        cold=None,  # where the arrays exceed the cache
-        seconds=TIMING_SECONDS,
-    )
+    workloads = selection.workloads
+    ladder = args.ladder
+    if ladder is None:
+        ladder = sum(workload.flops for workload in workloads.values()) <= LADDER_FLOPS
+        if not ladder:
+            print("tune_suite: schedules without tuning are left out; --ladder compares them, too", file=sys.stderr)
+    counts = {label: layer.count for label, layer in selection.layers.items()}
+    name = f"{selection.name}-tuned"
+    with told_fallbacks():
+        sweep = measure_sweep(
+            name,
+            workloads,
+            device,
+            command,
+            progress=progress_line,
+            done=lambda sweep: write_numbers(sweep, args.out),
+            known=_known(args.out / f"{name}.json", args.log, device, ladder, baselines),
+            counts=counts if all(isinstance(workload, Conv) for workload in workloads.values()) else None,
+            each=lambda workload: _ladder(workload, device) if ladder else {"ladder": False},
+            log=args.log,
+            baselines=baselines,
+            cold=None,  # where the arrays exceed the cache
+            seconds=TIMING_SECONDS,
+        )
     write(sweep, args.out)
-    print(table(sweep).text())
-    if baselines:
-        print(speedups(sweep, baselines).text())
+    if tuned.has_ladder(sweep):
+        print(table(sweep).text(), end="\n\n")
+    print("\n".join([tuned.comparison(sweep).text(), "", *tuned.remarks(sweep), sweep.provenance]))
     return 0 if all(result.ok for result in sweep.results) else 1
+
+
+def _ladder(workload: Workload, device: Device) -> dict[str, Any]:
+    """What of `run_ladder` gives the naive schedule and the best one without tuning."""
+    there = {s.name for s in library.schedules(workload) if device.kind in s.kinds}
+    naive = library.naive(workload)
+    best_one = [name for name in COMPARED.get(workload.operator, ()) if name in there][-1:]
+    names = [*([naive.name] if naive else []), *best_one]
+    return {"schedules": names} if names else {"ladder": False}
+
+
+def _known(file: Path, log: Path, device: Device, ladder: bool, baselines: Sequence[str]) -> Sweep | None:
+    """What a file has of comparisons on this device that would not come out otherwise now."""
+    if not file.exists():
+        return None
+    sweep = Sweep.read(file)
+
+    def is_current(result: Result) -> bool:
+        names = [row.name for row in result.rows]
+        own = _ladder(result.workload, device).get("schedules", []) if ladder else []
+        record = best(log, result.workload, device=device.name)
+        row = next((row for row in result.rows if row.name == TUNED), None)
+        return (
+            result.ok
+            and result.device_name == device.name
+            and names == [*own, TUNED, *baselines]
+            and record is not None
+            and row is not None
+            and (row.schedule, row.config) == (record.schedule, record.config)
+        )
+
+    kept = [(label, result) for label, result in zip(sweep.labels, sweep.results, strict=True) if is_current(result)]
+    if not kept:
+        return None
+    labels, results = zip(*kept, strict=True)
+    print(f"tune_suite: not compared again, as {file} has them: {', '.join(labels)}", file=sys.stderr)
+    return replace(sweep, labels=[*labels], results=[*results], counts=[])
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ class Schedule:
         usage: `f(w, columns)`, what configs use of a device, as a formula over their values; None if there is none.
         condition: which workloads of its operator and dtypes it is for; None for all.
         promising: for which of these a search should try it when none is named; None for none.
+        supersedes: names of schedules that a search need not try where this one is promising and runs.
         kinds: the kinds of devices that its kernels run on.
         baseline: whether speed-ups are over it, for the workloads of its operator that it computes.
         since: number of the first NVIDIA architecture that has what its kernels need, 80 for sm_80; 0 for any.
@@ -62,6 +63,7 @@ class Schedule:
     usage: Callable[[Any, Columns], Usage] | None = field(default=None, repr=False)
     condition: Callable[[Any], bool] | None = field(default=None, repr=False)
     promising: Callable[[Any], bool] | None = field(default=None, repr=False)
+    supersedes: tuple[str, ...] = ()
     kinds: tuple[str, ...] = KINDS
     baseline: bool = False
     since: int = 0
@@ -147,6 +149,7 @@ def schedule(
     usage: Callable[[Any, Columns], Usage] | None = None,
     condition: Callable[[Any], bool] | None = None,
     promising: Callable[[Any], bool] | None = None,
+    supersedes: tuple[str, ...] = (),
     kinds: tuple[str, ...] = KINDS,
     baseline: bool = False,
     since: int = 0,
@@ -161,6 +164,7 @@ def schedule(
             too much are never built.
         condition: which workloads it is for, if not for all.
         promising: for which of these a search should try it when none is named.
+        supersedes: names of schedules that a search need not try where this one is promising and runs.
         kinds: the kinds of devices that its kernels run on.
         baseline: whether speed-ups are over it; an operator has one such schedule.
         since: the first NVIDIA architecture that has what its kernels need: 80 for sm_80.
@@ -177,7 +181,18 @@ def schedule(
                 _check_only_baseline(own, function)
         for own in new:
             _registry[own, name] = Schedule(
-                name, own, function, dtypes, len(_registry), usage, condition, promising, kinds, baseline, since
+                name,
+                own,
+                function,
+                dtypes,
+                len(_registry),
+                usage,
+                condition,
+                promising,
+                supersedes,
+                kinds,
+                baseline,
+                since,
             )
         return function
 
@@ -274,7 +289,9 @@ def to_tune(w: Workload, kind: str, arch: str | None = None) -> list[Schedule]:
     Raises:
         ScheduleError: there is none.
     """
-    found = [s for s in schedules(w) if s.runs_on(kind, arch) and s.promising and s.promising(w)]
+    promising = [s for s in schedules(w) if s.runs_on(kind, arch) and s.promising and s.promising(w)]
+    superseded = {name for s in promising for name in s.supersedes}
+    found = [s for s in promising if s.name not in superseded]
     if not found:
         raise ScheduleError(f"no schedule of {w} is made to be tuned on {arch or kind}: name one")
     return found

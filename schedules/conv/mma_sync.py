@@ -11,6 +11,8 @@ What `tensor_core` does by rewriting is written here as a program, for the thing
 - Sums of one output shared among warps (`warps_k`) and among blocks (`split_k`), for images of few pixels with many
   channels. Blocks meet in the shared memory of a cluster (sm_90 and later), or in scratch memory that a second step
   reads.
+- Several tiles in turn for one block (`tiles_per_block`), where there are many: while it stores one, the operands of
+  the next are on their way.
 
 The operands are rows of the reduction, taps × channels with the channels last, as both lie in memory in NHWC: pixels ×
 reduction of the input, which exists nowhere as such (implicit GEMM), and channels × reduction of the weight.
@@ -19,7 +21,7 @@ reduction of the input, which exists nowhere as such (implicit GEMM), and channe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -97,6 +99,7 @@ def is_promising(w: Conv) -> bool:
     usage=usage,
     condition=is_channels_last,
     promising=is_promising,
+    supersedes=("direct", "implicit_gemm", "tensor_core"),
     kinds=("cuda",),
     since=80,
 )
@@ -153,6 +156,8 @@ class _Multiplication:
         self.rows = int(t.rows(p))
         self.stage_bytes = int(t.stage_bytes(p))
         self.steps = int(t.steps(p))
+        self.grid = int(t.blocks(p)) // int(t.split_k)
+        self.ring = 0 if t.tiles_per_block == 1 else int(t.stages) * self.stage_bytes  # a finished tile is behind
         self.mmas_m = t.block_m // t.warps_m // MMA_M  # of a warp
         self.mmas_n = t.block_n // t.warps_n // MMA_N
         self.mmas_k = self.row_bytes // MMA_BYTES // t.warps_k  # in a step
@@ -165,7 +170,6 @@ class _Multiplication:
     def write(self) -> None:
         """Emit the kernel."""
         t, p = self.t, self.p
-        across, down = -(-p.n // t.block_n), -(-p.m // t.block_m)
         copied = [-(-block // self.rows) for block in (t.block_m, t.block_n)]
         self.sums = allocate("sums", self.mmas_m * self.mmas_n * 4, "float32")
         self.a = allocate("a", 2 * self.mmas_m * 4, "uint32")
@@ -181,37 +185,70 @@ class _Multiplication:
         with (
             parallel(int(t.split_k), "blockIdx.z") as self.part,
             parallel(int(t.split_k), "clusterCtaIdx.z") if t.in_cluster else nullcontext(),
-            parallel(p.groups * down * across, "blockIdx.x") as block,
+            parallel(self.grid, "blockIdx.x") as block,
             parallel(int(t.threads), "threadIdx.x") as self.thread,
         ):
-            self.at_n = block % across * t.block_n
-            self.at_m = block // across % down * t.block_m
-            self.group = block // (across * down)
             self._place_thread()
             store(self.memory, 0, T.cuda.cvta_generic_to_shared(shared.access_ptr("rw")))
-            self._find_rows()
+            self._find_rows(block)
             for step in range(t.stages - 1):
                 if step < self.steps:
                     self._copy_input(step, step)
                     self._copy_filters(step, step)
                 call(T.ptx.cp.async_.commit_group())
-            self._begin()
-            self._multiply()
-            if t.warps_k > 1:
-                self._add_up_warps()
-            if self.partial is not None:
-                with when(self._is_first_slice()):
-                    self._store_partial()
+            store(self.slot, 0, 0)
+            store(self.slot, 1, t.stages - 1)
+            self._wait()
+            self._fragments(0, 0, 0)
+            if t.tiles_per_block == 1:
+                self._compute(block, None)
                 return
+            with serial(int(t.tiles_per_block), "turn") as turn:
+                tile = block + turn * self.grid
+                with when(self._is_tile(tile)):
+                    last = turn + 1 == t.tiles_per_block
+                    self._compute(tile, tile + self.grid, T.Not(last))
+
+    def _compute(self, tile: Expr, following: Expr, more: Expr = False) -> None:
+        """Compute a tile, whose first operands are there or on their way.
+
+        Args:
+            tile: its number.
+            following: the number of the tile that this block computes next, if it does.
+            more: whether it does, if that tile is one.
+        """
+        t = self.t
+        self.at_m, self.at_n, self.group = self._place(tile)
+        self._begin()
+        self._multiply(following, more)
+        if t.tiles_per_block == 1:  # what is left of the stages makes room
+            call(T.ptx.cp.async_.wait_group(0))
+            call(T.cuda.cta_sync())
+        if t.warps_k > 1:
+            self._add_up_warps()
+        if self.partial is not None:
             with when(self._is_first_slice()):
-                self._stage()
-            if t.split_k > 1:
-                call(T.cuda.cluster_sync())
-            else:
-                call(T.cuda.cta_sync())
-            self._store()
-            if t.split_k > 1:  # a block's shared memory is there until all have read it
-                call(T.cuda.cluster_sync())
+                self._store_partial(self.partial)
+            return
+        with when(self._is_first_slice()):
+            self._stage()
+        if t.split_k > 1:
+            call(T.cuda.cluster_sync())
+        else:
+            call(T.cuda.cta_sync())
+        self._store()
+        if t.split_k > 1:  # a block's shared memory is there until all have read it
+            call(T.cuda.cluster_sync())
+
+    def _place(self, tile: Expr) -> tuple[Expr, Expr, Expr]:
+        """The first pixel and the first channel of a tile, and its group."""
+        across, down = -(-self.p.n // self.t.block_n), -(-self.p.m // self.t.block_m)
+        return tile // across % down * self.t.block_m, tile % across * self.t.block_n, tile // (across * down)
+
+    def _is_tile(self, number: Expr) -> Expr:
+        """Whether there is a tile of that number: the last blocks may have fewer than the others."""
+        whole = self.grid * self.t.tiles_per_block == int(self.t.tiles(self.p))
+        return True if whole else number < int(self.t.tiles(self.p))
 
     def _place_thread(self) -> None:
         """Which rows and chunk a thread copies, and which part of the tile its warp computes."""
@@ -226,22 +263,23 @@ class _Multiplication:
         """Whether this warp ends up with the sums of its part of the tile."""
         return self.warp_k == 0 if self.t.warps_k > 1 else True
 
-    def _find_rows(self) -> None:
+    def _find_rows(self, tile: Expr) -> None:
         """Find where the rows begin that this thread copies. Rows beyond the product repeat its last one."""
         w, p = self.w, self.p
+        at_m, at_n, group = self._place(tile)
         strides = _strides((w.N, *w.space, w.C))
         with unrolled(-(-self.t.block_m // self.rows), "i") as i:
-            m = T.min(self.at_m + self.row + i * self.rows, p.m - 1)
+            m = T.min(at_m + self.row + i * self.rows, p.m - 1)
             place = m % math.prod(w.out)
-            at = m // math.prod(w.out) * strides[0] + self.group * p.depth
+            at = m // math.prod(w.out) * strides[0] + group * p.depth
             for axis, first in enumerate(self.first):
                 out = place // math.prod(w.out[axis + 1 :]) % w.out[axis]
                 store(first, i, out * w.stride[axis] - w.before[axis])
                 at = at + first[i] * strides[1 + axis]
             store(self.pixel, i, at)
         with unrolled(-(-self.t.block_n // self.rows), "i") as i:
-            n = T.min(self.at_n + self.row + i * self.rows, p.n - 1)
-            store(self.filter, i, (self.group * p.n + n) * p.k)
+            n = T.min(at_n + self.row + i * self.rows, p.n - 1)
+            store(self.filter, i, (group * p.n + n) * p.k)
 
     def _copy_input(self, step: Expr, slot: Expr) -> None:
         """Start the copy of this block's pixels, for one of its steps, into a slot of the ring."""
@@ -346,44 +384,47 @@ class _Multiplication:
         """An operation's argument for neighbouring channels of a pixel, in the accumulation dtype."""
         return read_argument(self.w, self.arguments, operation, m, self.group * self.p.n + n, width, self.words)
 
-    def _multiply(self) -> None:
+    def _multiply(self, following: Expr, more: Expr) -> None:
         """Walk through the steps, each copied `stages` - 1 of them ahead, its fragments one mma ahead.
 
-        What an mma waits for is asked for before what is wanted later: fragments before copies, and these spread over
-        the mmas of a step, for the instructions to be issued while the tensor cores are at work.
+        Behind the last steps that are copied for this tile come the first ones of the following. What an mma waits for
+        is asked for before what is wanted later: fragments before copies, and these spread over the mmas of a step, for
+        the instructions to be issued while the tensor cores are at work.
         """
-        t, ahead = self.t, self.t.stages - 1
+        t, ahead, last = self.t, self.t.stages - 1, self.mmas_k - 1
 
-        def wait() -> None:  # for the next step, and for all warps to have read the last one
-            call(T.ptx.cp.async_.wait_group(t.stages - 2))
-            call(T.cuda.cta_sync())
+        def copy(step: Expr, part: Callable[[Expr, Expr], None]) -> None:
+            with when(step + ahead < self.steps):
+                part(step + ahead, self.slot[1])
+            if t.tiles_per_block > 1:
+                with when(both(step + ahead >= self.steps, more, self._is_tile(following))):
+                    part(step + (ahead - self.steps), self.slot[1])
 
         def advance(which: int) -> None:
             store(self.slot, which, T.Select(self.slot[which] == t.stages - 1, 0, self.slot[which] + 1))
 
-        store(self.slot, 0, 0)
-        store(self.slot, 1, ahead)
-        wait()
-        self._fragments(0, 0, 0)
-        last = self.mmas_k - 1
         with serial(self.steps, "step") as step:
+            if t.tiles_per_block > 1:
+                with when(both(step + ahead == self.steps, more, self._is_tile(following))):
+                    self._find_rows(following)
             for mma in range(self.mmas_k):
                 if mma == last:
                     advance(0)
-                    wait()
+                    self._wait()
                     self._fragments(self.slot[0], 0, 0)
                 else:
                     self._fragments(self.slot[0], mma + 1, (mma + 1) % 2)
                 if mma == 0:
-                    with when(step + ahead < self.steps):
-                        self._copy_input(step + ahead, self.slot[1])
+                    copy(step, self._copy_input)
                 if mma == min(1, last - 1):
-                    with when(step + ahead < self.steps):
-                        self._copy_filters(step + ahead, self.slot[1])
+                    copy(step, self._copy_filters)
                     call(T.ptx.cp.async_.commit_group())
                     advance(1)
                 self._mma(mma % 2)
-        call(T.ptx.cp.async_.wait_group(0))
+
+    def _wait(self) -> None:
+        """Wait for the next step, and for all warps to have read the last one."""
+        call(T.ptx.cp.async_.wait_group(self.t.stages - 2))
         call(T.cuda.cta_sync())
 
     def _fragments(self, slot: Expr, mma: int, into: int) -> None:
@@ -427,7 +468,7 @@ class _Multiplication:
             store(self.sums, i, self.sums[i] + self.value[0])
         call(T.cuda.cta_sync())
 
-    def _store_partial(self) -> None:
+    def _store_partial(self, partial: Buffer) -> None:
         """Store this block's sums to scratch memory: (blocks that share an output, pixels, channels)."""
         p = self.p
         width = math.gcd(p.n, 2)
@@ -439,7 +480,7 @@ class _Multiplication:
                     first = (i * self.mmas_n + j) * 4 + h * 2 + pair
                     for e in range(width):
                         store(self.value, e, self.sums[first + e])
-                    to = self.partial.access_ptr("w", offset=at + pair)
+                    to = partial.access_ptr("w", offset=at + pair)
                     ptx(f"st.global{'.v2' if width == 2 else ''}.b32", to, *(self.value[e] for e in range(width)))
 
     def _stage(self) -> None:
@@ -447,7 +488,7 @@ class _Multiplication:
         rest, itemsize = self.w.epilogue[self.begun :], self.staged_itemsize
         row = self.warp_m * (self.mmas_m * MMA_M) + self.lane // 4
         column = self.warp_n * (self.mmas_n * MMA_N) + self.lane % 4 * 2
-        at = self.memory[0] + uint(row * self.pitch) + uint(column * itemsize)
+        at = self.memory[0] + uint(self.ring) + uint(row * self.pitch) + uint(column * itemsize)
         with unrolled(self.mmas_m, "i") as i, unrolled(self.mmas_n, "j") as j, unrolled(2, "h") as h:
             pair = [self.sums[(i * self.mmas_n + j) * 4 + h * 2 + e] for e in range(2)]
             if not self.unfinished:
@@ -460,7 +501,7 @@ class _Multiplication:
                 ptx("st.shared.b32", to, self.words[0])
 
     def _store(self) -> None:
-        """Store the tile from shared memory, of a cluster each block its share of the pixels, in vectors of channels."""
+        """Store the tile from shared memory in vectors of channels; of a cluster each block its share of the pixels."""
         t, p, w = self.t, self.p, self.w
         vector, across = self.vector, t.block_n // self.vector
         share = t.block_m // t.split_k
@@ -470,7 +511,7 @@ class _Multiplication:
             index = i * t.threads + self.thread
             row, column = self.part * share + index // across, index % across * vector
             m, n = self.at_m + row, self.at_n + column
-            at = uint(row * self.pitch) + uint(column * self.staged_itemsize)
+            at = uint(self.ring) + uint(row * self.pitch) + uint(column * self.staged_itemsize)
             with when(self._is_output(m, n)):
                 if self.unfinished:
                     self._sum_up(at)

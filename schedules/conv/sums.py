@@ -16,7 +16,8 @@ from ..vocabulary import inline_consumers
 T = TypeVar("T")
 
 ADDING_THREADS = 256  # of a block that adds up partial sums
-DTYPES = ("float32", "float16", "bfloat16")  # products of 16-bit operands are float32's, and so are all sums
+# Products are float32's, also of 16-bit operands, and so are sums; where TF32 will do, that is better than asked for.
+DTYPES = ("float32", "float16", "bfloat16", "tf32")
 
 
 class Loops(NamedTuple):

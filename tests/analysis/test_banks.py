@@ -1,11 +1,14 @@
 """Bank conflicts are counted as the hardware counts them: distinct words of a bank, one warp at a time."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import steps
+from instructions import lowered, product, rows
 
 import tvmconv as tc
-from tvmconv.analysis.banks import bank_wavefronts, shared_accesses
+from tvmconv.analysis.banks import bank_wavefronts, shared_accesses, wide_wavefronts
 from tvmconv.analysis.traffic import ADDITIONS, MULTIPLICATIONS, SHARED_STORES, traffic
 
 
@@ -43,6 +46,45 @@ def test_a_last_warp_that_is_not_full_is_a_warp():
     assert bank_wavefronts(words, np.ones(words.shape, bool)) == (2, 2)
 
 
+@pytest.mark.parametrize(
+    ("nbytes", "stride", "expected"),
+    [
+        (4, 4, (1, 1, 1)),
+        (4, 8, (1, 2, 1)),
+        (8, 8, (1, 2, 2)),
+        (8, 16, (1, 4, 2)),
+        (16, 16, (1, 4, 4)),
+        (16, 32, (1, 8, 4)),  # two rows of 16 bytes lie in the same banks
+        (16, 128, (1, 32, 4)),  # all do
+        (16, 144, (1, 4, 4)),
+        (2, 2, (1, 1, 1)),
+    ],
+)
+def test_wide_accesses_are_served_by_parts_of_a_warp(nbytes, stride, expected):
+    assert wide_wavefronts(np.arange(32), np.arange(32) * stride, nbytes) == expected
+
+
+def test_lanes_that_read_the_same_vectors_are_served_together():
+    assert wide_wavefronts(np.arange(32), np.arange(32) // 8 * 16, 16) == (1, 4, 4)
+
+
+def test_the_rows_that_ldmatrix_reads_meet_in_the_banks():
+    """Rows of 32 bytes: of 8 rows, the first 16 bytes of two lie in the same banks; eight rows have four of them."""
+    copied, of_k, a, b = shared_accesses(lowered(product()))
+    assert (copied.kind, copied.requests, copied.wavefronts, copied.least, copied.nbytes) == ("store", 1, 4, 4, 16)
+    assert (of_k.kind, of_k.requests, of_k.wavefronts) == ("store", 1, 2)
+    assert (a.kind, a.requests, a.wavefronts, a.conflicts) == ("load", 1, 8, 4)
+    assert (b.kind, b.requests, b.wavefronts, b.conflicts) == ("load", 1, 4, 2)
+
+
+@pytest.mark.parametrize(("swizzled", "conflicts"), [(False, 3 * 4 * 7), (True, 0)])
+def test_a_swizzle_of_a_ring_of_stages_is_followed(swizzled, conflicts):
+    """Rows of 128 bytes: the same 16 bytes of 8 rows lie in the same banks, unless the row's number moves them."""
+    accesses = shared_accesses(lowered(rows(swizzled=swizzled)))
+    assert sum(each.conflicts for each in accesses if each.kind == "load") == conflicts
+    assert sum(each.conflicts for each in accesses if each.kind == "store") == 0
+
+
 def test_a_kernels_shared_loads_are_all_found():
     """Of `tiling` at the chapter's shape, by hand: 64 channels x 3 rows of the filter, each read for 3 columns."""
     kernel = tc.build(tc.parse("conv2d:1x64x64x64,64x64x3x3,s1,p1"), "tiling", arch="sm_90")
@@ -52,6 +94,20 @@ def test_a_kernels_shared_loads_are_all_found():
     assert loads["weight_shared"].requests == warps * steps * 8 * 3
     assert loads["weight_shared"].conflicts == 0  # a warp has one row of channels: a broadcast
     assert loads["padded_shared"].wavefronts >= 4 * loads["padded_shared"].requests  # columns 4 words apart
+
+
+@pytest.mark.parametrize("config", [{"pipeline": "async3"}, {}])
+def test_what_is_counted_from_the_text_is_what_an_execution_counts(config, monkeypatch):
+    kernel = tc.build(tc.parse("conv2d:1x16x8x8,16x16x3x3,s1,p1"), "implicit_gemm", arch="sm_90", config=config)
+    from_text = shared_accesses(kernel)
+    monkeypatch.setattr("tvmconv.analysis.banks.has_instructions", lambda function: True)
+
+    def merged(accesses):  # what is not accessed at all is not seen by an execution
+        return sorted(
+            dataclasses.astuple(each)[:1] + dataclasses.astuple(each)[2:] for each in accesses if each.requests
+        )
+
+    assert merged(shared_accesses(kernel)) == merged(from_text)
 
 
 def test_dynamic_shared_memory_is_shared_memory():

@@ -4,6 +4,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
+from instructions import lowered, product, rows
 from tvm.script import tirx as T  # noqa: N812
 
 import tvmconv as tc
@@ -247,3 +248,57 @@ def test_many_iterations_that_nothing_depends_on_are_counted():
             Y[thread] = T.float32(0)
 
     assert counts(kernel).counts[GLOBAL_STORES].elements == THREADS << 20
+
+
+def test_an_mma_and_what_goes_to_it_count_as_they_are():
+    """Of one warp: a tile of 16 × 16 and one of 8 × 16, in 2 bytes each, and 16 × 8 sums."""
+    found = traffic(lowered(product())).counts
+    assert found[MULTIPLICATIONS] == found[ADDITIONS] == Count(16 * 8 * 16, 1, 4 * 16 * 8 * 16)
+    assert found[GLOBAL_LOADS] == found[SHARED_STORES] == Count(16 * 16 + 8 * 16, 2, 2 * (16 * 16 + 8 * 16))
+    assert found[SHARED_LOADS] == Count(16 * 16 + 8 * 16, 2, 2 * (16 * 16 + 8 * 16))
+    assert found[GLOBAL_STORES] == Count(16 * 8, 2, 4 * 16 * 8)
+    assert traffic(lowered(product())).outputs == 16 * 8
+
+
+@pytest.mark.parametrize(
+    ("text", "schedule"),
+    [
+        ("conv2d:1x64x8x8,32x64x3x3,s1,p1,f16,nhwc", "tensor_core"),
+        ("conv2d:1x64x8x8,32x64x3x3,s1,p1,bf16,nhwc", "mma_sync"),
+        ("conv2d:1x64x8x8,32x64x3x3,s1,p1,tf32,nhwc", "mma_sync"),
+    ],
+)
+def test_a_convolution_on_tensor_cores_multiplies_what_it_has_to(text, schedule):
+    kernel = build(text, schedule, split_k=1)
+    found = traffic(kernel)
+    assert found.counts[MULTIPLICATIONS].elements * kernel.launch.blocks * 2 == kernel.workload.flops
+    assert found.outputs * kernel.launch.blocks == 32 * 8 * 8
+
+
+def test_an_asynchronous_copy_loads_no_more_than_it_reads():
+    """Of padding, nothing is read: a block that has all pixels reads each under the taps at which it is inside."""
+    kernel = build("conv2d:1x64x8x8,64x64x3x3,s1,p1,f16,nhwc", "mma_sync", block_m=64, block_n=64)
+    found = traffic(kernel).counts
+    taps = (3 * 8 - 2) ** 2  # pairs of a pixel and a tap that meet in the image
+    assert found[GLOBAL_LOADS].elements == 64 * taps + 64 * 64 * 9
+
+
+@pytest.mark.parametrize(
+    ("text", "schedule", "config"),
+    [
+        ("conv2d:1x8x9x9,8x8x3x3,s1,p1,gelu", "tiling", {}),
+        ("conv2d:1x8x16x16,16x8x3x3,p1,relu", "direct", {"pipeline": "async2"}),
+        ("filter1d:4096,k5", "shuffle", {}),
+    ],
+)
+def test_what_is_counted_from_the_text_is_what_an_execution_counts(text, schedule, config, monkeypatch):
+    kernel = build(text, schedule, **config)
+    from_text = traffic(kernel)
+    monkeypatch.setattr("tvmconv.analysis.traffic.has_instructions", lambda function: True)
+    assert traffic(kernel) == from_text
+
+
+def test_what_depends_on_the_data_is_not_counted():
+    assert traffic(lowered(rows(swizzled=True))).counts[SHARED_LOADS].elements == 3 * 32 * 4
+    with pytest.raises(AnalysisError, match="depends on the data"):
+        traffic(lowered(rows(swizzled=True, branches=True)))

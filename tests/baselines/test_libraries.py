@@ -9,8 +9,9 @@ from scipy import ndimage
 from strategies import filters
 
 from tvmconv import baselines
-from tvmconv.baselines import cupy
-from tvmconv.baselines.base import WrongDeviceError
+from tvmconv.baselines import cudnn, cupy
+from tvmconv.baselines.base import Baseline, WrongDeviceError
+from tvmconv.devices import Timing
 from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.errors import DeviceError
 from tvmconv.verify import Problem
@@ -88,9 +89,66 @@ def test_cold_launches_go_through_sets_of_buffers(gpu, name):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("epilogue", ["", ",bias,relu", ",bias,add,relu"])
+@pytest.mark.parametrize("dtype", ["f32", "tf32", "f16", "bf16"])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_cudnn_convolves_right_in_every_dtype_and_layout_with_epilogues(gpu, dtype, layout, epilogue):
+    pytest.importorskip("torch")
+    problem = Problem(parse(f"conv2d:4x64x14x14,128x64x3x3,s1,p1,{dtype},{layout}{epilogue}"))
+    baseline = LIBRARIES["cudnn"](problem.workload, problem.inputs, device=gpu, seconds=0.01)
+    assert problem.check(baseline.output).ok, baseline.text
+    assert ("no TF32" in baseline.text) == (dtype != "tf32")
+
+
+@pytest.mark.gpu
 def test_a_copy_has_a_time_and_no_output(gpu):
     w = parse("filter1d:67108864,k5")
     copy = LIBRARIES["copy"](w, w.inputs(0), device=gpu, seconds=0.02)
     assert copy.output is None
     assert copy.timing.median > 0
     assert gpu.peak_bandwidth is None or w.min_bytes / copy.timing.median < gpu.peak_bandwidth
+
+
+class Picks:
+    """Stands in for cuDNN's picks of a convolution's calls, by what is told of them."""
+
+    def __init__(self, **seconds):
+        self.seconds, self.asked = seconds, []
+
+    def __call__(self, w, call, inputs, gpu, *, cold, seconds):
+        name = "fused" if any("fused" in note for note in call.notes) else "apart"
+        self.asked.append(name)
+        if name not in self.seconds:
+            raise DeviceError(f"cannot compute {name}")
+        return Baseline(Timing((self.seconds[name],), "by hand", cold), None, name)
+
+
+@pytest.fixture
+def pick(monkeypatch, described):
+    def run(**seconds):
+        picks = Picks(**seconds)
+        monkeypatch.setattr(cudnn, "_time_pick", picks)
+        w = parse("conv2d:1x4x6x6,4x4x3x3,f16,nhwc,bias,relu")
+        return list(cudnn._picks(w, w.inputs(0), described, cold=False, seconds=0.1)), picks.asked
+
+    pytest.importorskip("torch")
+    return run
+
+
+def test_cudnn_is_asked_several_times_for_every_call(pick):
+    found, asked = pick(fused=1.0, apart=2.0)
+    assert asked == [*["apart"] * 3, *["fused"] * 3] * 2
+    assert len(found) == 12
+
+
+def test_calls_that_cudnn_cannot_run_are_left_out_unless_there_is_none_else(pick):
+    found, asked = pick(apart=2.0)
+    assert {baseline.text for baseline in found} == {"apart"}
+    assert asked.count("fused") == 2  # once in each layout
+    with pytest.raises(DeviceError, match="cannot compute apart"):
+        pick()
+
+
+def test_a_call_that_takes_long_is_asked_once(pick, monkeypatch):
+    monkeypatch.setattr(cudnn, "PICKING_SECONDS", -1.0)
+    assert pick(fused=1.0, apart=2.0)[1] == ["apart", "fused"] * 2

@@ -43,7 +43,6 @@ REFUSALS = {
     "kernel too large": (["run", "conv2d:1x3x2x2,4x3x3x3"], "larger than the padded image"),
     "zero size": (["run", "conv2d:0x3x8x8,4x3x3x3"], "at least 1"),
     "unknown schedule": (["run", SMALL, "fly"], "no schedule 'fly'"),
-    "dtype without schedules": (["run", SMALL + ",tf32"], "no schedule computes conv2d in tf32"),
     "architecture that NVRTC does not know": (
         ["show", SMALL, "tiling", "--arch", "sm_11"],
         "unknown architecture 'sm_11'",
@@ -60,6 +59,9 @@ REFUSALS = {
     "unknown baseline": (["run", SMALL, "--baseline", "mkl"], "'mkl'"),
     "baseline without a GPU": (["run", SMALL, "--device", "opencl", "--baseline", "cudnn"], "needs an NVIDIA GPU"),
     "unknown suite": (["run", "--suite", "alexnet"], "'alexnet'"),
+    "variant of a workload": (["run", SMALL, "--dtype", "f16"], "--dtype is for the layers of a suite"),
+    "suite that is no file": (["run", "--suite", "nowhere.json"], "nowhere.json: No such file"),
+    "suite that is no suite": (["run", "--suite", __file__], "is no suite, expected JSON such as"),
     "unknown option": (["run", SMALL, "--fast"], "--fast"),
     "unknown stage": (["show", SMALL, "tiling", "--stage", "llvm"], "'llvm'"),
     "unknown schedule to show": (["show", SMALL, "fly"], "no schedule 'fly'"),
@@ -79,6 +81,12 @@ def test_bad_input_is_one_line_and_status_2(capsys, words, said):
     assert err.startswith("tvmconv: ")
     assert err.count("\n") == 1
     assert said in err
+
+
+def test_a_workload_without_schedules_is_refused(capsys, registry):
+    registry.clear()
+    status, _, err = run(capsys, "run", SMALL + ",tf32", "--device", "opencl:0")
+    assert (status, err) == (2, "tvmconv: no schedule computes conv2d in tf32\n")
 
 
 def test_a_workload_past_this_machines_memory_is_refused(capsys, monkeypatch):
@@ -126,7 +134,7 @@ def test_run_with_a_wrong_kernel_has_status_1(capsys, monkeypatch):
 
 def test_run_of_a_suite_prints_a_line_of_json_a_workload(capsys, monkeypatch):
     layers = (Layer("a", parse(SMALL), 1), Layer("b", parse("conv2d:1x2x6x6,8x2x3x3,p1"), 1))
-    monkeypatch.setattr("tvmconv.workloads.suite", lambda name: layers)
+    monkeypatch.setattr("tvmconv.experiments.sweep.suite", lambda *_, **how: layers)
     words = ["run", "default", "--suite", "d2l", "--device", "opencl:0", "--seconds", "0.01", "--json"]
     _, out, _ = run(capsys, *words)
     assert [json.loads(line)["workload"] for line in out.splitlines()] == [layer.workload.text for layer in layers]
@@ -176,6 +184,25 @@ def test_devices_tells_a_remedy_for_what_is_not_there(capsys):
     entries = json.loads(out)
     assert "opencl:0" in [entry["device"] for entry in entries]
     assert all(entry["remedy"] for entry in entries if entry["name"] is None)
+
+
+VARIANT = ["--dtype", "tf32", "--layout", "nhwc", "--batch", "8", "--epilogue", "bias,relu", "--only", "3x3"]
+
+
+def test_suites_lists_the_layers_of_a_variant(capsys):
+    status, out, _ = run(capsys, "suites", "resnet50", *VARIANT, "--skip", "conv2")
+    assert status == 0
+    assert out.splitlines()[1].split() == [
+        *("conv3_1.3x3", "1", "conv2d:8x128x56x56,128x128x3x3,s2,p1,tf32,nhwc,bias,relu")
+    ]
+
+
+def test_run_takes_a_suite_from_a_file_in_a_variant(capsys, tmp_path):
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps([{"name": "a", "text": SMALL}]))
+    words = ["run", "--suite", str(file), "default", "--dtype", "bf16", "--device", "opencl:0", "--seconds", "0.01"]
+    status, out, _ = run(capsys, *words, "--json")
+    assert (status, json.loads(out)["workload"]) == (0, "conv2d:1x4x6x6,8x4x3x3,s1,p1,bf16")
 
 
 def test_suites_lists_the_layers_of_one(capsys):

@@ -3,11 +3,16 @@
 import importlib
 import json
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from instant import Instant
 
+from tvmconv import library
+from tvmconv.baselines.base import REGISTRY, Baseline
+from tvmconv.devices import Timing
+from tvmconv.experiments.sweep import Sweep
 from tvmconv.logs.lines import BadLines
 from tvmconv.logs.log import read
 from tvmconv.workloads import Layer, parse
@@ -27,7 +32,7 @@ def script(monkeypatch):
 @pytest.fixture
 def small(monkeypatch):
     """All suites consist of the two layers."""
-    monkeypatch.setattr("tvmconv.experiments.sweep.suite", lambda name, batch: LAYERS)
+    monkeypatch.setattr("tvmconv.experiments.sweep.suite", lambda *_, **how: LAYERS)
 
 
 def records_of(log):
@@ -58,6 +63,123 @@ def test_the_same_command_tunes_nothing_again(script, small, tmp_path, monkeypat
     assert log.read_bytes() == before
 
 
+@pytest.fixture
+def mine(tmp_path):
+    """A suite in a file: a convolution that two layers have, and one that cannot be tiled by `conflict`."""
+    layers = [
+        {"name": "wide", "text": "conv2d:1x4x6x6,8x4x3x3,s1,p1", "count": 2},
+        {"name": "deep", "text": "conv2d:1x8x4x4,4x8x1x1,s1,p0"},
+    ]
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(layers))
+    return str(path)
+
+
+@pytest.fixture
+def slow_library(monkeypatch):
+    """A library that is right and takes a second, and says of each layer how it went."""
+
+    def time_slowly(w, inputs, *, device, cold=False, seconds=0.5):
+        text = f"Slow 1.0, {w.dtype}, for {w.C} channels"
+        return Baseline(Timing((1.0,), "by hand", cold), w.reference(*inputs).astype(w.storage), text)
+
+    monkeypatch.setitem(REGISTRY, "slow", time_slowly)
+
+
+@pytest.fixture
+def tuned_mine(script, mine, slow_library, tmp_path, monkeypatch):
+    """Tune and compare the suite in bfloat16, channels last, two images at a time; the exit status."""
+    monkeypatch.setattr("tvmconv.searching.search.Measurer", Instant())
+    words = ["--suite", mine, "--dtype", "bf16", "--layout", "nhwc", "--batch", "2", "--baseline", "slow"]
+    how = ["--tuner", "random", "--trials", "2", "--device", "opencl:0", "-o", str(tmp_path / "out")]
+    return lambda *more: script("tune_suite").main([*words, *how, *more])
+
+
+def test_a_variant_of_a_suite_from_a_file_is_tuned_and_compared(tuned_mine, tmp_path, capsys):
+    assert tuned_mine("--schedule", "tiling", "--schedule", "pointwise") == 2
+    assert "no schedule 'pointwise' for conv2d" in capsys.readouterr().err
+    assert tuned_mine("--schedule", "tiling", "--schedule", "columns") == 0
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {
+        f"mine-bf16-nhwc-b2{end}" for end in (".jsonl", "-tuned.json", "-tuned.md", "-tuned.png")
+    }
+    sweep = Sweep.read(tmp_path / "out/mine-bf16-nhwc-b2-tuned.json")
+    assert (sweep.labels, sweep.counts) == (["wide", "deep"], [2, 1])
+    assert sweep.results[0].workload.text == "conv2d:2x4x6x6,8x4x3x3,s1,p1,bf16,nhwc"
+    assert [row.name for row in sweep.results[0].rows] == ["default", "conflict_free", "tuned", "slow"]
+    assert "Slow 1.0, bfloat16" in sweep.provenance
+    assert "channels" not in sweep.provenance
+    page = (tmp_path / "out/mine-bf16-nhwc-b2-tuned.md").read_text()
+    assert "| for 4 channels |" in page
+    assert "Slower than slow: none." in page
+    assert "Slower than slow: none." in capsys.readouterr().out
+
+
+def test_what_was_compared_is_not_compared_again_unless_the_log_has_a_faster_kernel(tuned_mine, tmp_path, capsys):
+    assert tuned_mine("--schedule", "tiling", "--no-ladder") == 0
+    file = tmp_path / "out/mine-bf16-nhwc-b2-tuned.json"
+    before = Sweep.read(file)
+    assert [row.name for row in before.results[0].rows] == ["tuned", "slow"]
+    assert tuned_mine("--compare-only", "--no-ladder") == 0
+    assert "not compared again" in capsys.readouterr().err
+    assert Sweep.read(file) == before
+    log = tmp_path / "out/mine-bf16-nhwc-b2.jsonl"
+    fastest = min(records_of(log), key=lambda record: record.cost)
+    faster = replace(fastest, schedule="columns", times=(1e-12,))
+    log.write_text(log.read_text() + faster.line() + "\n")
+    assert tuned_mine("--compare-only", "--no-ladder") == 0
+    kept = [result for result in Sweep.read(file).results if result in before.results]
+    assert [result.workload for result in kept] == [w.workload for w in before.results if w.workload != faster.workload]
+
+
+def test_the_naive_schedule_is_left_out_of_what_is_large(script, tuned_mine, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(script("tune_suite"), "LADDER_FLOPS", 10)
+    assert tuned_mine("--schedule", "tiling") == 0
+    assert "--ladder compares them" in capsys.readouterr().err
+    assert "Beside schedules" not in (tmp_path / "out/mine-bf16-nhwc-b2-tuned.md").read_text()
+
+
+def test_a_schedule_is_searched_for_the_layers_that_it_computes(script, tuned_mine, registry, tmp_path):
+    def pointwise(s, w, k):
+        """Never built."""
+
+    library.schedule("conv2d", dtypes=("bfloat16",), condition=lambda w: w.R == 1)(pointwise)
+    assert tuned_mine("--schedule", "tiling", "--schedule", "pointwise", "--tune-only") == 0
+    records = records_of(tmp_path / "out/mine-bf16-nhwc-b2.jsonl")
+    assert [(record.workload.R, record.schedule) for record in records] == [
+        *[(3, "tiling")] * 2, *[(1, "tiling")] * 2, (1, "pointwise")
+    ]  # fmt: skip
+
+
+def test_an_epilogue_s_cost_is_of_the_bare_kernel_s_config(script, tuned_mine, mine, tmp_path, capsys):
+    assert tuned_mine("--schedule", "tiling", "--tune-only") == 0
+    log = tmp_path / "out/mine-bf16-nhwc-b2.jsonl"
+    variant = ["--suite", mine, "--dtype", "bf16", "--layout", "nhwc", "--batch", "2"]
+    how = ["--device", "opencl:0", "--rounds", "1", "--baseline", "slow", "-o", str(tmp_path)]
+    assert script("epilogue_cost").main([str(log), *variant, *how]) == 0
+    page = (tmp_path / "mine-bf16-nhwc-b2-epilogue.md").read_text().splitlines()
+    header, _, wide, deep, total, mean, _, source = [line.split(" | ") for line in page]
+    assert header[2:5] == ["bare [µs]", "bias,relu [µs]", "bias,relu: cost"]
+    assert [line[0] for line in (wide, deep, total, mean)] == [
+        "| wide", "| deep", "| all, times their number", "| geometric mean"
+    ]  # fmt: skip
+    costs = [place for place, name in enumerate(header) if name.startswith("slow") and name.endswith("cost")]
+    assert [wide[place] for place in costs] == ["+0.0%", "+0.0%"]
+    assert wide[header.index("slow bare, how")] == "for 4 channels"
+    assert total[header.index("slow bare [µs]")] == "3,000,000"
+    assert "Slow 1.0, bfloat16" in source[0]
+
+
+def test_without_a_suite_the_cost_is_of_what_the_logs_have(script, tuned_mine, tmp_path, capsys):
+    assert tuned_mine("--schedule", "tiling", "--tune-only") == 0
+    capsys.readouterr()
+    how = ["--device", "opencl:0", "--rounds", "1", "--epilogue", "relu"]
+    assert script("epilogue_cost").main([str(tmp_path / "out"), "--only", "1x1", *how]) == 0
+    _, row, _ = capsys.readouterr().out.split("\n", 2)
+    assert row.startswith("conv2d:2x8x4x4,4x8x1x1,s1,p0,bf16,nhwc  tiling")
+    assert script("epilogue_cost").main([str(tmp_path / "out"), "--only", "9x9", *how]) == 2
+    assert script("epilogue_cost").main([str(tmp_path / "out"), "--batch", "9", *how]) == 2
+
+
 @pytest.mark.parametrize(("name", "suite", "seconds"), [("tune_d2l", "d2l", 60.0), ("tune_resnet50", "resnet50", 30.0)])
 def test_the_script_of_a_suite_has_its_time_as_default(script, name, suite, seconds, monkeypatch):
     asked = {}
@@ -69,7 +191,19 @@ def test_the_script_of_a_suite_has_its_time_as_default(script, name, suite, seco
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["--suite", "alexnet"], "'alexnet'"), (["--only", "9x9"], "'9x9'"), (["--trials", "-1"], "'-1'")],
+    [
+        (["--suite", "alexnet"], "'alexnet'"),
+        (["--only", "9x9"], "'9x9'"),
+        (["--trials", "-1"], "'-1'"),
+        (["--suite", "nowhere.json"], "nowhere.json: No such file"),
+        (["--suite", str(SCRIPTS / "sweep.py")], "sweep.py is no suite, expected JSON such as"),
+        (["--skip", "channels"], "no layer of d2l is named unlike 'channels'"),
+        (["--dtype", "f8"], "'f8'"),
+        (["--layout", "nchw4"], "'nchw4'"),
+        (["--epilogue", "tanh"], "expected operations of add, bias"),
+        (["--suite", "filter1d", "--layout", "nhwc"], "layout='nhwc' is for convolutions alone"),
+        (["--tune-only", "--compare-only"], "not allowed"),
+    ],
 )
 def test_bad_input_is_one_line_and_status_2(script, tmp_path, capsys, words, said):
     status = script("tune_suite").main([*words, "-o", str(tmp_path)])

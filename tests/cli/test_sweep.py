@@ -26,7 +26,7 @@ def measured(script, tmp_path_factory):
     folder = tmp_path_factory.mktemp("measured")
     layers = tuple(Layer(f"{c}_channels", parse(f"conv2d:1x{c}x6x6,{c}x{c}x3x3,p1"), 1) for c in (2, 12, 4))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tvmconv.experiments.sweep.suite", lambda name, batch: layers)
+        patch.setattr("tvmconv.experiments.sweep.suite", lambda *_, **how: layers)
         words = ["--device", "opencl:0", "--seconds", "0.01", "--only", "2_", "-o", str(folder)]
         assert script.main(words) == 0
     return folder

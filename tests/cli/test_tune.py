@@ -56,8 +56,8 @@ def test_json_is_the_best_record_of_each_search(tune, log, instant):
 
 def test_a_suite_is_tuned_once_for_each_distinct_workload(tune, instant, monkeypatch):
     layers = [Layer(name, parse(text), 1) for name, text in (("a", SMALL), ("b", OTHER), ("c", SMALL))]
-    monkeypatch.setattr("tvmconv.workloads.suite", lambda name: layers)
-    _, out, _ = tune("--suite", "d2l", *HOW, "--trials", "3", "--json")
+    monkeypatch.setattr("tvmconv.experiments.sweep.suite", lambda *_, **how: layers)
+    _, out, _ = tune("--suite", "resnet50", *HOW, "--trials", "3", "--json")
     assert [Record.parse(line).workload.text for line in out.splitlines()] == [SMALL, OTHER]
 
 
@@ -98,7 +98,6 @@ REFUSALS = {
     "groups that do not fit": (["conv2d:1x3x8x8,4x1x3x3,g2"], "groups"),
     "unknown suite": (["--suite", "alexnet"], "'alexnet'"),
     "unknown schedule": ([SMALL, "--schedule", "fly"], "no schedule 'fly'"),
-    "dtype that no schedule is tuned for": ([SMALL + ",tf32"], "made to be tuned"),
     "unknown tuner": ([SMALL, "--tuner", "oracle"], "'oracle'"),
     "unknown device": ([SMALL, "--device", "tpu"], "unknown device 'tpu'"),
     "absent device": ([SMALL, "--device", "opencl:99"], "no device 'opencl:99'"),
@@ -154,3 +153,11 @@ def test_progress_tells_rate_best_speedup_errors_and_time_left():
 
 def test_progress_of_a_search_that_only_time_ends():
     assert progress_text(Status(None, 60.0, elapsed=12.0)) == "0 configs, 0.0/s, 48 s left"
+
+
+def test_what_no_schedule_is_tuned_for_is_refused(tune, instant, registry):
+    for key in [key for key, schedule in registry.items() if schedule.promising]:
+        del registry[key]
+    status, out, err = tune(SMALL, "--device", "opencl:0")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "made to be tuned" in err

@@ -1,5 +1,6 @@
 """Sweeps are read from files of any version, and tell how long they will take."""
 
+import json
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -7,9 +8,10 @@ import pytest
 
 from tvmconv.devices import Arch
 from tvmconv.experiments.results import Result, Row
-from tvmconv.experiments.sweep import Sweep, measure_sweep
+from tvmconv.experiments.sweep import Sweep, measure_sweep, select_layers
 from tvmconv.reports.sweep import markdown
 from tvmconv.workloads import parse
+from tvmconv.workloads.suites import Variant
 
 SHIPPED = Path(__file__).parents[2] / "tuning_logs" / "nvidia-h200"
 
@@ -29,6 +31,28 @@ def test_a_sweep_over_sizes_is_known_by_its_workloads():
     assert not over_sizes("filter2d:8x8x1,5x5", "filter2d:8x16x1,3x3")
     assert not over_sizes("filter2d:8x8x1,5x5", "filter2d:8x8x1,5x5")
     assert not over_sizes("filter2d:8x8x1,5x5")
+
+
+@pytest.mark.parametrize(
+    ("selected", "name"),
+    [
+        (select_layers("resnet50"), "resnet50"),
+        (select_layers("resnet50", Variant(1, "float32", "nchw", ())), "resnet50"),
+        (select_layers("resnet50", Variant(32, "float16", "nhwc")), "resnet50-f16-nhwc-b32"),
+        (select_layers("resnet50", Variant(epilogue=("bias", "relu")), "3x3"), "resnet50-3x3-bias-relu"),
+        (select_layers("mobilenet", Variant(dtype="tf32"), None, "depthwise"), "mobilenet-no-depthwise-tf32"),
+    ],
+)
+def test_what_is_selected_is_named_after_what_is_not_plain(selected, name):
+    assert selected.name == name
+
+
+def test_labels_are_channels_only_where_nothing_else_differs(tmp_path):
+    file = tmp_path / "mine.json"
+    layers = [{"name": name, "text": f"conv2d:1x4x6x6,{n}x4x1x1"} for name, n in (("0", 4), ("b", 2))]
+    file.write_text(json.dumps(layers))
+    assert list(select_layers("d2l").layers) == ["16", "32", "64", "128", "256"]
+    assert list(select_layers(str(file)).layers) == ["layer 0", "b"]
 
 
 def test_the_time_left_is_told_from_the_second_workload_on(monkeypatch):

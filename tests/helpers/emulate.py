@@ -18,7 +18,6 @@ def run(
     lowered: Lowered,
     inputs: Sequence[np.ndarray],
     *,
-    cluster: int = 1,
     watch: Watch | None = None,
 ) -> np.ndarray:
     """The output of a lowered kernel.
@@ -26,7 +25,6 @@ def run(
     Args:
         lowered: device functions and how they are launched, such as `Kernel.module`.
         inputs: one array for each of the kernel's arguments but the last, in their shape in memory.
-        cluster: blocks along z that make a cluster.
         watch: is told of what happens.
 
     Returns:
@@ -41,13 +39,13 @@ def run(
     for name, array in [(last, output), *(("scratch memory", array) for array in lowered.scratch)]:
         places.append(Array.unwritten(name, numpy_dtype(array.dtype), int(np.prod(array.shape))))
     for step in lowered.steps:
-        execute(step.function, step.launch, [places[i] for i in step.arguments], cluster=cluster, watch=watch)
+        execute(step.function, step.launch, [places[i] for i in step.arguments], watch=watch)
     return places[len(given)].values.reshape(output.shape)
 
 
-def error(lowered: Lowered, workload, *, seed: int = 0, cluster: int = 1) -> float:
+def error(lowered: Lowered, workload, *, seed: int = 0) -> float:
     """The relative L2 error of a lowered kernel against the workload's float64 reference, on random inputs."""
     inputs = workload.inputs(seed=seed)
-    found = run(lowered, inputs, cluster=cluster).astype(np.float64)
+    found = run(lowered, inputs).astype(np.float64)
     expected = np.asarray(workload.reference(*inputs), np.float64).reshape(found.shape)
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))

@@ -98,3 +98,16 @@ def test_every_schedule_compiles_16_bit_floats_without_a_gpu(operator, schedule,
     text = SHAPES.get(operator) or (DEPTHWISE if schedule == "depthwise" else DENSE)
     workload = tc.parse(",".join(filter(None, (text, dtype, layout, epilogue))))
     assert 0 < tc.build(workload, schedule, arch=arch).resources.registers <= 255
+
+
+TF32 = [(operator, name, texts[8], LAYOUTS[i % 2]) for i, (operator, name, texts) in enumerate(schedules())]
+
+
+@pytest.mark.parametrize(("operator", "schedule", "text", "layout"), TF32, ids=lambda value: str(value)[:20])
+def test_where_tf32_will_do_every_schedule_multiplies_in_float32(operator, schedule, text, layout):
+    workload, exact = (tc.parse(f"{text}{dtype},{layout},bias,relu") for dtype in (",tf32", ""))
+    if not any(s.name == schedule for s in tc.schedules(workload) if "opencl" in s.kinds):
+        pytest.skip("on tensor cores")
+    kernel = tc.build(workload, schedule, device="opencl:0")
+    assert kernel.verify(problem(workload)).error < exact.tolerance
+    assert kernel.source == tc.build(exact, schedule, device="opencl:0").source

@@ -166,6 +166,10 @@ def test_a_reduction_tile_may_overhang(gpu):
     assert all(kernel.verify().ok for _ in range(3))
 
 
-def test_a_dtype_that_no_schedule_computes_is_refused_by_name():
-    with pytest.raises(tc.ScheduleError, match="no schedule 'vthread' for conv2d in tf32"):
-        tc.build(tc.parse("conv2d:1x8x8x8,8x8x3x3,s1,p1,tf32"), "vthread", arch="sm_90")
+def test_a_dtype_that_a_schedule_does_not_compute_is_refused_by_name(registry):
+    def single(s, w, k):
+        """Compute in float32 alone."""
+
+    tc.schedule("conv2d", dtypes=("float32",))(single)
+    with pytest.raises(tc.ScheduleError, match="no schedule 'single' for conv2d in tf32"):
+        tc.build(tc.parse("conv2d:1x8x8x8,8x8x3x3,s1,p1,tf32"), "single", arch="sm_90")

@@ -1,21 +1,54 @@
+import json
+
 import pytest
 
 from tvmconv.errors import WorkloadError
-from tvmconv.workloads import SUITES, suite
+from tvmconv.workloads import SUITES, parse, suite
+
+NETWORKS = ["resnet50", "vgg16", "mobilenet", "yolov8s", "efficientnet_b0", "convnext_tiny"]
 
 
-@pytest.mark.parametrize(("name", "convolutions"), [("d2l", 5), ("resnet50", 53), ("vgg16", 13), ("mobilenet", 27)])
+@pytest.mark.parametrize(
+    ("name", "convolutions"),
+    [
+        ("d2l", 5),
+        ("resnet50", 53),
+        ("vgg16", 13),
+        ("mobilenet", 27),
+        ("yolov8s", 64),
+        ("efficientnet_b0", 81),
+        ("convnext_tiny", 58),  # 22, and 36 linear layers
+    ],
+)
 def test_counts_sum_to_the_network_s_convolutions(name, convolutions):
     assert sum(layer.count for layer in suite(name)) == convolutions
 
 
-@pytest.mark.parametrize(("name", "macs"), [("resnet50", 4.087e9), ("vgg16", 15.347e9), ("mobilenet", 567.7e6)])
+@pytest.mark.parametrize(
+    ("name", "macs"),
+    [
+        ("resnet50", 4.087e9),
+        ("vgg16", 15.347e9),
+        ("mobilenet", 567.7e6),
+        ("yolov8s", 14.30e9),  # 28.6 GFLOP of the model's page
+        ("efficientnet_b0", 384.5e6),
+        ("convnext_tiny", 4.455e9),
+    ],
+)
 def test_multiplications_sum_to_the_network_s_known_total(name, macs):
     assert sum(layer.count * layer.workload.flops for layer in suite(name)) / 2 == pytest.approx(macs, rel=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("name", "weights"), [("resnet50", 23_454_912), ("vgg16", 14_710_464), ("mobilenet", 3_185_088)]
+    ("name", "weights"),
+    [
+        ("resnet50", 23_454_912),
+        ("vgg16", 14_710_464),
+        ("mobilenet", 3_185_088),
+        ("yolov8s", 11_146_096),  # of 11,166,560 parameters; the others are normalisations and biases
+        ("efficientnet_b0", 3_956_192),  # of 5,288,548
+        ("convnext_tiny", 27_756_000),  # of 28,589,128
+    ],
 )
 def test_weights_sum_to_the_network_s_known_total(name, weights):
     shapes = [(layer.count, layer.workload.weight_shape) for layer in suite(name)]
@@ -43,7 +76,7 @@ def test_mobilenet_alternates_depthwise_and_pointwise():
     assert sum(layer.count for layer in suite("mobilenet") if layer.workload.depthwise) == 13
 
 
-@pytest.mark.parametrize("name", ["d2l", "resnet50", "vgg16", "mobilenet"])
+@pytest.mark.parametrize("name", ["d2l", *NETWORKS])
 def test_batch_sets_every_layer_s_batch(name):
     assert {layer.workload.N for layer in suite(name, batch=16)} == {16}
 
@@ -58,3 +91,108 @@ def test_suites_of_filters_have_no_batch(name):
     assert {layer.workload.operator for layer in suite(name)} == {name}
     with pytest.raises(WorkloadError, match="batch=2"):
         suite(name, batch=2)
+
+
+# Sizes from the models' own code: ultralytics 8 (yolov8s at 640), torchvision (the others at 224).
+LAYERS = {
+    "yolov8s": {
+        "0.conv": "conv2d:1x3x640x640,32x3x3x3,s2,p1",
+        "2.m0.cv1": "conv2d:1x32x160x160,32x32x3x3,s1,p1",
+        "9.cv2": "conv2d:1x1024x20x20,512x1024x1x1,s1,p0",
+        "12.cv1": "conv2d:1x768x40x40,256x768x1x1,s1,p0",
+        "22.cv3.0.2": "conv2d:1x128x80x80,80x128x1x1,s1,p0",
+        "22.dfl": "conv2d:1x16x4x8400,1x16x1x1,s1,p0",
+    },
+    "efficientnet_b0": {
+        "block0.se_reduce": "conv2d:1x32x1x1,8x32x1x1,s1,p0",
+        "block3.depthwise": "conv2d:1x144x56x56,144x1x5x5,s2,p2,g144",
+        "block15.project": "conv2d:1x1152x7x7,320x1152x1x1,s1,p0",
+        "head": "conv2d:1x320x7x7,1280x320x1x1,s1,p0",
+    },
+    "convnext_tiny": {
+        "stem": "conv2d:1x3x224x224,96x3x4x4,s4,p0",
+        "downsample3": "conv2d:1x384x14x14,768x384x2x2,s2,p0",
+        "stage3.0.depthwise": "conv2d:1x384x14x14,384x1x7x7,s1,p3,g384",
+        "stage4.0.mlp_project": "conv2d:1x3072x7x7,768x3072x1x1,s1,p0",
+    },
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_have_the_sizes_of_the_models(name):
+    layers = {layer.name: layer.workload.text for layer in suite(name)}
+    assert {layer: layers[layer] for layer in LAYERS[name]} == LAYERS[name]
+
+
+def test_a_variant_has_everything_that_was_asked_for_and_the_counts_of_the_suite():
+    how = {"dtype": "float16", "layout": "nhwc", "epilogue": ("bias", "relu")}
+    plain, varied = suite("resnet50"), suite("resnet50", 32, **how)
+    assert [(layer.name, layer.count) for layer in varied] == [(layer.name, layer.count) for layer in plain]
+    assert varied[0].workload.text == "conv2d:32x3x224x224,64x3x7x7,s2,p3,f16,nhwc,bias,relu"
+
+
+def test_filters_have_no_variants():
+    assert suite("filter1d", dtype="float32") == suite("filter1d")
+    for how in ({"dtype": "float16"}, {"layout": "nhwc"}, {"epilogue": ("relu",)}):
+        with pytest.raises(WorkloadError, match="is for convolutions alone, not for filter1d"):
+            suite("filter1d", **how)
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Write a suite; its path."""
+
+    def write(data):
+        path = tmp_path / "mine.json"
+        path.write_text(data if isinstance(data, str) else json.dumps(data), encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+A, B = "conv2d:2x4x8x8,4x4x3x3,s1,p1,relu", "filter1d:100,k3"
+
+
+def test_a_file_is_a_suite_whose_equal_layers_are_counted_together(file):
+    layers = suite(file([{"name": "a", "text": A, "count": 2, "more": None}, {"name": "b", "text": A}]))
+    assert [(layer.name, layer.workload, layer.count) for layer in layers] == [("a", parse(A), 3)]
+
+
+def test_what_a_file_says_is_as_it_is_unless_a_variant_is_asked_for(file):
+    path = file([{"name": "a", "text": A}, {"name": "b", "text": B}])
+    assert [layer.workload for layer in suite(path)] == [parse(A), parse(B)]
+    varied = suite(file([{"name": "a", "text": A}]), 3, dtype="bfloat16", epilogue=())
+    assert [layer.workload.text for layer in varied] == ["conv2d:3x4x8x8,4x4x3x3,s1,p1,bf16"]
+
+
+LAYER = {"name": "a", "text": A, "count": 1}
+BAD_FILES = {
+    "not JSON": ("[", "is no suite, expected JSON"),
+    "too deep": ("[" * 100_000, "is no suite, expected JSON"),
+    "no list": ({"name": "a"}, "expected a list of layers"),
+    "empty": ([], "expected a list of layers"),
+    "no object": ([LAYER, 3], "layer 2: 3: expected an object"),
+    "no name": ([{"text": A}], "layer 1: name=None: expected"),
+    "a name that breaks a table": ([{**LAYER, "name": "a|b"}], "name='a|b'"),
+    "a name of two lines": ([{**LAYER, "name": "a\nb"}], "expected up to 100 printable"),
+    "no text": ([{"name": "a"}], "text=None: expected the text of a workload"),
+    "bad text": ([{**LAYER, "text": "conv2d:1"}], "layer 1: 'conv2d:1': expected"),
+    "count of none": ([{**LAYER, "count": 0}], "count=0: expected an integer"),
+    "count that is none": ([{**LAYER, "count": True}], "count=True: expected an integer"),
+    "one name twice": ([LAYER, {**LAYER, "text": B}], "2 layers are named 'a'"),
+}
+
+
+@pytest.mark.parametrize(("data", "said"), BAD_FILES.values(), ids=BAD_FILES)
+def test_a_malformed_file_is_refused_with_what_is_wrong(file, data, said):
+    with pytest.raises(WorkloadError) as caught:
+        suite(file(data))
+    assert said in str(caught.value)
+    assert "mine.json" in str(caught.value)
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    path = tmp_path / "noise.json"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(WorkloadError, match="is no suite"):
+        suite(str(path))

@@ -5,9 +5,15 @@ Capability 5.x"): 32 banks of 4 bytes; the threads of a warp that touch differen
 the other, those that touch the same word are served together. An access of a warp then takes as many wavefronts as the
 busiest bank has words, and all but the first are conflicts.
 
-Counted are the accesses that the TIR makes, of 2 or 4 bytes: two 16-bit elements share a word. The compiler may merge a
-thread's neighbouring loads into one of 8 or 16 bytes, which the hardware serves by half and quarter warps: conflicts of
-strides of 2 or 4 words can vanish then.
+Counted are the accesses that the TIR makes. Two 16-bit elements share a word. Of 8 bytes the threads of half a warp
+are served together, of 16 those of a quarter: such accesses take 2 and 4 wavefronts without any conflict. So are the
+rows of 16 bytes that `ldmatrix` and `stmatrix` move, 8 at a time, and what asynchronous copies write. (The guide tells
+this of 64 and 128 bits for compute capability 3.x; it is taken to hold for all since.) The compiler may merge a
+thread's neighbouring loads into wider ones: conflicts of strides of 2 or 4 words can vanish then.
+
+Indices of buffers are evaluated for all threads and iterations at once. Where a kernel has GPU instructions by name,
+with addresses that lie in registers, its first block is executed instead (tvmconv.analysis.execute), on arrays of
+zeros. What a block reads of the shared memory of others of its cluster is not counted.
 """
 
 from __future__ import annotations
@@ -17,10 +23,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tvmconv.analysis.tir import SHARED, Scope, executions, parts, statements, warps
+from tvmconv.analysis.execute import execute, zeros
+from tvmconv.analysis.machine import Kind, Space, Watch
+from tvmconv.analysis.memory import VECTOR_BYTES
+from tvmconv.analysis.tir import ASYNC_COPY, SHARED, Scope, executions, has_instructions, parts, statements, warps
 from tvmconv.errors import AnalysisError
-from tvmconv.gpu import BANK_BYTES, BANKS
+from tvmconv.gpu import BANK_BYTES, BANKS, WARP
 from tvmconv.workloads.dtypes import numpy_dtype
 
 if TYPE_CHECKING:
@@ -41,17 +51,21 @@ class SharedAccess:
         buffer: the shared buffer's name.
         requests: how often a warp executes it, with at least one thread taking part.
         wavefronts: how many passes over the banks these take.
+        least: how many they would take without any conflict.
+        nbytes: that a thread accesses, or the row of a matrix.
     """
 
     kind: Literal["load", "store"]
     buffer: str
     requests: int
     wavefronts: int
+    least: int
+    nbytes: int
 
     @property
     def conflicts(self) -> int:
-        """Wavefronts beyond the first of each request."""
-        return self.wavefronts - self.requests
+        """Wavefronts beyond those that there have to be: one of a request of at most a word for each thread."""
+        return self.wavefronts - self.least
 
 
 def shared_accesses(kernel: Kernel) -> list[SharedAccess]:
@@ -61,9 +75,18 @@ def shared_accesses(kernel: Kernel) -> list[SharedAccess]:
         kernel: a built kernel, for any target.
 
     Raises:
-        AnalysisError: an access is of more than 4 bytes, or cannot be executed (`tvmconv.analysis.tir.executions`).
+        AnalysisError: an access cannot be executed (`tvmconv.analysis.tir.executions`,
+            `tvmconv.analysis.execute.execute`), or it depends on the data.
     """
-    return [_count(access, step.launch) for step in kernel.steps for access in _accesses(step.function)]
+    found: list[SharedAccess] = []
+    for step in kernel.steps:
+        if has_instructions(step.function):
+            watch = _Watch(-(-step.launch.threads // WARP) * WARP)
+            execute(step.function, step.launch, zeros(step.function), blocks=[FIRST_BLOCK], watch=watch)
+            found += watch.accesses()
+        else:
+            found += [_count(access, step.launch) for access in _accesses(step.function)]
+    return found
 
 
 def conflicts(kernel: Kernel, kind: Literal["load", "store"]) -> int:
@@ -73,21 +96,36 @@ def conflicts(kernel: Kernel, kind: Literal["load", "store"]) -> int:
 
 @dataclass(frozen=True)
 class _Access:
+    """An access to a shared buffer: so many neighbouring elements, from an index on."""
+
     kind: Literal["load", "store"]
     buffer: Any
     index: Any
+    elements: int
     scope: Scope
 
 
 def _accesses(function: PrimFunc) -> Iterator[_Access]:
     for statement, scope in statements(function):
-        if type(statement).__name__ != "BufferStore":
-            continue
         for part, inside in parts(statement.value, scope):
-            if type(part).__name__ == "TensorLoad" and _is_shared(part.source):
-                yield _Access("load", part.source, part.indices[0], inside)
-        if _is_shared(statement.buffer):
-            yield _Access("store", statement.buffer, statement.indices[0], scope)
+            kind = type(part).__name__
+            if kind == "TensorLoad" and _is_shared(part.source):
+                yield _Access("load", part.source, *_neighbours(part.indices[0]), inside)
+            elif kind == "Call" and part.op.name == ASYNC_COPY:  # where it does not load, it stores zeros
+                buffer = part.args[0].args[0]
+                elements = int(part.args[4]) // numpy_dtype(str(buffer.dtype)).itemsize
+                yield _Access("store", buffer, part.args[1], elements, inside)
+        if type(statement).__name__ == "BufferStore" and _is_shared(statement.buffer):
+            yield _Access("store", statement.buffer, *_neighbours(statement.indices[0]), scope)
+
+
+def _neighbours(index: Any) -> tuple[Any, int]:
+    """The first of the elements of an index, and how many."""
+    if type(index).__name__ != "Ramp":
+        return index, 1
+    if int(index.stride) != 1:
+        raise AnalysisError(f"a vector whose elements are no neighbours: {index}")
+    return index.base, int(index.lanes)
 
 
 def _is_shared(buffer: Any) -> bool:
@@ -96,15 +134,92 @@ def _is_shared(buffer: Any) -> bool:
 
 def _count(access: _Access, launch: Launch) -> SharedAccess:
     itemsize = numpy_dtype(str(access.buffer.dtype)).itemsize
-    if itemsize > BANK_BYTES:
-        raise AnalysisError(f"shared accesses of {access.buffer.dtype}")
-    requests = wavefronts = 0
+    nbytes = access.elements * itemsize
+    total = np.zeros(3, np.int64)
     for executed in executions(access.scope, [access.index], launch, FIRST_BLOCK):
         (elements,) = executed.values
-        found = bank_wavefronts(elements * itemsize // BANK_BYTES, executed.active)
-        requests += executed.repeats * found[0]
-        wavefronts += executed.repeats * found[1]
-    return SharedAccess(access.kind, str(access.buffer.name), requests, wavefronts)
+        if nbytes <= BANK_BYTES:
+            requests, wavefronts = bank_wavefronts(elements * itemsize // BANK_BYTES, executed.active)
+            found = requests, wavefronts, requests
+        elif executed.active.any():
+            lanes = np.arange(len(elements))[:, None] * (-(-launch.threads // WARP) * WARP) + np.arange(launch.threads)
+            active = executed.active
+            found = wide_wavefronts(lanes[active], elements[active] * itemsize, min(nbytes, VECTOR_BYTES))
+        else:
+            continue
+        total += executed.repeats * -(-nbytes // VECTOR_BYTES) * np.array(found)
+    requests, wavefronts, least = total.tolist()
+    return SharedAccess(access.kind, str(access.buffer.name), requests, wavefronts, least, nbytes)
+
+
+class _Watch(Watch):
+    """Adds up the shared accesses of the first of the blocks that are executed.
+
+    Args:
+        lanes: of a block.
+    """
+
+    def __init__(self, lanes: int) -> None:
+        self._lanes = lanes
+        self._counts: dict[tuple[int, Kind, str, int], NDArray[np.int64]] = {}
+        self._known: dict[tuple[bytes, bytes, int], tuple[int, int, int]] = {}  # patterns that repeat
+
+    def access(
+        self,
+        site: int,
+        space: Space,
+        kind: Kind,
+        name: str,
+        lanes: NDArray[np.intp],
+        addresses: NDArray[np.int64],
+        nbytes: int,
+        itemsize: int,
+    ) -> None:
+        """Count a shared access; vectors wider than 16 bytes are several."""
+        first = lanes < self._lanes
+        if space != "shared" or not first.any():
+            return
+        lanes, addresses = lanes[first], addresses[first]
+        width = min(nbytes, VECTOR_BYTES)
+        # Which banks are busy is the same for addresses that are all moved on by as many words.
+        pattern = lanes.tobytes(), (addresses - addresses[0] // BANK_BYTES * BANK_BYTES).tobytes(), width
+        if pattern not in self._known:
+            self._known[pattern] = wide_wavefronts(lanes, addresses, width)
+        times = -(-nbytes // VECTOR_BYTES)
+        total = self._counts.setdefault((site, kind, name, nbytes), np.zeros(3, np.int64))
+        total += times * np.array(self._known[pattern])
+
+    def accesses(self) -> list[SharedAccess]:
+        """What was counted, in the order of the text."""
+        ordered = sorted(self._counts.items(), key=lambda each: each[0][0])
+        return [
+            SharedAccess(kind, name, int(requests), int(wavefronts), int(least), nbytes)
+            for (_, kind, name, nbytes), (requests, wavefronts, least) in ordered
+        ]
+
+
+def wide_wavefronts(lanes: NDArray[np.intp], addresses: NDArray[np.int64], nbytes: int) -> tuple[int, int, int]:
+    """Requests and wavefronts of shared accesses of 2, 4, 8 or 16 bytes, and how few wavefronts there can be.
+
+    Args:
+        lanes: that take part; each may do so several times, of a vector whose elements are no neighbours.
+        addresses: in bytes, of each.
+        nbytes: of an access.
+    """
+    words = max(1, nbytes // BANK_BYTES)
+    together = WARP // words  # threads that are served at a time
+    occurrence = np.zeros(len(lanes), np.int64)  # how many accesses of this lane are before this one
+    order = np.argsort(lanes, kind="stable")
+    run = np.flatnonzero(np.diff(lanes[order], prepend=-1))
+    occurrence[order] = np.arange(len(lanes)) - np.repeat(run, np.diff(np.append(run, len(lanes))))
+    groups = lanes // together + occurrence * (int(lanes.max()) // together + 1)
+    _, group = np.unique(groups, return_inverse=True)
+    touched = (addresses // BANK_BYTES)[:, None] + np.arange(words)
+    pairs = np.unique(np.stack([np.repeat(group, words), touched.reshape(-1)], axis=1), axis=0)  # distinct words
+    per_bank = np.zeros((int(group.max()) + 1, BANKS), int)
+    np.add.at(per_bank, (pairs[:, 0], pairs[:, 1] % BANKS), 1)
+    requests = len(np.unique(np.stack([lanes // WARP, occurrence], axis=1), axis=0))
+    return requests, int(per_bank.max(axis=1).sum()), len(per_bank)
 
 
 def bank_wavefronts(words: np.ndarray, active: np.ndarray) -> tuple[int, int]:

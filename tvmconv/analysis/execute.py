@@ -34,9 +34,11 @@ if TYPE_CHECKING:
 
     from tvmconv.compiler.program import Launch
 
+BLOCKS = 8  # that stand for all
 MAX_LANES = 1 << 15  # that are executed together
 MAX_SHARED_BYTES = 1 << 26  # of all of them
 
+Block = tuple[int, int, int]  # its place in the grid, or the grid, as (x, y, z)
 Value = Any  # a number, an array of one for each lane, or of shape (lanes, elements of a vector); or a Pointer
 Code = Callable[[Mask], Value]
 
@@ -46,42 +48,77 @@ def execute(
     launch: Launch,
     arrays: Sequence[Array],
     *,
-    blocks: Sequence[tuple[int, int, int]] | None = None,
-    cluster: int = 1,
+    blocks: Sequence[Block] | None = None,
     watch: Watch | None = None,
 ) -> None:
     """Run a lowered device function on arrays, which it changes.
 
     Args:
         function: the device function.
-        launch: its grid and block.
+        launch: its grid, block and cluster.
         arrays: what its parameters point to.
-        blocks: which blocks of the grid to run, as (x, y, z); all by default.
-        cluster: blocks along z that make a cluster.
+        blocks: which blocks of the grid to run, as (x, y, z), with the others of their clusters; all by default.
         watch: is told of what happens.
 
     Raises:
         ExecutionError: the function does what no kernel may.
         AnalysisError: it has something that cannot be executed.
     """
-    x, y, z = launch.grid
-    if cluster > 1 and z % cluster:
-        raise AnalysisError(f"clusters of {cluster} blocks in a grid of {z} along z")
-    if blocks is None:
-        blocks = [(i, j, k) for j in range(y) for i in range(x) for k in range(z)]
-    blocks = list(dict.fromkeys((i, j, k - k % cluster + c) for i, j, k in blocks for c in range(cluster)))
+    blocks = with_clusters(launch, blocks)
+    cluster = math.prod(launch.cluster)
     layout = shared_layout(function)
     lanes = -(-launch.threads // WARP) * WARP
     fitting = min(MAX_LANES // lanes, MAX_SHARED_BYTES // max(1, layout.nbytes))
     step = max(1, fitting // cluster) * cluster
     for start in range(0, len(blocks), step):
-        threads = Threads(launch.block, np.array(blocks[start : start + step], np.int64), cluster)
+        threads = Threads(launch.block, np.array(blocks[start : start + step], np.int64), launch.cluster)
         machine = Machine(threads, Shared(threads, layout.nbytes, layout.unit), watch)
         program = _Compiler(machine, layout, dict(zip(function.params, arrays, strict=True)))
         code = program.statement(function.body)
+        if watch is not None:
+            watch.begin(threads)
         with np.errstate(all="ignore"):
             code(machine.everybody)
         machine.shared.end()
+
+
+def with_clusters(launch: Launch, blocks: Sequence[Block] | None = None) -> list[Block]:
+    """Blocks, all by default, and the others of their clusters: those of one in a row, in the order of their ranks."""
+    x, y, z = (range(0, extent, step) for extent, step in zip(launch.grid, launch.cluster, strict=True))
+    if any(extent % step for extent, step in zip(launch.grid, launch.cluster, strict=True)):
+        raise AnalysisError(f"a grid of {launch.grid} blocks in clusters of {launch.cluster}")
+    if blocks is None:
+        blocks = [(i, j, k) for k in z for j in y for i in x]
+    firsts = dict.fromkeys(tuple(at - at % step for at, step in zip(b, launch.cluster, strict=True)) for b in blocks)
+    cx, cy, cz = launch.cluster
+    return [(i + dx, j + dy, k + dz) for i, j, k in firsts for dz in range(cz) for dy in range(cy) for dx in range(cx)]
+
+
+def some_blocks(grid: Block) -> list[Block]:
+    """Blocks spread over a grid: the one in the middle, and some drawn at random, always the same.
+
+    The middle alone will not do: where a schedule has fused the grid's axes, it may lie at an image's border.
+    """
+    drawn = np.random.default_rng(0).integers(grid, size=(BLOCKS - 1, 3)).tolist()
+    x, y, z = (extent // 2 for extent in grid)
+    return list(dict.fromkeys([(x, y, z), *((x, y, z) for x, y, z in drawn)]))
+
+
+def zeros(function: PrimFunc) -> list[Array]:
+    """An array of zeros for each parameter of a device function, as large as its text declares it."""
+    import tvm_ffi
+    from tvm import tirx
+
+    sizes: dict[Any, int] = {}
+
+    def declare(node: Any) -> None:
+        sizes[node.data] = max(sizes.get(node.data, 0), math.prod(int(extent) for extent in node.buffer.shape))
+
+    tvm_ffi.structural_walk(function.body, (tirx.DeclBuffer, declare), order="post")
+    return [
+        Array.zeros(str(each.name), numpy_dtype(str(each.ty.element_type.dtype)), sizes.get(each, 0))
+        for each in function.params
+    ]
 
 
 @dataclass(frozen=True)
@@ -258,6 +295,16 @@ class _Place:
     name: str
 
 
+def _reads_memory(node: Any, places: Mapping[Any, _Place]) -> bool:
+    """Whether an expression loads from other than registers."""
+    import tvm_ffi
+    from tvm.ir import TensorLoad
+
+    found: list[Any] = []
+    tvm_ffi.structural_walk(node, (TensorLoad, found.append), order="post")
+    return any(each.source not in places or not isinstance(places[each.source].memory, Registers) for each in found)
+
+
 class _Compiler:
     """Makes Python functions of TIR, once, that are called as often as it runs."""
 
@@ -268,6 +315,7 @@ class _Compiler:
         self._places: dict[Any, _Place] = {}
         self._names: dict[Any, tuple[Code, bool]] = {}  # variables: how to get one, whether it never changes
         self._values: list[Value] = []
+        self._sites = 0
 
     # --- statements ---
 
@@ -331,15 +379,17 @@ class _Compiler:
         slot, values = self._slot(node.loop_var), self._values
         body = self.statement(node.body)
 
+        machine = self.machine
+
         def loop(mask: Mask) -> None:
-            begin, count = first(mask), extent(mask)
+            begin, count = machine.decided(first, mask), machine.decided(extent, mask)
             if _uniform(begin) and _uniform(count):
                 for i in range(int(count)):
                     values[slot] = int(begin) + i
                     body(mask)
                 return
-            for i in range(int(np.max(count))):
-                inside = i < np.broadcast_to(count, self.machine.all_lanes.shape)
+            for i in range(int(np.max(np.broadcast_to(count, machine.all_lanes.shape)[machine.lanes(mask)]))):
+                inside = i < np.broadcast_to(count, machine.all_lanes.shape)
                 inside = inside if mask is None else inside & mask
                 if inside.any():
                     values[slot] = begin + i
@@ -351,9 +401,10 @@ class _Compiler:
         condition = self.code(node.condition)
         then = self.statement(node.then_case)
         otherwise = self.statement(node.else_case) if node.else_case is not None else None
+        machine = self.machine
 
         def branch(mask: Mask) -> None:
-            holds = condition(mask)
+            holds = machine.decided(condition, mask)
             if _uniform(holds):
                 if holds:
                     then(mask)
@@ -375,12 +426,19 @@ class _Compiler:
         if static:
             self._names[node.var] = self._once(code), True
             return lambda mask: None
-        slot, values = self._slot(node.var), self._values
+        slot, values, machine = len(self._values), self._values, self.machine
+        values += [None, False]  # and whether it depends on memory
+
+        def read(mask: Mask) -> Value:
+            machine.loaded |= values[slot + 1]
+            return values[slot]
 
         def bind(mask: Mask) -> None:
+            machine.loaded = False
             value = code(mask)  # a copy: registers that it was read from may change
-            values[slot] = value.copy() if isinstance(value, np.ndarray) else value
+            values[slot : slot + 2] = value.copy() if isinstance(value, np.ndarray) else value, machine.loaded
 
+        self._names[node.var] = read, False
         return bind
 
     def _slot(self, variable: Any) -> int:
@@ -430,7 +488,13 @@ class _Compiler:
         if type(value).__name__ == "Call":
             found = instructions.statement(value, self)
             if found is not None:
-                return found
+                site, machine, run = self._site(), self.machine, found
+
+                def sited(mask: Mask) -> None:
+                    machine.site = site
+                    run(mask)
+
+                return sited
         code, _ = self._expression(value)
         return lambda mask: code(mask)
 
@@ -443,10 +507,12 @@ class _Compiler:
         if isinstance(place.memory, Registers):
             return self._store_registers(place, code, index)
         machine, dtype, memory = self.machine, place.dtype, place.memory
+        site = self._site()
 
         def store(mask: Mask) -> None:
             active = machine.lanes(mask)
-            value, at = code(mask), self._picked(index(mask), active, lanes)
+            value, at = code(mask), self._picked(machine.decided(index, mask), active, lanes)
+            machine.site = site
             self._check_index(place, at)
             value = np.asarray(value)
             if value.ndim == 0:
@@ -463,11 +529,13 @@ class _Compiler:
     def _store_registers(self, place: _Place, code: Code, index: Code) -> Callable[[Mask], None]:
         registers = place.memory
         assert isinstance(registers, Registers)
-        data, written = registers.data.view(place.dtype), registers.written
+        data, written, loaded = registers.data.view(place.dtype), registers.written, registers.loaded
         machine = self.machine
 
         def store(mask: Mask) -> None:
+            machine.loaded = False
             value, at = code(mask), index(mask)
+            depends = machine.loaded
             if isinstance(at, int):
                 if not 0 <= at < place.size:
                     raise ExecutionError(f"out of bounds: element {at} of {place.name}, which has {place.size}")
@@ -476,9 +544,11 @@ class _Compiler:
                 if mask is None:
                     data[at] = value
                     written[at] = True
+                    loaded[at] = depends
                 else:
                     np.copyto(data[at], value, where=mask, casting="unsafe")
                     written[at] |= mask
+                    loaded[at] |= depends
                 return
             active = machine.lanes(mask)
             at = np.asarray(at)
@@ -491,8 +561,13 @@ class _Compiler:
                 value = np.broadcast_to(value, (machine.threads.lanes, value.shape[1]))[active]
             data[at, active[:, None]] = value
             written[at, active[:, None]] = True
+            loaded[at] |= depends
 
         return store
+
+    def _site(self) -> int:
+        self._sites += 1
+        return self._sites
 
     # --- accesses ---
 
@@ -529,12 +604,13 @@ class _Compiler:
         integer = dtype.kind in "iub"
         if isinstance(place.memory, Registers):
             return self._load_registers(place, index, integer=integer)
-        memory = place.memory
+        memory, site = place.memory, self._site()
 
         def load(mask: Mask) -> Value:
             active = machine.lanes(mask)
-            at = self._picked(index(mask), active, lanes)
+            at = self._picked(machine.decided(index, mask), active, lanes)
             self._check_index(place, at)
+            machine.site = site
             rows = machine.load(memory, *self._whole(at, place), dtype, active, place.name)
             rows = rows.astype(np.int64) if integer else rows
             rows = rows[:, 0] if lanes == 1 else rows
@@ -549,7 +625,7 @@ class _Compiler:
     def _load_registers(self, place: _Place, index: Code, *, integer: bool) -> Code:
         registers, machine = place.memory, self.machine
         assert isinstance(registers, Registers)
-        data, written = registers.data.view(place.dtype), registers.written
+        data, written, loaded = registers.data.view(place.dtype), registers.written, registers.loaded
 
         def check(known: NDArray[np.bool_], mask: Mask) -> None:
             real: NDArray[np.bool_] = machine.real if mask is None else mask
@@ -561,6 +637,7 @@ class _Compiler:
             if isinstance(at, int):
                 if not 0 <= at < place.size:
                     raise ExecutionError(f"out of bounds: element {at} of {place.name}, which has {place.size}")
+                machine.loaded |= bool(loaded[at])
                 if integer:
                     check(written[at], mask)
                     return data[at].astype(np.int64)
@@ -571,6 +648,7 @@ class _Compiler:
             real = machine.real if mask is None else mask
             self._check_index(place, at[real])
             at = np.where(real[:, None], at, 0)
+            machine.loaded |= bool(loaded[at].any())
             lane = machine.all_lanes[:, None]
             if integer:
                 check(np.asarray(written[at, lane].all(axis=1)), mask)
@@ -719,8 +797,11 @@ class _Compiler:
         (yes, no), static = self._both(then, otherwise)
         holds = self._once(holds) if certain and not static else holds
 
+        machine = self.machine
+        accesses = _reads_memory(then, self._places) or _reads_memory(otherwise, self._places)
+
         def select(mask: Mask) -> Value:
-            which = holds(mask)
+            which = machine.decided(holds, mask) if accesses else holds(mask)
             if _uniform(which):
                 return yes(mask) if which else no(mask)
             if which.ndim == 2:

@@ -119,7 +119,7 @@ def statement(node: Any, compiler: Compiler) -> Run | None:
     predicate = compiler.code(call.predicate)
 
     def predicated(mask: Mask) -> None:
-        holds = np.broadcast_to(np.asarray(predicate(mask)) != 0, machine.all_lanes.shape)
+        holds = np.broadcast_to(np.asarray(machine.decided(predicate, mask)) != 0, machine.all_lanes.shape)
         inside = holds & machine.real if mask is None else holds & mask
         if inside.any():
             run(inside)
@@ -167,19 +167,32 @@ def _bits(value: Any, lanes: Lanes, itemsize: int) -> NDArray[Any]:
     return np.ascontiguousarray(found).view(f"u{itemsize}")
 
 
+def _same(value: Any, lanes: Lanes) -> int:
+    """A number that is the same in all lanes."""
+    found = np.asarray(value)
+    found = found if found.ndim == 0 else found[lanes]
+    first = int(found.reshape(-1)[0])
+    if (found != first).any():
+        raise AnalysisError("registers that are chosen by lane")
+    return first
+
+
 class _Destinations:
     """Registers that an instruction writes."""
 
     def __init__(self, operands: Sequence[Any], compiler: Compiler) -> None:
         self._operands = [compiler.registers(operand) for operand in operands]
 
-    def write(self, mask: Mask, lanes: Lanes, columns: NDArray[Any]) -> None:
+    def write(self, mask: Mask, lanes: Lanes, columns: NDArray[Any], *, loaded: bool = True) -> None:
         """Write unsigned integers of shape (lanes, registers), widened as far as the registers are wider."""
         for i, (registers, index) in enumerate(self._operands):
-            _write_bits(registers, int(index(mask)), lanes, columns[:, i], whole=mask is None)
+            _write_bits(registers, _same(index(mask), lanes), lanes, columns[:, i], whole=mask is None, loaded=loaded)
 
 
-def _write_bits(registers: Registers, at: int, lanes: Lanes, bits: NDArray[Any], *, whole: bool) -> None:
+def _write_bits(
+    registers: Registers, at: int, lanes: Lanes, bits: NDArray[Any], *, whole: bool, loaded: bool = True
+) -> None:
+    """Write bits to registers; `whole` says to those of all lanes, `loaded` that they depend on memory."""
     data = registers.data
     if not 0 <= at < len(data):
         raise ExecutionError(f"out of bounds: element {at} of {registers.name}, which has {len(data)}")
@@ -189,9 +202,11 @@ def _write_bits(registers: Registers, at: int, lanes: Lanes, bits: NDArray[Any],
     if whole:
         row[:] = bits
         registers.written[at] = True
+        registers.loaded[at] = loaded
     else:
         row[lanes] = bits
         registers.written[at, lanes] = True
+        registers.loaded[at] |= loaded
 
 
 class _Sources:
@@ -261,7 +276,7 @@ def _load(call: Call, compiler: Compiler) -> Run:
 
     def load(mask: Mask) -> None:
         lanes = machine.lanes(mask)
-        where = _address(call, address(mask), machine, lanes)
+        where = _address(call, machine.decided(address, mask), machine, lanes)
         told = where.memory.dtype.itemsize if isinstance(where.memory, Array) else itemsize
         found = machine.load_bytes(where.memory, where.at, count * itemsize, lanes, where.name, told, where.blocks)
         destinations.write(mask, lanes, found.view(f"u{itemsize}"))
@@ -279,7 +294,7 @@ def _store(call: Call, compiler: Compiler) -> Run:
 
     def store(mask: Mask) -> None:
         lanes = machine.lanes(mask)
-        where = _address(call, address(mask), machine, lanes)
+        where = _address(call, machine.decided(address, mask), machine, lanes)
         rows = np.ascontiguousarray(sources.read(mask, lanes, itemsize).T).view(np.uint8)
         told = where.memory.dtype.itemsize if isinstance(where.memory, Array) else itemsize
         machine.store_bytes(where.memory, where.at, rows, lanes, where.name, told)
@@ -328,14 +343,14 @@ def _async_copy(call: Call, compiler: Compiler) -> Run:
         lanes = machine.lanes(mask)
         lengths = np.full(len(lanes), nbytes)
         if given is not None:
-            lengths = machine.rows(given(mask), lanes).astype(np.int64)
+            lengths = machine.rows(machine.decided(given, mask), lanes).astype(np.int64)
             lengths = np.where(lengths != 0, 0, nbytes) if ignores else lengths
-        pointer = source(mask)
+        pointer = machine.decided(source, mask)
         if not isinstance(pointer, Pointer) or not isinstance(pointer.memory, Array):
             raise ExecutionError(f"{call} from what is not an array")
         _start_copy(
             machine,
-            _address(plain, to(mask), machine, lanes),
+            _address(plain, machine.decided(to, mask), machine, lanes),
             _Address(pointer.memory, machine.rows(pointer.offset, lanes).astype(np.int64), pointer.name),
             nbytes,
             lengths,
@@ -415,7 +430,7 @@ def _ldmatrix(call: Call, compiler: Compiler) -> Run:
 
     def load(mask: Mask) -> None:
         lanes = machine.warps(mask)
-        where = _address(call, address(mask), machine, lanes)
+        where = _address(call, machine.decided(address, mask), machine, lanes)
         found = _load_matrix(machine, where.name, where.at, lanes, number, transposed=transposed)
         destinations.write(mask, lanes, found)
 
@@ -430,7 +445,7 @@ def _stmatrix(call: Call, compiler: Compiler) -> Run:
 
     def store(mask: Mask) -> None:
         lanes = machine.warps(mask)
-        where = _address(call, address(mask), machine, lanes)
+        where = _address(call, machine.decided(address, mask), machine, lanes)
         rows, giving = _matrix_rows(machine, where.at, lanes, number)
         shared = machine.shared
         shared.at(rows.reshape(-1), giving, _ROW_BYTES)
@@ -619,11 +634,11 @@ def _map_to_peer(call: Call, compiler: Compiler) -> Run:
 
     def peer(mask: Mask) -> None:
         lanes = machine.lanes(mask)
-        own, which = (machine.rows(code(mask), lanes).astype(np.int64) for code in (address, rank))
+        own, which = (machine.rows(machine.decided(code, mask), lanes).astype(np.int64) for code in (address, rank))
         if which.size and not 0 <= int(which.min()) <= int(which.max()) < machine.threads.cluster:
             raise ExecutionError(f"{call}: block {int(which.max())} of a cluster of {machine.threads.cluster}")
         found = own % CLUSTER_WINDOW + (which + 1) * CLUSTER_WINDOW
-        destinations.write(mask, lanes, found.astype(np.uint32)[:, None])
+        destinations.write(mask, lanes, found.astype(np.uint32)[:, None], loaded=False)
 
     return peer
 
@@ -709,10 +724,10 @@ def _own_async_copy(node: Any, compiler: Compiler) -> Run:
 
     def copy(mask: Mask) -> None:
         lanes = machine.lanes(mask)
-        target, first, pointer, second = (code(mask) for code in codes)
+        target, first, pointer, second = (machine.decided(code, mask) for code in codes)
         lengths = np.full(len(lanes), nbytes)
         if condition is not None:
-            lengths = np.where(machine.rows(condition(mask), lanes), nbytes, 0)
+            lengths = np.where(machine.rows(machine.decided(condition, mask), lanes), nbytes, 0)
         _start_copy(
             machine,
             _Address(target.memory, machine.rows(target.offset + first * itemsize, lanes), target.name),
@@ -738,7 +753,8 @@ def _own_fill(node: Any, compiler: Compiler) -> Run:
     offset, machine = compiler.code(node.args[2]), compiler.machine
 
     def fill(mask: Mask) -> None:
-        lanes, first = machine.lanes(mask), int(offset(mask))
+        lanes = machine.lanes(mask)
+        first = _same(offset(mask), lanes)
         for i in range(count):
             zeros = np.zeros(len(lanes), f"u{registers.data.dtype.itemsize}")
             _write_bits(registers, first + i, lanes, zeros, whole=mask is None)
@@ -758,7 +774,8 @@ def _own_ldmatrix(node: Any, compiler: Compiler) -> Run:
 
     def load(mask: Mask) -> None:
         lanes = machine.warps(mask)
-        pointer, by, start = address(mask), offset(mask), int(first(mask))
+        pointer, by = machine.decided(address, mask), machine.decided(offset, mask)
+        start = _same(first(mask), lanes)
         at = machine.rows(pointer.offset + by * itemsize, lanes)
         words = _load_matrix(machine, pointer.name, at, lanes, number, transposed=transposed)
         elements = words.view(f"u{registers.data.dtype.itemsize}").reshape(len(lanes), number * each)
@@ -793,7 +810,7 @@ def _own_mma(node: Any, compiler: Compiler) -> Run:
 
     def multiply(mask: Mask) -> None:
         lanes = machine.warps(mask)
-        at, bt, ct = (int(code(mask)) for code in offsets)
+        at, bt, ct = (_same(code(mask), lanes) for code in offsets)
         found = _multiply(
             shape,
             _own_elements(shape, a, at, shape.a, lanes),

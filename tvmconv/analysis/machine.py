@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.memory import SHARED_BASE, Array, ExecutionError, Lanes, Registers, Shared, Threads
+from tvmconv.analysis.memory import SHARED_BASE, Array, ExecutionError, Lanes, RaceError, Registers, Shared, Threads
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import WARP
 
@@ -21,8 +21,12 @@ Kind = Literal["load", "store"]
 class Watch:
     """Is told of what happens, to count it; this one does not."""
 
+    def begin(self, threads: Threads) -> None:
+        """Blocks begin, which are executed together; their lanes are counted from 0."""
+
     def access(
         self,
+        site: int,
         space: Space,
         kind: Kind,
         name: str,
@@ -34,6 +38,7 @@ class Watch:
         """Memory is accessed.
 
         Args:
+            site: where in the text: a number that is larger further down.
             space: which memory.
             kind: load or store.
             name: of the array or buffer.
@@ -65,12 +70,16 @@ class Machine:
         shared: of all blocks.
         watch: is told of accesses and operations.
         buffers: where each shared buffer begins, and its name.
+        site: where in the text the access is that comes next.
+        loaded: whether what is being evaluated depends on what is in memory.
     """
 
     threads: Threads
     shared: Shared
     watch: Watch | None = None
     buffers: list[tuple[int, str]] = field(default_factory=list)
+    site: int = 0
+    loaded: bool = False
 
     def __post_init__(self) -> None:
         """The lanes and their masks."""
@@ -91,7 +100,7 @@ class Machine:
         """The value of a thread or block axis in each lane."""
         thread = self.all_lanes % self.threads.padded
         block = self.threads.blocks[self.all_lanes // self.threads.padded]
-        x, y, _ = self.threads.block
+        (x, y, _), clusters = self.threads.block, self.threads.clusters
         values = {
             "threadIdx.x": thread % x,
             "threadIdx.y": thread // x % y,
@@ -99,6 +108,9 @@ class Machine:
             "blockIdx.x": block[:, 0],
             "blockIdx.y": block[:, 1],
             "blockIdx.z": block[:, 2],
+            "clusterCtaIdx.x": block[:, 0] % clusters[0],
+            "clusterCtaIdx.y": block[:, 1] % clusters[1],
+            "clusterCtaIdx.z": block[:, 2] % clusters[2],
         }
         if tag not in values:
             raise AnalysisError(f"threads along {tag}")
@@ -109,19 +121,34 @@ class Machine:
         value = np.asarray(value)
         return np.full(len(lanes), value) if value.ndim == 0 else value[lanes]
 
+    def decided(self, code: Callable[[Mask], Any], mask: Mask) -> Any:
+        """What decides where or whether memory is accessed: for who counts, it has to be the code and not the data.
+
+        Raises:
+            AnalysisError: somebody watches, and it depends on what is in memory.
+        """
+        if self.watch is None:
+            return code(mask)
+        before, self.loaded = self.loaded, False
+        value = code(mask)
+        if self.loaded:
+            raise AnalysisError("what a thread does depends on the data")
+        self.loaded = before
+        return value
+
     # --- barriers ---
 
     def barrier(self, mask: Mask, kind: str) -> None:
         """A barrier of warps, blocks or clusters.
 
         Raises:
-            ExecutionError: some threads of a warp, block or cluster do not take part.
+            RaceError: some threads of a warp, block or cluster do not take part.
         """
         taking = self.real if mask is None else mask
         whole = {"warp": WARP, "block": self.threads.padded}.get(kind, self.threads.padded * self.threads.cluster)
         some = taking.reshape(-1, whole).any(axis=1)
         if not np.array_equal(np.repeat(some, whole) & self.real, taking & self.real):
-            raise ExecutionError(f"a barrier of the {kind} that not all of its threads reach")
+            raise RaceError(f"a barrier of the {kind} that not all of its threads reach")
         self.shared.barrier(np.flatnonzero(taking), kind)
 
     def warps(self, mask: Mask) -> Lanes:
@@ -146,6 +173,7 @@ class Machine:
     ) -> NDArray[Any]:
         """Elements in a row, of each lane from one start or from several; shape (lanes, elements)."""
         each = starts.shape[1]
+        self.loaded = True
         if isinstance(memory, Array) and each * count == 1 and memory.dtype == dtype:
             self._tell("global", "load", name, lanes, starts, dtype.itemsize, dtype.itemsize)
             return memory.values[starts // dtype.itemsize]
@@ -221,7 +249,7 @@ class Machine:
         itemsize: int,
     ) -> None:
         if self.watch is not None:
-            self.watch.access(space, kind, name, lanes, addresses.reshape(-1), nbytes, itemsize)
+            self.watch.access(self.site, space, kind, name, lanes, addresses.reshape(-1), nbytes, itemsize)
 
     def told(
         self,

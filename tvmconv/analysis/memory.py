@@ -28,7 +28,11 @@ Bytes = NDArray[np.uint8]
 
 
 class ExecutionError(AnalysisError):
-    """A kernel does what no kernel may: it races, leaves its arrays, is misaligned, or waits for nothing."""
+    """A kernel does what no kernel may: it races, leaves its arrays, or is misaligned."""
+
+
+class RaceError(ExecutionError):
+    """Threads race for memory, do not wait for a copy, or do not all reach a barrier."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +41,18 @@ class Threads:
 
     Attributes:
         block: threads of a block, as (x, y, z).
-        blocks: the place of each block in the grid, shape (blocks, 3), in x, y, z.
-        cluster: how many of these in a row make a cluster.
+        blocks: the place of each block in the grid, shape (blocks, 3), in x, y, z; those of a cluster in a row.
+        clusters: blocks of a cluster, as (x, y, z).
     """
 
     block: tuple[int, int, int]
     blocks: NDArray[np.int64]
-    cluster: int = 1
+    clusters: tuple[int, int, int] = (1, 1, 1)
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return math.prod(self.clusters)
 
     @property
     def real(self) -> int:
@@ -90,6 +99,12 @@ class Array:
         nbytes = size * dtype.itemsize
         return cls(name, dtype, size, np.full(-(-nbytes // VECTOR_BYTES) * VECTOR_BYTES, 0xFF, np.uint8))
 
+    @classmethod
+    def zeros(cls, name: str, dtype: np.dtype[Any], size: int) -> Array:
+        """An array of zeros, which takes no memory where nothing is written."""
+        nbytes = size * dtype.itemsize
+        return cls(name, dtype, size, np.zeros(-(-nbytes // VECTOR_BYTES) * VECTOR_BYTES, np.uint8))
+
     @property
     def nbytes(self) -> int:
         """Bytes of the elements."""
@@ -126,7 +141,7 @@ class Array:
         words = given.view(unit)
         self.raw.view(unit)[where] = words
         if not np.array_equal(self.raw.view(unit)[where], words):
-            raise ExecutionError(f"race: threads store different values to one element of {self.name} at a time")
+            raise RaceError(f"race: threads store different values to one element of {self.name} at a time")
 
 
 def _unit(nbytes: int) -> int:
@@ -248,7 +263,7 @@ class Shared:
     def _put(self, units: NDArray[np.int64], lanes: Lanes, data: NDArray[Any]) -> None:
         self._data[units] = data
         if not np.array_equal(self._data[units], data):
-            raise ExecutionError(f"race: threads store different values to {self._place(units)} at a time")
+            raise RaceError(f"race: threads store different values to {self._place(units)} at a time")
         self._writer[units] = lanes[:, None]
         self._written[units] = self._clock
 
@@ -287,13 +302,9 @@ class Shared:
             at = tuple(index[0] for index in np.nonzero(bad))
             who, other, place = self._thread(int(mine[at])), int(first[at]), self._place(units[at])
             if when[at] == PENDING:
-                raise ExecutionError(
-                    f"{who} {what} {place}, where an asynchronous copy goes that nobody has waited for"
-                )
+                raise RaceError(f"{who} {what} {place}, where an asynchronous copy goes that nobody has waited for")
             before = "has read" if what == "overwrites" else "has written"
-            raise ExecutionError(
-                f"race: {who} {what} {place}, which {self._thread(other)} {before} with no barrier between"
-            )
+            raise RaceError(f"race: {who} {what} {place}, which {self._thread(other)} {before} with no barrier between")
 
     def _settle(self) -> None:
         """Take the logged reads into account."""
@@ -368,7 +379,7 @@ class Shared:
     def end(self) -> None:
         """Raise ExecutionError if a block may have ended while others read its memory."""
         if self._read_from_afar.any():
-            raise ExecutionError("a block may end, and its shared memory with it, while others of its cluster read it")
+            raise RaceError("a block may end, and its shared memory with it, while others of its cluster read it")
 
     def _thread(self, lane: int) -> str:
         block, thread = divmod(lane, self.threads.padded)
@@ -387,18 +398,20 @@ class Registers:
         name: of the buffer.
         data: its elements, shape (elements, lanes).
         written: whether they have been, same shape.
+        loaded: whether what is in them depends on what is in memory, shape (elements,).
     """
 
     name: str
     data: NDArray[Any]
     written: NDArray[np.bool_]
+    loaded: NDArray[np.bool_]
 
     @classmethod
     def unwritten(cls, name: str, dtype: str, size: int, lanes: int) -> Registers:
         """Registers that nobody has written."""
         kind = numpy_dtype(dtype)
         data = np.full(size * lanes * kind.itemsize, 0xFF, np.uint8).view(kind).reshape(size, lanes)
-        return cls(name, data, np.zeros((size, lanes), bool))
+        return cls(name, data, np.zeros((size, lanes), bool), np.zeros(size, bool))
 
     def forget(self) -> None:
         """Nobody has written them."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from tvmconv.compiler.program import Launch
 
+ASYNC_COPY = "tirx.s_tir.cp_async_raw"  # to shared memory, as TVM's own intrinsic
 SHARED = ("shared", "shared.dyn")  # scopes: shared memory, static and dynamic
 MAX_ITERATIONS = 1 << 16  # of the loops that one scope or index depends on: seconds, for a block of 1,024 threads
 CHUNK = 1 << 20  # iterations × threads that are evaluated at once
@@ -245,6 +246,23 @@ def evaluate(expression: Any, values: Mapping[Any, Values]) -> Values:
     if kind == "Select" or (kind == "Call" and expression.op.name == _IF_THEN_ELSE):
         return np.where(*(evaluate(part, values) for part in _children(expression)))
     raise AnalysisError(f"{kind} in index arithmetic: {expression}")
+
+
+INSTRUCTIONS = (
+    "tirx.ptx.",
+    "tirx.ptx_legacy.",
+    "tirx.mma_",
+)  # what the names of intrinsics for instructions begin with
+
+
+def has_instructions(function: PrimFunc) -> bool:
+    """Whether a function has GPU instructions by name, whose addresses may be numbers that lie in registers."""
+    import tvm_ffi
+    from tvm.ir import Call
+
+    found: list[str] = []
+    tvm_ffi.structural_walk(function.body, (Call, lambda call: found.append(str(call.op.name))), order="post")
+    return any(name.startswith(INSTRUCTIONS) for name in found)
 
 
 def warps(threads: NDArray[Any]) -> NDArray[Any]:

@@ -1,7 +1,10 @@
 """Memory operations and arithmetic of one block, counted from the lowered TIR without running the kernel.
 
 Every access and every operation of the text is executed with NumPy for all threads and iterations, so that what a
-condition rules out is not counted. The block is the busiest of some that are spread over the grid: as most blocks of
+condition rules out is not counted. A kernel that has GPU instructions by name is executed as a whole
+(tvmconv.analysis.execute), on arrays of zeros: what an mma multiplies and adds counts as it does, an m16n8k16 of a warp
+as 2,048 of each; `ldmatrix` is a shared load of the rows that it reads; an asynchronous copy is a load, of no more than
+it reads, and a store. The block is the busiest of some that are spread over the grid: as most blocks of
 an image have no border in them, an interior one.
 
 Counted is what the text says. The compiler may do less of it: it merges loads of one element, keeps an accumulator
@@ -16,8 +19,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tvmconv.analysis.tir import SHARED, Scope, executions, parts, statements, warps
+from tvmconv.analysis.execute import Block, execute, some_blocks, with_clusters, zeros
+from tvmconv.analysis.machine import Watch
+from tvmconv.analysis.memory import Threads
+from tvmconv.analysis.tir import ASYNC_COPY, SHARED, Scope, executions, has_instructions, parts, statements, warps
+from tvmconv.gpu import WARP
 
 if TYPE_CHECKING:
     from tvmconv.compiler.lower import LoweredStep
@@ -31,16 +39,11 @@ MULTIPLICATIONS, ADDITIONS, EXTREMA = "multiplications", "additions", "minima an
 MEMORY = (GLOBAL_LOADS, GLOBAL_STORES, TEXTURE_FETCHES, CONSTANT_LOADS, SHARED_LOADS, SHARED_STORES, SHUFFLES)
 ARITHMETIC = (MULTIPLICATIONS, ADDITIONS, EXTREMA)
 
-BLOCKS = 8  # of which the busiest is counted
-
-Block = tuple[int, int, int]  # its place in the grid, or the grid, as (x, y, z)
-
 _LOADS = {"global": GLOBAL_LOADS, "constant": CONSTANT_LOADS, "shared": SHARED_LOADS}
 _STORES = {"global": GLOBAL_STORES, "shared": SHARED_STORES}
 _NODES = {"Mul": MULTIPLICATIONS, "Add": ADDITIONS, "Sub": ADDITIONS, "Min": EXTREMA, "Max": EXTREMA}
 _EXTERN, _FETCH = "tirx.call_pure_extern", "tex2D"
 _SHUFFLE = "tirx.cuda.__shfl"
-_ASYNC_COPY = "tirx.s_tir.cp_async_raw"
 
 
 @dataclass(frozen=True)
@@ -108,12 +111,15 @@ def traffic(kernel: Kernel, step: LoweredStep | None = None) -> Traffic:
         step: one of `kernel.steps`; the first by default.
 
     Raises:
-        AnalysisError: the kernel has something that cannot be executed (`tvmconv.analysis.tir.executions`).
+        AnalysisError: the kernel has something that cannot be executed (`tvmconv.analysis.tir.executions`,
+            `tvmconv.analysis.execute.execute`), or what it does depends on the data.
     """
     step = step or kernel.steps[0]
+    if has_instructions(step.function):
+        return _executed(step, kernel.spaces)
     operations = list(_operations(step, kernel.spaces))
     scopes = dict.fromkeys(operation.scope for operation in operations)
-    executed = {block: {s: _times(s, step, block) for s in scopes} for block in _some_blocks(step.launch.grid)}
+    executed = {block: {s: _times(s, step, block) for s in scopes} for block in some_blocks(step.launch.grid)}
     block, times = max(executed.items(), key=lambda each: sum(count.elements for count in each[1].values()))
     counts = dict.fromkeys((*MEMORY, *ARITHMETIC), Count())
     for name, scope, lanes, itemsize in operations:
@@ -122,14 +128,78 @@ def traffic(kernel: Kernel, step: LoweredStep | None = None) -> Traffic:
     return Traffic(step.launch.threads, _outputs(step, kernel.spaces, block), counts)
 
 
-def _some_blocks(grid: Block) -> list[Block]:
-    """Blocks spread over a grid: the one in the middle, and some drawn at random, always the same.
+class _Watch(Watch):
+    """Adds up what blocks do, each for itself.
 
-    The middle alone will not do: where a schedule has fused the grid's axes, it may lie at an image's border.
+    Args:
+        blocks: how many.
+        lanes: of a block.
+        spaces: where each argument lies.
     """
-    drawn = np.random.default_rng(0).integers(grid, size=(BLOCKS - 1, 3)).tolist()
-    x, y, z = (extent // 2 for extent in grid)
-    return list(dict.fromkeys([(x, y, z), *((x, y, z) for x, y, z in drawn)]))
+
+    def __init__(self, blocks: int, lanes: int, spaces: Mapping[str, Space]) -> None:
+        self._blocks, self._lanes, self._spaces = blocks, lanes, spaces
+        self._before = self._now = 0  # blocks of the pieces before this one, and with it
+        self._counts = {name: np.zeros((3, blocks), np.int64) for name in (*MEMORY, *ARITHMETIC)}
+        self._stored: dict[str, list[NDArray[np.int64]]] = {}  # (block, element) by array, each once in a piece
+
+    def begin(self, threads: Threads) -> None:
+        """Go on with other blocks."""
+        self._before, self._now = self._now, self._now + len(threads.blocks)
+
+    def access(
+        self,
+        site: int,
+        space: str,
+        kind: str,
+        name: str,
+        lanes: NDArray[np.intp],
+        addresses: NDArray[np.int64],
+        nbytes: int,
+        itemsize: int,
+    ) -> None:
+        """Count an access to memory."""
+        lanes = lanes + self._before * self._lanes
+        place = self._spaces.get(name, space) if space == "global" else space
+        self._add((_LOADS if kind == "load" else _STORES)[place], lanes, nbytes // itemsize, itemsize)
+        if (place, kind) == ("global", "store"):
+            elements = (addresses[:, None] // itemsize + np.arange(nbytes // itemsize)).reshape(-1)
+            block = np.repeat(lanes // self._lanes, nbytes // itemsize)
+            found = np.unique(np.stack([block, elements], axis=1), axis=0)
+            self._stored.setdefault(name, []).append(found)
+
+    def operation(self, name: str, lanes: NDArray[np.intp], elements: int, itemsize: int) -> None:
+        """Count arithmetic."""
+        self._add(_OPERATIONS[name], lanes + self._before * self._lanes, elements, itemsize)
+
+    def _add(self, name: str, lanes: NDArray[np.intp], elements: int, itemsize: int) -> None:
+        times = elements * np.bincount(lanes // self._lanes, minlength=self._blocks)
+        taking = np.unique(lanes // WARP)
+        requests = np.bincount(taking * WARP // self._lanes, minlength=self._blocks)
+        self._counts[name] += np.stack([times, requests, times * itemsize])
+
+    def busiest(self, threads: int) -> Traffic:
+        """What the block does that does most."""
+        block = int(np.argmax(sum(counts[0] for counts in self._counts.values())))
+        outputs = sum(
+            len(np.unique(np.concatenate([each[each[:, 0] == block, 1] for each in pieces])))
+            for pieces in self._stored.values()
+        )
+        counts = {name: Count(*(int(number) for number in found[:, block])) for name, found in self._counts.items()}
+        return Traffic(threads, outputs, counts)
+
+
+_OPERATIONS = {"Mul": MULTIPLICATIONS, "Add": ADDITIONS, "Min": EXTREMA, "shuffle": SHUFFLES}
+
+
+def _executed(step: LoweredStep, spaces: Mapping[str, Space]) -> Traffic:
+    """What the busiest of some blocks does, by executing them."""
+    function, launch = step.function, step.launch
+    arrays = [replace(array, name=array.name.removesuffix("_ptr")) for array in zeros(function)]
+    blocks = with_clusters(launch, some_blocks(launch.grid))
+    watch = _Watch(len(blocks), -(-launch.threads // WARP) * WARP, spaces)
+    execute(function, launch, arrays, blocks=blocks, watch=watch)
+    return watch.busiest(launch.threads)
 
 
 class _Operation(NamedTuple):
@@ -166,7 +236,7 @@ def _called(call: Any, scope: Scope) -> Iterator[_Operation]:
         yield _Operation(SHUFFLES, scope, *_lanes(call))
     elif _is_fetch(call):
         yield _Operation(TEXTURE_FETCHES, scope, *_lanes(call))
-    elif name == _ASYNC_COPY:  # of (destination, offset, source, offset, bytes, whether to load and not to store zeros)
+    elif name == ASYNC_COPY:  # of (destination, offset, source, offset, bytes, whether to load and not to store zeros)
         itemsize = call.args[0].args[0].ty.dtype.dtype.itemsize
         copied = int(call.args[4]) // itemsize
         yield _Operation(SHARED_STORES, scope, copied, itemsize)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 
 PICKS = 3
+PICKING_SECONDS = 5.0  # after which a call is not asked for another pick: some have very many algorithms to try
 
 
 @baseline("cudnn")
@@ -32,11 +34,12 @@ def time_cudnn(
     """Time PyTorch's convolution with cuDNN's fastest algorithm, and with TF32 for the dtype of that name alone.
 
     cuDNN tries its algorithms on trials of microseconds, and at times picks one that is half as fast as another. It
-    remembers its picks by thread: it is asked in `PICKS` threads, and the fastest counts. Where there are several
-    `calls` of the workload, so does the fastest of them.
+    remembers its picks by thread: it is asked in `PICKS` threads, though not again after `PICKING_SECONDS`, and the
+    fastest counts. Where there are several `calls` of the workload, so does the fastest of them: in the layout that is
+    best for cuDNN, with the epilogue in its own kernel or not. The text tells which it was.
 
-    What a workload has that the call does not, a padding of two unlike sides or an epilogue of more than a bias, is a
-    kernel of its own, in the time.
+    What a workload has that the call does not, a padding of two unlike sides or an epilogue that is not fused, is a
+    kernel of its own, in the time. To bring tensors to another layout is not.
 
     Args:
         w: the workload.
@@ -61,16 +64,20 @@ def _picks(
     w: Conv | Filter, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *, cold: bool, seconds: float
 ) -> Iterator[Baseline]:
     """What cuDNN picks for each call; calls that it cannot run are left out, unless it can run none."""
-    ways = calls(w)
     errors = []
-    for call in ways:
+    found = False
+    for call in calls(w):
+        begun = time.monotonic()
         try:
-            for _ in range(PICKS):
+            for pick in range(PICKS):
+                if pick and time.monotonic() - begun > PICKING_SECONDS:
+                    break
                 with ThreadPoolExecutor(max_workers=1) as thread:
                     yield thread.submit(_time_pick, w, call, inputs, gpu, cold=cold, seconds=seconds).result()
+                found = True
         except DeviceError as error:
             errors.append(error)
-    if len(errors) == len(ways):
+    if not found:
         raise errors[0]
 
 
@@ -92,7 +99,7 @@ def _time_pick(
         copies = [call.prepare(*(tensor(array).to(gpu.text) for array in inputs)) for _ in range(sets.count)]
         for _ in range(3):  # the first call tries the algorithms, which a capture does not allow
             output = call.compute(*copies[0])
-        result = output.float().cpu().numpy()
+        result = call.finish(output).float().cpu().numpy()
         del output
 
         def capture(launches: int) -> Replay:

@@ -8,12 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 from tvmconv.workloads.conv import Conv
 from tvmconv.workloads.filters import Filter
-from tvmconv.workloads.layout import CHANNELS_LAST
+from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST, LAYOUTS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Tensors = tuple[Any, ...]
+
+# What PyTorch calls the layouts, by rank; of one axis of space it has one.
+_MEMORY_FORMATS = {
+    2: {CHANNELS_FIRST: "contiguous_format", CHANNELS_LAST: "channels_last"},
+    3: {CHANNELS_FIRST: "contiguous_format", CHANNELS_LAST: "channels_last_3d"},
+}
+
+# Epilogues that cuDNN computes in the convolution, through functions of PyTorch's that are for NVIDIA GPUs alone.
+FUSED = {
+    ("relu",): "cudnn_convolution_relu",
+    ("bias", "relu"): "cudnn_convolution_relu",
+    ("add", "relu"): "cudnn_convolution_add_relu",
+    ("bias", "add", "relu"): "cudnn_convolution_add_relu",
+    ("add", "bias", "relu"): "cudnn_convolution_add_relu",
+}
 
 
 def tensor(array: NDArray[Any]) -> Any:
@@ -29,28 +44,50 @@ def _as_they_are(*inputs: Any) -> Tensors:
     return inputs
 
 
+def _as_it_is(y: Any) -> Any:
+    return y
+
+
 @dataclass(frozen=True)
 class Call:
     """A way to compute a workload.
 
     Attributes:
-        compute: from what `prepare` gives to Y.
-        prepare: from the workload's inputs to what `compute` takes, sharing X's memory; it is done before timing.
+        compute: from what `prepare` gives to what `finish` takes; this is what is timed.
+        prepare: from the workload's inputs to what `compute` takes.
+        finish: from what `compute` gives to Y, a dense tensor.
         notes: what is worth telling of it.
     """
 
     compute: Callable[..., Any]
     prepare: Callable[..., Tensors] = _as_they_are
     notes: tuple[str, ...] = ()
+    finish: Callable[[Any], Any] = _as_it_is
 
 
 def calls(w: Conv | Filter) -> list[Call]:
-    """The ways to compute a workload among which only measuring finds the fastest; inputs and Y are dense tensors."""
-    return _filters(w) if isinstance(w, Filter) else [_convolution(w)]
+    """The ways to compute a workload among which only measuring finds the fastest; inputs and Y are dense tensors.
+
+    Convolutions of images and volumes are tried in both layouts, whatever the workload's, with all tensors brought to
+    it before: a library shall not be slow because its tensors do not lie as it likes them. Epilogues that cuDNN
+    computes in the convolution are tried so, and by kernels of PyTorch's. A filter's tensors lie as they are.
+    """
+    if isinstance(w, Filter):
+        return _filters(w)
+    layouts = LAYOUTS if w.rank in _MEMORY_FORMATS else (w.layout,)
+    ways = (False, True) if w.rank == 2 and w.epilogue in FUSED and w.before == w.behind else (False,)
+    return [_convolution(w, layout, fused=fused) for layout in layouts for fused in ways]
 
 
-def _convolution(w: Conv) -> Call:
-    """The convolution, with a bias where the epilogue begins with one, and kernels of PyTorch's for all else."""
+def _convolution(w: Conv, layout: str, *, fused: bool) -> Call:
+    """The convolution, with a bias where the epilogue begins with one, and kernels of PyTorch's for all else.
+
+    Args:
+        w: the workload.
+        layout: how the tensors lie.
+        fused: compute the epilogue by a function of `FUSED`.
+    """
+    import torch
     from torch.nn import functional
 
     convolve = getattr(functional, f"conv{w.rank}d")
@@ -59,34 +96,57 @@ def _convolution(w: Conv) -> Call:
     if alike:
         options["padding"] = w.before
     sides = [side for pair in zip(reversed(w.before), reversed(w.behind), strict=True) for side in pair]
-    fused, rest = (w.epilogue[:1], w.epilogue[1:]) if w.epilogue[:1] == ("bias",) else ((), w.epilogue)
+    with_bias, rest = (w.epilogue[:1], w.epilogue[1:]) if w.epilogue[:1] == ("bias",) else ((), w.epilogue)
     read = w.argument_names[2:-1]
+    zeros = fused and "bias" not in read  # which the function would make itself each time
+    memory_format = getattr(torch, _MEMORY_FORMATS[w.rank][layout]) if w.rank in _MEMORY_FORMATS else None
+
+    def lay(tensor: Any) -> Any:
+        if memory_format is None:
+            return tensor
+        # A copy, as `contiguous` leaves what has no size along some axes with strides that look like the other layout.
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=memory_format)
+        return copy.copy_(tensor)
 
     def prepare(x: Any, k: Any, *others: Any) -> Tensors:
         named = dict(zip(read, others, strict=True))
         if "bias" in named:
             named["bias"] = named["bias"].to(x.dtype)
         return (
-            _channels_second(w, x),
-            _channels_second(w, k),
-            *(_channels_second(w, each) if each.dim() > 1 else each for each in named.values()),
+            lay(_channels_second(w, x)),
+            lay(_channels_second(w, k)),
+            *(lay(_channels_second(w, each)) if each.dim() > 1 else each for each in named.values()),
+            *([x.new_zeros(w.O)] if zeros else []),
         )
 
     def compute(x: Any, k: Any, *others: Any) -> Any:
         named = dict(zip(read, others, strict=True))
         if not alike:
             x = functional.pad(x, sides)
-        y = convolve(x, k, named["bias"] if fused else None, **options)
+        y = convolve(x, k, named["bias"] if with_bias else None, **options)
         for name in rest:
             y = _OPERATIONS[name](y, named.get(name))
-        return y.movedim(1, -1).contiguous() if w.layout == CHANNELS_LAST else y
+        return y
+
+    def compute_fused(x: Any, k: Any, *others: Any) -> Any:
+        named = dict(zip([*read, "bias"] if zeros else read, others, strict=True))
+        added = (named["add"], 1) if "add" in named else ()
+        how = (named["bias"], w.stride, w.before, w.dilation, w.groups)
+        return getattr(torch, FUSED[w.epilogue])(x, k, *added, *how)
+
+    def finish(y: Any) -> Any:
+        return (y.movedim(1, -1) if w.layout == CHANNELS_LAST else y).contiguous()
 
     notes = [] if alike else ["padded by a kernel of its own"]
     if w.depthwise:
         notes.append("depthwise, for which PyTorch may choose a kernel of its own")
-    if rest:
-        notes.append(f"{', '.join(rest)} by kernels of PyTorch's")
-    return Call(compute, prepare, tuple(notes))
+    if fused:
+        notes.append(f"{'+'.join(w.epilogue)} fused")
+    elif rest:
+        notes.append(f"{'+'.join(rest)} by kernels of PyTorch's")
+    if CHANNELS_LAST in (layout, w.layout):
+        notes.append(f"in {layout.upper()}")
+    return Call(compute_fused if fused else compute, prepare, tuple(notes), finish)
 
 
 def _channels_second(w: Conv, tensor: Any) -> Any:

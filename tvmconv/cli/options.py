@@ -11,11 +11,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from tvmconv import baselines, devices
+from tvmconv.cli.errors import UsageError
 from tvmconv.devices import AbsentError, Arch, Device
-from tvmconv.errors import FallbackWarning
+from tvmconv.errors import FallbackWarning, WorkloadError
 from tvmconv.experiments.run import left_out
+from tvmconv.experiments.sweep import Selection, select_layers
 from tvmconv.knobs import Value, parse_value
-from tvmconv.workloads import Workload
+from tvmconv.workloads import SUITES, Workload, dtypes, epilogue
+from tvmconv.workloads.layout import LAYOUTS
+from tvmconv.workloads.suites import Variant
 
 EXAMPLE = "conv2d:1x64x64x64,64x64x3x3,s1,p1"
 ARCH = "sm_90"  # to compile for where no GPU says otherwise
@@ -31,6 +35,57 @@ def add_set(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="set a knob of the schedule, such as tile_w=-1,2,16,2; may be given several times",
     )
+
+
+def add_suite(parser: argparse.ArgumentParser, default: str | None = None, *, epilogues: bool = True) -> None:
+    """Add `--suite`, and what selects its layers and their variant, for `chosen_layers`.
+
+    Args:
+        parser: gets the options.
+        default: the suite, if none is named.
+        epilogues: whether the epilogue may be chosen, too.
+    """
+    asked = f"whose layers: {', '.join(SUITES)}, or a file NAME.json"
+    parser.add_argument("--suite", metavar="S", default=default, help=asked + f" (default: {default})" * bool(default))
+    add_selection(parser, epilogues=epilogues)
+
+
+def add_selection(parser: argparse.ArgumentParser, *, epilogues: bool = True) -> None:
+    """Add what selects the layers of a suite and their variant."""
+    parser.add_argument("--only", metavar="TEXT", help="only layers whose name contains this, such as 3x3")
+    parser.add_argument("--skip", metavar="TEXT", help="no layers whose name contains this")
+    parser.add_argument("--batch", metavar="N", type=count, help="images at a time (default: 1, or as in the file)")
+    parser.add_argument("--dtype", choices=dtypes.BY_TEXT, help="of all layers (default: f32, or as in the file)")
+    parser.add_argument("--layout", choices=LAYOUTS, help="of all layers (default: nchw, or as in the file)")
+    if epilogues:
+        parser.add_argument(
+            "--epilogue",
+            metavar="E",
+            type=epilogue_names,
+            help="of all layers, such as bias,relu (default: none, or as in the file)",
+        )
+
+
+def chosen_layers(args: argparse.Namespace) -> Selection:
+    """The layers that the options of `add_suite` select; errors as of `select_layers`."""
+    dtype = dtypes.BY_TEXT[args.dtype].name if args.dtype else None
+    variant = Variant(args.batch, dtype, args.layout, getattr(args, "epilogue", None))
+    return select_layers(args.suite, variant, args.only, args.skip)
+
+
+def refuse_layers_options(args: argparse.Namespace) -> None:
+    """Raise UsageError if an option of `add_suite` was given to a workload, whose text has all of that."""
+    for name in ("only", "skip", "batch", "dtype", "layout", "epilogue"):
+        if getattr(args, name) is not None:
+            raise UsageError(f"--{name} is for the layers of a suite: name one, or say it in the workload's text")
+
+
+def epilogue_names(text: str) -> tuple[str, ...]:
+    """The operations of an epilogue, joined by commas, for argparse."""
+    try:
+        return epilogue.checked(tuple(text.split(",")))
+    except WorkloadError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def add_timing(parser: argparse.ArgumentParser) -> None:

@@ -12,8 +12,11 @@ from tvmconv.cli.errors import UsageError
 from tvmconv.cli.options import (
     EXAMPLE,
     add_set,
+    add_suite,
     add_timing,
+    chosen_layers,
     how_to_time,
+    refuse_layers_options,
     tell_choice,
     tell_left_out,
     told_fallbacks,
@@ -25,7 +28,6 @@ from tvmconv.logs.best import log_files
 from tvmconv.logs.lines import in_one_line
 from tvmconv.reports.tables import result_text
 from tvmconv.workloads import Workload
-from tvmconv.workloads.suites import SUITES
 
 FAILED = 1
 
@@ -46,7 +48,7 @@ def add_parser(commands: Any) -> None:
         help=f"such as {EXAMPLE} vthread; without "
         "schedules, all that apply; the first of the list is always among them, for the speed-up",
     )
-    parser.add_argument("--suite", metavar="S", help=f"all workloads of {', '.join(SUITES)}, a table each")
+    add_suite(parser)
     parser.add_argument(
         "--log",
         metavar="F",
@@ -89,9 +91,10 @@ def run(args: argparse.Namespace) -> int:
 def _workloads(args: argparse.Namespace) -> tuple[list[Workload], list[str]]:
     """The workloads and the names of schedules that were asked for."""
     if args.suite is not None:
-        return [layer.workload for layer in workloads.suite(args.suite)], args.words
+        return list(chosen_layers(args).workloads.values()), args.words
     if not args.words:
         raise UsageError("expected a workload or --suite; see tvmconv run --help")
+    refuse_layers_options(args)
     return [workloads.parse(args.words[0])], args.words[1:]
 
 

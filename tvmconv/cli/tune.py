@@ -13,12 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 from tvmconv import library, workloads
 from tvmconv.cli.errors import UsageError
-from tvmconv.cli.options import EXAMPLE, add_tracker, count, positive, seed_number
+from tvmconv.cli.options import (
+    EXAMPLE,
+    add_suite,
+    add_tracker,
+    chosen_layers,
+    count,
+    positive,
+    refuse_layers_options,
+    seed_number,
+)
 from tvmconv.cli.progress import progress_line
 from tvmconv.reports.tables import NOTHING, Table, significant
 from tvmconv.searching.tuners import TUNERS
 from tvmconv.workloads import Workload
-from tvmconv.workloads.suites import SUITES
 
 if TYPE_CHECKING:
     from tvmconv.library import Schedule
@@ -41,7 +49,7 @@ def add_parser(commands: Any) -> None:
         usage="%(prog)s (WORKLOAD | --suite S) [options]",
     )
     parser.add_argument("workload", metavar="WORKLOAD", nargs="?", help=f"such as {EXAMPLE}")
-    parser.add_argument("--suite", metavar="S", help=f"all distinct workloads of {', '.join(SUITES)}")
+    add_suite(parser)
     add_search(parser)
     parser.add_argument("--json", action="store_true", help="print the best record of each search, as in the log")
     parser.set_defaults(run=run)
@@ -53,8 +61,9 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         "--schedule",
         metavar="NAME",
         action="append",
-        help="whose knobs to search; may be given several times (default: direct for conv2d, and implicit_gemm for "
-        "1x1 filters, small images, conv1d and conv3d; depthwise where it applies; register for filters)",
+        help="whose knobs to search; may be given several times, each for those layers of a suite that it computes "
+        "(default: direct for conv2d, and implicit_gemm for 1x1 filters, small images, conv1d and conv3d; depthwise "
+        "where it applies; register for filters)",
     )
     parser.add_argument("--tuner", choices=TUNERS, default="xgb", help="how to search (default: %(default)s)")
     parser.add_argument(
@@ -88,10 +97,12 @@ def add_search(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Tune, and print a table of what came of it."""
     chosen = _workloads(args)
+    named = take_where_they_apply(args.schedule or (), chosen)
     results = []
     try:
         for workload in chosen:
-            results += search(args, workload)
+            own = argparse.Namespace(**{**vars(args), "schedule": named[workload]})
+            results += search(own, workload)
     except KeyboardInterrupt:
         print(f"tvmconv: interrupted; {args.log} is whole, and the same command goes on with it", file=sys.stderr)
         raise
@@ -128,6 +139,22 @@ def search(args: argparse.Namespace, workload: Workload, **more: Any) -> list[tu
 
     found = tune_each(workload, args.schedule or (), places, request, shown)
     return [(workload, schedule.name, tuned) for schedule, tuned in found]
+
+
+def take_where_they_apply(names: Sequence[str], chosen: Sequence[Workload]) -> dict[Workload, list[str]]:
+    """Of schedules that were named for several workloads, those that compute each; none where none of them does.
+
+    Raises:
+        ScheduleError: one computes none of the workloads.
+    """
+    named: dict[Workload, list[str]] = {}
+    for workload in chosen:
+        there = {schedule.name for schedule in library.schedules(workload)}
+        named[workload] = [name for name in dict.fromkeys(names) if name in there]
+    for name in names:
+        if not any(name in own for own in named.values()):
+            library.find(chosen[0], name)  # which says what there is
+    return named
 
 
 def progress_text(status: Status) -> str:
@@ -200,8 +227,9 @@ def _workloads(args: argparse.Namespace) -> list[Workload]:
     if (args.workload is None) == (args.suite is None):
         raise UsageError("expected a workload or --suite; see tvmconv tune --help")
     if args.workload is not None:
+        refuse_layers_options(args)
         return [workloads.parse(args.workload)]
-    return list(dict.fromkeys(layer.workload for layer in workloads.suite(args.suite)))
+    return list(dict.fromkeys(chosen_layers(args).workloads.values()))
 
 
 @contextmanager

@@ -41,7 +41,9 @@ def unsynchronised(function: PrimFunc) -> list[Race]:
 
     Looked for is what TVM's rule misses: accesses with one index, which lacks a thread axis of more than one thread.
     To have none is necessary for a kernel to be right, and no proof that it is: accesses whose indices differ are not
-    compared, nor are asynchronous copies, behind which TVM puts a barrier whatever their index.
+    compared, nor are asynchronous copies, behind which TVM puts a barrier whatever their index. What GPU instructions
+    by name do to shared memory, at addresses that are numbers, is not looked at, nor are the barriers that they are;
+    `tvmconv.analysis.races` finds what races there by executing the kernel.
 
     Args:
         function: a lowered device function.

@@ -114,7 +114,7 @@ def _rounded(nbytes: int) -> int:
 
 
 def declare_cluster(source: str, name: str, cluster: tuple[int, int, int]) -> str:
-    """Fix the blocks of a kernel's clusters in its CUDA text, so that any launch has them; TVM leaves that to the launch.
+    """Fix the blocks of a kernel's clusters in its CUDA text: TVM leaves them to whoever launches.
 
     Source: CUDA C++ Programming Guide, "Thread Block Clusters".
     """

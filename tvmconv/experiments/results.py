@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -37,6 +37,7 @@ class Row:
         spills: bytes of register spills; None on OpenCL.
         config: the value of every knob.
         library: for a library, what ran: its version and settings.
+        schedule: of a row that is not named after it, such as the fastest of a log.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Row:
     spills: int | None = None
     config: Config = field(default_factory=dict)
     library: str | None = None
+    schedule: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The row as JSON has it, times in seconds."""
@@ -132,3 +134,14 @@ class Result:
         rows = tuple(Row.from_json(row) for row in data["rows"])
         peaks = data.get("peak_flops"), data.get("peak_bandwidth")  # files of version 0.1.0 do not have them
         return cls(parse(data["workload"]), data["device"], data["device_name"], data["seed"], rows, *peaks)
+
+
+def libraries(results: Sequence[Result]) -> list[str]:
+    """The names of the libraries that ran, in the order of the rows."""
+    return list(dict.fromkeys(row.name for result in results for row in result.rows if row.library))
+
+
+def in_common(results: Sequence[Result], name: str) -> list[str]:
+    """What a library ran, its version and settings, as far as that is the same wherever it ran."""
+    ran = [row.library.split(", ") for result in results for row in result.rows if row.name == name and row.library]
+    return [what for what in ran[0] if all(what in other for other in ran)] if ran else []

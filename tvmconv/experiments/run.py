@@ -40,6 +40,7 @@ def run_ladder(
     seconds: float = 0.5,
     seed: int | None = None,
     log: Paths | None = None,
+    ladder: bool = True,
     progress: Progress | None = None,
 ) -> Result:
     """Build, verify and time schedules of a workload, all on the same inputs.
@@ -56,6 +57,7 @@ def run_ladder(
         seconds: about how long to time each kernel.
         seed: of the inputs; a fresh one by default.
         log: logs, whose fastest record for this device becomes the row `TUNED`.
+        ladder: whether any schedules run; without, only what the log has and the libraries do.
         progress: is told each step in a few words.
 
     Raises:
@@ -65,7 +67,7 @@ def run_ladder(
         WrongDeviceError: a library is not for devices of this kind.
         Error: all schedules fail for the same reason.
     """
-    chosen = choose(workload, schedules, device)
+    chosen = choose(workload, schedules, device) if ladder else []
     configs = share_config(workload, chosen, config or {}, named=schedules)
     bench = _Bench(Problem(workload, seed), device, exceeds_cache(workload, device) if cold is None else cold, seconds)
     report = progress or (lambda step: None)
@@ -83,7 +85,8 @@ def run_ladder(
     if log is not None:
         tell = _prefixed(report, f"{TUNED}: ")
         try:
-            rows.append(replace(bench.measure(functools.partial(build, workload, log=log), tell), name=TUNED))
+            row = bench.measure(functools.partial(build, workload, log=log), tell)
+            rows.append(replace(row, name=TUNED, schedule=row.name))
         except Error as error:
             rows.append(Row(TUNED, failure=str(error)))
     if len(errors) == len(chosen) and len({str(error) for error in errors}) == 1:

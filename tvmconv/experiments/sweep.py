@@ -6,16 +6,17 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tvmconv.devices import Device
 from tvmconv.errors import Error
 from tvmconv.experiments.provenance import provenance
-from tvmconv.experiments.results import Result
+from tvmconv.experiments.results import Result, in_common, libraries
 from tvmconv.experiments.run import Progress, choose, run_ladder
 from tvmconv.workloads import Conv2d, Layer, Workload, suite
+from tvmconv.workloads.suites import Variant, is_file
 
 CHANNELS_SUITE = "d2l"  # its layers differ in nothing but their channels
 FIXED_EFFORT = 10**9  # building and timing a workload's schedules take about as long as verifying so many bytes
@@ -30,12 +31,14 @@ class Sweep:
         labels: what tells each workload from the others.
         results: one for each label.
         provenance: on what they were measured, with what, when.
+        counts: how often the network has each workload; empty where nobody asks.
     """
 
     name: str
     labels: list[str]
     results: list[Result]
     provenance: str
+    counts: list[int] = field(default_factory=list)
 
     @property
     def over_sizes(self) -> bool:
@@ -58,9 +61,10 @@ class Sweep:
 
     def to_json(self) -> str:
         """The sweep as JSON, one layer a line."""
+        counts = [{"count": count} for count in self.counts] or [{}] * len(self.labels)
         layers = [
-            json.dumps({"label": label, "result": result.to_json()}, ensure_ascii=False)
-            for label, result in zip(self.labels, self.results, strict=True)
+            json.dumps({"label": label, **count, "result": result.to_json()}, ensure_ascii=False)
+            for label, count, result in zip(self.labels, counts, self.results, strict=True)
         ]
         head = json.dumps({"name": self.name, "provenance": self.provenance}, ensure_ascii=False)
         return head.removesuffix("}") + ', "layers": [\n' + ",\n".join(layers) + "\n]}\n"
@@ -72,7 +76,10 @@ class Sweep:
         results = [Result.from_json(layer["result"]) for layer in layers]
         if not results:
             raise ValueError("no layers")
-        return cls(data["name"], [layer["label"] for layer in layers], results, data["provenance"])
+        counts = [layer["count"] for layer in layers if "count" in layer]
+        if len(counts) not in (0, len(layers)):
+            raise ValueError("counts of some layers alone")
+        return cls(data["name"], [layer["label"] for layer in layers], results, data["provenance"], counts)
 
     @classmethod
     def read(cls, file: Path) -> Sweep:
@@ -90,25 +97,57 @@ def size_and_rest(workload: Workload) -> tuple[str, str]:
     return size, f"{operator}:{rest}"
 
 
-def select_layers(name: str, batch: int, only: str | None) -> dict[str, Workload]:
-    """The workloads of a suite's layers whose names contain a text, by the labels that a sweep gives them.
+@dataclass(frozen=True)
+class Selection:
+    """Layers of a suite in some variant.
+
+    Attributes:
+        name: what tells them from other layers and variants, such as `resnet50-3x3-f16-nhwc-b32`; the plain suite's is
+            its own. Files of results are called so.
+        layers: by the labels that a sweep gives them.
+    """
+
+    name: str
+    layers: dict[str, Layer]
+
+    @property
+    def workloads(self) -> dict[str, Workload]:
+        """What the layers compute, by label."""
+        return {label: layer.workload for label, layer in self.layers.items()}
+
+
+def select_layers(
+    name: str, variant: Variant | None = None, only: str | None = None, skip: str | None = None
+) -> Selection:
+    """The layers of a suite in a variant whose names contain a text.
+
+    Args:
+        name: of the suite, or the path of a file.
+        variant: what the layers shall have instead of their own.
+        only: what their names contain; by default all are selected.
+        skip: what the names of those contain that are left out.
 
     Raises:
-        WorkloadError: there is no such suite.
+        WorkloadError: there is no such suite, or it has no such variant.
         Error: no layer is named like that.
+        OSError: the file cannot be read.
     """
-    layers = suite(name, batch)
-    chosen = [layer for layer in layers if (only or "") in layer.name]
+    how = variant or Variant()
+    layers = suite(name, how.batch, dtype=how.dtype, layout=how.layout, epilogue=how.epilogue)
+    chosen = [layer for layer in layers if (only or "") in layer.name and not (skip and skip in layer.name)]
     if not chosen:
-        raise Error(f"no layer of {name} is named like {only!r}; there are {', '.join(layer.name for layer in layers)}")
-    return {_label(name, layer): layer.workload for layer in chosen}
+        like = " and ".join([*([f"like {only!r}"] if only else []), *([f"unlike {skip!r}"] if skip else [])])
+        raise Error(f"no layer of {name} is named {like}; there are {', '.join(layer.name for layer in layers)}")
+    own_name = Path(name).stem if is_file(name) else name
+    parts = (own_name, only, f"no-{skip}" if skip else "", how.text(suite(name)))
+    return Selection("-".join(filter(None, parts)), {_label(name, layer): layer for layer in chosen})
 
 
 def _label(name: str, layer: Layer) -> str:
-    """What tells a layer of a suite from the others."""
+    """What tells a layer of a suite from the others; numbers alone are channels."""
     if name == CHANNELS_SUITE and isinstance(layer.workload, Conv2d):
         return str(layer.workload.C)
-    return layer.name
+    return f"layer {layer.name}" if layer.name.isdigit() else layer.name
 
 
 def part_measured(
@@ -142,6 +181,8 @@ def measure_sweep(
     progress: Callable[[str], AbstractContextManager[Progress]],
     done: Callable[[Sweep], None],
     known: Sweep | None = None,
+    counts: Mapping[str, int] | None = None,
+    each: Callable[[Workload], Mapping[str, Any]] | None = None,
     **how: Any,
 ) -> Sweep:
     """Measure schedules on workloads, one after another.
@@ -154,7 +195,9 @@ def measure_sweep(
         progress: given a prefix, shows the steps that it is told.
         done: is told the sweep so far, whose last result is new.
         known: what was measured before, and is not measured again.
-        how: arguments of `run_ladder`.
+        counts: how often the network has each workload, by label.
+        each: from a workload to arguments of `run_ladder` that are its own.
+        how: arguments of `run_ladder` for all of them.
     """
     there = {result.workload: result for result in known.results} if known else {}
     remaining = _Remaining([workload for workload in workloads.values() if workload not in there])
@@ -163,12 +206,15 @@ def measure_sweep(
         result = there.get(workload)
         if result is None:
             with progress(f"{device.text}: {number} of {len(workloads)}, {label}, ") as tell:
-                result = run_ladder(workload, device=device, progress=remaining.told(tell), **how)
+                own = each(workload) if each else {}
+                result = run_ladder(workload, device=device, progress=remaining.told(tell), **how, **own)
             remaining.finish(workload)
         sweep = replace(sweep, labels=[*sweep.labels, label], results=[*sweep.results, result])
+        if counts is not None:
+            sweep = replace(sweep, counts=[*sweep.counts, counts[label]])
         if workload not in there:
-            libraries = ", ".join(row.library for row in sweep.results[0].rows if row.library)
-            sweep = replace(sweep, provenance=provenance(device, command, libraries))
+            ran = [what for name in libraries(sweep.results) for what in in_common(sweep.results, name)]
+            sweep = replace(sweep, provenance=provenance(device, command, ", ".join(ran)))
             done(sweep)
     return sweep
 

@@ -17,7 +17,7 @@ from tvmconv.errors import KnobError
 from tvmconv.gpu import Limits
 from tvmconv.knobs.knobs import Columns, Condition, Config, Knob, Split, Value, format_value
 
-_LISTED = 1 << 18  # spaces up to this size are listed when they are sampled: exact, and as fast as drawing
+_LISTED = 1 << 20  # spaces up to this size are listed when they are sampled: exact, and as fast as drawing
 _MOST_DRAWS = 1 << 20  # points drawn for one sample before it is given up as having too few legal ones
 
 ANY_GPU = Limits()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from pathlib import Path
 
-from tvmconv.experiments.run import TUNED
 from tvmconv.experiments.sweep import Sweep, size_and_rest
+from tvmconv.reports import tuned
 from tvmconv.reports.charts import SweepInfo, draw_sweep, size_info, sweep_info
-from tvmconv.reports.tables import Table, bandwidth_table, significant, sweep_table
+from tvmconv.reports.tables import Table, bandwidth_table, sweep_table
 from tvmconv.workloads.filters import Filter
 
 
@@ -33,7 +31,7 @@ def table(sweep: Sweep) -> Table:
 
 
 def markdown(sweep: Sweep) -> str:
-    """The table, and on what it was measured."""
+    """The table, and on what it was measured; of a network's tuned layers also what comes of them."""
     rows = sweep.results[0].rows
     over = f"; in parentheses the speed-up over `{rows[0].name}`" if any(row.speedup for row in rows) else ""
     caption = f"Median times{over}."
@@ -44,22 +42,13 @@ def markdown(sweep: Sweep) -> str:
             f"Bandwidth: input and output once over the median time{known}. "
             "Hot: the arrays are in the L2 cache; cold: they are not, or exceed it."
         )
-    return f"{table(sweep).markdown()}\n\n{caption} {sweep.provenance}\n"
-
-
-def speedups(sweep: Sweep, baselines: Sequence[str]) -> Table:
-    """How many times as fast as each baseline the tuned kernels are, and the geometric means."""
-    columns = []
-    for baseline in baselines:
-        ratios = []
-        for result in sweep.results:
-            rows = {row.name: row.timing for row in result.rows}
-            ours, theirs = rows[TUNED], rows[baseline]
-            ratios.append(theirs.median / ours.median if ours and theirs else math.nan)
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        columns.append([significant(ratio) for ratio in (*ratios, mean)])
-    lines = list(zip([*sweep.labels, "geometric mean"], *columns, strict=True))
-    return Table((sweep.axis, *(f"× {name}" for name in baselines)), lines, left=frozenset({sweep.axis}))
+    parts = [table(sweep).markdown(), f"{caption} {sweep.provenance}"]
+    if sweep.counts:
+        ladder = tuned.has_ladder(sweep)
+        beside = ["Beside schedules that are not tuned:", parts[0]] if ladder else []
+        said = [*tuned.remarks(sweep), *beside, "The schedules and configs:", tuned.configs(sweep).markdown()]
+        parts = [tuned.comparison(sweep).markdown(), *said, parts[1] if ladder else f"Median times. {sweep.provenance}"]
+    return "\n\n".join(parts) + "\n"
 
 
 def chart(sweep: Sweep) -> SweepInfo:
@@ -71,8 +60,13 @@ def chart(sweep: Sweep) -> SweepInfo:
 
 def write(sweep: Sweep, folder: Path) -> None:
     """Write NAME.json, NAME.md and the chart NAME.png."""
+    write_numbers(sweep, folder)
+    draw_sweep(chart(sweep), folder / f"{sweep.name}.png")
+
+
+def write_numbers(sweep: Sweep, folder: Path) -> None:
+    """Write NAME.json and NAME.md."""
     part = folder / f"{sweep.name}.json.part"
     part.write_text(sweep.to_json(), encoding="utf-8")
     part.replace(folder / f"{sweep.name}.json")  # whole or not at all: what took long to measure is read again
     (folder / f"{sweep.name}.md").write_text(markdown(sweep), encoding="utf-8")
-    draw_sweep(chart(sweep), folder / f"{sweep.name}.png")

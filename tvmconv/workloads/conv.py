@@ -67,11 +67,17 @@ class Conv(Geometry):
         return workload
 
     def inputs(self, seed: int) -> tuple[NDArray[Any], ...]:
-        """Draw all arguments but Y from the standard normal distribution, as they lie in memory, and round them."""
+        """Draw all arguments but Y from the standard normal distribution, as they lie in memory, and round them.
+
+        X and K are rounded to the dtype, also where it is not that of their elements (TF32).
+        """
         rng = np.random.default_rng(seed)
-        drawn = [rng.standard_normal(shape, np.float32) for shape in self.argument_shapes[:-1]]
-        kinds = map(dtypes.numpy_dtype, self.argument_dtypes)
-        return tuple(array.astype(kind, copy=False) for array, kind in zip(drawn, kinds, strict=False))
+        x, k, *others = (rng.standard_normal(shape, np.float32) for shape in self.argument_shapes[:-1])
+        kinds = map(dtypes.numpy_dtype, self.argument_dtypes[2:])
+        return (
+            *(dtypes.round_operand(self.dtype, operand) for operand in (x, k)),
+            *(array.astype(kind, copy=False) for array, kind in zip(others, kinds, strict=False)),
+        )
 
     def reference(self, *inputs: NDArray[Any]) -> NDArray[np.float64]:
         """The right Y for all arguments before it, computed in float64; all as they lie in memory."""

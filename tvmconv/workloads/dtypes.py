@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads.text import quote
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 ACCUMULATOR = "float32"  # of all sums: a 16-bit sum would lose digits with every tap
 SUM_TOLERANCE = 1e-5  # relative L2; float32 sums of 5,000 products err by about 5e-7
@@ -47,6 +51,17 @@ BFLOAT16 = Dtype("bfloat16", "bf16", "bfloat16", 2.0**-8)
 
 DTYPES = {dtype.name: dtype for dtype in (FLOAT32, TF32, FLOAT16, BFLOAT16)}
 BY_TEXT = {dtype.text: dtype for dtype in DTYPES.values()}
+
+
+def round_operand(name: str, array: NDArray[np.float32]) -> NDArray[Any]:
+    """Numbers as an operand of that dtype has them: rounded to the nearest, and to even in between.
+
+    Those of TF32 lie in memory as float32, with the lower 13 of 23 bits of their mantissa zero.
+    """
+    if name != TF32.name:
+        return array.astype(numpy_dtype(DTYPES[name].storage), copy=False)
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    return ((bits + 0xFFF + (bits >> 13 & 1)) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
 def checked(name: object) -> Dtype:

@@ -1,19 +1,26 @@
-"""Named lists of workloads: the layers of well-known networks at ImageNet's 224×224, the d2l-tvm sweep, and filters."""
+"""Suites: lists of workloads with names, built in (`networks`) or from a file, as they are or in another variant."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
 
 from tvmconv.errors import WorkloadError
+from tvmconv.workloads import dtypes
 from tvmconv.workloads.base import Workload
+from tvmconv.workloads.conv import Conv
+from tvmconv.workloads.networks import SUITES
 from tvmconv.workloads.operators.conv2d import Conv2d
-from tvmconv.workloads.operators.filter1d import Filter1d
-from tvmconv.workloads.operators.filter2d import Filter2d
+from tvmconv.workloads.registry import parse
 from tvmconv.workloads.text import quote
 
-IMAGE = 224
+FILE_EXAMPLE = '[{"name": "conv1", "text": "conv2d:1x3x224x224,64x3x7x7,s2,p3", "count": 1}]'
+LONGEST_NAME = 100
+FILTERS_HAVE = {"N": 1, "dtype": dtypes.FLOAT32.name, "epilogue": ()}
 
 
 @dataclass(frozen=True)
@@ -31,119 +38,136 @@ class Layer:
     count: int
 
 
-def suite(name: str, batch: int = 1) -> tuple[Layer, ...]:
+@dataclass(frozen=True)
+class Variant:
+    """What all convolutions of a suite shall have instead of their own; None for what they have.
+
+    Attributes:
+        batch: images at a time, N.
+        dtype: one of `dtypes.DTYPES`.
+        layout: one of `layout.LAYOUTS`.
+        epilogue: operations, in order.
+    """
+
+    batch: int | None = None
+    dtype: str | None = None
+    layout: str | None = None
+    epilogue: tuple[str, ...] | None = None
+
+    def of(self, w: Workload) -> Workload:
+        """A workload with what this says; raises WorkloadError for a filter, which has nothing of it."""
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        changed: dict[str, Any] = {
+            ("N" if name == "batch" else name): value for name, value in given.items() if value is not None
+        }
+        if isinstance(w, Conv):
+            convolution: Any = w  # of an operator's dataclass
+            return replace(convolution, **changed)
+        if others := {name: value for name, value in changed.items() if value != FILTERS_HAVE.get(name)}:
+            name, value = next(iter(others.items()))
+            raise WorkloadError(f"{name}={quote(value)} is for convolutions alone, not for {w.operator}")
+        return w
+
+    def text(self, layers: Iterable[Layer]) -> str:
+        """What tells the variant of these layers from the layers themselves: `f16-nhwc-b32-bias-relu`; "" for nothing.
+
+        A filter is what it is in any variant.
+        """
+        convolutions = [layer.workload for layer in layers if isinstance(layer.workload, Conv)]
+        parts = []
+        if self.dtype is not None and any(w.dtype != self.dtype for w in convolutions):
+            parts.append(dtypes.checked(self.dtype).text)
+        if self.layout is not None and any(w.layout != self.layout for w in convolutions):
+            parts.append(self.layout)
+        if self.batch is not None and any(self.batch != w.N for w in convolutions):
+            parts.append(f"b{self.batch}")
+        if self.epilogue is not None and any(w.epilogue != self.epilogue for w in convolutions):
+            parts += self.epilogue or ("bare",)
+        return "-".join(parts)
+
+
+def suite(
+    name: str,
+    batch: int | None = None,
+    *,
+    dtype: str | None = None,
+    layout: str | None = None,
+    epilogue: tuple[str, ...] | None = None,
+) -> tuple[Layer, ...]:
     """The distinct layers of a suite, in the network's order.
 
     Args:
-        name: one of `SUITES`.
-        batch: images at a time, N of every convolution.
+        name: one of `SUITES`, or the path of a file, as for `read_suite`.
+        batch: images at a time, N of every convolution; by default 1, or as in the file.
+        dtype: of every convolution, one of `dtypes.DTYPES`; by default as they are: float32, unless a file says so.
+        layout: of every convolution, `nchw` or `nhwc`; by default as they are: `nchw`, unless a file says so.
+        epilogue: of every convolution, operations in order; by default as they are: none, unless a file says so.
 
     Raises:
-        WorkloadError: there is no such suite, the batch is not a positive integer that TVM can index, or the suite has
-            no batch.
+        WorkloadError: there is no such suite, the batch is not a positive integer that TVM can index, the suite has no
+            such variant, or the file is malformed.
+        OSError: the file cannot be read.
     """
-    if name not in SUITES:
-        raise WorkloadError(f"unknown suite {quote(name)}: expected one of {', '.join(SUITES)}")
-    walked = list(SUITES[name](batch))
-    counts = Counter(workload for _, workload in walked)
-    first_names = {workload: layer for layer, workload in reversed(walked)}
-    return tuple(Layer(first_names[workload], workload, count) for workload, count in counts.items())
+    if name in SUITES:
+        walked = [Layer(layer, workload, 1) for layer, workload in SUITES[name](1 if batch is None else batch)]
+    elif is_file(name):
+        walked = list(read_suite(Path(name)))
+    else:
+        raise WorkloadError(f"unknown suite {quote(name)}: expected one of {', '.join(SUITES)}, or a file NAME.json")
+    variant = Variant(batch, dtype, layout, epilogue)
+    return _distinct(replace(layer, workload=variant.of(layer.workload)) for layer in walked)
 
 
-def d2l(batch: int) -> Iterator[tuple[str, Conv2d]]:
-    """The sweep over channels of d2l-tvm.
+def is_file(name: str) -> bool:
+    """Whether a suite's name is the path of a file."""
+    return name not in SUITES and (name.endswith(".json") or Path(name).is_file())
 
-    Source: Zhang et al., "Dive into Deep Learning Compiler", chapter "Convolution" of "Operator Optimizations on GPUs".
+
+def read_suite(file: Path) -> tuple[Layer, ...]:
+    """The layers in a file, such as `FILE_EXAMPLE`: a name, a workload's text, and how often it is there (1 if unsaid).
+
+    Whatever else a layer has is of no account.
+
+    Raises:
+        WorkloadError: the file is malformed, or a layer of it.
+        OSError: it cannot be read.
     """
-    for channels in (16, 32, 64, 128, 256):
-        yield f"{channels}_channels", _square(batch, channels, 64, channels, kernel=3)
+    try:
+        given = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise WorkloadError(f"{file} is no suite, expected JSON such as {FILE_EXAMPLE}: {error}") from error
+    if not isinstance(given, list) or not given:
+        raise WorkloadError(f"{file} is no suite: expected a list of layers, as in {FILE_EXAMPLE}")
+    layers = []
+    for number, each in enumerate(given, 1):
+        try:
+            layers.append(_layer(each))
+        except WorkloadError as error:
+            raise WorkloadError(f"{file}, layer {number}: {error}") from error
+    name, times = Counter(layer.name for layer in layers).most_common(1)[0]
+    if times > 1:
+        raise WorkloadError(f"{file}: {times} layers are named {quote(name)}, expected a name of its own for each")
+    return tuple(layers)
 
 
-def resnet50(batch: int) -> Iterator[tuple[str, Conv2d]]:
-    """ResNet-50 v1.5: the first block of a stage strides in its 3×3 convolution, as torchvision's does.
-
-    Source: He et al., "Deep Residual Learning for Image Recognition", 2015, Table 1.
-    """
-    yield "conv1.7x7", _square(batch, 3, IMAGE, 64, kernel=7, stride=2)
-    channels, size = 64, 56  # after conv1 and the 3×3 max pooling
-    for stage, blocks in enumerate((3, 4, 6, 3), start=2):
-        width = 64 << (stage - 2)
-        for block in range(1, blocks + 1):
-            name = f"conv{stage}_{block}"
-            stride = 2 if block == 1 and stage > 2 else 1
-            yield f"{name}.1x1_reduce", _square(batch, channels, size, width, kernel=1)
-            yield f"{name}.3x3", _square(batch, width, size, width, kernel=3, stride=stride)
-            yield f"{name}.1x1_expand", _square(batch, width, size // stride, 4 * width, kernel=1)
-            if block == 1:
-                yield f"{name}.1x1_shortcut", _square(batch, channels, size, 4 * width, kernel=1, stride=stride)
-            channels, size = 4 * width, size // stride
+def _layer(given: Any) -> Layer:
+    """A layer as a file has it."""
+    if not isinstance(given, dict):
+        raise WorkloadError(f"{quote(given)}: expected an object, as in {FILE_EXAMPLE}")
+    name, text, count = given.get("name"), given.get("text"), given.get("count", 1)
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable() or "|" in name:
+        raise WorkloadError(f"name={quote(name)}: expected up to {LONGEST_NAME} printable characters without |")
+    if not isinstance(text, str):
+        raise WorkloadError(f"text={quote(text)}: expected the text of a workload, as in {Conv2d.EXAMPLE}")
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise WorkloadError(f"count={quote(count)}: expected an integer that is at least 1")
+    return Layer(name, parse(text), count)
 
 
-def vgg16(batch: int) -> Iterator[tuple[str, Conv2d]]:
-    """VGG-16: stages of 3×3 convolutions, halved by pooling in between.
-
-    Source: Simonyan, Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition", 2014, Table 1, D.
-    """
-    channels, size = 3, IMAGE
-    for stage, (layers, width) in enumerate(((2, 64), (2, 128), (3, 256), (3, 512), (3, 512)), start=1):
-        for layer in range(1, layers + 1):
-            yield f"conv{stage}_{layer}.3x3", _square(batch, channels, size, width, kernel=3)
-            channels = width
-        size //= 2
-
-
-def mobilenet(batch: int) -> Iterator[tuple[str, Conv2d]]:
-    """MobileNet v1, width 1.0: a depthwise 3×3 and a pointwise 1×1 convolution thirteen times.
-
-    The last depthwise layer has stride 1, as in all implementations; the paper's table says 2, which contradicts the
-    7×7 that follows.
-
-    Source: Howard et al., "MobileNets: Efficient Convolutional Neural Networks for Mobile Vision Applications", 2017,
-    Table 1.
-    """
-    yield "conv1.3x3", _square(batch, 3, IMAGE, 32, kernel=3, stride=2)
-    channels, size = 32, IMAGE // 2
-    blocks = [(64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2), (1024, 1)]
-    for block, (width, stride) in enumerate(blocks, start=2):
-        depthwise = _square(batch, channels, size, channels, kernel=3, stride=stride, groups=channels)
-        channels, size = width, size // stride
-        yield f"conv{block}.depthwise", depthwise
-        yield f"conv{block}.pointwise", _square(batch, depthwise.O, size, width, kernel=1)
-
-
-def filter1d(batch: int) -> Iterator[tuple[str, Filter1d]]:
-    """Signals of a megabyte up to a gigabyte, with masks up to the widest of the literature's examples."""
-    _refuse_batch("filter1d", batch)
-    for exponent, taps in ((18, 5), (24, 5), (24, 31), (28, 5)):
-        yield f"2^{exponent}.k{taps}", Filter1d(1 << exponent, taps)
-
-
-def filter2d(batch: int) -> Iterator[tuple[str, Filter2d]]:
-    """Square images of a megabyte up to a gigabyte, of one or three channels, with masks from 3×3 to 17×17."""
-    _refuse_batch("filter2d", batch)
-    for size, channels, taps in (
-        (512, 1, 5), (4096, 1, 9), (4096, 1, 17), (4096, 3, 5), (8192, 1, 5), (16384, 1, 3), (16384, 1, 5)
-    ):  # fmt: skip
-        yield f"{size}x{channels}.{taps}x{taps}", Filter2d(size, size, channels, taps, taps)
-
-
-def _refuse_batch(name: str, batch: int) -> None:
-    if batch != 1:
-        raise WorkloadError(f"batch={quote(batch)}: suite {name} is of single signals, expected 1")
-
-
-def _square(
-    batch: int, channels: int, size: int, filters: int, kernel: int, stride: int = 1, groups: int = 1
-) -> Conv2d:
-    """A convolution of square images, padded by half the kernel so that the stride alone sets the output's size."""
-    return Conv2d(
-        *(batch, channels, size, size, filters, kernel, kernel),
-        stride=(stride, stride),
-        padding=(kernel // 2,) * 4,
-        groups=groups,
-    )
-
-
-SUITES: dict[str, Callable[[int], Iterable[tuple[str, Workload]]]] = {
-    walk.__name__: walk for walk in (d2l, resnet50, vgg16, mobilenet, filter1d, filter2d)
-}
+def _distinct(layers: Iterable[Layer]) -> tuple[Layer, ...]:
+    """Each workload once, under the name of the first layer that has it."""
+    found: dict[Workload, Layer] = {}
+    for layer in layers:
+        first = found.get(layer.workload)
+        found[layer.workload] = replace(first, count=first.count + layer.count) if first else layer
+    return tuple(found.values())

@@ -1,0 +1,66 @@
+"""Races are found by execution, also where shared memory is accessed by address."""
+
+import re
+
+import pytest
+from instructions import lowered
+from tvm.script import tirx as T  # noqa: N812
+
+import tvmconv as tc
+from tvmconv.analysis.memory import ExecutionError
+from tvmconv.analysis.races import races
+
+PLAIN = "conv2d:1x32x8x8,32x32x3x3,s1,p1"
+
+
+@pytest.mark.parametrize(
+    ("text", "schedule", "config"),
+    [
+        (PLAIN, "tiling", {}),
+        (PLAIN, "implicit_gemm", {"pipeline": "async3"}),
+        (f"{PLAIN},f16,nhwc", "tensor_core", {}),
+        (f"{PLAIN},f16,nhwc", "mma_sync", {}),
+        (f"{PLAIN},tf32,nhwc", "mma_sync", {"split_k": 2}),
+    ],
+)
+def test_schedules_do_not_race(text, schedule, config):
+    kernel = tc.build(tc.parse(text), schedule, arch="sm_90", config=config)
+    assert races(kernel) == []
+
+
+def rows(*, synchronised, extent=64, itself=False):
+    """A kernel of two warps of which each thread reads what another, or it itself, has stored; of 64 elements."""
+
+    @T.prim_func(s_tir=True)
+    def main(X: T.Buffer((64,), "float32"), Y: T.Buffer((64,), "float32")):
+        for thread in T.thread_binding(extent, thread="threadIdx.x"):
+            shared = T.sblock_alloc_buffer((64,), "float32", scope="shared.dyn")
+            at = T.sblock_alloc_buffer((1,), "uint32", scope="local")
+            value = T.sblock_alloc_buffer((1,), "float32", scope="local")
+            at[0] = T.cuda.cvta_generic_to_shared(shared.access_ptr("rw"))
+            T.ptx["st.shared.b32"](at[0] + T.uint32(thread * 4), X[thread])
+            if synchronised:
+                T.cuda.cta_sync()
+            T.ptx["ld.shared.b32"](value[0], at[0] + T.uint32((thread if itself else 63 - thread) * 4))
+            Y[thread] = value[0]
+
+    return lowered(main)
+
+
+def test_a_race_of_ptx_accesses_is_told():
+    (race,) = races(rows(synchronised=False))
+    assert re.fullmatch(
+        r"race: thread 0 of block \(0, 0, 0\) reads byte 252 of shared memory, "
+        r"which thread 63 of block \(0, 0, 0\) has written with no barrier between",
+        race,
+    )
+
+
+def test_a_barrier_or_a_place_of_its_own_is_no_race():
+    assert races(rows(synchronised=True)) == []
+    assert races(rows(synchronised=False, itself=True)) == []
+
+
+def test_what_is_no_race_is_an_error_of_its_own():
+    with pytest.raises(ExecutionError, match=r"out of bounds: .* X"):
+        races(rows(synchronised=True, extent=96, itself=True))

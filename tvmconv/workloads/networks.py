@@ -1,0 +1,210 @@
+"""The suites that are built in: the layers of well-known networks, the d2l-tvm sweep, and filters.
+
+Networks are at ImageNet's 224×224 where nothing else is said. Each suite is a function that walks the layers, one after
+another, and names its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from tvmconv.errors import WorkloadError
+from tvmconv.workloads.base import Workload
+from tvmconv.workloads.operators.conv2d import Conv2d
+from tvmconv.workloads.operators.filter1d import Filter1d
+from tvmconv.workloads.operators.filter2d import Filter2d
+from tvmconv.workloads.text import quote
+
+IMAGE = 224
+
+
+def d2l(batch: int) -> Iterator[tuple[str, Conv2d]]:
+    """The sweep over channels of d2l-tvm.
+
+    Source: Zhang et al., "Dive into Deep Learning Compiler", chapter "Convolution" of "Operator Optimizations on GPUs".
+    """
+    for channels in (16, 32, 64, 128, 256):
+        yield f"{channels}_channels", _square(batch, channels, 64, channels, kernel=3)
+
+
+def resnet50(batch: int) -> Iterator[tuple[str, Conv2d]]:
+    """ResNet-50 v1.5: the first block of a stage strides in its 3×3 convolution, as torchvision's does.
+
+    Source: He et al., "Deep Residual Learning for Image Recognition", 2015, Table 1.
+    """
+    yield "conv1.7x7", _square(batch, 3, IMAGE, 64, kernel=7, stride=2)
+    channels, size = 64, 56  # after conv1 and the 3×3 max pooling
+    for stage, blocks in enumerate((3, 4, 6, 3), start=2):
+        width = 64 << (stage - 2)
+        for block in range(1, blocks + 1):
+            name = f"conv{stage}_{block}"
+            stride = 2 if block == 1 and stage > 2 else 1
+            yield f"{name}.1x1_reduce", _square(batch, channels, size, width, kernel=1)
+            yield f"{name}.3x3", _square(batch, width, size, width, kernel=3, stride=stride)
+            yield f"{name}.1x1_expand", _square(batch, width, size // stride, 4 * width, kernel=1)
+            if block == 1:
+                yield f"{name}.1x1_shortcut", _square(batch, channels, size, 4 * width, kernel=1, stride=stride)
+            channels, size = 4 * width, size // stride
+
+
+def vgg16(batch: int) -> Iterator[tuple[str, Conv2d]]:
+    """VGG-16: stages of 3×3 convolutions, halved by pooling in between.
+
+    Source: Simonyan, Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition", 2014, Table 1, D.
+    """
+    channels, size = 3, IMAGE
+    for stage, (layers, width) in enumerate(((2, 64), (2, 128), (3, 256), (3, 512), (3, 512)), start=1):
+        for layer in range(1, layers + 1):
+            yield f"conv{stage}_{layer}.3x3", _square(batch, channels, size, width, kernel=3)
+            channels = width
+        size //= 2
+
+
+def mobilenet(batch: int) -> Iterator[tuple[str, Conv2d]]:
+    """MobileNet v1, width 1.0: a depthwise 3×3 and a pointwise 1×1 convolution thirteen times.
+
+    The last depthwise layer has stride 1, as in all implementations; the paper's table says 2, which contradicts the
+    7×7 that follows.
+
+    Source: Howard et al., "MobileNets: Efficient Convolutional Neural Networks for Mobile Vision Applications", 2017,
+    Table 1.
+    """
+    yield "conv1.3x3", _square(batch, 3, IMAGE, 32, kernel=3, stride=2)
+    channels, size = 32, IMAGE // 2
+    blocks = [(64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2), (1024, 1)]
+    for block, (width, stride) in enumerate(blocks, start=2):
+        depthwise = _square(batch, channels, size, channels, kernel=3, stride=stride, groups=channels)
+        channels, size = width, size // stride
+        yield f"conv{block}.depthwise", depthwise
+        yield f"conv{block}.pointwise", _square(batch, depthwise.O, size, width, kernel=1)
+
+
+def yolov8s(batch: int) -> Iterator[tuple[str, Conv2d]]:
+    """YOLOv8s at 640×640 with 80 classes: backbone, neck, and a head on three scales; names are the modules'.
+
+    Source: Jocher, Chaurasia, Qiu, "Ultralytics YOLO", 2023, cfg/models/v8/yolov8.yaml, scale s, and nn/modules.
+    """
+    size, classes = 640, 80
+
+    def c2f(name: str, channels: int, size: int, filters: int, blocks: int) -> Iterator[tuple[str, Conv2d]]:
+        """Two halves, of which one goes through blocks of two 3×3 convolutions; what all of them gave is mixed."""
+        half = filters // 2
+        yield f"{name}.cv1", _square(batch, channels, size, filters, kernel=1)
+        for block in range(blocks):
+            yield f"{name}.m{block}.cv1", _square(batch, half, size, half, kernel=3)
+            yield f"{name}.m{block}.cv2", _square(batch, half, size, half, kernel=3)
+        yield f"{name}.cv2", _square(batch, (2 + blocks) * half, size, filters, kernel=1)
+
+    yield "0.conv", _square(batch, 3, size, 32, kernel=3, stride=2)
+    size //= 2
+    for module, filters, blocks in ((1, 64, 1), (3, 128, 2), (5, 256, 2), (7, 512, 1)):
+        yield f"{module}.conv", _square(batch, filters // 2, size, filters, kernel=3, stride=2)
+        size //= 2
+        yield from c2f(f"{module + 1}", filters, size, filters, blocks)
+    yield "9.cv1", _square(batch, 512, size, 256, kernel=1)  # pooled three times, and all four mixed
+    yield "9.cv2", _square(batch, 1024, size, 512, kernel=1)
+    yield from c2f("12", 512 + 256, 40, 256, 1)
+    yield from c2f("15", 256 + 128, 80, 128, 1)
+    yield "16.conv", _square(batch, 128, 80, 128, kernel=3, stride=2)
+    yield from c2f("18", 128 + 256, 40, 256, 1)
+    yield "19.conv", _square(batch, 256, 40, 256, kernel=3, stride=2)
+    yield from c2f("21", 256 + 512, 20, 512, 1)
+    bins, scales = 16, ((128, 80), (256, 40), (512, 20))
+    for scale, (channels, size) in enumerate(scales):  # boxes, as distributions over bins, and classes
+        for branch, width, outputs in (("cv2", 64, 4 * bins), ("cv3", 128, classes)):
+            name = f"22.{branch}.{scale}"
+            yield f"{name}.0", _square(batch, channels, size, width, kernel=3)
+            yield f"{name}.1", _square(batch, width, size, width, kernel=3)
+            yield f"{name}.2", _square(batch, width, size, outputs, kernel=1)
+    boxes = sum(size * size for _, size in scales)
+    yield "22.dfl", Conv2d(batch, bins, 4, boxes, 1, 1, 1)  # the mean of each distribution
+
+
+def efficientnet_b0(batch: int) -> Iterator[tuple[str, Conv2d]]:
+    """EfficientNet-B0: inverted bottlenecks, each with a squeeze-and-excitation of two 1×1 convolutions of one pixel.
+
+    Source: Tan, Le, "EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks", 2019, Table 1;
+    padding as in torchvision.
+    """
+    yield "stem", _square(batch, 3, IMAGE, 32, kernel=3, stride=2)
+    channels, size, block = 32, IMAGE // 2, 0
+    for ratio, kernel, stride, filters, repeats in (
+        (1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3),
+        (6, 5, 1, 112, 3), (6, 5, 2, 192, 4), (6, 3, 1, 320, 1),
+    ):  # fmt: skip
+        for step in (stride, *(1,) * (repeats - 1)):
+            name, wide, squeezed = f"block{block}", ratio * channels, channels // 4
+            if ratio > 1:
+                yield f"{name}.expand", _square(batch, channels, size, wide, kernel=1)
+            yield f"{name}.depthwise", _square(batch, wide, size, wide, kernel=kernel, stride=step, groups=wide)
+            yield f"{name}.se_reduce", _square(batch, wide, 1, squeezed, kernel=1)
+            yield f"{name}.se_expand", _square(batch, squeezed, 1, wide, kernel=1)
+            channels, size, block = filters, size // step, block + 1
+            yield f"{name}.project", _square(batch, wide, size, filters, kernel=1)
+    yield "head", _square(batch, channels, size, 1280, kernel=1)
+
+
+def convnext_tiny(batch: int) -> Iterator[tuple[str, Conv2d]]:
+    """ConvNeXt-T: 7×7 depthwise convolutions, its linear layers over channels as 1×1 convolutions.
+
+    Source: Liu et al., "A ConvNet for the 2020s", 2022, Table 9 and section 3.2: (3, 3, 9, 3) blocks of (96, 192, 384,
+    768) channels.
+    """
+    size = IMAGE // 4
+    yield "stem", _square(batch, 3, IMAGE, 96, kernel=4, stride=4, padding=0)
+    for stage, (channels, blocks) in enumerate(((96, 3), (192, 3), (384, 9), (768, 3)), start=1):
+        if stage > 1:
+            yield f"downsample{stage - 1}", _square(batch, channels // 2, size, channels, kernel=2, stride=2, padding=0)
+            size //= 2
+        for block in range(blocks):
+            name = f"stage{stage}.{block}"
+            yield f"{name}.depthwise", _square(batch, channels, size, channels, kernel=7, groups=channels)
+            yield f"{name}.mlp_expand", _square(batch, channels, size, 4 * channels, kernel=1)
+            yield f"{name}.mlp_project", _square(batch, 4 * channels, size, channels, kernel=1)
+
+
+def filter1d(batch: int) -> Iterator[tuple[str, Filter1d]]:
+    """Signals of a megabyte up to a gigabyte, with masks up to the widest of the literature's examples."""
+    _refuse_batch("filter1d", batch)
+    for exponent, taps in ((18, 5), (24, 5), (24, 31), (28, 5)):
+        yield f"2^{exponent}.k{taps}", Filter1d(1 << exponent, taps)
+
+
+def filter2d(batch: int) -> Iterator[tuple[str, Filter2d]]:
+    """Square images of a megabyte up to a gigabyte, of one or three channels, with masks from 3×3 to 17×17."""
+    _refuse_batch("filter2d", batch)
+    for size, channels, taps in (
+        (512, 1, 5), (4096, 1, 9), (4096, 1, 17), (4096, 3, 5), (8192, 1, 5), (16384, 1, 3), (16384, 1, 5)
+    ):  # fmt: skip
+        yield f"{size}x{channels}.{taps}x{taps}", Filter2d(size, size, channels, taps, taps)
+
+
+def _refuse_batch(name: str, batch: int) -> None:
+    if batch != 1:
+        raise WorkloadError(f"batch={quote(batch)}: suite {name} is of single signals, expected 1")
+
+
+def _square(
+    batch: int,
+    channels: int,
+    size: int,
+    filters: int,
+    kernel: int,
+    stride: int = 1,
+    groups: int = 1,
+    padding: int | None = None,
+) -> Conv2d:
+    """A convolution of square images, by default padded so that the stride alone sets the output's size."""
+    sides = kernel // 2 if padding is None else padding
+    return Conv2d(
+        *(batch, channels, size, size, filters, kernel, kernel),
+        stride=(stride, stride),
+        padding=(sides,) * 4,
+        groups=groups,
+    )
+
+
+NETWORKS = (resnet50, vgg16, mobilenet, yolov8s, efficientnet_b0, convnext_tiny)
+SUITES: dict[str, Callable[[int], Iterable[tuple[str, Workload]]]] = {
+    walk.__name__: walk for walk in (d2l, *NETWORKS, filter1d, filter2d)
+}
