@@ -77,12 +77,13 @@ MAX_CHANNELS = 8  # eight of 16 bits fill 16 bytes, and other schedules have not
 SHARED_BYTES = 99 << 10  # that a block may have on every architecture since sm_80 (tvmconv/gpu.py)
 MAX_ACCUMULATORS = 128
 MAX_PRODUCTS = 1024  # of a warp and tile, all of them unrolled
+SPILLING = 256  # of these, where registers are spilled at 64 sums a thread
 MAX_HELD = 160  # sums and weights of a thread, in registers
 OWN_REGISTERS = 40  # of a thread besides these
 MULTIPROCESSORS = 132  # of an H200: what the defaults are for
 WARPS = 16  # of a multiprocessor, by default: at 64 sums a thread its registers are for as many
 UNROLLED = 16  # steps of a copy
-WEIGHT_ROWS = 8  # that a thread has under way at a time
+WORDS, WEIGHT_ROWS = 8, 8  # of lines, and of the weight's, that a thread has under way at a time
 
 ROWS, STAGES = (1, 2, 4, 8), (2, 3, 4)
 BLOCK_WARPS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
@@ -180,7 +181,8 @@ def _sensible(w: Conv2d) -> Iterator[Tile]:
     """Tiles that leave few lanes idle and no multiprocessor, of an H200, and then smaller and smaller ones."""
     channels = _channels(w)
     block_n = min((n for n in channels if n <= 64), key=lambda n: (-(-w.O // n) * n, -n))  # idle channels are few
-    rows = min(2, _rows(w)[-1])
+    many = Tile(w, 2, 1, block_n, STAGES[0], 0, 0).products > SPILLING  # on sm_90, of TF32 with 7×7 filters
+    rows = 1 if many else min(2, _rows(w)[-1])
     for n in (n for n in reversed(channels) if n <= block_n):
         for max_warps in (8, 4, 2):
             for count in dict.fromkeys((rows, 1)):
@@ -269,7 +271,7 @@ class Program:
         self.keep = allocate("keep", 1, "uint32")
         self.row = allocate("row", 1, "uint32")
         self.words = allocate("words", max(VECTOR // WORD, WEIGHT_ROWS), "uint32")
-        self.halves = allocate("halves", 2 * max(UNROLLED, WEIGHT_ROWS), "uint16")
+        self.halves = allocate("halves", 2 * max(WORDS, WEIGHT_ROWS), "uint16")
         self.of_channel = {name: allocate(name, 2, ACCUMULATOR) for name in self.of_channels}
         residuals = self.n_tiles * 2 * 2 // self.lines.pair
         self.of_output = {name: allocate(name, residuals, "uint32") for name in self.of_outputs}
@@ -359,7 +361,7 @@ class Program:
         """Copy lines of which every second begins in the middle of a word, element by element, several at a time."""
         units = self._units
         each = -(-units // self.threads)
-        batch = min(each, UNROLLED)
+        batch = min(each, WORDS)
 
         def unit(i: Expr, j: Expr) -> Expr:
             return (i * batch + j) * self.threads + self.thread

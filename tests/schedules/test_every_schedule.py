@@ -19,5 +19,7 @@ def test_every_schedule_explains_itself(schedule):
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=NAMES)
 def test_every_schedule_has_a_space_of_a_workload_that_it_applies_to(schedule):
-    workload = next(w for w in map(tc.parse, (*NASTY_1D, *NASTY, *NASTY_3D, *NASTY_FILTERS)) if schedule.applies(w))
+    convolutions = (*NASTY_1D, *NASTY, *NASTY_3D)
+    texts = (*convolutions, *NASTY_FILTERS, *(f"{text},f16,nhwc" for text in convolutions))
+    workload = next(w for w in map(tc.parse, texts) if schedule.applies(w))
     assert schedule.space(workload).size >= 1
