@@ -153,6 +153,15 @@ def load_shared(words: Buffer, address: Expr, nbytes: int) -> None:
         ptx(f"ld.shared.{_VECTOR[size]}", *(words[first // 4 + e] for e in range(size // 4)), address + uint(first))
 
 
+def store_shared(address: Expr, words: Buffer, nbytes: int) -> None:
+    """Store 2, 4, 8, 16 or 32 neighbouring bytes to shared memory from 32-bit registers."""
+    if nbytes == 2:
+        ptx("st.shared.b16", address, T.Cast("uint16", words[0]))
+        return
+    for first, size in _vectors(nbytes):
+        ptx(f"st.shared.{_VECTOR[size]}", address + uint(first), *(words[first // 4 + e] for e in range(size // 4)))
+
+
 def store_global(to: Buffer, index: Expr, words: Buffer, count: int) -> None:
     """Store neighbouring elements, as `load_global` loads them, from 32-bit registers."""
     itemsize = numpy_dtype(str(to.dtype)).itemsize
