@@ -25,6 +25,7 @@ from tvmconv.cli.options import count, tell_choice
 from tvmconv.cli.progress import progress_line
 from tvmconv.cli.tune import add_search, phase_lines, results_table, search
 from tvmconv.experiments.sweep import measure_sweep, select_layers
+from tvmconv.measuring.standing import standing
 from tvmconv.reports.sweep import speedups, table, write
 
 COMPARED = {
@@ -72,9 +73,10 @@ def _run(argv: Sequence[str], prog: str, defaults: dict[str, object]) -> int:
     args.log = args.log or args.out / f"{name}.jsonl"
 
     results = []
-    for number, workload in enumerate(dict.fromkeys(workloads.values()), 1):
-        print(f"{number}: {workload.text}", file=sys.stderr, flush=True)
-        results += search(args, workload, compare=False, confirm=False)  # the comparison does that
+    with standing():
+        for number, workload in enumerate(dict.fromkeys(workloads.values()), 1):
+            print(f"{number}: {workload.text}", file=sys.stderr, flush=True)
+            results += search(args, workload, compare=False, confirm=False)  # the comparison does that
     print(results_table(results).text())
     print("\n".join(phase_lines(results)), end="\n\n", flush=True)
     if args.tune_only:

@@ -87,11 +87,14 @@ def add_search(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Tune, and print a table of what came of it."""
+    from tvmconv.measuring.standing import standing
+
     chosen = _workloads(args)
     results = []
     try:
-        for workload in chosen:
-            results += search(args, workload)
+        with standing():
+            for workload in chosen:
+                results += search(args, workload)
     except KeyboardInterrupt:
         print(f"tvmconv: interrupted; {args.log} is whole, and the same command goes on with it", file=sys.stderr)
         raise
