@@ -15,7 +15,7 @@ from tvmconv.measuring.child import Child, Last
 
 DEPTH = 2  # jobs at a process: the one that it does, and the next, so that it need not wait for its parent
 MAX_FAILED_STARTS = 5  # in a row
-SECOND_HAND_SECONDS = 3.0  # for a process of another to be free: about as long as a new one takes to start
+SECOND_HAND_SECONDS = 5.0  # for a process of another to be free: about as long as a new one takes to start
 
 
 class Cause(Enum):
@@ -115,7 +115,8 @@ class Supervised:
         self._like = like
         self._jobs: deque[Job] = deque()
         self._failed_starts = 0
-        self._start(like and standing.take(like))
+        self.end: End | None = None
+        self._start(standing.take(like) if like else None)
 
     @property
     def room(self) -> int:
@@ -187,9 +188,13 @@ class Supervised:
         """Begin with a process that another had, or with a new one."""
         self._second_hand = handed_on is not None
         self.child = handed_on or standing.start(self._module, self._environment, self._scratch)
-        self.child.send(self._hello())
+        try:
+            self.child.send(self._hello())
+        except BaseException:  # nobody gets to know the process
+            self.child.kill()
+            raise
         self.ready = False
-        self.end: End | None = None
+        self.end = None
         self._since = time.monotonic()
 
     def _is_lean(self) -> bool:
