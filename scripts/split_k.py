@@ -28,6 +28,7 @@ from tvmconv.experiments.provenance import provenance
 from tvmconv.logs.best import best
 from tvmconv.logs.lines import BadLines
 from tvmconv.logs.log import read
+from tvmconv.measuring.standing import standing
 from tvmconv.reports.tables import NOTHING, Table, significant
 from tvmconv.verify import Problem
 from tvmconv.workloads import Conv, Layer
@@ -60,12 +61,13 @@ def _run(argv: Sequence[str]) -> int:
         raise Error(f"no layer of {selection.name} has at most {args.pixels} pixels")
     args.out.mkdir(parents=True, exist_ok=True)
     log = args.out / "split_k.jsonl"
-    for number, layer in enumerate(layers, 1):
-        with progress_line(f"{number} of {len(layers)}, {layer.name}: ") as tell:
-            tell("searching")
-            tc.tune(
-                layer.workload, SCHEDULE, seconds=args.seconds, log=log, device=device, compare=False, confirm=False
-            )
+    with standing():
+        for number, layer in enumerate(layers, 1):
+            with progress_line(f"{number} of {len(layers)}, {layer.name}: ") as tell:
+                tell("searching")
+                tc.tune(
+                    layer.workload, SCHEDULE, seconds=args.seconds, log=log, device=device, compare=False, confirm=False
+                )
     rows, gains = [], []
     for layer in layers:
         cells, gain = _compare(layer, log, args.before, device, args.rounds)

@@ -35,6 +35,7 @@ from tvmconv.experiments.results import Result
 from tvmconv.experiments.run import TUNED
 from tvmconv.experiments.sweep import Selection, Sweep, measure_sweep
 from tvmconv.logs.best import best
+from tvmconv.measuring.standing import standing
 from tvmconv.reports import tuned
 from tvmconv.reports.sweep import table, write, write_numbers
 from tvmconv.workloads import Conv, Workload
@@ -107,10 +108,11 @@ def _parser(prog: str, defaults: dict[str, object]) -> Parser:
 def _tune(args: argparse.Namespace, workloads: Sequence[Workload], named: Mapping[Workload, list[str]]) -> None:
     """Search for the fastest configs, one workload after another, and print what came of it."""
     results = []
-    for number, workload in enumerate(workloads, 1):
-        print(f"{number} of {len(workloads)}: {workload.text}", file=sys.stderr, flush=True)
-        own = argparse.Namespace(**{**vars(args), "schedule": named[workload]})
-        results += search(own, workload, compare=False, confirm=False)  # the comparison does that
+    with standing():
+        for number, workload in enumerate(workloads, 1):
+            print(f"{number} of {len(workloads)}: {workload.text}", file=sys.stderr, flush=True)
+            own = argparse.Namespace(**{**vars(args), "schedule": named[workload]})
+            results += search(own, workload, compare=False, confirm=False)  # the comparison does that
     print(results_table(results).text())
     print("\n".join(phase_lines(results)), end="\n\n", flush=True)
 

@@ -12,6 +12,7 @@ import numpy as np
 from tvmconv.devices.base import relative_error
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads import Workload
+from tvmconv.workloads.dtypes import numpy_dtype
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,16 @@ class Problem:
                 f"{workload} needs {needed / 1e9:.1f} GB for its inputs and float64 reference; "
                 f"this machine has {present / 1e9:.1f} GB"
             )
+
+    @property
+    def nbytes(self) -> int:
+        """The size of inputs and reference together, known before they are computed."""
+        *inputs, output = self.workload.argument_shapes
+        kept = sum(
+            _elements(shape) * numpy_dtype(dtype).itemsize
+            for shape, dtype in zip(inputs, self.workload.argument_dtypes[:-1], strict=True)
+        )
+        return kept + 8 * _elements(output)
 
     @functools.cached_property
     def inputs(self) -> tuple[np.ndarray, ...]:

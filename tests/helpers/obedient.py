@@ -3,13 +3,15 @@
 import os
 import time
 
-from tvmconv.measuring.child import Last
+from tvmconv.measuring.child import Last, messages
 
 
 def main(connection):
-    connection.send(connection.recv())  # None: it is ready; a text: it refuses
-    while True:
-        word, *rest = connection.recv()
+    for message in messages(connection):
+        if message is None or isinstance(message, str):
+            connection.send(message)  # None: it is ready; a text: it refuses
+            continue
+        word, *rest = message
         if word == "end":
             os._exit(7)
         if word == "hang":

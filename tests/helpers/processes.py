@@ -1,5 +1,6 @@
 """Processes in tests: waiting for what they do, and finding what they left."""
 
+import os
 import time
 from pathlib import Path
 
@@ -12,6 +13,19 @@ def wait_for(what, seconds=START_SECONDS):
     while not (found := what()):
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.05)
+    return found
+
+
+def children(parent=None):
+    """Ids of the live child processes of a process, by default this one."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, ppid = path.read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if state != "Z" and int(ppid) == (parent or os.getpid()):
+            found.add(int(path.parent.name))
     return found
 
 

@@ -50,7 +50,7 @@ def test_any_number_of_candidates_may_crash_in_a_row(opencl, runner):
 
 def test_a_device_on_which_a_right_program_fails_now_is_lost(opencl, runner):
     assert run(runner, [program(opencl)]) == [ErrorKind.NONE]
-    runner._setup = replace(runner._setup, right=program(opencl, "wrong"))
+    runner._right = program(opencl, "wrong")
     with pytest.raises(tc.DeviceError, match="opencl:0 cannot be measured on: a program that was right before fails"):
         run(runner, [program(opencl, "out_of_bounds"), program(opencl)])
 
@@ -61,9 +61,9 @@ def test_a_process_that_ends_while_it_starts_is_tried_again(opencl, runner):
 
 
 def test_a_process_that_never_starts_is_a_lost_device(opencl, runner):
-    runner._setup = replace(runner._setup, device="opencl:99")
+    runner.device = replace(opencl, text="opencl:99")
     runner._process.child._process.kill()
-    with pytest.raises(tc.DeviceError, match="opencl:0 cannot be measured on: no device 'opencl:99'"):
+    with pytest.raises(tc.DeviceError, match="opencl:99 cannot be measured on: no device 'opencl:99'"):
         run(runner, [program(opencl)])
 
 

@@ -1,7 +1,6 @@
 """Every config that goes in comes back as one record, whatever it does, and nothing stays behind."""
 
 import dataclasses
-import os
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ import pytest
 import steps
 from faulty_schedules import EXPECTED, SCHEDULE, WORKLOAD
 from measuring import DEADLINE, collect, measure, measurer
+from processes import children
 
 import tvmconv as tc
 from tvmconv.devices import find
@@ -23,19 +23,6 @@ from tvmconv.measuring.outcome import ErrorKind, Outcome
 
 CONV = tc.parse("conv2d:1x4x8x8,8x4x3x3,s1,p1")
 SHARED_MEMORY = Path("/dev/shm")
-
-
-def children(parent=None):
-    """Ids of the live child processes of a process, by default this one."""
-    found = set()
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, ppid = path.read_text().rpartition(")")[2].split()[:2]
-        except OSError:
-            continue
-        if state != "Z" and int(ppid) == (parent or os.getpid()):
-            found.add(int(path.parent.name))
-    return found
 
 
 def gone(paths, seconds=5.0):

@@ -96,13 +96,16 @@ def add_search(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Tune, and print a table of what came of it."""
+    from tvmconv.measuring.standing import standing
+
     chosen = _workloads(args)
     named = take_where_they_apply(args.schedule or (), chosen)
     results = []
     try:
-        for workload in chosen:
-            own = argparse.Namespace(**{**vars(args), "schedule": named[workload]})
-            results += search(own, workload)
+        with standing():
+            for workload in chosen:
+                own = argparse.Namespace(**{**vars(args), "schedule": named[workload]})
+                results += search(own, workload)
     except KeyboardInterrupt:
         print(f"tvmconv: interrupted; {args.log} is whole, and the same command goes on with it", file=sys.stderr)
         raise

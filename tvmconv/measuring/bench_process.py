@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tvmconv import devices
 from tvmconv.devices.base import LostError, describe, first_line
 from tvmconv.errors import CompileError
-from tvmconv.measuring.child import Last
+from tvmconv.measuring.child import Last, messages
 from tvmconv.measuring.outcome import ErrorKind, Outcome
 from tvmconv.measuring.stopwatch import Stopwatch
 
@@ -84,20 +84,29 @@ def measure(device: Device, bench: Bench, program: Program, best: float, toleran
 
 
 def main(connection: Connection) -> None:
-    """Serve: a `Setup` comes in, and None goes back or why it fails; then an `Outcome` for each program and best."""
-    setup: Setup = connection.recv()
-    try:
-        device = devices.find(setup.device)
-        bench = device.bench(setup.inputs, setup.reference)
-        if setup.right and (reason := measure(device, bench, setup.right, 0.0, setup.tolerance).message):
-            connection.send(f"a program that was right before fails: {reason}")
-            return
-    except Exception as error:
-        connection.send(describe(error))
-        return
-    connection.send(None)
-    while True:
-        program, best = connection.recv()
+    """Serve: a `Setup` comes in, and None goes back or why it fails; then an `Outcome` for each program and best.
+
+    Another setup may come at any time, for the same device: the arrays of the one before it are freed.
+    """
+    bench: Bench | None = None
+    for message in messages(connection):
+        if isinstance(message, Setup):
+            setup = message
+            try:
+                if bench:
+                    bench.close()
+                device = devices.find(setup.device)
+                bench = device.bench(setup.inputs, setup.reference)
+                if setup.right and (reason := measure(device, bench, setup.right, 0.0, setup.tolerance).message):
+                    connection.send(f"a program that was right before fails: {reason}")
+                    return
+            except Exception as error:
+                connection.send(describe(error))
+                return
+            connection.send(None)
+            continue
+        assert bench
+        program, best = message
         try:
             connection.send(measure(device, bench, program, best, setup.tolerance))
         except LostError as error:

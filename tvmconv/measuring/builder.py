@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tvmconv.devices.base import describe
 from tvmconv.errors import CompileError
-from tvmconv.measuring.child import Last
+from tvmconv.measuring.child import Last, messages
 from tvmconv.measuring.outcome import ErrorKind
 from tvmconv.measuring.stopwatch import Stopwatch
 
@@ -93,19 +93,31 @@ def build(task: Task, config: Config) -> Built:
 
 
 def main(connection: Connection) -> None:
-    """Serve: a `Task` comes in, and None goes back or why it fails; then a `Built` for each config."""
-    try:
-        task: Task = connection.recv()
-        import tvm  # noqa: F401  loaded before the clock of the first build runs
-    except Exception as error:
-        connection.send(describe(error))
-        return
-    _limit_memory(task.memory_limit)
-    connection.send(None)
+    """Serve: a `Task` comes in, and None goes back or why it fails; then a `Built` for each config.
+
+    Another task may come at any time: the configs after it are its own.
+    """
+    task, bytes_first, received = None, 0, messages(connection)
     while True:
-        config = connection.recv()
         try:
-            connection.send(build(task, config))
+            message = next(received)
+            import tvm  # noqa: F401  loaded before the clock of the first build runs
+        except EOFError:
+            raise
+        except Exception as error:
+            connection.send(describe(error))
+            return
+        if isinstance(message, Task):
+            task, bytes_now = message, _allocated_bytes()
+            bytes_first = bytes_first or bytes_now
+            if bytes_now - bytes_first > task.memory_limit / 2:
+                return  # what builds left behind has grown too much to go on with
+            _limit_memory(bytes_now + task.memory_limit)
+            connection.send(None)
+            continue
+        assert task
+        try:
+            connection.send(build(task, message))
             continue
         except MemoryError:
             pass  # the build's memory goes with the error; but this process may be short of it ever after
@@ -114,8 +126,11 @@ def main(connection: Connection) -> None:
         return
 
 
+def _allocated_bytes() -> int:
+    """What this process has allocated."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
 def _limit_memory(limit: int) -> None:
-    """Let this process allocate `limit` bytes more than it has now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    bytes_now = pages * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (bytes_now + limit, bytes_now + limit))
+    """Let this process allocate so many bytes in all; another task may set another limit."""
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))

@@ -15,14 +15,22 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
+from tvmconv.scratch import Scratch
+
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Forget:
+    """A message to a child: those before it, of which it has not begun any, count no more."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +49,12 @@ class Child:
     Args:
         module: the module's full name.
         environment: environment variables beside those of this process.
+        scratch: the variable for a directory that is there as long as the process; None for no directory.
     """
 
-    def __init__(self, module: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, module: str, environment: Mapping[str, str] | None = None, scratch: str | None = None) -> None:
+        self._scratch = Scratch("tvmconv-") if scratch else None
+        place = {scratch: str(self._scratch.path)} if scratch and self._scratch else {}
         self.connection, theirs = Pipe()
         with theirs:
             descriptor = theirs.fileno()
@@ -57,7 +68,7 @@ class Child:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=[descriptor],
-                env={**os.environ, **(environment or {})},
+                env={**os.environ, **(environment or {}), **place},
                 start_new_session=True,  # Ctrl-C is for the parent, which decides what becomes of its children
             )
         self._outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -99,6 +110,8 @@ class Child:
         self._outbox.put(b"")
         self._sender.join()  # at once: nobody reads any more
         self.connection.close()
+        if self._scratch:
+            self._scratch.close()
         if status >= 0:
             return f"ended with exit status {status}"
         return f"was killed by {signal.Signals(-status).name}"
@@ -109,6 +122,19 @@ class Child:
                 self.connection.send_bytes(message)
             except (OSError, ValueError):  # it has ended, which `received` tells
                 return
+
+
+def messages(connection: Connection) -> Iterator[Any]:
+    """In a child: what the parent sends, one after another, without what it says to forget."""
+    waiting: deque[Any] = deque()
+    while True:
+        while not waiting or connection.poll():
+            message = connection.recv()
+            if isinstance(message, Forget):
+                waiting.clear()
+            else:
+                waiting.append(message)
+        yield waiting.popleft()
 
 
 def serve(main: Any, descriptor: int, parent: int) -> None:

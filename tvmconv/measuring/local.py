@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -13,7 +12,6 @@ from tvmconv.errors import DeviceError
 from tvmconv.measuring.bench_process import Setup
 from tvmconv.measuring.outcome import ErrorKind, Outcome
 from tvmconv.measuring.supervised import Cause, End, Job, Limits, Supervised
-from tvmconv.scratch import Scratch
 from tvmconv.verify import Problem
 
 START_SECONDS = 120.0
@@ -38,14 +36,20 @@ class LocalRunner:
 
     def __init__(self, device: Device, problem: Problem, timeout: float, memory_limit: int) -> None:
         self.device = device
-        self._setup = Setup(device.text, problem.inputs, problem.reference, problem.workload.tolerance)
-        arrays = (*problem.inputs, problem.reference)
-        memory = memory_limit + 4 * sum(array.nbytes for array in arrays)  # as sent, as kept, on the CPU
+        self._problem = problem
+        self._right: Program | None = None
+        memory = memory_limit + 4 * problem.nbytes  # as sent, as kept, on the CPU
         # PoCL writes its compiled kernels to files, of which nobody needs any again.
-        self._scratch = Scratch("tvmconv-") if device.kind == "opencl" else None
-        environment = {"POCL_CACHE_DIR": str(self._scratch.path), "POCL_KERNEL_CACHE": "0"} if self._scratch else {}
-        limits = Limits(START_SECONDS, timeout, memory)
-        self._process = Supervised("tvmconv.measuring.bench_process", lambda: self._setup, limits, TEXTS, environment)
+        opencl = device.kind == "opencl"
+        self._process = Supervised(
+            "tvmconv.measuring.bench_process",
+            self._setup,
+            Limits(START_SECONDS, timeout, memory),
+            TEXTS,
+            {"POCL_KERNEL_CACHE": "0"} if opencl else {},
+            scratch="POCL_CACHE_DIR" if opencl else None,
+            like=device.text,
+        )
 
     @property
     def free(self) -> int:
@@ -72,10 +76,13 @@ class LocalRunner:
         return self._process.waitables()
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, or hand it on; see `tvmconv.measuring.standing`."""
         self._process.close()
-        if self._scratch:
-            self._scratch.close()
+
+    def _setup(self) -> Setup:
+        """The process's first message; the reference is computed when the process is on its way."""
+        problem = self._problem
+        return Setup(self.device.text, problem.inputs, problem.reference, problem.workload.tolerance, self._right)
 
     def _outcome(self, job: Job, answer: Any) -> Outcome:
         """What the process says of a program, or what it means that it ended over it."""
@@ -84,5 +91,5 @@ class LocalRunner:
             return Outcome(error=kind, message=answer.reason, seconds=answer.seconds)
         if answer.error is ErrorKind.NONE:
             program, _ = job.message
-            self._setup = replace(self._setup, right=program)
+            self._right = program
         return answer

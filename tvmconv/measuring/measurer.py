@@ -41,8 +41,9 @@ class Measurer:
     """Measures configs of one schedule for one workload; a context manager.
 
     Configs go in with `submit` and come back measured from `results`, in the order in which they end, each exactly
-    once. Building and timing go on meanwhile, in processes that end with the block, or with this process. A config
-    that hangs, crashes, allocates without end or computes something else is a measurement with that error.
+    once. Building and timing go on meanwhile, in processes that end with the block (within `standing` they serve the
+    next measurer), or with this process. A config that hangs, crashes, allocates without end or computes something else
+    is a measurement with that error. Builders start at once, what holds a device with the first config.
 
     Args:
         workload: what to compute.
@@ -145,7 +146,7 @@ class Measurer:
         return ended
 
     def close(self) -> None:
-        """End all processes, whatever they are doing; what was not handed out is lost."""
+        """End all processes, whatever they are doing, or hand them on; what was not handed out is lost."""
         self._closing = True
         if not self._bell.closed:
             self._rope.send_bytes(b"close")
@@ -160,6 +161,7 @@ class Measurer:
             some = self._workers > 0
             builders: Builders = Pool(self._task, self._workers, self._build_timeout) if some else Here(self._task)
             parts.append(builders)
+            wait([self._bell])  # for the first configs, while builders start: until then a device is for others
             runners: list[Runner] = []
             for place in self._places:
                 runners.append(self._runner(place))

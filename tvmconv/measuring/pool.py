@@ -13,6 +13,7 @@ from tvmconv.measuring.builder import Built, Task, build
 from tvmconv.measuring.outcome import ErrorKind
 from tvmconv.measuring.supervised import DEPTH, Cause, End, Job, Limits, Supervised
 
+BUILDER = "tvmconv.measuring.builder"
 START_SECONDS = 120.0  # for loading TVM on a busy machine
 TEXTS = {
     Cause.CRASH: "the builder process {how}",
@@ -87,7 +88,7 @@ class Pool:
         limits = Limits(START_SECONDS, timeout)
         self._builders: list[Supervised] = []
         for _ in range(workers):
-            self._builders.append(Supervised("tvmconv.measuring.builder", lambda: task, limits, TEXTS))
+            self._builders.append(Supervised(BUILDER, lambda: task, limits, TEXTS, like=BUILDER))
 
     def submit(self, tag: int, config: Config) -> None:
         """Queue a config; `tag` comes back with what it becomes."""
@@ -114,7 +115,7 @@ class Pool:
         return [connection for builder in self._builders for connection in builder.waitables()]
 
     def close(self) -> None:
-        """End all processes."""
+        """End all processes, or hand them on; see `tvmconv.measuring.standing`."""
         for builder in self._builders:
             builder.close()
 

@@ -10,10 +10,12 @@ from enum import Enum, auto
 from multiprocessing.connection import Connection
 from typing import Any
 
+from tvmconv.measuring import standing
 from tvmconv.measuring.child import Child, Last
 
 DEPTH = 2  # jobs at a process: the one that it does, and the next, so that it need not wait for its parent
 MAX_FAILED_STARTS = 5  # in a row
+SECOND_HAND_SECONDS = 5.0  # for a process of another to be free: about as long as a new one takes to start
 
 
 class Cause(Enum):
@@ -74,12 +76,19 @@ class Supervised:
     answers each job. One that ends, or exceeds a limit and is ended, stays so until `renew`; what it had not begun is
     done by the process that takes its place, unless it is taken back.
 
+    Within a block of `standing`, a process that is ready is not ended by `close` but handed on, and one that stands
+    ready is taken instead of starting a new one. It may still be at a job of another, whose answer is for nobody; if
+    that takes long, or ends it, a new process replaces it: that is nobody's fault here.
+
     Args:
         module: whose `main` runs in the process.
         hello: makes the first message to a process.
         limits: what it may take.
         texts: the reason for each cause, with the fields `how` (it ended) and `limit` (in seconds, or in GiB).
         environment: variables beside those of this process.
+        scratch: the variable for a directory of the process's own.
+        like: which processes can take one another's place once they are ready, given a new `hello`; None for one that
+            takes no other `hello` than its first.
 
     Attributes:
         child: the process, alive or not.
@@ -94,15 +103,20 @@ class Supervised:
         limits: Limits,
         texts: Mapping[Cause, str],
         environment: Mapping[str, str] | None = None,
+        scratch: str | None = None,
+        like: str | None = None,
     ) -> None:
         self._module = module
         self._hello = hello
         self._limits = limits
         self._texts = texts
         self._environment = environment
+        self._scratch = scratch
+        self._like = like
         self._jobs: deque[Job] = deque()
         self._failed_starts = 0
-        self.renew()
+        self.end: End | None = None
+        self._start(standing.take(like) if like else None)
 
     @property
     def room(self) -> int:
@@ -135,6 +149,8 @@ class Supervised:
             for message in self.child.received():
                 if message is None:
                     self._begin()
+                elif self._second_hand and not isinstance(message, str):
+                    continue  # the answer to what another wanted to know
                 elif isinstance(message, str):
                     return ended + self._finish(Cause.REFUSED, message)
                 elif isinstance(message, Last):
@@ -155,25 +171,40 @@ class Supervised:
 
     def renew(self) -> None:
         """Start a process, in place of the one that ended."""
-        self.child = Child(self._module, self._environment)
-        self.child.send(self._hello())
-        self.ready = False
-        self.end: End | None = None
-        self._since = time.monotonic()
+        self._start()
 
     def waitables(self) -> Sequence[Connection]:
         """What becomes readable when `poll` has something to tell."""
         return [] if self.end else [self.child.connection]
 
     def close(self) -> None:
-        """End the process; may be called twice."""
+        """End the process, or hand it on; may be called twice."""
         if not self.end:
             self.end = End(Cause.LAST, "", self.seconds, self.ready)
+            if not (self._like and self.ready and self._is_lean() and standing.hand_on(self._like, self.child)):
+                self.child.kill()
+
+    def _start(self, handed_on: Child | None = None) -> None:
+        """Begin with a process that another had, or with a new one."""
+        self._second_hand = handed_on is not None
+        self.child = handed_on or standing.start(self._module, self._environment, self._scratch)
+        try:
+            self.child.send(self._hello())
+        except BaseException:  # nobody gets to know the process
             self.child.kill()
+            raise
+        self.ready = False
+        self.end = None
+        self._since = time.monotonic()
+
+    def _is_lean(self) -> bool:
+        """Whether it holds so little memory that what another does in it is hardly to blame if it swells."""
+        limit = self._limits.memory_bytes
+        return limit is None or self.child.resident_bytes < limit / 2
 
     def _begin(self) -> None:
         """Give the process, which is ready, the jobs of the one before it."""
-        self.ready, self._failed_starts = True, 0
+        self.ready, self._second_hand, self._failed_starts = True, False, 0
         self._since = time.monotonic()
         for job in self._jobs:
             self.child.send(job.message)
@@ -185,6 +216,8 @@ class Supervised:
             return self._finish(Cause.MEMORY, limit=limits.memory_bytes / 2**30)
         if self.ready and self._jobs and seconds > limits.job_seconds:
             return self._finish(Cause.TIME, limit=limits.job_seconds)
+        if self._second_hand and seconds > SECOND_HAND_SECONDS:
+            return self._finish(Cause.START)
         if not self.ready and seconds > limits.start_seconds:
             return self._finish(Cause.START, limit=limits.start_seconds)
         return []
@@ -192,6 +225,9 @@ class Supervised:
     def _finish(self, cause: Cause, reason: str | None = None, limit: float = 0.0) -> list[tuple[Job, End]]:
         """Note how the process ended, if need be after ending it; the job that is to blame, if there is one."""
         seconds, how = self.seconds, self.child.kill()
+        if self._second_hand:
+            self._start()
+            return []
         reason = self._texts.get(cause, "").format(how=how, limit=limit) if reason is None else reason
         self.end = End(cause, reason, seconds, self.ready)
         self._failed_starts += not self.ready

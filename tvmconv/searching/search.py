@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -187,24 +188,32 @@ class _Search:
         status = self.status
         start = time.monotonic() - status.elapsed
         phases: dict[str, float] = {}
-        if self._request.compare and status.reference is None:
-            status.reference = self._measure_reference()
-        status.elapsed = time.monotonic() - start
-        begun = time.monotonic()
-        if not self._ended():
-            with Measurer(self._workload, self._schedule, self._places, workers=self._request.workers) as measurer:
-                exhausted = False
-                while not self._ended() and not (exhausted and not measurer.pending):
-                    exhausted = not self._submit(measurer)
-                    measured = measurer.results(timeout=0.1)
-                    status.elapsed = time.monotonic() - start
-                    for measurement in measured:
-                        self._log.append(Record.of(measurement, status.elapsed))
-                    if measured:
-                        self._take(self._log.new_records(self._workload))
-                    progress(status)
+        with contextlib.ExitStack() as stack:
+            measurer = None
+            if not self._ended():  # its builders start while the naive schedule is measured
+                measurer = Measurer(self._workload, self._schedule, self._places, workers=self._request.workers)
+                stack.enter_context(measurer)
+            if self._request.compare and status.reference is None:
+                status.reference = self._measure_reference()
+            status.elapsed = time.monotonic() - start
+            begun = time.monotonic()
+            if measurer:
+                self._measure(measurer, start, progress)
                 phases = measurer.phases
         return time.monotonic() - begun, phases
+
+    def _measure(self, measurer: Measurer, start: float, progress: Callable[[Status], None]) -> None:
+        """Propose, measure, keep and learn until the end; `start` is when the clock of the search began to run."""
+        status, exhausted = self.status, False
+        while not self._ended() and not (exhausted and not measurer.pending):
+            exhausted = not self._submit(measurer)
+            measured = measurer.results(timeout=0.1)
+            status.elapsed = time.monotonic() - start
+            for measurement in measured:
+                self._log.append(Record.of(measurement, status.elapsed))
+            if measured:
+                self._take(self._log.new_records(self._workload))
+            progress(status)
 
     def _submit(self, measurer: Measurer) -> bool:
         """Keep the measurer busy; False if the space is exhausted.

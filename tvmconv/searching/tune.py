@@ -11,6 +11,7 @@ from dataclasses import replace
 from tvmconv import devices, library
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError
+from tvmconv.measuring.standing import standing
 from tvmconv.searching.search import Request, Tuned, search
 from tvmconv.searching.status import Status
 from tvmconv.workloads import Workload
@@ -97,9 +98,10 @@ def tune_each(
     chosen = chosen or library.to_tune(workload, places[0].kind, places[0].arch)
     share = replace(request, seconds=request.seconds and request.seconds / len(chosen))
     found = []
-    for schedule in chosen:
-        with shown(schedule) as told:
-            found.append((schedule, search(workload, schedule, places, share, told)))
+    with standing():
+        for schedule in chosen:
+            with shown(schedule) as told:
+                found.append((schedule, search(workload, schedule, places, share, told)))
     return found
 
 

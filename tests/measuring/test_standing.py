@@ -1,0 +1,220 @@
+"""Within a block of `standing` processes go from one search to the next; after it, or without it, none is left."""
+
+import dataclasses
+import subprocess
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+
+import pytest
+from faulty_schedules import SCHEDULE
+from measuring import DEADLINE, collect, measure, measurer
+from processes import children, wait_for
+
+import tvmconv as tc
+from tvmconv.library import find as find_schedule
+from tvmconv.measuring import supervised
+from tvmconv.measuring.builder import Task
+from tvmconv.measuring.outcome import ErrorKind
+from tvmconv.measuring.pool import Pool
+from tvmconv.measuring.standing import standing
+from tvmconv.measuring.supervised import Job, Limits, Supervised
+
+OTHER = tc.parse("conv2d:1x4x8x8,8x4x3x3,s1,p1")
+TILING = find_schedule(OTHER, "tiling")
+DEFAULT = TILING.space(OTHER).default
+
+
+@pytest.fixture
+def ours():
+    """The child processes that were started in this test and are alive."""
+    before = children()
+    yield lambda: children() - before
+    assert children() == before
+
+
+def right(number=0, **options):
+    (record,) = measure([{"fault": "none", "number": number}], **options)
+    return record.error is ErrorKind.NONE
+
+
+@pytest.fixture
+def serving(ours):
+    """The processes that build and measure."""
+
+    def pids():
+        return {pid for pid in ours() if b"import serve" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+
+    return pids
+
+
+def test_the_same_processes_serve_searches_of_different_workloads_and_schedules(serving):
+    with standing():
+        assert right()
+        first = serving()
+        assert len(first) == 2
+        (record,) = measure([DEFAULT], schedule=TILING, workload=OTHER)
+        assert (record.ok, record.workload, record.schedule) == (True, OTHER, "tiling")
+        assert record.deviation < OTHER.tolerance
+        assert right(1)
+        assert serving() == first
+    assert serving() == set()
+
+
+def test_without_a_block_each_measurer_has_processes_of_its_own_and_none_is_left(serving):
+    with measurer() as m:
+        m.submit([{"fault": "none"}])
+        collect(m)
+        first = serving()
+    assert serving() == set()
+    with standing():
+        assert right()
+        assert not serving() & first
+
+
+def test_the_last_of_several_blocks_ends_the_processes(serving):
+    with standing():
+        with standing():
+            assert right()
+            first = serving()
+        assert serving() == first
+        with pytest.raises(ZeroDivisionError), standing():
+            raise ZeroDivisionError
+        assert serving() == first
+    assert serving() == set()
+
+
+def test_a_smaller_pool_leaves_the_others_standing_and_a_larger_one_starts_more(serving, opencl):
+    task = Task(OTHER, TILING, opencl, 1 << 30)
+    with standing():
+        for workers, there in ((2, 2), (1, 2), (3, 3)):
+            pool = Pool(task, workers, timeout=20.0)
+            for number in range(6):
+                pool.submit(number, DEFAULT)
+            built = []
+            while len(built) < 6 or not all(builder.ready for builder in pool._builders):
+                built += pool.poll()
+                time.sleep(0.01)
+            assert sorted(tag for tag, _ in built) == list(range(6))
+            assert all(each.program for _, each in built)
+            pool.close()
+            assert len(serving()) == there
+
+
+def test_processes_that_were_killed_while_they_stood_are_replaced_and_nobody_is_to_blame(serving):
+    with standing():
+        assert right()
+        first = serving()
+        for pid in first:
+            subprocess.run(["kill", "-KILL", str(pid)], check=True)
+        records = measure([{"fault": "none", "number": number} for number in range(3)])
+        assert all(record.ok for record in records)
+        assert not serving() & first
+
+
+def test_a_build_and_a_kernel_that_hang_at_the_end_do_not_block_the_next_search(serving, monkeypatch):
+    monkeypatch.setattr(supervised, "SECOND_HAND_SECONDS", 0.5)
+    with standing():
+        with measurer(build_timeout=1000.0, run_timeout=1000.0) as m:
+            m.submit([{"fault": "none"}, {"fault": "endless", "number": 1}, {"fault": "hang", "number": 2}])
+            assert len(m.results(timeout=DEADLINE)) == 1
+            time.sleep(1.0)  # both are at it
+            hung = serving()
+        start = time.monotonic()
+        assert right()
+        assert time.monotonic() - start < 30.0
+        assert not serving() & hung
+
+
+def test_what_is_queued_at_the_end_is_not_built_for_the_next_search(serving):
+    with standing():
+        with measurer(workers=1) as m:
+            m.submit([{"fault": "none", "number": number} for number in range(50)])
+            m.results(timeout=DEADLINE)
+            first = serving()
+        (record,) = measure([DEFAULT], schedule=TILING, workload=OTHER)
+        assert (record.workload, record.config, record.ok) == (OTHER, DEFAULT, True)
+        assert serving() == first
+
+
+def test_a_schedule_that_does_not_import_is_an_error_as_ever_and_the_next_search_goes_on(serving, monkeypatch):
+    module = types.ModuleType("only_here")
+    exec("def function(s, w, k): ...", vars(module))
+    monkeypatch.setitem(sys.modules, "only_here", module)
+    with standing():
+        assert right()
+        with measurer(schedule=dataclasses.replace(SCHEDULE, function=module.function)) as m:
+            m.submit([{"fault": "none"}])
+            with pytest.raises(tc.Error, match="cannot load schedule faulty: ModuleNotFoundError"):
+                collect(m)
+        assert right(1)
+
+
+def test_processes_outlive_the_thread_of_their_search(serving):
+    with standing():
+        thread = threading.Thread(target=right)
+        thread.start()
+        thread.join()
+        first = serving()
+        assert len(first) == 2
+        assert right(1)
+        assert serving() == first
+
+
+def test_a_measurer_that_outlives_the_block_goes_on_and_ends_its_processes(serving):
+    with standing():
+        m = measurer()
+        m.submit([{"fault": "none"}])
+        assert collect(m)[0].ok
+    m.submit([{"fault": "none", "number": 1}])
+    assert collect(m)[0].ok
+    m.close()
+    assert serving() == set()
+
+
+def test_sigkill_within_a_block_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    script = f"""
+import sys, time
+sys.path[:] = {sys.path!r}
+from measuring import measure
+from tvmconv.measuring.standing import standing
+with standing():
+    measure([{{"fault": "none"}}])
+    print("stands", flush=True)
+    time.sleep(1000)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout.readline() == b"stands\n"
+        started = children(parent.pid)
+        assert len(started) >= 2
+        parent.kill()
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started), 5)
+    wait_for(lambda: not [*tmp_path.iterdir()], 5)
+
+
+@pytest.mark.parametrize(("held", "kept"), [(1 << 20, True), (1 << 39, False)])
+def test_a_process_that_holds_much_memory_is_not_handed_on(held, kept, monkeypatch, ours):
+    with standing():
+        process = Supervised("obedient", lambda: None, Limits(60.0, 60.0, 1 << 40), {}, like="obedient")
+        wait_for(lambda: process.poll() or process.ready)
+        monkeypatch.setattr("tvmconv.measuring.child.Child.resident_bytes", held)
+        process.close()
+        assert bool(ours()) == kept
+
+
+def test_answers_that_were_for_another_are_for_nobody():
+    limits = Limits(60.0, 60.0)
+    with standing():
+        first = Supervised("obedient", lambda: None, limits, {}, like="obedient")
+        wait_for(lambda: first.poll() or first.ready)
+        first.submit(Job(0, ("say", "old")))
+        first.close()
+        second = Supervised("obedient", lambda: None, limits, {}, like="obedient")
+        assert second.child is first.child
+        wait_for(lambda: second.poll() or second.ready)
+        second.submit(Job(1, ("say", "new")))
+        assert [(job.tag, answer) for job, answer in wait_for(second.poll)] == [(1, ["new"])]
+        second.close()

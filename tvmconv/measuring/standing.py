@@ -1,0 +1,112 @@
+"""Processes that outlive a search: those that one has done with stand ready for the next."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from tvmconv.measuring.child import Child, Forget
+
+
+class _Standing:
+    """The processes that nobody has at the moment; one for all threads of this process.
+
+    The kernel ends a child with the thread that started it, which for a search is a thread of its own. Those that may
+    stand longer are started by a thread that stays as long as this process.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._blocks = 0
+        self._children: dict[str, list[Child]] = {}
+        self._starter = ThreadPoolExecutor(1, "starter")
+
+    def enter(self) -> None:
+        """One block of `standing` more."""
+        with self._lock:
+            self._blocks += 1
+
+    def leave(self) -> None:
+        """One block less; after the last nothing stands."""
+        with self._lock:
+            self._blocks -= 1
+            left, self._children = ({}, self._children) if self._blocks else (self._children, {})
+        for children in left.values():
+            for child in children:
+                child.kill()
+
+    def start(self, module: str, environment: Mapping[str, str] | None, scratch: str | None) -> Child:
+        """A new process, which may stand later if that is wanted now."""
+        if not self._blocks:
+            return Child(module, environment, scratch)
+        return self._starter.submit(Child, module, environment, scratch).result()
+
+    def take(self, like: str) -> Child | None:
+        """The process of this kind that was handed on last, if there is any."""
+        with self._lock:
+            children = self._children.get(like)
+            return children.pop() if children else None
+
+    def hand_on(self, like: str, child: Child) -> bool:
+        """Let a process stand; False if nobody wants it to."""
+        with self._lock:
+            if self._blocks:
+                child.send(Forget())
+                self._children.setdefault(like, []).append(child)
+            return self._blocks > 0
+
+
+_now = _Standing()
+
+
+def _forget() -> None:
+    """In a process that was forked: the children are those of its parent, and the thread is not there."""
+    global _now
+    _now = _Standing()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+@contextlib.contextmanager
+def standing() -> Iterator[None]:
+    """Within the block, processes that a `Measurer` is done with stand ready for the next one; at its end they end.
+
+    To load TVM takes seconds, and to bring up a device another: worth it around searches that follow one another.
+    Blocks may lie within each other and in several threads; what stands ends with the last of them, or with this
+    process, even when that is killed. Without a block no process outlives its `Measurer`.
+    """
+    mine = _now
+    mine.enter()
+    try:
+        yield
+    finally:
+        if mine is _now:  # else this process was forked within the block
+            mine.leave()
+
+
+def start(module: str, environment: Mapping[str, str] | None, scratch: str | None) -> Child:
+    """A new process; its arguments are those of `Child`."""
+    return _now.start(module, environment, scratch)
+
+
+def take(like: str) -> Child | None:
+    """A process that stands ready, or is about to: it may still be at what it did for another. None if there is none.
+
+    Args:
+        like: what `hand_on` was told.
+    """
+    return _now.take(like)
+
+
+def hand_on(like: str, child: Child) -> bool:
+    """Let a process stand ready for whoever comes next; False if it is to be ended instead.
+
+    Args:
+        like: which processes can do the same.
+        child: is ready, or will be once it has done what it is doing; its queue is forgotten.
+    """
+    return _now.hand_on(like, child)
