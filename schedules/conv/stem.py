@@ -77,7 +77,6 @@ MAX_CHANNELS = 8  # eight of 16 bits fill 16 bytes, and other schedules have not
 SHARED_BYTES = 99 << 10  # that a block may have on every architecture since sm_80 (tvmconv/gpu.py)
 MAX_ACCUMULATORS = 128
 MAX_PRODUCTS = 1024  # of a warp and tile, all of them unrolled
-SPILLING = 256  # of these, where registers are spilled at 64 sums a thread
 MAX_HELD = 160  # sums and weights of a thread, in registers
 OWN_REGISTERS = 40  # of a thread besides these
 MULTIPROCESSORS = 132  # of an H200: what the defaults are for
@@ -190,8 +189,7 @@ def _sensible(w: Conv2d) -> Iterator[Tile]:
     """Tiles that leave few lanes idle and no multiprocessor, of an H200, and then smaller and smaller ones."""
     channels = _channels(w)
     block_n = min((n for n in channels if n <= 64), key=lambda n: (-(-w.O // n) * n, -n))  # idle channels are few
-    many = Tile(w, 2, 1, block_n, STAGES[0], 0, 0).products > SPILLING  # on sm_90, of TF32 with 7×7 filters
-    rows = 1 if many else min(2, _rows(w)[-1])
+    rows = min(2, _rows(w)[-1])
     for n in (n for n in reversed(channels) if n <= block_n):
         for max_warps in (8, 4, 2):
             for count in dict.fromkeys((rows, 1)):
@@ -260,7 +258,8 @@ class Program:
                 if self.buffers > 1:
                     self._stage_if_any(self._tile_number(ahead), ahead % self.buffers)
                 self._begin_sums()
-                self._multiply(i % self.buffers)
+                self._multiply()
+                self._go_on(i % self.buffers)
                 self._finish(self._tile_number(i))
 
     def _allocate(self) -> None:
@@ -274,7 +273,6 @@ class Program:
         self.base = allocate("base", 1, "uint32")
         self.weight = allocate("weight", 1, "uint32")
         self.pixel = allocate("pixel", len(self.patterns), "uint32")
-        self.staged = allocate("staged", len(self.patterns), "uint32")
         self.values = allocate("values", 2, ACCUMULATOR)
         self.sources = allocate("sources", 2, "uint32")
         self.keep = allocate("keep", 1, "uint32")
@@ -282,8 +280,7 @@ class Program:
         self.words = allocate("words", max(VECTOR // WORD, WEIGHT_ROWS), "uint32")
         self.halves = allocate("halves", 2 * max(WORDS, WEIGHT_ROWS), "uint16")
         self.of_channel = {name: allocate(name, 2, ACCUMULATOR) for name in self.of_channels}
-        residuals = self.n_tiles * 2 * 2 // self.lines.pair
-        self.of_output = {name: allocate(name, residuals, "uint32") for name in self.of_outputs}
+        self.of_output = {name: allocate(name, self._residuals(name), "uint32") for name in self.of_outputs}
 
     def _begin(self) -> None:
         """What is done once a block: the first inputs are asked for, and meanwhile the weight is spread."""
@@ -554,15 +551,21 @@ class Program:
             first = slot * self.n_tiles * 2 + j * 4
             ptx("ldmatrix.sync.aligned.m8n8.x4.shared.b16", *(self.b[first + e] for e in range(4)), address)
 
-    def _multiply(self, buffer: Expr) -> None:
+    def _go_on(self, buffer: Expr) -> None:
+        """Point the lanes to the next tile's inputs; addresses wrap around."""
+        if self.buffers > 1:
+            back = T.uint32((1 << 32) - (self.buffers - 1) * self.input_bytes)
+            step = T.Select(buffer == self.buffers - 1, back, T.uint32(self.input_bytes))
+            for index in range(len(self.patterns)):
+                store(self.pixel, index, self.pixel[index] + step)
+
+    def _multiply(self) -> None:
         """Add the products of a tile to its sums."""
         placed = self.placed
         shape, dtype = _MMA[self.w.dtype]
         mma = f"mma.sync.aligned.{shape}.row.col.f32.{dtype}.{dtype}.f32"
         quads = list(placed.quads())
         second = placed.spread[1] * placed.pixel_bytes
-        for index in range(len(self.patterns)):
-            store(self.staged, index, self.pixel[index] + uint(buffer * self.input_bytes))
         for step in range(self.lines.steps):
             slot = step if self.tile.hold else 0
             if not self.tile.hold:
@@ -572,7 +575,7 @@ class Program:
                     quad = quads[step * 2 + e // 2]
                     pattern = self.patterns.index(tuple(at - quad[0] for at in quad))
                     offset = r * (self.w.stride[0] * placed.line_bytes) + (e % 2 * second + quad[0])
-                    ptx("ld.shared.b32", self.a[e], self.staged[pattern] + uint(offset))
+                    ptx("ld.shared.b32", self.a[e], self.pixel[pattern] + uint(offset))
                 with unrolled(self.n_tiles, "j") as j:
                     sums = [self.sums[self._sum(r, j) + e] for e in range(4)]
                     b = [self.b[(slot * self.n_tiles + j) * 2 + e] for e in range(2)]
@@ -586,13 +589,16 @@ class Program:
             for name in self.of_outputs:
                 self._move_outputs(number, r, name, to_memory=False)
                 call(T.cuda.warp_sync())
-                with unrolled(self.n_tiles, "j") as j, unrolled(2, "second") as second:
-                    self._read_outputs(name, j, second)
-                call(T.cuda.warp_sync())
+                if name != self.of_outputs[-1]:  # the last one's are read one by one, where later the outputs are
+                    with unrolled(self.n_tiles, "j") as j, unrolled(2, "second") as second:
+                        self._read_outputs(name, j, second)
+                    call(T.cuda.warp_sync())
             with unrolled(self.n_tiles, "j") as j:
                 for index in range(self.begun, len(self.of_channels)):
                     self._load_of_channel(index, j)
                 with unrolled(2, "second") as second:
+                    for name in self.of_outputs[-1:]:
+                        self._read_outputs(name, j, second)
                     self._write_outputs(j, second, [self._finished(r, j, second, e) for e in range(2)])
             call(T.cuda.warp_sync())
             self._move_outputs(number, r, "Y", to_memory=True)
@@ -622,15 +628,20 @@ class Program:
     def _outputs(self) -> Expr:
         return self.base[0] + uint(self.output_at) + uint(self.warp * self.output_bytes)
 
+    def _residuals(self, name: str) -> int:
+        """Registers for a tensor like the output: for two elements, or for all of a row while another one is read."""
+        pairs = 1 if name == self.of_outputs[-1] else self.n_tiles * 2
+        return pairs * 2 // self.lines.pair
+
     def _residual(self, name: str, j: Expr, second: Expr) -> list[Expr]:
         """The registers with the lane's two elements, for an mma, of a tensor like the output."""
         words = 2 // self.lines.pair
-        return [self.of_output[name][(j * 2 + second) * words + word] for word in range(words)]
+        first = 0 if name == self.of_outputs[-1] else (j * 2 + second) * words
+        return [self.of_output[name][first + word] for word in range(words)]
 
     def _read_outputs(self, name: str, j: Expr, second: Expr) -> None:
         """Load two elements of a tensor like the output, which the warp has in shared memory."""
-        size, pair = self.lines.size, self.of_output[name]
-        first = (j * 2 + second) * (2 // self.lines.pair)
+        size, words = self.lines.size, 2 // self.lines.pair
         if self.lines.channels_last:
             load_shared(self.words, self._output(j, second, 0), 2 * size)
         elif size == WORD:
@@ -640,8 +651,9 @@ class Program:
             for e in range(2):
                 ptx("ld.shared.b16", self.halves[e], self._output(j, second, e))
             store(self.words, 0, self._joined(0))
-        for word in range(2 // self.lines.pair):
-            store(pair, first + word, self.words[word])
+        first = 0 if name == self.of_outputs[-1] else (j * 2 + second) * words
+        for word in range(words):
+            store(self.of_output[name], first + word, self.words[word])
 
     def _joined(self, first: Expr) -> Expr:
         """Two halves of a word, in registers one behind the other, as the word."""
