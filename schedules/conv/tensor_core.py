@@ -38,6 +38,7 @@ from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Conv
 from tvmconv.workloads.declaration import OUTPUT, TAPS
+from tvmconv.workloads.layout import CHANNELS_FIRST
 
 from ..vocabulary import bind_grid, inline_consumers, inline_producers
 from .intrinsics import REGISTERS, SHARED, SIDE, Layout, intrinsics, sums_layout
@@ -58,6 +59,7 @@ ZERO = const(0, "int32")
     dtypes=("float16", "bfloat16", "tf32"),
     usage=usage,
     condition=lambda w: math.prod(summed(w)) > 1,
+    promising=lambda w: w.layout == CHANNELS_FIRST and w.groups < w.O,  # of others, `mma_sync` is faster
     kinds=("cuda",),
     since=80,
 )
