@@ -75,6 +75,7 @@ def usage(w: Conv2d, c: Columns) -> Usage:
         held=plan.held(w),
         issued=plan.issued(w) / strip.sums,
         halo=halo(w, strip),
+        estimate=plan.time(w),
     )
 
 

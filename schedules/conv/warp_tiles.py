@@ -262,8 +262,8 @@ class WarpTiles:
     def estimate(self, p: Product, gpu: Rates | None = None) -> Any:
         """Microseconds that a launch takes, about: to begin with, and to leave out what cannot be good.
 
-        Rounds of blocks run one after another. A block takes its beginning and end, and for each step what limits it
-        most: the tensor cores, shared memory, the L2 cache, its latency, or what one warp waits for.
+        Rounds of blocks run one after another. A block takes its end, and for each step what limits it most: the tensor
+        cores, shared memory, the L2 cache, its latency, or what one warp waits for.
         """
         gpu = gpu or H200
         load = self.tiles(p) * self.split_k / gpu.multiprocessors  # blocks of a multiprocessor
@@ -291,7 +291,7 @@ class WarpTiles:
             gpu.l2_latency / np.clip(np.minimum(self.stages - 1, self.steps(p)), 1, None),
             gpu.step + gpu.mma * mmas,
         )
-        return self.steps(p) * step + (gpu.begin + gpu.end / 8 * self.accumulators) * together
+        return self.steps(p) * step + gpu.end * self.accumulators * together
 
     def usage(self, p: Product, staged_itemsize: Any) -> Usage:
         """What configs use of a device."""
@@ -321,24 +321,24 @@ class WarpTiles:
 class Rates(NamedTuple):
     """What `WarpTiles.estimate` takes a GPU to be able to do; times in microseconds, traffic in bytes a microsecond.
 
-    The times and shares were fitted to 2,277 timings in float16 on one H200: layers of ResNet-50, YOLOv8s and
-    ConvNeXt-T, and d2l-tvm's, at batch 1 and 32. Half of all estimates are within 15 % of what was measured, and the
-    config with the best estimate of those measured for a layer takes 1.08 times the best one's time (geometric mean).
+    The numbers were fitted to 3,824 timings in float16 on one H200: layers of ResNet-50, YOLOv8s and ConvNeXt-T, and
+    d2l-tvm's, at batch 1 and 32. Half of all estimates are within 10 % of what was measured. Of what was measured of a
+    layer, the config with the best estimate takes 1.09 times the fastest one's time, and the fastest of the twelve with
+    the best estimates 1.01 times (geometric means).
     """
 
     multiprocessors: int = 132
-    products: float = 1.9e6  # 16-bit multiply-adds of a multiprocessor
-    shared: float = 2.03e5  # shared memory of a multiprocessor
-    l2: float = 1.35e7  # the L2 cache, for the operands of all blocks
-    memory: float = 2.83e6  # global memory, for what has to be moved
-    l2_latency: float = 0.44  # of a step's operands, shared by the steps that are in flight
-    step: float = 0.114  # of a step whatever is in it: its barrier, and fragments that are waited for
-    mma: float = 0.0032  # of a warp's mma behind another
-    begin: float = 0.52  # of a block: addresses, the first operands
-    end: float = 0.137  # of a block, for each accumulator of a thread
-    scratch: float = 1.17  # of a second launch
-    cluster: float = 0.58  # of a cluster, for each of its blocks
-    launch: float = 1.12
+    products: float = 1.77e6  # 16-bit multiply-adds of a multiprocessor
+    shared: float = 1.97e5  # shared memory of a multiprocessor
+    l2: float = 1.28e7  # the L2 cache, for the operands of all blocks
+    memory: float = 2.68e6  # global memory, for what has to be moved
+    l2_latency: float = 0.56  # of a step's operands, shared by the steps that are in flight
+    step: float = 0.116  # of a step whatever is in it: its barrier, and fragments that are waited for
+    mma: float = 0.0034  # of a warp's mma behind another
+    end: float = 0.0054  # of a block, for each accumulator of a thread
+    scratch: float = 0.70  # of a second launch
+    cluster: float = 0.68  # of a cluster, for each of its blocks
+    launch: float = 1.83
 
 
 H200 = Rates()

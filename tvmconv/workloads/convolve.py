@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +14,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-CHUNK_BYTES = 16 << 20  # of unfolded input that are held at a time
+CHUNK_BYTES = 16 << 20  # of unfolded input that a thread holds at a time
+THREADS = min(16, os.cpu_count() or 1)  # that convolve an image each
 
 Sizes = tuple[int, ...]
 
@@ -44,13 +47,18 @@ def convolve(
     padded_space = (n + before + behind for n, (before, behind) in zip(x.shape[2:], sides[1:], strict=True))
     space = [(n - seen) // step + 1 for n, seen, step in zip(padded_space, window, stride, strict=True)]
     out = np.empty((len(x), filters, *space), np.float64)
-    for image, y in zip(x, out, strict=True):
+
+    def convolve_image(image: NDArray[Any], y: NDArray[np.float64]) -> None:
         padded = np.pad(image.astype(np.float64), sides)
         windows = sliding_window_view(padded, window, axis=tuple(range(1, 1 + rank)))[stepped]
         for chunk in _chunks(tuple(space), math.prod(k.shape[1:]) * groups):
             place = (slice(None), *chunk)
             columns = np.moveaxis(windows[place], range(1, 1 + rank), range(-rank, 0))  # channel, taps, pixels
             y[place] = (weight @ columns.reshape(groups, weight.shape[2], -1)).reshape(filters, *columns.shape[-rank:])
+
+    with ThreadPoolExecutor(min(len(x), THREADS)) as threads:  # NumPy copies and multiplies without Python's lock
+        for _ in threads.map(convolve_image, x, out):
+            pass
     return out
 
 

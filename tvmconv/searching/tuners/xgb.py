@@ -9,10 +9,11 @@ import numpy as np
 
 from tvmconv.knobs.space import Space, distinct
 from tvmconv.searching.tuners.base import Trial, Tuner, default_point, points_and_costs
+from tvmconv.searching.tuners.draft import draft
 from tvmconv.searching.tuners.model import Ensemble, Group
 from tvmconv.searching.tuners.moves import Moves
 
-_FOUNDERS = 10  # successful configs, at random, before the model is asked
+_FOUNDERS = 10  # successful configs, drafted or at random, before the model is asked
 _MEMBERS = 4  # models that take turns in choosing
 _EXPLORATION = 0.05  # the share of configs proposed at random, whatever the models think
 _TRANSFERRED = 32  # another workload's trials count like at most so many of this one's
@@ -36,6 +37,7 @@ class XGBTuner(Tuner):
         super().__init__(space, seed)
         self._moves = Moves(space)
         self._others: list[Group] = []
+        self._draft = draft(space)
 
     def transfer(self, space: Space, trials: Iterable[Trial]) -> None:
         """Learn from another workload: what is fast there, compared with the rest there, may be fast here.
@@ -51,7 +53,7 @@ class XGBTuner(Tuner):
 
     def _choose(self, n: int) -> Iterable[np.ndarray]:
         if self._succeeded() < _FOUNDERS and not any(group.succeeded.any() for group in self._others):
-            return itertools.chain(default_point(self.space), self._random)
+            return itertools.chain(default_point(self.space), self._draft, self._random)
         ensemble = Ensemble(self._groups(), _MEMBERS, self._rng)
         candidates, scores = self._candidates(ensemble)
         return itertools.chain([] if self._learnt else default_point(self.space), self._diverse(candidates, scores))

@@ -1,0 +1,189 @@
+"""Build the kernels of a search where there is no GPU, and measure them where there is one.
+
+    python scripts/prebuild.py build --suite resnet50 --dtype f16 --layout nhwc --configs 24 --arch sm_90 -o kernels.zip
+    python scripts/prebuild.py measure kernels.zip --log results/resnet50-f16-nhwc.jsonl --device cuda:0
+
+A search spends most of its time on compilers. `build` has the tuner propose those configs that promise most, as a
+search does before it knows anything, and compiles them, on all processors; the same command goes on where it was
+interrupted. `measure` verifies and times each, and appends a record of it to a log; it needs no TVM. Then
+`scripts/tune_suite.py --compare-only` compares the best with libraries. The archive has plain data in it: JSON and
+machine code.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+import zipfile
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from importlib import metadata
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import tvmconv as tc
+from tvmconv import devices, library
+from tvmconv.cli.errors import Parser, guarded
+from tvmconv.cli.options import add_suite, chosen_layers, count
+from tvmconv.compiler import nvrtc
+from tvmconv.errors import Error
+from tvmconv.logs.log import Log
+from tvmconv.logs.record import Record
+from tvmconv.measuring.bench_process import measure
+from tvmconv.measuring.outcome import Measurement
+from tvmconv.measuring.pipeline import target_text
+from tvmconv.measuring.wire import decode_program, encode_program
+from tvmconv.searching.tuners import make
+from tvmconv.verify import Problem
+from tvmconv.version import VERSION
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Build or measure."""
+    return guarded("prebuild", lambda: _run(sys.argv[1:] if argv is None else argv))
+
+
+def _run(argv: Sequence[str]) -> int:
+    parser = Parser(prog="prebuild", description="Build kernels here, and measure them on another host.")
+    parts = parser.add_subparsers(required=True)
+    build = parts.add_parser("build", help="compile what a search would try first")
+    add_suite(build, "d2l")
+    build.add_argument("--schedule", action="append", metavar="S", help="(default: what a search tries)")
+    build.add_argument("--configs", type=count, default=24, metavar="N", help="of each schedule (default: %(default)s)")
+    build.add_argument("--arch", default="sm_90", help="to compile for (default: %(default)s)")
+    build.add_argument("--workers", type=count, default=os.cpu_count() or 1, help="processes (default: all processors)")
+    build.add_argument("-o", dest="out", type=Path, required=True, metavar="FILE", help="a .zip, which is added to")
+    build.set_defaults(do=_build)
+    measuring = parts.add_parser("measure", help="verify and time what was built")
+    measuring.add_argument("archives", nargs="+", type=Path, metavar="FILE")
+    measuring.add_argument("--device", default="cuda:0", help="(default: %(default)s)")
+    measuring.add_argument("--log", type=Path, required=True, metavar="FILE", help="append records to it")
+    measuring.set_defaults(do=_measure)
+    args = parser.parse_args(argv)
+    return args.do(args)
+
+
+def _build(args: Namespace) -> int:
+    jobs = list(_jobs(args))
+    known = {_identity(entry) for entry, _ in _entries(args.out)} if args.out.exists() else set()
+    jobs = [job for job in jobs if _identity(job) not in known]
+    failed, start = 0, time.monotonic()
+    with (
+        zipfile.ZipFile(args.out, "a", zipfile.ZIP_LZMA) as archive,
+        ProcessPoolExecutor(args.workers, mp_context=get_context("spawn")) as pool,
+    ):
+        begun = [pool.submit(_built, job) for job in jobs]
+        for number, done in enumerate(as_completed(begun), 1):
+            entry, code = done.result()
+            if code is None:
+                failed += 1
+                print(f"\n{entry['workload']} {entry['schedule']}: {entry['error']}", file=sys.stderr)
+            else:
+                name = f"{len(known) + number}"
+                archive.writestr(f"{name}.bin", code)
+                archive.writestr(f"{name}.json", json.dumps(entry))
+            rate = number / (time.monotonic() - start)
+            left = (len(jobs) - number) / rate
+            print(
+                f"\r{number} of {len(jobs)}, {rate:.1f}/s, {failed} failed, {left:.0f} s left ", end="", file=sys.stderr
+            )
+    print(f"{len(jobs) - failed} kernels in {args.out}, {len(known)} were there")
+    return 0
+
+
+def _jobs(args: Namespace) -> Iterator[dict[str, Any]]:
+    limits = devices.find(args.arch).limits
+    for workload in dict.fromkeys(layer.workload for layer in chosen_layers(args).layers.values()):
+        chosen = [library.find(workload, name) for name in args.schedule or ()]
+        for schedule in chosen or library.to_tune(workload, "cuda", args.arch):
+            for config in make("xgb", schedule.space(workload, limits), seed=0).propose(args.configs):
+                job = {"workload": str(workload), "schedule": schedule.name, "config": config, "arch": args.arch}
+                yield json.loads(json.dumps(job))  # as it will be read
+
+
+def _identity(job: Mapping[str, Any]) -> str:
+    return json.dumps([job[name] for name in ("workload", "schedule", "config", "arch")])
+
+
+def _built(job: dict[str, Any]) -> tuple[dict[str, Any], bytes | None]:
+    """A job with what else there is to say of it, and its code; None for a failure."""
+    begun = time.monotonic()
+    config = {name: tuple(value) if isinstance(value, list) else value for name, value in job["config"].items()}
+    try:
+        kernel = tc.build(tc.parse(job["workload"]), job["schedule"], arch=job["arch"], config=config)
+        program, resources = kernel.program, kernel.resources
+    except Error as error:
+        return {**job, "error": str(error)}, None
+    header, code = encode_program(program, math.inf)
+    versions = {"tvmconv": VERSION, "tvm": metadata.version("apache-tvm"), "nvrtc": nvrtc.version()}
+    taken = {
+        "registers": resources.registers,
+        "spills": resources.spills,
+        "dynamic_shared_bytes": max(step.dynamic_shared_bytes for step in program.steps),
+        "shared_bytes": max(step.shared_bytes for step in program.steps),
+        "threads": max(step.launch.threads for step in program.steps),
+        "blocks": max(step.launch.blocks for step in program.steps),
+    }
+    seconds = time.monotonic() - begun
+    return {**job, "header": header, "resources": taken, "versions": versions, "seconds": seconds}, code
+
+
+def _entries(path: Path) -> Iterator[tuple[dict[str, Any], zipfile.ZipFile]]:
+    """What an archive says of each kernel, by workload in the order in which they first appear."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if name.endswith(".json")]
+            entries = [{**json.loads(archive.read(name)), "code": name[: -len("json")] + "bin"} for name in names]
+            first: dict[str, int] = {}
+            for place, entry in enumerate(entries):
+                first.setdefault(entry["workload"], place)
+            for entry in sorted(entries, key=lambda entry: first[entry["workload"]]):
+                yield entry, archive
+    except (OSError, zipfile.BadZipFile, ValueError, KeyError) as error:
+        raise Error(f"cannot read {path}: {error}") from error
+
+
+def _measure(args: Namespace) -> int:
+    device = devices.find(args.device)
+    log, bench, under, best = Log(args.log), None, "", math.inf
+    measured = wrong = 0
+    start = time.monotonic()
+    for path in args.archives:
+        for entry, archive in _entries(path):
+            if entry["arch"] != device.arch:
+                raise Error(f"{path} is for {entry['arch']}, and {device.text} is {device.arch}")
+            if entry["workload"] != under:
+                if bench:
+                    bench.close()
+                problem = Problem(tc.parse(entry["workload"]))
+                bench, under, best = device.bench(problem.inputs, problem.reference), entry["workload"], math.inf
+            assert bench
+            program, _ = decode_program(entry["header"], archive.read(entry["code"]))
+            outcome = measure(device, bench, program, best, problem.workload.tolerance)
+            found = Measurement(
+                workload=problem.workload,
+                schedule=entry["schedule"],
+                config={n: tuple(v) if isinstance(v, list) else v for n, v in entry["config"].items()},
+                device=device.name,
+                target=target_text(device),
+                outcome=outcome,
+                seconds=entry["seconds"] + outcome.seconds,
+                timestamp=time.time(),
+                resources=entry["resources"],
+                versions=entry["versions"],
+            )
+            log.append(Record.of(found))
+            best, measured, wrong = min(best, found.cost), measured + 1, wrong + math.isinf(found.cost)
+            rate = measured / (time.monotonic() - start)
+            print(f"\r{measured} kernels, {rate:.1f}/s, {wrong} failed: {under[:60]} ", end="", file=sys.stderr)
+    print(f"{measured} kernels measured, {wrong} failed; {args.log}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
