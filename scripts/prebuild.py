@@ -156,7 +156,7 @@ def _measure(args: Namespace) -> int:
     for path in args.archives:
         for entry, archive in _entries(path):
             if entry["arch"] != device.arch:
-                raise Error(f"{path} is for {entry['arch']}, and {device.text} is {device.arch}")
+                raise Error(f"{path} is for {entry['arch']}, and {device.text} is {device.arch or device.kind}")
             if entry["workload"] != under:
                 if bench:
                     bench.close()

@@ -12,6 +12,7 @@ from tvmconv.knobs import Choice, Condition, Split
 from tvmconv.knobs.space import Space, Usage
 from tvmconv.searching.replay import Recorded
 from tvmconv.searching.tuners import TUNERS, make
+from tvmconv.searching.tuners.draft import draft
 from tvmconv.searching.tuners.moves import Moves, distances
 
 
@@ -208,3 +209,32 @@ def test_a_mutation_changes_one_knob():
     space = small_space()
     mutated = Moves(space).mutate(space.listed, np.random.default_rng(0))
     assert (np.count_nonzero(mutated != space.listed, axis=1) == 1).all()
+
+
+def estimated_space():
+    """A space whose schedule believes that many elements a tile and little unrolling are fast."""
+
+    def believed(columns):
+        tile, one = columns["tile"], np.ones(len(columns["tile"]))
+        return Usage(one, one, one, one, estimate=100 / tile[:, 2] + columns["unroll"])
+
+    space = small_space()
+    return Space(space.knobs, space.conditions, usage_of=believed)
+
+
+def test_the_first_proposals_are_the_default_and_what_the_schedule_believes_in():
+    space = estimated_space()
+    first, *others = make("xgb", space, seed=1).propose(6)
+    assert first == space.default
+    estimates = [space.usage(space.point(config)[None]).more["estimate"][0] for config in others]
+    assert estimates == sorted(estimates)
+    assert estimates[0] == min(space.usage(space.listed).more["estimate"])
+    points = [space.point(config) for config in others]
+    assert all(np.count_nonzero(a != b) > 1 for a, b in itertools.combinations(points, 2))
+
+
+def test_a_draft_has_every_config_once():
+    space = estimated_space()
+    drafted = [point.tobytes() for point in draft(space)]
+    assert len(drafted) == len(set(drafted)) == len(space.listed)
+    assert list(draft(small_space())) == []
