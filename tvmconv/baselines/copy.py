@@ -36,7 +36,7 @@ extern "C" __global__ void copy(const float* __restrict__ x, float* __restrict__
 def time_copy(
     w: Workload, inputs: Sequence[NDArray[Any]], *, device: Device, cold: bool = False, seconds: float = 0.5
 ) -> Baseline:
-    """Time a copy that reads and writes as many bytes, half each, as X and Y have: those of a workload but its weight's.
+    """Time a copy that reads and writes as many bytes, half each, as X and Y have.
 
     CUDA's own copy and a kernel whose threads copy a `float4` each are timed, and the faster counts: from some size on
     CUDA's takes a third longer than the kernel on some GPUs.
