@@ -153,7 +153,7 @@ class _Multiplication:
         self.piece = math.gcd(p.depth, self.chunk_elements)  # elements that are neighbours in memory, for any tap
         self.row_bytes = t.block_k * p.itemsize
         self.chunks = self.row_bytes // CHUNK  # of a row
-        self.rows = int(t.rows(p))
+        self.rows = int(t.rows(p.itemsize))
         self.stage_bytes = int(t.stage_bytes(p))
         self.steps = int(t.steps(p))
         self.grid = int(t.blocks(p)) // int(t.split_k)
