@@ -95,8 +95,8 @@ def _step(step: Mapping[str, Any], textures: Sequence[str]) -> str:
     dynamic = f"{step['dynamic_shared_bytes']:,} bytes of" if step["dynamic_shared_bytes"] else "no"
     parameters = (f"{name}'s {'texture object' if name in textures else 'address'}" for name in step["parameters"])
     return (
-        f"Grid {grid}{clusters}, block {block}; {step['shared_bytes']:,} bytes of static shared memory a block{registers}; "
-        f"{dynamic} dynamic shared memory. The device function is `{step['function']}`; its parameters are, in this "
+        f"Grid {grid}{clusters}, block {block}; {step['shared_bytes']:,} bytes of static shared memory a block"
+        f"{registers}; {dynamic} dynamic shared memory. The device function is `{step['function']}`; its parameters are, in this "
         f"order, {', '.join(parameters)}."
     )
 
