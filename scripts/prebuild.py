@@ -38,7 +38,6 @@ from tvmconv.measuring.bench_process import measure
 from tvmconv.measuring.outcome import Measurement
 from tvmconv.measuring.pipeline import target_text
 from tvmconv.measuring.wire import decode_program, encode_program
-from tvmconv.searching.tuners import make
 from tvmconv.verify import Problem
 from tvmconv.version import VERSION
 
@@ -97,6 +96,8 @@ def _build(args: Namespace) -> int:
 
 
 def _jobs(args: Namespace) -> Iterator[dict[str, Any]]:
+    from tvmconv.searching.tuners import make  # not where kernels are measured, which needs no xgboost
+
     limits = devices.find(args.arch).limits
     for workload in dict.fromkeys(layer.workload for layer in chosen_layers(args).layers.values()):
         chosen = [library.find(workload, name) for name in args.schedule or ()]

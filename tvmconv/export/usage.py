@@ -96,8 +96,8 @@ def _step(step: Mapping[str, Any], textures: Sequence[str]) -> str:
     parameters = (f"{name}'s {'texture object' if name in textures else 'address'}" for name in step["parameters"])
     return (
         f"Grid {grid}{clusters}, block {block}; {step['shared_bytes']:,} bytes of static shared memory a block"
-        f"{registers}; {dynamic} dynamic shared memory. The device function is `{step['function']}`; its parameters are, "
-        f"in this order, {', '.join(parameters)}."
+        f"{registers}; {dynamic} dynamic shared memory. The device function is `{step['function']}`; its parameters "
+        f"are, in this order, {', '.join(parameters)}."
     )
 
 
