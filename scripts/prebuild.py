@@ -5,9 +5,9 @@
 
 A search spends most of its time on compilers. `build` has the tuner propose those configs that promise most, as a
 search does before it knows anything, and compiles them, on all processors; the same command goes on where it was
-interrupted. With a --log of what was measured of them, it goes on as a search does. `measure` verifies and times each, and appends a record of it to a log; it needs no TVM. Then
-`scripts/tune_suite.py --compare-only` compares the best with libraries. The archive has plain data in it: JSON and
-machine code.
+interrupted. With a --log of what was measured of them, it goes on as a search does. `measure` verifies and times each,
+and appends a record of it to a log; it needs no TVM. Then `scripts/tune_suite.py --compare-only` compares the best with
+libraries. The archive has plain data in it: JSON and machine code.
 """
 
 from __future__ import annotations
