@@ -5,9 +5,9 @@
 
 A search spends most of its time on compilers. `build` has the tuner propose those configs that promise most, as a
 search does before it knows anything, and compiles them, on all processors; the same command goes on where it was
-interrupted. `measure` verifies and times each, and appends a record of it to a log; it needs no TVM. Then
-`scripts/tune_suite.py --compare-only` compares the best with libraries. The archive has plain data in it: JSON and
-machine code.
+interrupted. With a --log of what was measured of them, it goes on as a search does. `measure` verifies and times each,
+and appends a record of it to a log; it needs no TVM. Then `scripts/tune_suite.py --compare-only` compares the best with
+libraries. The archive has plain data in it: JSON and machine code.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from tvmconv.cli.errors import Parser, guarded
 from tvmconv.cli.options import add_suite, chosen_layers, count
 from tvmconv.compiler import nvrtc
 from tvmconv.errors import Error
-from tvmconv.logs.log import Log
+from tvmconv.logs.lines import BadLines
+from tvmconv.logs.log import Log, read
 from tvmconv.logs.record import Record
 from tvmconv.measuring.bench_process import measure
 from tvmconv.measuring.outcome import Measurement
 from tvmconv.measuring.pipeline import target_text
 from tvmconv.measuring.wire import decode_program, encode_program
-from tvmconv.searching.tuners import make
 from tvmconv.verify import Problem
 from tvmconv.version import VERSION
 
@@ -55,6 +55,7 @@ def _run(argv: Sequence[str]) -> int:
     add_suite(build, "d2l")
     build.add_argument("--schedule", action="append", metavar="S", help="(default: what a search tries)")
     build.add_argument("--configs", type=count, default=24, metavar="N", help="of each schedule (default: %(default)s)")
+    build.add_argument("--log", type=Path, metavar="FILE", help="what was measured before, for the tuner to learn from")
     build.add_argument("--arch", default="sm_90", help="to compile for (default: %(default)s)")
     build.add_argument("--workers", type=count, default=os.cpu_count() or 1, help="processes (default: all processors)")
     build.add_argument("-o", dest="out", type=Path, required=True, metavar="FILE", help="a .zip, which is added to")
@@ -97,11 +98,18 @@ def _build(args: Namespace) -> int:
 
 
 def _jobs(args: Namespace) -> Iterator[dict[str, Any]]:
+    from tvmconv.searching.tuners import make  # not where kernels are measured, which needs no xgboost
+
     limits = devices.find(args.arch).limits
     for workload in dict.fromkeys(layer.workload for layer in chosen_layers(args).layers.values()):
         chosen = [library.find(workload, name) for name in args.schedule or ()]
         for schedule in chosen or library.to_tune(workload, "cuda", args.arch):
-            for config in make("xgb", schedule.space(workload, limits), seed=0).propose(args.configs):
+            tuner = make("xgb", schedule.space(workload, limits), seed=0)
+            if args.log:
+                tuner.learn(
+                    r for r in read(args.log, BadLines()) if (r.workload, r.schedule) == (workload, schedule.name)
+                )
+            for config in tuner.propose(args.configs):
                 job = {"workload": str(workload), "schedule": schedule.name, "config": config, "arch": args.arch}
                 yield json.loads(json.dumps(job))  # as it will be read
 

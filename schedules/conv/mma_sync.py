@@ -153,7 +153,7 @@ class _Multiplication:
         self.piece = math.gcd(p.depth, self.chunk_elements)  # elements that are neighbours in memory, for any tap
         self.row_bytes = t.block_k * p.itemsize
         self.chunks = self.row_bytes // CHUNK  # of a row
-        self.rows = int(t.rows(p))
+        self.rows = int(t.rows(p.itemsize))
         self.stage_bytes = int(t.stage_bytes(p))
         self.steps = int(t.steps(p))
         self.grid = int(t.blocks(p)) // int(t.split_k)
@@ -198,28 +198,32 @@ class _Multiplication:
                 call(T.ptx.cp.async_.commit_group())
             store(self.slot, 0, 0)
             store(self.slot, 1, t.stages - 1)
+            if t.tiles_per_block == 1:  # what sums begin with is asked for before the first operands are waited for
+                self._take(block)
             self._wait()
             self._fragments(0, 0, 0)
             if t.tiles_per_block == 1:
-                self._compute(block, None)
+                self._compute(None)
                 return
             with serial(int(t.tiles_per_block), "turn") as turn:
                 tile = block + turn * self.grid
                 with when(self._is_tile(tile)):
-                    last = turn + 1 == t.tiles_per_block
-                    self._compute(tile, tile + self.grid, T.Not(last))
+                    self._take(tile)
+                    self._compute(tile + self.grid, turn + 1 < t.tiles_per_block)
 
-    def _compute(self, tile: Expr, following: Expr, more: Expr = False) -> None:
-        """Compute a tile, whose first operands are there or on their way.
+    def _take(self, tile: Expr) -> None:
+        """Turn to a tile: the parts below are about it."""
+        self.at_m, self.at_n, self.group = self._place(tile)
+        self._begin()
+
+    def _compute(self, following: Expr, more: Expr = False) -> None:
+        """Compute the tile, whose first operands are there.
 
         Args:
-            tile: its number.
             following: the number of the tile that this block computes next, if it does.
             more: whether it does, if that tile is one.
         """
         t = self.t
-        self.at_m, self.at_n, self.group = self._place(tile)
-        self._begin()
         self._multiply(following, more)
         if t.tiles_per_block == 1:  # what is left of the stages makes room
             call(T.ptx.cp.async_.wait_group(0))

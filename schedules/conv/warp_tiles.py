@@ -39,7 +39,7 @@ SEARCHED = 2.0  # times the best estimate: of the 40 searches that it was fitted
 GOOD_BLOCKS = 100  # at least, of blocks that compute several tiles
 FEW_BLOCKS = 140  # about as many as large GPUs have multiprocessors: with more, a split reduction gains nothing
 MAX_ACCUMULATORS = 128  # of a thread
-OWN_REGISTERS = 40  # of a thread, besides accumulators and fragments
+OWN_REGISTERS = 26  # of a thread, besides those that there is a formula for
 PORTABLE_SHARED_BYTES = 99 << 10  # that a block may have on every GPU since sm_80
 SHARED_BYTES, RESERVED_BYTES = 228 << 10, 1 << 10  # of a multiprocessor of sm_90, and of it the driver's for each block
 RESIDENT_THREADS = 2048  # of a multiprocessor
@@ -56,6 +56,7 @@ class Product(NamedTuple):
         groups: how many products there are.
         itemsize: bytes of an element of the operands.
         least_bytes: that are moved from and to memory at least.
+        rank: axes of space, of which each has a coordinate.
     """
 
     m: int
@@ -65,6 +66,7 @@ class Product(NamedTuple):
     groups: int
     itemsize: int
     least_bytes: int
+    rank: int
 
     @classmethod
     def of(cls, w: Conv) -> Product:
@@ -72,7 +74,14 @@ class Product(NamedTuple):
         depth = w.C // w.groups
         k = depth * math.prod(w.kernel)
         return cls(
-            w.N * math.prod(w.out), w.O // w.groups, k, depth, w.groups, numpy_dtype(w.storage).itemsize, w.min_bytes
+            w.N * math.prod(w.out),
+            w.O // w.groups,
+            k,
+            depth,
+            w.groups,
+            numpy_dtype(w.storage).itemsize,
+            w.min_bytes,
+            w.rank,
         )
 
 
@@ -169,7 +178,10 @@ class WarpTiles:
         search_only("few enough accumulators", lambda t: t.accumulators <= MAX_ACCUMULATORS)
         search_only(
             "all threads' registers fit",
-            lambda t: (t.registers <= MAX_REGISTERS) & (t.registers * t.threads <= REGISTERS),
+            lambda t: (
+                (t.registers(p.itemsize, p.rank) <= MAX_REGISTERS)
+                & (t.registers(p.itemsize, p.rank) * t.threads <= REGISTERS)
+            ),
         )
         search_only(
             "a reduction is split where blocks are few", lambda t: (t.split_k == 1) | (t.tiles(p) <= FEW_BLOCKS)
@@ -193,11 +205,12 @@ class WarpTiles:
         """Sums of a thread."""
         return self.block_m * self.block_n // (self.warps_m * self.warps_n * WARP)
 
-    @property
-    def registers(self) -> Any:
-        """Registers of a thread, about: sums, two sets of fragments, and its own."""
+    def registers(self, itemsize: int, rank: int) -> Any:
+        """Registers of a thread, about: sums, two sets of fragments, where the rows are that it copies, and others."""
         fragments = self.block_m // self.warps_m // MMA_M * 4 + self.block_n // self.warps_n // MMA_N * 2
-        return self.accumulators + 2 * fragments + OWN_REGISTERS
+        rows = self.rows(itemsize)
+        places = -(-self.block_m // rows) * (1 + rank) + -(-self.block_n // rows)
+        return self.accumulators + 2 * fragments + places + OWN_REGISTERS
 
     @property
     def in_cluster(self) -> Any:
@@ -209,9 +222,9 @@ class WarpTiles:
         """Whether a step of its own adds up sums in scratch memory."""
         return (self.split_k > 1) & (self.meet == "scratch")
 
-    def rows(self, p: Product) -> Any:
+    def rows(self, itemsize: int) -> Any:
         """Rows of an operand that the threads copy at a time."""
-        return self.threads * CHUNK // (self.block_k * p.itemsize)
+        return self.threads * CHUNK // (self.block_k * itemsize)
 
     def tiles(self, p: Product) -> Any:
         """Tiles of the output."""
@@ -254,7 +267,7 @@ class WarpTiles:
     def at_a_time(self, p: Product, gpu: Rates) -> Any:
         """Blocks that a multiprocessor runs at a time, if there are as many: of Hopper's shared memory and threads."""
         shared = self.stages * self.stage_bytes(p) + RESERVED_BYTES
-        registers = -(-self.registers // 8) * 8
+        registers = -(-self.registers(p.itemsize, p.rank) // 8) * 8
         occupancy = np.minimum(SHARED_BYTES // shared, REGISTERS // (registers * self.threads))
         occupancy = np.minimum(occupancy, RESIDENT_THREADS // self.threads)
         return np.clip(np.minimum(occupancy, -(-self.tiles(p) * self.split_k // gpu.multiprocessors)), 1, None)
@@ -307,7 +320,7 @@ class WarpTiles:
             accumulators=self.accumulators,
             blocks=blocks,
             steps=steps,
-            registers=self.registers,
+            registers=self.registers(p.itemsize, p.rank),
             products=products * steps,
             intensity=self.block_m * self.block_n / (self.block_m + self.block_n),
             traffic=tiles * self.split_k * steps * self.stage_bytes(p),
@@ -348,15 +361,15 @@ SHARPNESS = 4  # of the maximum of what limits a step: its p-norm
 def preferred(w: Conv) -> WarpTiles:
     """The default tiles: those of the best estimate, among those that every GPU since sm_80 can run."""
     p = Product.of(w)
-    candidates = _candidates(p.itemsize)
+    candidates = _candidates(p.itemsize, p.rank)
     possible = candidates.steps(p) * (candidates.split_k - 1) < candidates.all_steps(p)
     best = int(np.argmin(np.where(possible, candidates.estimate(p), np.inf)))
     return WarpTiles(**{field.name: getattr(candidates, field.name)[best].item() for field in fields(WarpTiles)})
 
 
 @functools.cache
-def _candidates(itemsize: int) -> WarpTiles:
-    """Tiles that promise something for some workload, for elements of a size, as columns."""
+def _candidates(itemsize: int, rank: int) -> WarpTiles:
+    """Tiles that promise something for some workload, for elements of a size and axes of space, as columns."""
     ks = [nbytes // itemsize for nbytes in BLOCK_K_BYTES]
     choices = (BLOCK_M, BLOCK_N, ks, WARPS, WARPS, SLICES, STAGES[:4], SPLITS)
     columns = [column.ravel() for column in np.meshgrid(*choices, indexing="ij")]
@@ -371,8 +384,8 @@ def _candidates(itemsize: int) -> WarpTiles:
         & (tiles.threads >= 2 * WARP)
         & (tiles.threads <= 8 * WARP)
         & (tiles.accumulators <= MAX_ACCUMULATORS)
-        & (tiles.registers <= MAX_REGISTERS - 8)
-        & (tiles.registers * tiles.threads <= REGISTERS)
+        & (tiles.registers(itemsize, rank) <= MAX_REGISTERS)
+        & (tiles.registers(itemsize, rank) * tiles.threads <= REGISTERS)
         & (tiles.stages * (tiles.block_m + tiles.block_n) * k_bytes <= PORTABLE_SHARED_BYTES)
         & (tiles.block_m * tiles.pitch(SUM_BYTES) <= PORTABLE_SHARED_BYTES)
         & (tiles.block_m * tiles.block_n * SUM_BYTES * (tiles.warps_k - 1) <= PORTABLE_SHARED_BYTES)
@@ -382,7 +395,7 @@ def _candidates(itemsize: int) -> WarpTiles:
 
 def preferred_estimate(p: Product) -> float:
     """The best estimate of all tiles that promise something."""
-    return float(np.min(_candidates(p.itemsize).estimate(p)))
+    return float(np.min(_candidates(p.itemsize, p.rank).estimate(p)))
 
 
 def _norm(*quantities: Any) -> Any:

@@ -44,7 +44,7 @@ def described():
     return CudaDevice("cuda:0", "a GPU", "sm_90", 1 << 30, 1, 1024, 49152, None, None, None, 0)
 
 
-@pytest.mark.parametrize("name", ["cupy", "copy"])
+@pytest.mark.parametrize("name", ["cupy"])
 def test_convolutions_are_refused_where_only_filters_compare(described, name):
     with pytest.raises(DeviceError, match="is for filter1d and filter2d, not for conv2d"):
         LIBRARIES[name](CONVOLUTION, CONVOLUTION.inputs(0), device=described)

@@ -8,6 +8,7 @@ import pytest
 import steps
 
 import tvmconv as tc
+from tvmconv.compiler import nvrtc
 from tvmconv.export import export
 from tvmconv.logs.record import Record
 
@@ -194,3 +195,14 @@ def test_a_compiler_that_fails_costs_the_library_alone(tmp_path, monkeypatch):
     exported = export(tc.build(SMALL, "tiling", arch="sm_90"), tmp_path)
     assert "kernel.so" in exported.no_library
     assert not (tmp_path / "kernel.so").exists()
+
+
+@pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+def test_clusters_are_told_of_and_need_no_launch_of_their_own(tmp_path):
+    w = tc.parse("conv2d:1x64x5x5,16x64x3x3,s1,p1,f16,nhwc")
+    tiles = {"block_m": 16, "block_n": 16, "block_k": 64, "warps_m": 1, "warps_n": 1, "warps_k": 2, "stages": 2}
+    kernel = tc.build(w, "mma_sync", arch="sm_90", config={**tiles, "split_k": 2, "meet": "cluster"})
+    export(kernel, tmp_path)
+    assert "in clusters of 1·1·2 blocks" in (tmp_path / "README.md").read_text()
+    assert json.loads((tmp_path / "kernel.json").read_text())["steps"][0]["cluster"] == [1, 1, 2]
+    assert "__cluster_dims__(1, 1, 2)" in (tmp_path / "kernel.cu").read_text()

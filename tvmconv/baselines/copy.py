@@ -1,4 +1,4 @@
-"""A copy on the device: what the memory gives, and so what no filter of that size can exceed."""
+"""A copy on the device: what the memory gives, and so what nothing that moves as many bytes can exceed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tvmconv.baselines.base import Baseline, baseline, check_filter, check_gpu
+import numpy as np
+
+from tvmconv.baselines.base import Baseline, baseline, check_gpu
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.program import ArrayType, Launch
 from tvmconv.devices.base import BufferSets, Device, set_bytes
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 _THREADS = 256
 _VECTOR = 4  # elements of a float4, one a thread
+_ITEMSIZE = 4  # bytes of an element
 _COPY = """
 extern "C" __global__ void copy(const float* __restrict__ x, float* __restrict__ y, long long count) {
   long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x, vectors = count / 4;
@@ -33,13 +36,13 @@ extern "C" __global__ void copy(const float* __restrict__ x, float* __restrict__
 def time_copy(
     w: Workload, inputs: Sequence[NDArray[Any]], *, device: Device, cold: bool = False, seconds: float = 0.5
 ) -> Baseline:
-    """Time a copy of X to where Y would be: the bytes of a filter but for its mask.
+    """Time a copy that reads and writes as many bytes, half each, as X and Y have.
 
     CUDA's own copy and a kernel whose threads copy a `float4` each are timed, and the faster counts: from some size on
     CUDA's takes a third longer than the kernel on some GPUs.
 
     Args:
-        w: a filter.
+        w: the workload.
         inputs: X and K, of `w.argument_shapes` and `w.storage`.
         device: an NVIDIA GPU.
         cold: as for `Loaded.time`.
@@ -50,28 +53,28 @@ def time_copy(
 
     Raises:
         WrongDeviceError: `device` is no NVIDIA GPU.
-        DeviceError: the workload is no filter, or CUDA fails.
+        DeviceError: CUDA fails.
     """
     gpu = check_gpu(device, "copy")
-    check_filter(w, "copy")
-    x = inputs[0]
-    y = ArrayType(w.argument_shapes[-1], w.storage)
-    sets = BufferSets.choose(set_bytes([x], y.shape, y.dtype), gpu.l2_bytes or 0, cold=cold)
+    x, output = inputs[0], ArrayType(w.argument_shapes[-1], w.storage)
+    count = max(1, (x.nbytes + output.nbytes) // 2 // _ITEMSIZE)
+    source, target = np.resize(x.reshape(-1).view(np.uint8), count * _ITEMSIZE), ArrayType((count,), "float32")
+    sets = BufferSets.choose(set_bytes([source], target.shape, target.dtype), gpu.l2_bytes or 0, cold=cold)
     cubin = nvrtc.compile_cubin(_COPY, str(gpu.arch))
     with border(gpu), Arrays() as arrays, new_stream(gpu.index) as stream:
-        copies = [arrays.uploaded([x], y) for _ in range(sets.count)]
-        ways = {"cudaMemcpyAsync": _runtime_copy(y.nbytes), "a float4 kernel": _kernel_copy(cubin.image, x.size)}
+        copies = [arrays.uploaded([source], target) for _ in range(sets.count)]
+        ways = {"cudaMemcpyAsync": _runtime_copy(target.nbytes), "a float4 kernel": _kernel_copy(cubin.image, count)}
         timings = {}
         for name, copy in ways.items():
 
             def launch(i: int, copy: Callable[[int, int, int], None] = copy) -> None:
-                source, target = copies[i % sets.count]
-                copy(source, target, stream)
+                from_, to = copies[i % sets.count]
+                copy(from_, to, stream)
 
             launch(0)
             timings[name] = time_sets(capture_on(stream, launch), stream, sets, seconds / len(ways))
     fastest = min(timings, key=lambda name: timings[name].median)
-    return Baseline(timings[fastest], None, f"X to Y by {fastest}, the faster of {' and '.join(ways)}")
+    return Baseline(timings[fastest], None, f"by {fastest}, the faster of {' and '.join(ways)}")
 
 
 def _runtime_copy(nbytes: int) -> Callable[[int, int, int], None]:

@@ -126,6 +126,7 @@ def _step(step: Step, names: Sequence[str]) -> dict[str, Any]:
         "parameters": [names[i] for i in step.arguments],
         "grid": step.launch.grid,
         "block": step.launch.block,
+        "cluster": step.launch.cluster,
         "shared_bytes": step.shared_bytes,
         "dynamic_shared_bytes": step.dynamic_shared_bytes,
         "registers": step.resources.registers if step.resources else None,

@@ -88,13 +88,16 @@ def _launch(facts: Mapping[str, Any]) -> str:
 
 def _step(step: Mapping[str, Any], textures: Sequence[str]) -> str:
     grid, block = ("·".join(map(str, step[name])) for name in ("grid", "block"))
+    clusters = ""
+    if max(step["cluster"]) > 1:
+        clusters = f" in clusters of {'·'.join(map(str, step['cluster']))} blocks, which a launch need not tell"
     registers = "" if step["registers"] is None else f", {step['registers']} registers a thread"
     dynamic = f"{step['dynamic_shared_bytes']:,} bytes of" if step["dynamic_shared_bytes"] else "no"
     parameters = (f"{name}'s {'texture object' if name in textures else 'address'}" for name in step["parameters"])
     return (
-        f"Grid {grid}, block {block}; {step['shared_bytes']:,} bytes of static shared memory a block{registers}; "
-        f"{dynamic} dynamic shared memory. The device function is `{step['function']}`; its parameters are, in this "
-        f"order, {', '.join(parameters)}."
+        f"Grid {grid}{clusters}, block {block}; {step['shared_bytes']:,} bytes of static shared memory a block"
+        f"{registers}; {dynamic} dynamic shared memory. The device function is `{step['function']}`; its parameters "
+        f"are, in this order, {', '.join(parameters)}."
     )
 
 
