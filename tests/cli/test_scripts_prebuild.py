@@ -73,5 +73,5 @@ def test_what_is_no_archive_is_refused_in_one_line(prebuild, tmp_path, content, 
 @pytest.mark.gpu
 def test_kernels_are_measured_on_a_gpu(prebuild, build, gpu, tmp_path):
     log = tmp_path / "log.jsonl"
-    assert prebuild(["measure", str(build(3)), "--device", gpu, "--log", str(log)]) == 0
+    assert prebuild(["measure", str(build(3)), "--device", gpu.text, "--log", str(log)]) == 0
     assert [record.workload.text for record in read(log, BadLines()) if record.ok] == [TEXT] * 3

@@ -130,7 +130,7 @@ def test_it_is_for_channels_last_on_nvidia_gpus_since_sm_80():
 @pytest.mark.parametrize(("number", "text"), CASES, ids=[text for _, text in CASES])
 def test_it_computes_every_workload_on_a_gpu(gpu, number, text):
     w = tc.parse(text)
-    space = library.find(w, "mma_sync").space(w, tc.devices.find(gpu).limits)
+    space = library.find(w, "mma_sync").space(w, gpu.limits)
     problem = tc.Problem(w)
     for config in [None, *(space.config(point) for point in space.sample(3, np.random.default_rng(number)))]:
         assert tc.build(w, "mma_sync", device=gpu, config=config).verify(problem).ok, config
