@@ -7,7 +7,8 @@ What `tensor_core` does by rewriting is written here as a program, for the thing
 - A swizzle: the chunk of 16 bytes that is c-th in row r lies at c XOR r (modulo 8), so that the 8 rows that `ldmatrix`
   reads at a time, and the chunks that neighbouring threads store, are in distinct banks with nothing padded.
 - Fragments for the next mma are read while the tensor cores compute this one, across steps too: one barrier a step.
-- Sums that begin with the bias and the residual, which are on their way together with the first operands.
+- Sums that begin with the bias, which is on its way together with the first operands, and with the residual, too, if
+  it is not added at the end (`residual`).
 - Sums of one output shared among warps (`warps_k`) and among blocks (`split_k`), for images of few pixels with many
   channels. Blocks meet in the shared memory of a cluster (sm_90 and later), or in scratch memory that a second step
   reads.
@@ -109,16 +110,22 @@ def mma_sync(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     return write(w, lambda arguments: _program(w, tiles, arguments))
 
 
-def _begun(w: Conv) -> int:
-    """How many operations of the epilogue a sum can begin with: the first ones, as long as they add."""
-    added = [operation.adds for operation in epilogue.steps(w.epilogue)]
-    return added.index(False) if False in added else len(added)
+def _begun(w: Conv, tiles: WarpTiles) -> Any:
+    """How many operations of the epilogue a sum begins with: the first ones, as long as they add.
+
+    A residual is one of them where the tiles say so. It comes in pairs of channels then, as registers hold the sums;
+    and in vectors where it is added at the end.
+    """
+    operations = epilogue.steps(w.epilogue)
+    adding = [*(operation.adds for operation in operations), False].index(False)
+    of_channels = [*(operation.adds and operation.takes == "channel" for operation in operations), False].index(False)
+    return np.where(np.asarray(tiles.residual) == "begin", adding, of_channels)
 
 
 def _is_unfinished(w: Conv, tiles: WarpTiles) -> Any:
     """Whether the tile in shared memory is of sums: where others have a part in them, or more is read for outputs."""
-    reads = any(operation.takes for operation in epilogue.steps(w.epilogue[_begun(w) :]))
-    return reads | np.asarray(tiles.in_cluster)
+    last = max((place for place, each in enumerate(epilogue.steps(w.epilogue), 1) if each.takes), default=0)
+    return (_begun(w, tiles) < last) | np.asarray(tiles.in_cluster)
 
 
 def _staged_itemsize(w: Conv, tiles: WarpTiles) -> Any:
@@ -164,7 +171,7 @@ class _Multiplication:
         self.unfinished = bool(_is_unfinished(w, t))
         self.staged_itemsize = int(_staged_itemsize(w, t))
         self.pitch = int(t.pitch(self.staged_itemsize))
-        self.begun = 0 if partial is not None else _begun(w)
+        self.begun = 0 if partial is not None else int(_begun(w, t))
         self.vector = math.gcd(p.n, self.chunk_elements)  # output elements that are neighbours in memory
 
     def write(self) -> None:
@@ -356,20 +363,30 @@ class _Multiplication:
     def _begin(self) -> None:
         """Begin the sums: with what the epilogue adds first, in one of the slices of the reduction, else with zero."""
         zeros(self.sums, self.mmas_m * self.mmas_n * 4)
-        operations = epilogue.steps(self.w.epilogue[: self.begun])
-        if not operations:
-            return
         first = both(self._is_first_slice(), True if self.t.split_k == 1 else self.part == 0)
         width = math.gcd(self.p.n, 2)
-        with when(first), unrolled(self.mmas_m, "i") as i, unrolled(self.mmas_n, "j") as j, unrolled(2, "h") as h:
-            m, n = self._pixel(i, h), self._channel(j)
-            for pair in range(0, 2, width):
-                with when(self._is_output(m, n + pair)):
-                    for operation in operations:
-                        added = self._read(operation, m, n + pair, width)
-                        for e in range(width):
-                            at = (i * self.mmas_n + j) * 4 + h * 2 + pair + e
-                            store(self.sums, at, operation.compute(self.sums[at], added[e]))
+        pairs = range(0, 2, width)
+        for operation in epilogue.steps(self.w.epilogue[: self.begun]):
+            with when(first), unrolled(self.mmas_n, "j") as j:
+                n = self._channel(j)
+                if operation.takes == "channel":  # loaded once for all pixels
+                    for pair in pairs:
+                        with when(self._is_output(0, n + pair)):
+                            added = self._read(operation, 0, n + pair, width)
+                            with unrolled(self.mmas_m, "i") as i, unrolled(2, "h") as h:
+                                self._add(operation, (i * self.mmas_n + j) * 4 + h * 2 + pair, added)
+                    continue
+                with unrolled(self.mmas_m, "i") as i, unrolled(2, "h") as h:
+                    m = self._pixel(i, h)
+                    for pair in pairs:
+                        with when(self._is_output(m, n + pair)):
+                            added = self._read(operation, m, n + pair, width)
+                            self._add(operation, (i * self.mmas_n + j) * 4 + h * 2 + pair, added)
+
+    def _add(self, operation: epilogue.Operation, first: Expr, added: Sequence[Expr]) -> None:
+        """Apply an operation to neighbouring sums."""
+        for e, value in enumerate(added):
+            store(self.sums, first + e, operation.compute(self.sums[first + e], value))
 
     def _pixel(self, i: Expr, h: Expr) -> Expr:
         """The pixel of a sum of this thread, of the i-th mma of its warp in its h-th half."""
