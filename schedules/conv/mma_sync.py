@@ -22,7 +22,7 @@ reduction of the input, which exists nowhere as such (implicit GEMM), and channe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -74,6 +74,8 @@ ASYNC_COPY = {
     4: "cp.async.ca.shared.global.L2::128B",
 }
 SWIZZLED = 8  # chunks among which a row's are permuted: 128 bytes, what all banks serve at a time
+TOGETHER = 4  # vectors of outputs that a thread has at a time, at most
+STAGED = "staged"  # what a vector is called that only passes through
 ADDING_THREADS = 256  # of a block that adds up partial sums
 
 
@@ -522,24 +524,43 @@ class _Multiplication:
                 ptx("st.shared.b32", to, self.words[0])
 
     def _store(self) -> None:
-        """Store the tile from shared memory in vectors of channels; of a cluster each block its share of the pixels."""
+        """Store the tile from shared memory in vectors of channels; of a cluster each block its share of the pixels.
+
+        A thread has several vectors at a time: it asks for all that it reads before it waits for any.
+        """
         t, p, w = self.t, self.p, self.w
-        vector, across = self.vector, t.block_n // self.vector
-        share = t.block_m // t.split_k
-        passes, whole = -(-share * across // t.threads), share * across % t.threads == 0
-        loop = serial(passes, "i")
-        with guarded(loop, lambda i: True if whole else i * t.threads + self.thread < share * across) as i:
-            index = i * t.threads + self.thread
-            row, column = self.part * share + index // across, index % across * vector
-            m, n = self.at_m + row, self.at_n + column
-            at = uint(self.ring) + uint(row * self.pitch) + uint(column * self.staged_itemsize)
-            with when(self._is_output(m, n)):
-                if self.unfinished:
-                    self._sum_up(at)
-                    finish(w, self.arguments, self.begun, m, self.group * p.n + n, vector, self.value, self.words)
-                else:
-                    load_shared(self.words, self.memory[0] + at, vector * p.itemsize)
-                store_global(self.arguments["Y"], m * w.O + self.group * p.n + n, self.words, vector)
+        vectors = t.block_m // t.split_k * (t.block_n // self.vector)
+        passes = -(-vectors // t.threads)
+        together = math.gcd(passes, TOGETHER)
+        reading = [operation for operation in epilogue.steps(w.epilogue[self.begun :]) if operation.takes == "output"]
+        names = [operation.name for operation in reading] if self.unfinished else [STAGED]
+        asked = [{name: allocate(f"{name}_{u}", 8, "uint32") for name in names} for u in range(together)]
+        with serial(passes // together, "i") as i:
+            numbers = [(i * together + u) * t.threads + self.thread for u in range(together)]
+            for number, words in zip(numbers, asked, strict=True):
+                inside, at, m, n = self._vector(number, vectors)
+                with when(inside):
+                    if not self.unfinished:
+                        load_shared(words[STAGED], self.memory[0] + at, self.vector * p.itemsize)
+                    for operation in reading if self.unfinished else ():
+                        load_global(words[operation.name], self.arguments[operation.name], m * w.O + n, self.vector)
+            for number, words in zip(numbers, asked, strict=True):
+                inside, at, m, n = self._vector(number, vectors)
+                with when(inside):
+                    if self.unfinished:
+                        self._sum_up(at)
+                        finish(w, self.arguments, self.begun, m, n, self.vector, self.value, self.words, words)
+                    staged = self.words if self.unfinished else words[STAGED]
+                    store_global(self.arguments["Y"], m * w.O + n, staged, self.vector)
+
+    def _vector(self, number: Expr, vectors: int) -> tuple[Expr, Expr, Expr, Expr]:
+        """Whether a vector of the tile is to be stored, its place in shared memory, its pixel and first channel."""
+        t, across = self.t, self.t.block_n // self.vector
+        row, column = self.part * (t.block_m // t.split_k) + number // across, number % across * self.vector
+        m, n = self.at_m + row, self.at_n + column
+        inside = both(True if vectors % t.threads == 0 else number < vectors, self._is_output(m, n))
+        at = uint(self.ring) + uint(row * self.pitch) + uint(column * self.staged_itemsize)
+        return inside, at, m, self.group * self.p.n + n
 
     def _sum_up(self, at: Expr) -> None:
         """Load neighbouring sums of the tile, in a cluster added up over its blocks."""
@@ -597,6 +618,7 @@ def finish(
     width: int,
     value: Buffer,
     words: Buffer,
+    asked: Mapping[str, Buffer] | None = None,
 ) -> None:
     """Apply the rest of the epilogue to neighbouring sums and round them to the storage dtype.
 
@@ -609,9 +631,14 @@ def finish(
         width: how many channels.
         value: the sums, float32; their results lie there afterwards, before they are rounded.
         words: uint32, at least 8: the results are packed there.
+        asked: arguments that were loaded before, as `words` would have them, by name.
     """
     for operation in epilogue.steps(w.epilogue[begun:]):
-        read = read_argument(w, arguments, operation, m, o, width, words) if operation.takes else None
+        read = None
+        if asked and operation.name in asked:
+            read = unpack(asked[operation.name], width, w.storage)
+        elif operation.takes:
+            read = read_argument(w, arguments, operation, m, o, width, words)
         for e in range(width):
             store(value, e, operation.compute(value[e], *([read[e]] if read else [])))
     pack(words, 0, [value[e] for e in range(width)], w.storage)
