@@ -1,6 +1,7 @@
 """What holds the tuned kernels of a suite back: the share of each unit's peak that they reach, by Nsight Compute.
 
     python scripts/limits.py --suite resnet50 --dtype f16 --layout nhwc --batch 32 --log FILE --device cuda:0 -o results
+    python scripts/limits.py --archive kernels.zip --device cuda:0 -o results     # built apart: needs no TVM
     python scripts/limits.py --from results/resnet50-f16-nhwc-b32-limits.json -o results      # the table again
 
 Needs ncu on the PATH and the right to read the GPU's counters; every kernel is launched once, with cold caches. Writes
@@ -9,12 +10,16 @@ NAME-limits.json and NAME-limits.md.
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from prebuild import entries
 
 import tvmconv as tc
 from tvmconv import devices
@@ -35,6 +40,8 @@ METRICS = {
     "warps": "sm__warps_active.avg.per_cycle_active",
     "active": "sm__cycles_active.avg",
     "elapsed": "sm__cycles_elapsed.max",
+    "loads": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
+    "stores": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
 }
 UNITS = {"tensor": "tensor cores, by mma.sync", "issue": "issue slots", "shared": "shared memory", "l2": "L2 cache"}
 UNITS |= {"memory": "memory"}
@@ -44,7 +51,8 @@ LEGEND = (
     "Percent of each unit's peak while a multiprocessor has a block (tensor cores, issue slots, shared memory) or over "
     f"the whole launch (L2 cache, memory); how long multiprocessors have one, and how many warps. From {BUSY} % on a "
     "unit is what limits; else latency does, with too few warps to hide it or too few blocks to go round. The peak of "
-    "the tensor cores is what mma.sync can reach, about 60 % of what wgmma can."
+    "the tensor cores is what mma.sync can reach, about 60 % of what wgmma can. Bank conflicts are those of shared loads "
+    "and stores in the whole launch; the counter has those with data on their way through the L1 cache in it."
 )
 
 
@@ -58,6 +66,7 @@ class Limits:
         blocks: of the grid.
         units: percent of the peak, by the names of `UNITS`.
         busy: percent of the launch that a multiprocessor had a block, on average.
+        conflicts: bank conflicts of shared loads and stores.
         warps: of a multiprocessor, while it had one.
     """
 
@@ -67,6 +76,7 @@ class Limits:
     units: dict[str, float]
     busy: float
     warps: float
+    conflicts: tuple[int, int]
 
     @property
     def reason(self) -> str:
@@ -86,25 +96,27 @@ def _run(argv: Sequence[str]) -> int:
     parser = Parser(prog="limits", description="What holds the tuned kernels of a suite back.")
     add_suite(parser, "resnet50")
     parser.add_argument("--log", type=Path, metavar="FILE", help="where the tuned kernels are from")
+    parser.add_argument("--archive", type=Path, metavar="FILE", help="instead: kernels that were built apart")
     parser.add_argument("--device", default="cuda:0", help="a CUDA device (default: %(default)s)")
     parser.add_argument("--from", dest="file", type=Path, metavar="FILE", help="do not measure: read this JSON")
     parser.add_argument("-o", dest="out", type=Path, metavar="DIR", help="write JSON and Markdown to this folder")
     parser.add_argument("--launch-only", action="store_true", help="launch each kernel once and print nothing, for ncu")
     args = parser.parse_args(argv)
-    if not args.file and not args.log:
-        raise UsageError("give a --log with tuned kernels, or --from FILE")
+    if not (args.file or args.log or args.archive):
+        raise UsageError("give a --log with tuned kernels, an --archive of kernels, or --from FILE")
 
     if args.launch_only:
-        for _, kernel in _kernels(args):
-            kernel(*kernel.workload.inputs(seed=0))
+        for kernel in _kernels(args):
+            kernel.run()
         return 0
     if args.file:
         measured = Readings.read(args.file, Limits)
     else:
         source = provenance(devices.find(args.device), shlex.join(["python", "scripts/limits.py", *argv]))
         profiled = iter(list(ncu.profile([sys.executable, __file__, *argv, "--launch-only"], METRICS)))
-        rows = [_row(name, kernel, [next(profiled) for _ in kernel.steps]) for name, kernel in _kernels(args)]
-        measured = Readings(f"{chosen_layers(args).name}-limits", source, rows)
+        rows = [_row(kernel, [next(profiled) for _ in range(kernel.steps)]) for kernel in _kernels(args)]
+        name = args.archive.stem if args.archive else chosen_layers(args).name
+        measured = Readings(f"{name}-limits", source, rows)
     table = _table(measured.kernels)
     print(table.text())
     print(measured.provenance)
@@ -113,25 +125,61 @@ def _run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _kernels(args: Namespace) -> Iterator[tuple[str, tc.Kernel]]:
-    """Every layer's name with its tuned kernel."""
+@dataclass(frozen=True)
+class _Kernel:
+    """A kernel to launch: of which layer and schedule, with how many blocks in how many steps."""
+
+    layer: str
+    schedule: str
+    blocks: int
+    steps: int
+    run: Callable[[], Any]
+
+
+def _kernels(args: Namespace) -> Iterator[_Kernel]:
+    device = devices.find(args.device)
+    if args.archive:
+        for entry, _, program in entries(args.archive):
+            w = tc.parse(entry["workload"])
+
+            def run(w: Any = w, program: Any = program) -> Any:
+                return device.load(program).run(w.inputs(seed=0))
+
+            steps = program.steps
+            yield _Kernel(f"`{w}`", entry["schedule"], math.prod(steps[0].launch.grid), len(steps), run)
+        return
     with told_fallbacks():
         for layer in chosen_layers(args).layers.values():
-            yield layer.name, tc.build(layer.workload, device=args.device, log=args.log)
+            built = tc.build(layer.workload, device=device, log=args.log)
+
+            def call(built: tc.Kernel = built) -> Any:
+                return built(*built.workload.inputs(seed=0))
+
+            yield _Kernel(layer.name, built.schedule.name, built.launch.blocks, len(built.steps), call)
 
 
-def _row(layer: str, kernel: tc.Kernel, steps: list[dict[str, float]]) -> Limits:
+def _row(kernel: _Kernel, steps: list[dict[str, float]]) -> Limits:
     """What the first step of a kernel reached, which does the work."""
     read = steps[0]
     if missing := [metric for name, metric in METRICS.items() if name not in read]:
         raise DeviceError(f"ncu does not read {', '.join(missing)} on this GPU")
     units = {name: read[name] for name in UNITS}
     busy = 100 * read["active"] / read["elapsed"]
-    return Limits(layer, kernel.schedule.name, kernel.launch.blocks, units, busy, read["warps"])
+    conflicts = int(read["loads"]), int(read["stores"])
+    return Limits(kernel.layer, kernel.schedule, kernel.blocks, units, busy, read["warps"], conflicts)
 
 
 def _table(rows: Sequence[Limits]) -> Table:
-    header = ("layer", "schedule", "blocks", *(f"{name} [%]" for name in UNITS.values()), "busy [%]", "warps", "limit")
+    header = (
+        "layer",
+        "schedule",
+        "blocks",
+        *(f"{name} [%]" for name in UNITS.values()),
+        "busy [%]",
+        "warps",
+        "limit",
+        "conflicts",
+    )
     body = [
         (
             row.layer,
@@ -141,6 +189,7 @@ def _table(rows: Sequence[Limits]) -> Table:
             f"{row.busy:.0f}",
             f"{row.warps:.0f}",
             row.reason,
+            " + ".join(f"{count:,}" for count in row.conflicts),
         )
         for row in rows
     ]

@@ -31,6 +31,7 @@ from tvmconv import devices, library
 from tvmconv.cli.errors import Parser, guarded
 from tvmconv.cli.options import add_suite, chosen_layers, count
 from tvmconv.compiler import nvrtc
+from tvmconv.compiler.program import Program
 from tvmconv.errors import Error
 from tvmconv.logs.lines import BadLines
 from tvmconv.logs.log import Log, read
@@ -71,7 +72,7 @@ def _run(argv: Sequence[str]) -> int:
 
 def _build(args: Namespace) -> int:
     jobs = list(_jobs(args))
-    known = {_identity(entry) for entry, _ in _entries(args.out)} if args.out.exists() else set()
+    known = {_identity(entry) for entry, _, _ in entries(args.out)} if args.out.exists() else set()
     jobs = [job for job in jobs if _identity(job) not in known]
     failed, start = 0, time.monotonic()
     with (
@@ -141,17 +142,22 @@ def _built(job: dict[str, Any]) -> tuple[dict[str, Any], bytes | None]:
     return {**job, "header": header, "resources": taken, "versions": versions, "seconds": seconds}, code
 
 
-def _entries(path: Path) -> Iterator[tuple[dict[str, Any], zipfile.ZipFile]]:
-    """What an archive says of each kernel, by workload in the order in which they first appear."""
+def entries(path: Path) -> Iterator[tuple[dict[str, Any], bytes, Program]]:
+    """What an archive says of each kernel, its code and its program, by workload in the order of their first kernels.
+
+    Raises:
+        Error: the file cannot be read, or is no such archive.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if name.endswith(".json")]
-            entries = [{**json.loads(archive.read(name)), "code": name[: -len("json")] + "bin"} for name in names]
+            found = [{**json.loads(archive.read(name)), "code": name[: -len("json")] + "bin"} for name in names]
             first: dict[str, int] = {}
-            for place, entry in enumerate(entries):
+            for place, entry in enumerate(found):
                 first.setdefault(entry["workload"], place)
-            for entry in sorted(entries, key=lambda entry: first[entry["workload"]]):
-                yield entry, archive
+            for entry in sorted(found, key=lambda entry: first[entry["workload"]]):
+                code = archive.read(entry["code"])
+                yield entry, code, decode_program(entry["header"], code)[0]
     except (OSError, zipfile.BadZipFile, ValueError, KeyError) as error:
         raise Error(f"cannot read {path}: {error}") from error
 
@@ -162,7 +168,7 @@ def _measure(args: Namespace) -> int:
     measured = wrong = 0
     start = time.monotonic()
     for path in args.archives:
-        for entry, archive in _entries(path):
+        for entry, _, program in entries(path):
             if entry["arch"] != device.arch:
                 raise Error(f"{path} is for {entry['arch']}, and {device.text} is {device.arch or device.kind}")
             if entry["workload"] != under:
@@ -171,7 +177,6 @@ def _measure(args: Namespace) -> int:
                 problem = Problem(tc.parse(entry["workload"]))
                 bench, under, best = device.bench(problem.inputs, problem.reference), entry["workload"], math.inf
             assert bench
-            program, _ = decode_program(entry["header"], archive.read(entry["code"]))
             outcome = measure(device, bench, program, best, problem.workload.tolerance)
             found = Measurement(
                 workload=problem.workload,

@@ -19,7 +19,16 @@ def limits(monkeypatch):
 def kernel(**what):
     units = {"tensor": 70.0, "issue": 28.0, "shared": 54.0, "l2": 50.0, "memory": 20.0}
     units |= {name: what.pop(name) for name in list(what) if name in units}
-    return {"layer": "a", "schedule": "mma_sync", "blocks": 1024, "units": units, "busy": 98.0, "warps": 8.0, **what}
+    return {
+        "layer": "a",
+        "schedule": "mma_sync",
+        "blocks": 1024,
+        "units": units,
+        "busy": 98.0,
+        "warps": 8.0,
+        "conflicts": (0, 3),
+        **what,
+    }
 
 
 @pytest.mark.parametrize(
