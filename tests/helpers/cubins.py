@@ -1,4 +1,4 @@
-"""Kernels of the schedules for tensor cores, compiled without a GPU."""
+"""Kernels compiled without a GPU for the architectures that have asynchronous copies."""
 
 import pytest
 
@@ -6,7 +6,7 @@ import tvmconv as tc
 from tvmconv import gpu, library
 from tvmconv.compiler import nvrtc
 
-ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")  # all that have cp.async, but for variants
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")  # since cp.async
 DTYPES = ("f16", "bf16", "tf32")
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
