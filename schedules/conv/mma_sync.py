@@ -7,7 +7,8 @@ What `tensor_core` does by rewriting is written here as a program, for the thing
 - A swizzle: the chunk of 16 bytes that is c-th in row r lies at c XOR r (modulo 8), so that the 8 rows that `ldmatrix`
   reads at a time, and the chunks that neighbouring threads store, are in distinct banks with nothing padded.
 - Fragments for the next mma are read while the tensor cores compute this one, across steps too: one barrier a step.
-- Sums that begin with the bias and the residual, which are on their way together with the first operands.
+- Sums that begin with the bias, which is on its way together with the first operands, and with the residual, too, if
+  it is not added at the end (`residual`).
 - Sums of one output shared among warps (`warps_k`) and among blocks (`split_k`), for images of few pixels with many
   channels. Blocks meet in the shared memory of a cluster (sm_90 and later), or in scratch memory that a second step
   reads.
@@ -21,7 +22,7 @@ reduction of the input, which exists nowhere as such (implicit GEMM), and channe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -73,6 +74,8 @@ ASYNC_COPY = {
     4: "cp.async.ca.shared.global.L2::128B",
 }
 SWIZZLED = 8  # chunks among which a row's are permuted: 128 bytes, what all banks serve at a time
+TOGETHER = 4  # vectors of outputs that a thread has at a time, at most
+STAGED = "staged"  # what a vector is called that only passes through
 ADDING_THREADS = 256  # of a block that adds up partial sums
 
 
@@ -109,16 +112,22 @@ def mma_sync(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     return write(w, lambda arguments: _program(w, tiles, arguments))
 
 
-def _begun(w: Conv) -> int:
-    """How many operations of the epilogue a sum can begin with: the first ones, as long as they add."""
-    added = [operation.adds for operation in epilogue.steps(w.epilogue)]
-    return added.index(False) if False in added else len(added)
+def _begun(w: Conv, tiles: WarpTiles) -> Any:
+    """How many operations of the epilogue a sum begins with: the first ones, as long as they add.
+
+    A residual is one of them where the tiles say so. It comes in pairs of channels then, as registers hold the sums;
+    and in vectors where it is added at the end.
+    """
+    operations = epilogue.steps(w.epilogue)
+    adding = [*(operation.adds for operation in operations), False].index(False)
+    of_channels = [*(operation.adds and operation.takes == "channel" for operation in operations), False].index(False)
+    return np.where(np.asarray(tiles.residual) == "begin", adding, of_channels)
 
 
 def _is_unfinished(w: Conv, tiles: WarpTiles) -> Any:
     """Whether the tile in shared memory is of sums: where others have a part in them, or more is read for outputs."""
-    reads = any(operation.takes for operation in epilogue.steps(w.epilogue[_begun(w) :]))
-    return reads | np.asarray(tiles.in_cluster)
+    last = max((place for place, each in enumerate(epilogue.steps(w.epilogue), 1) if each.takes), default=0)
+    return (_begun(w, tiles) < last) | np.asarray(tiles.in_cluster)
 
 
 def _staged_itemsize(w: Conv, tiles: WarpTiles) -> Any:
@@ -164,7 +173,7 @@ class _Multiplication:
         self.unfinished = bool(_is_unfinished(w, t))
         self.staged_itemsize = int(_staged_itemsize(w, t))
         self.pitch = int(t.pitch(self.staged_itemsize))
-        self.begun = 0 if partial is not None else _begun(w)
+        self.begun = 0 if partial is not None else int(_begun(w, t))
         self.vector = math.gcd(p.n, self.chunk_elements)  # output elements that are neighbours in memory
 
     def write(self) -> None:
@@ -356,20 +365,30 @@ class _Multiplication:
     def _begin(self) -> None:
         """Begin the sums: with what the epilogue adds first, in one of the slices of the reduction, else with zero."""
         zeros(self.sums, self.mmas_m * self.mmas_n * 4)
-        operations = epilogue.steps(self.w.epilogue[: self.begun])
-        if not operations:
-            return
         first = both(self._is_first_slice(), True if self.t.split_k == 1 else self.part == 0)
         width = math.gcd(self.p.n, 2)
-        with when(first), unrolled(self.mmas_m, "i") as i, unrolled(self.mmas_n, "j") as j, unrolled(2, "h") as h:
-            m, n = self._pixel(i, h), self._channel(j)
-            for pair in range(0, 2, width):
-                with when(self._is_output(m, n + pair)):
-                    for operation in operations:
-                        added = self._read(operation, m, n + pair, width)
-                        for e in range(width):
-                            at = (i * self.mmas_n + j) * 4 + h * 2 + pair + e
-                            store(self.sums, at, operation.compute(self.sums[at], added[e]))
+        pairs = range(0, 2, width)
+        for operation in epilogue.steps(self.w.epilogue[: self.begun]):
+            with when(first), unrolled(self.mmas_n, "j") as j:
+                n = self._channel(j)
+                if operation.takes == "channel":  # loaded once for all pixels
+                    for pair in pairs:
+                        with when(self._is_output(0, n + pair)):
+                            added = self._read(operation, 0, n + pair, width)
+                            with unrolled(self.mmas_m, "i") as i, unrolled(2, "h") as h:
+                                self._add(operation, (i * self.mmas_n + j) * 4 + h * 2 + pair, added)
+                    continue
+                with unrolled(self.mmas_m, "i") as i, unrolled(2, "h") as h:
+                    m = self._pixel(i, h)
+                    for pair in pairs:
+                        with when(self._is_output(m, n + pair)):
+                            added = self._read(operation, m, n + pair, width)
+                            self._add(operation, (i * self.mmas_n + j) * 4 + h * 2 + pair, added)
+
+    def _add(self, operation: epilogue.Operation, first: Expr, added: Sequence[Expr]) -> None:
+        """Apply an operation to neighbouring sums."""
+        for e, value in enumerate(added):
+            store(self.sums, first + e, operation.compute(self.sums[first + e], value))
 
     def _pixel(self, i: Expr, h: Expr) -> Expr:
         """The pixel of a sum of this thread, of the i-th mma of its warp in its h-th half."""
@@ -505,24 +524,43 @@ class _Multiplication:
                 ptx("st.shared.b32", to, self.words[0])
 
     def _store(self) -> None:
-        """Store the tile from shared memory in vectors of channels; of a cluster each block its share of the pixels."""
+        """Store the tile from shared memory in vectors of channels; of a cluster each block its share of the pixels.
+
+        A thread has several vectors at a time: it asks for all that it reads before it waits for any.
+        """
         t, p, w = self.t, self.p, self.w
-        vector, across = self.vector, t.block_n // self.vector
-        share = t.block_m // t.split_k
-        passes, whole = -(-share * across // t.threads), share * across % t.threads == 0
-        loop = serial(passes, "i")
-        with guarded(loop, lambda i: True if whole else i * t.threads + self.thread < share * across) as i:
-            index = i * t.threads + self.thread
-            row, column = self.part * share + index // across, index % across * vector
-            m, n = self.at_m + row, self.at_n + column
-            at = uint(self.ring) + uint(row * self.pitch) + uint(column * self.staged_itemsize)
-            with when(self._is_output(m, n)):
-                if self.unfinished:
-                    self._sum_up(at)
-                    finish(w, self.arguments, self.begun, m, self.group * p.n + n, vector, self.value, self.words)
-                else:
-                    load_shared(self.words, self.memory[0] + at, vector * p.itemsize)
-                store_global(self.arguments["Y"], m * w.O + self.group * p.n + n, self.words, vector)
+        vectors = t.block_m // t.split_k * (t.block_n // self.vector)
+        passes = -(-vectors // t.threads)
+        together = math.gcd(passes, TOGETHER)
+        reading = [operation for operation in epilogue.steps(w.epilogue[self.begun :]) if operation.takes == "output"]
+        names = [operation.name for operation in reading] if self.unfinished else [STAGED]
+        asked = [{name: allocate(f"{name}_{u}", 8, "uint32") for name in names} for u in range(together)]
+        with serial(passes // together, "i") as i:
+            numbers = [(i * together + u) * t.threads + self.thread for u in range(together)]
+            for number, words in zip(numbers, asked, strict=True):
+                inside, at, m, n = self._vector(number, vectors)
+                with when(inside):
+                    if not self.unfinished:
+                        load_shared(words[STAGED], self.memory[0] + at, self.vector * p.itemsize)
+                    for operation in reading if self.unfinished else ():
+                        load_global(words[operation.name], self.arguments[operation.name], m * w.O + n, self.vector)
+            for number, words in zip(numbers, asked, strict=True):
+                inside, at, m, n = self._vector(number, vectors)
+                with when(inside):
+                    if self.unfinished:
+                        self._sum_up(at)
+                        finish(w, self.arguments, self.begun, m, n, self.vector, self.value, self.words, words)
+                    staged = self.words if self.unfinished else words[STAGED]
+                    store_global(self.arguments["Y"], m * w.O + n, staged, self.vector)
+
+    def _vector(self, number: Expr, vectors: int) -> tuple[Expr, Expr, Expr, Expr]:
+        """Whether a vector of the tile is to be stored, its place in shared memory, its pixel and first channel."""
+        t, across = self.t, self.t.block_n // self.vector
+        row, column = self.part * (t.block_m // t.split_k) + number // across, number % across * self.vector
+        m, n = self.at_m + row, self.at_n + column
+        inside = both(True if vectors % t.threads == 0 else number < vectors, self._is_output(m, n))
+        at = uint(self.ring) + uint(row * self.pitch) + uint(column * self.staged_itemsize)
+        return inside, at, m, self.group * self.p.n + n
 
     def _sum_up(self, at: Expr) -> None:
         """Load neighbouring sums of the tile, in a cluster added up over its blocks."""
@@ -580,6 +618,7 @@ def finish(
     width: int,
     value: Buffer,
     words: Buffer,
+    asked: Mapping[str, Buffer] | None = None,
 ) -> None:
     """Apply the rest of the epilogue to neighbouring sums and round them to the storage dtype.
 
@@ -592,9 +631,14 @@ def finish(
         width: how many channels.
         value: the sums, float32; their results lie there afterwards, before they are rounded.
         words: uint32, at least 8: the results are packed there.
+        asked: arguments that were loaded before, as `words` would have them, by name.
     """
     for operation in epilogue.steps(w.epilogue[begun:]):
-        read = read_argument(w, arguments, operation, m, o, width, words) if operation.takes else None
+        read = None
+        if asked and operation.name in asked:
+            read = unpack(asked[operation.name], width, w.storage)
+        elif operation.takes:
+            read = read_argument(w, arguments, operation, m, o, width, words)
         for e in range(width):
             store(value, e, operation.compute(value[e], *([read[e]] if read else [])))
     pack(words, 0, [value[e] for e in range(width)], w.storage)

@@ -7,6 +7,7 @@ program, the limits of a search and the cost model.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -17,7 +18,7 @@ import numpy as np
 from tvmconv.gpu import MAX_REGISTERS, MAX_THREADS, REGISTERS, WARP
 from tvmconv.knobs import Columns, Knobs
 from tvmconv.knobs.space import Usage
-from tvmconv.workloads import Conv
+from tvmconv.workloads import Conv, epilogue
 from tvmconv.workloads.dtypes import numpy_dtype
 
 CHUNK = 16  # bytes that an asynchronous copy and a row of `ldmatrix` have at most
@@ -100,6 +101,8 @@ class WarpTiles:
         split_k: blocks that share the sums of one output, each over a part of the steps.
         meet: where these blocks' sums meet: in the shared memory of a "cluster", or in "scratch" memory.
         tiles_per_block: tiles that a block computes, one after another.
+        residual: where a residual is added: at the "begin" of a sum, or at its "end"; "none" where there is none that a
+            sum could begin with.
     """
 
     block_m: Any
@@ -112,6 +115,7 @@ class WarpTiles:
     split_k: Any
     meet: Any
     tiles_per_block: Any
+    residual: Any = "none"
 
     @classmethod
     def ask(cls, k: Knobs, w: Conv) -> WarpTiles:
@@ -129,6 +133,7 @@ class WarpTiles:
             split_k=k.choice("split_k", SPLITS, default.split_k),
             meet=k.choice("meet", ("scratch", "cluster"), default.meet),
             tiles_per_block=k.choice("tiles_per_block", TURNS, default.tiles_per_block),
+            residual=k.choice("residual", ("end", "begin"), "end") if _may_begin_with_residual(w) else "none",
         )
         tiles._demand(k, p)
         return tiles
@@ -136,7 +141,7 @@ class WarpTiles:
     @classmethod
     def of_columns(cls, c: Columns) -> WarpTiles:
         """The tiles of many configs."""
-        return cls(**{field.name: c[field.name] for field in fields(cls)})
+        return cls(**{field.name: c[field.name] for field in fields(cls) if field.name in c})
 
     def _demand(self, k: Knobs, p: Product) -> None:
         """State what the choices have to fulfil together, and what is worth searching."""
@@ -331,6 +336,15 @@ class WarpTiles:
         )
 
 
+TILES = [field.name for field in fields(WarpTiles) if field.name != "residual"]  # the knobs of every workload
+
+
+def _may_begin_with_residual(w: Conv) -> bool:
+    """Whether a tensor like the output is among the operations that add and come first in the epilogue."""
+    adding = itertools.takewhile(lambda operation: operation.adds, epilogue.steps(w.epilogue))
+    return any(operation.takes == "output" for operation in adding)
+
+
 class Rates(NamedTuple):
     """What `WarpTiles.estimate` takes a GPU to be able to do; times in microseconds, traffic in bytes a microsecond.
 
@@ -364,7 +378,7 @@ def preferred(w: Conv) -> WarpTiles:
     candidates = _candidates(p.itemsize, p.rank)
     possible = candidates.steps(p) * (candidates.split_k - 1) < candidates.all_steps(p)
     best = int(np.argmin(np.where(possible, candidates.estimate(p), np.inf)))
-    return WarpTiles(**{field.name: getattr(candidates, field.name)[best].item() for field in fields(WarpTiles)})
+    return WarpTiles(**{name: getattr(candidates, name)[best].item() for name in TILES})
 
 
 @functools.cache
@@ -374,7 +388,7 @@ def _candidates(itemsize: int, rank: int) -> WarpTiles:
     choices = (BLOCK_M, BLOCK_N, ks, WARPS, WARPS, SLICES, STAGES[:4], SPLITS)
     columns = [column.ravel() for column in np.meshgrid(*choices, indexing="ij")]
     scratch = np.full(len(columns[0]), "scratch")
-    names = [field.name for field in fields(WarpTiles)][: len(columns)]
+    names = TILES[: len(columns)]
     tiles = WarpTiles(**dict(zip(names, columns, strict=True)), meet=scratch, tiles_per_block=np.ones_like(columns[0]))
     k_bytes = tiles.block_k * itemsize
     good = (
@@ -390,7 +404,7 @@ def _candidates(itemsize: int, rank: int) -> WarpTiles:
         & (tiles.block_m * tiles.pitch(SUM_BYTES) <= PORTABLE_SHARED_BYTES)
         & (tiles.block_m * tiles.block_n * SUM_BYTES * (tiles.warps_k - 1) <= PORTABLE_SHARED_BYTES)
     )
-    return WarpTiles(**{field.name: getattr(tiles, field.name)[good] for field in fields(WarpTiles)})
+    return WarpTiles(**{name: getattr(tiles, name)[good] for name in TILES})
 
 
 def preferred_estimate(p: Product) -> float:

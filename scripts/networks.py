@@ -1,0 +1,45 @@
+"""Tuned networks beside libraries, a line each: from the comparisons that `scripts/tune_suite.py` wrote.
+
+python scripts/networks.py tuning_logs/nvidia-h200/*nhwc*-tuned.json
+python scripts/networks.py tuning_logs/nvidia-h200/*nhwc*-tuned.json --into docs/tensor-cores.md
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tvmconv.cli.errors import Parser, guarded
+from tvmconv.experiments.sweep import Sweep
+from tvmconv.reports.tables import with_section
+from tvmconv.reports.tuned import networks
+
+SECTION = "networks"
+LEGEND = (
+    "Distinct layers, and how many of them are slower than the library; how many times as fast ours are; times of all "
+    "layers, each as often as the network has it. Each line is of one run, whose page names versions, date and command."
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Read, print, and write into a page."""
+    return guarded("networks", lambda: _run(sys.argv[1:] if argv is None else argv))
+
+
+def _run(argv: Sequence[str]) -> int:
+    parser = Parser(prog="networks", description="Tuned networks beside libraries, a line each.")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="NAME-tuned.json")
+    parser.add_argument("--into", type=Path, metavar="FILE", help="put the table between this page's markers")
+    args = parser.parse_args(argv)
+    table = networks([Sweep.read(file) for file in args.files])
+    print(table.text())
+    if args.into:
+        page = args.into.read_text(encoding="utf-8")
+        section = f"{table.markdown()}\n\n{LEGEND}"
+        args.into.write_text(with_section(page, SECTION, section), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
