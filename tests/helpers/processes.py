@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 START_SECONDS = 60.0
+SHARED_MEMORY = Path("/dev/shm")
 
 
 def wait_for(what, seconds=START_SECONDS):
@@ -39,3 +40,29 @@ def processes_of(folder):
         except OSError:  # it has ended, or is another user's
             continue
     return found
+
+
+def shared_memory():
+    """The files in shared memory, semaphores among them."""
+    return set(SHARED_MEMORY.iterdir())
+
+
+def abandoned(before):
+    """The files in shared memory that were not there before and that no live process has mapped.
+
+    Those of others come and go: of tests that run at the same time, say.
+    """
+    files = {}
+    for path in shared_memory() - before:
+        try:
+            files[path] = str(path.stat().st_ino)
+        except OSError:
+            continue
+    mapped = set()
+    for maps in Path("/proc").glob("[0-9]*/maps") if files else ():
+        try:
+            lines = maps.read_text().splitlines()
+        except OSError:
+            continue
+        mapped |= {line.split()[4] for line in lines if str(SHARED_MEMORY) in line}  # semaphores by another name
+    return {path for path, inode in files.items() if inode not in mapped}

@@ -13,7 +13,7 @@ import pytest
 import steps
 from faulty_schedules import EXPECTED, SCHEDULE, WORKLOAD
 from measuring import DEADLINE, collect, measure, measurer
-from processes import children
+from processes import abandoned, children, shared_memory, wait_for
 
 import tvmconv as tc
 from tvmconv.devices import find
@@ -22,7 +22,6 @@ from tvmconv.measuring.measurer import Measurer
 from tvmconv.measuring.outcome import ErrorKind, Outcome
 
 CONV = tc.parse("conv2d:1x4x8x8,8x4x3x3,s1,p1")
-SHARED_MEMORY = Path("/dev/shm")
 
 
 def gone(paths, seconds=5.0):
@@ -92,14 +91,14 @@ def test_a_kernel_that_hangs_is_ended():
 
 
 def test_nothing_is_left_behind(temporary):
-    before, shared = children(), set(SHARED_MEMORY.iterdir())
+    before, shared = children(), shared_memory()
     with measurer() as m:
         m.submit([{"fault": fault} for fault in ("none", "abort", "out_of_bounds")])
         collect(m)
         assert len(children() - before) >= 2
     assert children() == before
     assert list(temporary.iterdir()) == []
-    assert set(SHARED_MEMORY.iterdir()) <= shared
+    wait_for(lambda: not abandoned(shared), 5)
 
 
 def test_closing_ends_what_is_under_way_within_a_second(temporary):

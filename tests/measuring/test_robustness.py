@@ -10,11 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from farm import Farm
-from processes import processes_of, wait_for
+from processes import abandoned, processes_of, shared_memory, wait_for
 
 from tvmconv.logs.lines import BadLines
 from tvmconv.logs.log import read
@@ -22,7 +21,6 @@ from tvmconv.workloads import parse
 
 WORKLOAD = "conv2d:1x4x8x8,4x4x1x1,s1,p0"
 OTHER = "conv2d:1x4x6x6,4x4x1x1,s1,p0"
-SHARED_MEMORY = Path("/dev/shm")
 DEADLINE = 120.0
 
 
@@ -38,7 +36,7 @@ class Searches:
         self.log = path / "log.jsonl"
         self.folder = path / "temporary"
         self.folder.mkdir()
-        self._shared = set(SHARED_MEMORY.iterdir())
+        self._shared = shared_memory()
         self._started = []
 
     def start(self, *words, workload=WORKLOAD, **options):
@@ -77,7 +75,7 @@ class Searches:
         """Whether no process, temporary file or shared memory is left, at the latest after some seconds."""
         wait_for(lambda: not processes_of(self.folder), 5)
         wait_for(lambda: not [*self.folder.iterdir()], 5)
-        return set(SHARED_MEMORY.iterdir()) <= self._shared
+        return wait_for(lambda: not abandoned(self._shared), 5)
 
     def close(self):
         for process in self._started:

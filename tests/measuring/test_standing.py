@@ -50,46 +50,49 @@ def serving(ours):
     return pids
 
 
-def test_the_same_processes_serve_searches_of_different_workloads_and_schedules(serving):
+def test_the_same_processes_serve_whatever_is_searched_next(serving):
+    """Another workload and schedule; from a thread that has ended; where the search before left builds in its queue."""
     with standing():
-        assert right()
+        thread = threading.Thread(target=right)
+        thread.start()
+        thread.join()
         first = serving()
         assert len(first) == 2
+        assert right(1)
+        with measurer(workers=1) as m:
+            m.submit([{"fault": "none", "number": number} for number in range(50)])
+            m.results(timeout=DEADLINE)
         (record,) = measure([DEFAULT], schedule=TILING, workload=OTHER)
         assert (record.ok, record.workload, record.schedule) == (True, OTHER, "tiling")
+        assert record.config == DEFAULT
         assert record.deviation < OTHER.tolerance
-        assert right(1)
+        assert right(2)
         assert serving() == first
     assert serving() == set()
 
 
-def test_without_a_block_each_measurer_has_processes_of_its_own_and_none_is_left(serving):
+def test_the_last_of_several_blocks_ends_the_processes_and_without_any_each_measurer_has_its_own(serving):
     with measurer() as m:
         m.submit([{"fault": "none"}])
         collect(m)
-        first = serving()
+        own = serving()
     assert serving() == set()
-    with standing():
-        assert right()
-        assert not serving() & first
-
-
-def test_the_last_of_several_blocks_ends_the_processes(serving):
     with standing():
         with standing():
             assert right()
             first = serving()
         assert serving() == first
+        assert not first & own
         with pytest.raises(ZeroDivisionError), standing():
             raise ZeroDivisionError
         assert serving() == first
     assert serving() == set()
 
 
-def test_a_smaller_pool_leaves_the_others_standing_and_a_larger_one_starts_more(serving, opencl):
+def test_a_larger_pool_starts_more_and_a_smaller_one_leaves_the_others_standing(serving, opencl):
     task = Task(OTHER, TILING, opencl, 1 << 30)
     with standing():
-        for workers, there in ((2, 2), (1, 2), (3, 3)):
+        for workers, there in ((1, 1), (2, 2), (1, 2)):
             pool = Pool(task, workers, timeout=20.0)
             for number in range(6):
                 pool.submit(number, DEFAULT)
@@ -128,17 +131,6 @@ def test_a_build_and_a_kernel_that_hang_at_the_end_do_not_block_the_next_search(
         assert not serving() & hung
 
 
-def test_what_is_queued_at_the_end_is_not_built_for_the_next_search(serving):
-    with standing():
-        with measurer(workers=1) as m:
-            m.submit([{"fault": "none", "number": number} for number in range(50)])
-            m.results(timeout=DEADLINE)
-            first = serving()
-        (record,) = measure([DEFAULT], schedule=TILING, workload=OTHER)
-        assert (record.workload, record.config, record.ok) == (OTHER, DEFAULT, True)
-        assert serving() == first
-
-
 def test_a_schedule_that_does_not_import_is_an_error_as_ever_and_the_next_search_goes_on(serving, monkeypatch):
     module = types.ModuleType("only_here")
     exec("def function(s, w, k): ...", vars(module))
@@ -150,17 +142,6 @@ def test_a_schedule_that_does_not_import_is_an_error_as_ever_and_the_next_search
             with pytest.raises(tc.Error, match="cannot load schedule faulty: ModuleNotFoundError"):
                 collect(m)
         assert right(1)
-
-
-def test_processes_outlive_the_thread_of_their_search(serving):
-    with standing():
-        thread = threading.Thread(target=right)
-        thread.start()
-        thread.join()
-        first = serving()
-        assert len(first) == 2
-        assert right(1)
-        assert serving() == first
 
 
 def test_a_measurer_that_outlives_the_block_goes_on_and_ends_its_processes(serving):

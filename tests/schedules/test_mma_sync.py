@@ -1,20 +1,20 @@
 """`mma_sync` computes every convolution in NHWC, executed without a GPU, and takes of a GPU what its formulas say."""
 
+import functools
+
 import emulate
-import numpy as np
 import pytest
 from combinations import EPILOGUES
+from cubins import ARCHITECTURES, DTYPES, check_spills, needs_nvrtc, space_of
 from nasty import NASTY_1D, NASTY_2D, NASTY_3D
+from points import covering, features
 
 import tvmconv as tc
 from tvmconv import gpu, library
-from tvmconv.compiler import nvrtc
 from tvmconv.errors import DeviceError, KnobError
 
-DTYPES = ("f16", "bf16", "tf32")
-ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 LAYER = "conv2d:1x64x56x56,64x64x3x3,s1,p1,f16,nhwc"
-needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+WIDE = "conv2d:32x128x28x28,256x128x3x3,s1,p1"
 
 # Beside the nasty ones: channels that fill chunks, and several steps, tiles and blocks that share a sum.
 DEEP = (
@@ -27,7 +27,7 @@ DEEP = (
 )
 REST_READS = ("relu,add", "relu,bias,add")  # what a sum cannot begin with
 CASES = [
-    (number, ",".join(filter(None, (text, DTYPES[number % 3], "nhwc", (*EPILOGUES, *REST_READS)[number % 8]))))
+    ",".join(filter(None, (text, DTYPES[number % 3], "nhwc", (*EPILOGUES, *REST_READS)[number % 8])))
     for number, text in enumerate((*DEEP, *NASTY_2D, *NASTY_1D, *NASTY_3D))
 ]
 
@@ -36,16 +36,61 @@ def built(w, config=None, arch="sm_90"):
     return tc.build(w, "mma_sync", arch=arch, config=config)
 
 
-def space_of(w, arch="sm_90"):
-    return library.find(w, "mma_sync").space(w, gpu.limits(arch))
-
-
-@pytest.mark.parametrize(("number", "text"), CASES, ids=[text for _, text in CASES])
-def test_it_computes_every_workload_with_the_default_and_with_searched_tiles(number, text):
+def check(text, config=None):
     w = tc.parse(text)
-    space = space_of(w)
-    for config in [None, *(space.config(point) for point in space.sample(1, np.random.default_rng(number)))]:
-        assert emulate.error(built(w, config).module, w) <= w.tolerance, config
+    assert emulate.error(built(w, config).module, w) <= w.tolerance, config
+
+
+@functools.cache
+def searched():
+    """Legal configs of the deep workloads that together try as much as possible: (space, configs) by text."""
+    seen = set()
+    spaces = {text: space_of(tc.parse(text), "mma_sync") for text in CASES[: len(DEEP)]}
+    return {text: (space, covering(space, 3, 0, seen)) for text, space in spaces.items()}
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_the_default_computes_every_workload(text):
+    check(text)
+
+
+@pytest.mark.parametrize("text", CASES[: len(DEEP)])
+def test_searched_tiles_compute_the_convolution(text):
+    for config in searched()[text][1]:
+        check(text, config)
+
+
+def test_the_searched_tiles_above_try_what_they_are_meant_to():
+    """Without this, they could pass with nothing but the simplest kernels."""
+    tried = {
+        feature for space, configs in searched().values() for config in configs for feature in features(space, config)
+    }
+    for knob, values in {
+        "block_m": (16, 32, 48, 64, 96, 128),
+        "block_n": (16, 32, 64),
+        "block_k": (16, 32, 64, 128),
+        **dict.fromkeys(("warps_m", "warps_n", "warps_k"), (1, 2, 4)),
+        "stages": (2, 3, 4, 6),
+        "split_k": (1, 2, 4, 8),
+        "meet": ("scratch", "cluster"),
+    }.items():
+        assert {f"{knob}={value}" for value in values} <= tried
+
+
+@pytest.mark.parametrize(
+    ("choices", "turns", "stages"),
+    [
+        ("f16,nhwc", 2, 6),
+        ("bf16,nhwc,bias,add,relu", 4, 2),
+        ("tf32,nhwc,relu,add", 2, 3),
+        ("f16,nhwc,relu,bias,add", 4, 4),
+    ],
+)
+def test_blocks_compute_several_tiles_in_turn(choices, turns, stages):
+    """The last blocks have fewer than the others. A search tries that where blocks are many more."""
+    tile = {"block_m": 32, "block_n": 32, "block_k": 32, "warps_m": 2, "warps_n": 1, "warps_k": 1, "split_k": 1}
+    config = {**tile, "meet": "scratch", "tiles_per_block": turns, "stages": stages}
+    check(f"conv2d:1x20x9x11,40x20x3x3,s1,p1,{choices}", config)
 
 
 @pytest.mark.parametrize("meet", ["scratch", "cluster"])
@@ -59,33 +104,25 @@ def test_sums_are_shared_among_blocks_and_warps(meet, epilogue):
     assert emulate.error(kernel.module, w) <= w.tolerance
 
 
-def test_what_configs_use_is_what_is_launched():
-    for text in (LAYER, f"{LAYER},relu,add", "conv2d:1x512x7x7,512x512x3x3,s1,p1,tf32,nhwc"):
-        w = tc.parse(text)
-        space = space_of(w)
-        points = space.sample(6, np.random.default_rng(1))
-        usage = space.usage(points)
-        for i, point in enumerate(points):
-            step = built(w, space.config(point)).steps[0]
-            assert usage.dynamic_shared_bytes[i] == step.dynamic_shared_bytes
-            assert usage.threads[i] == step.launch.threads
-            assert usage.blocks[i] == step.launch.blocks
-            assert usage.cluster[i] == step.launch.cluster[2]
+@needs_nvrtc
+@pytest.mark.parametrize(("arch", "dtype"), list(zip(ARCHITECTURES, DTYPES * 2, strict=True)))
+def test_the_default_compiles_without_spills(arch, dtype):
+    check_spills(tc.parse(f"{WIDE},{dtype},nhwc,bias,relu"), "mma_sync", arch)
 
 
+@pytest.mark.gpu
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_default_compiles_for_every_architecture_without_spills(arch, dtype):
-    w = tc.parse(f"conv2d:32x128x28x28,256x128x3x3,s1,p1,{dtype},nhwc,bias,relu")
-    assert built(w, arch=arch).resources.spills == 0
+def test_the_default_compiles_without_spills_in_every_dtype(arch):
+    """Takes no GPU: it is run where the GPU's long tests are."""
+    for dtype in DTYPES:
+        check_spills(tc.parse(f"{WIDE},{dtype},nhwc,bias,relu"), "mma_sync", arch)
 
 
 @needs_nvrtc
 def test_the_layers_of_networks_do_not_spill_by_default():
-    layers = [layer.workload for layer in tc.suite("resnet50", 32)][2::7]
-    for w in (tc.parse(f"{layer.text},f16,nhwc") for layer in layers):
-        assert built(w).resources.spills == 0, w
+    for layer in tc.suite("resnet50", 32)[2::7]:
+        check_spills(tc.parse(f"{layer.workload},f16,nhwc"), "mma_sync", "sm_90")
 
 
 def test_clusters_are_for_architectures_that_have_them():
@@ -93,14 +130,14 @@ def test_clusters_are_for_architectures_that_have_them():
     with pytest.raises(DeviceError, match="sm_80 has clusters of at most 1"):
         built(w, {"split_k": 4, "meet": "cluster"}, arch="sm_80")
     for arch, meetings in (("sm_80", {"scratch"}), ("sm_90", {"scratch", "cluster"})):
-        space = space_of(w, arch)
+        space = space_of(w, "mma_sync", arch)
         assert {space.config(point)["meet"] for point in space.listed} == meetings
 
 
 def test_searched_tiles_fit_the_shared_memory_of_the_device():
     w = tc.parse("conv2d:32x256x56x56,256x256x3x3,s1,p1,f16,nhwc")
     for arch in ("sm_86", "sm_80", "sm_90"):
-        space = space_of(w, arch)
+        space = space_of(w, "mma_sync", arch)
         assert space.usage(space.listed).dynamic_shared_bytes.max() <= gpu.limits(arch).all_shared_bytes
 
 
@@ -127,10 +164,9 @@ def test_it_is_for_channels_last_on_nvidia_gpus_since_sm_80():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("number", "text"), CASES, ids=[text for _, text in CASES])
-def test_it_computes_every_workload_on_a_gpu(gpu, number, text):
+@pytest.mark.parametrize("text", CASES)
+def test_it_computes_every_workload_on_a_gpu(gpu, text):
     w = tc.parse(text)
-    space = library.find(w, "mma_sync").space(w, gpu.limits)
     problem = tc.Problem(w)
-    for config in [None, *(space.config(point) for point in space.sample(3, np.random.default_rng(number)))]:
+    for config in [None, *covering(library.find(w, "mma_sync").space(w, gpu.limits), 3, seed=1)]:
         assert tc.build(w, "mma_sync", device=gpu, config=config).verify(problem).ok, config

@@ -1,9 +1,7 @@
 """`stem` computes every first layer: any width, stride, padding and epilogue, executed without a GPU, and on one."""
 
-import math
-
-import numpy as np
 import pytest
+from cubins import ARCHITECTURES, check_spills, needs_nvrtc
 from emulate import error
 from points import covering
 from tvmconv.builtin.conv import stem
@@ -11,7 +9,6 @@ from tvmconv.builtin.conv import stem
 import tvmconv as tc
 from tvmconv import library
 from tvmconv.analysis.banks import shared_accesses
-from tvmconv.compiler import nvrtc
 from tvmconv.compiler.lower import lower
 from tvmconv.devices import find
 from tvmconv.gpu import limits
@@ -61,8 +58,6 @@ LAYERS = {
     "u-net": "conv2d:32x4x64x64,320x4x3x3,s1,p1,bf16,nhwc,bias",
 }
 
-ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
-
 # Enough tiles for several of each block, where a search may have 66 blocks at least.
 MANY_TILES = ("conv2d:8x3x20x40,16x3x3x3,s1,p1,f16,nhwc,bias,add", "conv2d:9x3x21x35,16x3x3x3,s1x2,p1,bf16,relu")
 
@@ -96,18 +91,6 @@ def test_searched_configs_compute_the_convolution(text):
 def test_blocks_compute_several_tiles_with_their_inputs_on_the_way(text, stages, hold):
     config = {"rows": 1, "warps": 2, "blocks": 66, "stages": stages, "hold": hold}
     assert error(lowered(text, config), tc.parse(text)) <= tc.parse(text).tolerance
-
-
-@pytest.mark.parametrize("text", [NASTY[4], *MANY_TILES, LAYERS["yolo"]])
-def test_what_a_config_says_that_it_uses_is_what_its_kernel_uses(text):
-    space = space_of(text)
-    configs = covering(space, 3, seed=2)
-    used = space.usage(np.stack([space.point(config) for config in configs])).columns()
-    for i, config in enumerate(configs):
-        (step,) = lowered(text, config).steps
-        assert used["threads"][i] == step.launch.threads, config
-        assert used["blocks"][i] == math.prod(step.launch.grid), config
-        assert (used["shared_bytes"][i], used["dynamic_shared_bytes"][i]) == (0, step.dynamic_shared_bytes), config
 
 
 @pytest.mark.parametrize("text", LAYERS.values(), ids=LAYERS)
@@ -146,18 +129,19 @@ def test_the_conflicts_of_others_are_those_that_its_choice_has_counted(text):
     assert conflicts(text)[0] == tile.placed.conflicts * tile.rows * 2 * tile.warps > 0
 
 
-@pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
-@pytest.mark.parametrize(
-    ("layer", "arch"),
-    [
-        *(("resnet", arch) for arch in ARCHITECTURES),
-        *((layer, ARCHITECTURES[i % len(ARCHITECTURES)]) for i, layer in enumerate(LAYERS)),
-    ],
-)
+@needs_nvrtc
+@pytest.mark.parametrize(("layer", "arch"), list(zip(LAYERS, ARCHITECTURES * 2, strict=True)))
 def test_the_defaults_compile_without_spills(layer, arch):
-    resources = tc.build(tc.parse(LAYERS[layer]), "stem", arch=arch).resources
-    assert resources.spills == 0
-    assert 0 < resources.registers <= 255
+    check_spills(tc.parse(LAYERS[layer]), "stem", arch)
+
+
+@pytest.mark.gpu
+@needs_nvrtc
+@pytest.mark.parametrize("layer", LAYERS)
+def test_the_defaults_compile_without_spills_for_every_architecture(layer):
+    """Takes no GPU: it is run where the GPU's long tests are."""
+    for arch in ARCHITECTURES:
+        check_spills(tc.parse(LAYERS[layer]), "stem", arch)
 
 
 def test_it_is_what_is_tuned_first_where_channels_are_few():

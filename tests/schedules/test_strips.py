@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from cubins import ARCHITECTURES, check_spills, needs_nvrtc
 from nasty import CHANNELS_LAST
 from points import covering, features
 
@@ -12,19 +13,15 @@ import tvmconv as tc
 from tvmconv import library
 from tvmconv.analysis.banks import conflicts
 from tvmconv.analysis.traffic import GLOBAL_LOADS, traffic
-from tvmconv.compiler import nvrtc
 from tvmconv.compiler.sass import instruction_counts
 
 NAMES = ("depthwise_nhwc", "grouped_nhwc")
-ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 EFFICIENTNET = (  # EfficientNet-B0: channels, size of the image, of the filter, stride
     *((32, 112, 3, 1), (96, 112, 3, 2), (144, 56, 3, 1), (144, 56, 5, 2), (240, 28, 5, 1), (240, 28, 3, 2)),
     *((480, 14, 3, 1), (480, 14, 5, 1), (672, 14, 5, 1), (672, 14, 5, 2), (1152, 7, 5, 1), (1152, 7, 3, 1)),
 )
 CONVNEXT = ((96, 56, 7, 1), (192, 28, 7, 1), (384, 14, 7, 1), (768, 7, 7, 1))  # ConvNeXt-T
 RESNEXT = ((128, 56, 4), (256, 28, 8), (512, 14, 16), (1024, 7, 32))  # ResNeXt-50 32x4d: channels, size, of a group
-
-needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
 
 
 def depthwise(channels, size, kernel, stride, batch=1, dtype="f16"):
@@ -106,8 +103,7 @@ def test_other_layouts_are_left_to_other_schedules(text):
 @needs_nvrtc
 @pytest.mark.parametrize(("workload", "name", "arch"), IN_TURN, ids=str)
 def test_the_defaults_of_networks_compile_without_spills(workload, name, arch):
-    resources = tc.build(workload, name, arch=arch).resources
-    assert (resources.spills, resources.stack_bytes) == (0, 0)
+    check_spills(workload, name, arch)
 
 
 @pytest.mark.gpu
@@ -118,8 +114,7 @@ def test_the_defaults_of_networks_compile_without_spills_for_every_architecture(
     """Takes no GPU, but ten minutes of a processor: it is run where the GPU's long tests are."""
     for workload, name in LAYERS.items():
         text = workload.text.replace(",f16", "" if dtype == "f32" else f",{dtype}")
-        resources = tc.build(tc.parse(text), name, arch=arch).resources
-        assert (resources.spills, resources.stack_bytes) == (0, 0), text
+        check_spills(tc.parse(text), name, arch)
 
 
 @needs_nvrtc

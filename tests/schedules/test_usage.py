@@ -1,5 +1,6 @@
-"""What a tunable schedule says that a config uses is what its kernel uses, and its defaults are AutoTVM's kernels."""
+"""What a schedule says that a config uses is what its kernel uses."""
 
+import functools
 import math
 
 import numpy as np
@@ -7,10 +8,11 @@ import pytest
 from points import all_divide, covering
 
 import tvmconv as tc
-from tvmconv import library
+from tvmconv import gpu, library
 from tvmconv.compiler.lower import lower
 from tvmconv.devices import find
 
+ARCH = "sm_90"
 VARIED = (
     "conv2d:1x64x28x28,64x64x3x3,s1,p1",
     "conv2d:2x32x13x17,48x32x3x3,s2,p1",
@@ -30,25 +32,46 @@ VARIED = (
     "conv1d:2x64x100,32x64x5,s1,p2,f16",
     "conv3d:1x16x4x7x7,32x16x3x3x3,s1,p1,nhwc",
 )
-
-
-@pytest.fixture(
-    scope="module",
-    params=[(text, s.name) for text in VARIED for s in tc.schedules(tc.parse(text)) if s.usage],
-    ids=lambda pair: f"{pair[0]}-{pair[1]}",
+ON_TENSOR_CORES = (
+    "conv2d:2x64x13x17,48x64x3x3,s2,p1,f16,nhwc,bias,relu",
+    "conv2d:2x64x13x17,48x64x3x3,s2,p1,bf16",
+    "conv2d:1x512x7x7,512x512x3x3,s1,p1,tf32,nhwc,relu,add",  # few tiles of long sums, which blocks share
+    "conv2d:3x12x10x14,24x4x2x4,s1x3,p0x1x2x3,g3,f16,nhwc,bias",
+    "conv1d:2x64x100,32x64x5,s1,p2,tf32",
+    "conv2d:2x3x13x17,11x3x3x3,s1,p1,f16,nhwc,bias,add,relu",
+    "conv2d:9x3x21x35,16x3x3x3,s1x2,p1,bf16,relu",  # enough tiles for several of each block
 )
+
+
+def pairs(texts, *, opencl):
+    """Each workload with each schedule that says what it uses: those for OpenCL too, or those for CUDA alone."""
+    schedules = [(text, s) for text in texts for s in tc.schedules(tc.parse(text)) if s.usage]
+    return [(text, s.name) for text, s in schedules if ("opencl" in s.kinds) == opencl]
+
+
+PAIRS = [*pairs(VARIED, opencl=True), *pairs(ON_TENSOR_CORES, opencl=False)]
+
+
+@functools.cache
+def chosen(text, name):
+    """The space of a schedule, and legal configs."""
+    workload = tc.parse(text)
+    space = library.find(workload, name).space(workload, gpu.limits(ARCH))
+    return space, covering(space, 6 if workload.dtype == "float32" else 3, seed=2)
+
+
+@pytest.fixture(scope="module", params=PAIRS, ids=lambda pair: f"{pair[0]}-{pair[1]}")
 def configs(request):
     """Legal configs with what they say that they use and their kernels: (space, [(config, usage, lowered)])."""
     text, name = request.param
     workload = tc.parse(text)
     schedule = library.find(workload, name)
-    space = schedule.space(workload)
-    chosen = covering(space, 12 if workload.dtype == "float32" else 6, seed=2)
-    columns = space.usage(np.stack([space.point(config) for config in chosen])).columns()
-    target = find("sm_90").target()
-    kernels = [lower(schedule.apply(workload, config)[0].mod, target).steps[0] for config in chosen]
-    used = [{name: values[i] for name, values in columns.items()} for i in range(len(chosen))]
-    return space, list(zip(chosen, used, kernels, strict=True))
+    space, configs = chosen(text, name)
+    columns = space.usage(np.stack([space.point(config) for config in configs])).columns()
+    target = find(ARCH).target()
+    kernels = [lower(schedule.apply(workload, config)[0].mod, target).steps[0] for config in configs]
+    used = [{name: values[i] for name, values in columns.items()} for i in range(len(configs))]
+    return space, list(zip(configs, used, kernels, strict=True))
 
 
 def test_threads_are_those_of_the_launch(configs):
@@ -61,8 +84,21 @@ def test_blocks_are_those_of_the_launch(configs):
         assert used["blocks"] == math.prod(kernel.launch.grid), config
 
 
+def test_dynamic_shared_bytes_and_clusters_are_those_of_the_launch(configs):
+    for config, used, kernel in configs[1]:
+        assert used.get("dynamic_shared_bytes", 0) == kernel.dynamic_shared_bytes, config
+        assert (1, 1, used.get("cluster", 1)) == kernel.launch.cluster, config
+
+
 def test_shared_bytes_are_those_that_tvm_allocates_where_no_tile_overhangs(configs):
     space, kernels = configs
     for config, used, kernel in kernels:
         if all_divide(space, config):
             assert used["shared_bytes"] == kernel.shared_bytes, config
+
+
+def test_the_configs_above_are_of_every_schedule_that_says_what_it_uses_and_have_clusters():
+    """Without this, the tests above could pass with few kernels, and no cluster among them."""
+    assert {name for _, name in PAIRS} == {s.name for s in tc.schedules() if s.usage and s.operator.startswith("conv")}
+    space, configs = chosen(ON_TENSOR_CORES[2], "mma_sync")
+    assert (space.usage(np.stack([space.point(config) for config in configs])).cluster > 1).any()

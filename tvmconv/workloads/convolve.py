@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CHUNK_BYTES = 16 << 20  # of unfolded input that a thread holds at a time
-THREADS = min(16, os.cpu_count() or 1)  # that convolve an image each
+THREADS = min(16, os.cpu_count() or 1)  # that convolve an image each, or several small ones
 
 Sizes = tuple[int, ...]
 
@@ -40,24 +40,29 @@ def convolve(
         Output (N, O, out).
     """
     rank, (filters, _, *kernel) = len(stride), k.shape
-    sides = [(0, 0), *zip(padding[:rank], padding[rank:], strict=True)]
+    sides = [(0, 0), (0, 0), *zip(padding[:rank], padding[rank:], strict=True)]
     window = [(taps - 1) * step + 1 for taps, step in zip(kernel, dilation, strict=True)]
-    stepped = (slice(None), *(slice(None, None, step) for step in (*stride, *dilation)))
+    stepped = (slice(None), slice(None), *(slice(None, None, step) for step in (*stride, *dilation)))
     weight = k.astype(np.float64).reshape(groups, filters // groups, -1)
-    padded_space = (n + before + behind for n, (before, behind) in zip(x.shape[2:], sides[1:], strict=True))
+    padded_space = (n + before + behind for n, (before, behind) in zip(x.shape[2:], sides[2:], strict=True))
     space = [(n - seen) // step + 1 for n, seen, step in zip(padded_space, window, stride, strict=True)]
     out = np.empty((len(x), filters, *space), np.float64)
+    column = math.prod(k.shape[1:]) * groups  # elements
 
-    def convolve_image(image: NDArray[Any], y: NDArray[np.float64]) -> None:
-        padded = np.pad(image.astype(np.float64), sides)
-        windows = sliding_window_view(padded, window, axis=tuple(range(1, 1 + rank)))[stepped]
-        for chunk in _chunks(tuple(space), math.prod(k.shape[1:]) * groups):
-            place = (slice(None), *chunk)
-            columns = np.moveaxis(windows[place], range(1, 1 + rank), range(-rank, 0))  # channel, taps, pixels
-            y[place] = (weight @ columns.reshape(groups, weight.shape[2], -1)).reshape(filters, *columns.shape[-rank:])
+    def convolve_images(images: NDArray[Any], y: NDArray[np.float64]) -> None:
+        padded = np.pad(images.astype(np.float64), sides)
+        windows = sliding_window_view(padded, window, axis=tuple(range(2, 2 + rank)))[stepped]
+        for chunk in _chunks(tuple(space), column * len(images)):
+            place = (slice(None), slice(None), *chunk)
+            columns = np.moveaxis(windows[place], range(2, 2 + rank), range(-rank, 0))  # image, channel, taps, pixels
+            products = weight @ columns.reshape(len(images), groups, weight.shape[2], -1)
+            y[place] = products.reshape(len(images), filters, *columns.shape[-rank:])
 
-    with ThreadPoolExecutor(min(len(x), THREADS)) as threads:  # NumPy copies and multiplies without Python's lock
-        for _ in threads.map(convolve_image, x, out):
+    small = CHUNK_BYTES // (8 * column * math.prod(space))  # images that make a chunk together
+    together = max(1, min(small, -(-len(x) // THREADS)))
+    parts = [slice(i, i + together) for i in range(0, len(x), together)]
+    with ThreadPoolExecutor(min(len(parts), THREADS)) as threads:  # NumPy copies and multiplies without Python's lock
+        for _ in threads.map(lambda part: convolve_images(x[part], out[part]), parts):
             pass
     return out
 
