@@ -51,8 +51,8 @@ LEGEND = (
     "Percent of each unit's peak while a multiprocessor has a block (tensor cores, issue slots, shared memory) or over "
     f"the whole launch (L2 cache, memory); how long multiprocessors have one, and how many warps. From {BUSY} % on a "
     "unit is what limits; else latency does, with too few warps to hide it or too few blocks to go round. The peak of "
-    "the tensor cores is what mma.sync can reach, about 60 % of what wgmma can. Bank conflicts are of shared loads and stores "
-    "in the whole launch; the counter has those with data on their way through the L1 cache in it."
+    "the tensor cores is what mma.sync can reach, about 60 % of what wgmma can. Bank conflicts are those of shared "
+    "loads and stores in a launch; the counter has those with data on their way through the L1 cache in it."
 )
 
 
