@@ -1,7 +1,7 @@
 """Tuned networks beside libraries, a line each: from the comparisons that `scripts/tune_suite.py` wrote.
 
-python scripts/networks.py tuning_logs/nvidia-h200/*nhwc*-tuned.json
-python scripts/networks.py tuning_logs/nvidia-h200/*nhwc*-tuned.json --into docs/tensor-cores.md
+python scripts/networks.py tuning_logs/nvidia-h200/*-nhwc*-tuned.json
+python scripts/networks.py tuning_logs/nvidia-h200/*-nhwc*-tuned.json --into docs/tensor-cores.md
 """
 
 from __future__ import annotations
