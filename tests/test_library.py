@@ -197,7 +197,7 @@ def test_a_schedule_may_write_its_function_itself(registry):
     @tc.schedule("conv2d")
     def own(s: TirSchedule, w, k):
         """Return the schedule of another function."""
-        return TirSchedule(right)
+        return TirSchedule(right())
 
     kernel = tc.build(WORKLOAD, "own", device="opencl:0")
     assert kernel.verify().ok

@@ -1,4 +1,7 @@
-"""A schedule that fails as its knob says, in the builder process or on the device."""
+"""A schedule that fails as its knob says, in the builder process or on the device.
+
+TVM takes its time to read a kernel. Many processes import this module: they read the kernels that they are asked for.
+"""
 
 import ctypes
 import os
@@ -18,47 +21,65 @@ WORKLOAD = parse("conv2d:1x1x8x8,1x1x1x1,s1,p0")
 SHAPE, ONE = (1, 1, 8, 8), (1, 1, 1, 1)
 
 
-@T.prim_func(s_tir=True)
-def right(X: T.Buffer(SHAPE, "float32"), K: T.Buffer(ONE, "float32"), Y: T.Buffer(SHAPE, "float32")):
-    for i in T.thread_binding(8, thread="blockIdx.x"):
-        for j in T.thread_binding(8, thread="threadIdx.x"):
-            Y[0, 0, i, j] = X[0, 0, i, j] * K[0, 0, 0, 0]
+def right():
+    @T.prim_func(s_tir=True)
+    def main(X: T.Buffer(SHAPE, "float32"), K: T.Buffer(ONE, "float32"), Y: T.Buffer(SHAPE, "float32")):
+        for i in T.thread_binding(8, thread="blockIdx.x"):
+            for j in T.thread_binding(8, thread="threadIdx.x"):
+                Y[0, 0, i, j] = X[0, 0, i, j] * K[0, 0, 0, 0]
+
+    return main
 
 
-@T.prim_func(s_tir=True)
-def wrong(X: T.Buffer(SHAPE, "float32"), K: T.Buffer(ONE, "float32"), Y: T.Buffer(SHAPE, "float32")):
-    for i in T.thread_binding(8, thread="blockIdx.x"):
-        for j in T.thread_binding(8, thread="threadIdx.x"):
-            Y[0, 0, i, j] = X[0, 0, i, j] + K[0, 0, 0, 0]
+def wrong():
+    @T.prim_func(s_tir=True)
+    def main(X: T.Buffer(SHAPE, "float32"), K: T.Buffer(ONE, "float32"), Y: T.Buffer(SHAPE, "float32")):
+        for i in T.thread_binding(8, thread="blockIdx.x"):
+            for j in T.thread_binding(8, thread="threadIdx.x"):
+                Y[0, 0, i, j] = X[0, 0, i, j] + K[0, 0, 0, 0]
+
+    return main
 
 
-@T.prim_func(s_tir=True)
-def unwritten(X: T.Buffer(SHAPE, "float32"), K: T.Buffer(ONE, "float32"), Y: T.Buffer(SHAPE, "float32")):
-    for i in T.thread_binding(7, thread="blockIdx.x"):
-        for j in T.thread_binding(8, thread="threadIdx.x"):
-            Y[0, 0, i, j] = X[0, 0, i, j] * K[0, 0, 0, 0]
+def unwritten():
+    @T.prim_func(s_tir=True)
+    def main(X: T.Buffer(SHAPE, "float32"), K: T.Buffer(ONE, "float32"), Y: T.Buffer(SHAPE, "float32")):
+        for i in T.thread_binding(7, thread="blockIdx.x"):
+            for j in T.thread_binding(8, thread="threadIdx.x"):
+                Y[0, 0, i, j] = X[0, 0, i, j] * K[0, 0, 0, 0]
+
+    return main
 
 
-@T.prim_func(s_tir=True)
-def endless(X: T.Buffer(SHAPE, "float32"), K: T.Buffer(ONE, "float32"), Y: T.Buffer(SHAPE, "float32")):
-    for i in T.thread_binding(8, thread="blockIdx.x"):
-        for j in T.thread_binding(8, thread="threadIdx.x"):
-            while X[0, 0, i, j] > T.float32(-1e30):
-                Y[0, 0, i, j] = Y[0, 0, i, j] + K[0, 0, 0, 0]
+def endless():
+    @T.prim_func(s_tir=True)
+    def main(X: T.Buffer(SHAPE, "float32"), K: T.Buffer(ONE, "float32"), Y: T.Buffer(SHAPE, "float32")):
+        for i in T.thread_binding(8, thread="blockIdx.x"):
+            for j in T.thread_binding(8, thread="threadIdx.x"):
+                while X[0, 0, i, j] > T.float32(-1e30):
+                    Y[0, 0, i, j] = Y[0, 0, i, j] + K[0, 0, 0, 0]
+
+    return main
 
 
-@T.prim_func(s_tir=True)
-def out_of_bounds(X: T.Buffer(SHAPE, "float32"), K: T.Buffer(ONE, "float32"), Y: T.Buffer(SHAPE, "float32")):
-    for i in T.thread_binding(8, thread="blockIdx.x"):
-        for j in T.thread_binding(8, thread="threadIdx.x"):
-            Y[0, 0, i + 150_000_000, j] = X[0, 0, i, j] * K[0, 0, 0, 0]
+def out_of_bounds():
+    @T.prim_func(s_tir=True)
+    def main(X: T.Buffer(SHAPE, "float32"), K: T.Buffer(ONE, "float32"), Y: T.Buffer(SHAPE, "float32")):
+        for i in T.thread_binding(8, thread="blockIdx.x"):
+            for j in T.thread_binding(8, thread="threadIdx.x"):
+                Y[0, 0, i + 150_000_000, j] = X[0, 0, i, j] * K[0, 0, 0, 0]
+
+    return main
 
 
-@T.prim_func(s_tir=True)
-def wide(X: T.Buffer(SHAPE, "float32"), K: T.Buffer(ONE, "float32"), Y: T.Buffer(SHAPE, "float32")):
-    for j in T.thread_binding(1 << 20, thread="threadIdx.x"):
-        if j < 64:
-            Y[0, 0, j // 8, j % 8] = X[0, 0, j // 8, j % 8] * K[0, 0, 0, 0]
+def wide():
+    @T.prim_func(s_tir=True)
+    def main(X: T.Buffer(SHAPE, "float32"), K: T.Buffer(ONE, "float32"), Y: T.Buffer(SHAPE, "float32")):
+        for j in T.thread_binding(1 << 20, thread="threadIdx.x"):
+            if j < 64:
+                Y[0, 0, j // 8, j % 8] = X[0, 0, j // 8, j % 8] * K[0, 0, 0, 0]
+
+    return main
 
 
 def hang():
@@ -116,7 +137,7 @@ class Faulty(Schedule):
         knobs.choice("number", tuple(range(100)), default=0)
         if fault in HOST:
             HOST[fault]()
-        return TirSchedule(tvm.IRModule({"main": DEVICE[fault]})), knobs
+        return TirSchedule(tvm.IRModule({"main": DEVICE[fault]()})), knobs
 
 
 def function(s, w, k):
