@@ -7,7 +7,7 @@ import emulate
 import pytest
 from combinations import EPILOGUES, LAYOUTS
 from cubins import ARCHITECTURES, DTYPES, check_spills, needs_nvrtc, space_of
-from nasty import NASTY, NASTY_1D, NASTY_2D, NASTY_3D, NASTY_DEPTHWISE, VARIED
+from nasty import LARGE, NASTY, NASTY_1D, NASTY_2D, NASTY_3D, NASTY_DEPTHWISE, VARIED
 from points import covering
 from tvmconv.builtin.conv.tensor_plan import LEAST_SHARED_BYTES
 
@@ -77,7 +77,7 @@ def test_whatever_its_knobs_are_it_computes_the_same(text):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("texts", [NASTY, VARIED, NASTY_1D, NASTY_2D, NASTY_3D, NASTY_DEPTHWISE])
+@pytest.mark.parametrize("texts", [NASTY, LARGE, VARIED, NASTY_1D, NASTY_2D, NASTY_3D, NASTY_DEPTHWISE])
 def test_it_computes_every_nasty_workload_on_a_gpu(gpu, texts):
     for w in workloads(texts):
         for config in (None, *covering(library.find(w, "tensor_core").space(w, gpu.limits), 4, seed=3)):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from nasty import NASTY, VARIED
+from nasty import LARGE, NASTY, VARIED
 from points import all_divide, covering, features
 from strategies import convolutions
 
@@ -54,7 +54,7 @@ def test_the_defaults_compute_every_nasty_workload(text, schedule):
 
 
 @pytest.mark.gpu
-@cases(NASTY)
+@cases([*NASTY, *LARGE])
 def test_the_defaults_compute_every_nasty_workload_on_a_gpu(gpu, text, schedule):
     assert error(text, schedule, gpu) <= 1e-5
 
