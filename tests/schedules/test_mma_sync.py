@@ -104,6 +104,20 @@ def test_sums_are_shared_among_blocks_and_warps(meet, epilogue):
     assert emulate.error(kernel.module, w) <= w.tolerance
 
 
+@pytest.mark.parametrize("where", ["begin", "end"])
+@pytest.mark.parametrize(
+    ("dtype", "epilogue"), [("f16", "bias,add,relu"), ("bf16", "add,bias"), ("tf32", "bias,add,silu")]
+)
+def test_a_residual_is_added_where_its_knob_says(where, dtype, epilogue):
+    check(f"conv2d:2x40x7x9,36x40x1x1,s1,p0,{dtype},nhwc,{epilogue}", {"residual": where})
+
+
+def test_there_is_a_choice_only_where_a_sum_may_begin_with_a_residual():
+    texts = {"add": True, "bias,add,relu": True, "relu,add": False, "bias": False}
+    for epilogue, expected in texts.items():
+        assert ("residual" in space_of(tc.parse(f"{LAYER},{epilogue}"), "mma_sync").knobs) is expected
+
+
 @needs_nvrtc
 @pytest.mark.parametrize(("arch", "dtype"), list(zip(ARCHITECTURES, DTYPES * 2, strict=True)))
 def test_the_default_compiles_without_spills(arch, dtype):
