@@ -16,6 +16,7 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir
 
+from tvmconv.compiler.tensor_map import ENCODE, TensorMap
 from tvmconv.workloads import Workload
 from tvmconv.workloads.dtypes import ACCUMULATOR, numpy_dtype
 
@@ -42,6 +43,16 @@ def write(w: Workload, body: Callable[[dict[str, Buffer]], None]) -> Schedule:
 def allocate(name: str, extent: int, dtype: str, scope: str = "local") -> Buffer:
     """An array: `local` (registers), `shared`, `shared.dyn` (whose size the launch asks for) or `global` (scratch)."""
     return IRBuilder.name(name, ir.sblock_alloc_buffer((extent,), dtype, scope=scope))
+
+
+def tensor_map(name: str, array: Buffer, told: TensorMap) -> Expr:
+    """A parameter of the kernel that tells TMA of an array; its address is what an instruction takes.
+
+    It is encoded by whoever launches, when the array is there.
+    """
+    variable = IRBuilder.name(name, ir.Bind(T.tvm_stack_alloca("tensormap", 1), T.handle("tensormap")))
+    ir.evaluate(T.call_packed(ENCODE, variable, array.access_ptr("rw"), told.to_json()))
+    return T.address_of(variable)
 
 
 def store(buffer: Buffer, index: Expr, value: Expr) -> None:
