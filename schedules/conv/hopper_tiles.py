@@ -1,0 +1,379 @@
+"""How `hopper` cuts up a convolution, pixels × channels × taps, and what that takes of a GPU.
+
+A `HopperTiles` holds one config as numbers, or many configs as columns: each formula is written once, and serves the
+program, the limits of a search and the choice of the defaults.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tvmconv.compiler import tensor_map
+from tvmconv.gpu import MAX_REGISTERS, REGISTERS, WARP
+from tvmconv.knobs import Columns, Knobs
+from tvmconv.knobs.space import Usage
+from tvmconv.workloads import Conv, epilogue
+
+from .warp_tiles import CHUNK, SUM_BYTES, Product
+
+WARPGROUP = 4 * WARP  # threads that a wgmma is of
+WGMMA_M = 64  # pixels of a wgmma
+WGMMA_BYTES = 32  # of the reduction, of a wgmma
+LINE = 1024  # bytes: 8 rows of 128, after which a swizzle repeats
+BARRIER_BYTES = 8
+
+WARPGROUPS = (1, 2, 3)
+ROWS = (1, 2)
+BLOCK_N = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+ROW_BYTES = (32, 64, 128)
+STAGES = (2, 3, 4, 5, 6, 8)
+SPLITS = (1, 2, 4, 8)
+SHARERS = (1, 2)
+
+MULTIPROCESSORS = 132  # of an H100 SXM, an H200: as many blocks are at work; with fewer multiprocessors some wait
+MAX_ACCUMULATORS = 128  # of a thread
+OWN_REGISTERS = 28  # of a thread, besides its accumulators
+PARTITIONS = 4  # of a multiprocessor, each with a part of the registers, among which a block's warps are dealt out
+SHARED_BYTES = 227 << 10  # of a block
+SLAB_BYTES = 128  # of channels that are stored at a time, at most
+SEARCHED = 2.5  # times the best estimate
+
+
+@dataclass(frozen=True)
+class HopperTiles:
+    """The tile of a block, and who works on it.
+
+    Attributes:
+        warpgroups: that multiply; each has 64 × `rows` pixels.
+        rows: wgmmas of a warpgroup along the pixels.
+        block_n: output channels of a block.
+        row_bytes: of the reduction that a step stages for each pixel and channel, and the width of the swizzle.
+        stages: steps that are in shared memory at a time: being multiplied, or on their way.
+        split_k: blocks of a cluster that share the sums of one output, each over a part of the steps.
+        sharers_m: blocks of a cluster, of neighbouring pixels, that share the weights: each fetches a part for all.
+        sharers_n: blocks of a cluster, of neighbouring channels, that share the input in the same way.
+    """
+
+    warpgroups: Any
+    rows: Any
+    block_n: Any
+    row_bytes: Any
+    stages: Any
+    split_k: Any
+    sharers_m: Any
+    sharers_n: Any
+
+    @classmethod
+    def ask(cls, k: Knobs, w: Conv) -> HopperTiles:
+        """The tiles from knobs; the defaults suit the workload."""
+        default = preferred(w)
+        choices = dict(zip(TILES, CHOICES, strict=True))
+        tiles = cls(**{name: k.choice(name, choices[name], getattr(default, name)) for name in TILES})
+        tiles._demand(k, w)
+        return tiles
+
+    @classmethod
+    def of_columns(cls, c: Columns) -> HopperTiles:
+        """The tiles of many configs."""
+        return cls(**{name: c[name] for name in TILES})
+
+    def _demand(self, k: Knobs, w: Conv) -> None:
+        """State what the choices have to fulfil together, and what is worth searching."""
+        for text, holds in (*legal(w), *fitting(w)):
+            k.condition(text, lambda c, holds=holds: holds(self.of_columns(c)))
+        for text, holds in promising(w):
+            k.search_only(text, lambda c, holds=holds: holds(self.of_columns(c)))
+
+    @property
+    def block_m(self) -> Any:
+        """Pixels of a block."""
+        return self.warpgroups * self.rows * WGMMA_M
+
+    @property
+    def sharers(self) -> Any:
+        """Blocks of a cluster that share operands."""
+        return self.sharers_m * self.sharers_n
+
+    @property
+    def cluster(self) -> Any:
+        """Blocks of a cluster."""
+        return self.sharers * self.split_k
+
+    @property
+    def accumulators(self) -> Any:
+        """Sums of a thread."""
+        return self.rows * self.block_n // 2
+
+    @property
+    def threads(self) -> Any:
+        """Threads of a block, but for those that fetch a residual: the warpgroups, and the warp that copies."""
+        return self.warpgroups * WARPGROUP + WARP
+
+    def block_k(self, itemsize: int) -> Any:
+        """Elements of the reduction that a step stages."""
+        return self.row_bytes // itemsize
+
+    def tiles_m(self, p: Product) -> Any:
+        """Tiles along the pixels, of whole clusters."""
+        return -(-p.m // (self.block_m * self.sharers_m)) * self.sharers_m
+
+    def tiles_n(self, p: Product) -> Any:
+        """Tiles along the channels of a group, of whole clusters."""
+        return -(-p.n // (self.block_n * self.sharers_n)) * self.sharers_n
+
+    def tiles(self, p: Product) -> Any:
+        """Tiles of the output."""
+        return p.groups * self.tiles_m(p) * self.tiles_n(p)
+
+    def steps_of_tap(self, p: Product) -> Any:
+        """Steps that the channels under one tap take."""
+        return -(-p.depth // self.block_k(p.itemsize))
+
+    def all_steps(self, p: Product) -> Any:
+        """Steps of the whole reduction."""
+        return p.k // p.depth * self.steps_of_tap(p)
+
+    def steps(self, p: Product) -> Any:
+        """Steps of a block, for one tile."""
+        return -(-self.all_steps(p) // self.split_k)
+
+    def stage_bytes(self) -> Any:
+        """Shared memory of one stage: both operands."""
+        return (self.block_m + self.block_n) * self.row_bytes
+
+    def slab_bytes(self, itemsize: int) -> Any:
+        """Bytes of channels that are stored at a time: those that divide the block's, of a whole swizzle."""
+        return np.gcd(self.block_n * itemsize, SLAB_BYTES)
+
+    def slabs(self, itemsize: int) -> Any:
+        """What a warpgroup stores one after another of a tile: 64 pixels × a slab of channels each."""
+        return self.rows * (self.block_n * itemsize // self.slab_bytes(itemsize))
+
+    def pitch(self) -> Any:
+        """Bytes from one pixel to the next of a tile of sums in shared memory.
+
+        Half a warp stores four rows of four pairs at a time: in distinct banks where rows are apart by 8 words beside a
+        multiple of the banks.
+        """
+        return self.block_n * SUM_BYTES + 8 * SUM_BYTES
+
+    def blocks(self, w: Conv) -> Any:
+        """Blocks of the grid: as many as run at a time, if each takes tiles in turn."""
+        p = Product.of(w)
+        at_a_time = MULTIPROCESSORS // self.sharers * self.sharers
+        in_turn = np.minimum(self.tiles(p), at_a_time)
+        return np.where(self.meets(w), self.tiles(p) * self.split_k, in_turn)
+
+    def meets(self, w: Conv) -> Any:
+        """Whether sums meet in shared memory before they are stored: of several blocks, or where TMA cannot store."""
+        return (self.split_k > 1) | np.asarray(not stores_by_tma(w))
+
+    def buffers(self, w: Conv) -> Any:
+        """Slabs of a warpgroup in shared memory on their way out; with a residual, also on their way in."""
+        slabs = self.slabs(Product.of(w).itemsize)
+        return np.minimum(slabs, 4) if residual(w) else np.minimum(slabs, 2)
+
+    def out_bytes(self, w: Conv) -> Any:
+        """Shared memory of the slabs."""
+        slab = WGMMA_M * self.slab_bytes(Product.of(w).itemsize)
+        return np.where(self.meets(w), 0, self.warpgroups * self.buffers(w) * -(-slab // LINE) * LINE)
+
+    def bias_bytes(self, w: Conv) -> Any:
+        """Shared memory of what the epilogue reads for each channel, of every warpgroup."""
+        count = sum(operation.takes == "channel" for operation in epilogue.steps(w.epilogue))
+        return np.where(self.meets(w), 0, self.warpgroups * count * self.block_n * SUM_BYTES)
+
+    def barriers(self, w: Conv) -> Any:
+        """mbarriers: two of each stage, and two of each slab that a residual comes in."""
+        return 2 * self.stages + (2 * self.warpgroups * self.buffers(w) if residual(w) else 0)
+
+    def ring_bytes(self) -> Any:
+        """Shared memory of all stages."""
+        return self.stages * self.stage_bytes()
+
+    def front_bytes(self, w: Conv) -> Any:
+        """Shared memory before the barriers: the stages, and what is stored behind them or, when sums meet, in them."""
+        meeting = np.maximum(self.ring_bytes(), self.block_m * self.pitch())
+        return np.where(
+            self.meets(w), -(-meeting // CHUNK) * CHUNK, self.ring_bytes() + self.out_bytes(w) + self.bias_bytes(w)
+        )
+
+    def shared_bytes(self, w: Conv) -> Any:
+        """Dynamic shared memory of a block, with what it takes to begin at a whole line."""
+        return LINE + self.front_bytes(w) + self.barriers(w) * BARRIER_BYTES
+
+    def registers(self) -> Any:
+        """Registers of a thread, about."""
+        return self.accumulators + OWN_REGISTERS
+
+    def estimate(self, w: Conv, gpu: Rates | None = None) -> Any:
+        """Microseconds that a launch takes, about: to begin with, and to leave out what cannot be good.
+
+        A block takes its beginning, for each step what limits it most (the tensor cores, shared memory, the L2 cache,
+        or the time that operands need to come), and its end. Tiles are taken in rounds.
+        """
+        gpu, p = gpu or H200, Product.of(w)
+        meets = self.meets(w)
+        blocks = self.tiles(p) * self.split_k
+        at_once = np.minimum(blocks, MULTIPROCESSORS // self.cluster * self.cluster)
+        rounds = -(-blocks // at_once)
+        products = self.block_m * self.block_n * self.block_k(p.itemsize)
+        fetched = (self.block_m / self.sharers_n + self.block_n / self.sharers_m) * self.row_bytes
+        wgmmas = self.row_bytes // WGMMA_BYTES * self.rows * self.warpgroups
+        shared = wgmmas * (WGMMA_M + self.block_n) * WGMMA_BYTES + self.stage_bytes()
+        step = _norm(
+            products * (p.itemsize / 2) / gpu.products,
+            shared / gpu.shared,
+            at_once * fetched / gpu.l2,
+            gpu.latency / np.minimum(self.stages, self.steps(p)),
+            gpu.step,
+        )
+        end = gpu.end * self.accumulators / np.where(meets, 1, 2)
+        total = gpu.launch + rounds * (self.steps(p) * step + end)
+        total = total + (self.split_k > 1) * gpu.cluster + (self.sharers > 1) * gpu.sharing
+        return _norm(total, gpu.launch + p.least_bytes / gpu.memory)
+
+    def usage(self, w: Conv) -> Usage:
+        """What configs use of a device."""
+        p = Product.of(w)
+        steps, tiles = self.steps(p), self.tiles(p)
+        shared = self.shared_bytes(w)
+        fetched = (self.block_m / self.sharers_n + self.block_n / self.sharers_m) * self.row_bytes
+        return Usage(
+            threads=self.threads + (WARP if residual(w) else 0),
+            shared_bytes=0 * shared,
+            dynamic_shared_bytes=shared,
+            cluster=self.cluster,
+            accumulators=self.accumulators,
+            blocks=self.blocks(w),
+            steps=steps,
+            registers=self.registers(),
+            rounds=tiles * self.split_k / MULTIPROCESSORS,
+            products=self.block_m * self.block_n * self.block_k(p.itemsize) * steps,
+            intensity=self.block_m * self.block_n / (self.block_m + self.block_n),
+            traffic=tiles * self.split_k * steps * fetched,
+            waste=tiles * self.block_m * self.block_n / (p.groups * p.m * p.n),
+            in_flight=self.ring_bytes(),
+            estimate=self.estimate(w),
+        )
+
+
+TILES = [field.name for field in fields(HopperTiles)]
+CHOICES = (WARPGROUPS, ROWS, BLOCK_N, ROW_BYTES, STAGES, SPLITS, SHARERS, SHARERS)
+
+Rule = tuple[str, Callable[[HopperTiles], Any]]
+
+
+def legal(w: Conv) -> list[Rule]:
+    """What the instructions demand."""
+    p = Product.of(w)
+    return [
+        ("a wgmma's sums fit in its threads' registers", lambda t: t.accumulators <= MAX_ACCUMULATORS),
+        ("channels of a group fill the steps", lambda t: (p.groups == 1) | (p.depth % t.block_k(p.itemsize) == 0)),
+        ("a copy takes at most 1,024 pixels", lambda t: t.block_m // t.sharers_n <= tensor_map.MAX_PIXELS),
+        ("a split reduction shares no operands", lambda t: (t.split_k == 1) | (t.sharers == 1)),
+        ("blocks share operands where TMA stores", lambda t: (t.sharers == 1) | ~t.meets(w)),
+        ("the parts of a shared operand are whole swizzles", lambda t: t.block_n // t.sharers_m % 8 == 0),
+        (
+            "each block of a split reduction has a step",
+            lambda t: t.steps(p) * (t.split_k - 1) < t.all_steps(p),
+        ),
+    ]
+
+
+def fitting(w: Conv) -> list[Rule]:
+    """What a block has room for."""
+    more = WARP if residual(w) else 0
+
+    def registers(t: HopperTiles) -> Any:
+        warps = -(-(t.threads + more) // (PARTITIONS * WARP))  # of a partition
+        return t.registers() <= np.minimum(MAX_REGISTERS, REGISTERS // (PARTITIONS * WARP) // warps // 8 * 8)
+
+    return [
+        ("all threads' registers fit", registers),
+        (f"at most {SHARED_BYTES} bytes of shared memory", lambda t: t.shared_bytes(w) <= SHARED_BYTES),
+    ]
+
+
+def promising(w: Conv) -> list[Rule]:
+    """What is worth searching."""
+    p = Product.of(w)
+    best = preferred_estimate(w)
+    return [
+        ("tiles are not twice the product", lambda t: (t.block_m < 2 * max(p.m, 64)) & (t.block_n < 2 * max(p.n, 16))),
+        ("rows are not twice the channels", lambda t: t.block_k(p.itemsize) < 2 * max(p.depth, 16)),
+        ("no more stages than steps", lambda t: (t.stages <= t.steps(p) + 1) | (t.stages == STAGES[0])),
+        ("a reduction is split where tiles are few", lambda t: (t.split_k == 1) | (t.tiles(p) <= MULTIPROCESSORS)),
+        (
+            "operands are shared where tiles are many",
+            lambda t: (t.sharers == 1) | (t.tiles(p) >= MULTIPROCESSORS),
+        ),
+        ("neighbouring channels are there to share the input", lambda t: (t.sharers_n == 1) | (p.n > t.block_n)),
+        (f"estimated to take at most {SEARCHED} times the best", lambda t: t.estimate(w) <= SEARCHED * best),
+    ]
+
+
+def residual(w: Conv) -> str | None:
+    """The operation that reads a tensor like the output; None if none does, or several do."""
+    reading = [operation.name for operation in epilogue.steps(w.epilogue) if operation.takes == "output"]
+    return reading[0] if len(reading) == 1 else None
+
+
+def stores_by_tma(w: Conv) -> bool:
+    """Whether the output's rows are whole chunks, for each group, and at most one tensor like it is read."""
+    p = Product.of(w)
+    reading = [operation for operation in epilogue.steps(w.epilogue) if operation.takes == "output"]
+    return p.n * p.itemsize % CHUNK == 0 and len(reading) <= 1
+
+
+class Rates(NamedTuple):
+    """What `HopperTiles.estimate` takes a GPU to be able to do; times in microseconds, traffic in bytes a microsecond."""
+
+    products: float = 3.2e6  # 16-bit multiply-adds of a multiprocessor
+    shared: float = 2.2e5  # shared memory of a multiprocessor
+    l2: float = 6.5e6  # the L2 cache, for the operands of all blocks
+    memory: float = 2.7e6  # global memory, for what has to be moved
+    latency: float = 0.9  # of a step's operands, shared by the steps that are in flight
+    step: float = 0.06  # of a step whatever is in it
+    end: float = 0.012  # of a tile, for each accumulator of a thread
+    cluster: float = 1.0  # of a cluster in which sums meet
+    sharing: float = 0.7  # of a cluster that shares operands
+    launch: float = 2.2
+
+
+H200 = Rates()
+SHARPNESS = 4  # of the maximum of what limits a step: its p-norm
+
+
+@functools.lru_cache(maxsize=256)
+def preferred(w: Conv) -> HopperTiles:
+    """The default tiles: those of the best estimate."""
+    tiles, estimates = _candidates(w)
+    best = int(np.argmin(estimates))
+    return HopperTiles(**{name: getattr(tiles, name)[best].item() for name in TILES})
+
+
+def preferred_estimate(w: Conv) -> float:
+    """The best estimate."""
+    return float(np.min(_candidates(w)[1]))
+
+
+@functools.lru_cache(maxsize=16)
+def _candidates(w: Conv) -> tuple[HopperTiles, Any]:
+    """All tiles that are legal for a workload, as columns, and their estimates."""
+    columns = [column.ravel() for column in np.meshgrid(*CHOICES, indexing="ij")]
+    tiles = HopperTiles(*columns)
+    good = functools.reduce(np.logical_and, (holds(tiles) for _, holds in (*legal(w), *fitting(w))))
+    tiles = HopperTiles(*(column[good] for column in columns))
+    return tiles, tiles.estimate(w)
+
+
+def _norm(*quantities: Any) -> Any:
+    """The largest of several quantities, smoothed: more where others come near to it."""
+    return sum(np.asarray(quantity, float) ** SHARPNESS for quantity in quantities) ** (1 / SHARPNESS)
