@@ -8,14 +8,26 @@ from __future__ import annotations
 
 import json
 import math
+import operator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import Any
+
+import ml_dtypes  # noqa: F401  lets NumPy know bfloat16 by its name
+import numpy as np
+
+from tvmconv.errors import CompileError
 
 ENCODE = "tvmconv.tensor_map"  # what the host side of a lowered function calls to have one encoded
 NBYTES, ALIGNMENT = 128, 64  # of the structure
+DTYPES = ("float16", "bfloat16", "float32")
+CHUNK = 16  # bytes: of what TMA copies, and what strides are multiples of
 MAX_RANK = 5
+MAX_EXTENT, MAX_STRIDE = 1 << 32, (1 << 40) - 1
 MAX_BOX = 256  # elements of a tile along an axis, and channels of an im2col copy
 MAX_PIXELS = 1024  # of an im2col copy
 MAX_STEP = 8
+SWIZZLES = (0, 32, 64, 128)
 CORNERS = {3: 1 << 15, 4: 1 << 7, 5: 1 << 4}  # im2col: corners are from minus this to below it, by rank
 OFFSETS = {3: 1 << 16, 4: 1 << 8, 5: 1 << 5}  # im2col: an instruction's offsets are below this
 
@@ -49,19 +61,89 @@ class TensorMap:
         """Whether a copy goes over pixels, from one line and image to the next, and not over a tile."""
         return bool(self.lower)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes from the first element to the end of the last."""
+        rows = sum((extent - 1) * stride for extent, stride in zip(self.extents[1:], self.strides, strict=True))
+        return self.extents[0] * self._itemsize + rows
+
+    @property
+    def _itemsize(self) -> int:
+        return np.dtype(self.dtype).itemsize
+
+    def check(self) -> None:
+        """Raise CompileError for a map that TMA cannot take."""
+        for fault in self._faults():
+            raise CompileError(f"{self}: {fault}")
+
+    def _faults(self) -> Iterator[str]:
+        """What is wrong with it; of no account behind the first, on which others may build.
+
+        Source: CUDA Driver API, "cuTensorMapEncodeTiled" and "cuTensorMapEncodeIm2col".
+        """
+        rank = len(self.extents)
+        least, lengths = (3, (2, rank - 2, rank - 2)) if self.is_im2col else (1, (rank, 0, 0))
+        if self.dtype not in DTYPES:
+            yield f"expected elements of {', '.join(DTYPES)}"
+        if not least <= rank <= MAX_RANK:
+            yield f"expected {least} to {MAX_RANK} axes"
+        if (len(self.strides), len(self.steps)) != (rank - 1, rank):
+            yield f"expected {rank - 1} strides and {rank} steps"
+        if (len(self.box), len(self.lower), len(self.upper)) != lengths:
+            yield "expected a box of {} numbers, and corners of {} and {}".format(*lengths)
+        if not all(1 <= extent <= MAX_EXTENT for extent in self.extents):
+            yield f"expected extents of 1 to {MAX_EXTENT}"
+        if not all(0 < stride <= MAX_STRIDE and stride % CHUNK == 0 for stride in self.strides):
+            yield f"expected strides that are multiples of {CHUNK} bytes, below {MAX_STRIDE + 1}: {self.strides}"
+        most = (MAX_BOX, MAX_PIXELS) if self.is_im2col else (MAX_BOX,) * rank
+        if not all(1 <= extent <= limit for extent, limit in zip(self.box, most, strict=True)):
+            yield f"expected a copy of at most {'·'.join(map(str, most))} elements"
+        if not all(1 <= step <= MAX_STEP for step in self.steps):
+            yield f"expected steps of 1 to {MAX_STEP}: {self.steps}"
+        if self.swizzle not in SWIZZLES:
+            yield f"expected one of {', '.join(map(str, SWIZZLES))} bytes to swizzle, not {self.swizzle}"
+        row = self.box[0] * self._itemsize
+        if row % CHUNK or row > (self.swizzle or row):
+            most_bytes = f", at most {self.swizzle}, which are swizzled" if self.swizzle else ""
+            yield f"expected rows of a multiple of {CHUNK} bytes{most_bytes}: {row}"
+        corner = CORNERS.get(rank, 0)
+        if not all(-corner <= at < corner for at in (*self.lower, *self.upper)):
+            yield f"expected corners from {-corner} to {corner - 1}: {self.lower} and {self.upper}"
+
     def to_json(self) -> str:
         """As text."""
-        return json.dumps(asdict(self))
+        return json.dumps(self.plain())
 
     @classmethod
     def from_json(cls, text: str) -> TensorMap:
-        """What `to_json` wrote."""
-        told = json.loads(text)
-        return cls(told.pop("dtype"), swizzle=told.pop("swizzle"), **{k: tuple(v) for k, v in told.items()})
+        """What `to_json` wrote; raises `CompileError` as `of` does."""
+        try:
+            return cls.of(json.loads(text))
+        except json.JSONDecodeError as error:
+            raise CompileError(f"no tensor map: {error}") from error
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, told: Any) -> TensorMap:
+        """What `plain` gave, from whoever sent it; raises `CompileError` for anything else, and as `check` does."""
+        try:
+            axes = {name: tuple(map(operator.index, told[name])) for name in _AXES}
+            read = cls(dtype=str(told["dtype"]), swizzle=operator.index(told["swizzle"]), **axes)
+        except (KeyError, TypeError) as error:
+            raise CompileError(f"no tensor map: {error!r}") from error
+        read.check()
+        return read
 
     def __str__(self) -> str:
-        what = f"im2col, {self.box[1]} pixels of {self.box[0]} channels" if self.is_im2col else f"{self.box} elements"
-        return f"tensor map of {'·'.join(map(str, self.extents))} {self.dtype}: {what}"
+        what = "im2col, " if self.is_im2col else ""
+        extents, box = ("·".join(map(str, numbers)) for numbers in (self.extents, self.box))
+        return f"the tensor map of {extents} {self.dtype}, {what}{box} at a time"
+
+
+_AXES = ("extents", "strides", "box", "steps", "lower", "upper")
 
 
 def tiled(
