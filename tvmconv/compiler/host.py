@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvmconv.compiler.program import ArrayType
-from tvmconv.compiler.tensor_map import ENCODE, TensorMap
 from tvmconv.errors import CompileError
+from tvmconv.tensor_map import ENCODE, TensorMap
 
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc

@@ -21,9 +21,9 @@ from tvmconv.compiler.source import (
     fill_alignment,
     waits_for_the_grid_before,
 )
-from tvmconv.compiler.tensor_map import TensorMap
 from tvmconv.errors import AnalysisError, CompileError
 from tvmconv.marks import HOIST_GUARDS, Space
+from tvmconv.tensor_map import TensorMap
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,8 +14,8 @@ from tvmconv.errors import DeviceError
 
 if TYPE_CHECKING:
     from tvmconv.compiler.nvrtc import Resources
-    from tvmconv.compiler.tensor_map import TensorMap
     from tvmconv.gpu import Limits
+    from tvmconv.tensor_map import TensorMap
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import ml_dtypes  # noqa: F401  lets NumPy know bfloat16 by its name
 import numpy as np
 
-from tvmconv.compiler.tensor_map import ALIGNMENT as MAP_ALIGNMENT
-from tvmconv.compiler.tensor_map import NBYTES as MAP_BYTES
-from tvmconv.compiler.tensor_map import TensorMap
 from tvmconv.errors import CompileError
+from tvmconv.tensor_map import ALIGNMENT as MAP_ALIGNMENT
+from tvmconv.tensor_map import NBYTES as MAP_BYTES
+from tvmconv.tensor_map import TensorMap
 
 # What TVM's code generators call a dtype; those of other names are not placed.
 _SHARED_NAMES = {"float32": "float", "float16": "half", "float64": "double", "int32": "int", "int16": "short"}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmconv.compiler.tensor_map import ALIGNMENT, NBYTES
 from tvmconv.devices.cuda.graphs import check
+from tvmconv.tensor_map import ALIGNMENT, NBYTES
 
 if TYPE_CHECKING:
     from tvmconv.compiler.program import Launch

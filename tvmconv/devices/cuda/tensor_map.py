@@ -8,7 +8,7 @@ from tvmconv.devices.cuda.graphs import check
 from tvmconv.errors import DeviceError
 
 if TYPE_CHECKING:
-    from tvmconv.compiler.tensor_map import TensorMap
+    from tvmconv.tensor_map import TensorMap
 
 _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 
