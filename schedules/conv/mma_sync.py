@@ -558,6 +558,7 @@ class _Multiplication:
     def _stage(self) -> None:
         """Put the tile into shared memory, where the threads that store it find neighbouring channels."""
         itemsize = self.staged_itemsize
+        operations, relu = _without_relu(self.early, "float32" if self.unfinished else self.w.storage)
         row = self.warp_m * (self.mmas_m * MMA_M) + self.lane // 4
         column = self.warp_n * (self.mmas_n * MMA_N) + self.lane % 4 * 2
         at = self.memory[0] + uint(self.ring) + uint(row * self.pitch) + uint(column * itemsize)
@@ -567,17 +568,17 @@ class _Multiplication:
                 ptx("ld.shared.v2.b32", added[j * 2], added[j * 2 + 1], self._of_channel(place, column + j * MMA_N))
         with unrolled(self.mmas_m, "i") as i, unrolled(self.mmas_n, "j") as j, unrolled(2, "h") as h:
             sums = [self.sums[(i * self.mmas_n + j) * 4 + h * 2 + e] for e in range(2)]
-            pair = [self._applied(value, j * 2 + e) for e, value in enumerate(sums)]
+            pair = [self._applied(operations, value, j * 2 + e) for e, value in enumerate(sums)]
             to = at + uint((i * MMA_M + h * 8) * self.pitch) + uint(j * (MMA_N * itemsize))
             if itemsize == SUM_BYTES:
                 ptx("st.shared.v2.b32", to, *pair)
             else:
-                pack(self.words, 0, pair, self.w.storage)
+                pack(self.words, 0, pair, self.w.storage, relu)
                 ptx("st.shared.b32", to, self.words[0])
 
-    def _applied(self, value: Expr, channel: Expr) -> Expr:
-        """A sum of one of this thread's channels with what is applied in registers, but for what it began with."""
-        for operation in self.early:
+    def _applied(self, operations: Sequence[epilogue.Operation], value: Expr, channel: Expr) -> Expr:
+        """A sum of one of this thread's channels with operations applied in registers, but for what it began with."""
+        for operation in operations:
             if operation.takes == "channel":
                 value = operation.compute(value, self.added[operation.name][channel])
             elif not operation.takes:
@@ -694,7 +695,8 @@ def finish(
         words: uint32, at least 8: the results are packed there.
         asked: arguments that were loaded before, as `words` would have them, by name.
     """
-    for operation in operations:
+    left, relu = _without_relu(operations, w.storage)
+    for operation in left:
         read = None
         if asked and operation.name in asked:
             read = unpack(asked[operation.name], width, w.storage)
@@ -702,7 +704,13 @@ def finish(
             read = read_argument(w, arguments, operation, m, o, width, words)
         for e in range(width):
             store(value, e, operation.compute(value[e], *([read[e]] if read else [])))
-    pack(words, 0, [value[e] for e in range(width)], w.storage)
+    pack(words, 0, [value[e] for e in range(width)], w.storage, relu)
+
+
+def _without_relu(operations: Sequence[epilogue.Operation], dtype: str) -> tuple[Sequence[epilogue.Operation], bool]:
+    """Operations without a ReLU at their end, if there is one and rounding to a dtype does that too."""
+    relu = dtype != "float32" and bool(operations) and operations[-1].name == "relu"
+    return operations[:-1] if relu else operations, relu
 
 
 def _add_up(w: Conv, parts: int, arguments: dict[str, Buffer], partial: Buffer) -> None:

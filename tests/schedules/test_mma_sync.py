@@ -140,6 +140,13 @@ def test_a_bias_leaves_the_steps_of_a_tile_as_they_are():
     assert not [line for line in biased if "ld_global" in line]
 
 
+@pytest.mark.parametrize("epilogue", ["relu", "bias,relu", "bias,add,relu"])
+def test_a_relu_at_the_end_is_part_of_the_rounding(epilogue):
+    source = built(tc.parse(f"{LAYER},{epilogue}")).source
+    assert "cvt.rn.relu.f16x2.f32" in source
+    assert "max(" not in source.rpartition("__global__")[2]
+
+
 @pytest.mark.parametrize("where", ["begin", "end"])
 @pytest.mark.parametrize(
     ("dtype", "epilogue"), [("f16", "bias,add,relu"), ("bf16", "add,bias"), ("tf32", "bias,add,silu")]
