@@ -1,4 +1,4 @@
-"""Convolution on Hopper's tensor cores: one warp has TMA copy operands, warpgroups multiply them where they lie (wgmma).
+"""Convolution on Hopper's tensor cores: one warp has TMA copy operands, warpgroups multiply them where they lie.
 
 Nobody computes an address of an operand. The copy engine (TMA) is told of the input as an image of which it takes the
 pixels under one tap of the filter (im2col): padding, stride, dilation and the ends of lines and images are its own.
@@ -30,8 +30,8 @@ Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from tvm.s_tir import Schedule
@@ -97,7 +97,7 @@ def usage(w: Conv, c: Columns) -> Usage:
 
 
 def can_be_copied(w: Conv) -> bool:
-    """Whether TMA can copy the operands: rows of whole chunks, and filters that its corners and offsets have room for."""
+    """Whether TMA can copy the operands: rows of whole chunks, filters that its corners and offsets have room for."""
     p = Product.of(w)
     rank = w.rank + 2
     corner, offset = maps.CORNERS[rank], maps.OFFSETS[rank]
@@ -150,6 +150,8 @@ class _Pipeline:
         p, t = self.p, tiles
         self.block_m, self.block_k = int(t.block_m), int(t.block_k(p.itemsize))
         self.part_m, self.part_n = self.block_m // t.sharers_n, t.block_n // t.sharers_m  # that a block fetches
+        self.panel_bytes = int(t.panel_bytes)
+        self.panels, self.panel_k = t.row_bytes // self.panel_bytes, self.panel_bytes // p.itemsize
         self.input_bytes = self.block_m * t.row_bytes
         self.stage_bytes = int(t.stage_bytes())
         self.taps = math.prod(w.kernel)
@@ -173,7 +175,7 @@ class _Pipeline:
 
     def write(self) -> None:
         """Emit the kernel."""
-        t, p = self.t, self.p
+        t = self.t
         self._map()
         with ExitStack() as axes:
             bind = axes.enter_context
@@ -203,27 +205,28 @@ class _Pipeline:
 
     def _map(self) -> None:
         """Tell TMA of the arrays."""
-        w, p, t = self.w, self.p, self.t
+        w, p = self.w, self.p
         dtype, itemsize = w.storage, p.itemsize
         channels, extents = w.C, tuple(reversed(w.space))
         self.plain = math.prod((*w.kernel, *w.stride)) == 1 and w.out == w.space and self.part_m <= maps.MAX_BOX
         if self.plain:  # the pixels of all images are the rows of one matrix
-            image = maps.tiled(dtype, itemsize, (channels, p.m), (channels,), (self.block_k, self.part_m), t.row_bytes)
+            box = (self.panel_k, self.part_m)
+            image = maps.tiled(dtype, itemsize, (channels, p.m), (channels,), box, self.panel_bytes)
         else:
             image = maps.im2col(
                 dtype,
                 itemsize,
                 (channels, *extents, w.N),
-                (self.block_k, self.part_m),
+                (self.panel_k, self.part_m),
                 tuple(reversed(w.stride)),
                 tuple(-before for before in reversed(w.before)),
                 tuple(reversed(w.out)),
-                t.row_bytes,
+                self.panel_bytes,
             )
         self.input_map = tensor_map("X_map", self.arguments["X"], image)
         weights = (p.depth, self.taps, w.O)
-        box = (self.block_k, 1, self.part_n)
-        told = maps.tiled(dtype, itemsize, weights, (p.depth, p.k), box, t.row_bytes)
+        box = (self.panel_k, 1, self.part_n)
+        told = maps.tiled(dtype, itemsize, weights, (p.depth, p.k), box, self.panel_bytes)
         self.weight_map = tensor_map("K_map", self.arguments["K"], told)
         if self.meets:
             return
@@ -282,7 +285,6 @@ class _Pipeline:
 
     def _each_tile(self, do: Callable[[], None]) -> None:
         """Do something for each tile of this block, in their order: channels, pixels, groups."""
-        t = self.t
         if self.rounds == 1:
             self._take(self.block)
             do()
@@ -340,7 +342,7 @@ class _Pipeline:
 
     def _produce(self) -> None:
         """Have the operands of a tile's steps copied, each as soon as a stage is empty."""
-        t, w, p = self.t, self.w, self.p
+        t = self.t
         self._find_pixels()
         self._find_step()
         with serial(self._own_steps(), "step"):
@@ -393,28 +395,32 @@ class _Pipeline:
     def _copy_input(self) -> None:
         """Copy this block's part of a step's pixels, to all blocks that have the same."""
         w, t = self.w, self.t
-        part = self.rank_n * (self.part_m * t.row_bytes)
-        at, full = self._stage() + uint(part), self._full(self.slot[0])
-        channel = self.of_group * self.p.depth + self.depth[0]
-        mask = self._ranks([(True, to) for to in range(t.sharers_n)])
-        if self.plain:
-            m = self.at_m + self.rank_n * self.part_m
-            self._copy(2, "", at, self.input_map, (channel, m), full, (), mask)
-            return
-        places = [self.first[axis] for axis in (*reversed(range(w.rank)), w.rank)]
-        offsets = [T.Cast("uint16", self.tap[axis] * w.dilation[axis]) for axis in reversed(range(w.rank))]
-        self._copy(w.rank + 2, ".im2col", at, self.input_map, (channel, *places), full, offsets, mask)
+        full, mask = self._full(self.slot[0]), self._ranks([(True, to) for to in range(t.sharers_n)])
+        for panel in range(self.panels):
+            part = self.rank_n * (self.part_m * self.panel_bytes) + panel * (self.block_m * self.panel_bytes)
+            at = self._stage() + uint(part)
+            channel = self.of_group * self.p.depth + self.depth[0] + panel * self.panel_k
+            if self.plain:
+                m = self.at_m + self.rank_n * self.part_m
+                self._copy(2, "", at, self.input_map, (channel, m), full, (), mask)
+                continue
+            places = [self.first[axis] for axis in (*reversed(range(w.rank)), w.rank)]
+            offsets = [T.Cast("uint16", self.tap[axis] * w.dilation[axis]) for axis in reversed(range(w.rank))]
+            self._copy(w.rank + 2, ".im2col", at, self.input_map, (channel, *places), full, offsets, mask)
 
     def _copy_weights(self) -> None:
         """Copy this block's part of a step's weights, to all blocks that have the same."""
         t, w = self.t, self.w
-        at = self._stage() + uint(self.input_bytes) + uint(self.rank_m * (self.part_n * t.row_bytes))
+        full, mask = self._full(self.slot[0]), self._ranks([(to, True) for to in range(t.sharers_m)])
         tap: Expr = 0
         for axis in range(w.rank):
             tap = tap * w.kernel[axis] + self.tap[axis]
         n = self.of_group * self.p.n + self.at_n + self.rank_m * self.part_n
-        mask = self._ranks([(to, True) for to in range(t.sharers_m)])
-        self._copy(3, "", at, self.weight_map, (self.depth[0], tap, n), self._full(self.slot[0]), (), mask)
+        for panel in range(self.panels):
+            part = self.rank_m * (self.part_n * self.panel_bytes) + panel * (t.block_n * self.panel_bytes)
+            at = self._stage() + uint(self.input_bytes) + uint(part)
+            depth = self.depth[0] + panel * self.panel_k
+            self._copy(3, "", at, self.weight_map, (depth, tap, n), full, (), mask)
 
     def _copy(
         self,
@@ -479,10 +485,10 @@ class _Pipeline:
         name = f"wgmma.mma_async.sync.aligned.m64n{t.block_n}k{WGMMA_BYTES // itemsize}.f32"
         name = f"{name}.{OPERAND[w.dtype]}.{OPERAND[w.dtype]}"
         signs = (1, 1) if itemsize == 4 else (1, 1, 0, 0)  # as they are, neither operand negated or transposed
-        rows = self.group * (t.rows * WGMMA_M * t.row_bytes)
+        rows = self.group * (t.rows * WGMMA_M * self.panel_bytes)
         for which, at in enumerate((self._stage() + uint(rows), self._stage() + uint(self.input_bytes))):
             store(self.operand, which, T.shift_right(at, T.uint32(4)) | T.uint32(1 << 16))
-        upper = (8 * t.row_bytes >> 4) | SWIZZLE[t.row_bytes] << 30  # 8 rows to the next 8, and the swizzle
+        upper = (8 * self.panel_bytes >> 4) | SWIZZLE[self.panel_bytes] << 30  # 8 rows to the next 8, and the swizzle
 
         def descriptor(which: int, offset: int) -> Expr:
             low = T.Cast("uint64", self.operand[which] + T.uint32(offset >> 4))
@@ -490,9 +496,10 @@ class _Pipeline:
 
         call(T.ptx.wgmma.fence.sync.aligned())
         for k in range(t.row_bytes // WGMMA_BYTES):
+            panel, within = divmod(k * WGMMA_BYTES, self.panel_bytes)
             for i in range(t.rows):
-                a = descriptor(0, i * WGMMA_M * t.row_bytes + k * WGMMA_BYTES)
-                b = descriptor(1, k * WGMMA_BYTES)
+                a = descriptor(0, (panel * self.block_m + i * WGMMA_M) * self.panel_bytes + within)
+                b = descriptor(1, panel * t.block_n * self.panel_bytes + within)
                 sums = [self.sums[i * of_rows + e] for e in range(of_rows)]
                 ptx(name, *sums, a, b, True if k else step > 0, *signs)
         call(T.ptx.wgmma.commit_group.sync.aligned())
@@ -585,7 +592,7 @@ class _Pipeline:
 
     def _finish_slab(self, i: int, j: int, buffer: Expr) -> None:
         """Apply the epilogue to a slab of the sums, and put it into a buffer."""
-        t, w = self.t, self.w
+        t = self.t
         warp_row = self.thread % WARPGROUP // WARP * 16
         first = i * (int(t.accumulators) // t.rows) + j * self.slab // 8 * 4
         if self.p.itemsize == 2:
@@ -598,7 +605,7 @@ class _Pipeline:
                     given = self._read_channels(n)
                     for h in range(2):
                         sums = [self.sums[first + (q * 2 + c) * 4 + h * 2 + e] for e in range(2)]
-                        added = self._halves(self.read[c * 2 + h]) if self.residual else [None] * 2
+                        added: list[Expr] = self._halves(self.read[c * 2 + h]) if self.residual else [None] * 2
                         self._finish_pair(sums, given, added, c * 2 + h)
                 ptx(STMATRIX, at, *(self.words[e] for e in range(4)))
             return
@@ -607,7 +614,7 @@ class _Pipeline:
             for h in range(2):
                 row, chunk = warp_row + self.lane // 4 + h * 8, q * 2 + self.lane % 4 // 2
                 at = buffer + self._swizzled(row, chunk) + uint(self.lane % 2 * 8)
-                added: list[Expr] = [None] * 2
+                added = [None] * 2
                 if self.residual:
                     load_shared(self.read, at, 8)
                     added = [T.reinterpret("float32", self.read[e]) for e in range(2)]
@@ -623,7 +630,7 @@ class _Pipeline:
 
     def _read_channels(self, n: int) -> dict[str, list[Expr]]:
         """What the epilogue reads for the two channels of this thread, of 8 from one on."""
-        given = {}
+        given: dict[str, list[Expr]] = {}
         for place, name in enumerate(self.of_channels):
             at = self._of_channel(name, n + self.lane % 4 * 2)
             ptx("ld.shared.v2.b32", self.value[4 + place * 2], self.value[5 + place * 2], at)
