@@ -16,7 +16,7 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir
 
-from tvmconv.compiler.tensor_map import ENCODE, TensorMap
+from tvmconv.tensor_map import ENCODE, TensorMap
 from tvmconv.workloads import Workload
 from tvmconv.workloads.dtypes import ACCUMULATOR, numpy_dtype
 

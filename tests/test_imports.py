@@ -29,11 +29,11 @@ ROOMS = (
     ("compiler",),
     ("library", "marks", "knobs"),
     ("workloads",),
-    ("gpu", "errors", "scratch", "version", "moved"),
+    ("gpu", "tensor_map", "errors", "scratch", "version", "moved"),
 )
 LEVELS = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 BUILTIN = "builtin"  # the folder `schedules`, found by the library by its name; it knows no other rooms than
-BUILTIN_MAY_IMPORT = {BUILTIN, "library", "marks", "knobs", "workloads", "gpu", "errors"}
+BUILTIN_MAY_IMPORT = {BUILTIN, "library", "marks", "knobs", "workloads", "gpu", "tensor_map", "errors"}
 
 
 def module_name(file: Path) -> str:

@@ -53,6 +53,7 @@ class Schedule:
         kinds: the kinds of devices that its kernels run on.
         baseline: whether speed-ups are over it, for the workloads of its operator that it computes.
         since: number of the first NVIDIA architecture that has what its kernels need, 80 for sm_80; 0 for any.
+        only: number of the only one that has it, 90 for sm_90; 0 for none such.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Schedule:
     kinds: tuple[str, ...] = KINDS
     baseline: bool = False
     since: int = 0
+    only: int = 0
 
     def applies(self, w: Workload) -> bool:
         """Whether it can compute the workload."""
@@ -74,7 +76,9 @@ class Schedule:
 
     def runs_on(self, kind: str, arch: str | None = None) -> bool:
         """Whether it is for devices of a kind, and of an NVIDIA architecture such as "sm_90" if one is given."""
-        return kind in self.kinds and (arch is None or gpu.number(arch) >= self.since)
+        if kind not in self.kinds or arch is None:
+            return kind in self.kinds
+        return gpu.number(arch) == self.only if self.only else gpu.number(arch) >= self.since
 
     def check_runs_on(self, kind: str, arch: str | None, device: str) -> None:
         """Raise ScheduleError unless `runs_on`; `device` is what the message calls it."""
@@ -82,7 +86,8 @@ class Schedule:
             raise ScheduleError(f"schedule {self.name} is for {' and '.join(self.kinds)}, not for {device}")
         if not self.runs_on(kind, arch):
             named = device if arch == device else f"{device}, which is {arch}"
-            raise ScheduleError(f"schedule {self.name} needs sm_{self.since} or later, and is not for {named}")
+            needed = f"sm_{self.only}" if self.only else f"sm_{self.since} or later"
+            raise ScheduleError(f"schedule {self.name} needs {needed}, and is not for {named}")
 
     @property
     def doc(self) -> str:
@@ -153,6 +158,7 @@ def schedule(
     kinds: tuple[str, ...] = KINDS,
     baseline: bool = False,
     since: int = 0,
+    only: int = 0,
 ) -> Callable[[Callable], Callable]:
     """Mark `f(s, w, k)` as a schedule for one or several operators, named after the function.
 
@@ -168,6 +174,7 @@ def schedule(
         kinds: the kinds of devices that its kernels run on.
         baseline: whether speed-ups are over it; an operator has one such schedule.
         since: the first NVIDIA architecture that has what its kernels need: 80 for sm_80.
+        only: in place of `since`, the only one: 90 for sm_90, whose wgmma no other has.
 
     Raises:
         ScheduleError: an operator already has another schedule of that name, or another baseline.
@@ -193,6 +200,7 @@ def schedule(
                 kinds,
                 baseline,
                 since,
+                only,
             )
         return function
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -89,5 +88,4 @@ def _kernel_copy(cubin: bytes, count: int) -> Callable[[int, int, int], None]:
     """From source, target and stream: queue the kernel, for `count` elements."""
     function = Function(cubin, "copy")
     shape = Launch(grid=(-(-count // (_VECTOR * _THREADS)), 1, 1), block=(_THREADS, 1, 1))
-    types = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong)
-    return lambda source, target, stream: function.launch(shape, (source, target, count), types, stream)
+    return lambda source, target, stream: function.launch(shape, (source, target, count), stream)

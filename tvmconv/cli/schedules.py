@@ -29,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
             **({"configs": schedule.space(workload).size} if workload else {}),
             "kinds": schedule.kinds,
             "since": f"sm_{schedule.since}" if schedule.since else None,
+            "only": f"sm_{schedule.only}" if schedule.only else None,
             "summary": schedule.summary,
         }
         for schedule in library.schedules(workload)
@@ -46,8 +47,9 @@ def _cell(entry: dict[str, Any], header: str) -> str:
     if header == "configs":
         return f"{entry[header]:,}"
     if header == "summary":
-        only = f"{' and '.join(entry['kinds'])} only" if len(entry["kinds"]) < len(library.KINDS) else None
+        kinds = f"{' and '.join(entry['kinds'])} only" if len(entry["kinds"]) < len(library.KINDS) else None
         since = f"{entry['since']} and later" if entry["since"] else None
-        where = ", ".join(filter(None, (only, since)))
+        only = f"{entry['only']} only" if entry["only"] else None
+        where = ", ".join(filter(None, (kinds, since, only)))
         return f"{entry[header]} ({where})" if where else entry[header]
     return entry[header]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmconv.compiler.program import ArrayType
 from tvmconv.errors import CompileError
+from tvmconv.tensor_map import ENCODE, TensorMap
 
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
@@ -30,11 +31,14 @@ class Call:
         function: the device function's symbol.
         arguments: for each of its parameters, the index of an argument of the host function, or behind these of one of
             its scratch buffers.
+        tensor_maps: for each of its parameters the map over that argument or buffer that it takes; None for its
+            address.
         dynamic_shared_bytes: shared memory of a block that it asks for.
     """
 
     function: str
     arguments: tuple[int, ...]
+    tensor_maps: tuple[TensorMap | None, ...]
     dynamic_shared_bytes: int
 
 
@@ -55,7 +59,8 @@ def read(function: PrimFunc, arguments: int) -> Host:
     """What a host function does that takes so many tensors, before TVM finalizes it.
 
     Raises:
-        CompileError: it launches in a loop or under a condition, or does more than to allocate and to launch.
+        CompileError: it launches in a loop or under a condition, or does more than to allocate, to describe arrays by
+            tensor maps and to launch; or TMA cannot take a map.
     """
     reader = _Reader(function, arguments)
     reader.visit(function.body)
@@ -69,6 +74,7 @@ class _Reader:
         self._packed = function.params[1]  # the arguments, as TVM's runtime hands them over
         self._arguments = arguments
         self._known: dict[Any, int] = {}  # variables that stand for an argument or a scratch buffer, by their index
+        self._maps: dict[Any, TensorMap] = {}  # those that stand for a map over it
         self.calls: list[Call] = []
         self.scratch: list[ArrayType] = []
 
@@ -119,6 +125,10 @@ class _Reader:
         called = str(value.op.name) if type(value).__name__ == "Call" else None
         if called == _LAUNCH:
             self._launch(value)
+        elif called == _PACKED and str(value.args[0].value) == ENCODE:
+            _, variable, array, told = value.args
+            self._name(variable, array)
+            self._maps[variable] = TensorMap.from_json(str(told.value))
         elif called == _PACKED and str(value.args[0].value) != _SET_DEVICE:
             raise CompileError(f"the schedule has the host call {value.args[0].value}")
 
@@ -131,15 +141,17 @@ class _Reader:
             Call(
                 function=str(name.value),
                 arguments=tuple(self._index(argument, str(name.value)) for argument in given),
+                tensor_maps=tuple(self._maps.get(argument) for argument in given),
                 dynamic_shared_bytes=int(sizes.get(DYNAMIC_SHARED, 0)),
             )
         )
 
     def _index(self, argument: Any, kernel: str) -> int:
         whole = type(argument).__name__ == "Call" and argument.op.name == _POINTER
-        if not whole or argument.args[0] not in self._known:
+        of = argument.args[0] if whole else argument
+        if of not in self._known or (not whole and of not in self._maps):
             raise CompileError(f"{kernel} takes {argument}, which is no argument and no buffer as a whole")
-        return self._known[argument.args[0]]
+        return self._known[of]
 
 
 def _calls(node: Any, name: str) -> list[Any]:

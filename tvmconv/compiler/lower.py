@@ -13,12 +13,20 @@ from tvmconv.compiler import host as host_side
 from tvmconv.compiler import nvrtc, spaces
 from tvmconv.compiler.hook import compile_with
 from tvmconv.compiler.program import ArrayType, Launch, Program, Step
-from tvmconv.compiler.source import Parameter, copy_fours_whole, declare_cluster, fill_alignment
+from tvmconv.compiler.source import (
+    Parameter,
+    copy_fours_whole,
+    declare_cluster,
+    declare_tensor_maps,
+    fill_alignment,
+    waits_for_the_grid_before,
+)
 from tvmconv.errors import AnalysisError, CompileError
 from tvmconv.marks import HOIST_GUARDS, Space
+from tvmconv.tensor_map import TensorMap
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from tvm.ir import IRModule
     from tvm.ir.transform import PassContext
@@ -35,7 +43,7 @@ class LoweredStep:
     Attributes:
         function: the device function (TIR).
         launch: grid and block, read off the function.
-        parameters: the pointers that it takes, in its order.
+        parameters: the pointers and tensor maps that it takes, in its order.
         shared_bytes: static shared memory of a block.
         dynamic_shared_bytes: shared memory of a block that the launch asks for.
     """
@@ -55,6 +63,11 @@ class LoweredStep:
     def arguments(self) -> tuple[int, ...]:
         """For each parameter the index of the array that goes there, or behind the arrays of the scratch memory."""
         return tuple(parameter.index for parameter in self.parameters)
+
+    @property
+    def tensor_maps(self) -> tuple[tuple[int, TensorMap], ...]:
+        """The parameters that are tensor maps over these: the position and the map of each."""
+        return _tensor_maps(self.parameters)
 
 
 @dataclass(frozen=True)
@@ -91,7 +104,8 @@ class Lowered:
         for step in self.steps:
             text = declare_cluster(text, step.name, step.launch.cluster)
         kernels = {step.name: step.parameters for step in self.steps}
-        return spaces.apply(copy_fours_whole(fill_alignment(text)), kind, self.spaces, self.arrays, kernels)
+        text = declare_tensor_maps(copy_fours_whole(fill_alignment(text)))
+        return spaces.apply(text, kind, self.spaces, self.arrays, kernels)
 
     @functools.cached_property
     def cubin(self) -> Cubin:
@@ -109,15 +123,18 @@ class Lowered:
     def _compiled(self, step: LoweredStep, code: bytes, cubin: Cubin | None) -> Step:
         placed = dict(enumerate(self.spaces.values()))
         constants = {p.index: p.name for p in step.parameters if cubin and placed.get(p.index) == "constant"}
+        parameters = [p for p in step.parameters if p.index not in constants]
         return Step(
             code=code,
             name=step.name,
             launch=step.launch,
-            arguments=tuple(i for i in step.arguments if i not in constants),
+            arguments=tuple(p.index for p in parameters),
             shared_bytes=step.shared_bytes,
             dynamic_shared_bytes=step.dynamic_shared_bytes,
             constants=tuple(constants.items()),
             textures=tuple(i for i in sorted(step.arguments) if placed.get(i) == "texture"),
+            tensor_maps=_tensor_maps(parameters),
+            overlaps=cubin is not None and waits_for_the_grid_before(self.source, step.name),
             resources=cubin.kernels[step.name] if cubin else None,
         )
 
@@ -125,8 +142,12 @@ class Lowered:
         """A CUDA kernel as a runtime module of TVM, callable on DLPack tensors through its `main`.
 
         Raises:
-            CompileError: NVRTC rejects the kernel, or an argument does not lie in global memory.
+            CompileError: NVRTC rejects the kernel, an argument does not lie in global memory, or the kernel takes
+                tensor maps.
         """
+        for step in self.steps:
+            if step.tensor_maps:
+                raise CompileError(f"{step.name} takes tensor maps, which TVM's runtime does not encode")
         for name, space in self.spaces.items():
             if space != "global":
                 raise CompileError(f"{name} is placed in {_PLACES[space]}, which TVM's runtime cannot do")
@@ -141,6 +162,10 @@ class Lowered:
 
         with target:  # TVM asks a GPU for its architecture otherwise, which takes far longer than generating the text
             return tvm.get_global_func(f"target.build.{target.kind.name}")(mod, target)
+
+
+def _tensor_maps(parameters: Sequence[Parameter]) -> tuple[tuple[int, TensorMap], ...]:
+    return tuple((at, each.tensor_map) for at, each in enumerate(parameters) if each.tensor_map)
 
 
 _PLACES = {"constant": "constant memory", "texture": "a texture"}
@@ -248,8 +273,8 @@ def lower(mod: IRModule, target: Target) -> Lowered:
         target: a TVM target with a host.
 
     Raises:
-        CompileError: the module does not lower, the host is left with more than launches, TVM leaves out a barrier, or
-            a buffer of a warp is not spread over its lanes.
+        CompileError: the module does not lower, the host is left with more than launches, TVM leaves out a barrier, a
+            buffer of a warp is not spread over its lanes, or a tensor map is not for TMA or not for its array.
     """
     from tvm import tirx
 
@@ -267,11 +292,14 @@ def lower(mod: IRModule, target: Target) -> Lowered:
         raise CompileError(f"TVM cannot lower the schedule: {str(error).strip().splitlines()[-1]}") from error
     (main,) = host.functions.values()
     runs = host_side.read(main, len(parameters))
+    arrays = tuple(_array_type(p) for p in parameters)
+    for call in runs.calls:
+        _check_tensor_maps(call, (*arrays, *runs.scratch), target.kind.name)
     functions = {str(f.attrs["global_symbol"]): f for device in device_mods for f in device.functions.values()}
     return Lowered(
         target=target,
         steps=tuple(_step(functions[call.function], call, target.kind.name) for call in runs.calls),
-        arrays=tuple(_array_type(p) for p in parameters),
+        arrays=arrays,
         scratch=runs.scratch,
         spaces=spaces.read(mod),
         host=finalized,
@@ -291,14 +319,27 @@ def _step(function: PrimFunc, call: host_side.Call, kind: str) -> LoweredStep:
             f"{call.function} has {dynamic} bytes of dynamic shared memory, and TVM launches it with "
             f"{call.dynamic_shared_bytes}"
         )
-    taken = zip(function.params, call.arguments, strict=True)
     return LoweredStep(
         function=function,
         launch=_launch(function),
-        parameters=tuple(Parameter(str(p.name), str(p.ty.element_type.dtype), index) for p, index in taken),
+        parameters=tuple(map(_parameter, function.params, call.arguments, call.tensor_maps)),
         shared_bytes=_shared_bytes(function, "shared"),
         dynamic_shared_bytes=dynamic,
     )
+
+
+def _parameter(variable: Any, index: int, tensor_map: TensorMap | None) -> Parameter:
+    dtype = tensor_map.dtype if tensor_map else str(variable.ty.element_type.dtype)
+    return Parameter(str(variable.name), dtype, index, tensor_map)
+
+
+def _check_tensor_maps(call: host_side.Call, arrays: Sequence[ArrayType], kind: str) -> None:
+    """Raise CompileError for tensor maps on a device without any, and for one of more than its array."""
+    for index, tensor_map in zip(call.arguments, call.tensor_maps, strict=True):
+        if tensor_map and kind != "cuda":
+            raise CompileError(f"the schedule has tensor maps, which are for CUDA, not for {kind}")
+        if tensor_map and tensor_map.nbytes > arrays[index].nbytes:
+            raise CompileError(f"{tensor_map}, goes beyond its array of {arrays[index].nbytes} bytes")
 
 
 def _array_type(parameter: Any) -> ArrayType:

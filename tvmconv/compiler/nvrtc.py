@@ -154,6 +154,21 @@ def compile_ptx(source: str, arch: str) -> str:
     return image.decode().rstrip("\0")
 
 
+# Of these each architecture has its own or none, which later ones do not go on with: PTX ISA, "wgmma.mma_async" and
+# "setmaxnreg", "Target ISA Notes".
+_SPECIFIC = re.compile(r"\b(wgmma|setmaxnreg)\.")
+_SPECIFIC_SINCE = 90
+
+
+def specific(source: str, arch: str) -> str:
+    """The architecture to compile a text for, such as "sm_90a" in place of "sm_90" where the text needs it.
+
+    Code for sm_90a runs on devices of sm_90 and on no others.
+    """
+    has_variant = arch.startswith("sm_") and arch[3:].isdigit() and int(arch[3:]) >= _SPECIFIC_SINCE
+    return f"{arch}a" if has_variant and _SPECIFIC.search(source) else arch
+
+
 def _nvrtc():
     """The module `cuda.bindings.nvrtc`, known to work."""
     if reason := unavailable():
@@ -168,7 +183,8 @@ def _compile(source: str, arch: str, kind: str) -> tuple[bytes, str]:
     nvrtc = _nvrtc()
     _check_arch(arch)
     # NVRTC makes machine code for a real architecture (sm_) and PTX for a virtual one (compute_).
-    target = arch if kind == "cubin" else arch.replace("sm_", "compute_")
+    real = specific(source, arch)
+    target = real if kind == "cubin" else real.replace("sm_", "compute_")
     options = [f"--gpu-architecture={target}", *_OPTIONS, *(f"-I{path}" for path in _include_directories())]
     image, log = _attempt(nvrtc, source, options, _STAND_INS, kind)
     if (

@@ -15,6 +15,7 @@ from tvmconv.errors import DeviceError
 if TYPE_CHECKING:
     from tvmconv.compiler.nvrtc import Resources
     from tvmconv.gpu import Limits
+    from tvmconv.tensor_map import TensorMap
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,9 @@ class Step:
             fill with it.
         textures: indices of those of `arrays` that the function takes as texture objects: of float elements, as wide as
             what is behind the first axis.
+        tensor_maps: parameters that are no address but a tensor map over the array, each its position among
+            `arguments` and the map.
+        overlaps: whether it may be launched before the step before it is done, for whose end it waits by itself.
         resources: what ptxas reports; None for OpenCL.
     """
 
@@ -86,6 +90,8 @@ class Step:
     dynamic_shared_bytes: int = 0
     constants: tuple[tuple[int, str], ...] = ()
     textures: tuple[int, ...] = ()
+    tensor_maps: tuple[tuple[int, TensorMap], ...] = ()
+    overlaps: bool = False
     resources: Resources | None = None
 
 

@@ -9,6 +9,9 @@ import ml_dtypes  # noqa: F401  lets NumPy know bfloat16 by its name
 import numpy as np
 
 from tvmconv.errors import CompileError
+from tvmconv.tensor_map import ALIGNMENT as MAP_ALIGNMENT
+from tvmconv.tensor_map import NBYTES as MAP_BYTES
+from tvmconv.tensor_map import TensorMap
 
 # What TVM's code generators call a dtype; those of other names are not placed.
 _SHARED_NAMES = {"float32": "float", "float16": "half", "float64": "double", "int32": "int", "int16": "short"}
@@ -28,17 +31,19 @@ _POINTER = {"cuda": "{}* __restrict__ {}", "opencl": "__global {}* restrict {}"}
 
 @dataclass(frozen=True)
 class Parameter:
-    """A pointer that a device function takes.
+    """A pointer that a device function takes, or a tensor map.
 
     Attributes:
         name: in the text.
         dtype: of what it points to, as the function has it: a dtype that the device lacks is another one there.
         index: of the program's array or scratch memory that goes there.
+        tensor_map: the map over that which goes there; None for its address.
     """
 
     name: str
     dtype: str
     index: int
+    tensor_map: TensorMap | None = None
 
 
 def type_name(dtype: str, kind: str) -> str:
@@ -111,6 +116,26 @@ def fill_alignment(source: str) -> str:
 
 def _rounded(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+_TENSOR_MAP = "CUtensorMap"
+
+
+def declare_tensor_maps(source: str) -> str:
+    """Let NVRTC know the type of a CUDA text's tensor maps, which is in a header that NVRTC does not have (cuda.h)."""
+    if _TENSOR_MAP not in source:
+        return source
+    struct = f"struct alignas({MAP_ALIGNMENT}) {_TENSOR_MAP} {{ unsigned long long opaque[{MAP_BYTES // 8}]; }};"
+    return f"#ifdef __CUDACC_RTC__\n{struct}\n#endif\n{source}"
+
+
+def waits_for_the_grid_before(source: str, name: str) -> bool:
+    """Whether a kernel of a CUDA text executes griddepcontrol.wait.
+
+    Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
+    """
+    start, end = find_kernel(source, name, "cuda").body
+    return re.search(r"griddepcontrol[._]wait", source[start:end]) is not None
 
 
 def declare_cluster(source: str, name: str, cluster: tuple[int, int, int]) -> str:

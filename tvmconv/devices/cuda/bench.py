@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import time
 from collections.abc import Sequence
@@ -15,9 +14,10 @@ import numpy as np
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.program import Launch
 from tvmconv.devices.base import Bench, Loaded, effort
+from tvmconv.devices.cuda.function import Function
 from tvmconv.devices.cuda.gpu import Gpu
 from tvmconv.devices.cuda.graphs import between, capture_enough, capture_on, check, new_stream, warm_up
-from tvmconv.devices.cuda.kernel import Arrays, CudaLoaded, Function, border, copy_to_device, poison
+from tvmconv.devices.cuda.kernel import Arrays, CudaLoaded, border, copy_to_device, poison
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -136,7 +136,6 @@ class CudaBench(Bench):
         output.squared_error.launch(
             Launch(grid=(blocks, 1, 1), block=(_THREADS, 1, 1)),
             (output.pointer, self._reference_pointer, count, self._sum),
-            (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_void_p),
             self._stream,
         )
 

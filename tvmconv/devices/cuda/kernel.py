@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +10,17 @@ import numpy as np
 
 from tvmconv.devices.base import BufferSets, Loaded, LostError, Timing, check_inputs
 from tvmconv.devices.cuda.dlpack import adopt
+from tvmconv.devices.cuda.function import Function, Parameter
 from tvmconv.devices.cuda.gpu import Gpu
 from tvmconv.devices.cuda.graphs import capture_on, check, new_stream, time_sets
+from tvmconv.devices.cuda.tensor_map import encode
 from tvmconv.devices.cuda.texture import Texture
 from tvmconv.errors import DeviceError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from tvmconv.compiler.program import ArrayType, Launch, Program
+    from tvmconv.compiler.program import ArrayType, Program, Step
 
 
 class CudaLoaded(Loaded):
@@ -73,15 +73,18 @@ class CudaLoaded(Loaded):
             check(runtime.cudaStreamSynchronize(stream))
             return time_sets(capture_on(stream, launch), stream, sets, seconds)
 
-    def bind(self, pointers: Sequence[int], stream: int, scratch: Sequence[int] | None = None) -> Bound:
+    def bind(
+        self, pointers: Sequence[int], stream: int, scratch: Sequence[int] | None = None, *, overlap: bool = False
+    ) -> Bound:
         """Make ready to launch on the program's `arrays`, in their order, at these addresses; within `border`.
 
         Args:
             pointers: of the arrays.
             stream: to launch on.
             scratch: addresses of the program's scratch memory; by default, fresh memory full of NaN.
+            overlap: whether a step that can begins before the step before it has ended.
         """
-        return Bound(self.program, self._functions, pointers, stream, scratch)
+        return Bound(self.program, self._functions, pointers, stream, scratch, overlap=overlap)
 
     def border(self) -> AbstractContextManager[None]:
         """`border` with this kernel's launch in its errors."""
@@ -92,8 +95,8 @@ class Bound:
     """A kernel with its arrays where it reads them.
 
     What it reads from constant memory was copied there, on the stream, what it reads through textures has texture
-    objects, and it has scratch memory of its own. All launches of a loaded kernel share its constant memory: it is
-    bound to one set of constants at a time.
+    objects, what TMA copies has tensor maps, and it has scratch memory of its own. All launches of a loaded kernel
+    share its constant memory: it is bound to one set of constants at a time.
     """
 
     def __init__(
@@ -103,6 +106,8 @@ class Bound:
         pointers: Sequence[int],
         stream: int,
         scratch: Sequence[int] | None = None,
+        *,
+        overlap: bool = False,
     ) -> None:
         self._stream = stream
         with ExitStack() as owned:
@@ -118,17 +123,17 @@ class Bound:
             for step, function in zip(program.steps, functions, strict=True):
                 for index, symbol in step.constants:
                     function.fill(symbol, pointers[index], program.arrays[index].nbytes, stream)
+            self._launches = [
+                function.prepare(
+                    step.launch,
+                    _parameters(step, read, seen),
+                    stream,
+                    overlap=overlap and step.overlaps and step is not program.steps[0],
+                )
+                for step, function in zip(program.steps, functions, strict=True)
+            ]
             self._owned = owned.pop_all()
         self._waits = bool(seen) or own
-        self._launches = [
-            (
-                function,
-                step.launch,
-                [seen[i] if i in step.textures else read[i] for i in step.arguments],
-                [ctypes.c_uint64 if i in step.textures else ctypes.c_void_p for i in step.arguments],
-            )
-            for step, function in zip(program.steps, functions, strict=True)
-        ]
 
     def __enter__(self) -> Bound:
         return self
@@ -138,8 +143,8 @@ class Bound:
 
     def launch(self) -> None:
         """Queue one launch of every step on the stream."""
-        for function, shape, parameters, types in self._launches:
-            function.launch(shape, parameters, types, self._stream)
+        for launch in self._launches:
+            launch()
 
     def close(self) -> None:
         """Free texture objects and scratch memory, when the stream's work that uses them is done."""
@@ -150,42 +155,12 @@ class Bound:
         self._owned.close()
 
 
-class Function:
-    """A kernel function in a cubin, for the current device; unloaded when it is no longer used.
-
-    Args:
-        cubin: its machine code, and perhaps that of others.
-        name: its symbol.
-        dynamic_shared_bytes: shared memory of a block that every launch asks for.
-    """
-
-    def __init__(self, cubin: bytes, name: str, dynamic_shared_bytes: int = 0) -> None:
-        from cuda.bindings import driver
-
-        library = check(driver.cuLibraryLoadData(cubin, None, None, 0, None, None, 0))
-        weakref.finalize(self, driver.cuLibraryUnload, library)
-        self._library = library
-        kernel = check(driver.cuLibraryGetKernel(library, name.encode()))
-        self._function = check(driver.cuKernelGetFunction(kernel))  # loads it, which a graph's capture does not allow
-        self._dynamic_shared_bytes = dynamic_shared_bytes
-        if dynamic_shared_bytes:  # to opt in is needed beyond 48 KiB, static and dynamic together
-            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            check(driver.cuFuncSetAttribute(self._function, attribute, dynamic_shared_bytes))
-
-    def fill(self, symbol: str, pointer: int, nbytes: int, stream: int) -> None:
-        """Queue the copy of an array to a `__constant__` symbol of the cubin."""
-        from cuda.bindings import driver, runtime
-
-        address = check(driver.cuLibraryGetGlobal(self._library, symbol.encode()))  # and its size
-        kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
-        check(runtime.cudaMemcpyAsync(int(address), pointer, nbytes, kind, stream))
-
-    def launch(self, shape: Launch, parameters: Sequence[Any], types: Sequence[Any], stream: int) -> None:
-        """Queue one launch, with the parameters given by values and their ctypes."""
-        from cuda.bindings import driver
-
-        values, shared = (tuple(parameters), tuple(types)), self._dynamic_shared_bytes
-        check(driver.cuLaunchKernel(self._function, *shape.grid, *shape.block, shared, stream, values, 0))
+def _parameters(step: Step, read: Mapping[int, int], seen: Mapping[int, int]) -> list[Parameter]:
+    """What a step takes: addresses, texture objects and tensor maps, of what lies at these addresses."""
+    parameters: list[Parameter] = [seen[i] if i in step.textures else read[i] for i in step.arguments]
+    for position, told in step.tensor_maps:
+        parameters[position] = encode(told, read[step.arguments[position]])
+    return parameters
 
 
 class Arrays:

@@ -1,0 +1,191 @@
+"""What TMA is told of an array: how it lies in memory, and what part of it one copy takes.
+
+On a GPU that is an opaque structure of 128 bytes, a `CUtensorMap`, which the host encodes when it knows where the array
+lies and a kernel takes as a parameter. Here it is plain data. Source: CUDA Driver API, "Tensor Map Object Management".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import ml_dtypes  # noqa: F401  lets NumPy know bfloat16 by its name
+import numpy as np
+
+from tvmconv.errors import CompileError
+
+ENCODE = "tvmconv.tensor_map"  # what the host side of a lowered function calls to have one encoded
+NBYTES, ALIGNMENT = 128, 64  # of the structure
+DTYPES = ("float16", "bfloat16", "float32")
+CHUNK = 16  # bytes: of what TMA copies, and what strides are multiples of
+MAX_RANK = 5
+MAX_EXTENT, MAX_STRIDE = 1 << 32, (1 << 40) - 1
+MAX_BOX = 256  # elements of a tile along an axis, and channels of an im2col copy
+MAX_PIXELS = 1024  # of an im2col copy
+MAX_STEP = 8
+SWIZZLES = (0, 32, 64, 128)
+CORNERS = {3: 1 << 15, 4: 1 << 7, 5: 1 << 4}  # im2col: corners are from minus this to below it, by rank
+OFFSETS = {3: 1 << 16, 4: 1 << 8, 5: 1 << 5}  # im2col: an instruction's offsets are below this
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """How an array lies, and what one copy takes of it. Axes are counted from the innermost, whose elements are dense.
+
+    Attributes:
+        dtype: of the elements.
+        extents: elements along each axis.
+        strides: bytes from one element to the next along each axis but the innermost; multiples of 16.
+        box: what a copy takes: of a tile the elements along each axis; of im2col the channels, and the pixels.
+        steps: every how many elements one is taken, along each axis.
+        swizzle: bytes among which chunks of 16 are permuted in shared memory: 0 for none, 32, 64 or 128.
+        lower: im2col: where the filter's first tap begins, against the image, along each axis of space.
+        upper: im2col: where it begins last, against the image's last pixel.
+    """
+
+    dtype: str
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    steps: tuple[int, ...]
+    swizzle: int
+    lower: tuple[int, ...] = ()
+    upper: tuple[int, ...] = ()
+
+    @property
+    def is_im2col(self) -> bool:
+        """Whether a copy goes over pixels, from one line and image to the next, and not over a tile."""
+        return bool(self.lower)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes from the first element to the end of the last."""
+        rows = sum((extent - 1) * stride for extent, stride in zip(self.extents[1:], self.strides, strict=True))
+        return self.extents[0] * self._itemsize + rows
+
+    @property
+    def _itemsize(self) -> int:
+        return np.dtype(self.dtype).itemsize
+
+    def check(self) -> None:
+        """Raise CompileError for a map that TMA cannot take."""
+        for fault in self._faults():
+            raise CompileError(f"{self}: {fault}")
+
+    def _faults(self) -> Iterator[str]:
+        """What is wrong with it; of no account behind the first, on which others may build.
+
+        Source: CUDA Driver API, "cuTensorMapEncodeTiled" and "cuTensorMapEncodeIm2col".
+        """
+        rank = len(self.extents)
+        least, lengths = (3, (2, rank - 2, rank - 2)) if self.is_im2col else (1, (rank, 0, 0))
+        if self.dtype not in DTYPES:
+            yield f"expected elements of {', '.join(DTYPES)}"
+        if not least <= rank <= MAX_RANK:
+            yield f"expected {least} to {MAX_RANK} axes"
+        if (len(self.strides), len(self.steps)) != (rank - 1, rank):
+            yield f"expected {rank - 1} strides and {rank} steps"
+        if (len(self.box), len(self.lower), len(self.upper)) != lengths:
+            yield "expected a box of {} numbers, and corners of {} and {}".format(*lengths)
+        if not all(1 <= extent <= MAX_EXTENT for extent in self.extents):
+            yield f"expected extents of 1 to {MAX_EXTENT}"
+        if not all(0 < stride <= MAX_STRIDE and stride % CHUNK == 0 for stride in self.strides):
+            yield f"expected strides that are multiples of {CHUNK} bytes, below {MAX_STRIDE + 1}: {self.strides}"
+        most = (MAX_BOX, MAX_PIXELS) if self.is_im2col else (MAX_BOX,) * rank
+        if not all(1 <= extent <= limit for extent, limit in zip(self.box, most, strict=True)):
+            yield f"expected a copy of at most {'·'.join(map(str, most))} elements"
+        if not all(1 <= step <= MAX_STEP for step in self.steps):
+            yield f"expected steps of 1 to {MAX_STEP}: {self.steps}"
+        if self.swizzle not in SWIZZLES:
+            yield f"expected one of {', '.join(map(str, SWIZZLES))} bytes to swizzle, not {self.swizzle}"
+        row = self.box[0] * self._itemsize
+        if row % CHUNK or row > (self.swizzle or row):
+            most_bytes = f", at most {self.swizzle}, which are swizzled" if self.swizzle else ""
+            yield f"expected rows of a multiple of {CHUNK} bytes{most_bytes}: {row}"
+        corner = CORNERS.get(rank, 0)
+        if not all(-corner <= at < corner for at in (*self.lower, *self.upper)):
+            yield f"expected corners from {-corner} to {corner - 1}: {self.lower} and {self.upper}"
+
+    def to_json(self) -> str:
+        """As text."""
+        return json.dumps(self.plain())
+
+    @classmethod
+    def from_json(cls, text: str) -> TensorMap:
+        """What `to_json` wrote; raises `CompileError` as `of` does."""
+        try:
+            return cls.of(json.loads(text))
+        except json.JSONDecodeError as error:
+            raise CompileError(f"no tensor map: {error}") from error
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, told: Any) -> TensorMap:
+        """What `plain` gave, from whoever sent it; raises `CompileError` for anything else, and as `check` does."""
+        try:
+            axes = {name: tuple(map(operator.index, told[name])) for name in _AXES}
+            read = cls(dtype=str(told["dtype"]), swizzle=operator.index(told["swizzle"]), **axes)
+        except (KeyError, TypeError) as error:
+            raise CompileError(f"no tensor map: {error!r}") from error
+        read.check()
+        return read
+
+    def __str__(self) -> str:
+        what = "im2col, " if self.is_im2col else ""
+        extents, box = ("·".join(map(str, numbers)) for numbers in (self.extents, self.box))
+        return f"the tensor map of {extents} {self.dtype}, {what}{box} at a time"
+
+
+_AXES = ("extents", "strides", "box", "steps", "lower", "upper")
+
+
+def tiled(
+    dtype: str, itemsize: int, extents: tuple[int, ...], elements: tuple[int, ...], box: tuple[int, ...], swizzle: int
+) -> TensorMap:
+    """A map of tiles.
+
+    Args:
+        dtype: of the elements.
+        itemsize: bytes of one.
+        extents: elements along each axis, the innermost first.
+        elements: from one to the next along each axis but the innermost.
+        box: of a tile.
+        swizzle: see `TensorMap`.
+    """
+    strides = tuple(stride * itemsize for stride in elements)
+    return TensorMap(dtype, extents, strides, box, (1,) * len(extents), swizzle)
+
+
+def im2col(
+    dtype: str,
+    itemsize: int,
+    extents: tuple[int, ...],
+    box: tuple[int, int],
+    step: tuple[int, ...],
+    lower: tuple[int, ...],
+    out: tuple[int, ...],
+    swizzle: int,
+) -> TensorMap:
+    """A map of a dense image with its channels last, of whose pixels a copy takes those under one tap of a filter.
+
+    Args:
+        dtype: of the elements.
+        itemsize: bytes of one.
+        extents: channels, pixels along each axis of space (the innermost first), images.
+        box: channels and pixels of a copy.
+        step: pixels from one place of the filter to the next, along each axis of space.
+        lower: the filter's first place along each axis, 0 for no padding, -1 for a pixel of it.
+        out: how many places there are, along each axis.
+        swizzle: see `TensorMap`.
+    """
+    strides = tuple(math.prod(extents[:axis]) * itemsize for axis in range(1, len(extents)))
+    space = extents[1:-1]
+    upper = tuple(at + (o - 1) * s - (n - 1) for at, o, s, n in zip(lower, out, step, space, strict=True))
+    return TensorMap(dtype, extents, strides, box, (1, *step, 1), swizzle, lower, upper)
