@@ -105,10 +105,17 @@ def some_blocks(grid: Block) -> list[Block]:
 
 
 def zeros(function: PrimFunc) -> list[Array]:
-    """An array of zeros for each parameter of a device function, as large as its text declares it."""
+    """An array of zeros for each parameter of a device function, as large as its text declares it.
+
+    Raises:
+        AnalysisError: a parameter is a tensor map.
+    """
     import tvm_ffi
     from tvm import tirx
 
+    for each in function.params:
+        if not hasattr(each.ty.element_type, "dtype"):
+            raise AnalysisError(f"{each.name} is a tensor map: what TMA copies is not executed")
     sizes: dict[Any, int] = {}
 
     def declare(node: Any) -> None:
