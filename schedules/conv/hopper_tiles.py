@@ -34,7 +34,7 @@ BLOCK_N = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 ROW_BYTES = (32, 64, 128)
 STAGES = (2, 3, 4, 5, 6, 8)
 SPLITS = (1, 2, 4, 8)
-SHARERS = (1, 2)
+SHARERS_M, SHARERS_N = (1, 2, 4), (1, 2)
 
 MULTIPROCESSORS = 132  # of an H100 SXM, an H200: as many blocks are at work; with fewer multiprocessors some wait
 MAX_ACCUMULATORS = 128  # of a thread
@@ -265,7 +265,7 @@ class HopperTiles:
 
 
 TILES = [field.name for field in fields(HopperTiles)]
-CHOICES = (WARPGROUPS, ROWS, BLOCK_N, ROW_BYTES, STAGES, SPLITS, SHARERS, SHARERS)
+CHOICES = (WARPGROUPS, ROWS, BLOCK_N, ROW_BYTES, STAGES, SPLITS, SHARERS_M, SHARERS_N)
 
 Rule = tuple[str, Callable[[HopperTiles], Any]]
 
