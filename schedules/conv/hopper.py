@@ -37,7 +37,7 @@ from typing import Any
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
-from tvmconv.compiler import tensor_map as maps
+from tvmconv import tensor_map as maps
 from tvmconv.gpu import WARP
 from tvmconv.knobs import Columns, Knobs
 from tvmconv.knobs.space import Usage

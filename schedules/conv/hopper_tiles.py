@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tvmconv.compiler import tensor_map
+from tvmconv import tensor_map
 from tvmconv.gpu import MAX_REGISTERS, REGISTERS, WARP
 from tvmconv.knobs import Columns, Knobs
 from tvmconv.knobs.space import Usage
