@@ -32,7 +32,8 @@ class FakeDriver:
         self._driver, addresses = driver, count(1 << 20, 1 << 20)
         answers = {
             **dict.fromkeys(("cuInit", "cuCtxSetCurrent", "cuFuncSetAttribute", "cuLibraryUnload"), lambda *_: ()),
-            **dict.fromkeys(("cuMemcpyHtoD", "cuMemcpyDtoH"), lambda *_: ()),
+            "cuMemcpyHtoD": lambda *_: (),
+            "cuMemcpyDtoH": lambda host, _, nbytes: ctypes.memset(host, 0, nbytes) and (),
             **dict.fromkeys(("cuDeviceGet", "cuDevicePrimaryCtxRetain"), lambda *_: (0,)),
             **dict.fromkeys(("cuModuleLoadData", "cuLibraryLoadData"), lambda *_: (0,)),
             **dict.fromkeys(("cuModuleGetFunction", "cuLibraryGetKernel"), lambda _, name: (name.decode(),)),
