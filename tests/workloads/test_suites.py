@@ -4,6 +4,7 @@ import pytest
 
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads import SUITES, parse, suite
+from tvmconv.workloads.suites import Variant, walk
 
 NETWORKS = [
     "resnet50",
@@ -74,6 +75,19 @@ def test_weights_sum_to_the_network_s_known_total(name, weights):
 def test_layers_are_distinct(name):
     layers = suite(name)
     assert len({layer.workload for layer in layers}) == len({layer.name for layer in layers}) == len(layers)
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_a_walk_has_every_layer_in_order_under_a_name_of_its_own(name):
+    layers = walk(name)
+    assert len({layer.name for layer in layers}) == len(layers) == sum(layer.count for layer in suite(name))
+    firsts = {layer.workload: layer.name for layer in reversed(layers)}
+    assert [layer.name for layer in suite(name)] == [layer.name for layer in layers if layer.name in firsts.values()]
+
+
+def test_a_walk_s_variant_is_the_suite_s():
+    layers = walk("resnet50", Variant(batch=32, dtype="float16"))
+    assert layers[5].workload.text == "conv2d:32x256x56x56,64x256x1x1,s1,p0,f16"
 
 
 def test_d2l_is_the_chapter_s_sweep():
