@@ -18,10 +18,18 @@ def provenance(device: Device, command: str, library: str | None = None) -> str:
         command: what was typed.
         library: what a baseline ran, with its version (`Row.library`).
     """
-    versions = [f"tvmconv {VERSION}", f"TVM {metadata.version('apache-tvm')}", *_versions(device)]
+    versions = [f"tvmconv {VERSION}", *_tvm(), *_versions(device)]
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     what = ", ".join([*versions, *([library] if library else [])])
     return f"{device.name}; {what}; {today}; `{command}`"
+
+
+def _tvm() -> list[str]:
+    """TVM's version; nothing where kernels were built elsewhere and only run here."""
+    try:
+        return [f"TVM {metadata.version('apache-tvm')}"]
+    except metadata.PackageNotFoundError:
+        return []
 
 
 def _versions(device: Device) -> list[str]:
