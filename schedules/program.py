@@ -51,7 +51,7 @@ def tensor_map(name: str, array: Buffer, told: TensorMap) -> Expr:
     It is encoded by whoever launches, when the array is there.
     """
     variable = IRBuilder.name(name, ir.Bind(T.tvm_stack_alloca("tensormap", 1), T.handle("tensormap")))
-    ir.evaluate(T.call_packed(ENCODE, variable, array.access_ptr("r"), told.to_json()))
+    ir.evaluate(T.call_packed(ENCODE, variable, T.address_of(array[(0,) * len(array.shape)]), told.to_json()))
     return T.address_of(variable)
 
 
@@ -199,8 +199,16 @@ def unpack(words: Buffer, count: int, dtype: str) -> list[Expr]:
     return [T.Cast(ACCUMULATOR, T.reinterpret(dtype, T.Cast("uint16", half))) for half in halves]
 
 
-def pack(words: Buffer, first: int, values: Sequence[Expr], dtype: str) -> None:
-    """Round numbers to a storage dtype and put them into 32-bit registers, neighbours into one."""
+def pack(words: Buffer, first: int, values: Sequence[Expr], dtype: str, relu: bool = False) -> None:
+    """Round numbers to a storage dtype and put them into 32-bit registers, neighbours into one.
+
+    Args:
+        words: the registers, an array of uint32.
+        first: the first of them.
+        values: float32.
+        dtype: to round to.
+        relu: whether what is negative becomes zero as it is rounded, which costs nothing; to 16 bits only.
+    """
     if dtype == "float32":
         for e, value in enumerate(values):
             store(words, first + e, T.reinterpret("uint32", value))
@@ -208,4 +216,4 @@ def pack(words: Buffer, first: int, values: Sequence[Expr], dtype: str) -> None:
     name = {"float16": "f16", "bfloat16": "bf16"}[dtype]
     for e in range(0, len(values), 2):
         upper = values[e + 1] if e + 1 < len(values) else T.float32(0)
-        ptx(f"cvt.rn.{name}x2.f32", words[first + e // 2], upper, values[e])
+        ptx(f"cvt.rn{'.relu' if relu else ''}.{name}x2.f32", words[first + e // 2], upper, values[e])

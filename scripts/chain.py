@@ -97,8 +97,8 @@ def _measure(args: argparse.Namespace, command: str) -> Readings[Link]:
         built = _built(args, list(dict.fromkeys(w for _, w in layers)), device)
         links, times = measure_chain(layers, built, device, tell, picks=picks)
     common, links = without_common(links)
-    made = dict.fromkeys(", ".join(map(" ".join, k.versions.items())) for k in built.values() if k.versions)
-    source = provenance(device, command, ", ".join([*(f"kernels by {versions}" for versions in made), *common]))
+    elsewhere = [kernel.versions for kernel in built.values() if kernel.versions]
+    source = provenance(device, command, ", ".join(common), built=elsewhere)
     return Readings(f"{name}-chain", source, links, {n: [t.median, t.spread] for n, t in times.items()})
 
 

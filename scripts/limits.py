@@ -6,16 +6,26 @@
 
 Needs ncu on the PATH and the right to read the GPU's counters; every kernel is launched once, with cold caches. Writes
 NAME-limits.json and NAME-limits.md.
+
+What --launch-only launches, another tool can watch. The driver's refusals are no errors (cuda-bindings asks it for
+functions of every version there is), and there are more of them than the tool prints errors:
+
+    compute-sanitizer --tool memcheck --report-api-errors no python scripts/limits.py --archive FILE --launch-only
+
+A kernel that fails is named on stderr, with its number. The process can use the GPU no more where that was a fault:
+--first NUMBER goes on behind it.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +35,12 @@ import tvmconv as tc
 from tvmconv import devices
 from tvmconv.analysis import ncu
 from tvmconv.cli.errors import Parser, UsageError, guarded
-from tvmconv.cli.options import add_suite, chosen_layers, told_fallbacks
-from tvmconv.errors import DeviceError
+from tvmconv.cli.options import add_suite, chosen_layers, count, told_fallbacks
+from tvmconv.devices.base import LostError
+from tvmconv.errors import DeviceError, Error
 from tvmconv.experiments.provenance import provenance
 from tvmconv.experiments.readings import Readings
+from tvmconv.knobs import Config
 from tvmconv.reports.tables import Table
 
 METRICS = {
@@ -100,19 +112,20 @@ def _run(argv: Sequence[str]) -> int:
     parser.add_argument("--device", default="cuda:0", help="a CUDA device (default: %(default)s)")
     parser.add_argument("--from", dest="file", type=Path, metavar="FILE", help="do not measure: read this JSON")
     parser.add_argument("-o", dest="out", type=Path, metavar="DIR", help="write JSON and Markdown to this folder")
-    parser.add_argument("--launch-only", action="store_true", help="launch each kernel once and print nothing, for ncu")
+    parser.add_argument("--launch-only", action="store_true", help="launch each kernel once, for ncu or others")
+    parser.add_argument("--first", type=count, default=1, metavar="N", help="launch from the N-th on (--launch-only)")
     args = parser.parse_args(argv)
     if not (args.file or args.log or args.archive):
         raise UsageError("give a --log with tuned kernels, an --archive of kernels, or --from FILE")
 
     if args.launch_only:
-        for kernel in _kernels(args):
-            kernel.run()
-        return 0
+        return 0 if _launch(_kernels(args), args.first) else 1
     if args.file:
         measured = Readings.read(args.file, Limits)
     else:
-        source = provenance(devices.find(args.device), shlex.join(["python", "scripts/limits.py", *argv]))
+        built = [entry["versions"] for entry, _, _ in entries(args.archive)] if args.archive else []
+        command = shlex.join(["python", "scripts/limits.py", *argv])
+        source = provenance(devices.find(args.device), command, built=built)
         profiled = iter(list(ncu.profile([sys.executable, __file__, *argv, "--launch-only"], METRICS)))
         rows = [_row(kernel, [next(profiled) for _ in range(kernel.steps)]) for kernel in _kernels(args)]
         name = args.archive.stem if args.archive else chosen_layers(args).name
@@ -127,10 +140,11 @@ def _run(argv: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class _Kernel:
-    """A kernel to launch: of which layer and schedule, with how many blocks in how many steps."""
+    """A kernel to launch: of which layer, schedule and config, with how many blocks in how many steps."""
 
     layer: str
     schedule: str
+    config: Config
     blocks: int
     steps: int
     run: Callable[[], Any]
@@ -145,8 +159,8 @@ def _kernels(args: Namespace) -> Iterator[_Kernel]:
             def run(w: Any = w, program: Any = program) -> Any:
                 return device.load(program).run(w.inputs(seed=0))
 
-            steps = program.steps
-            yield _Kernel(f"`{w}`", entry["schedule"], math.prod(steps[0].launch.grid), len(steps), run)
+            blocks = math.prod(program.steps[0].launch.grid)
+            yield _Kernel(f"`{w}`", entry["schedule"], entry["config"], blocks, len(program.steps), run)
         return
     with told_fallbacks():
         for layer in chosen_layers(args).layers.values():
@@ -155,7 +169,23 @@ def _kernels(args: Namespace) -> Iterator[_Kernel]:
             def call(built: tc.Kernel = built) -> Any:
                 return built(*built.workload.inputs(seed=0))
 
-            yield _Kernel(layer.name, built.schedule.name, built.launch.blocks, len(built.steps), call)
+            yield _Kernel(layer.name, built.schedule.name, built.config, built.launch.blocks, len(built.steps), call)
+
+
+def _launch(kernels: Iterable[_Kernel], first: int) -> bool:
+    """Launch each kernel once, from the first that is asked for on; say which of them fail, and whether none does."""
+    right = True
+    for number, kernel in islice(enumerate(kernels, 1), first - 1, None):
+        try:
+            kernel.run()
+        except Error as error:
+            config = json.dumps(kernel.config)
+            print(f"limits: kernel {number}, {kernel.layer} {kernel.schedule} {config}: {error}", file=sys.stderr)
+            right = False
+            if isinstance(error, LostError):
+                print(f"limits: --first {number + 1} goes on behind it", file=sys.stderr)
+                break
+    return right
 
 
 def _row(kernel: _Kernel, steps: list[dict[str, float]]) -> Limits:

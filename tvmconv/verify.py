@@ -1,4 +1,13 @@
-"""What "verified" means: a kernel's output against float64, on fresh random inputs, every element accounted for."""
+"""What "verified" means: a kernel's output against float64, on fresh random inputs, every element accounted for.
+
+The error is relative to the output: ‖output - reference‖ / ‖reference‖. What a right kernel errs by is a share of the
+output where it rounds as it stores, but a share of the sums where it adds in float32 and applies an epilogue to that.
+Both are of one size where outputs are about as large as their sums, as most of many outputs are: a sum of products of
+standard normal numbers is positive half of the time, and nearly always far from zero. Of few outputs none may be. GELU
+makes -1e-9 of a sum of -6.3, and 1 + erf in float32 makes zero: the relative error of a right kernel is 1 then. And
+where ReLU makes zeros, it is 0 for a kernel that stores nothing else. Such inputs tell nothing of a kernel, whatever
+its error is compared with: so those of few outputs are the best of several draws, the ones of the largest output.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +22,8 @@ from tvmconv.devices.base import relative_error
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads import Workload
 from tvmconv.workloads.dtypes import numpy_dtype
+
+ENOUGH = 64  # outputs, of all draws together: that an epilogue makes zeros of all of them has a probability of 2^-64
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,7 @@ class Problem:
 
     Args:
         workload: the workload.
-        seed: of the inputs; a fresh one by default.
+        seed: of the inputs; by default a fresh one, of few outputs the one of several with the largest output.
 
     Raises:
         WorkloadError: inputs and reference do not fit in this machine's memory.
@@ -46,7 +57,7 @@ class Problem:
 
     def __init__(self, workload: Workload, seed: int | None = None):
         self.workload = workload
-        self.seed = secrets.randbits(32) if seed is None else seed
+        self._given = seed
         *inputs, output = workload.argument_shapes
         needed = sum(4 * _elements(shape) for shape in inputs) + 3 * 8 * _elements(output)
         present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -65,6 +76,17 @@ class Problem:
             for shape, dtype in zip(inputs, self.workload.argument_dtypes[:-1], strict=True)
         )
         return kept + 8 * _elements(output)
+
+    @functools.cached_property
+    def seed(self) -> int:
+        """Of the inputs."""
+        if self._given is not None:
+            return self._given
+        drawn = [secrets.randbits(32) for _ in range(-(-ENOUGH // _elements(self.workload.argument_shapes[-1])))]
+        return max(drawn, key=self._output_norm) if len(drawn) > 1 else drawn[0]
+
+    def _output_norm(self, seed: int) -> float:
+        return float(np.linalg.norm(self.workload.reference(*self.workload.inputs(seed))))
 
     @functools.cached_property
     def inputs(self) -> tuple[np.ndarray, ...]:

@@ -127,7 +127,7 @@ def is_promising(w: Conv) -> bool:
     promising=is_promising,
     supersedes=("direct", "implicit_gemm", "tensor_core"),
     kinds=("cuda",),
-    since=90,
+    only=90,
 )
 def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """A producer, a ring of stages, warpgroups that multiply, and tiles stored behind them."""

@@ -36,7 +36,10 @@ STAGES = (2, 3, 4, 5, 6, 8)
 SPLITS = (1, 2, 4, 8)
 SHARERS_M, SHARERS_N = (1, 2, 4), (1, 2)
 
-MULTIPROCESSORS = 132  # of an H100 SXM, an H200: as many blocks are at work; with fewer multiprocessors some wait
+# Blocks at a time, one on a multiprocessor, of an H100 SXM or an H200. Where clusters have more than two blocks some
+# multiprocessors are left over, as a cluster stays in one group of 16 or 18 (cuOccupancyMaxActiveClusters). Elsewhere
+# some blocks wait for others.
+MULTIPROCESSORS, IN_CLUSTERS = 132, 120
 MAX_ACCUMULATORS = 128  # of a thread
 OWN_REGISTERS = 28  # of a thread, besides its accumulators
 PARTITIONS = 4  # of a multiprocessor, each with a part of the registers, among which a block's warps are dealt out
@@ -106,6 +109,11 @@ class HopperTiles:
         return self.sharers * self.split_k
 
     @property
+    def at_a_time(self) -> Any:
+        """Blocks that run at a time, one on a multiprocessor."""
+        return np.where(self.cluster > 2, IN_CLUSTERS, MULTIPROCESSORS)
+
+    @property
     def accumulators(self) -> Any:
         """Sums of a thread."""
         return self.rows * self.block_n // 2
@@ -166,8 +174,7 @@ class HopperTiles:
     def blocks(self, w: Conv) -> Any:
         """Blocks of the grid: as many as run at a time, if each takes tiles in turn."""
         p = Product.of(w)
-        at_a_time = MULTIPROCESSORS // self.sharers * self.sharers
-        in_turn = np.minimum(self.tiles(p), at_a_time)
+        in_turn = np.minimum(self.tiles(p), self.at_a_time)
         return np.where(self.meets(w), self.tiles(p) * self.split_k, in_turn)
 
     def meets(self, w: Conv) -> Any:
@@ -221,7 +228,7 @@ class HopperTiles:
         gpu, p = gpu or H200, Product.of(w)
         meets = self.meets(w)
         blocks = self.tiles(p) * self.split_k
-        at_once = np.minimum(blocks, MULTIPROCESSORS // self.cluster * self.cluster)
+        at_once = np.minimum(blocks, self.at_a_time)
         rounds = -(-blocks // at_once)
         products = self.block_m * self.block_n * self.block_k(p.itemsize)
         fetched = (self.block_m / self.sharers_n + self.block_n / self.sharers_m) * self.row_bytes

@@ -7,8 +7,8 @@ What `tensor_core` does by rewriting is written here as a program, for the thing
 - A swizzle: the chunk of 16 bytes that is c-th in row r lies at c XOR r (modulo 8), so that the 8 rows that `ldmatrix`
   reads at a time, and the chunks that neighbouring threads store, are in distinct banks with nothing padded.
 - Fragments for the next mma are read while the tensor cores compute this one, across steps too: one barrier a step.
-- Sums that begin with the bias, which is on its way together with the first operands, and with the residual, too, if
-  it is not added at the end (`residual`).
+- A bias that is on its way to shared memory while the block multiplies; and a residual that sums begin with, if it is
+  not added at the end (`residual`).
 - Sums of one output shared among warps (`warps_k`) and among blocks (`split_k`), for images of few pixels with many
   channels. Blocks meet in the shared memory of a cluster (sm_90 and later), or in scratch memory that a second step
   reads.
@@ -21,6 +21,7 @@ reduction of the input, which exists nowhere as such (implicit GEMM), and channe
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -82,7 +83,7 @@ ADDING_THREADS = 256  # of a block that adds up partial sums
 def usage(w: Conv, c: Columns) -> Usage:
     """What configs use of a device."""
     tiles = WarpTiles.of_columns(c)
-    return tiles.usage(Product.of(w), _staged_itemsize(w, tiles))
+    return tiles.usage(Product.of(w), _staged_itemsize(w, tiles), _of_channels(w, tiles))
 
 
 def is_channels_last(w: Conv) -> bool:
@@ -112,27 +113,47 @@ def mma_sync(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     return write(w, lambda arguments: _program(w, tiles, arguments))
 
 
-def _begun(w: Conv, tiles: WarpTiles) -> Any:
-    """How many operations of the epilogue a sum begins with: the first ones, as long as they add.
+def _parts(w: Conv, begins: bool, whole: bool) -> tuple[list[epilogue.Operation], list[epilogue.Operation]]:
+    """The operations of the epilogue that are applied in registers, to sums, and those applied to vectors of outputs.
 
-    A residual is one of them where the tiles say so. It comes in pairs of channels then, as registers hold the sums;
-    and in vectors where it is added at the end.
+    What the first ones add is added in any order. A residual is among them where sums begin with it. It comes in pairs
+    of channels then, as registers hold the sums; and in vectors where it is added at the end.
+
+    Args:
+        w: the workload.
+        begins: whether sums begin with a residual.
+        whole: whether the sums are the block's alone: only then may there be anything but adding.
     """
     operations = epilogue.steps(w.epilogue)
-    adding = [*(operation.adds for operation in operations), False].index(False)
-    of_channels = [*(operation.adds and operation.takes == "channel" for operation in operations), False].index(False)
-    return np.where(np.asarray(tiles.residual) == "begin", adding, of_channels)
+    adding = list(itertools.takewhile(lambda operation: operation.adds, operations))
+    early = [operation for operation in adding if begins or operation.takes == "channel"]
+    late = [operation for operation in operations if operation not in early]
+    while whole and late and late[0].takes != "output":
+        early.append(late.pop(0))
+    return early, late
 
 
 def _is_unfinished(w: Conv, tiles: WarpTiles) -> Any:
     """Whether the tile in shared memory is of sums: where others have a part in them, or more is read for outputs."""
-    last = max((place for place, each in enumerate(epilogue.steps(w.epilogue), 1) if each.takes), default=0)
-    return (_begun(w, tiles) < last) | np.asarray(tiles.in_cluster)
+    late_begun, late = (bool(_parts(w, begins, whole=True)[1]) for begins in (True, False))
+    return np.where(np.asarray(tiles.residual) == "begin", late_begun, late) | np.asarray(tiles.in_cluster)
 
 
 def _staged_itemsize(w: Conv, tiles: WarpTiles) -> Any:
     """Bytes of an element of the tile in shared memory."""
     return np.where(_is_unfinished(w, tiles), SUM_BYTES, Product.of(w).itemsize)
+
+
+def _of_channels(w: Conv, tiles: WarpTiles) -> Any:
+    """How many numbers each channel has in shared memory: of operations that are applied in registers."""
+
+    def count(begins: bool, whole: bool) -> int:
+        return sum(operation.takes == "channel" for operation in _parts(w, begins, whole)[0])
+
+    begins = np.asarray(tiles.residual) == "begin"
+    whole = np.where(begins, count(True, True), count(False, True))
+    shared = np.where(begins, count(True, False), count(False, False))
+    return np.where(tiles.in_scratch, 0, np.where(tiles.in_cluster, shared, whole))
 
 
 def _program(w: Conv, tiles: WarpTiles, arguments: dict[str, Buffer]) -> None:
@@ -173,7 +194,9 @@ class _Multiplication:
         self.unfinished = bool(_is_unfinished(w, t))
         self.staged_itemsize = int(_staged_itemsize(w, t))
         self.pitch = int(t.pitch(self.staged_itemsize))
-        self.begun = 0 if partial is not None else int(_begun(w, t))
+        self.early, self.late = _parts(w, t.residual == "begin", not t.in_cluster) if partial is None else ([], [])
+        self.of_channels = [operation for operation in self.early if operation.takes == "channel"]
+        self.channels_at = int(t.tile_bytes(p, self.staged_itemsize))  # in shared memory
         self.vector = math.gcd(p.n, self.chunk_elements)  # output elements that are neighbours in memory
 
     def write(self) -> None:
@@ -190,7 +213,9 @@ class _Multiplication:
         self.memory = allocate("memory", 1, "uint32")  # the address of shared memory
         self.words = allocate("words", 8, "uint32")
         self.value = allocate("value", 8, "float32")
-        shared = allocate("shared", int(t.shared_bytes(p, self.staged_itemsize)) // 4, "uint32", "shared.dyn")
+        self.added = {each.name: allocate(f"{each.name}_j", self.mmas_n * 2, "float32") for each in self.of_channels}
+        nbytes = int(t.shared_bytes(p, self.staged_itemsize, len(self.of_channels)))
+        shared = allocate("shared", nbytes // 4, "uint32", "shared.dyn")
         with (
             parallel(int(t.split_k), "blockIdx.z") as self.part,
             parallel(int(t.split_k), "clusterCtaIdx.z") if t.in_cluster else nullcontext(),
@@ -207,7 +232,7 @@ class _Multiplication:
                 call(T.ptx.cp.async_.commit_group())
             store(self.slot, 0, 0)
             store(self.slot, 1, t.stages - 1)
-            if t.tiles_per_block == 1:  # what sums begin with is asked for before the first operands are waited for
+            if t.tiles_per_block == 1:  # what the epilogue reads is asked for before the first operands are waited for
                 self._take(block)
             self._wait()
             self._fragments(0, 0, 0)
@@ -223,6 +248,7 @@ class _Multiplication:
     def _take(self, tile: Expr) -> None:
         """Turn to a tile: the parts below are about it."""
         self.at_m, self.at_n, self.group = self._place(tile)
+        self._copy_of_channels()
         self._begin()
 
     def _compute(self, following: Expr, more: Expr = False) -> None:
@@ -347,15 +373,41 @@ class _Multiplication:
         """Copy neighbouring elements of an operand to shared memory, or zeros if they are not `inside`."""
         nbytes = self.piece * self.p.itemsize
         to = to + uint(piece * self.p.itemsize)
-        source = self.arguments[operand]
         if nbytes in ASYNC_COPY:
-            read = () if inside is True else (T.Select(inside, T.uint32(nbytes), T.uint32(0)),)
-            ptx(ASYNC_COPY[nbytes], to, source.access_ptr("r", offset=at), nbytes, *read)
+            self._copy(to, operand, at, nbytes, inside)
             return
         store(self.words, 0, T.uint32(0))  # two bytes are less than an asynchronous copy has
         with when(inside):
-            load_global(self.words, source, at, 1)
+            load_global(self.words, self.arguments[operand], at, 1)
         ptx("st.shared.b16", to, T.Cast("uint16", self.words[0]))
+
+    def _copy(self, to: Expr, name: str, at: Expr, nbytes: int, inside: Expr) -> None:
+        """Start the copy of neighbouring elements of an argument to shared memory, or of zeros if not `inside`."""
+        read = () if inside is True else (T.Select(inside, T.uint32(nbytes), T.uint32(0)),)
+        ptx(ASYNC_COPY[nbytes], to, self.arguments[name].access_ptr("r", offset=at), nbytes, *read)
+
+    def _copy_of_channels(self) -> None:
+        """Start the copy of what the epilogue has for each channel of the tile, behind all else in shared memory.
+
+        It is there at the end of the tile, for all threads: it goes with the operands that the first step asks for. Of
+        blocks that share sums only the first has anything to add. All have read that of one tile before the next one's
+        is on its way: there is a barrier between the tile in registers and its store.
+        """
+        p, t = self.p, self.t
+        width = math.gcd(p.n, CHUNK // SUM_BYTES)
+        copies = t.block_n // width
+        for place, operation in enumerate(self.of_channels):
+            with unrolled(-(-copies // t.threads), "i") as i:
+                copy = self.thread + i * t.threads
+                n = self.at_n + copy * width
+                inside = both(True if p.n % t.block_n == 0 else n < p.n, True if t.split_k == 1 else self.part == 0)
+                to, at = self._of_channel(place, copy * width), self.group * p.n + n
+                with when(True if copies % t.threads == 0 else copy < copies):
+                    self._copy(to, operation.name, at, width * SUM_BYTES, inside)
+
+    def _of_channel(self, place: int, channel: Expr) -> Expr:
+        """The address of what the epilogue has for a channel of the tile, for one of its operations."""
+        return self.memory[0] + uint(self.channels_at + place * self.t.block_n * SUM_BYTES) + uint(channel * SUM_BYTES)
 
     def _swizzle(self, row: Expr) -> Expr:
         """What the number of a chunk in a row is XORed with."""
@@ -363,27 +415,24 @@ class _Multiplication:
         return row // rows_of_line % min(self.chunks, SWIZZLED)
 
     def _begin(self) -> None:
-        """Begin the sums: with what the epilogue adds first, in one of the slices of the reduction, else with zero."""
+        """Begin the sums: with a residual, where that is so, in one of the slices of the reduction, else with zero."""
         zeros(self.sums, self.mmas_m * self.mmas_n * 4)
         first = both(self._is_first_slice(), True if self.t.split_k == 1 else self.part == 0)
         width = math.gcd(self.p.n, 2)
-        pairs = range(0, 2, width)
-        for operation in epilogue.steps(self.w.epilogue[: self.begun]):
-            with when(first), unrolled(self.mmas_n, "j") as j:
-                n = self._channel(j)
-                if operation.takes == "channel":  # loaded once for all pixels
-                    for pair in pairs:
-                        with when(self._is_output(0, n + pair)):
-                            added = self._read(operation, 0, n + pair, width)
-                            with unrolled(self.mmas_m, "i") as i, unrolled(2, "h") as h:
-                                self._add(operation, (i * self.mmas_n + j) * 4 + h * 2 + pair, added)
-                    continue
-                with unrolled(self.mmas_m, "i") as i, unrolled(2, "h") as h:
-                    m = self._pixel(i, h)
-                    for pair in pairs:
-                        with when(self._is_output(m, n + pair)):
-                            added = self._read(operation, m, n + pair, width)
-                            self._add(operation, (i * self.mmas_n + j) * 4 + h * 2 + pair, added)
+        for operation in self.early:
+            if operation.takes != "output":
+                continue
+            with (
+                when(first),
+                unrolled(self.mmas_n, "j") as j,
+                unrolled(self.mmas_m, "i") as i,
+                unrolled(2, "h") as h,
+            ):
+                m, n = self._pixel(i, h), self._channel(j)
+                for pair in range(0, 2, width):
+                    with when(self._is_output(m, n + pair)):
+                        added = self._read(operation, m, n + pair, width)
+                        self._add(operation, (i * self.mmas_n + j) * 4 + h * 2 + pair, added)
 
     def _add(self, operation: epilogue.Operation, first: Expr, added: Sequence[Expr]) -> None:
         """Apply an operation to neighbouring sums."""
@@ -508,20 +557,33 @@ class _Multiplication:
 
     def _stage(self) -> None:
         """Put the tile into shared memory, where the threads that store it find neighbouring channels."""
-        rest, itemsize = self.w.epilogue[self.begun :], self.staged_itemsize
+        itemsize = self.staged_itemsize
+        operations, relu = _without_relu(self.early, "float32" if self.unfinished else self.w.storage)
         row = self.warp_m * (self.mmas_m * MMA_M) + self.lane // 4
         column = self.warp_n * (self.mmas_n * MMA_N) + self.lane % 4 * 2
         at = self.memory[0] + uint(self.ring) + uint(row * self.pitch) + uint(column * itemsize)
+        for place, operation in enumerate(self.of_channels):
+            added = self.added[operation.name]
+            with unrolled(self.mmas_n, "j") as j:
+                ptx("ld.shared.v2.b32", added[j * 2], added[j * 2 + 1], self._of_channel(place, column + j * MMA_N))
         with unrolled(self.mmas_m, "i") as i, unrolled(self.mmas_n, "j") as j, unrolled(2, "h") as h:
-            pair = [self.sums[(i * self.mmas_n + j) * 4 + h * 2 + e] for e in range(2)]
-            if not self.unfinished:
-                pair = [epilogue.compute(rest, value, lambda name: None) for value in pair]
+            sums = [self.sums[(i * self.mmas_n + j) * 4 + h * 2 + e] for e in range(2)]
+            pair = [self._applied(operations, value, j * 2 + e) for e, value in enumerate(sums)]
             to = at + uint((i * MMA_M + h * 8) * self.pitch) + uint(j * (MMA_N * itemsize))
             if itemsize == SUM_BYTES:
                 ptx("st.shared.v2.b32", to, *pair)
             else:
-                pack(self.words, 0, pair, self.w.storage)
+                pack(self.words, 0, pair, self.w.storage, relu)
                 ptx("st.shared.b32", to, self.words[0])
+
+    def _applied(self, operations: Sequence[epilogue.Operation], value: Expr, channel: Expr) -> Expr:
+        """A sum of one of this thread's channels with operations applied in registers, but for what it began with."""
+        for operation in operations:
+            if operation.takes == "channel":
+                value = operation.compute(value, self.added[operation.name][channel])
+            elif not operation.takes:
+                value = operation.compute(value)
+        return value
 
     def _store(self) -> None:
         """Store the tile from shared memory in vectors of channels; of a cluster each block its share of the pixels.
@@ -532,7 +594,7 @@ class _Multiplication:
         vectors = t.block_m // t.split_k * (t.block_n // self.vector)
         passes = -(-vectors // t.threads)
         together = math.gcd(passes, TOGETHER)
-        reading = [operation for operation in epilogue.steps(w.epilogue[self.begun :]) if operation.takes == "output"]
+        reading = [operation for operation in self.late if operation.takes == "output"]
         names = [operation.name for operation in reading] if self.unfinished else [STAGED]
         asked = [{name: allocate(f"{name}_{u}", 8, "uint32") for name in names} for u in range(together)]
         with serial(passes // together, "i") as i:
@@ -549,7 +611,7 @@ class _Multiplication:
                 with when(inside):
                     if self.unfinished:
                         self._sum_up(at)
-                        finish(w, self.arguments, self.begun, m, n, self.vector, self.value, self.words, words)
+                        finish(w, self.arguments, self.late, m, n, self.vector, self.value, self.words, words)
                     staged = self.words if self.unfinished else words[STAGED]
                     store_global(self.arguments["Y"], m * w.O + n, staged, self.vector)
 
@@ -612,7 +674,7 @@ def read_argument(
 def finish(
     w: Conv,
     arguments: dict[str, Buffer],
-    begun: int,
+    operations: Sequence[epilogue.Operation],
     m: Expr,
     o: Expr,
     width: int,
@@ -620,12 +682,12 @@ def finish(
     words: Buffer,
     asked: Mapping[str, Buffer] | None = None,
 ) -> None:
-    """Apply the rest of the epilogue to neighbouring sums and round them to the storage dtype.
+    """Apply operations to neighbouring sums and round them to the storage dtype.
 
     Args:
         w: the workload, in NHWC.
         arguments: by name.
-        begun: how many operations the sums have behind them.
+        operations: of the epilogue, in order.
         m: the pixel, of the whole batch.
         o: the first output channel.
         width: how many channels.
@@ -633,7 +695,8 @@ def finish(
         words: uint32, at least 8: the results are packed there.
         asked: arguments that were loaded before, as `words` would have them, by name.
     """
-    for operation in epilogue.steps(w.epilogue[begun:]):
+    left, relu = _without_relu(operations, w.storage)
+    for operation in left:
         read = None
         if asked and operation.name in asked:
             read = unpack(asked[operation.name], width, w.storage)
@@ -641,7 +704,13 @@ def finish(
             read = read_argument(w, arguments, operation, m, o, width, words)
         for e in range(width):
             store(value, e, operation.compute(value[e], *([read[e]] if read else [])))
-    pack(words, 0, [value[e] for e in range(width)], w.storage)
+    pack(words, 0, [value[e] for e in range(width)], w.storage, relu)
+
+
+def _without_relu(operations: Sequence[epilogue.Operation], dtype: str) -> tuple[Sequence[epilogue.Operation], bool]:
+    """Operations without a ReLU at their end, if there is one and rounding to a dtype does that too."""
+    relu = dtype != "float32" and bool(operations) and operations[-1].name == "relu"
+    return operations[:-1] if relu else operations, relu
 
 
 def _add_up(w: Conv, parts: int, arguments: dict[str, Buffer], partial: Buffer) -> None:
@@ -669,7 +738,7 @@ def _add_up(w: Conv, parts: int, arguments: dict[str, Buffer], partial: Buffer) 
                 load_global(words, partial, (g * pixels + m) * w.O + o, vector)
                 for e, part in enumerate(unpack(words, vector, "float32")):
                     store(value, e, value[e] + part)
-            finish(w, arguments, 0, m, o, vector, value, words)
+            finish(w, arguments, epilogue.steps(w.epilogue), m, o, vector, value, words)
             store_global(arguments["Y"], m * w.O + o, words, vector)
 
 

@@ -425,21 +425,33 @@ class Program:
         return self.base[0] + uint(at) + uint(channel * SUM_BYTES)
 
     def _copy_weight(self) -> None:
-        """Copy the tile's filters to shared memory as they are; behind the last of all filters are zeros."""
+        """Copy the tile's filters to shared memory as they are; behind the last of all filters are zeros.
+
+        A copy is of all its bytes or of none: where filters end within a vector, its elements are copied one by one.
+        An asynchronous copy of a part would do on a GPU, but memcheck takes it to read all, beyond the array.
+        """
         vector = VECTOR // self.lines.size  # elements
         vectors = int(self.tile.filter_bytes) // VECTOR
         first, end = (channels * self.lines.filter_size for channels in (self.first_channel, self.w.O))
+        last, rest = (end - first) // vector, end % vector  # the vector that the filters end within, if they do
         with serial(-(-vectors // self.threads), "i") as i:
             unit = i * self.threads + self.thread
-            with when(unit < vectors if vectors % self.threads else True):
+            inside = unit < vectors if vectors % self.threads else True
+            with when(both(inside, unit != last if rest else True)):
                 source: Expr = first + unit * vector
-                known: Expr = vector
+                known: Expr = uint(VECTOR)
                 if self.w.O % self.channels:
-                    known = T.max(0, T.min(end - source, vector))
-                    source = T.Select(known > 0, source, 0)
+                    known = T.Select(source < end, known, uint(0))
+                    source = T.Select(source < end, source, 0)
                 destination = self.base[0] + uint(self.filters_at) + uint(unit * VECTOR)
-                address = self.arguments["K"].access_ptr("r", offset=source)
-                ptx(ASYNC_COPY[VECTOR], destination, address, VECTOR, uint(known * self.lines.size))
+                ptx(ASYNC_COPY[VECTOR], destination, self.arguments["K"].access_ptr("r", offset=source), VECTOR, known)
+        if rest:
+            with when(both(self.thread < vector, last < vectors)):
+                source = T.Select(self.thread < rest, last * vector + self.thread, 0) + first
+                load_global(self.words, self.arguments["K"], source, 1)
+                store(self.words, 0, T.Select(self.thread < rest, self.words[0], T.uint32(0)))
+                place = uint((last * vector + self.thread) * self.lines.size)
+                store_shared(self.base[0] + uint(self.filters_at) + place, self.words, self.lines.size)
 
     def _spread_weight(self) -> None:
         """Put the filters in rows of words, with zeros between their lines, once for each phase.

@@ -259,8 +259,18 @@ class WarpTiles:
         """
         return self.block_n * itemsize + 8 * itemsize
 
-    def shared_bytes(self, p: Product, staged_itemsize: Any) -> Any:
-        """Dynamic shared memory of a block: the stages; after the last step, the warps' sums, and then the tile.
+    def shared_bytes(self, p: Product, staged_itemsize: Any, of_channels: Any) -> Any:
+        """Dynamic shared memory of a block: what `tile_bytes` tells, and behind it what there is for each channel.
+
+        Args:
+            p: the product.
+            staged_itemsize: bytes of an element of the tile in shared memory.
+            of_channels: how many numbers each channel has there, of the epilogue.
+        """
+        return self.tile_bytes(p, staged_itemsize) + of_channels * self.block_n * SUM_BYTES
+
+    def tile_bytes(self, p: Product, staged_itemsize: Any) -> Any:
+        """Shared memory for the stages; after the last step, the warps' sums, and then the tile.
 
         The tile has room of its own where the stages are already filled for the next one.
         """
@@ -311,12 +321,12 @@ class WarpTiles:
         )
         return self.steps(p) * step + gpu.end * self.accumulators * together
 
-    def usage(self, p: Product, staged_itemsize: Any) -> Usage:
-        """What configs use of a device."""
+    def usage(self, p: Product, staged_itemsize: Any, of_channels: Any) -> Usage:
+        """What configs use of a device; the arguments are those of `shared_bytes`."""
         steps, tiles = self.steps(p), self.tiles(p)
         products = self.block_m * self.block_n * self.block_k
         blocks = self.blocks(p)
-        shared = self.shared_bytes(p, staged_itemsize)
+        shared = self.shared_bytes(p, staged_itemsize, of_channels)
         return Usage(
             threads=self.threads,
             shared_bytes=0 * shared,

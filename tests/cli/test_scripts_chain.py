@@ -60,7 +60,7 @@ def measured(script, monkeypatch):
     )
     monkeypatch.setattr(script, "devices", SimpleNamespace(find=lambda text: gpu))
     monkeypatch.setattr(script, "measure_chain", measure)
-    monkeypatch.setattr(script, "provenance", lambda device, command, library: f"here, {library}")
+    monkeypatch.setattr(script, "provenance", lambda device, command, library, built: f"here, {built}")
     return seen
 
 
@@ -110,7 +110,7 @@ def test_of_an_archive_the_fastest_kernel_of_the_log_is_taken_and_else_the_first
     assert f"no record of {LARGE} applies" in told.err
     page = (tmp_path / "net-chain.md").read_text()
     assert "| one graph | 4.00 ± 0.0% | +0.33 |" in page
-    assert "kernels by tvmconv" in page
+    assert "here, [{'tvmconv': " in page
 
 
 @needs_nvrtc

@@ -2,9 +2,13 @@
 
 import importlib
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
+
+from tvmconv.devices.base import LostError
+from tvmconv.errors import DeviceError
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
@@ -57,3 +61,26 @@ def test_readings_are_written_again(limits, tmp_path, capsys):
 def test_a_log_is_needed_in_one_line(limits, capsys):
     assert limits.main([]) == 2
     assert "give a --log" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("first", "fault", "failed", "launched"),
+    [(1, DeviceError, [2], [1, 2, 3]), (1, LostError, [2], [1, 2]), (3, LostError, [], [3])],
+)
+def test_the_kernel_that_fails_is_named_and_the_others_are_launched(limits, first, fault, failed, launched, capsys):
+    """Unless the process has lost the GPU: then another goes on behind it."""
+    ran = []
+
+    def run(number):
+        ran.append(number)
+        if number == 2:
+            raise fault("unspecified launch failure")
+
+    kernels = [limits._Kernel(f"layer {i}", "stem", {"rows": i}, 1, 1, partial(run, i)) for i in (1, 2, 3)]
+    assert limits._launch(kernels, first) is not bool(failed)
+    said = capsys.readouterr().err
+    assert ran == launched
+    assert [f'kernel {i}, layer {i} stem {{"rows": {i}}}: unspecified' in said for i in (1, 2, 3)] == [
+        i in failed for i in (1, 2, 3)
+    ]
+    assert ("--first 3 goes on" in said) is (bool(failed) and fault is LostError)

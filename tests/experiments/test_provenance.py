@@ -1,18 +1,38 @@
-"""Where numbers come from is told as far as it is known."""
+"""The line beside every table, on hosts of all kinds."""
 
 from importlib import metadata
 
-from tvmconv.experiments import provenance
+import pytest
+
+from tvmconv import devices
+from tvmconv.experiments.provenance import provenance
+
+BUILT = {"tvmconv": "0.1.0", "tvm": "0.27.0", "nvrtc": "13.5"}
 
 
-def test_where_kernels_only_run_there_is_no_version_of_tvm(opencl, monkeypatch):
-    assert ", TVM " in provenance.provenance(opencl, "run")
-    real = metadata.version
+@pytest.fixture
+def without_tvm(monkeypatch):
+    """A host where kernels are measured that were built elsewhere."""
+    version = metadata.version
 
-    def version(name):
+    def told(name):
         if name == "apache-tvm":
             raise metadata.PackageNotFoundError(name)
-        return real(name)
+        return version(name)
 
-    monkeypatch.setattr(metadata, "version", version)
-    assert "TVM" not in provenance.provenance(opencl, "run", "cuDNN 9")
+    monkeypatch.setattr(metadata, "version", told)
+
+
+def test_tvm_is_named_where_it_is():
+    assert "TVM " in provenance(devices.find("opencl:0"), "this")
+
+
+@pytest.mark.usefixtures("without_tvm")
+def test_tvm_is_left_out_where_it_is_not():
+    assert "TVM " not in provenance(devices.find("opencl:0"), "this")
+
+
+@pytest.mark.usefixtures("without_tvm")
+def test_kernels_from_elsewhere_name_what_built_them():
+    source = provenance(devices.find("opencl:0"), "this", built=[BUILT, BUILT, {**BUILT, "nvrtc": "13.0"}])
+    assert "; tvmconv 0.1.0, TVM 0.27.0, NVRTC 13.5 and 13.0, pyopencl " in source

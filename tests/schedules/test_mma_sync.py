@@ -1,6 +1,7 @@
 """`mma_sync` computes every convolution in NHWC, executed without a GPU, and takes of a GPU what its formulas say."""
 
 import functools
+import re
 
 import emulate
 import pytest
@@ -102,6 +103,48 @@ def test_sums_are_shared_among_blocks_and_warps(meet, epilogue):
     assert len(kernel.steps) == (2 if meet == "scratch" else 1)
     assert kernel.launch.cluster == ((1, 1, 1) if meet == "scratch" else (1, 1, 4))
     assert emulate.error(kernel.module, w) <= w.tolerance
+
+
+ORDERS = ("bias,relu", "relu,bias", "add,bias,relu", "relu,bias,add", "add,relu,bias", "bias,relu,add,clamp")
+SHARED = {
+    "alone": {"split_k": 1, "warps_k": 1, "tiles_per_block": 1},
+    "in turn": {"split_k": 1, "warps_k": 1, "tiles_per_block": 2},
+    "warps": {"split_k": 1, "warps_k": 2, "tiles_per_block": 1},
+    "cluster": {"split_k": 2, "warps_k": 2, "tiles_per_block": 1, "meet": "cluster"},
+    "scratch": {"split_k": 2, "warps_k": 1, "tiles_per_block": 1, "meet": "scratch"},
+}
+SMALL = {"block_m": 32, "block_n": 32, "block_k": 64, "warps_m": 2, "warps_n": 1, "stages": 3, "meet": "scratch"}
+
+
+@pytest.mark.parametrize("how", SHARED)
+@pytest.mark.parametrize("order", ORDERS)
+def test_an_epilogue_is_applied_in_its_order_however_sums_are_shared(order, how):
+    """Channels are 40, 42 or 41: biases come in 16, 8 or 4 bytes. Shared memory is what `usage` says."""
+    channels = (40, 42, 41)[ORDERS.index(order) % 3]
+    w = tc.parse(f"conv2d:1x24x9x11,{channels}x24x3x3,s1,p1,f16,nhwc,{order}")
+    space = space_of(w, "mma_sync")
+    for residual in ("begin", "end") if "residual" in space.knobs else (None,):
+        config = {**SMALL, **SHARED[how], **({"residual": residual} if residual else {})}
+        kernel = built(w, config)
+        assert emulate.error(kernel.module, w) <= w.tolerance, config
+        used = space.usage(space.point(kernel.config)[None]).dynamic_shared_bytes[0]
+        assert used == kernel.program.steps[0].dynamic_shared_bytes
+
+
+def test_a_bias_leaves_the_steps_of_a_tile_as_they_are():
+    """It is asked for before them and added behind them, and no thread waits for memory for it."""
+    text = "conv2d:32x256x14x14,256x256x3x3,s1,p1,f16,nhwc"
+    bare, biased = (built(tc.parse(text + epilogue)).source.splitlines() for epilogue in ("", ",bias,relu"))
+    steps = [[line for line in lines if "_mma_sync_" in line or "_ldmatrix_" in line] for lines in (bare, biased)]
+    assert [re.sub(r"cse_v\d+", "", line) for line in steps[0]] == [re.sub(r"cse_v\d+", "", line) for line in steps[1]]
+    assert not [line for line in biased if "ld_global" in line]
+
+
+@pytest.mark.parametrize("epilogue", ["relu", "bias,relu", "bias,add,relu"])
+def test_a_relu_at_the_end_is_part_of_the_rounding(epilogue):
+    source = built(tc.parse(f"{LAYER},{epilogue}")).source
+    assert "cvt.rn.relu.f16x2.f32" in source
+    assert "max(" not in source.rpartition("__global__")[2]
 
 
 @pytest.mark.parametrize("where", ["begin", "end"])

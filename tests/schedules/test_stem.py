@@ -1,5 +1,7 @@
 """`stem` computes every first layer: any width, stride, padding and epilogue, executed without a GPU, and on one."""
 
+import re
+
 import pytest
 from cubins import ARCHITECTURES, check_spills, needs_nvrtc
 from emulate import error
@@ -43,6 +45,8 @@ NASTY = (
     "conv2d:3x3x9x34,130x3x3x3,s1,p1,f16,nhwc,bias",  # several tiles of channels, the last nearly empty
 )
 
+CUT_SHORT = (NASTY[0], NASTY[3], NASTY[17], NASTY[-1])  # their filters end within 16 bytes
+
 LAYERS = {
     "resnet": "conv2d:1x3x224x224,64x3x7x7,s2,p3,f16,nhwc,bias,relu",
     "resnet-32": "conv2d:32x3x224x224,64x3x7x7,s2,p3,bf16,nhwc,bias,relu",
@@ -71,6 +75,16 @@ def lowered(text, config=None):
 def space_of(text):
     w = tc.parse(text)
     return library.find(w, "stem").space(w, limits("sm_86"))
+
+
+@pytest.mark.parametrize("text", CUT_SHORT)
+def test_asynchronous_copies_are_of_all_their_bytes_or_of_none(text):
+    """To memcheck, one of a part of them reads all, beyond the array."""
+    source = tc.build(tc.parse(text), "stem", arch="sm_90").source
+    calls = re.findall(r"^ *\w+_cp_async_\w+_src_size_\w+_(\d+)\((.*)\);$", source, re.M)
+    assert calls
+    for nbytes, arguments in calls:
+        assert re.search(rf"(\? \(uint\){nbytes} : \(uint\)0\)|, \(uint\)({nbytes}|0))$", arguments), arguments
 
 
 @pytest.mark.parametrize("text", NASTY)

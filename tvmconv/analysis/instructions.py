@@ -567,8 +567,8 @@ def _mma(call: Call, compiler: Compiler) -> Run:
 
 
 def _convert_two(call: Call, compiler: Compiler) -> Run:
-    """cvt.rn.{f16x2,bf16x2}.f32 d, a, b: a goes to the upper half of d, b to the lower."""
-    if set(call.modifiers) - {"rn", "f16x2", "bf16x2", "f32"}:
+    """cvt.rn{.relu}.{f16x2,bf16x2}.f32 d, a, b: a goes to the upper half of d, b to the lower."""
+    if set(call.modifiers) - {"rn", "relu", "f16x2", "bf16x2", "f32"}:
         raise AnalysisError(f"{call}, which cannot be executed")
     kind = numpy_dtype("float16" if "f16x2" in call.modifiers else "bfloat16")
     destinations, sources = _Destinations(call.operands[:1], compiler), _Sources(call.operands[1:3], compiler)
@@ -576,7 +576,9 @@ def _convert_two(call: Call, compiler: Compiler) -> Run:
 
     def convert(mask: Mask) -> None:
         lanes = machine.lanes(mask)
-        upper, lower = sources.read(mask, lanes, 4).view(np.float32).astype(kind).view(np.uint16).astype(np.uint32)
+        exact = sources.read(mask, lanes, 4).view(np.float32)
+        rounded = (np.maximum(exact, 0) if "relu" in call.modifiers else exact).astype(kind)
+        upper, lower = rounded.view(np.uint16).astype(np.uint32)
         destinations.write(mask, lanes, (upper << np.uint32(16) | lower)[:, None])
 
     return convert

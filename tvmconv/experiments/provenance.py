@@ -2,44 +2,59 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import subprocess
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 
 from tvmconv.devices import Device
 from tvmconv.version import VERSION
 
+BUILDERS = {"tvmconv": "tvmconv", "tvm": "TVM", "nvrtc": "NVRTC"}  # as versions are told, and as they are named
 
-def provenance(device: Device, command: str, library: str | None = None) -> str:
+
+def provenance(
+    device: Device, command: str, library: str | None = None, built: Iterable[Mapping[str, str]] = ()
+) -> str:
     """The device, the versions of what made and ran the kernels, the date and the command, in one line.
 
     Args:
         device: where the numbers were measured.
         command: what was typed.
         library: what a baseline ran, with its version (`Row.library`).
+        built: versions of what built the kernels, of each, where that was apart; by default they were built here.
     """
-    versions = [f"tvmconv {VERSION}", *_tvm(), *_versions(device)]
+    versions = [*(_told(list(built)) or _present(device)), *_under(device)]
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     what = ", ".join([*versions, *([library] if library else [])])
     return f"{device.name}; {what}; {today}; `{command}`"
 
 
-def _tvm() -> list[str]:
-    """TVM's version; nothing where kernels were built elsewhere and only run here."""
-    try:
-        return [f"TVM {metadata.version('apache-tvm')}"]
-    except metadata.PackageNotFoundError:
-        return []
+def _told(built: list[Mapping[str, str]]) -> list[str]:
+    """Of what built kernels apart, as they say; several where these differ."""
+    found = {name: dict.fromkeys(each[key] for each in built if key in each) for key, name in BUILDERS.items()}
+    return [f"{name} {' and '.join(versions)}" for name, versions in found.items() if versions]
 
 
-def _versions(device: Device) -> list[str]:
-    """Of the compiler and the driver under the device."""
+def _present(device: Device) -> list[str]:
+    """Of what builds kernels here; TVM is none of it on a host without."""
+    versions = [f"tvmconv {VERSION}"]
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        versions.append(f"TVM {metadata.version('apache-tvm')}")
+    if device.kind == "cuda":
+        from tvmconv.compiler import nvrtc
+
+        versions.append(f"NVRTC {nvrtc.version()}")
+    return versions
+
+
+def _under(device: Device) -> list[str]:
+    """Of what runs kernels on the device."""
     if device.kind != "cuda":
         return [f"pyopencl {metadata.version('pyopencl')}"]
-    from tvmconv.compiler import nvrtc
-
     driver = _nvidia_driver()
-    return [f"NVRTC {nvrtc.version()}", *([f"driver {driver}"] if driver else [])]
+    return [f"driver {driver}"] if driver else []
 
 
 def _nvidia_driver() -> str | None:
