@@ -94,7 +94,7 @@ def build(script, suite, tmp_path, monkeypatch):
 def test_of_an_archive_the_fastest_kernel_of_the_log_is_taken_and_else_the_first(
     script, build, suite, measured, tmp_path, capsys
 ):
-    archive = build("--configs", "2")
+    archive = build("--configs", "2", "--schedule", "mma_sync")
     log = tmp_path / "log.jsonl"
     of_small = [entry for entry in entries(archive) if entry["workload"] == SMALL]
     for seconds, entry in zip((2e-6, 1e-6), of_small, strict=False):
@@ -179,7 +179,7 @@ def test_what_cannot_be_is_refused_in_one_line(script, words, said, capsys):
 
 @needs_nvrtc
 def test_an_archive_without_a_layer_is_refused(script, build, measured, capsys):
-    archive = build("--configs", "1", "--only", "a")
+    archive = build("--configs", "1", "--schedule", "mma_sync", "--only", "a")
     assert script.main(["--suite", "d2l", "--archive", str(archive), "--baseline", "none"]) == 2
     assert "has no kernel of conv2d:1x16x64x64,16x16x3x3,s1,p1, and 4 more" in capsys.readouterr().err
 
