@@ -2,12 +2,15 @@
 
     python scripts/prebuild.py build --suite resnet50 --dtype f16 --layout nhwc --configs 24 --arch sm_90 -o kernels.zip
     python scripts/prebuild.py measure kernels.zip --log results/resnet50-f16-nhwc.jsonl --device cuda:0
+    python scripts/prebuild.py build --suite resnet50 --dtype f16 --layout nhwc --best LOG -o best.zip
 
 A search spends most of its time on compilers. `build` has the tuner propose those configs that promise most, as a
 search does before it knows anything, and compiles them, on all processors; the same command goes on where it was
 interrupted. With a --log of what was measured of them, it goes on as a search does. `measure` verifies and times each,
 and appends a record of it to a log; it needs no TVM. Then `scripts/tune_suite.py --compare-only` compares the best with
-libraries. The archive has plain data in it: JSON and machine code.
+libraries. With --best, `build` compiles for each layer the fastest config of logs alone (without a record of its
+epilogue, that of the bare layer; without any, a default), for scripts that take an --archive. The archive has plain
+data in it: JSON and machine code.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from typing import Any
 
 import tvmconv as tc
 from tvmconv import devices, library
-from tvmconv.cli.errors import Parser, guarded
+from tvmconv.cli.errors import Parser, UsageError, guarded
 from tvmconv.cli.options import add_suite, chosen_layers, count
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.program import Program
@@ -56,7 +59,13 @@ def _run(argv: Sequence[str]) -> int:
     add_suite(build, "d2l")
     build.add_argument("--schedule", action="append", metavar="S", help="(default: what a search tries)")
     build.add_argument("--configs", type=count, default=24, metavar="N", help="of each schedule (default: %(default)s)")
-    build.add_argument("--log", type=Path, metavar="FILE", help="what was measured before, for the tuner to learn from")
+    source = build.add_mutually_exclusive_group()
+    source.add_argument(
+        "--log", type=Path, metavar="FILE", help="what was measured before, for the tuner to learn from"
+    )
+    source.add_argument(
+        "--best", nargs="+", type=Path, metavar="LOG", help="instead: the fastest config of each layer in these logs"
+    )
     build.add_argument("--arch", default="sm_90", help="to compile for (default: %(default)s)")
     build.add_argument("--workers", type=count, default=os.cpu_count() or 1, help="processes (default: all processors)")
     build.add_argument("-o", dest="out", type=Path, required=True, metavar="FILE", help="a .zip, which is added to")
@@ -71,7 +80,9 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _build(args: Namespace) -> int:
-    jobs = list(_jobs(args))
+    if args.best and args.schedule:
+        raise UsageError("--schedule is for configs that are searched, and --best takes those of any schedule")
+    jobs = list(_best(args) if args.best else _jobs(args))
     known = {_identity(entry) for entry, _, _ in entries(args.out)} if args.out.exists() else set()
     jobs = [job for job in jobs if _identity(job) not in known]
     failed, start = 0, time.monotonic()
@@ -113,6 +124,19 @@ def _jobs(args: Namespace) -> Iterator[dict[str, Any]]:
             for config in tuner.propose(args.configs):
                 job = {"workload": str(workload), "schedule": schedule.name, "config": config, "arch": args.arch}
                 yield json.loads(json.dumps(job))  # as it will be read
+
+
+def _best(args: Namespace) -> Iterator[dict[str, Any]]:
+    """The best candidate of each layer, and where it is from."""
+    from tvmconv.logs.candidates import UNTUNED, candidates
+
+    place = devices.find(args.arch)
+    for workload in dict.fromkeys(layer.workload for layer in chosen_layers(args).layers.values()):
+        found = next(candidates(args.best, workload, place))
+        if found.origin == UNTUNED:
+            print(f"prebuild: no record of {workload}: {found.schedule.name} with default knobs", file=sys.stderr)
+        job = {"workload": str(workload), "schedule": found.schedule.name, "config": found.config, "arch": args.arch}
+        yield json.loads(json.dumps({**job, "origin": found.origin}))
 
 
 def _identity(job: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from strategies import convolutions, filters
 
-from tvmconv.baselines.torch_calls import calls, tensor
+from tvmconv.baselines.torch_calls import calls, calls_in, tensor
 from tvmconv.verify import Problem
 from tvmconv.workloads import parse
 
@@ -108,3 +108,9 @@ def test_what_cudnn_does_not_do_itself_is_told(text, said):
 )
 def test_the_layout_and_the_fusion_are_told(text, notes):
     assert [call.notes for call in calls(parse(text))] == notes
+
+
+def test_in_one_layout_what_cudnn_fuses_is_tried_both_ways():
+    w = parse("conv2d:1x4x6x6,4x4x3x3,f16,nhwc,bias,relu")
+    notes = [call.notes for call in calls_in(w, "nhwc")]
+    assert notes == [("relu by kernels of PyTorch's", "in NHWC"), ("bias+relu fused", "in NHWC")]

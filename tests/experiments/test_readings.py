@@ -23,6 +23,12 @@ def test_it_is_read_as_it_was_written(tmp_path):
     assert (tmp_path / "new" / "größe.md").read_text(encoding="utf-8") == "a page\n"
 
 
+def test_totals_are_read_as_they_were_written(tmp_path):
+    measured = Readings("a", "b", [Row("basic", {})], {"graph": [1.5e-4, 0.01]})
+    measured.write(tmp_path, "")
+    assert Readings.read(tmp_path / "a.json", Row) == measured
+
+
 def test_each_kernel_has_a_line(tmp_path):
     MEASURED.write(tmp_path, "")
     assert len((tmp_path / "größe.json").read_text(encoding="utf-8").splitlines()) == len(MEASURED.kernels) + 2
@@ -34,6 +40,7 @@ def test_each_kernel_has_a_line(tmp_path):
         "[]",
         "no JSON",
         '{"name": "a", "provenance": "b"}',
+        '{"name": "a", "provenance": "b", "kernels": [], "totals": 3}',
         '{"name": "a", "provenance": "b", "kernels": [{"schedule": "basic"}]}',
         '{"name": "a", "provenance": "b", "kernels": [{"schedule": "basic", "counts": {}, "more": 1}]}',
     ],

@@ -4,8 +4,18 @@ import pytest
 
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads import SUITES, parse, suite
+from tvmconv.workloads.suites import Variant, walk
 
-NETWORKS = ["resnet50", "vgg16", "mobilenet", "yolov8s", "efficientnet_b0", "convnext_tiny"]
+NETWORKS = [
+    "resnet50",
+    "vgg16",
+    "mobilenet",
+    "yolov8s",
+    "efficientnet_b0",
+    "convnext_tiny",
+    "sd_vae_decoder",
+    "sd_unet",
+]
 
 
 @pytest.mark.parametrize(
@@ -18,6 +28,8 @@ NETWORKS = ["resnet50", "vgg16", "mobilenet", "yolov8s", "efficientnet_b0", "con
         ("yolov8s", 64),
         ("efficientnet_b0", 81),
         ("convnext_tiny", 58),  # 22, and 36 linear layers
+        ("sd_vae_decoder", 40),  # 36, and 4 linear layers
+        ("sd_unet", 98),
     ],
 )
 def test_counts_sum_to_the_network_s_convolutions(name, convolutions):
@@ -33,6 +45,8 @@ def test_counts_sum_to_the_network_s_convolutions(name, convolutions):
         ("yolov8s", 14.30e9),  # 28.6 GFLOP of the model's page
         ("efficientnet_b0", 384.5e6),
         ("convnext_tiny", 4.455e9),
+        ("sd_vae_decoder", 1.240e12),
+        ("sd_unet", 221.97e9),
     ],
 )
 def test_multiplications_sum_to_the_network_s_known_total(name, macs):
@@ -48,6 +62,8 @@ def test_multiplications_sum_to_the_network_s_known_total(name, macs):
         ("yolov8s", 11_146_096),  # of 11,166,560 parameters; the others are normalisations and biases
         ("efficientnet_b0", 3_956_192),  # of 5,288,548
         ("convnext_tiny", 27_756_000),  # of 28,589,128
+        ("sd_vae_decoder", 49_452_432),  # of 49,490,199
+        ("sd_unet", 589_027_840),  # of 859,520,964; most others are of attention
     ],
 )
 def test_weights_sum_to_the_network_s_known_total(name, weights):
@@ -59,6 +75,19 @@ def test_weights_sum_to_the_network_s_known_total(name, weights):
 def test_layers_are_distinct(name):
     layers = suite(name)
     assert len({layer.workload for layer in layers}) == len({layer.name for layer in layers}) == len(layers)
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_a_walk_has_every_layer_in_order_under_a_name_of_its_own(name):
+    layers = walk(name)
+    assert len({layer.name for layer in layers}) == len(layers) == sum(layer.count for layer in suite(name))
+    firsts = {layer.workload: layer.name for layer in reversed(layers)}
+    assert [layer.name for layer in suite(name)] == [layer.name for layer in layers if layer.name in firsts.values()]
+
+
+def test_a_walk_s_variant_is_the_suite_s():
+    layers = walk("resnet50", Variant(batch=32, dtype="float16"))
+    assert layers[5].workload.text == "conv2d:32x256x56x56,64x256x1x1,s1,p0,f16"
 
 
 def test_d2l_is_the_chapter_s_sweep():
@@ -93,7 +122,7 @@ def test_suites_of_filters_have_no_batch(name):
         suite(name, batch=2)
 
 
-# Sizes from the models' own code: ultralytics 8 (yolov8s at 640), torchvision (the others at 224).
+# Sizes from the models' own code: ultralytics 8 (yolov8s at 640), diffusers (sd_… at 512), torchvision (others at 224).
 LAYERS = {
     "yolov8s": {
         "0.conv": "conv2d:1x3x640x640,32x3x3x3,s2,p1",
@@ -114,6 +143,20 @@ LAYERS = {
         "downsample3": "conv2d:1x384x14x14,768x384x2x2,s2,p0",
         "stage3.0.depthwise": "conv2d:1x384x14x14,384x1x7x7,s1,p3,g384",
         "stage4.0.mlp_project": "conv2d:1x3072x7x7,768x3072x1x1,s1,p0",
+    },
+    "sd_vae_decoder": {
+        "post_quant_conv": "conv2d:1x4x64x64,4x4x1x1,s1,p0",
+        "mid.attn.q": "conv2d:1x512x64x64,512x512x1x1,s1,p0",
+        "up1.upsample": "conv2d:1x512x256x256,512x512x3x3,s1,p1",
+        "up3.res0.conv_shortcut": "conv2d:1x256x512x512,128x256x1x1,s1,p0",
+        "conv_out": "conv2d:1x128x512x512,3x128x3x3,s1,p1",
+    },
+    "sd_unet": {
+        "down0.downsample": "conv2d:1x320x64x64,320x320x3x3,s2,p1",
+        "mid.attn.proj_in": "conv2d:1x1280x8x8,1280x1280x1x1,s1,p0",
+        "up1.res2.conv1": "conv2d:1x1920x16x16,1280x1920x3x3,s1,p1",
+        "up2.res2.conv_shortcut": "conv2d:1x960x32x32,640x960x1x1,s1,p0",
+        "up3.res0.conv1": "conv2d:1x960x64x64,320x960x3x3,s1,p1",
     },
 }
 

@@ -53,7 +53,7 @@ def time_cudnn(
         DeviceError: PyTorch with cuDNN is missing, or it fails.
     """
     gpu = check_gpu(device, "cuDNN")
-    torch = _torch()  # missing, it is missed before threads are started
+    torch = torch_with_cudnn()  # missing, it is missed before threads are started
     try:
         return min(_picks(w, inputs, gpu, cold=cold, seconds=seconds), key=lambda pick: pick.timing.median)
     finally:
@@ -70,7 +70,7 @@ def _picks(
 
     def picked(call: Call) -> Baseline:
         with ThreadPoolExecutor(max_workers=1) as thread:
-            return thread.submit(_time_pick, w, call, inputs, gpu, cold=cold, seconds=seconds).result()
+            return thread.submit(time_pick, w, call, inputs, gpu, cold=cold, seconds=seconds).result()
 
     errors, begun = [], time.monotonic()
     found: list[tuple[float, Call]] = []
@@ -90,11 +90,23 @@ def _picks(
             yield picked(fastest)
 
 
-def _time_pick(
+def time_pick(
     w: Conv | Filter, call: Call, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *, cold: bool, seconds: float
 ) -> Baseline:
-    """Let cuDNN try its algorithms, and time the one that it picks."""
-    torch = _torch()
+    """Let cuDNN try its algorithms, and time the one that it picks.
+
+    Args:
+        w: the workload.
+        call: how it is computed.
+        inputs: as for `time_cudnn`.
+        gpu: where.
+        cold: as for `Loaded.time`.
+        seconds: as for `Loaded.time`.
+
+    Raises:
+        DeviceError: PyTorch with cuDNN is missing, or it fails.
+    """
+    torch = torch_with_cudnn()
     tf32 = w.dtype == dtypes.TF32.name
     sets = BufferSets.choose(set_bytes(inputs, w.argument_shapes[-1], w.storage), gpu.l2_bytes or 0, cold=cold)
     stream = torch.cuda.Stream(gpu.index)
@@ -103,7 +115,7 @@ def _time_pick(
         torch.cuda.device(gpu.index),
         torch.cuda.stream(stream),
         torch.no_grad(),
-        _exact(torch, tf32=tf32),
+        exact(torch, tf32=tf32),
     ):
         copies = [call.prepare(*(tensor(array).to(gpu.text) for array in inputs)) for _ in range(sets.count)]
         for _ in range(3):  # the first call tries the algorithms, which a capture does not allow
@@ -126,7 +138,8 @@ def _time_pick(
     return Baseline(timing, result, ", ".join([*_versions(torch), *settings, *call.notes]))
 
 
-def _torch() -> Any:
+def torch_with_cudnn() -> Any:
+    """PyTorch; raises `DeviceError` where it is missing, or has no cuDNN."""
     try:
         import torch
     except ImportError as error:
@@ -139,7 +152,7 @@ def _torch() -> Any:
 
 
 @contextmanager
-def _exact(torch: Any, *, tf32: bool) -> Iterator[None]:
+def exact(torch: Any, *, tf32: bool) -> Iterator[None]:
     """Let cuDNN try every algorithm, and nobody round to TF32 unless that is what is asked for."""
     wanted = (
         (torch.backends.cudnn, "benchmark", True),

@@ -75,8 +75,13 @@ def calls(w: Conv | Filter) -> list[Call]:
     if isinstance(w, Filter):
         return _filters(w)
     layouts = LAYOUTS if w.rank in _MEMORY_FORMATS else (w.layout,)
+    return [call for layout in layouts for call in calls_in(w, layout)]
+
+
+def calls_in(w: Conv, layout: str) -> list[Call]:
+    """The ways to compute a convolution on tensors of one layout: with PyTorch's kernels behind it, and fused."""
     ways = (False, True) if w.rank == 2 and w.epilogue in FUSED and w.before == w.behind else (False,)
-    return [_convolution(w, layout, fused=fused) for layout in layouts for fused in ways]
+    return [_convolution(w, layout, fused=fused) for fused in ways]
 
 
 def _convolution(w: Conv, layout: str, *, fused: bool) -> Call:

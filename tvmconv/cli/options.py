@@ -15,9 +15,9 @@ from tvmconv.cli.errors import UsageError
 from tvmconv.devices import AbsentError, Arch, Device
 from tvmconv.errors import FallbackWarning, WorkloadError
 from tvmconv.experiments.run import left_out
-from tvmconv.experiments.sweep import Selection, select_layers
+from tvmconv.experiments.sweep import Selection, select_layers, select_walk
 from tvmconv.knobs import Value, parse_value
-from tvmconv.workloads import SUITES, Workload, dtypes, epilogue
+from tvmconv.workloads import SUITES, Layer, Workload, dtypes, epilogue
 from tvmconv.workloads.layout import LAYOUTS
 from tvmconv.workloads.suites import Variant
 
@@ -68,9 +68,17 @@ def add_selection(parser: argparse.ArgumentParser, *, epilogues: bool = True) ->
 
 def chosen_layers(args: argparse.Namespace) -> Selection:
     """The layers that the options of `add_suite` select; errors as of `select_layers`."""
+    return select_layers(args.suite, _variant(args), args.only, args.skip)
+
+
+def chosen_walk(args: argparse.Namespace) -> tuple[str, list[Layer]]:
+    """A name, and all layers that the options of `add_suite` select, one after another; errors as of `select_walk`."""
+    return select_walk(args.suite, _variant(args), args.only, args.skip)
+
+
+def _variant(args: argparse.Namespace) -> Variant:
     dtype = dtypes.BY_TEXT[args.dtype].name if args.dtype else None
-    variant = Variant(args.batch, dtype, args.layout, getattr(args, "epilogue", None))
-    return select_layers(args.suite, variant, args.only, args.skip)
+    return Variant(args.batch, dtype, args.layout, getattr(args, "epilogue", None))
 
 
 def refuse_layers_options(args: argparse.Namespace) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -21,11 +21,13 @@ class Readings(Generic[Row]):
         name: of the files, without a suffix.
         provenance: on what they were measured, with what, when.
         kernels: one row a kernel.
+        totals: what was read of all of them together, by name: numbers.
     """
 
     name: str
     provenance: str
     kernels: list[Row]
+    totals: dict[str, list[float]] = field(default_factory=dict)
 
     def write(self, folder: Path, page: str) -> None:
         """Write NAME.json, one kernel a line, and NAME.md; the folder is made if it is not there.
@@ -35,7 +37,8 @@ class Readings(Generic[Row]):
             page: Markdown.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        head = json.dumps({"name": self.name, "provenance": self.provenance}, ensure_ascii=False).removesuffix("}")
+        told = {"name": self.name, "provenance": self.provenance} | ({"totals": self.totals} if self.totals else {})
+        head = json.dumps(told, ensure_ascii=False).removesuffix("}")
         rows: list[Any] = self.kernels
         body = ",\n".join(json.dumps(asdict(row), ensure_ascii=False) for row in rows)
         (folder / f"{self.name}.json").write_text(f'{head}, "kernels": [\n{body}\n]}}\n', encoding="utf-8")
@@ -55,6 +58,8 @@ class Readings(Generic[Row]):
         """
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
-            return cls(str(data["name"]), str(data["provenance"]), [row(**kernel) for kernel in data["kernels"]])
-        except (ValueError, LookupError, TypeError) as error:
+            totals = {str(name): [*map(float, each)] for name, each in data.get("totals", {}).items()}
+            kernels = [row(**kernel) for kernel in data["kernels"]]
+            return cls(str(data["name"]), str(data["provenance"]), kernels, totals)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise Error(f"{file}: no such readings ({type(error).__name__}: {error})") from error

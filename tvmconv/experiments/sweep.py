@@ -16,7 +16,7 @@ from tvmconv.experiments.provenance import provenance
 from tvmconv.experiments.results import Result, in_common, libraries
 from tvmconv.experiments.run import Progress, choose, run_ladder
 from tvmconv.workloads import Conv2d, Layer, Workload, suite
-from tvmconv.workloads.suites import Variant, is_file
+from tvmconv.workloads.suites import Variant, is_file, walk
 
 CHANNELS_SUITE = "d2l"  # its layers differ in nothing but their channels
 FIXED_EFFORT = 10**9  # building and timing a workload's schedules take about as long as verifying so many bytes
@@ -134,13 +134,36 @@ def select_layers(
     """
     how = variant or Variant()
     layers = suite(name, how.batch, dtype=how.dtype, layout=how.layout, epilogue=how.epilogue)
+    chosen = _named(name, layers, only, skip)
+    return Selection(_selection_name(name, how, only, skip), {_label(name, layer): layer for layer in chosen})
+
+
+def select_walk(
+    name: str, variant: Variant | None = None, only: str | None = None, skip: str | None = None
+) -> tuple[str, list[Layer]]:
+    """All layers of a suite whose names contain a text, one after another, equal ones as well, under one name.
+
+    Arguments and errors are those of `select_layers`.
+    """
+    how = variant or Variant()
+    each = [replace(layer, count=1) for layer in walk(name, how) for _ in range(layer.count)]
+    return _selection_name(name, how, only, skip), _named(name, each, only, skip)
+
+
+def _named(name: str, layers: Sequence[Layer], only: str | None, skip: str | None) -> list[Layer]:
+    """Those layers of a suite whose names contain `only`, and not `skip`."""
     chosen = [layer for layer in layers if (only or "") in layer.name and not (skip and skip in layer.name)]
     if not chosen:
         like = " and ".join([*([f"like {only!r}"] if only else []), *([f"unlike {skip!r}"] if skip else [])])
-        raise Error(f"no layer of {name} is named {like}; there are {', '.join(layer.name for layer in layers)}")
+        there = ", ".join(dict.fromkeys(layer.name for layer in layers))
+        raise Error(f"no layer of {name} is named {like}; there are {there}")
+    return chosen
+
+
+def _selection_name(name: str, how: Variant, only: str | None, skip: str | None) -> str:
+    """What tells layers and their variant from others."""
     own_name = Path(name).stem if is_file(name) else name
-    parts = (own_name, only, f"no-{skip}" if skip else "", how.text(suite(name)))
-    return Selection("-".join(filter(None, parts)), {_label(name, layer): layer for layer in chosen})
+    return "-".join(filter(None, (own_name, only, f"no-{skip}" if skip else "", how.text(suite(name)))))
 
 
 def _label(name: str, layer: Layer) -> str:

@@ -16,7 +16,8 @@ from tvmconv.logs.index import Ranking, fastest_first, index
 from tvmconv.logs.lines import BadLines
 from tvmconv.logs.record import Record
 from tvmconv.logs.subject import Subject
-from tvmconv.workloads import Workload
+from tvmconv.workloads import Conv, Workload
+from tvmconv.workloads.suites import Variant
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -118,6 +119,16 @@ def nearest_first(
     for (nearness, _), group in groupby(near, key=lambda item: item[0]):
         for record in fastest_first([ranking for _, ranking in group]):
             yield nearness, record
+
+
+def serving(paths: Paths, workload: Workload, device: Device) -> Iterator[tuple[Nearness, Record]]:
+    """As `nearest_first`, and behind those of a convolution with an epilogue those of the same without it.
+
+    A schedule has the same knobs with any epilogue, and what is fast without one mostly is fast with it.
+    """
+    yield from nearest_first(paths, workload, device)
+    if isinstance(workload, Conv) and workload.epilogue:
+        yield from nearest_first(paths, Variant(epilogue=()).of(workload), device)
 
 
 def _rankings(paths: Paths) -> Sequence[tuple[Subject, Ranking]]:

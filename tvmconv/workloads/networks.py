@@ -16,6 +16,7 @@ from tvmconv.workloads.operators.filter2d import Filter2d
 from tvmconv.workloads.text import quote
 
 IMAGE = 224
+LATENT = 64  # of an image of 512×512
 
 
 def d2l(batch: int) -> Iterator[tuple[str, Conv2d]]:
@@ -163,6 +164,82 @@ def convnext_tiny(batch: int) -> Iterator[tuple[str, Conv2d]]:
             yield f"{name}.mlp_project", _square(batch, 4 * channels, size, channels, kernel=1)
 
 
+def sd_vae_decoder(batch: int) -> Iterator[tuple[str, Conv2d]]:
+    """The decoder of Stable Diffusion 1.5's autoencoder: latents of 4×64×64 to an image of 512×512.
+
+    The four projections of its attention, which are linear layers over channels, are 1×1 convolutions.
+
+    Source: Rombach et al., "High-Resolution Image Synthesis with Latent Diffusion Models", 2022, section 3.1; sizes as
+    in its configs/autoencoder/autoencoder_kl_32x32x4.yaml with 8 pixels a latent, and in diffusers' AutoencoderKL.
+    """
+    channels, size = 512, LATENT
+    yield "post_quant_conv", _square(batch, 4, size, 4, kernel=1)
+    yield "conv_in", _square(batch, 4, size, channels, kernel=3)
+    yield from _residual("mid.res0", batch, channels, size, channels)
+    for projection in ("q", "k", "v", "out"):
+        yield f"mid.attn.{projection}", _square(batch, channels, size, channels, kernel=1)
+    yield from _residual("mid.res1", batch, channels, size, channels)
+    for block, filters in enumerate((512, 512, 256, 128)):
+        if block > 0:  # before which each pixel is doubled along both axes
+            size *= 2
+            yield f"up{block - 1}.upsample", _square(batch, channels, size, channels, kernel=3)
+        for layer in range(3):
+            yield from _residual(f"up{block}.res{layer}", batch, channels, size, filters)
+            channels = filters
+    yield "conv_out", _square(batch, channels, size, 3, kernel=3)
+
+
+def sd_unet(batch: int) -> Iterator[tuple[str, Conv2d]]:
+    """Stable Diffusion 1.5's U-Net, one step on latents of 4×64×64, as for an image of 512×512.
+
+    What goes down is kept, and concatenated on the way up. Attention has a 1×1 convolution before and behind it.
+
+    Source: Rombach et al., "High-Resolution Image Synthesis with Latent Diffusion Models", 2022, section 3; sizes as in
+    its configs/stable-diffusion/v1-inference.yaml, and in diffusers' UNet2DConditionModel.
+    """
+
+    def attention(name: str, channels: int, size: int) -> Iterator[tuple[str, Conv2d]]:
+        for end in ("in", "out"):
+            yield f"{name}.proj_{end}", _square(batch, channels, size, channels, kernel=1)
+
+    channels, size, widths = 320, LATENT, (320, 640, 1280, 1280)
+    coarsest = len(widths) - 1  # the level that has no attention
+    yield "conv_in", _square(batch, 4, size, channels, kernel=3)
+    kept = [channels]
+    for level, width in enumerate(widths):
+        if level > 0:
+            yield f"down{level - 1}.downsample", _square(batch, channels, size, channels, kernel=3, stride=2)
+            size //= 2
+            kept.append(channels)
+        for layer in range(2):
+            yield from _residual(f"down{level}.res{layer}", batch, channels, size, width)
+            channels = width
+            if level < coarsest:
+                yield from attention(f"down{level}.attn{layer}", channels, size)
+            kept.append(channels)
+    yield from _residual("mid.res0", batch, channels, size, channels)
+    yield from attention("mid.attn", channels, size)
+    yield from _residual("mid.res1", batch, channels, size, channels)
+    for block, width in enumerate(reversed(widths)):
+        if block > 0:  # before which each pixel is doubled along both axes
+            size *= 2
+            yield f"up{block - 1}.upsample", _square(batch, channels, size, channels, kernel=3)
+        for layer in range(3):
+            yield from _residual(f"up{block}.res{layer}", batch, channels + kept.pop(), size, width)
+            channels = width
+            if block > 0:
+                yield from attention(f"up{block}.attn{layer}", channels, size)
+    yield "conv_out", _square(batch, channels, size, 4, kernel=3)
+
+
+def _residual(name: str, batch: int, channels: int, size: int, filters: int) -> Iterator[tuple[str, Conv2d]]:
+    """Stable Diffusion's residual block: two 3×3 convolutions, and a 1×1 where the number of channels changes."""
+    yield f"{name}.conv1", _square(batch, channels, size, filters, kernel=3)
+    yield f"{name}.conv2", _square(batch, filters, size, filters, kernel=3)
+    if channels != filters:
+        yield f"{name}.conv_shortcut", _square(batch, channels, size, filters, kernel=1)
+
+
 def filter1d(batch: int) -> Iterator[tuple[str, Filter1d]]:
     """Signals of a megabyte up to a gigabyte, with masks up to the widest of the literature's examples."""
     _refuse_batch("filter1d", batch)
@@ -204,7 +281,7 @@ def _square(
     )
 
 
-NETWORKS = (resnet50, vgg16, mobilenet, yolov8s, efficientnet_b0, convnext_tiny)
+NETWORKS = (resnet50, vgg16, mobilenet, yolov8s, efficientnet_b0, convnext_tiny, sd_vae_decoder, sd_unet)
 SUITES: dict[str, Callable[[int], Iterable[tuple[str, Workload]]]] = {
     walk.__name__: walk for walk in (d2l, *NETWORKS, filter1d, filter2d)
 }

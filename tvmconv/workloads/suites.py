@@ -108,14 +108,28 @@ def suite(
             such variant, or the file is malformed.
         OSError: the file cannot be read.
     """
+    return _distinct(walk(name, Variant(batch, dtype, layout, epilogue)))
+
+
+def walk(name: str, variant: Variant | None = None) -> tuple[Layer, ...]:
+    """All layers of a suite, in the network's order, equal ones as well; of a file, its own with their counts.
+
+    Args:
+        name: one of `SUITES`, or the path of a file, as for `read_suite`.
+        variant: what the layers shall have instead of their own.
+
+    Raises:
+        WorkloadError: as for `suite`.
+        OSError: the file cannot be read.
+    """
+    how = variant or Variant()
     if name in SUITES:
-        walked = [Layer(layer, workload, 1) for layer, workload in SUITES[name](1 if batch is None else batch)]
+        walked = [Layer(layer, workload, 1) for layer, workload in SUITES[name](1 if how.batch is None else how.batch)]
     elif is_file(name):
         walked = list(read_suite(Path(name)))
     else:
         raise WorkloadError(f"unknown suite {quote(name)}: expected one of {', '.join(SUITES)}, or a file NAME.json")
-    variant = Variant(batch, dtype, layout, epilogue)
-    return _distinct(replace(layer, workload=variant.of(layer.workload)) for layer in walked)
+    return tuple(replace(layer, workload=how.of(layer.workload)) for layer in walked)
 
 
 def is_file(name: str) -> bool:

@@ -140,9 +140,19 @@ def time_replays(capture: Callable[[int], Replay], stream: int, *, multiple: int
         DeviceError: a launch fails.
     """
     replay, launches = capture_enough(capture, stream, multiple=multiple)
+    return Replays(tuple(s / launches for s in time_replay(replay, stream, seconds)), launches)
+
+
+def time_replay(replay: Replay, stream: int, seconds: float) -> list[float]:
+    """The seconds that each replay takes, after a warm-up.
+
+    Args:
+        replay: queues what is timed on the stream.
+        stream: on which it is queued.
+        seconds: device time to spend, about.
+    """
     took = warm_up(replay, stream)
-    replays = int(min(max(seconds / took, MIN_REPLAYS), MAX_REPLAYS))
-    return Replays(tuple(s / launches for s in between(stream, replay, replays)), launches)
+    return between(stream, replay, int(min(max(seconds / took, MIN_REPLAYS), MAX_REPLAYS)))
 
 
 def capture_enough(capture: Callable[[int], Replay], stream: int, *, multiple: int) -> tuple[Replay, int]:

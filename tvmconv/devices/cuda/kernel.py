@@ -74,7 +74,13 @@ class CudaLoaded(Loaded):
             return time_sets(capture_on(stream, launch), stream, sets, seconds)
 
     def bind(
-        self, pointers: Sequence[int], stream: int, scratch: Sequence[int] | None = None, *, overlap: bool = False
+        self,
+        pointers: Sequence[int],
+        stream: int,
+        scratch: Sequence[int] | None = None,
+        *,
+        overlap: bool = False,
+        follows: bool = False,
     ) -> Bound:
         """Make ready to launch on the program's `arrays`, in their order, at these addresses; within `border`.
 
@@ -83,8 +89,9 @@ class CudaLoaded(Loaded):
             stream: to launch on.
             scratch: addresses of the program's scratch memory; by default, fresh memory full of NaN.
             overlap: whether a step that can begins before the step before it has ended.
+            follows: whether there is one before the first step, too: another kernel's, launched right before it.
         """
-        return Bound(self.program, self._functions, pointers, stream, scratch, overlap=overlap)
+        return Bound(self.program, self._functions, pointers, stream, scratch, overlap=overlap, follows=follows)
 
     def border(self) -> AbstractContextManager[None]:
         """`border` with this kernel's launch in its errors."""
@@ -108,6 +115,7 @@ class Bound:
         scratch: Sequence[int] | None = None,
         *,
         overlap: bool = False,
+        follows: bool = False,
     ) -> None:
         self._stream = stream
         with ExitStack() as owned:
@@ -128,7 +136,7 @@ class Bound:
                     step.launch,
                     _parameters(step, read, seen),
                     stream,
-                    overlap=overlap and step.overlaps and step is not program.steps[0],
+                    overlap=overlap and step.overlaps and (follows or step is not program.steps[0]),
                 )
                 for step, function in zip(program.steps, functions, strict=True)
             ]

@@ -1,0 +1,155 @@
+"""A network's convolutions one after another, as one CUDA graph, beside the sum of their times and beside cuDNN's.
+
+    python scripts/chain.py --suite resnet50 --dtype f16 --layout nhwc --epilogue bias,relu --log tuning_logs -o results
+    python scripts/chain.py --suite resnet50 --dtype f16 --layout nhwc --epilogue bias,relu --archive kernels.zip
+    python scripts/chain.py --from results/resnet50-f16-nhwc-bias-relu-chain.json      # the tables again
+
+Every layer is there, in the network's order, equal ones as well, each with weights of its own; it reads what the layer
+before it wrote where that fits, else an input of its own. Its kernel is the fastest of the logs: without a record of
+its epilogue, that of the bare layer; without any, a default, and the table says so. Or it is of an archive that
+`prebuild.py build` made, which needs no TVM: there the fastest of --log, or else the first.
+
+Each kernel is verified and timed alone. Then all are timed in one graph, one after another, and once more with those
+overlapping that wait by themselves for the one before them. The same, but for that, is measured of cuDNN through
+PyTorch, in the same layout. Writes NAME-chain.json and NAME-chain.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from prebuild import entries
+
+import tvmconv as tc
+from tvmconv import devices
+from tvmconv.baselines.cudnn import torch_with_cudnn
+from tvmconv.cli.errors import Parser, UsageError, guarded
+from tvmconv.cli.options import add_suite, chosen_walk, count
+from tvmconv.cli.progress import progress_line
+from tvmconv.compiler.program import Program
+from tvmconv.devices.cuda.device import CudaDevice
+from tvmconv.errors import Error
+from tvmconv.experiments.chain import Built, Link, measure_chain, without_common
+from tvmconv.experiments.provenance import provenance
+from tvmconv.experiments.readings import Readings
+from tvmconv.logs.best import serving
+from tvmconv.logs.candidates import UNTUNED, candidates, origin
+from tvmconv.reports.chain import LEGEND, layers_table, totals_table
+from tvmconv.workloads import Conv
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print and write."""
+    return guarded("chain", lambda: _run(sys.argv[1:] if argv is None else argv))
+
+
+def _run(argv: Sequence[str]) -> int:
+    args = _parser().parse_args(argv)
+    if args.file:
+        measured = Readings.read(args.file, Link)
+    elif args.log or args.archive:
+        measured = _measure(args, shlex.join(["python", "scripts/chain.py", *argv]))
+    else:
+        raise UsageError("give a --log with tuned kernels, an --archive of kernels, or --from FILE")
+    totals, layers = totals_table(measured), layers_table(measured.kernels)
+    print(f"{layers.text()}\n\n{totals.text()}\n\n{measured.provenance}")
+    if args.out:
+        tables = f"{totals.markdown()}\n\n{layers.markdown()}"
+        measured.write(args.out, f"{tables}\n\n{LEGEND} {measured.provenance}")
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="chain", description="A network's convolutions as one CUDA graph.")
+    add_suite(parser, "resnet50")
+    parser.add_argument("--log", nargs="+", type=Path, metavar="FILE", help="logs, or folders of logs")
+    parser.add_argument("--archive", type=Path, metavar="FILE", help="kernels that were built apart")
+    parser.add_argument("--device", default="cuda:0", help="an NVIDIA GPU (default: %(default)s)")
+    parser.add_argument(
+        "--baseline", choices=("cudnn", "none"), default="cudnn", help="to compare with (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--picks", type=count, default=3, metavar="N", help="how often cuDNN may pick (default: %(default)s)"
+    )
+    parser.add_argument("--from", dest="file", type=Path, metavar="FILE", help="do not measure: read this JSON")
+    parser.add_argument("-o", dest="out", type=Path, metavar="DIR", help="write JSON and Markdown to this folder")
+    return parser
+
+
+def _measure(args: argparse.Namespace, command: str) -> Readings[Link]:
+    name, chosen = chosen_walk(args)
+    layers = [(layer.name, layer.workload) for layer in chosen if isinstance(layer.workload, Conv)]
+    if len(layers) < len(chosen):
+        raise UsageError(f"{args.suite}: a chain is of convolutions alone")
+    device = devices.find(args.device)
+    if not isinstance(device, CudaDevice):
+        raise UsageError(f"a chain is one CUDA graph: expected --device cuda:N instead of {device.text}")
+    picks = args.picks if args.baseline == "cudnn" else 0
+    if picks:
+        torch_with_cudnn()  # missing, it is missed before all else is measured
+    with progress_line(f"{device.text}: ") as tell:
+        tell("kernels")
+        built = _built(args, list(dict.fromkeys(w for _, w in layers)), device)
+        links, times = measure_chain(layers, built, device, tell, picks=picks)
+    common, links = without_common(links)
+    elsewhere = [kernel.versions for kernel in built.values() if kernel.versions]
+    source = provenance(device, command, ", ".join(common), built=elsewhere)
+    return Readings(f"{name}-chain", source, links, {n: [t.median, t.spread] for n, t in times.items()})
+
+
+def _built(args: argparse.Namespace, workloads: Sequence[Conv], device: CudaDevice) -> dict[Conv, Built]:
+    """A kernel for each; what there is no record of is told on stderr."""
+    if args.archive:
+        found = _archived(args.archive, workloads, args.log, device)
+    else:
+        found = {w: _fastest(w, args.log, device) for w in workloads}
+    for w, built in found.items():
+        if not built.origin.startswith("tuned"):
+            print(f"chain: no record of {w} applies: {built.schedule}, {built.origin}", file=sys.stderr)
+    return found
+
+
+def _fastest(w: Conv, logs: Sequence[Path], device: CudaDevice) -> Built:
+    """The first candidate that can still be built."""
+    for candidate in candidates(logs, w, device):
+        try:
+            kernel = tc.build(w, candidate.schedule, device=device, config=candidate.config)
+            return Built(candidate.schedule.name, candidate.origin, kernel.program)
+        except Error:
+            if candidate.origin == UNTUNED:
+                raise
+    raise AssertionError("the last candidate is untuned")
+
+
+def _archived(
+    file: Path, workloads: Sequence[Conv], logs: Sequence[Path] | None, device: CudaDevice
+) -> dict[Conv, Built]:
+    """Of an archive, the kernel of each workload that logs say is the fastest, or else the first."""
+    there: dict[str, list[tuple[dict[str, Any], Program]]] = {}
+    for entry, _, program in entries(file):
+        if entry["arch"] != device.arch:
+            raise Error(f"{file} is for {entry['arch']}, and {device.text} is {device.arch or device.kind}")
+        there.setdefault(entry["workload"], []).append((entry, program))
+    if missing := [w.text for w in workloads if w.text not in there]:
+        raise Error(f"{file} has no kernel of {missing[0]}" + f", and {len(missing) - 1} more" * (len(missing) > 1))
+    found = {}
+    for w in workloads:
+        (entry, program), where = there[w.text][0], "the first of the archive"
+        where = entry.get("origin", where)
+        for nearness, record in serving(logs, w, device) if logs else ():
+            config = {name: list(v) if isinstance(v, tuple) else v for name, v in record.config.items()}
+            same = [e for e in there[w.text] if (e[0]["schedule"], e[0]["config"]) == (record.schedule, config)]
+            if same:
+                (entry, program), where = same[0], origin(nearness, record, w)
+                break
+        found[w] = Built(entry["schedule"], where, program, entry.get("versions"))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

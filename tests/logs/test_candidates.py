@@ -1,0 +1,50 @@
+"""What logs say is to be built for a workload, the best first."""
+
+import pytest
+
+import tvmconv as tc
+from tvmconv.devices import Arch
+from tvmconv.logs.candidates import candidates
+from tvmconv.logs.record import Record
+
+BARE = tc.parse("conv2d:1x4x8x8,8x4x3x3,p1")
+W = tc.parse(f"{BARE},bias,relu")
+H200, ARCH = "NVIDIA H200", Arch("sm_90")
+
+
+@pytest.fixture
+def write(log):
+    def write_log(*records):
+        for record in records:
+            tc.Log(log).append(record)
+        return log
+
+    return write_log
+
+
+def record(seconds, workload=W, schedule="tiling", tile_c=(-1, 1, 2)):
+    return Record(workload, schedule, {"tile_c": tile_c}, H200, "cuda -arch=sm_90", times=(seconds,))
+
+
+def found(log, workload=W):
+    return [(each.schedule.name, each.config.get("tile_c"), each.origin) for each in candidates(log, workload, ARCH)]
+
+
+def test_records_of_the_epilogue_come_before_those_of_the_bare_workload(write):
+    log = write(record(1e-6, BARE, tile_c=(-1, 1, 4)), record(3e-6), record(2e-6, tile_c=(-1, 2, 2)))
+    assert found(log)[:3] == [
+        ("tiling", (-1, 2, 2), f"tuned on {H200}"),
+        ("tiling", (-1, 1, 2), f"tuned on {H200}"),
+        ("tiling", (-1, 1, 4), f"tuned without the epilogue on {H200}"),
+    ]
+
+
+def test_records_of_another_epilogue_serve_nobody(write):
+    assert len(found(write(record(1e-6)), BARE)) == 1
+
+
+def test_schedules_that_are_no_more_are_left_out_and_the_last_candidate_is_a_default(write):
+    log = write(record(1e-6, schedule="forgotten"))
+    (only,) = candidates(log, W, ARCH)
+    assert only.origin == "default"
+    assert only.config == only.schedule.space(W, ARCH.limits).default
