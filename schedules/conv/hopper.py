@@ -78,7 +78,7 @@ from .hopper_tiles import (
     HopperTiles,
     residual,
 )
-from .mma_sync import finish
+from .mma_sync import finish, without_relu
 from .warp_tiles import CHUNK, Product
 
 DTYPES = ("float16", "bfloat16", "tf32")
@@ -161,8 +161,9 @@ class _Pipeline:
         self.meets = bool(t.meets(w))
         self.grid = int(t.blocks(w)) // t.split_k
         self.rounds = 1 if self.meets else -(-self.tiles // self.grid)
+        self.operations = epilogue.steps(w.epilogue)
         self.residual = None if self.meets else residual(w)
-        self.of_channels = [o.name for o in epilogue.steps(w.epilogue) if o.takes == "channel" and not self.meets]
+        self.of_channels = [o.name for o in self.operations if o.takes == "channel" and not self.meets]
         self.slab_bytes, self.buffers = int(t.slab_bytes(p.itemsize)), int(t.buffers(w))
         self.slab = self.slab_bytes // p.itemsize  # channels
         self.buffer_bytes = -(-WGMMA_M * self.slab_bytes // LINE) * LINE
@@ -210,8 +211,8 @@ class _Pipeline:
         channels, extents = w.C, tuple(reversed(w.space))
         self.plain = math.prod((*w.kernel, *w.stride)) == 1 and w.out == w.space and self.part_m <= maps.MAX_BOX
         if self.plain:  # the pixels of all images are the rows of one matrix
-            box = (self.panel_k, self.part_m)
-            image = maps.tiled(dtype, itemsize, (channels, p.m), (channels,), box, self.panel_bytes)
+            pixels = (self.panel_k, self.part_m)
+            image = maps.tiled(dtype, itemsize, (channels, p.m), (channels,), pixels, self.panel_bytes)
         else:
             image = maps.im2col(
                 dtype,
@@ -639,12 +640,14 @@ class _Pipeline:
 
     def _finish_pair(self, sums: list[Expr], given: dict[str, list[Expr]], added: list[Expr], word: int) -> None:
         """Apply the epilogue to two neighbouring sums, and round them into registers."""
+        operations, relu = without_relu(self.operations, self.w.storage)
         for e in range(2):
             read = {name: pair[e] for name, pair in given.items()}
             if self.residual:
                 read[self.residual] = added[e]
-            store(self.value, e, epilogue.compute(self.w.epilogue, sums[e], read.__getitem__))
-        pack(self.words, word, [self.value[e] for e in range(2)], self.w.storage)
+            names = [operation.name for operation in operations]
+            store(self.value, e, epilogue.compute(names, sums[e], read.__getitem__))
+        pack(self.words, word, [self.value[e] for e in range(2)], self.w.storage, relu)
 
     def _fetch_residual(self) -> None:
         """Have a tile's residual copied, each slab as soon as its buffer has been stored."""
@@ -710,7 +713,7 @@ class _Pipeline:
             with when(inside):
                 self._sum_up(uint(row * int(t.pitch())) + uint(column * SUM_BYTES))
                 o = self.of_group * p.n + n
-                finish(w, self.arguments, 0, m, o, self.vector, self.value, self.words)
+                finish(w, self.arguments, self.operations, m, o, self.vector, self.value, self.words)
                 store_global(self.arguments["Y"], m * w.O + o, self.words, self.vector)
 
     def _sum_up(self, at: Expr) -> None:

@@ -558,7 +558,7 @@ class _Multiplication:
     def _stage(self) -> None:
         """Put the tile into shared memory, where the threads that store it find neighbouring channels."""
         itemsize = self.staged_itemsize
-        operations, relu = _without_relu(self.early, "float32" if self.unfinished else self.w.storage)
+        operations, relu = without_relu(self.early, "float32" if self.unfinished else self.w.storage)
         row = self.warp_m * (self.mmas_m * MMA_M) + self.lane // 4
         column = self.warp_n * (self.mmas_n * MMA_N) + self.lane % 4 * 2
         at = self.memory[0] + uint(self.ring) + uint(row * self.pitch) + uint(column * itemsize)
@@ -695,7 +695,7 @@ def finish(
         words: uint32, at least 8: the results are packed there.
         asked: arguments that were loaded before, as `words` would have them, by name.
     """
-    left, relu = _without_relu(operations, w.storage)
+    left, relu = without_relu(operations, w.storage)
     for operation in left:
         read = None
         if asked and operation.name in asked:
@@ -707,7 +707,7 @@ def finish(
     pack(words, 0, [value[e] for e in range(width)], w.storage, relu)
 
 
-def _without_relu(operations: Sequence[epilogue.Operation], dtype: str) -> tuple[Sequence[epilogue.Operation], bool]:
+def without_relu(operations: Sequence[epilogue.Operation], dtype: str) -> tuple[Sequence[epilogue.Operation], bool]:
     """Operations without a ReLU at their end, if there is one and rounding to a dtype does that too."""
     relu = dtype != "float32" and bool(operations) and operations[-1].name == "relu"
     return operations[:-1] if relu else operations, relu
