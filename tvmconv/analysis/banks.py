@@ -82,7 +82,7 @@ def shared_accesses(kernel: Kernel) -> list[SharedAccess]:
     for step in kernel.steps:
         if has_instructions(step.function):
             watch = _Watch(-(-step.launch.threads // WARP) * WARP)
-            execute(step.function, step.launch, zeros(step.function), blocks=[FIRST_BLOCK], watch=watch)
+            execute(step.function, step.launch, zeros(step), blocks=[FIRST_BLOCK], watch=watch)
             found += watch.accesses()
         else:
             found += [_count(access, step.launch) for access in _accesses(step.function)]

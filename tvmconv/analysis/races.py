@@ -35,7 +35,7 @@ def races(kernel: Kernel, blocks: Sequence[Block] | None = None) -> list[str]:
     """
     found = []
     for step in kernel.steps:
-        arrays, rng = zeros(step.function), np.random.default_rng(0)
+        arrays, rng = zeros(step), np.random.default_rng(0)
         for array in arrays:
             if array.dtype.kind != "i":
                 array.values[:] = rng.random(array.size, np.float32).astype(array.dtype)

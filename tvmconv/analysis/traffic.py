@@ -195,7 +195,7 @@ _OPERATIONS = {"Mul": MULTIPLICATIONS, "Add": ADDITIONS, "Min": EXTREMA, "shuffl
 def _executed(step: LoweredStep, spaces: Mapping[str, Space]) -> Traffic:
     """What the busiest of some blocks does, by executing them."""
     function, launch = step.function, step.launch
-    arrays = [replace(array, name=array.name.removesuffix("_ptr")) for array in zeros(function)]
+    arrays = [replace(array, name=array.name.removesuffix("_ptr")) for array in zeros(step)]
     blocks = with_clusters(launch, some_blocks(launch.grid))
     watch = _Watch(len(blocks), -(-launch.threads // WARP) * WARP, spaces)
     execute(function, launch, arrays, blocks=blocks, watch=watch)
