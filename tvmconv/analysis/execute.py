@@ -230,6 +230,16 @@ def _uniform(value: Value) -> bool:
     return not isinstance(value, np.ndarray) or value.ndim == 0
 
 
+def _as_uint64(value: Value) -> Value:
+    """Integers as unsigned ones of 64 bits, which the others' type does not hold."""
+    return value.astype(np.uint64) if isinstance(value, np.ndarray | np.generic) else int(value) & 0xFFFF_FFFF_FFFF_FFFF
+
+
+def _integers(dtype: np.dtype[Any]) -> type[np.int64] | type[np.uint64]:
+    """As what integers of a type are computed with."""
+    return np.uint64 if dtype == np.uint64 else np.int64
+
+
 def _trunc_div(a: Value, b: Value) -> Value:
     """Division of integers as in C: toward zero."""
     if isinstance(a, int) and isinstance(b, int):
@@ -755,7 +765,7 @@ class _Compiler:
             self._check_index(place, at)
             machine.site = site
             rows = machine.load(memory, *self._whole(at, place), dtype, active, place.name)
-            rows = rows.astype(np.int64) if integer else rows
+            rows = rows.astype(_integers(dtype)) if integer else rows
             rows = rows[:, 0] if lanes == 1 else rows
             if mask is None:
                 return rows
@@ -769,6 +779,8 @@ class _Compiler:
         registers, machine = place.memory, self.machine
         assert isinstance(registers, Registers)
         data, written, loaded = registers.data.view(place.dtype), registers.written, registers.loaded
+
+        integers = _integers(place.dtype)
 
         def check(known: NDArray[np.bool_], mask: Mask) -> None:
             real: NDArray[np.bool_] = machine.real if mask is None else mask
@@ -785,7 +797,7 @@ class _Compiler:
                 machine.loaded |= bool(loaded[at])
                 if integer:
                     check(written[at], mask)
-                    return data[at].astype(np.int64)
+                    return data[at].astype(integers)
                 return data[at]
             at = np.asarray(at)
             at = at[:, None] if at.ndim == 1 else at
@@ -797,7 +809,7 @@ class _Compiler:
             lane = machine.all_lanes[:, None]
             if integer:
                 check(np.asarray(written[at, lane].all(axis=1)), mask)
-            found = data[at, lane].astype(np.int64) if integer else data[at, lane]
+            found = data[at, lane].astype(integers) if integer else data[at, lane]
             return found[:, 0] if found.shape[1] == 1 else found
 
         return load
@@ -825,6 +837,7 @@ class _Compiler:
         kind = type(node).__name__
         if kind == "IntImm":
             number = bool(node.value) if node.ty.dtype.is_bool else int(node.value)
+            number = _as_uint64(number) if str(node.ty.dtype) == "uint64" else number
             return (lambda mask: number), True
         if kind == "FloatImm":
             real = numpy_dtype(str(node.ty.dtype)).type(node.value)
@@ -914,8 +927,10 @@ class _Compiler:
 
             return extremum, static
         text = str(dtype).partition("x")[0]
+        if text == "uint64":
+            return (lambda mask: _as_uint64(whole(_as_uint64(a(mask)), _as_uint64(b(mask))))), static
         if text.startswith("uint") and kind in _WRAPPING:
-            most = (1 << min(int(dtype.bits), 63)) - 1
+            most = (1 << int(dtype.bits)) - 1
             return (lambda mask: whole(a(mask), b(mask)) & most), static
         return (lambda mask: whole(a(mask), b(mask))), static
 
@@ -976,6 +991,8 @@ class _Compiler:
 
         def cast(mask: Mask) -> Value:
             found = value(mask)
+            if text == "uint64" and not source.is_float:
+                return _as_uint64(found)
             if source.is_float:
                 found = np.trunc(np.asarray(found, np.float64)).astype(np.int64)[()]
             elif isinstance(found, np.ndarray):
@@ -1058,7 +1075,7 @@ class _Compiler:
             found = np.asarray(value(mask))
             shape = found.shape
             found = np.ascontiguousarray(found.astype(source)).reshape(-1).view(to).reshape(shape)
-            return found.astype(np.int64)[()] if to.kind in "iu" else found[()]
+            return found.astype(_integers(to))[()] if to.kind in "iu" else found[()]
 
         return reinterpret, static
 

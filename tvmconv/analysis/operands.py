@@ -6,6 +6,7 @@ last text says whether a predicate follows the operands.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +50,8 @@ class Call:
         texts = [str(each.value) for each in node.args if type(each).__name__ == "StringImm"]
         operands = [each for each in node.args if type(each).__name__ != "StringImm"]
         flags = texts[-1].split(",") if texts else []
-        if unknown := set(flags) - {"", "pred", "keep"}:
+        operand = re.compile(r"p\d+")  # of operand so and so, that it is a predicate
+        if unknown := {flag for flag in flags if not operand.fullmatch(flag)} - {"", "pred", "keep"}:
             raise AnalysisError(f"PTX {name.removeprefix(PTX)} with {', '.join(sorted(unknown))}")
         predicate = operands.pop() if "pred" in flags else None
         return cls(name.removeprefix(PTX), tuple(operands), predicate, tuple(t for t in texts[:-1] if t))
