@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _ROW_BYTES = 16  # of a matrix that ldmatrix and stmatrix move
 
+
 def smallest_access(node: Any) -> int:
     """Bytes of the smallest element of shared memory that a call accesses; 4 if it accesses none."""
     call = Call.of(node)

@@ -56,7 +56,14 @@ class Watch:
         """
 
     def bulk(
-        self, space: Space, kind: Kind, name: str, lanes: Lanes, addresses: NDArray[np.int64], nbytes: int, itemsize: int
+        self,
+        space: Space,
+        kind: Kind,
+        name: str,
+        lanes: Lanes,
+        addresses: NDArray[np.int64],
+        nbytes: int,
+        itemsize: int,
     ) -> None:
         """The async proxy accesses memory, for lanes: see `access`. It has no conflicts in banks that are known of."""
 

@@ -80,7 +80,7 @@ class _Wait:
 
     def __str__(self) -> str:
         return "; ".join(
-            f"{self.machine.who(lanes)} waits for {barrier}"
+            f"{self.machine.who(lanes)} at {barrier}"
             for barrier, parity, lanes in self.waiting
             if barrier.phase & 1 == parity
         )
@@ -117,9 +117,7 @@ class Mbarriers:
             clock = machine.clocks.blank()
             name = f"the mbarrier at byte {at - SHARED_BASE} of shared memory of block {shared.block(block)}"
             made = machine.clocks.now
-            self._known[block, at] = Mbarrier(
-                name, block, count, agent, lane, made, clock, clock.copy(), left=count
-            )
+            self._known[block, at] = Mbarrier(name, block, count, agent, lane, made, clock, clock.copy(), left=count)
 
     def end(self, where: Address, lanes: Lanes) -> None:
         """mbarrier.inval."""

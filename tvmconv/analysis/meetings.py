@@ -90,11 +90,11 @@ class Meetings:
         machine = self._machine
         taking = machine.real if mask is None else mask
         by_warp, real = taking.reshape(-1, WARP), machine.real.reshape(-1, WARP)
-        some = by_warp.any(axis=1)
+        some: NDArray[np.bool_] = np.asarray(by_warp.any(axis=1))
         if not np.array_equal(by_warp & real, real & some[:, None]):
             raise RaceError("a barrier of the warp that not all of its threads reach")
         groups = machine.all_lanes.reshape(-1, WARP)[some]
-        whole = real[some].all(axis=1)
+        whole: NDArray[np.bool_] = np.asarray(real[some].all(axis=1))
         if whole.any():
             machine.shared.meet(groups[whole])
         for group in groups[~whole]:

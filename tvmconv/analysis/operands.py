@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.analysis.machine import Compiler, Machine, Mask, Pointer
-from tvmconv.analysis.memory import Address, Array, ExecutionError, Lanes, Registers, Shared
+from tvmconv.analysis.memory import Address, Array, ExecutionError, Lanes, Mapped, Registers
 from tvmconv.errors import AnalysisError
 
 Code = Callable[[Mask], Any]
@@ -144,8 +144,8 @@ class Sources:
 def address_of(call: Call, value: Any, machine: Machine, lanes: Lanes) -> Address:
     """Where an operand that is an address points to, in some lanes."""
     if isinstance(value, Pointer):
-        if isinstance(value.memory, Registers):
-            raise AnalysisError(f"{call} on registers")
+        if isinstance(value.memory, Registers | Mapped):
+            raise AnalysisError(f"{call} on {value.name}, which is no memory that it could access")
         if call.space == "global" and not isinstance(value.memory, Array):
             raise ExecutionError(f"{call} on {value.name}, which does not lie in global memory")
         return Address(value.memory, machine.rows(value.offset, lanes).astype(np.int64), value.name)

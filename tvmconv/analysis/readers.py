@@ -26,16 +26,16 @@ class Reader(NamedTuple):
 
     Attributes:
         kind: a warpgroup its operands of wgmma, or a thread what a bulk copy stores.
-        index: of the warpgroup, or of the thread, in its block.
+        number: of the warpgroup, or of the thread, in its block.
     """
 
     kind: Literal["wgmma", "bulk copy"]
-    index: int
+    number: int
 
     @property
     def threads(self) -> NDArray[np.intp]:
         """Threads of the block any of which can tell others that it has been read."""
-        return np.arange(WARPGROUP) + self.index * WARPGROUP if self.kind == "wgmma" else np.array([self.index])
+        return np.arange(WARPGROUP) + self.number * WARPGROUP if self.kind == "wgmma" else np.array([self.number])
 
 
 class Readers:

@@ -1,7 +1,7 @@
 """Threads that wait for each other: parts of blocks that are executed in turns, each in lock step in itself.
 
-A strand is a generator that executes some lanes and yields what they wait for: a `Wait`, or a `Fork` into strands of the
-two sides of a branch, behind which it goes on. That nobody can go on is found, and told.
+A strand is a generator that executes some lanes and yields what they wait for: a `Wait`, or a `Fork` into strands of
+the two sides of a branch, behind which it goes on. That nobody can go on is found, and told.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 from tvmconv.analysis.memory import RaceError
 
 MAX_TURNS = 100_000  # of loops in a row in which nothing else happens
+MAX_TOLD = 8  # who waits for what, in a message
 
 
 class Wait(Protocol):
@@ -111,6 +112,6 @@ def run(roots: Sequence[Steps], switch: Callable[[int], None], land: Callable[[]
             continue
         turns += 1
         if turns > MAX_TURNS or not any(isinstance(each, Turn) for each in waiting):
-            raise DeadlockError("deadlock: " + "; ".join(dict.fromkeys(str(each) for each in waiting)))
-
-
+            told = list(dict.fromkeys(str(each) for each in waiting))
+            more = f"; and {len(told) - MAX_TOLD} more" if len(told) > MAX_TOLD else ""
+            raise DeadlockError(f"deadlock: {'; '.join(told[:MAX_TOLD])}{more}")

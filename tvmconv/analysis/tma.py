@@ -25,7 +25,7 @@ ALIGNMENT = 128  # bytes, of where a tile lies in shared memory
 
 
 def swizzled(addresses: NDArray[np.int64], swizzle: int) -> NDArray[np.int64]:
-    """Where chunks of 16 bytes lie in shared memory: their number among 8, 4 or 2 XOR the 128 bytes that they are in."""
+    """Where chunks of 16 bytes lie in shared memory: their number among 8, 4 or 2 XOR that of their 128 bytes."""
     chunks = max(swizzle, CHUNK) // CHUNK
     return addresses ^ ((addresses >> 7 & chunks - 1) << 4)
 
@@ -150,13 +150,17 @@ class _Tensor:
     def nbytes(self) -> int:
         """Of a copy."""
         told = self.of.told
-        rows = told.box[1:] if told.is_im2col else (-(-b // s) for b, s in zip(told.box[1:], told.steps[1:], strict=True))
+        rows = (
+            told.box[1:] if told.is_im2col else (-(-b // s) for b, s in zip(told.box[1:], told.steps[1:], strict=True))
+        )
         return told.box[0] * self.of.array.dtype.itemsize * math.prod(rows)
 
     def box(self, mask: Mask, lanes: Lanes) -> Box:
         """What each lane takes."""
         at = self._values(self._place, mask, lanes)
-        return pixels(self.of.told, at, self._values(self._taps, mask, lanes)) if self._taps else tiles(self.of.told, at)
+        if not self._taps:
+            return tiles(self.of.told, at)
+        return pixels(self.of.told, at, self._values(self._taps, mask, lanes))
 
     def _values(self, codes: list[Callable[[Mask], Any]], mask: Mask, lanes: Lanes) -> NDArray[np.int64]:
         machine = self._machine
@@ -189,7 +193,7 @@ class _Tensor:
 def _load(call: Call, compiler: Compiler) -> Run:
     """cp.async.bulk.tensor.*.shared::cluster.global: to, map, place, mbarrier{, offsets of a tap}{, blocks}."""
     im2col = "im2col" in call.modifiers
-    if im2col and any(each.startswith("im2col::") for each in call.modifiers) or "tile::gather4" in call.modifiers:
+    if any(each.startswith("im2col::") for each in call.modifiers) or "tile::gather4" in call.modifiers:
         raise AnalysisError(f"{call}, which cannot be executed")
     tensor = _Tensor(call, compiler, 1, 1 if im2col else None)
     machine, shared, barriers = compiler.machine, compiler.machine.shared, compiler.machine.mbarriers
