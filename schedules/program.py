@@ -51,7 +51,7 @@ def tensor_map(name: str, array: Buffer, told: TensorMap) -> Expr:
     It is encoded by whoever launches, when the array is there.
     """
     variable = IRBuilder.name(name, ir.Bind(T.tvm_stack_alloca("tensormap", 1), T.handle("tensormap")))
-    ir.evaluate(T.call_packed(ENCODE, variable, array.access_ptr("r"), told.to_json()))
+    ir.evaluate(T.call_packed(ENCODE, variable, T.address_of(array[(0,) * len(array.shape)]), told.to_json()))
     return T.address_of(variable)
 
 

@@ -157,6 +157,18 @@ def test_a_schedule_is_refused_on_an_architecture_that_lacks_what_it_needs(regis
     assert schedule in experiments.left_out(W, find("sm_75"))
 
 
+def test_a_schedule_for_one_architecture_is_refused_on_those_before_and_after_it(registry):
+    tc.schedule("conv2d", kinds=("cuda",), only=90, promising=lambda w: True)(cuda_only)
+    schedule = library.find(W, "cuda_only")
+    for arch in ("sm_80", "sm_89", "sm_100", "sm_120"):
+        with pytest.raises(tc.ScheduleError, match=rf"^schedule cuda_only needs sm_90, and is not for {arch}$"):
+            tc.build(W, "cuda_only", arch=arch)
+    for arch in ("sm_90", "sm_90a"):
+        schedule.check_runs_on("cuda", arch, arch)
+    assert [schedule in library.to_tune(W, "cuda", arch) for arch in ("sm_90", "sm_100", None)] == [True, False, True]
+    assert not schedule.runs_on("opencl")
+
+
 def test_where_no_schedule_is_for_the_device_it_is_told_why(registry):
     for key in [key for key, schedule in registry.items() if "tf32" in schedule.dtypes]:
         del registry[key]

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+import tvmconv as tc
 from tvmconv.cli import main
 from tvmconv.experiments.results import Row
 from tvmconv.kernel import STAGES
@@ -171,6 +172,19 @@ def test_show_takes_knobs(capsys):
 def test_schedules_are_listed_in_the_order_of_the_ladder(capsys):
     _, out, _ = run(capsys, "schedules", "--json")
     assert [entry["schedule"] for entry in json.loads(out) if entry["operator"] == "conv2d"][:5] == LADDER
+
+
+def test_schedules_tell_where_they_run(capsys, registry):
+    def listed(s, w, k):
+        """Never built."""
+
+    tc.schedule("conv2d", kinds=("cuda",), only=90)(listed)
+    _, out, _ = run(capsys, "schedules")
+    assert "(cuda only, sm_90 only)" in next(line for line in out.splitlines() if " listed " in line)
+    assert "(cuda only, sm_80 and later)" in next(line for line in out.splitlines() if " mma_sync " in line)
+    _, out, _ = run(capsys, "schedules", "--json")
+    told = {entry["schedule"]: (entry["since"], entry["only"]) for entry in json.loads(out)}
+    assert (told["listed"], told["mma_sync"], told["tiling"]) == ((None, "sm_90"), ("sm_80", None), (None, None))
 
 
 def test_schedules_of_a_workload_tell_the_size_of_their_spaces(capsys):

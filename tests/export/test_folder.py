@@ -3,15 +3,20 @@ import re
 import subprocess
 import sys
 
+import mapped
 import numpy as np
 import pytest
 import steps
+from fake_driver import FakeDriver
 
 import tvmconv as tc
 from tvmconv.compiler import nvrtc
+from tvmconv.devices.cuda.tensor_map import encode
 from tvmconv.export import export
 from tvmconv.logs.record import Record
+from tvmconv.tensor_map import TensorMap
 
+needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
 SMALL = tc.parse("conv2d:1x4x6x6,8x4x3x3,p1")
 FILTER = tc.parse("filter2d:13x11x3,5x3")
 
@@ -197,7 +202,61 @@ def test_a_compiler_that_fails_costs_the_library_alone(tmp_path, monkeypatch):
     assert not (tmp_path / "kernel.so").exists()
 
 
-@pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+@needs_nvrtc
+def test_tensor_maps_are_told_as_data(tmp_path):
+    export(tc.build(mapped.WORKLOAD, mapped.SCHEDULE, arch="sm_90"), tmp_path)
+    facts = json.loads((tmp_path / "kernel.json").read_text(encoding="utf-8"))
+    assert facts["target"] == {"kind": "cuda", "arch": "sm_90", "code": "sm_90a"}
+    first, second = facts["steps"]
+    assert first["parameters"] == ["K", "X", "scratch0"]
+    assert [(told.pop("parameter"), TensorMap.of(told)) for told in first["tensor_maps"]] == [
+        (0, mapped.WEIGHT),
+        (1, mapped.IMAGE),
+    ]
+    assert second["tensor_maps"] == []
+    assert "K's tensor map, X's tensor map, scratch0's address" in (tmp_path / "README.md").read_text(encoding="utf-8")
+
+
+@needs_nvrtc
+def test_a_kernel_that_takes_tensor_maps_has_no_library(tmp_path):
+    exported = export(tc.build(mapped.WORKLOAD, mapped.SCHEDULE, arch="sm_90"), tmp_path)
+    assert exported.no_library == "main_kernel takes tensor maps, which TVM's runtime does not encode"
+    assert not (tmp_path / "kernel.so").exists()
+
+
+@needs_nvrtc
+def test_the_driver_example_encodes_tensor_maps_and_launches_as_tvmconv_does(tmp_path, monkeypatch):
+    kernel = tc.build(mapped.WORKLOAD, mapped.SCHEDULE, arch="sm_90")
+    export(kernel, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    driver = FakeDriver(monkeypatch, kernel.program)
+    (example,) = examples(tmp_path)
+    left = {}
+    exec(compile(example, "example", "exec"), left)
+    there = {name: int(array[0]) for name, array in left["memory"].items() if len(array) == 1}
+    by_example, driver.encoded = driver.encoded, []
+    encode(mapped.WEIGHT, there["K"])
+    encode(mapped.IMAGE, there["X"])
+    assert by_example == driver.encoded
+    shared = kernel.program.steps[0].dynamic_shared_bytes
+    maps = [list(range(16)), list(range(1000, 1016))]
+    assert driver.launched == [
+        ("main_kernel", (1, 1, 1), (128, 1, 1), shared, [*maps, there["scratch0"]]),
+        ("main_kernel_1", (64, 1, 1), (64, 1, 1), 0, [there["Y"], there["scratch0"]]),
+    ]
+    assert driver.alignments == [0, 0]
+
+
+@pytest.mark.gpu
+def test_the_driver_example_encodes_tensor_maps(tmp_path, gpu):
+    if gpu.arch != "sm_90":
+        pytest.skip("wgmma is of sm_90 alone")
+    export(tc.build(mapped.WORKLOAD, mapped.SCHEDULE, device=gpu), tmp_path)
+    (example,) = examples(tmp_path)
+    assert error_of(run_example(example, tmp_path).astype("float64"), mapped.WORKLOAD) < 1e-2
+
+
+@needs_nvrtc
 def test_clusters_are_told_of_and_need_no_launch_of_their_own(tmp_path):
     w = tc.parse("conv2d:1x64x5x5,16x64x3x3,s1,p1,f16,nhwc")
     tiles = {"block_m": 16, "block_n": 16, "block_k": 64, "warps_m": 1, "warps_n": 1, "warps_k": 2, "stages": 2}

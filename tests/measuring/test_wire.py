@@ -1,9 +1,12 @@
 import dataclasses
+import json
 import math
 
+import mapped
 import pytest
 
 from tvmconv.compiler.program import ArrayType, Launch, Program, Step
+from tvmconv.errors import CompileError, DeviceError
 from tvmconv.logs.record import ErrorKind
 from tvmconv.measuring import wire
 from tvmconv.measuring.outcome import Outcome
@@ -20,11 +23,20 @@ STEP = Step(
 OTHER = Step(b"another code", "second", Launch((7, 1, 1), (8, 1, 1)), (2, 0), 0, dynamic_shared_bytes=1 << 16)
 ARRAYS = (ArrayType((1, 2), "float32"), ArrayType((3,), "bfloat16"))
 PROGRAM = Program((STEP,), ARRAYS)
+MAPPED = Step(
+    b"code",
+    "mapped",
+    Launch((1, 1, 1), (128, 1, 1)),
+    (1, 0, 2),
+    0,
+    tensor_maps=((0, mapped.WEIGHT), (1, mapped.IMAGE)),
+    overlaps=True,
+)
 SEVERAL = Program((STEP, OTHER, dataclasses.replace(STEP, name="third")), ARRAYS, (ArrayType((5, 7), "float16"),))
 
 
 @pytest.mark.parametrize("best", [1.5e-6, math.inf])
-@pytest.mark.parametrize("program", [PROGRAM, SEVERAL])
+@pytest.mark.parametrize("program", [PROGRAM, SEVERAL, Program((MAPPED,), ARRAYS)])
 def test_a_program_arrives_as_it_was_sent(program, best):
     assert wire.decode_program(*wire.encode_program(program, best)) == (program, best)
 
@@ -32,6 +44,23 @@ def test_a_program_arrives_as_it_was_sent(program, best):
 def test_code_that_steps_share_is_sent_once():
     _, code = wire.encode_program(SEVERAL, math.inf)
     assert len(code) == len(STEP.code) + len(OTHER.code)
+
+
+@pytest.mark.parametrize(
+    ("position", "change", "error", "message"),
+    [
+        (0, {"box": [64, 1, 999]}, CompileError, "expected a copy of at most 256·256·256 elements"),
+        (0, {"extents": "__import__('os')"}, CompileError, "no tensor map"),
+        (3, {}, DeviceError, "is no parameter of mapped: there is none at place 3"),
+        (-1, {}, DeviceError, "is no parameter of mapped"),
+    ],
+)
+def test_a_tensor_map_that_no_launch_could_take_is_refused(position, change, error, message):
+    header, code = wire.encode_program(Program((MAPPED,), ARRAYS), math.inf)
+    told = json.loads(header)
+    told["steps"][0]["tensor_maps"] = [[position, {**mapped.WEIGHT.plain(), **change}]]
+    with pytest.raises(error, match=message):
+        wire.decode_program(json.dumps(told), code)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,27 @@ lane. `execute` runs one device function on arrays and changes them; what no ker
 (tvmconv.analysis.memory): leaving an array, misaligned vectors, races for shared memory, barriers that not all threads
 reach, registers read as integers before they are written. Memory that nobody has written is NaN.
 
-Floating-point arithmetic is that of the types: NumPy's, rounded after every operation. A minimum or maximum of a NaN is
-NaN, other than on a GPU, so that what was not written shows behind an activation too.
+The two sides of a branch in which threads wait for each other, at mbarriers or barriers, are executed in turns
+(tvmconv.analysis.strands). Where lock step itself keeps threads from going on, all is executed again, by warpgroups, and
+then by warps: of a block whose warps multiply together by warpgroups only. That nobody can go on even so is a
+`DeadlockError` that tells who waits where, and for what. Tensor maps are given as `Mapped` arrays (`arguments`).
 
-Not executed: while loops, textures, atomics, barriers of a part of a block, mbarriers, TMA, wgmma. Not found: races for
-global memory.
+What TMA copies lands when nobody can go on without it, in the order in which it was asked for; what wgmma computes is
+in its registers at once. Found are, as a `RaceError`: an access to where a copy goes without a wait for its mbarrier;
+bytes that an mbarrier expects but do not come (a deadlock), or too few (its phase is complete before they are there);
+mbarriers that are used before they are made known, by a barrier and fence.mbarrier_init; shared memory that is written
+while wgmma or a bulk store may still read it, as nobody has waited, or nobody was told; what threads have stored and
+TMA or wgmma reads with no fence.proxy.async behind it; accumulators that are accessed with no wgmma.wait_group, or
+multiplied into with no wgmma.fence; blocks that end while others access their memory, or copies are under way.
+
+Floating-point arithmetic is that of the types: NumPy's, rounded after every operation; wgmma adds up exact products in
+float32. A minimum or maximum of a NaN is NaN, other than on a GPU, so that what was not written shows behind an
+activation too.
+
+Not executed: textures, atomics, wgmma with operands in registers or not K-major, bulk copies without a tensor map,
+gathers and scatters, reductions by TMA. `mbarrier.try_wait` waits for as long as it takes; setmaxnreg, griddepcontrol
+and prefetches do nothing. Not found: races for global memory; accumulators of different shapes under way at a time;
+threads that wait for each other within a warp.
 """
 
 from __future__ import annotations

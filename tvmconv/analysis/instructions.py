@@ -117,6 +117,8 @@ def expression(node: Any, compiler: Compiler) -> Code | None:
             return Pointer(found.memory, found.offset + by, found.name) if isinstance(found, Pointer) else found + by
 
         return moved
+    if name == "tirx.cuda.elect_sync":
+        return _elect(compiler.machine)
     if name.startswith("tirx.cuda.__shfl"):
         return _shuffle(node, compiler)
     return None
@@ -503,6 +505,34 @@ def _map_to_peer(call: Call, compiler: Compiler) -> Run:
 # --- shuffles ---
 
 
+def _elect(machine: Machine) -> Code:
+    """elect.sync: 1 in the first lane of each warp that takes part, and 0 in the others."""
+
+    def elect(mask: Mask) -> NDArray[np.int64]:
+        taking = machine.real if mask is None else mask
+        first = taking.reshape(-1, WARP).argmax(axis=1) + np.arange(0, len(taking), WARP)
+        elected = np.zeros(len(taking), np.int64)
+        elected[first] = 1
+        return elected * taking
+
+    return elect
+
+
+def _elect_sync(call: Call, compiler: Compiler) -> Run:
+    """elect.sync lane|elected, mask: the mask is taken to be the lanes that are there."""
+    destinations, machine = Destinations(call.operands[:2], compiler), compiler.machine
+    elect = _elect(machine)
+
+    def run(mask: Mask) -> None:
+        lanes, elected = machine.lanes(mask), np.asarray(elect(mask))
+        by_warp = elected.reshape(-1, WARP)
+        leader = np.repeat(by_warp.argmax(axis=1), WARP)
+        columns = np.stack([leader[lanes], elected[lanes]], axis=1).astype(np.uint8)
+        destinations.write(mask, lanes, columns, loaded=False)
+
+    return run
+
+
 def _exchange(machine: Machine, value: Any, mode: str, by: Any, width: int, lanes: Lanes) -> NDArray[Any]:
     """What each lane gets of the others' values; from a lane that takes no part, poison."""
     everyone = machine.all_lanes
@@ -679,6 +709,7 @@ _INSTRUCTIONS: dict[str, Callable[[Call, Compiler], Statement]] = {
     "cvt_bf16x2_f32": _convert_two,
     "cvt_tf32_f32": _convert_tf32,
     "mapa_u32": _map_to_peer,
+    "elect_sync": _elect_sync,
 }
 _INSTRUCTIONS |= {
     f"cp_async_{cop}{tail}": _async_copy for cop in ("ca", "cg") for tail in ("", "_src_size", "_ignore_src")

@@ -154,8 +154,8 @@ def compile_ptx(source: str, arch: str) -> str:
     return image.decode().rstrip("\0")
 
 
-# Of these each architecture has its own or none, which later ones do not go on with: PTX ISA, "wgmma.mma_async" and
-# "setmaxnreg", "Target ISA Notes".
+# Instructions that code for sm_90 may not have, and code for sm_90a may: PTX ISA, "Target ISA Notes" of wgmma.mma_async
+# and of setmaxnreg.
 _SPECIFIC = re.compile(r"\b(wgmma|setmaxnreg)\.")
 _SPECIFIC_SINCE = 90
 
@@ -165,7 +165,8 @@ def specific(source: str, arch: str) -> str:
 
     Code for sm_90a runs on devices of sm_90 and on no others.
     """
-    has_variant = arch.startswith("sm_") and arch[3:].isdigit() and int(arch[3:]) >= _SPECIFIC_SINCE
+    number = re.fullmatch(r"sm_(\d+)", arch)
+    has_variant = number is not None and int(number[1]) >= _SPECIFIC_SINCE
     return f"{arch}a" if has_variant and _SPECIFIC.search(source) else arch
 
 

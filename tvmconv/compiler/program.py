@@ -78,7 +78,8 @@ class Step:
             what is behind the first axis.
         tensor_maps: parameters that are no address but a tensor map over the array, each its position among
             `arguments` and the map.
-        overlaps: whether it may be launched before the step before it is done, for whose end it waits by itself.
+        overlaps: whether it may be launched before the step before it is done, for whose end it waits by itself. What
+            that one writes it has to read by instructions that no compiler moves to before the wait.
         resources: what ptxas reports; None for OpenCL.
     """
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tvmconv.compiler import nvrtc
 from tvmconv.errors import CompileError
 from tvmconv.export.formats import formats
 from tvmconv.export.formats.base import Format
@@ -78,7 +79,9 @@ def describe(kernel: Kernel, verification: Verification | None) -> dict[str, Any
     `arguments` are those of the library's `main`, in their order, each with the space that it lies in (`global`,
     `constant` or `texture`) and, in CUDA's constant memory, the symbol to fill. `steps` are the device functions in the
     order of their launches; `parameters` names those arguments and `scratch` memory that one takes the address or the
-    texture object of, in its order. What a single step has is beside `steps`, too. Times are in seconds.
+    texture object of, in its order; for those at the places that `tensor_maps` tells it takes a tensor map
+    (`tvmconv.tensor_map`). What a single step has is beside `steps`, too. Times are in seconds. `code` is the
+    architecture that `kernel.cu` has to be compiled for, where it is not `arch`.
     """
     from importlib import metadata
 
@@ -86,11 +89,12 @@ def describe(kernel: Kernel, verification: Verification | None) -> dict[str, Any
     symbols = {i: symbol for step in program.steps for i, symbol in step.constants}
     names = [*workload.argument_names, *(f"scratch{i}" for i in range(len(program.scratch)))]
     steps = [_step(step, names) for step in program.steps]
+    code = kernel.device.arch and nvrtc.specific(kernel.source, kernel.device.arch)
     return {
         "workload": workload.text,
         "schedule": kernel.schedule.name,
         "config": kernel.config,
-        "target": {"kind": kernel.device.kind, "arch": kernel.device.arch},
+        "target": {"kind": kernel.device.kind, "arch": kernel.device.arch, "code": code},
         "arguments": [
             {
                 "name": name,
@@ -129,6 +133,7 @@ def _step(step: Step, names: Sequence[str]) -> dict[str, Any]:
         "cluster": step.launch.cluster,
         "shared_bytes": step.shared_bytes,
         "dynamic_shared_bytes": step.dynamic_shared_bytes,
+        "tensor_maps": [{"parameter": position, **told.plain()} for position, told in step.tensor_maps],
         "registers": step.resources.registers if step.resources else None,
         "spills": step.resources.spills if step.resources else None,
     }

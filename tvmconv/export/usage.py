@@ -26,7 +26,7 @@ def readme(workload: Workload, facts: Mapping[str, Any], files: Sequence[Format]
         files: the files beside the page, without `kernel.json`.
     """
     target = facts["target"]
-    place = f"CUDA, {target['arch']}" if target["kind"] == "cuda" else "OpenCL"
+    place = f"CUDA, {target['code']}" if target["kind"] == "cuda" else "OpenCL"
     sections = [
         f"# {workload.text}",
         f"Schedule `{facts['schedule']}` of tvmconv {facts['versions']['tvmconv']}, compiled for {place}.",
@@ -93,7 +93,10 @@ def _step(step: Mapping[str, Any], textures: Sequence[str]) -> str:
         clusters = f" in clusters of {'·'.join(map(str, step['cluster']))} blocks, which a launch need not tell"
     registers = "" if step["registers"] is None else f", {step['registers']} registers a thread"
     dynamic = f"{step['dynamic_shared_bytes']:,} bytes of" if step["dynamic_shared_bytes"] else "no"
-    parameters = (f"{name}'s {'texture object' if name in textures else 'address'}" for name in step["parameters"])
+    kinds = ["texture object" if name in textures else "address" for name in step["parameters"]]
+    for told in step["tensor_maps"]:
+        kinds[told["parameter"]] = "tensor map"
+    parameters = (f"{name}'s {kind}" for name, kind in zip(step["parameters"], kinds, strict=True))
     return (
         f"Grid {grid}{clusters}, block {block}; {step['shared_bytes']:,} bytes of static shared memory a block"
         f"{registers}; {dynamic} dynamic shared memory. The device function is `{step['function']}`; its parameters "

@@ -10,7 +10,9 @@ from itertools import accumulate
 from typing import Any
 
 from tvmconv.compiler.program import ArrayType, Launch, Program, Step
+from tvmconv.errors import DeviceError
 from tvmconv.measuring.outcome import ErrorKind, Outcome
+from tvmconv.tensor_map import TensorMap
 
 OPEN = "tvmconv.open"  # the worker's functions
 MEASURE = "tvmconv.measure"
@@ -70,11 +72,18 @@ def _plain(step: Step) -> dict[str, Any]:
         "dynamic_shared_bytes": step.dynamic_shared_bytes,
         "constants": step.constants,
         "textures": step.textures,
+        "tensor_maps": [(position, told.plain()) for position, told in step.tensor_maps],
+        "overlaps": step.overlaps,
     }
 
 
 def decode_program(header: str, code: bytes) -> tuple[Program, float]:
-    """The program and the best time that `encode_program` wrote."""
+    """The program and the best time that `encode_program` wrote.
+
+    Raises:
+        CompileError: TMA cannot take a tensor map.
+        DeviceError: a tensor map is of no parameter.
+    """
     told = json.loads(header)
     ends = list(accumulate(told["codes"]))
     codes = [code[end - size : end] for end, size in zip(ends, told["codes"], strict=True)]
@@ -87,6 +96,10 @@ def decode_program(header: str, code: bytes) -> tuple[Program, float]:
 
 
 def _step(told: dict[str, Any], codes: Sequence[bytes]) -> Step:
+    tensor_maps = tuple((int(position), TensorMap.of(each)) for position, each in told["tensor_maps"])
+    for position, each in tensor_maps:
+        if not 0 <= position < len(told["arguments"]):
+            raise DeviceError(f"{each}, is no parameter of {told['name']}: there is none at place {position}")
     return Step(
         code=codes[told["code"]],
         name=told["name"],
@@ -96,6 +109,8 @@ def _step(told: dict[str, Any], codes: Sequence[bytes]) -> Step:
         dynamic_shared_bytes=told["dynamic_shared_bytes"],
         constants=tuple((int(array), str(symbol)) for array, symbol in told["constants"]),
         textures=tuple(told["textures"]),
+        tensor_maps=tensor_maps,
+        overlaps=bool(told["overlaps"]),
     )
 
 

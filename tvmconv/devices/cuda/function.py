@@ -99,7 +99,7 @@ class _Laid:
         start = -self._memory.ctypes.data % ALIGNMENT
         slots = self._memory[start : start + NBYTES * len(parameters)].view("uint64").reshape(-1, NBYTES // 8)
         for slot, parameter in zip(slots, parameters, strict=True):
-            words = (parameter,) if isinstance(parameter, int) else parameter
+            words = np.array(parameter, "uint64", ndmin=1)
             slot[: len(words)] = words
         self._addresses = np.array([slot.ctypes.data for slot in slots], "uint64")
         self.address = self._addresses.ctypes.data

@@ -33,7 +33,7 @@ def upload(array):
     check(driver.cuMemcpyHtoD(int(address[0]), array.ctypes.data, array.nbytes))
     return address
 
-{texture}
+{texture}{tensor_map}
 random = np.random.default_rng(0)
 {inputs}
 {output} = np.empty({output_shape}, "{dtype}")
@@ -47,7 +47,7 @@ with open("kernel.cubin", "rb") as cubin:
 memory = {{
 {memory}
 }}
-steps = [  # function, grid, block, bytes of dynamic shared memory, and its parameters in its own order
+{maps}steps = [  # function, grid, block, bytes of dynamic shared memory, and its parameters in its own order
 {steps}
 ]
 for name, grid, block, shared, parameters in steps:
@@ -74,6 +74,35 @@ def texture(array):
     return np.array([int(check(driver.cuTexObjectCreate(resource, reading, None)))], "uint64")
 
 """
+_TENSOR_MAP = """
+def tensor_map(array, dtype, extents, strides, box, steps, swizzle, lower, upper):
+    many, few = driver.cuuint64_t, driver.cuuint32_t
+    kind = getattr(driver.CUtensorMapDataType, "CU_TENSOR_MAP_DATA_TYPE_" + dtype.upper())
+    swizzled = f"{swizzle}B" if swizzle else "NONE"
+    lies = kind, len(extents), int(array[0]), [many(n) for n in extents], [many(n) for n in strides]
+    read = (
+        [few(n) for n in steps],
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        getattr(driver.CUtensorMapSwizzle, "CU_TENSOR_MAP_SWIZZLE_" + swizzled),
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    if lower:  # pixels under a filter's tap, channels × pixels at a time
+        channels, pixels = (few(n) for n in box)
+        encoded = check(driver.cuTensorMapEncodeIm2col(*lies, list(lower), list(upper), channels, pixels, *read))
+    else:
+        encoded = check(driver.cuTensorMapEncodeTiled(*lies, [few(n) for n in box], *read))
+    words = np.zeros(16 + 8, "uint64")
+    start = -words.ctypes.data % 64 // 8  # it lies at a multiple of 64 bytes
+    words[start : start + 16] = [int(word) for word in encoded.opaque]
+    return words[start : start + 16]
+
+"""
+_MAPS = """\
+memory |= {{
+{maps}
+}}
+"""
 _CONSTANT = """
 address = check(driver.cuModuleGetGlobal(module, b"{symbol}"))  # constant memory
 check(driver.cuMemcpyHtoD(address, {name}.ctypes.data, {name}.nbytes))
@@ -95,10 +124,15 @@ def example(facts: Mapping[str, Any]) -> list[str]:
             tuple(step["grid"]),
             tuple(step["block"]),
             step["dynamic_shared_bytes"],
-            step["parameters"],
+            _passed(number, step),
         )
-        for step in facts["steps"]
+        for number, step in enumerate(facts["steps"])
     ]
+    maps = {
+        _map_name(number, told): _mapped(step["parameters"][told["parameter"]], told)
+        for number, step in enumerate(facts["steps"])
+        for told in step["tensor_maps"]
+    }
     text = fill(
         _EXAMPLE,
         facts,
@@ -107,6 +141,8 @@ def example(facts: Mapping[str, Any]) -> list[str]:
         steps=as_list(steps),
         constants="".join(_CONSTANT.format(**a) for a in facts["arguments"] if a["symbol"]),
         texture=_TEXTURE if any(a["space"] == "texture" for a in facts["arguments"]) else "",
+        tensor_map=_TENSOR_MAP if maps else "",
+        maps=_MAPS.format(maps=as_table(maps)) if maps else "",
     )
     return ["With the CUDA driver alone (`pip install cuda-bindings`):", text]
 
@@ -114,6 +150,24 @@ def example(facts: Mapping[str, Any]) -> list[str]:
 def _brought(space: str, name: str) -> str:
     """How an argument is brought to the GPU."""
     return f"texture({name})" if space == "texture" else f"upload({name})"
+
+
+def _passed(number: int, step: Mapping[str, Any]) -> list[str]:
+    """What a step is passed, by its names in the example."""
+    names = list(step["parameters"])
+    for told in step["tensor_maps"]:
+        names[told["parameter"]] = _map_name(number, told)
+    return names
+
+
+def _map_name(number: int, told: Mapping[str, Any]) -> str:
+    return f"map{number}_{told['parameter']}"
+
+
+def _mapped(name: str, told: Mapping[str, Any]) -> str:
+    """How an argument's map is encoded."""
+    values = ", ".join(f"{key}={value!r}" for key, value in told.items() if key != "parameter")
+    return f'tensor_map(memory["{name}"], {values})'
 
 
 FORMAT = Format("kernel.cubin", "its machine code, as the CUDA driver loads it", ("cuda",), write, example, rank=1)

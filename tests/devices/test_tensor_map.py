@@ -1,0 +1,120 @@
+"""Tensor maps are encoded where arrays are bound, and passed as a kernel takes them."""
+
+import mapped
+import numpy as np
+import pytest
+from fake_driver import FakeDriver
+
+import tvmconv as tc
+from tvmconv.compiler import nvrtc
+from tvmconv.verify import Problem
+
+pytest.importorskip("cuda.bindings.driver")
+from tvmconv.devices.cuda.function import Function
+from tvmconv.devices.cuda.kernel import Bound
+from tvmconv.devices.cuda.tensor_map import encode
+
+pytestmark = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+POINTERS, SCRATCH = (0x10000, 0x20000, 0x30000), (0x40000,)
+
+
+@pytest.fixture(scope="module")
+def program():
+    return tc.build(mapped.WORKLOAD, mapped.SCHEDULE, arch="sm_90").program
+
+
+@pytest.fixture
+def driver(monkeypatch, program):
+    return FakeDriver(monkeypatch, program)
+
+
+@pytest.fixture
+def bind(driver, program):
+    """The program's launches, on arrays that are nowhere."""
+    functions = [Function(step.code, step.name, step.dynamic_shared_bytes) for step in program.steps]
+    return lambda **options: Bound(program, functions, POINTERS, 0, SCRATCH, **options)
+
+
+FLOAT16, NO_INTERLEAVE, SWIZZLE_128B, L2_256B, ZEROS = 6, 0, 3, 3, 0  # as cuda.h numbers them
+TAIL = [NO_INTERLEAVE, SWIZZLE_128B, L2_256B, ZEROS]
+
+
+def test_a_map_of_tiles_is_encoded_as_it_is_told(driver):
+    encode(mapped.WEIGHT, 0x20000)
+    layout = [[64, 9, 64], [2 * 64, 2 * 64 * 9]]
+    assert driver.encoded == [("cuTensorMapEncodeTiled", [FLOAT16, 3, 0x20000, *layout, [64, 1, 64], [1, 1, 1], *TAIL])]
+
+
+def test_a_map_of_pixels_is_encoded_with_its_corners(driver):
+    encode(mapped.IMAGE, 0x10000)
+    layout = [[64, 8, 8, 1], [2 * 64, 2 * 64 * 8, 2 * 64 * 64]]
+    corners = [[-1, -1], [-1, -1]]
+    assert driver.encoded == [
+        ("cuTensorMapEncodeIm2col", [FLOAT16, 4, 0x10000, *layout, *corners, 64, 64, [1, 1, 1, 1], *TAIL])
+    ]
+
+
+def test_a_map_that_the_driver_refuses_is_told_by_its_name(driver, monkeypatch):
+    from cuda.bindings import driver as real
+
+    invalid = real.CUresult.CUDA_ERROR_INVALID_VALUE
+    monkeypatch.setattr(real, "cuTensorMapEncodeTiled", lambda *_: (invalid, None))
+    monkeypatch.setattr(real, "cuGetErrorString", lambda _: (real.CUresult.CUDA_SUCCESS, b"invalid argument"))
+    expected = "invalid argument: the tensor map of 64·9·64 float16, 64·1·64 at a time, over an array at 0x20008$"
+    with pytest.raises(tc.DeviceError, match=expected):
+        encode(mapped.WEIGHT, 0x20008)
+
+
+def test_a_kernel_takes_maps_over_its_arrays(driver, bind):
+    bind().launch()
+    assert [arguments[2] for _, arguments in driver.encoded] == [POINTERS[1], POINTERS[0]]  # K's, then X's
+    first, second = driver.launched
+    shared = 2 * mapped.TILE_BYTES + 2048
+    maps = [list(range(16)), list(range(1000, 1016))]
+    assert first == ("main_kernel", (1, 1, 1), (128, 1, 1), shared, [*maps, SCRATCH[0]])
+    assert second == ("main_kernel_1", (64, 1, 1), (64, 1, 1), 0, [POINTERS[2], SCRATCH[0]])
+    assert driver.alignments == [0, 0]
+
+
+def test_maps_are_encoded_once_for_all_launches(driver, bind):
+    bound = bind()
+    for _ in range(3):
+        bound.launch()
+    assert (len(driver.encoded), len(driver.launched)) == (2, 6)
+
+
+def test_a_step_that_waits_by_itself_overlaps_the_one_before_it_where_that_is_asked_for(driver, bind):
+    bind(overlap=True).launch()
+    assert driver.overlapping == ["main_kernel_1"]
+    overlapped, driver.launched = driver.launched, []
+    bind().launch()
+    assert driver.overlapping == ["main_kernel_1"]  # no more
+    assert [launch[:4] for launch in driver.launched] == [launch[:4] for launch in overlapped]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_tma_brings_is_multiplied(gpu, overlap):
+    if gpu.arch != "sm_90":
+        pytest.skip("wgmma is of sm_90 alone")
+    from tvmconv.devices.cuda.kernel import Arrays
+
+    problem = Problem(mapped.WORKLOAD)
+    loaded = gpu.load(tc.build(mapped.WORKLOAD, mapped.SCHEDULE, device=gpu).program)
+    output = np.empty(loaded.program.output.shape, loaded.program.output.dtype)
+    with loaded.border(), Arrays() as arrays:
+        pointers = arrays.uploaded(problem.inputs, loaded.program.output)
+        with loaded.bind(pointers, 0, overlap=overlap) as bound:
+            for _ in range(10):
+                bound.launch()
+            arrays.download(pointers[-1], output)
+    assert problem.check(output).ok
+
+
+@pytest.mark.gpu
+def test_a_kernel_with_maps_is_timed_from_a_cuda_graph(gpu):
+    if gpu.arch != "sm_90":
+        pytest.skip("wgmma is of sm_90 alone")
+    problem = Problem(mapped.WORKLOAD)
+    loaded = gpu.load(tc.build(mapped.WORKLOAD, mapped.SCHEDULE, device=gpu).program)
+    assert loaded.time(problem.inputs, seconds=0.02).method.startswith("CUDA graph of")
