@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from tvmconv.analysis.memory import Lanes, Threads
+    from tvmconv.analysis.threads import Lanes, Threads
 
 SEEN, FENCED = 0, 1
 _MORE = 16  # agents besides threads, that are added at a time

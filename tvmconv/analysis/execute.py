@@ -6,9 +6,9 @@ lane. `execute` runs one device function on arrays and changes them; what no ker
 reach, registers read as integers before they are written. Memory that nobody has written is NaN.
 
 The two sides of a branch in which threads wait for each other, at mbarriers or barriers, are executed in turns
-(tvmconv.analysis.strands). Where lock step itself keeps threads from going on, all is executed again, by warpgroups, and
-then by warps: of a block whose warps multiply together by warpgroups only. That nobody can go on even so is a
-`DeadlockError` that tells who waits where, and for what. Tensor maps are given as `Mapped` arrays (`arguments`).
+(tvmconv.analysis.strands). Where lock step itself keeps threads from going on, all is executed again, by warpgroups,
+and then by warps, but for blocks whose warps multiply together. That nobody can go on even so is a `DeadlockError` that
+tells who waits where, and for what. Tensor maps are given as `Mapped` arrays (`arguments`).
 
 What TMA copies lands when nobody can go on without it, in the order in which it was asked for; what wgmma computes is
 in its registers at once. Found are, as a `RaceError`: an access to where a copy goes without a wait for its mbarrier;
@@ -40,8 +40,9 @@ from numpy.typing import NDArray
 
 from tvmconv.analysis import instructions
 from tvmconv.analysis.machine import Machine, Mask, Pointer, Recorder, Statement, Waiting, Watch
-from tvmconv.analysis.memory import SHARED_BASE, Array, ExecutionError, Mapped, Registers, Shared, Threads
+from tvmconv.analysis.memory import SHARED_BASE, Array, ExecutionError, Mapped, Registers, Shared
 from tvmconv.analysis.strands import DeadlockError, Fork, Steps, Turn, run
+from tvmconv.analysis.threads import Threads
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import WARP, WARPGROUP
 from tvmconv.workloads.dtypes import numpy_dtype

@@ -17,8 +17,8 @@ from tvmconv.analysis.readers import Reader
 from tvmconv.gpu import WARP, WARPGROUP
 
 if TYPE_CHECKING:
-    from tvmconv.analysis.machine import Machine
-    from tvmconv.analysis.memory import Lanes
+    from tvmconv.analysis.memory import Shared
+    from tvmconv.analysis.threads import Lanes
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,16 @@ class Multiplications:
     """Multiplications by wgmma that are under way, of all warpgroups.
 
     Attributes:
-        machine: what they run on.
+        shared: the memory that they read.
     """
 
-    machine: Machine
+    shared: Shared
     _under_way: list[_Multiplication] = field(default_factory=list)
     _all: list[Accumulators] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """None has been issued."""
-        self._committed = np.zeros(self.machine.threads.lanes, np.int64)  # groups, by the first lane of a warpgroup
+        self._committed = np.zeros(self.shared.threads.lanes, np.int64)  # groups, by the first lane of a warpgroup
 
     def accumulators(self, registers: Registers) -> Accumulators:
         """Have it watched that registers are used as accumulators have to be."""
@@ -84,7 +84,7 @@ class Multiplications:
 
     def wait(self, groups: NDArray[np.intp], pending: int) -> None:
         """Wait for all groups of warpgroups but their last so many."""
-        waiting = np.zeros(self.machine.threads.lanes, bool)
+        waiting = np.zeros(self.shared.threads.lanes, bool)
         waiting[groups[:, 0]] = True
         left = []
         for one in self._under_way:
@@ -99,13 +99,13 @@ class Multiplications:
 
     def _begin(self, one: _Multiplication) -> None:
         for reader, which in self._readers(one):
-            self.machine.shared.readers.begin(reader, one.chunks[which])
+            self.shared.readers.begin(reader, one.chunks[which])
         one.accumulators.busy[one.rows[:, None], self._warps(one)] = True
         one.accumulators.used = True
 
     def _end(self, one: _Multiplication) -> None:
         for reader, which in self._readers(one):
-            self.machine.shared.readers.end(reader, one.chunks[which])
+            self.shared.readers.end(reader, one.chunks[which])
         one.accumulators.busy[one.rows[:, None], self._warps(one)] = False
         one.accumulators.used = bool(one.accumulators.busy.any())
 
@@ -113,7 +113,7 @@ class Multiplications:
         return (one.lanes[:, None] // WARP + np.arange(WARPGROUP // WARP)).reshape(-1)
 
     def _readers(self, one: _Multiplication) -> list[tuple[Reader, NDArray[np.bool_]]]:
-        indices = one.lanes % self.machine.threads.padded // WARPGROUP
+        indices = one.lanes % self.shared.threads.padded // WARPGROUP
         return [(Reader("wgmma", i), indices == i) for i in np.unique(indices).tolist()]
 
 
@@ -122,19 +122,19 @@ class BulkGroups:
     """Bulk copies from shared memory that are under way, of all threads.
 
     Attributes:
-        machine: what they run on.
+        shared: the memory that they read.
     """
 
-    machine: Machine
+    shared: Shared
     _under_way: list[tuple[int, int, NDArray[np.int64]]] = field(default_factory=list)  # lane, group, chunks
 
     def __post_init__(self) -> None:
         """None has been issued."""
-        self._committed = np.zeros(self.machine.threads.lanes, np.int64)
+        self._committed = np.zeros(self.shared.threads.lanes, np.int64)
 
     def issue(self, lane: int, chunks: NDArray[np.int64]) -> None:
         """A thread has chunks read."""
-        self.machine.shared.readers.begin(self._reader(lane), chunks)
+        self.shared.readers.begin(self._reader(lane), chunks)
         self._under_way.append((lane, int(self._committed[lane]), chunks))
 
     def commit(self, lanes: Lanes) -> None:
@@ -147,12 +147,12 @@ class BulkGroups:
         left = []
         for lane, group, chunks in self._under_way:
             if lane in waiting and group < self._committed[lane] - pending:
-                self.machine.shared.readers.end(self._reader(lane), chunks)
+                self.shared.readers.end(self._reader(lane), chunks)
             else:
                 left.append((lane, group, chunks))
         self._under_way = left
         for lane, _, chunks in left:
-            self.machine.shared.readers.begin(self._reader(lane), chunks)
+            self.shared.readers.begin(self._reader(lane), chunks)
 
     def _reader(self, lane: int) -> Reader:
-        return Reader("bulk copy", lane % self.machine.threads.padded)
+        return Reader("bulk copy", lane % self.shared.threads.padded)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tvmconv.analysis import signals, tma, wgmma
 from tvmconv.analysis.machine import Compiler, Machine, Mask, Pointer, Statement, Waiting
-from tvmconv.analysis.memory import Address, Array, ExecutionError, Lanes, Registers, Shared
+from tvmconv.analysis.memory import Address, Array, ExecutionError, Registers, Shared
 from tvmconv.analysis.operands import (
     CLUSTER_WINDOW,
     PTX,
@@ -31,6 +31,7 @@ from tvmconv.analysis.operands import (
     same,
     write_bits,
 )
+from tvmconv.analysis.threads import Lanes
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import WARP
 from tvmconv.workloads.dtypes import numpy_dtype

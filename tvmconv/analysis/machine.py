@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from tvmconv.analysis.groups import BulkGroups, Multiplications
 from tvmconv.analysis.mbarriers import Mbarriers
 from tvmconv.analysis.meetings import Meetings
-from tvmconv.analysis.memory import SHARED_BASE, Array, ExecutionError, Lanes, Mapped, Registers, Shared, Threads
+from tvmconv.analysis.memory import SHARED_BASE, Array, ExecutionError, Mapped, Registers, Shared
+from tvmconv.analysis.threads import Lanes, Threads
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import WARP, WARPGROUP
 
@@ -149,10 +150,10 @@ class Machine:
         self.real = self.all_lanes % self.threads.padded < self.threads.real
         self.everybody: Mask = None if bool(self.real.all()) else self.real
         self._active: tuple[Mask, Lanes] = (None, self.all_lanes)
-        self.meetings = Meetings(self)
-        self.mbarriers = Mbarriers(self)
-        self.multiplications = Multiplications(self)
-        self.bulk_groups = BulkGroups(self)
+        self.meetings = Meetings(self.shared)
+        self.mbarriers = Mbarriers(self.shared)
+        self.multiplications = Multiplications(self.shared)
+        self.bulk_groups = BulkGroups(self.shared)
         self.under_way: list[Callable[[], None]] = []
 
     @property
@@ -208,14 +209,9 @@ class Machine:
         self.loaded = before
         return value
 
-    def who(self, lanes: Lanes) -> str:
-        """Lanes, as messages name them."""
-        blocks = np.unique(lanes // self.threads.padded)
-        inside = lanes[lanes // self.threads.padded == blocks[0]] % self.threads.padded
-        first, last = int(inside.min()), int(inside.max())
-        threads = f"thread {first}" if first == last else f"threads {first} to {last}"
-        others = f" and {len(blocks) - 1} more blocks" if len(blocks) > 1 else ""
-        return f"{threads} of block {self.shared.block(int(blocks[0]))}{others}"
+    def meet_warps(self, mask: Mask) -> None:
+        """A barrier of the warps that lanes are all of."""
+        self.meetings.warp(self.real if mask is None else mask, self.real)
 
     def land(self) -> bool:
         """Let the copy land that is under way for longest, if there is one."""

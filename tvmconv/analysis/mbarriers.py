@@ -17,9 +17,9 @@ from tvmconv.analysis.clocks import SEEN
 from tvmconv.analysis.memory import SHARED_BASE, ExecutionError, RaceError, check_aligned
 
 if TYPE_CHECKING:
-    from tvmconv.analysis.machine import Machine
-    from tvmconv.analysis.memory import Address, Lanes
+    from tvmconv.analysis.memory import Address, Shared
     from tvmconv.analysis.strands import Wait
+    from tvmconv.analysis.threads import Lanes, Threads
 
 NBYTES = 8
 MAX_COUNT, MAX_BYTES = (1 << 20) - 1, (1 << 20) - 1
@@ -71,7 +71,7 @@ class Mbarrier:
 class _Wait:
     """Lanes that wait for a phase, by its parity, of some barriers."""
 
-    machine: Machine
+    threads: Threads
     waiting: list[tuple[Mbarrier, int, Lanes]]
 
     def ready(self) -> bool:
@@ -80,7 +80,7 @@ class _Wait:
 
     def __str__(self) -> str:
         return "; ".join(
-            f"{self.machine.who(lanes)} at {barrier}"
+            f"{self.threads.names(lanes)} at {barrier}"
             for barrier, parity, lanes in self.waiting
             if barrier.phase & 1 == parity
         )
@@ -91,32 +91,33 @@ class Mbarriers:
     """The mbarriers of all blocks.
 
     Attributes:
-        machine: what they are in.
+        shared: the memory that they are in.
     """
 
-    machine: Machine
+    shared: Shared
     _known: dict[tuple[int, int], Mbarrier] = field(default_factory=dict)
     _agents: dict[tuple[int, int], int] = field(default_factory=dict)  # by rank in the cluster and address
 
     def make(self, where: Address, lanes: Lanes, counts: NDArray[Any]) -> None:
         """mbarrier.init."""
-        machine = self.machine
-        shared = machine.shared
+        shared = self.shared
         check_aligned(where.at, NBYTES, "shared memory")
-        for block, at in zip((lanes // machine.threads.padded).tolist(), where.at.tolist(), strict=True):
+        for block, at in zip((lanes // shared.threads.padded).tolist(), where.at.tolist(), strict=True):
             if (block, at) in self._known:
                 raise ExecutionError(f"{self._known[block, at].name} is made again with no mbarrier.inval between")
         shared.reserve(shared.at(where.at, lanes, NBYTES), lanes)
         for lane, at, count in zip(lanes.tolist(), where.at.tolist(), counts.tolist(), strict=True):
             if not 1 <= count <= MAX_COUNT:
                 raise ExecutionError(f"an mbarrier of {count} arrivals")
-            block = lane // machine.threads.padded
-            agent = self._agents.setdefault((block % machine.threads.cluster, at), -1)
+            block = lane // shared.threads.padded
+            agent = self._agents.setdefault((block % shared.threads.cluster, at), -1)
             if agent < 0:
-                agent = self._agents[block % machine.threads.cluster, at] = machine.clocks.agent()
-            clock = machine.clocks.blank()
-            name = f"the mbarrier at byte {at - SHARED_BASE} of shared memory of block {shared.block(block)}"
-            made = machine.clocks.now
+                agent = self._agents[block % shared.threads.cluster, at] = shared.clocks.agent()
+            clock = shared.clocks.blank()
+            name = (
+                f"the mbarrier at byte {at - SHARED_BASE} of shared memory of block {shared.threads.block_name(block)}"
+            )
+            made = shared.clocks.now
             self._known[block, at] = Mbarrier(name, block, count, agent, lane, made, clock, clock.copy(), left=count)
 
     def end(self, where: Address, lanes: Lanes) -> None:
@@ -125,7 +126,7 @@ class Mbarriers:
             at = next(key for key, value in self._known.items() if value is barrier)
             del self._known[at]
             one = np.array([lane])
-            self.machine.shared.free(self.machine.shared.at(np.array([at[1]]), one, NBYTES), one)
+            self.shared.free(self.shared.at(np.array([at[1]]), one, NBYTES), one)
 
     def fence(self, lanes: Lanes) -> None:
         """What lanes have made can be seen by other blocks, and by the async proxy."""
@@ -140,25 +141,25 @@ class Mbarriers:
             ExecutionError: there is none.
             RaceError: the lane that uses it does not know that it has been made, or who does cannot see it.
         """
-        machine = self.machine
-        blocks = lanes // machine.threads.padded if where.blocks is None else where.blocks
+        shared = self.shared
+        blocks = lanes // shared.threads.padded if where.blocks is None else where.blocks
         found = []
         for lane, block, at in zip(lanes.tolist(), blocks.tolist(), where.at.tolist(), strict=True):
             barrier = self._known.get((block, at))
-            who = machine.shared.thread(lane)
+            who = shared.threads.name(lane)
             if barrier is None:
                 raise ExecutionError(
                     f"{who}: no mbarrier at byte {at - SHARED_BASE} of shared memory of block "
-                    f"{machine.shared.block(block)}"
+                    f"{shared.threads.block_name(block)}"
                 )
-            known = machine.clocks.of(np.array(lane), np.array(barrier.maker))
+            known = shared.clocks.of(np.array(lane), np.array(barrier.maker))
             if lane != barrier.maker and barrier.made >= known:
                 raise RaceError(f"race: {who} uses {barrier.name} with no barrier behind its mbarrier.init")
-            away = block != lane // machine.threads.padded
+            away = block != lane // shared.threads.padded
             if (by_async or away) and not barrier.fenced:
                 raise RaceError(f"race: {who} uses {barrier.name} with no fence.mbarrier_init behind its mbarrier.init")
             if away and not by_async:
-                machine.shared.from_afar(np.array([block]), np.array([lane]))
+                shared.from_afar(np.array([block]), np.array([lane]))
             found.append(barrier)
         return found
 
@@ -166,12 +167,12 @@ class Mbarriers:
         """Arrive so often, behind a word on how many bytes more to expect."""
         if count > barrier.left:
             raise ExecutionError(
-                f"{self.machine.shared.thread(lane)} arrives at {barrier.name}, where phase {barrier.phase} has had "
+                f"{self.shared.threads.name(lane)} arrives at {barrier.name}, where phase {barrier.phase} has had "
                 f"all of its {barrier.count} arrivals"
             )
         self.expect(barrier, nbytes)
-        self.machine.shared.settle()
-        clocks = self.machine.clocks
+        self.shared.settle()
+        clocks = self.shared.clocks
         barrier.gathered = clocks.joined(barrier.gathered, clocks.released(np.array([lane])))
         barrier.left -= count
         self._complete(barrier)
@@ -186,7 +187,7 @@ class Mbarriers:
         """So many bytes have been written for it."""
         self.expect(barrier, -nbytes)
         barrier.under_way -= 1
-        clocks = self.machine.clocks
+        clocks = self.shared.clocks
         barrier.landed = clocks.now
         clock = clocks.blank()
         clock[SEEN, clocks.column(barrier.agent)] = clocks.tick()
@@ -201,13 +202,13 @@ class Mbarriers:
                 f"race: phase {barrier.phase} of {barrier.name} is complete while copies for it are under way: it was "
                 "told to expect too few bytes"
             )
-        barrier.clock, barrier.gathered = barrier.gathered, self.machine.clocks.blank()
+        barrier.clock, barrier.gathered = barrier.gathered, self.shared.clocks.blank()
         barrier.phase += 1
         barrier.left = barrier.count
 
     def wait(self, where: Address, lanes: Lanes, parities: NDArray[Any]) -> Iterator[Wait]:
         """Wait until the phase of a parity is complete, and know what those who have arrived in it did."""
-        keys = (lanes // self.machine.threads.padded << 25 | where.at) << 1 | parities & 1
+        keys = (lanes // self.shared.threads.padded << 25 | where.at) << 1 | parities & 1
         _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
         whose = None if where.blocks is None else where.blocks[first]
         barriers = self.find(replace(where, at=where.at[first], blocks=whose), lanes[first])
@@ -215,16 +216,16 @@ class Mbarriers:
             (barrier, int(parities[i]) & 1, lanes[inverse == n])
             for n, (barrier, i) in enumerate(zip(barriers, first.tolist(), strict=True))
         ]
-        wait = _Wait(self.machine, waiting)
+        wait = _Wait(self.shared.threads, waiting)
         if not wait.ready():
             yield wait
-        self.machine.shared.settle()
+        self.shared.settle()
         for barrier, _, inside in waiting:
-            self.machine.clocks.learn(inside, barrier.clock)
+            self.shared.clocks.learn(inside, barrier.clock)
 
     def leave(self) -> None:
         """Raise RaceError if a block ends that has not waited for its copies."""
-        clocks, padded = self.machine.clocks, self.machine.threads.padded
+        clocks, padded = self.shared.clocks, self.shared.threads.padded
         for barrier in self._known.values():
             known = clocks.united(barrier.block * padded + np.arange(padded))[SEEN, clocks.column(barrier.agent)]
             if barrier.under_way or barrier.landed >= max(int(known), 1):

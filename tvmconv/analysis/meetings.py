@@ -16,9 +16,9 @@ from tvmconv.analysis.memory import ExecutionError, RaceError
 from tvmconv.gpu import WARP
 
 if TYPE_CHECKING:
-    from tvmconv.analysis.machine import Machine, Mask
-    from tvmconv.analysis.memory import Lanes
+    from tvmconv.analysis.memory import Shared
     from tvmconv.analysis.strands import Wait
+    from tvmconv.analysis.threads import Lanes, Threads
 
 CLUSTER = -1  # the number of the barrier of a cluster
 WHOLE = 0  # that of the barrier of a block
@@ -52,11 +52,11 @@ class _Wait:
 
     Attributes:
         meetings: each with the lanes that wait for it.
-        machine: what they run on.
+        threads: all lanes.
     """
 
     meetings: list[tuple[Meeting, Lanes]]
-    machine: Machine
+    threads: Threads
 
     def ready(self) -> bool:
         """Whether all have come."""
@@ -66,7 +66,7 @@ class _Wait:
         told = []
         for meeting, lanes in self.meetings:
             if meeting.clock is None:
-                who = self.machine.who(lanes)
+                who = self.threads.names(lanes)
                 told.append(
                     f"{who} at {meeting.name} that not all of its threads reach ({meeting.came} of {meeting.count})"
                 )
@@ -77,90 +77,97 @@ class Meetings:
     """The barriers of all blocks.
 
     Args:
-        machine: what their threads run on.
+        shared: the memory that they order.
     """
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, shared: Shared) -> None:
+        self._shared, self._threads = shared, shared.threads
         self._open: dict[tuple[int, int], Meeting] = {}  # by block or cluster, and number
         self._of_cluster: dict[int, Meeting] = {}  # the one at which a lane has arrived last
 
-    def warp(self, mask: Mask) -> None:
-        """A barrier of the warps that lanes are all of; it never waits, as warps are executed in lock step."""
-        machine = self._machine
-        taking = machine.real if mask is None else mask
-        by_warp, real = taking.reshape(-1, WARP), machine.real.reshape(-1, WARP)
-        some: NDArray[np.bool_] = np.asarray(by_warp.any(axis=1))
-        if not np.array_equal(by_warp & real, real & some[:, None]):
-            raise RaceError("a barrier of the warp that not all of its threads reach")
-        groups = machine.all_lanes.reshape(-1, WARP)[some]
-        whole: NDArray[np.bool_] = np.asarray(real[some].all(axis=1))
-        if whole.any():
-            machine.shared.meet(groups[whole])
-        for group in groups[~whole]:
-            machine.shared.meet(group[machine.real[group]][None, :])
+    def warp(self, taking: NDArray[np.bool_], real: NDArray[np.bool_]) -> None:
+        """A barrier of warps, which never waits, as these are executed in lock step.
 
-    def sync(self, mask: Mask, number: Any = WHOLE, count: int | None = None) -> Iterator[Wait]:
-        """Arrive at a barrier, and wait until so many threads have; by default all of the block, or the cluster."""
-        lanes = self._machine.lanes(mask)
+        Args:
+            taking: which lanes take part.
+            real: which there are.
+
+        Raises:
+            RaceError: only some of a warp.
+        """
+        by_warp, there = taking.reshape(-1, WARP), real.reshape(-1, WARP)
+        some: NDArray[np.bool_] = np.asarray(by_warp.any(axis=1))
+        if not np.array_equal(by_warp & there, there & some[:, None]):
+            raise RaceError("a barrier of the warp that not all of its threads reach")
+        groups = np.arange(len(taking)).reshape(-1, WARP)
+        whole: NDArray[np.bool_] = np.asarray(there.all(axis=1))
+        if (some & whole).any():
+            self._shared.meet(groups[some & whole])
+        for group in groups[some & ~whole]:
+            self._shared.meet(group[real[group]][None, :])
+
+    def sync(self, lanes: Lanes, number: Any = WHOLE, count: int | None = None) -> Iterator[Wait]:
+        """Arrive at a barrier, and wait until so many threads have; by default all of the block, or the cluster.
+
+        Args:
+            lanes: that arrive.
+            number: of the barrier, one for all or for each of them.
+            count: of threads.
+        """
         meetings = self._arrive(lanes, number, count)
         if meetings:
-            wait = _Wait(meetings, self._machine)
+            wait = _Wait(meetings, self._threads)
             if not wait.ready():
                 yield wait
             self._learn(meetings)
 
-    def arrive(self, mask: Mask, number: Any, count: int | None = None) -> None:
-        """Arrive at a barrier, and do not wait."""
-        lanes = self._machine.lanes(mask)
+    def arrive(self, lanes: Lanes, number: Any, count: int | None = None) -> None:
+        """Arrive at a barrier, as `sync` does, and do not wait."""
         for meeting, inside in self._arrive(lanes, number, count, at_once=False):
             if isinstance(number, int) and number == CLUSTER:
                 self._of_cluster.update(dict.fromkeys(inside.tolist(), meeting))
 
-    def wait_cluster(self, mask: Mask) -> Iterator[Wait]:
+    def wait_cluster(self, lanes: Lanes) -> Iterator[Wait]:
         """Wait until all threads of the cluster have arrived.
 
         Raises:
             ExecutionError: these have not arrived themselves.
         """
-        lanes = self._machine.lanes(mask)
         by_meeting: dict[int, tuple[Meeting, list[int]]] = {}
         for lane in lanes.tolist():
             meeting = self._of_cluster.pop(lane, None)
             if meeting is None:
                 raise ExecutionError(
-                    f"{self._machine.shared.thread(lane)} waits at a barrier of the cluster at which it has not arrived"
+                    f"{self._threads.name(lane)} waits at a barrier of the cluster at which it has not arrived"
                 )
             by_meeting.setdefault(id(meeting), (meeting, []))[1].append(lane)
         meetings = [(meeting, np.array(inside)) for meeting, inside in by_meeting.values()]
-        wait = _Wait(meetings, self._machine)
+        wait = _Wait(meetings, self._threads)
         if not wait.ready():
             yield wait
         self._learn(meetings)
 
     def _learn(self, meetings: list[tuple[Meeting, Lanes]]) -> None:
-        self._machine.shared.settle()
+        self._shared.settle()
         for meeting, lanes in meetings:
             assert meeting.clock is not None
-            self._machine.clocks.learn(lanes, meeting.clock)
+            self._shared.clocks.learn(lanes, meeting.clock)
 
     def _arrive(
         self, lanes: Lanes, number: Any, count: int | None, *, at_once: bool = True
     ) -> list[tuple[Meeting, Lanes]]:
         """The meetings at which lanes have arrived, with these; none if they all are whole `at_once`, and have met."""
-        machine = self._machine
         cluster = isinstance(number, int) and number == CLUSTER
-        threads = machine.threads
+        threads = self._threads
         size = threads.padded * (threads.cluster if cluster else 1)
         count = count or threads.real * (threads.cluster if cluster else 1)
-        homes = lanes // size
-        if at_once and np.ndim(number) == 0:
+        homes, numbers = lanes // size, np.broadcast_to(np.asarray(number), lanes.shape)
+        if at_once and (numbers == numbers[0]).all():
             present, counts = np.unique(homes, return_counts=True)
-            alone = not self._open or not any((home, int(number)) in self._open for home in present.tolist())
+            alone = not self._open or not any((home, int(numbers[0])) in self._open for home in present.tolist())
             if alone and (counts == count).all():
-                machine.shared.meet(lanes.reshape(-1, count))
+                self._shared.meet(lanes.reshape(-1, count))
                 return []
-        numbers = np.broadcast_to(np.asarray(number), machine.all_lanes.shape)[lanes]
         keys = homes * (1 << 8) + numbers + 1
         found = []
         for key in np.unique(keys).tolist():
@@ -171,11 +178,11 @@ class Meetings:
             meeting.lanes.append(inside)
             if meeting.count != count or meeting.came > count:
                 raise ExecutionError(
-                    f"{machine.who(inside)} at {name}, for {count} threads, of which {meeting.came} have come"
+                    f"{threads.names(inside)} at {name}, for {count} threads, of which {meeting.came} have come"
                 )
             if meeting.came == count:
-                machine.shared.settle()
-                meeting.clock = machine.clocks.released(np.concatenate(meeting.lanes))
+                self._shared.settle()
+                meeting.clock = self._shared.clocks.released(np.concatenate(meeting.lanes))
                 del self._open[home, which]
             found.append((meeting, inside))
         return found

@@ -8,7 +8,6 @@ Lanes are threads: those of all blocks that are executed together, a multiple of
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from tvmconv.analysis.clocks import FENCED, SEEN, Clocks
 from tvmconv.analysis.readers import CHUNK, PENDING, Readers
+from tvmconv.analysis.threads import Lanes, Threads
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import WARP
 from tvmconv.workloads.dtypes import numpy_dtype
@@ -28,7 +28,6 @@ VECTOR_BYTES = 16  # the widest access of a thread; wider vectors are several of
 SHARED_BASE = 1024  # where shared memory begins, so that the address 0 is nowhere
 ALIGNMENT = 128  # bytes, of a shared buffer
 
-Lanes = NDArray[np.intp]
 Bytes = NDArray[np.uint8]
 
 
@@ -38,41 +37,6 @@ class ExecutionError(AnalysisError):
 
 class RaceError(ExecutionError):
     """Threads race for memory, do not wait for a copy, or do not all reach a barrier."""
-
-
-@dataclass(frozen=True)
-class Threads:
-    """The threads that are executed together.
-
-    Attributes:
-        block: threads of a block, as (x, y, z).
-        blocks: the place of each block in the grid, shape (blocks, 3), in x, y, z; those of a cluster in a row.
-        clusters: blocks of a cluster, as (x, y, z).
-    """
-
-    block: tuple[int, int, int]
-    blocks: NDArray[np.int64]
-    clusters: tuple[int, int, int] = (1, 1, 1)
-
-    @property
-    def cluster(self) -> int:
-        """Blocks of a cluster."""
-        return math.prod(self.clusters)
-
-    @property
-    def real(self) -> int:
-        """Threads of a block."""
-        return math.prod(self.block)
-
-    @property
-    def padded(self) -> int:
-        """Lanes of a block: whole warps."""
-        return -(-self.real // WARP) * WARP
-
-    @property
-    def lanes(self) -> int:
-        """Lanes of all blocks."""
-        return len(self.blocks) * self.padded
 
 
 @dataclass
@@ -288,7 +252,9 @@ class Shared:
             lane, chunk, reader, pending = found
             why = "nobody has waited for it" if pending else "nothing orders this behind its end"
             place = self._place(chunk * (CHUNK // self.unit))
-            raise RaceError(f"race: {self.thread(lane)} writes {place}, which a {reader.kind} may still read: {why}")
+            raise RaceError(
+                f"race: {self.threads.name(lane)} writes {place}, which a {reader.kind} may still read: {why}"
+            )
 
     def _check(
         self,
@@ -308,7 +274,7 @@ class Shared:
             self._race(int(mine[at]), int(who[at]), int(when[at]), int(units[at]), what, whole_warp)
 
     def _race(self, lane: int, other: int, when: int, unit: int, what: str, whole_warp: bool) -> None:
-        who, place = self.thread(lane), self._place(unit)
+        who, place = self.threads.name(lane), self._place(unit)
         who = f"the warp of {who}" if whole_warp else who
         if other == MBARRIER:
             raise RaceError(f"{who} {what} {place}, where an mbarrier lies")
@@ -317,7 +283,9 @@ class Shared:
         if other >= self.threads.lanes:
             raise RaceError(f"race: {who} {what} {place}, whose copy it has not waited for")
         before = "has read" if what == "overwrites" else "has written"
-        raise RaceError(f"race: {who} {what} {place}, which {self.thread(other)} {before} with no barrier between")
+        raise RaceError(
+            f"race: {who} {what} {place}, which {self.threads.name(other)} {before} with no barrier between"
+        )
 
     def settle(self) -> None:
         """Take the logged reads into account, before anybody comes to know more."""
@@ -398,8 +366,8 @@ class Shared:
                 if bad is unseen:
                     self._race(lane, other, int(written[i, j]), unit, what, False)
                 raise RaceError(
-                    f"race: {self.thread(lane)} {what} {self._place(unit)}, which {self.thread(other)} has written "
-                    "with no fence.proxy.async behind it"
+                    f"race: {self.threads.name(lane)} {what} {self._place(unit)}, which {self.threads.name(other)} "
+                    "has written with no fence.proxy.async behind it"
                 )
 
     def read_async(self, chunks: NDArray[np.int64], groups: NDArray[np.intp], reader: str) -> Bytes:
@@ -468,19 +436,12 @@ class Shared:
             if block != lane // self.threads.padded and when >= known:
                 raise RaceError(
                     f"a block may end, and its shared memory with it, while others of its cluster access it: "
-                    f"{self.thread(lane)} that of block {self.block(block)}"
+                    f"{self.threads.name(lane)} that of block {self.threads.block_name(block)}"
                 )
         if pending := self.readers.pending():
-            raise RaceError(f"block {self.block(pending[1])} may end while a bulk copy still reads its shared memory")
-
-    def block(self, index: int) -> str:
-        """A block by its place in the grid."""
-        return str(tuple(self.threads.blocks[index].tolist()))
-
-    def thread(self, lane: int) -> str:
-        """A thread, as messages name it."""
-        block, thread = divmod(lane, self.threads.padded)
-        return f"thread {thread} of block {self.block(block)}"
+            raise RaceError(
+                f"block {self.threads.block_name(pending[1])} may end while a bulk copy still reads its shared memory"
+            )
 
     def _place(self, units: Any) -> str:
         unit = int(np.asarray(units).reshape(-1)[0])

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.analysis.machine import Compiler, Machine, Mask, Pointer
-from tvmconv.analysis.memory import Address, Array, ExecutionError, Lanes, Mapped, Registers
+from tvmconv.analysis.memory import Address, Array, ExecutionError, Mapped, Registers
+from tvmconv.analysis.threads import Lanes
 from tvmconv.errors import AnalysisError
 
 Code = Callable[[Mask], Any]

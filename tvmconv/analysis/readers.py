@@ -15,7 +15,7 @@ from tvmconv.gpu import WARPGROUP
 
 if TYPE_CHECKING:
     from tvmconv.analysis.clocks import Clocks
-    from tvmconv.analysis.memory import Lanes, Threads
+    from tvmconv.analysis.threads import Lanes, Threads
 
 CHUNK = 16  # bytes: what the async proxy reads and writes is a multiple of it
 PENDING = 1 << 30  # the time of an access that is under way

@@ -12,8 +12,9 @@ import numpy as np
 
 from tvmconv.analysis.machine import Compiler, Mask, Statement, Waiting
 from tvmconv.analysis.meetings import CLUSTER
-from tvmconv.analysis.memory import Address, Lanes
+from tvmconv.analysis.memory import Address
 from tvmconv.analysis.operands import Call, Destinations, Run, address_of, same
+from tvmconv.analysis.threads import Lanes
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import WARPGROUP
 
@@ -147,9 +148,8 @@ def block_sync(call: Call, compiler: Compiler) -> Statement:
 
     def run(mask: Mask) -> Iterator[Wait]:
         lanes = machine.lanes(mask)
-        return machine.meetings.sync(
-            mask, machine.decided(number, mask), same(count(mask), lanes) if count is not None else None
-        )
+        which = machine.rows(machine.decided(number, mask), lanes)
+        return machine.meetings.sync(lanes, which, same(count(mask), lanes) if count is not None else None)
 
     return Waiting(run)
 
@@ -158,25 +158,30 @@ def block_arrive(call: Call, compiler: Compiler) -> Run:
     """bar.arrive number, threads."""
     machine = compiler.machine
     number, count = compiler.code(call.operands[0]), compiler.code(call.operands[1])
-    return lambda mask: machine.meetings.arrive(
-        mask, machine.decided(number, mask), same(count(mask), machine.lanes(mask))
-    )
+
+    def run(mask: Mask) -> None:
+        lanes = machine.lanes(mask)
+        which = machine.rows(machine.decided(number, mask), lanes)
+        machine.meetings.arrive(lanes, which, same(count(mask), lanes))
+
+    return run
 
 
 def warp_sync(call: Call, compiler: Compiler) -> Run:
     """bar.warp.sync."""
-    return compiler.machine.meetings.warp
+    return compiler.machine.meet_warps
 
 
 def cluster_arrive(call: Call, compiler: Compiler) -> Run:
     """barrier.cluster.arrive."""
     machine = compiler.machine
-    return lambda mask: machine.meetings.arrive(mask, CLUSTER)
+    return lambda mask: machine.meetings.arrive(machine.lanes(mask), CLUSTER)
 
 
 def cluster_wait(call: Call, compiler: Compiler) -> Statement:
     """barrier.cluster.wait."""
-    return Waiting(compiler.machine.meetings.wait_cluster)
+    machine = compiler.machine
+    return Waiting(lambda mask: machine.meetings.wait_cluster(machine.lanes(mask)))
 
 
 def nothing(call: Call, compiler: Compiler) -> Run:
@@ -214,18 +219,23 @@ INSTRUCTIONS: dict[str, Callable[[Call, Compiler], Statement]] = {
 def helper(node: Any, compiler: Compiler) -> Statement | None:
     """What executes a call of one of TVM's own helpers; None if it is none of those."""
     machine = compiler.machine
+    whole = Waiting(lambda mask: machine.meetings.sync(machine.lanes(mask)))
     match str(node.op.name).removeprefix("tirx."):
         case "cuda.mbarrier_wait" | "cuda.mbarrier_wait_acquire_cluster":
             return wait(node, compiler)
         case "cuda.cta_sync":
-            return Waiting(machine.meetings.sync)
+            return whole
         case "cuda.warp_sync":
-            return machine.meetings.warp
+            return machine.meet_warps
         case "cuda.cluster_sync":
-            return Waiting(lambda mask: machine.meetings.sync(mask, CLUSTER))
+            return Waiting(lambda mask: machine.meetings.sync(machine.lanes(mask), CLUSTER))
         case "cuda.warpgroup_sync":
             number = compiler.code(node.args[0])
-            return Waiting(lambda mask: machine.meetings.sync(mask, machine.decided(number, mask), WARPGROUP))
+            return Waiting(
+                lambda mask: machine.meetings.sync(
+                    machine.lanes(mask), same(number(mask), machine.lanes(mask)), WARPGROUP
+                )
+            )
         case "tvm_storage_sync":
-            return machine.meetings.warp if str(node.args[0].value) == "warp" else Waiting(machine.meetings.sync)
+            return machine.meet_warps if str(node.args[0].value) == "warp" else whole
     return None

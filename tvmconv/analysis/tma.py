@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.analysis.machine import Compiler, Machine, Mask, Pointer
-from tvmconv.analysis.memory import Address, ExecutionError, Lanes, Mapped
+from tvmconv.analysis.memory import Address, ExecutionError, Mapped
 from tvmconv.analysis.operands import Call, Run, address_of
 from tvmconv.analysis.readers import CHUNK
+from tvmconv.analysis.threads import Lanes
 from tvmconv.errors import AnalysisError
 from tvmconv.tensor_map import TensorMap
 

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from tvmconv.analysis.execute import Block, execute, some_blocks, with_clusters, zeros
 from tvmconv.analysis.machine import Watch
-from tvmconv.analysis.memory import Mapped, Threads
+from tvmconv.analysis.memory import Mapped
+from tvmconv.analysis.threads import Threads
 from tvmconv.analysis.tir import ASYNC_COPY, SHARED, Scope, executions, has_instructions, parts, statements, warps
 from tvmconv.gpu import WARP
 
