@@ -5,6 +5,7 @@ import emulate
 import numpy as np
 import pytest
 
+from tvmconv.analysis import instructions
 from tvmconv.analysis.memory import ExecutionError, RaceError
 from tvmconv.tensor_map import TensorMap, im2col, tiled
 from tvmconv.workloads.dtypes import numpy_dtype
@@ -179,3 +180,59 @@ def test_the_blocks_of_a_cluster_copy_for_each_other():
 def test_what_a_cluster_lacks_is_found(faults, message):
     with pytest.raises(ExecutionError, match=message):
         emulate.run(bulk.multicast(**faults), [random((6, 64), "float32")])
+
+
+FORMATS = {"float16": "m64n24k16.f32.f16.f16", "float8_e4m3fn": "m64n24k32.f32.e4m3.e4m3"}
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("swizzle", [0, 32])
+def test_wgmma_reads_what_threads_have_stored(dtype, swizzle):
+    import ml_dtypes  # noqa: F401  lets NumPy know types of 8 bits by their names
+
+    k = 32 // np.dtype(dtype).itemsize
+    x, w = (random((rows, k), "float32").astype(dtype) for rows in (64, 24))
+    words = [each.view(np.uint32).reshape(-1) for each in (x, w)]
+    kernel = bulk.staged_product(f"wgmma.mma_async.sync.aligned.{FORMATS[dtype]}", 24, swizzle)
+    np.testing.assert_allclose(emulate.run(kernel, words).reshape(64, 24), products(x, w), rtol=1e-4, atol=1e-4)
+
+
+def test_wgmma_does_not_see_what_threads_have_stored_with_no_fence():
+    kernel = bulk.staged_product(f"wgmma.mma_async.sync.aligned.{FORMATS['float16']}", 24, 32, fence=False)
+    with pytest.raises(RaceError, match=r"no fence.proxy.async behind it"):
+        emulate.run(kernel, [np.zeros(512, np.uint32), np.zeros(192, np.uint32)])
+
+
+ORDERING = ("fence", "wait", "sync", "arrive", "commit", "mbarrier_init")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shapes", "dtype"),
+    [(bulk.product, [(64, 320), (16, 320)], "float16"), (bulk.stored, [(64, 32)], "float32")],
+)
+def test_whatever_orders_and_is_left_out_is_missed(kernel, shapes, dtype, monkeypatch):
+    whole, lowered, inputs = instructions.statement, kernel(), [random(shape, dtype) for shape in shapes]
+    seen, count = 0, 0
+
+    def without(left_out):
+        nonlocal seen
+        seen = 0
+
+        def statement(node, compiler):
+            nonlocal seen
+            name = str(node.op.name)
+            if any(word in name for word in ORDERING) and "tensor" not in name:
+                seen += 1
+                if left_out and (seen - left_out) % count == 0:  # a kernel that does not end is compiled again
+                    return lambda mask: None
+            return whole(node, compiler)
+
+        monkeypatch.setattr(instructions, "statement", statement)
+        return emulate.run(lowered, inputs)
+
+    without(None)
+    count = seen
+    assert count >= 7
+    for i in range(1, count + 1):
+        with pytest.raises(ExecutionError):
+            without(i)

@@ -283,3 +283,48 @@ def multicast(*, synchronised=True, mask=3, released=True, end=True):
                 p.call(T.cuda.cluster_sync())
 
     return lowered({"X": ((2 * steps, words), "float32"), "Y": ((4 * words,), "float32")}, body)
+
+
+def staged_product(op, n, swizzle, *, fence=True):
+    """A kernel whose threads store 64 rows of X and n of K to shared memory, 32 bytes each, that wgmma multiplies.
+
+    Args:
+        op: the instruction; its operands are 32-bit words of X and K.
+        n: rows of K.
+        swizzle: 32, or 0 for none: 8 rows × 16 bytes behind each other, those of the second half behind all of them.
+        fence: between the stores and wgmma.
+    """
+
+    def body(buffers):
+        with p.parallel(1, "blockIdx.x"), p.parallel(128, "threadIdx.x") as thread:
+            smem, base = shared((64 + n) * 32)
+            acc = p.allocate("acc", n // 2, "float32")
+            begin(smem, base)
+            row, half = thread // 2, thread % 2
+            for name, rows, first in (("X", 64, 0), ("K", n, 64 * 32)):
+                place = {0: half * (rows * 16) + row * 16, 32: row * 32 + (half ^ (row // 4 % 2)) * 16}[swizzle]
+                with p.when(row < rows):
+                    words = [buffers[name][row * 8 + half * 4 + e] for e in range(4)]
+                    p.ptx("st.shared.v4.b32", address(base, first + place), *words)
+            if fence:
+                p.ptx("fence.proxy.async")
+            p.call(T.cuda.cta_sync())
+            p.ptx("wgmma.fence.sync.aligned")
+            descriptors = []
+            for rows, first in ((64, 0), (n, 64 * 32)):
+                distances = {0: (rows * 16, 128), 32: (16, 256)}[swizzle]
+                high = distances[1] >> 4 | ({0: 0, 32: 3}[swizzle] << 30)
+                low = T.Cast(
+                    "uint64", T.shift_right(address(base, first), T.uint32(4)) | p.uint(distances[0] >> 4 << 16)
+                )
+                descriptors.append(T.bitwise_or(low, T.shift_left(T.Cast("uint64", T.uint32(high)), T.uint64(32))))
+            tail = (1, 1) if "e4m3" in op else (1, 1, 0, 0)
+            p.ptx(op, *(acc[e] for e in range(n // 2)), *descriptors, False, *tail)
+            p.ptx("wgmma.commit_group.sync.aligned")
+            p.ptx("wgmma.wait_group.sync.aligned", 0)
+            for i in range(n // 2):
+                at = (thread // 32 * 16 + thread % 32 // 4 + i // 2 % 2 * 8) * n + i // 4 * 8 + thread % 4 * 2 + i % 2
+                p.store(buffers["Y"], at, acc[i])
+
+    arrays = {"X": ((64 * 8,), "uint32"), "K": ((n * 8,), "uint32"), "Y": ((64 * n,), "float32")}
+    return lowered(arrays, body)
