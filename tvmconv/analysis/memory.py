@@ -372,7 +372,7 @@ class Shared:
 
     def read_async(self, chunks: NDArray[np.int64], groups: NDArray[np.intp], reader: str) -> Bytes:
         """What lies in chunks, of shape (groups, chunks, 16), read by the async proxy for groups of lanes."""
-        self._check_proxy(chunks, groups, f"by {reader} reads")
+        self._check_proxy(chunks, groups, f"has {reader} read")
         found: Bytes = self._data.view(np.uint8).reshape(-1, CHUNK)[chunks]
         return found
 
@@ -384,7 +384,7 @@ class Shared:
             lanes: that have them written, one for each copy.
             agents: who writes, for each copy.
         """
-        self._check_proxy(chunks, lanes[:, None], "by a bulk copy overwrites")
+        self._check_proxy(chunks, lanes[:, None], "has a bulk copy write")
         self.settle()
         for when, readers in ((self._read_first, self._first), (self._read_last, self._last)):
             read = self._rows(when)[chunks]
