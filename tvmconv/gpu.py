@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 WARP = 32  # threads that execute together
+WARPGROUP = 128  # threads that multiply together since compute capability 9.0: four warps, the first a multiple of 4
 BANKS = 32  # of shared memory
 BANK_BYTES = 4  # that a bank serves at a time
 

@@ -2,6 +2,8 @@
 
 import re
 
+import bulk
+import mapped
 import pytest
 from instructions import lowered
 from tvm.script import tirx as T  # noqa: N812
@@ -85,6 +87,12 @@ def rows(*, synchronised, extent=64, itself=False):
             Y[thread] = value[0]
 
     return lowered(main)
+
+
+def test_kernels_of_tensor_maps_do_not_race_or_else_it_is_told():
+    assert races(tc.build(mapped.WORKLOAD, mapped.SCHEDULE, arch="sm_90")) == []
+    (race,) = races(bulk.stored(fence=False))
+    assert "no fence.proxy.async" in race
 
 
 def test_a_race_of_ptx_accesses_is_told():

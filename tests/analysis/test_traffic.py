@@ -3,6 +3,7 @@
 import math
 from types import SimpleNamespace
 
+import mapped
 import pytest
 from instructions import lowered, product, rows
 from tvm.script import tirx as T  # noqa: N812
@@ -273,6 +274,16 @@ def test_a_convolution_on_tensor_cores_multiplies_what_it_has_to(text, schedule)
     found = traffic(kernel)
     assert found.counts[MULTIPLICATIONS].elements * kernel.launch.blocks * 2 == kernel.workload.flops
     assert found.outputs * kernel.launch.blocks == 32 * 8 * 8
+
+
+def test_what_tma_copies_and_wgmma_reads_is_counted():
+    kernel = tc.build(mapped.WORKLOAD, mapped.SCHEDULE, arch="sm_90")
+    counts = traffic(kernel).counts
+    inside, tile = (3 * 8 - 2) ** 2 * 64, 64 * 64  # of the pixels under 9 taps those in the image; elements
+    assert counts[GLOBAL_LOADS].elements == inside + 9 * tile
+    assert counts[GLOBAL_LOADS].bytes == 2 * counts[GLOBAL_LOADS].elements
+    assert counts[SHARED_STORES].elements == counts[SHARED_LOADS].elements == 9 * 2 * tile
+    assert counts[MULTIPLICATIONS].elements == mapped.WORKLOAD.flops / 2
 
 
 def test_an_asynchronous_copy_loads_no_more_than_it_reads():

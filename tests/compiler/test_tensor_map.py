@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import emulate
 import mapped
 import pytest
 from tvmconv.builtin.program import write
@@ -120,8 +121,6 @@ def test_tvms_runtime_does_not_launch_such_a_kernel(kernel):
         kernel.module.executable()
 
 
-def test_what_tma_copies_is_not_counted():
-    from tvmconv.reports.stages import stage_text
-
-    with pytest.raises(tc.AnalysisError, match="K_map is a tensor map"):
-        stage_text(tc.build(mapped.WORKLOAD, mapped.SCHEDULE, arch="sm_90"), "traffic")
+def test_a_kernel_of_tensor_maps_computes_what_it_should():
+    kernel = tc.build(mapped.WORKLOAD, mapped.SCHEDULE, arch="sm_90")
+    assert emulate.error(kernel.module, mapped.WORKLOAD) <= mapped.WORKLOAD.tolerance

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tvmconv.analysis.execute import execute
+from tvmconv.analysis.execute import arguments, execute
 from tvmconv.analysis.machine import Watch
 from tvmconv.analysis.memory import Array
 from tvmconv.compiler.lower import Lowered
@@ -39,7 +39,7 @@ def run(
     for name, array in [(last, output), *(("scratch memory", array) for array in lowered.scratch)]:
         places.append(Array.unwritten(name, numpy_dtype(array.dtype), int(np.prod(array.shape))))
     for step in lowered.steps:
-        execute(step.function, step.launch, [places[i] for i in step.arguments], watch=watch)
+        execute(step.function, step.launch, arguments(step, places), watch=watch)
     return places[len(given)].values.reshape(output.shape)
 
 

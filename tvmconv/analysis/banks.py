@@ -13,7 +13,9 @@ thread's neighbouring loads into wider ones: conflicts of strides of 2 or 4 word
 
 Indices of buffers are evaluated for all threads and iterations at once. Where a kernel has GPU instructions by name,
 with addresses that lie in registers, its first block is executed instead (tvmconv.analysis.execute), on arrays of
-zeros. What a block reads of the shared memory of others of its cluster is not counted.
+zeros. What a block reads of the shared memory of others of its cluster is not counted. Nor is what TMA writes and
+wgmma reads: how the hardware serves these is not documented; the swizzles of 32, 64 and 128 bytes are there so that 8
+rows of 16 bytes lie in different banks. What threads store for TMA, or load behind it, is counted.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ def shared_accesses(kernel: Kernel) -> list[SharedAccess]:
     for step in kernel.steps:
         if has_instructions(step.function):
             watch = _Watch(-(-step.launch.threads // WARP) * WARP)
-            execute(step.function, step.launch, zeros(step.function), blocks=[FIRST_BLOCK], watch=watch)
+            execute(step.function, step.launch, zeros(step), blocks=[FIRST_BLOCK], watch=watch)
             found += watch.accesses()
         else:
             found += [_count(access, step.launch) for access in _accesses(step.function)]

@@ -5,17 +5,33 @@ lane. `execute` runs one device function on arrays and changes them; what no ker
 (tvmconv.analysis.memory): leaving an array, misaligned vectors, races for shared memory, barriers that not all threads
 reach, registers read as integers before they are written. Memory that nobody has written is NaN.
 
-Floating-point arithmetic is that of the types: NumPy's, rounded after every operation. A minimum or maximum of a NaN is
-NaN, other than on a GPU, so that what was not written shows behind an activation too.
+The two sides of a branch in which threads wait for each other, at mbarriers or barriers, are executed in turns
+(tvmconv.analysis.strands). Where lock step itself keeps threads from going on, all is executed again, by warpgroups,
+and then by warps, but for blocks whose warps multiply together. That nobody can go on even so is a `DeadlockError` that
+tells who waits where, and for what. Tensor maps are given as `Mapped` arrays (`arguments`).
 
-Not executed: while loops, textures, atomics, barriers of a part of a block, mbarriers, TMA, wgmma. Not found: races for
-global memory.
+What TMA copies lands when nobody can go on without it, in the order in which it was asked for; what wgmma computes is
+in its registers at once. Found are, as a `RaceError`: an access to where a copy goes without a wait for its mbarrier;
+bytes that an mbarrier expects but do not come (a deadlock), or too few (its phase is complete before they are there);
+mbarriers that are used before they are made known, by a barrier and fence.mbarrier_init; shared memory that is written
+while wgmma or a bulk store may still read it, as nobody has waited, or nobody was told; what threads have stored and
+TMA or wgmma reads with no fence.proxy.async behind it; accumulators that are accessed with no wgmma.wait_group, or
+multiplied into with no wgmma.fence; blocks that end while others access their memory, or copies are under way.
+
+Floating-point arithmetic is that of the types: NumPy's, rounded after every operation; wgmma adds up exact products in
+float32. A minimum or maximum of a NaN is NaN, other than on a GPU, so that what was not written shows behind an
+activation too.
+
+Not executed: textures, atomics, wgmma with operands in registers or not K-major, bulk copies without a tensor map,
+gathers and scatters, reductions by TMA. `mbarrier.try_wait` waits for as long as it takes; setmaxnreg, griddepcontrol
+and prefetches do nothing. Not found: races for global memory; accumulators of different shapes under way at a time;
+threads that wait for each other within a warp.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +39,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.analysis import instructions
-from tvmconv.analysis.machine import Machine, Mask, Pointer, Watch
-from tvmconv.analysis.memory import SHARED_BASE, Array, ExecutionError, Registers, Shared, Threads
+from tvmconv.analysis.machine import Machine, Mask, Pointer, Recorder, Statement, Waiting, Watch
+from tvmconv.analysis.memory import SHARED_BASE, Array, ExecutionError, Mapped, Registers, Shared
+from tvmconv.analysis.strands import DeadlockError, Fork, Steps, Turn, run
+from tvmconv.analysis.threads import Threads
 from tvmconv.errors import AnalysisError
-from tvmconv.gpu import WARP
+from tvmconv.gpu import WARP, WARPGROUP
 from tvmconv.workloads.dtypes import numpy_dtype
 
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
+    from tvmconv.compiler.lower import LoweredStep
     from tvmconv.compiler.program import Launch
 
 BLOCKS = 8  # that stand for all
@@ -41,12 +60,13 @@ MAX_SHARED_BYTES = 1 << 26  # of all of them
 Block = tuple[int, int, int]  # its place in the grid, or the grid, as (x, y, z)
 Value = Any  # a number, an array of one for each lane, or of shape (lanes, elements of a vector); or a Pointer
 Code = Callable[[Mask], Value]
+Argument = Array | Mapped  # what a parameter is given
 
 
 def execute(
     function: PrimFunc,
     launch: Launch,
-    arrays: Sequence[Array],
+    arrays: Sequence[Argument],
     *,
     blocks: Sequence[Block] | None = None,
     watch: Watch | None = None,
@@ -56,7 +76,7 @@ def execute(
     Args:
         function: the device function.
         launch: its grid, block and cluster.
-        arrays: what its parameters point to.
+        arrays: what its parameters point to, or are tensor maps of: see `arguments`.
         blocks: which blocks of the grid to run, as (x, y, z), with the others of their clusters; all by default.
         watch: is told of what happens.
 
@@ -72,14 +92,42 @@ def execute(
     step = max(1, fitting // cluster) * cluster
     for start in range(0, len(blocks), step):
         threads = Threads(launch.block, np.array(blocks[start : start + step], np.int64), launch.cluster)
-        machine = Machine(threads, Shared(threads, layout.nbytes, layout.unit), watch)
+        _execute(function, threads, layout, arrays, watch)
+
+
+def arguments(step: LoweredStep, arrays: Sequence[Array]) -> list[Argument]:
+    """What a step's parameters are given, of arrays in the order of `LoweredStep.arguments`' indices."""
+    maps = dict(step.tensor_maps)
+    return [Mapped(arrays[i], maps[at]) if at in maps else arrays[i] for at, i in enumerate(step.arguments)]
+
+
+def _execute(
+    function: PrimFunc, threads: Threads, layout: Layout, arrays: Sequence[Argument], watch: Watch | None
+) -> None:
+    """Run blocks together: in lock step as far as they can, and by warpgroup or warp where they wait for each other."""
+    given = [each.array if isinstance(each, Mapped) else each for each in arrays]
+    before = [array.raw.copy() for array in given] if _waits(function) else []
+    for size in (None, WARPGROUP, WARP) if before else (None,):
+        recorded = Recorder() if watch is not None and before else watch
+        machine = Machine(threads, Shared(threads, layout.nbytes, layout.unit), recorded)
         program = _Compiler(machine, layout, dict(zip(function.params, arrays, strict=True)))
         code = program.statement(function.body)
-        if watch is not None:
-            watch.begin(threads)
-        with np.errstate(all="ignore"):
-            code(machine.everybody)
+        if recorded is not None:
+            recorded.begin(threads)
+        try:
+            with np.errstate(all="ignore"):
+                program.run(code, size)
+        except DeadlockError:
+            if not before or size == WARP or (size == WARPGROUP and any("wgmma" in name for name in _calls(function))):
+                raise
+            for array, raw in zip(given, before, strict=True):
+                array.raw[:] = raw
+            continue
+        machine.mbarriers.leave()
         machine.shared.end()
+        if isinstance(recorded, Recorder) and watch is not None:
+            recorded.replay(watch)
+        return
 
 
 def with_clusters(launch: Launch, blocks: Sequence[Block] | None = None) -> list[Block]:
@@ -104,28 +152,41 @@ def some_blocks(grid: Block) -> list[Block]:
     return list(dict.fromkeys([(x, y, z), *((x, y, z) for x, y, z in drawn)]))
 
 
-def zeros(function: PrimFunc) -> list[Array]:
-    """An array of zeros for each parameter of a device function, as large as its text declares it.
-
-    Raises:
-        AnalysisError: a parameter is a tensor map.
-    """
+def zeros(step: LoweredStep) -> list[Argument]:
+    """Arrays of zeros for a step's parameters, as large as its text and its tensor maps have them."""
     import tvm_ffi
     from tvm import tirx
 
-    for each in function.params:
-        if not hasattr(each.ty.element_type, "dtype"):
-            raise AnalysisError(f"{each.name} is a tensor map: what TMA copies is not executed")
     sizes: dict[Any, int] = {}
 
     def declare(node: Any) -> None:
         sizes[node.data] = max(sizes.get(node.data, 0), math.prod(int(extent) for extent in node.buffer.shape))
 
-    tvm_ffi.structural_walk(function.body, (tirx.DeclBuffer, declare), order="post")
-    return [
-        Array.zeros(str(each.name), numpy_dtype(str(each.ty.element_type.dtype)), sizes.get(each, 0))
-        for each in function.params
-    ]
+    tvm_ffi.structural_walk(step.function.body, (tirx.DeclBuffer, declare), order="post")
+    maps = dict(step.tensor_maps)
+    arrays: dict[int, Array] = {}
+    for at, (parameter, variable) in enumerate(zip(step.parameters, step.function.params, strict=True)):
+        dtype = numpy_dtype(parameter.dtype)
+        size = -(-maps[at].nbytes // dtype.itemsize) if at in maps else sizes.get(variable, 0)
+        if parameter.index not in arrays or arrays[parameter.index].size < size:
+            arrays[parameter.index] = Array.zeros(parameter.name, dtype, size)
+    given = [arrays[i] for i in step.arguments]
+    return [Mapped(array, maps[at]) if at in maps else array for at, array in enumerate(given)]
+
+
+def _calls(function: PrimFunc) -> set[str]:
+    """The names of all operators that a function calls."""
+    import tvm_ffi
+    from tvm.ir import Call
+
+    names: set[str] = set()
+    tvm_ffi.structural_walk(function.body, (Call, lambda call: names.add(str(call.op.name))), order="post")
+    return names
+
+
+def _waits(function: PrimFunc) -> bool:
+    """Whether parts of a block may wait for each other."""
+    return any("mbarrier" in name or "bar_" in name or "cluster" in name for name in _calls(function))
 
 
 @dataclass(frozen=True)
@@ -184,6 +245,16 @@ def shared_layout(function: PrimFunc) -> Layout:
 
 def _uniform(value: Value) -> bool:
     return not isinstance(value, np.ndarray) or value.ndim == 0
+
+
+def _as_uint64(value: Value) -> Value:
+    """Integers as unsigned ones of 64 bits, which the others' type does not hold."""
+    return value.astype(np.uint64) if isinstance(value, np.ndarray | np.generic) else int(value) & 0xFFFF_FFFF_FFFF_FFFF
+
+
+def _integers(dtype: np.dtype[Any]) -> type[np.int64] | type[np.uint64]:
+    """As what integers of a type are computed with."""
+    return np.uint64 if dtype == np.uint64 else np.int64
 
 
 def _trunc_div(a: Value, b: Value) -> Value:
@@ -315,7 +386,7 @@ def _reads_memory(node: Any, places: Mapping[Any, _Place]) -> bool:
 class _Compiler:
     """Makes Python functions of TIR, once, that are called as often as it runs."""
 
-    def __init__(self, machine: Machine, layout: Layout, arrays: Mapping[Any, Array]) -> None:
+    def __init__(self, machine: Machine, layout: Layout, arrays: Mapping[Any, Argument]) -> None:
         self.machine = machine
         self._layout = layout
         self._arrays = arrays
@@ -326,21 +397,17 @@ class _Compiler:
 
     # --- statements ---
 
-    def statement(self, node: Any) -> Callable[[Mask], None]:
-        """A function that executes a statement for the lanes of a mask."""
+    def statement(self, node: Any) -> Statement:
+        """What executes a statement for the lanes of a mask."""
         match type(node).__name__:
             case "SeqStmt":
-                codes = [self.statement(each) for each in node.seq]
-
-                def sequence(mask: Mask) -> None:
-                    for code in codes:
-                        code(mask)
-
-                return sequence
+                return self._sequence([self.statement(each) for each in node.seq])
             case "AttrStmt":
                 return self._attribute(node)
             case "For":
                 return self._for(node)
+            case "While":
+                return self._while(node)
             case "IfThenElse":
                 return self._if(node)
             case "Bind":
@@ -357,7 +424,27 @@ class _Compiler:
             case kind:
                 raise AnalysisError(f"a kernel with a statement of the kind {kind}")
 
-    def _attribute(self, node: Any) -> Callable[[Mask], None]:
+    @staticmethod
+    def _sequence(codes: Sequence[Statement]) -> Statement:
+        plain = [code for code in codes if not isinstance(code, Waiting)]
+        if len(plain) == len(codes):
+
+            def sequence(mask: Mask) -> None:
+                for code in plain:
+                    code(mask)
+
+            return sequence
+
+        def steps(mask: Mask) -> Steps:
+            for code in codes:
+                if isinstance(code, Waiting):
+                    yield from code.run(mask)
+                else:
+                    code(mask)
+
+        return Waiting(steps)
+
+    def _attribute(self, node: Any) -> Statement:
         machine, key = self.machine, str(node.attr_key)
         if key == "thread_extent":
             values = machine.axis(str(node.node.thread_tag))
@@ -365,68 +452,138 @@ class _Compiler:
             return self.statement(node.body)
         body = self.statement(node.body)
         if key == "async_commit_queue_scope":  # TVM makes a group of what is inside
-
-            def commit(mask: Mask) -> None:
-                body(mask)
-                machine.shared.commit(machine.lanes(mask))
-
-            return commit
+            return self._sequence([body, lambda mask: machine.shared.commit(machine.lanes(mask))])
         if key == "async_wait_inflight_count":
             pending = int(node.value)
-
-            def wait(mask: Mask) -> None:
-                machine.shared.wait(machine.lanes(mask), pending)
-                body(mask)
-
-            return wait
+            return self._sequence([lambda mask: machine.shared.wait(machine.lanes(mask), pending), body])
         return body
 
-    def _for(self, node: Any) -> Callable[[Mask], None]:
+    def _for(self, node: Any) -> Statement:
         first, extent = self.code(node.min), self.code(node.extent)
         slot, values = self._slot(node.loop_var), self._values
         body = self.statement(node.body)
 
         machine = self.machine
 
-        def loop(mask: Mask) -> None:
+        def masks(mask: Mask) -> Iterator[Mask]:
+            """The lanes of each iteration, whose number has been set."""
             begin, count = machine.decided(first, mask), machine.decided(extent, mask)
             if _uniform(begin) and _uniform(count):
                 for i in range(int(count)):
                     values[slot] = int(begin) + i
-                    body(mask)
+                    yield mask
                 return
             for i in range(int(np.max(np.broadcast_to(count, machine.all_lanes.shape)[machine.lanes(mask)]))):
                 inside = i < np.broadcast_to(count, machine.all_lanes.shape)
                 inside = inside if mask is None else inside & mask
                 if inside.any():
                     values[slot] = begin + i
-                    body(inside)
+                    yield inside
+
+        if isinstance(body, Waiting):
+            waiting = body.run
+
+            def steps(mask: Mask) -> Steps:
+                for inside in masks(mask):
+                    yield from waiting(inside)
+
+            return Waiting(steps)
+        plain = body
+
+        def loop(mask: Mask) -> None:
+            for inside in masks(mask):
+                plain(inside)
 
         return loop
 
-    def _if(self, node: Any) -> Callable[[Mask], None]:
+    def _while(self, node: Any) -> Statement:
+        condition, body = self.code(node.condition), self.statement(node.body)
+        machine = self.machine
+
+        def steps(mask: Mask) -> Steps:
+            while True:
+                holds = machine.decided(condition, mask)
+                if _uniform(holds):
+                    if not holds:
+                        return
+                else:
+                    mask = holds if mask is None else holds & mask
+                    if mask is None or not mask.any():
+                        return
+                if isinstance(body, Waiting):
+                    yield from body.run(mask)
+                else:
+                    body(mask)
+                yield Turn()
+
+        return Waiting(steps)
+
+    def _if(self, node: Any) -> Statement:
         condition = self.code(node.condition)
         then = self.statement(node.then_case)
         otherwise = self.statement(node.else_case) if node.else_case is not None else None
         machine = self.machine
 
-        def branch(mask: Mask) -> None:
+        def sides(mask: Mask) -> list[tuple[Statement, Mask]]:
+            """The sides that are taken, and by which lanes."""
             holds = machine.decided(condition, mask)
             if _uniform(holds):
-                if holds:
-                    then(mask)
-                elif otherwise is not None:
-                    otherwise(mask)
-                return
+                taken = then if holds else otherwise
+                return [] if taken is None else [(taken, mask)]
+            found: list[tuple[Statement, Mask]] = []
             inside = holds if mask is None else holds & mask
             if inside.any():
-                then(None if mask is None and inside.all() else inside)
+                found.append((then, None if mask is None and inside.all() else inside))
             if otherwise is not None:
                 inside = ~holds if mask is None else ~holds & mask
                 if inside.any():
-                    otherwise(inside)
+                    found.append((otherwise, inside))
+            return found
+
+        if isinstance(then, Waiting) or isinstance(otherwise, Waiting):
+
+            def steps(mask: Mask) -> Steps:
+                waiting = []
+                for side, inside in sides(mask):
+                    if isinstance(side, Waiting):
+                        waiting.append(side.run(inside))
+                    else:
+                        side(inside)
+                if len(waiting) == 1:
+                    yield from waiting[0]
+                elif waiting:
+                    yield Fork(tuple(waiting))
+
+            return Waiting(steps)
+
+        def branch(mask: Mask) -> None:
+            for side, inside in sides(mask):
+                side(inside)  # type: ignore[operator]  # as neither waits
 
         return branch
+
+    def run(self, code: Statement, size: int | None) -> None:
+        """Execute a statement: all lanes in lock step, or so many of a block."""
+        machine = self.machine
+        if not isinstance(code, Waiting):
+            code(machine.everybody)
+            return
+        waiting, threads = code.run, machine.threads
+        masks = [machine.everybody]
+        if size is not None:
+            part = machine.all_lanes // threads.padded * threads.padded + machine.all_lanes % threads.padded // size
+            masks = [(part == each) & machine.real for each in np.unique(part)]
+        families: list[list[Value]] = [list(self._values) for _ in masks]
+        current = 0
+
+        def switch(family: int) -> None:
+            """Loops and names have the values that they have in this part."""
+            nonlocal current
+            if family != current:
+                families[current], self._values[:] = self._values[:], families[family]
+                current = family
+
+        run([waiting(mask) for mask in masks], switch, machine.land)
 
     def _bind(self, node: Any) -> Callable[[Mask], None]:
         code, static = self._expression(node.value)
@@ -488,18 +645,22 @@ class _Compiler:
             return self._places[data]
         if data in self._arrays:
             array = self._arrays[data]
+            if isinstance(array, Mapped):
+                raise AnalysisError(f"the elements of a tensor map: {data}")
             return _Place(array, array.dtype, 0, array.size, array.name)
         raise AnalysisError(f"memory of which it is not known what it is: {data}")
 
-    def _evaluate(self, value: Any) -> Callable[[Mask], None]:
+    def _evaluate(self, value: Any) -> Statement:
         if type(value).__name__ == "Call":
             found = instructions.statement(value, self)
+            if isinstance(found, Waiting):
+                return found
             if found is not None:
-                site, machine, run = self._site(), self.machine, found
+                site, machine, plain = self._site(), self.machine, found
 
                 def sited(mask: Mask) -> None:
                     machine.site = site
-                    run(mask)
+                    plain(mask)
 
                 return sited
         code, _ = self._expression(value)
@@ -543,6 +704,8 @@ class _Compiler:
             machine.loaded = False
             value, at = code(mask), index(mask)
             depends = machine.loaded
+            if registers.accumulators is not None:
+                registers.accumulators.touch(at, mask)
             if isinstance(at, int):
                 if not 0 <= at < place.size:
                     raise ExecutionError(f"out of bounds: element {at} of {place.name}, which has {place.size}")
@@ -619,7 +782,7 @@ class _Compiler:
             self._check_index(place, at)
             machine.site = site
             rows = machine.load(memory, *self._whole(at, place), dtype, active, place.name)
-            rows = rows.astype(np.int64) if integer else rows
+            rows = rows.astype(_integers(dtype)) if integer else rows
             rows = rows[:, 0] if lanes == 1 else rows
             if mask is None:
                 return rows
@@ -634,6 +797,8 @@ class _Compiler:
         assert isinstance(registers, Registers)
         data, written, loaded = registers.data.view(place.dtype), registers.written, registers.loaded
 
+        integers = _integers(place.dtype)
+
         def check(known: NDArray[np.bool_], mask: Mask) -> None:
             real: NDArray[np.bool_] = machine.real if mask is None else mask
             if not known.all() and not known[real].all():
@@ -641,13 +806,15 @@ class _Compiler:
 
         def load(mask: Mask) -> Value:
             at = index(mask)
+            if registers.accumulators is not None:
+                registers.accumulators.touch(at, mask)
             if isinstance(at, int):
                 if not 0 <= at < place.size:
                     raise ExecutionError(f"out of bounds: element {at} of {place.name}, which has {place.size}")
                 machine.loaded |= bool(loaded[at])
                 if integer:
                     check(written[at], mask)
-                    return data[at].astype(np.int64)
+                    return data[at].astype(integers)
                 return data[at]
             at = np.asarray(at)
             at = at[:, None] if at.ndim == 1 else at
@@ -659,7 +826,7 @@ class _Compiler:
             lane = machine.all_lanes[:, None]
             if integer:
                 check(np.asarray(written[at, lane].all(axis=1)), mask)
-            found = data[at, lane].astype(np.int64) if integer else data[at, lane]
+            found = data[at, lane].astype(integers) if integer else data[at, lane]
             return found[:, 0] if found.shape[1] == 1 else found
 
         return load
@@ -687,6 +854,7 @@ class _Compiler:
         kind = type(node).__name__
         if kind == "IntImm":
             number = bool(node.value) if node.ty.dtype.is_bool else int(node.value)
+            number = _as_uint64(number) if str(node.ty.dtype) == "uint64" else number
             return (lambda mask: number), True
         if kind == "FloatImm":
             real = numpy_dtype(str(node.ty.dtype)).type(node.value)
@@ -776,8 +944,10 @@ class _Compiler:
 
             return extremum, static
         text = str(dtype).partition("x")[0]
+        if text == "uint64":
+            return (lambda mask: _as_uint64(whole(_as_uint64(a(mask)), _as_uint64(b(mask))))), static
         if text.startswith("uint") and kind in _WRAPPING:
-            most = (1 << min(int(dtype.bits), 63)) - 1
+            most = (1 << int(dtype.bits)) - 1
             return (lambda mask: whole(a(mask), b(mask)) & most), static
         return (lambda mask: whole(a(mask), b(mask))), static
 
@@ -838,6 +1008,8 @@ class _Compiler:
 
         def cast(mask: Mask) -> Value:
             found = value(mask)
+            if text == "uint64" and not source.is_float:
+                return _as_uint64(found)
             if source.is_float:
                 found = np.trunc(np.asarray(found, np.float64)).astype(np.int64)[()]
             elif isinstance(found, np.ndarray):
@@ -882,6 +1054,9 @@ class _Compiler:
         if name == "tirx.reinterpret":
             return self._reinterpret(node)
         if name == "tirx.address_of":
+            argument = self._arrays.get(node.args[0]) if type(node.args[0]).__name__ == "Var" else None
+            if argument is not None:
+                return (lambda mask: Pointer(argument, 0, argument.name)), False
             return self._address(node.args[0]), False
         if name == "tirx.buffer_data":
             place = self._memory(node)
@@ -908,6 +1083,8 @@ class _Compiler:
 
     def _reinterpret(self, node: Any) -> tuple[Code, bool]:
         value, static = self._expression(node.args[-1])
+        if str(node.ty).startswith("T.handle"):  # of a pointer, which stays what it is
+            return value, static
         source = numpy_dtype(str(node.args[-1].ty.dtype).partition("x")[0])
         to = numpy_dtype(str(node.ty.dtype).partition("x")[0])
 
@@ -915,7 +1092,7 @@ class _Compiler:
             found = np.asarray(value(mask))
             shape = found.shape
             found = np.ascontiguousarray(found.astype(source)).reshape(-1).view(to).reshape(shape)
-            return found.astype(np.int64)[()] if to.kind in "iu" else found[()]
+            return found.astype(_integers(to))[()] if to.kind in "iu" else found[()]
 
         return reinterpret, static
 

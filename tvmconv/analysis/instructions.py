@@ -3,84 +3,43 @@
 Source, where none is named: PTX ISA, sections "Data Movement and Conversion Instructions", "Warp Level Matrix
 Multiply-Accumulate Instructions" and "Parallel Synchronization and Communication Instructions".
 
-A call of `T.ptx` has the operands first and then, as text, the instruction's modifiers, empty where there is none; the
-last text says whether a predicate follows the operands.
+Of other files are those by which threads wait for each other (`signals`), and those of the async proxy: TMA's (`tma`)
+and the multiplication by warpgroups (`wgmma`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.machine import Compiler, Machine, Mask, Pointer
-from tvmconv.analysis.memory import Array, ExecutionError, Lanes, Registers, Shared
+from tvmconv.analysis import signals, tma, wgmma
+from tvmconv.analysis.machine import Compiler, Machine, Mask, Pointer, Statement, Waiting
+from tvmconv.analysis.memory import Address, Array, ExecutionError, Registers, Shared
+from tvmconv.analysis.operands import (
+    CLUSTER_WINDOW,
+    PTX,
+    Call,
+    Code,
+    Destinations,
+    Run,
+    Sources,
+    address_of,
+    same,
+    write_bits,
+)
+from tvmconv.analysis.threads import Lanes
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import WARP
 from tvmconv.workloads.dtypes import numpy_dtype
 
-Code = Callable[[Mask], Any]
-Run = Callable[[Mask], None]
+if TYPE_CHECKING:
+    from tvmconv.analysis.strands import Fork, Wait
 
-PTX = "tirx.ptx."
 _ROW_BYTES = 16  # of a matrix that ldmatrix and stmatrix move
-_BARRIERS = {
-    "tirx.cuda.cta_sync": "block",
-    "tirx.cuda.warp_sync": "warp",
-    "tirx.cuda.cluster_sync": "cluster",
-}
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call of `T.ptx`, taken apart.
-
-    Attributes:
-        name: of the operator, such as `ld_vec`.
-        operands: of the instruction, without its predicate.
-        predicate: on which it depends, or None.
-        modifiers: those that are there, in their order.
-    """
-
-    name: str
-    operands: tuple[Any, ...]
-    predicate: Any
-    modifiers: tuple[str, ...]
-
-    @classmethod
-    def of(cls, node: Any) -> Call | None:
-        """The call that a node is, if it is one."""
-        name = str(node.op.name)
-        if not name.startswith(PTX) or name == f"{PTX}addr":
-            return None
-        texts = [str(each.value) for each in node.args if type(each).__name__ == "StringImm"]
-        operands = [each for each in node.args if type(each).__name__ != "StringImm"]
-        flags = texts[-1].split(",") if texts else []
-        if unknown := set(flags) - {"", "pred", "keep"}:
-            raise AnalysisError(f"PTX {name.removeprefix(PTX)} with {', '.join(sorted(unknown))}")
-        predicate = operands.pop() if "pred" in flags else None
-        return cls(name.removeprefix(PTX), tuple(operands), predicate, tuple(t for t in texts[:-1] if t))
-
-    def __str__(self) -> str:
-        return f"PTX {self.name.partition('_')[0]}.{'.'.join(self.modifiers)}"
-
-    @property
-    def space(self) -> str | None:
-        """The state space that it names."""
-        spaces = [each for each in self.modifiers if each.partition("::")[0] in ("global", "shared", "local")]
-        return spaces[0] if spaces else None
-
-    @property
-    def width(self) -> tuple[int, int]:
-        """How many elements an access has, and the bytes of one: of `v4.b32`, 4 and 4."""
-        count = next((int(each[1:]) for each in self.modifiers if each in ("v2", "v4", "v8")), 1)
-        kind = self.modifiers[-1]
-        if not kind[1:].isdigit() or kind[0] not in "busf":
-            raise AnalysisError(f"{self}: elements of the type {kind}")
-        return count, int(kind[1:]) // 8
 
 
 def smallest_access(node: Any) -> int:
@@ -95,34 +54,45 @@ def smallest_access(node: Any) -> int:
     return 4
 
 
-def statement(node: Any, compiler: Compiler) -> Run | None:
+def statement(node: Any, compiler: Compiler) -> Statement | None:
     """What executes a call that stands for itself; None if it is not known here."""
-    name = str(node.op.name)
     machine = compiler.machine
-    if name in _BARRIERS:
-        kind = _BARRIERS[name]
-        return lambda mask: machine.barrier(mask, kind)
-    if name == "tirx.tvm_storage_sync":
-        kind = "warp" if str(node.args[0].value) == "warp" else "block"
-        return lambda mask: machine.barrier(mask, kind)
+    found = signals.helper(node, compiler)
+    if found is not None:
+        return found
+    name = str(node.op.name)
     if name in _LEGACY:
         return _LEGACY[name](node, compiler)
     call = Call.of(node)
     if call is None:
         return None
-    found = _INSTRUCTIONS.get(call.name)
-    if found is None:
+    known = _INSTRUCTIONS.get(call.name)
+    if known is None:
         raise AnalysisError(f"{call}, which cannot be executed")
-    run = found(call, compiler)
+    run = known(call, compiler)
     if call.predicate is None:
         return run
     predicate = compiler.code(call.predicate)
 
-    def predicated(mask: Mask) -> None:
+    def inside(mask: Mask) -> Mask:
         holds = np.broadcast_to(np.asarray(machine.decided(predicate, mask)) != 0, machine.all_lanes.shape)
-        inside = holds & machine.real if mask is None else holds & mask
-        if inside.any():
-            run(inside)
+        return holds & machine.real if mask is None else holds & mask
+
+    if isinstance(run, Waiting):
+        waits = run.run
+
+        def waiting(mask: Mask) -> Iterator[Wait | Fork]:
+            taking = inside(mask)
+            if taking is not None and taking.any():
+                yield from waits(taking)
+
+        return Waiting(waiting)
+    plain = run
+
+    def predicated(mask: Mask) -> None:
+        taking = inside(mask)
+        if taking is not None and taking.any():
+            plain(taking)
 
     return predicated
 
@@ -148,121 +118,11 @@ def expression(node: Any, compiler: Compiler) -> Code | None:
             return Pointer(found.memory, found.offset + by, found.name) if isinstance(found, Pointer) else found + by
 
         return moved
+    if name == "tirx.cuda.elect_sync":
+        return _elect(compiler.machine)
     if name.startswith("tirx.cuda.__shfl"):
         return _shuffle(node, compiler)
     return None
-
-
-# --- operands ---
-
-
-def _bits(value: Any, lanes: Lanes, itemsize: int) -> NDArray[Any]:
-    """The bits of a value in some lanes, as unsigned integers."""
-    found = np.asarray(value)
-    found = np.full(len(lanes), found) if found.ndim == 0 else found[lanes]
-    if found.dtype.kind in "iub":
-        return found.astype(np.int64).astype(f"u{itemsize}")
-    if found.dtype.itemsize != itemsize:
-        raise AnalysisError(f"a register of {found.dtype} where there are {itemsize} bytes")
-    return np.ascontiguousarray(found).view(f"u{itemsize}")
-
-
-def _same(value: Any, lanes: Lanes) -> int:
-    """A number that is the same in all lanes."""
-    found = np.asarray(value)
-    found = found if found.ndim == 0 else found[lanes]
-    first = int(found.reshape(-1)[0])
-    if (found != first).any():
-        raise AnalysisError("registers that are chosen by lane")
-    return first
-
-
-class _Destinations:
-    """Registers that an instruction writes."""
-
-    def __init__(self, operands: Sequence[Any], compiler: Compiler) -> None:
-        self._operands = [compiler.registers(operand) for operand in operands]
-
-    def write(self, mask: Mask, lanes: Lanes, columns: NDArray[Any], *, loaded: bool = True) -> None:
-        """Write unsigned integers of shape (lanes, registers), widened as far as the registers are wider."""
-        for i, (registers, index) in enumerate(self._operands):
-            _write_bits(registers, _same(index(mask), lanes), lanes, columns[:, i], whole=mask is None, loaded=loaded)
-
-
-def _write_bits(
-    registers: Registers, at: int, lanes: Lanes, bits: NDArray[Any], *, whole: bool, loaded: bool = True
-) -> None:
-    """Write bits to registers; `whole` says to those of all lanes, `loaded` that they depend on memory."""
-    data = registers.data
-    if not 0 <= at < len(data):
-        raise ExecutionError(f"out of bounds: element {at} of {registers.name}, which has {len(data)}")
-    if data.dtype.itemsize < bits.dtype.itemsize:
-        raise AnalysisError(f"{bits.dtype.itemsize} bytes for a register of {registers.name}, which is narrower")
-    row = data.view(f"u{data.dtype.itemsize}")[at]
-    if whole:
-        row[:] = bits
-        registers.written[at] = True
-        registers.loaded[at] = loaded
-    else:
-        row[lanes] = bits
-        registers.written[at, lanes] = True
-        registers.loaded[at] |= loaded
-
-
-class _Sources:
-    """Registers, or other values, that an instruction reads."""
-
-    def __init__(self, operands: Sequence[Any], compiler: Compiler) -> None:
-        self._codes = [compiler.code(operand) for operand in operands]
-
-    def read(self, mask: Mask, lanes: Lanes, itemsize: int) -> NDArray[Any]:
-        """Their bits, of shape (registers, lanes)."""
-        return np.stack([_bits(code(mask), lanes, itemsize) for code in self._codes])
-
-
-@dataclass(frozen=True)
-class _Address:
-    """Where an access goes.
-
-    Attributes:
-        memory: which.
-        at: bytes, of each lane.
-        name: of the array or buffer.
-        blocks: whose shared memory it is, if it may be another block's.
-    """
-
-    memory: Array | Shared
-    at: NDArray[np.int64]
-    name: str
-    blocks: Lanes | None = None
-
-
-CLUSTER_WINDOW = 1 << 24  # bytes of the shared addresses of each block of a cluster, as seen from all of them
-
-
-def _address(call: Call, value: Any, machine: Machine, lanes: Lanes) -> _Address:
-    """Where an operand that is an address points to, in some lanes."""
-    if isinstance(value, Pointer):
-        if isinstance(value.memory, Registers):
-            raise AnalysisError(f"{call} on registers")
-        if call.space == "global" and not isinstance(value.memory, Array):
-            raise ExecutionError(f"{call} on {value.name}, which does not lie in global memory")
-        return _Address(value.memory, machine.rows(value.offset, lanes).astype(np.int64), value.name)
-    if not (call.space or "shared").startswith("shared"):
-        raise AnalysisError(f"{call} at an address of which it is not known what lies there")
-    at = machine.rows(value, lanes).astype(np.int64)
-    blocks = None
-    if call.space == "shared::cluster":
-        window, at = at // CLUSTER_WINDOW, at % CLUSTER_WINDOW
-        own = lanes // machine.threads.padded
-        cluster = machine.threads.cluster
-        if int(window.max(initial=0)) > cluster:
-            raise ExecutionError(f"{call}: no such block in the cluster")
-        blocks = np.where(window == 0, own, own - own % cluster + window - 1)
-    elif at.size and int(at.max()) >= CLUSTER_WINDOW:
-        raise ExecutionError(f"{call} at an address of another block: it needs shared::cluster")
-    name = machine.buffer_at(int(at[0])) if at.size else ""
-    return _Address(machine.shared, at, name, blocks)
 
 
 # --- moves ---
@@ -270,13 +130,13 @@ def _address(call: Call, value: Any, machine: Machine, lanes: Lanes) -> _Address
 
 def _load(call: Call, compiler: Compiler) -> Run:
     count, itemsize = call.width
-    destinations = _Destinations(call.operands[:count], compiler)
+    destinations = Destinations(call.operands[:count], compiler)
     address = compiler.code(call.operands[count])
     machine = compiler.machine
 
     def load(mask: Mask) -> None:
         lanes = machine.lanes(mask)
-        where = _address(call, machine.decided(address, mask), machine, lanes)
+        where = address_of(call, machine.decided(address, mask), machine, lanes)
         told = where.memory.dtype.itemsize if isinstance(where.memory, Array) else itemsize
         found = machine.load_bytes(where.memory, where.at, count * itemsize, lanes, where.name, told, where.blocks)
         destinations.write(mask, lanes, found.view(f"u{itemsize}"))
@@ -287,14 +147,14 @@ def _load(call: Call, compiler: Compiler) -> Run:
 def _store(call: Call, compiler: Compiler) -> Run:
     count, itemsize = call.width
     address = compiler.code(call.operands[0])
-    sources = _Sources(call.operands[1 : 1 + count], compiler)
+    sources = Sources(call.operands[1 : 1 + count], compiler)
     machine = compiler.machine
     if call.space == "shared::cluster":
         raise AnalysisError(f"{call}, which cannot be executed")
 
     def store(mask: Mask) -> None:
         lanes = machine.lanes(mask)
-        where = _address(call, machine.decided(address, mask), machine, lanes)
+        where = address_of(call, machine.decided(address, mask), machine, lanes)
         rows = np.ascontiguousarray(sources.read(mask, lanes, itemsize).T).view(np.uint8)
         told = where.memory.dtype.itemsize if isinstance(where.memory, Array) else itemsize
         machine.store_bytes(where.memory, where.at, rows, lanes, where.name, told)
@@ -303,7 +163,7 @@ def _store(call: Call, compiler: Compiler) -> Run:
 
 
 def _start_copy(
-    machine: Machine, to: _Address, source: _Address, nbytes: int, lengths: NDArray[np.int64], lanes: Lanes
+    machine: Machine, to: Address, source: Address, nbytes: int, lengths: NDArray[np.int64], lanes: Lanes
 ) -> None:
     """Start asynchronous copies: so many bytes of each lane, the rest of `nbytes` zeros."""
     if not isinstance(to.memory, Shared) or not isinstance(source.memory, Array):
@@ -350,8 +210,8 @@ def _async_copy(call: Call, compiler: Compiler) -> Run:
             raise ExecutionError(f"{call} from what is not an array")
         _start_copy(
             machine,
-            _address(plain, machine.decided(to, mask), machine, lanes),
-            _Address(pointer.memory, machine.rows(pointer.offset, lanes).astype(np.int64), pointer.name),
+            address_of(plain, machine.decided(to, mask), machine, lanes),
+            Address(pointer.memory, machine.rows(pointer.offset, lanes).astype(np.int64), pointer.name),
             nbytes,
             lengths,
             lanes,
@@ -424,13 +284,13 @@ def _load_matrix(
 
 def _ldmatrix(call: Call, compiler: Compiler) -> Run:
     number = int(call.modifiers[3][1:])
-    destinations = _Destinations(call.operands[:number], compiler)
+    destinations = Destinations(call.operands[:number], compiler)
     address, machine = compiler.code(call.operands[number]), compiler.machine
     transposed = "trans" in call.modifiers
 
     def load(mask: Mask) -> None:
         lanes = machine.warps(mask)
-        where = _address(call, machine.decided(address, mask), machine, lanes)
+        where = address_of(call, machine.decided(address, mask), machine, lanes)
         found = _load_matrix(machine, where.name, where.at, lanes, number, transposed=transposed)
         destinations.write(mask, lanes, found)
 
@@ -440,12 +300,12 @@ def _ldmatrix(call: Call, compiler: Compiler) -> Run:
 def _stmatrix(call: Call, compiler: Compiler) -> Run:
     number = int(call.modifiers[3][1:])
     address, machine = compiler.code(call.operands[0]), compiler.machine
-    sources = _Sources(call.operands[1 : 1 + number], compiler)
+    sources = Sources(call.operands[1 : 1 + number], compiler)
     transposed = "trans" in call.modifiers
 
     def store(mask: Mask) -> None:
         lanes = machine.warps(mask)
-        where = _address(call, machine.decided(address, mask), machine, lanes)
+        where = address_of(call, machine.decided(address, mask), machine, lanes)
         rows, giving = _matrix_rows(machine, where.at, lanes, number)
         shared = machine.shared
         shared.at(rows.reshape(-1), giving, _ROW_BYTES)
@@ -545,8 +405,8 @@ def _mma(call: Call, compiler: Compiler) -> Run:
     shape = _shape(size, set(kinds[1:3]), str(call))
     ends = np.cumsum([4, shape.a, shape.b, 4])
     d, a, b, c = (call.operands[end - n : end] for n, end in zip((4, shape.a, shape.b, 4), ends, strict=True))
-    destinations = _Destinations(d, compiler)
-    left, right, sums = (_Sources(each, compiler) for each in (a, b, c))
+    destinations = Destinations(d, compiler)
+    left, right, sums = (Sources(each, compiler) for each in (a, b, c))
     machine = compiler.machine
 
     def multiply(mask: Mask) -> None:
@@ -571,7 +431,7 @@ def _convert_two(call: Call, compiler: Compiler) -> Run:
     if set(call.modifiers) - {"rn", "relu", "f16x2", "bf16x2", "f32"}:
         raise AnalysisError(f"{call}, which cannot be executed")
     kind = numpy_dtype("float16" if "f16x2" in call.modifiers else "bfloat16")
-    destinations, sources = _Destinations(call.operands[:1], compiler), _Sources(call.operands[1:3], compiler)
+    destinations, sources = Destinations(call.operands[:1], compiler), Sources(call.operands[1:3], compiler)
     machine = compiler.machine
 
     def convert(mask: Mask) -> None:
@@ -598,7 +458,7 @@ def _convert_tf32(call: Call, compiler: Compiler) -> Run:
     rounding, *others = call.modifiers
     if others != ["tf32", "f32"]:
         raise AnalysisError(f"{call}, which cannot be executed")
-    destinations, sources = _Destinations(call.operands[:1], compiler), _Sources(call.operands[1:2], compiler)
+    destinations, sources = Destinations(call.operands[:1], compiler), Sources(call.operands[1:2], compiler)
     machine = compiler.machine
 
     def convert(mask: Mask) -> None:
@@ -617,7 +477,7 @@ def _convert(call: Call, compiler: Compiler) -> Run:
     if len(kinds) != 2 or not set(kinds) <= set(_SCALARS):
         raise AnalysisError(f"{call}, which cannot be executed")
     to, source = (numpy_dtype(_SCALARS[each]) for each in kinds)
-    destinations, sources = _Destinations(call.operands[:1], compiler), _Sources(call.operands[1:2], compiler)
+    destinations, sources = Destinations(call.operands[:1], compiler), Sources(call.operands[1:2], compiler)
     machine = compiler.machine
 
     def convert(mask: Mask) -> None:
@@ -630,7 +490,7 @@ def _convert(call: Call, compiler: Compiler) -> Run:
 
 def _map_to_peer(call: Call, compiler: Compiler) -> Run:
     """mapa: the address in the shared memory of another block of the cluster that an own address corresponds to."""
-    destinations = _Destinations(call.operands[:1], compiler)
+    destinations = Destinations(call.operands[:1], compiler)
     address, rank = compiler.code(call.operands[1]), compiler.code(call.operands[2])
     machine = compiler.machine
 
@@ -645,29 +505,35 @@ def _map_to_peer(call: Call, compiler: Compiler) -> Run:
     return peer
 
 
-def _bar_sync(call: Call, compiler: Compiler) -> Run:
-    if type(call.operands[0]).__name__ != "IntImm" or int(call.operands[0]) != 0:
-        raise AnalysisError(f"{call} on a barrier other than 0")
-    machine = compiler.machine
-    return lambda mask: machine.barrier(mask, "block")
-
-
-def _bar_warp_sync(call: Call, compiler: Compiler) -> Run:
-    machine = compiler.machine
-    return lambda mask: machine.barrier(mask, "warp")
-
-
-def _cluster_wait(call: Call, compiler: Compiler) -> Run:
-    machine = compiler.machine
-    return lambda mask: machine.barrier(mask, "cluster")
-
-
-def _cluster_arrive(call: Call, compiler: Compiler) -> Run:
-    """What is between arriving and waiting is ordered by neither; the whole barrier is taken to be at the wait."""
-    return lambda mask: None
-
-
 # --- shuffles ---
+
+
+def _elect(machine: Machine) -> Code:
+    """elect.sync: 1 in the first lane of each warp that takes part, and 0 in the others."""
+
+    def elect(mask: Mask) -> NDArray[np.int64]:
+        taking = machine.real if mask is None else mask
+        first = taking.reshape(-1, WARP).argmax(axis=1) + np.arange(0, len(taking), WARP)
+        elected = np.zeros(len(taking), np.int64)
+        elected[first] = 1
+        return elected * taking
+
+    return elect
+
+
+def _elect_sync(call: Call, compiler: Compiler) -> Run:
+    """elect.sync lane|elected, mask: the mask is taken to be the lanes that are there."""
+    destinations, machine = Destinations(call.operands[:2], compiler), compiler.machine
+    elect = _elect(machine)
+
+    def run(mask: Mask) -> None:
+        lanes, elected = machine.lanes(mask), np.asarray(elect(mask))
+        by_warp = elected.reshape(-1, WARP)
+        leader = np.repeat(by_warp.argmax(axis=1), WARP)
+        columns = np.stack([leader[lanes], elected[lanes]], axis=1).astype(np.uint8)
+        destinations.write(mask, lanes, columns, loaded=False)
+
+    return run
 
 
 def _exchange(machine: Machine, value: Any, mode: str, by: Any, width: int, lanes: Lanes) -> NDArray[Any]:
@@ -732,8 +598,8 @@ def _own_async_copy(node: Any, compiler: Compiler) -> Run:
             lengths = np.where(machine.rows(machine.decided(condition, mask), lanes), nbytes, 0)
         _start_copy(
             machine,
-            _Address(target.memory, machine.rows(target.offset + first * itemsize, lanes), target.name),
-            _Address(pointer.memory, machine.rows(pointer.offset + second * itemsize, lanes), pointer.name),
+            Address(target.memory, machine.rows(target.offset + first * itemsize, lanes), target.name),
+            Address(pointer.memory, machine.rows(pointer.offset + second * itemsize, lanes), pointer.name),
             nbytes,
             lengths,
             lanes,
@@ -756,10 +622,10 @@ def _own_fill(node: Any, compiler: Compiler) -> Run:
 
     def fill(mask: Mask) -> None:
         lanes = machine.lanes(mask)
-        first = _same(offset(mask), lanes)
+        first = same(offset(mask), lanes)
         for i in range(count):
             zeros = np.zeros(len(lanes), f"u{registers.data.dtype.itemsize}")
-            _write_bits(registers, first + i, lanes, zeros, whole=mask is None)
+            write_bits(registers, first + i, lanes, zeros, whole=mask is None)
 
     return fill
 
@@ -777,12 +643,12 @@ def _own_ldmatrix(node: Any, compiler: Compiler) -> Run:
     def load(mask: Mask) -> None:
         lanes = machine.warps(mask)
         pointer, by = machine.decided(address, mask), machine.decided(offset, mask)
-        start = _same(first(mask), lanes)
+        start = same(first(mask), lanes)
         at = machine.rows(pointer.offset + by * itemsize, lanes)
         words = _load_matrix(machine, pointer.name, at, lanes, number, transposed=transposed)
         elements = words.view(f"u{registers.data.dtype.itemsize}").reshape(len(lanes), number * each)
         for i in range(number * each):
-            _write_bits(registers, start + i, lanes, elements[:, i], whole=mask is None)
+            write_bits(registers, start + i, lanes, elements[:, i], whole=mask is None)
 
     return load
 
@@ -812,7 +678,7 @@ def _own_mma(node: Any, compiler: Compiler) -> Run:
 
     def multiply(mask: Mask) -> None:
         lanes = machine.warps(mask)
-        at, bt, ct = (_same(code(mask), lanes) for code in offsets)
+        at, bt, ct = (same(code(mask), lanes) for code in offsets)
         found = _multiply(
             shape,
             _own_elements(shape, a, at, shape.a, lanes),
@@ -821,13 +687,16 @@ def _own_mma(node: Any, compiler: Compiler) -> Run:
         )
         for i in range(4):
             bits = np.ascontiguousarray(found[i]).view(np.uint32)
-            _write_bits(c, ct + i, lanes, bits, whole=mask is None)
+            write_bits(c, ct + i, lanes, bits, whole=mask is None)
         _told_mma(machine, shape, lanes)
 
     return multiply
 
 
-_INSTRUCTIONS: dict[str, Callable[[Call, Compiler], Run]] = {
+_INSTRUCTIONS: dict[str, Callable[[Call, Compiler], Statement]] = {
+    **signals.INSTRUCTIONS,
+    **tma.INSTRUCTIONS,
+    **wgmma.INSTRUCTIONS,
     "ld": _load,
     "ld_vec": _load,
     "st": _store,
@@ -843,11 +712,7 @@ _INSTRUCTIONS: dict[str, Callable[[Call, Compiler], Run]] = {
     "cvt_bf16x2_f32": _convert_two,
     "cvt_tf32_f32": _convert_tf32,
     "mapa_u32": _map_to_peer,
-    "bar_sync": _bar_sync,
-    "barrier_sync": _bar_sync,
-    "bar_warp_sync": _bar_warp_sync,
-    "barrier_cluster_arrive": _cluster_arrive,
-    "barrier_cluster_wait": _cluster_wait,
+    "elect_sync": _elect_sync,
 }
 _INSTRUCTIONS |= {
     f"cp_async_{cop}{tail}": _async_copy for cop in ("ca", "cg") for tail in ("", "_src_size", "_ignore_src")

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.memory import SHARED_BASE, Array, ExecutionError, Lanes, RaceError, Registers, Shared, Threads
+from tvmconv.analysis.groups import BulkGroups, Multiplications
+from tvmconv.analysis.mbarriers import Mbarriers
+from tvmconv.analysis.meetings import Meetings
+from tvmconv.analysis.memory import SHARED_BASE, Array, ExecutionError, Mapped, Registers, Shared
+from tvmconv.analysis.threads import Lanes, Threads
 from tvmconv.errors import AnalysisError
-from tvmconv.gpu import WARP
+from tvmconv.gpu import WARP, WARPGROUP
+
+if TYPE_CHECKING:
+    from tvmconv.analysis.clocks import Clocks
+    from tvmconv.analysis.strands import Fork, Wait
 
 Mask = NDArray[np.bool_] | None  # of lanes that take part; None for all, if a block has whole warps
 Space = Literal["global", "shared"]
@@ -48,17 +56,67 @@ class Watch:
             itemsize: of the elements in these.
         """
 
+    def bulk(
+        self,
+        space: Space,
+        kind: Kind,
+        name: str,
+        lanes: Lanes,
+        addresses: NDArray[np.int64],
+        nbytes: int,
+        itemsize: int,
+    ) -> None:
+        """The async proxy accesses memory, for lanes: see `access`. It has no conflicts in banks that are known of."""
+
     def operation(self, name: str, lanes: Lanes, elements: int, itemsize: int) -> None:
         """Each of some lanes does arithmetic on so many elements."""
+
+
+class Recorder(Watch):
+    """Keeps what it is told, to tell another."""
+
+    def __init__(self) -> None:
+        self._told: list[tuple[str, tuple[Any, ...]]] = []
+
+    def begin(self, threads: Threads) -> None:
+        """Keep it."""
+        self._told.append(("begin", (threads,)))
+
+    def access(self, *told: Any) -> None:
+        """Keep it."""
+        self._told.append(("access", told))
+
+    def bulk(self, *told: Any) -> None:
+        """Keep it."""
+        self._told.append(("bulk", told))
+
+    def operation(self, *told: Any) -> None:
+        """Keep it."""
+        self._told.append(("operation", told))
+
+    def replay(self, watch: Watch) -> None:
+        """Tell it."""
+        for name, told in self._told:
+            getattr(watch, name)(*told)
 
 
 @dataclass(frozen=True)
 class Pointer:
     """Where a pointer points to: a memory and a place in bytes, one for all lanes or for each."""
 
-    memory: Array | Registers | Shared
+    memory: Array | Mapped | Registers | Shared
     offset: Any
     name: str
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A statement at which lanes may have to wait: `run` yields what for, and goes on when that has come."""
+
+    run: Callable[[Mask], Iterator[Wait | Fork]]
+
+
+Statement: TypeAlias = Callable[[Mask], None] | Waiting
 
 
 @dataclass
@@ -72,6 +130,11 @@ class Machine:
         buffers: where each shared buffer begins, and its name.
         site: where in the text the access is that comes next.
         loaded: whether what is being evaluated depends on what is in memory.
+        meetings: the barriers of blocks and clusters.
+        mbarriers: the objects of that name.
+        multiplications: those by wgmma that are under way.
+        bulk_groups: copies to global memory that are under way.
+        under_way: what lets a copy to shared memory land, in the order in which these were issued.
     """
 
     threads: Threads
@@ -87,6 +150,16 @@ class Machine:
         self.real = self.all_lanes % self.threads.padded < self.threads.real
         self.everybody: Mask = None if bool(self.real.all()) else self.real
         self._active: tuple[Mask, Lanes] = (None, self.all_lanes)
+        self.meetings = Meetings(self.shared)
+        self.mbarriers = Mbarriers(self.shared)
+        self.multiplications = Multiplications(self.shared)
+        self.bulk_groups = BulkGroups(self.shared)
+        self.under_way: list[Callable[[], None]] = []
+
+    @property
+    def clocks(self) -> Clocks:
+        """What the threads know of each other."""
+        return self.shared.clocks
 
     def lanes(self, mask: Mask) -> Lanes:
         """The lanes of a mask."""
@@ -136,20 +209,25 @@ class Machine:
         self.loaded = before
         return value
 
-    # --- barriers ---
+    def meet_warps(self, mask: Mask) -> None:
+        """A barrier of the warps that lanes are all of."""
+        self.meetings.warp(self.real if mask is None else mask, self.real)
 
-    def barrier(self, mask: Mask, kind: str) -> None:
-        """A barrier of warps, blocks or clusters.
+    def land(self) -> bool:
+        """Let the copy land that is under way for longest, if there is one."""
+        if not self.under_way:
+            return False
+        self.under_way.pop(0)()
+        return True
 
-        Raises:
-            RaceError: some threads of a warp, block or cluster do not take part.
-        """
-        taking = self.real if mask is None else mask
-        whole = {"warp": WARP, "block": self.threads.padded}.get(kind, self.threads.padded * self.threads.cluster)
-        some = taking.reshape(-1, whole).any(axis=1)
-        if not np.array_equal(np.repeat(some, whole) & self.real, taking & self.real):
-            raise RaceError(f"a barrier of the {kind} that not all of its threads reach")
-        self.shared.barrier(np.flatnonzero(taking), kind)
+    def warpgroups(self, mask: Mask) -> NDArray[np.intp]:
+        """The lanes of a mask, which has to be of whole warpgroups, for what these do together; one in a row."""
+        lanes = self.lanes(mask)
+        groups = lanes.reshape(-1, WARPGROUP) if len(lanes) % WARPGROUP == 0 else lanes[None, :1]
+        whole = groups.shape[1] == WARPGROUP and (groups[:, -1] - groups[:, 0] == WARPGROUP - 1).all()
+        if not whole or (groups[:, 0] % self.threads.padded % WARPGROUP).any():
+            raise ExecutionError("an instruction of a whole warpgroup that not all of its threads reach")
+        return groups
 
     def warps(self, mask: Mask) -> Lanes:
         """The lanes of a mask, which has to be of whole warps, for what a warp does together."""
@@ -214,7 +292,7 @@ class Machine:
             return found
         units = memory.at(addresses, lanes, nbytes, blocks)
         if blocks is not None:
-            memory.from_afar(blocks)
+            memory.from_afar(blocks, lanes)
         else:
             self._tell("shared", "load", name, lanes, addresses, nbytes, itemsize)
         return np.ascontiguousarray(memory.read(units, lanes)).view(np.uint8)

@@ -8,22 +8,26 @@ Lanes are threads: those of all blocks that are executed together, a multiple of
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmconv.analysis.clocks import FENCED, SEEN, Clocks
+from tvmconv.analysis.readers import CHUNK, PENDING, Readers
+from tvmconv.analysis.threads import Lanes, Threads
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import WARP
 from tvmconv.workloads.dtypes import numpy_dtype
+
+if TYPE_CHECKING:
+    from tvmconv.tensor_map import TensorMap
 
 VECTOR_BYTES = 16  # the widest access of a thread; wider vectors are several of them
 SHARED_BASE = 1024  # where shared memory begins, so that the address 0 is nowhere
 ALIGNMENT = 128  # bytes, of a shared buffer
 
-Lanes = NDArray[np.intp]
 Bytes = NDArray[np.uint8]
 
 
@@ -33,41 +37,6 @@ class ExecutionError(AnalysisError):
 
 class RaceError(ExecutionError):
     """Threads race for memory, do not wait for a copy, or do not all reach a barrier."""
-
-
-@dataclass(frozen=True)
-class Threads:
-    """The threads that are executed together.
-
-    Attributes:
-        block: threads of a block, as (x, y, z).
-        blocks: the place of each block in the grid, shape (blocks, 3), in x, y, z; those of a cluster in a row.
-        clusters: blocks of a cluster, as (x, y, z).
-    """
-
-    block: tuple[int, int, int]
-    blocks: NDArray[np.int64]
-    clusters: tuple[int, int, int] = (1, 1, 1)
-
-    @property
-    def cluster(self) -> int:
-        """Blocks of a cluster."""
-        return math.prod(self.clusters)
-
-    @property
-    def real(self) -> int:
-        """Threads of a block."""
-        return math.prod(self.block)
-
-    @property
-    def padded(self) -> int:
-        """Lanes of a block: whole warps."""
-        return -(-self.real // WARP) * WARP
-
-    @property
-    def lanes(self) -> int:
-        """Lanes of all blocks."""
-        return len(self.blocks) * self.padded
 
 
 @dataclass
@@ -173,29 +142,31 @@ class _Copies:
     data: NDArray[Any]
 
 
-PENDING = 1 << 30  # the time of a write that has not landed
+MBARRIER = -2  # the writer of what is an mbarrier
 
 
 @dataclass
 class Shared:
     """The shared memory of all blocks that are executed together, in bytes behind one another, and who touched it when.
 
-    A write is ordered before another thread's access by a barrier of the block between them, by one of the warp if
-    both are of it, or by one of the cluster if they are of different blocks. An access that is not ordered behind a
-    write, and a write that is not ordered behind an access, is a race. An asynchronous copy is a write at the time at
-    which its thread waits for it; until then nobody may touch where it goes.
+    A write is ordered before another thread's access by what makes it known to that thread, such as a barrier between
+    them (`clocks`). An access that is not ordered behind a write, and a write that is not ordered behind an access, is
+    a race. An asynchronous copy is a write at the time at which its thread waits for it; until then nobody may touch
+    where it goes. A copy of TMA is a write by its mbarrier, when it lands. Of many threads that read a place, the first
+    and the last are remembered.
 
     Attributes:
         threads: the lanes.
         nbytes: of a block.
         unit: bytes that are told apart.
+        clocks: what each lane knows of the others.
+        readers: what reads behind its thread's back.
     """
 
     threads: Threads
     nbytes: int
     unit: int
     _data: NDArray[Any] = field(init=False)
-    _clock: int = 1
 
     def __post_init__(self) -> None:
         """Nobody has touched anything."""
@@ -205,19 +176,17 @@ class Shared:
         self._data = np.full(size, -1, f"i{self.unit}").view(f"u{self.unit}")
         self._written = np.zeros(size, np.int32)  # when, and by which lane
         self._writer = np.full(size, -1, np.int32)
-        self._read = np.zeros(size, np.int32)  # when last, and by which lanes, the first and the last of them
+        # Reads that nothing is ordered behind yet: the first and the last of the lanes, and when each of them has read.
         self._first, self._last = np.full(size, -1, np.int32), np.full(size, -1, np.int32)
+        self._read_first, self._read_last = np.zeros(size, np.int32), np.zeros(size, np.int32)
         self._log: list[tuple[NDArray[np.int64], Lanes, Lanes, int]] = []  # reads that are not in these yet
         self._block = np.arange(lanes) // self.threads.padded  # of a lane
-        self._synced = {  # when each lane last passed a barrier
-            "warp": np.ones(lanes, np.int32),
-            "block": np.ones(lanes, np.int32),
-            "cluster": np.ones(lanes, np.int32),
-        }
+        self.clocks = Clocks(self.threads)
+        self.readers = Readers(self.threads, self.clocks, self.nbytes // CHUNK)
         self._ordered = 1  # what happened before this time is ordered before everything, within a block
         self._copies: list[_Copies] = []
         self._committed = np.zeros(lanes, np.int64)  # groups of asynchronous copies, by lane
-        self._read_from_afar = np.zeros(blocks, np.int32)
+        self._from_afar: dict[tuple[int, int], int] = {}  # when a block's memory was last accessed by a lane of another
 
     def at(self, addresses: NDArray[np.int64], lanes: Lanes, nbytes: int, blocks: Lanes | None = None) -> Any:
         """Which units accesses touch, of shape (accesses, units).
@@ -250,9 +219,9 @@ class Shared:
         """
         written = self._written[units]
         if written.size and int(written.max()) >= self._ordered:
-            self._check(written, self._writer[units], self._writer[units], units, lanes, "reads", whole_warp)
+            self._check(written, self._writer[units], units, lanes, "reads", whole_warp)
         first, last = (lanes // WARP * WARP, lanes // WARP * WARP + WARP - 1) if whole_warp else (lanes, lanes)
-        self._log.append((units, first, last, self._clock))
+        self._log.append((units, first, last, self.clocks.now))
         return self._data[units]
 
     def write(self, units: NDArray[np.int64], lanes: Lanes, data: NDArray[Any]) -> None:
@@ -265,71 +234,73 @@ class Shared:
         if not np.array_equal(self._data[units], data):
             raise RaceError(f"race: threads store different values to {self._place(units)} at a time")
         self._writer[units] = lanes[:, None]
-        self._written[units] = self._clock
+        self._written[units] = self.clocks.now
 
     def _check_write(self, units: NDArray[np.int64], lanes: Lanes) -> None:
         written = self._written[units]
         if written.size and int(written.max()) >= self._ordered:
-            self._check(written, self._writer[units], self._writer[units], units, lanes, "writes", False)
-        self._settle()
-        read = self._read[units]
-        if read.size and int(read.max()) >= self._ordered:
-            self._check(read, self._first[units], self._last[units], units, lanes, "overwrites", False)
+            self._check(written, self._writer[units], units, lanes, "writes")
+        self.settle()
+        for when, readers in ((self._read_first, self._first), (self._read_last, self._last)):
+            read = when[units]
+            if read.size and int(read.max()) >= self._ordered:
+                self._check(read, readers[units], units, lanes, "overwrites")
+        self._check_readers(units // (CHUNK // self.unit), lanes)
+
+    def _check_readers(self, chunks: NDArray[np.int64], lanes: Lanes) -> None:
+        if found := self.readers.violated(chunks, lanes):
+            lane, chunk, reader, pending = found
+            why = "nobody has waited for it" if pending else "nothing orders this behind its end"
+            place = self._place(chunk * (CHUNK // self.unit))
+            raise RaceError(
+                f"race: {self.threads.name(lane)} writes {place}, which a {reader.kind} may still read: {why}"
+            )
 
     def _check(
         self,
         when: NDArray[np.int32],
-        first: NDArray[np.int32],
-        last: NDArray[np.int32],
+        who: NDArray[np.int32],
         units: NDArray[np.int64],
         lanes: Lanes,
         what: str,
-        whole_warp: bool,
+        whole_warp: bool = False,
     ) -> None:
-        """Raise ExecutionError if an access is not ordered behind those of lanes first to last before it."""
+        """Raise RaceError if an access is not ordered behind that of the lanes `who` before it."""
         mine = np.broadcast_to(lanes[:, None], units.shape)
-        same_lane = (first == mine) & (last == mine) & (not whole_warp)
-        same_warp = (first // WARP == mine // WARP) & (last // WARP == mine // WARP)
-        home = self.threads.padded
-        same_block = (first // home == mine // home) & (last // home == mine // home)
-        synced = np.where(
-            same_warp,
-            self._synced["warp"][mine],
-            np.where(same_block, self._synced["block"][mine], self._synced["cluster"][mine]),
-        )
-        bad = (when >= synced) & ~same_lane | (when == PENDING)
+        known = self.clocks.of(mine, who)
+        bad = (when >= known) & ((who != mine) | whole_warp) | (when == PENDING)
         if bad.any():
             at = tuple(index[0] for index in np.nonzero(bad))
-            who, place = self._thread(int(mine[at])), self._place(units[at])
-            who = f"the warp of {who}" if whole_warp else who
-            other = int(last[at] if first[at] == mine[at] else first[at])
-            if when[at] == PENDING:
-                raise RaceError(f"{who} {what} {place}, where an asynchronous copy goes that nobody has waited for")
-            before = "has read" if what == "overwrites" else "has written"
-            raise RaceError(f"race: {who} {what} {place}, which {self._thread(other)} {before} with no barrier between")
+            self._race(int(mine[at]), int(who[at]), int(when[at]), int(units[at]), what, whole_warp)
 
-    def _settle(self) -> None:
-        """Take the logged reads into account."""
+    def _race(self, lane: int, other: int, when: int, unit: int, what: str, whole_warp: bool) -> None:
+        who, place = self.threads.name(lane), self._place(unit)
+        who = f"the warp of {who}" if whole_warp else who
+        if other == MBARRIER:
+            raise RaceError(f"{who} {what} {place}, where an mbarrier lies")
+        if when == PENDING:
+            raise RaceError(f"{who} {what} {place}, where an asynchronous copy goes that nobody has waited for")
+        if other >= self.threads.lanes:
+            raise RaceError(f"race: {who} {what} {place}, whose copy it has not waited for")
+        before = "has read" if what == "overwrites" else "has written"
+        raise RaceError(
+            f"race: {who} {what} {place}, which {self.threads.name(other)} {before} with no barrier between"
+        )
+
+    def settle(self) -> None:
+        """Take the logged reads into account, before anybody comes to know more."""
         for units, first, last, when in self._log:
             flat = units.reshape(-1)
             low = np.broadcast_to(first[:, None], units.shape).reshape(-1).astype(np.int32)
             high = np.broadcast_to(last[:, None], units.shape).reshape(-1).astype(np.int32)
-            # Reads that everything is ordered behind are forgotten: by a barrier of the block, or by one of the warp
-            # if that is all that has read.
-            before, early, late = self._read[flat], self._first[flat], self._last[flat]
-            home = self.threads.padded
-            same_warp = (early // WARP == low // WARP) & (late // WARP == low // WARP)
-            same_block = (early // home == low // home) & (late // home == low // home)
-            sync = np.where(
-                same_warp,
-                self._synced["warp"][low],
-                np.where(same_block, self._synced["block"][low], self._synced["cluster"][low]),
-            )
-            gone = before < np.minimum(sync, when + 1)
+            # Reads that this one is ordered behind are forgotten.
+            gone = self._read_first[flat] < self.clocks.of(low, np.maximum(self._first[flat], 0))
+            gone &= self._read_last[flat] < self.clocks.of(low, np.maximum(self._last[flat], 0))
             self._first[flat[gone]], self._last[flat[gone]] = np.int32(2**30), np.int32(-1)
             np.minimum.at(self._first, flat, low)
             np.maximum.at(self._last, flat, high)
-            self._read[flat] = when
+            self._read_first[flat[self._first[flat] == low]] = when
+            self._read_last[flat[self._last[flat] == high]] = when
         self._log.clear()
 
     def copy(self, units: NDArray[np.int64], lanes: Lanes, data: NDArray[Any]) -> None:
@@ -357,39 +328,198 @@ class Shared:
                 left.append(_Copies(copies.lanes[kept], copies.group[kept], copies.units[kept], copies.data[kept]))
         self._copies = left
 
-    def barrier(self, lanes: Lanes, kind: str) -> None:
-        """A barrier of the warps, blocks or clusters that lanes are all of."""
-        everybody = len(lanes) == len(self.threads.blocks) * self.threads.real
-        if kind == "warp" or not everybody or self.threads.cluster > 1:
-            self._settle()
-        self._log.clear()  # as everything is ordered behind them now
-        self._clock += 1
-        for level in {"warp": ("warp",), "block": ("warp", "block")}.get(kind, ("warp", "block", "cluster")):
-            if everybody:
-                self._synced[level][:] = self._clock
-            else:
-                self._synced[level][lanes] = self._clock
-        if kind == "cluster":
-            self._read_from_afar[:] = 0
-        if kind != "warp" and everybody and (self.threads.cluster == 1 or kind == "cluster"):
-            self._ordered = self._clock
+    # --- the async proxy ---
 
-    def from_afar(self, blocks: Lanes) -> None:
-        """Note that other blocks of the cluster read a block's memory, which it must not leave before they have."""
-        self._read_from_afar[blocks] = self._clock
+    def chunks(self, addresses: NDArray[np.int64], blocks: Lanes) -> NDArray[np.int64]:
+        """Which chunks of 16 bytes lie at addresses, of shape (accesses, chunks), in the memory of a block for each."""
+        offsets = addresses - SHARED_BASE
+        if offsets.size and (int(offsets.min()) < 0 or int(offsets.max()) + CHUNK > self.nbytes):
+            worst = int(offsets.min()) if int(offsets.min()) < 0 else int(offsets.max())
+            raise ExecutionError(
+                f"out of bounds: {CHUNK} bytes at byte {worst} of shared memory, which has {self.nbytes} bytes"
+            )
+        if np.bitwise_or.reduce(offsets, axis=None) % CHUNK:
+            raise ExecutionError(f"misaligned: chunks of {CHUNK} bytes of shared memory")
+        return (blocks[:, None] * self.nbytes + offsets) // CHUNK
+
+    def _rows(self, of: NDArray[Any]) -> NDArray[Any]:
+        """An array of something for each unit, by chunk."""
+        return of.reshape(-1, CHUNK // self.unit)
+
+    def _check_proxy(self, chunks: NDArray[np.int64], groups: NDArray[np.intp], what: str) -> None:
+        """Raise RaceError unless all lanes of a group know who wrote chunks, and that the async proxy sees it."""
+        written, writer = self._rows(self._written)[chunks], self._rows(self._writer)[chunks]
+        if (written == written[..., :1]).all() and (writer == writer[..., :1]).all():
+            written, writer = written[..., 0], writer[..., 0]
+        else:
+            written, writer = (each.reshape(len(chunks), -1) for each in (written, writer))
+        clocks, column = self.clocks.common(groups), self.clocks.column(writer)
+        row = np.arange(len(chunks))[:, None]
+        own = (writer == groups[:, :1]) & (groups.shape[1] == 1)
+        unseen = (written >= clocks[row, SEEN, column]) & ~own | (written == PENDING)
+        unfenced = (written >= clocks[row, FENCED, column]) & (written > 0) & (writer < self.threads.lanes)
+        for bad in (unseen, unfenced):
+            if bad.any():
+                i, j = np.argwhere(bad)[0].tolist()
+                unit = int(chunks[i, j * chunks.shape[1] // written.shape[1]]) * (CHUNK // self.unit)
+                lane, other = int(groups[i, 0]), int(writer[i, j])
+                if bad is unseen:
+                    self._race(lane, other, int(written[i, j]), unit, what, False)
+                raise RaceError(
+                    f"race: {self.threads.name(lane)} {what} {self._place(unit)}, which {self.threads.name(other)} "
+                    "has written with no fence.proxy.async behind it"
+                )
+
+    def read_async(self, chunks: NDArray[np.int64], groups: NDArray[np.intp], reader: str) -> Bytes:
+        """What lies in chunks, of shape (groups, chunks, 16), read by the async proxy for groups of lanes."""
+        self._check_proxy(chunks, groups, f"has {reader} read")
+        found: Bytes = self._data.view(np.uint8).reshape(-1, CHUNK)[chunks]
+        return found
+
+    def write_async(self, chunks: NDArray[np.int64], lanes: Lanes, agents: Lanes) -> None:
+        """Begin to write chunks by the async proxy.
+
+        Args:
+            chunks: of shape (copies, chunks).
+            lanes: that have them written, one for each copy.
+            agents: who writes, for each copy.
+        """
+        self._check_proxy(chunks, lanes[:, None], "has a bulk copy write")
+        self.settle()
+        for when, readers in ((self._read_first, self._first), (self._read_last, self._last)):
+            read = self._rows(when)[chunks]
+            if read.any():
+                units = np.arange(CHUNK // self.unit) + chunks[:, :, None] * (CHUNK // self.unit)
+                units = units.reshape(len(chunks), -1)
+                self._check(read.reshape(units.shape), readers[units], units, lanes, "overwrites")
+        self._check_readers(chunks, lanes)
+        self._rows(self._written)[chunks] = PENDING
+        self._rows(self._writer)[chunks] = agents[:, None, None]
+
+    def land(self, chunks: NDArray[np.int64], data: Bytes) -> None:
+        """What the async proxy writes is there."""
+        self._data.view(np.uint8).reshape(-1, CHUNK)[chunks] = data
+        self._rows(self._written)[chunks] = self.clocks.now
+
+    def reserve(self, units: NDArray[np.int64], lanes: Lanes) -> None:
+        """Make units an mbarrier, which nothing else may access."""
+        self._check_write(units, lanes)
+        self._written[units], self._writer[units] = PENDING, MBARRIER
+
+    def free(self, units: NDArray[np.int64], lanes: Lanes) -> None:
+        """Make them memory again, that a lane writes."""
+        self._written[units], self._writer[units] = self.clocks.now, lanes[:, None]
+
+    # --- what orders ---
+
+    def meet(self, groups: NDArray[np.intp]) -> None:
+        """A barrier of lanes that wait for each other: each row of an array, within a cluster."""
+        everybody = groups.size == len(self.threads.blocks) * self.threads.real
+        whole = everybody and groups.shape[1] == self.threads.cluster * self.threads.real
+        if not whole:
+            self.settle()
+        self._log.clear()  # as everything is ordered behind them now
+        self.clocks.meet(groups)
+        if whole:
+            self._ordered = self.clocks.now
+
+    def from_afar(self, blocks: Lanes, lanes: Lanes) -> None:
+        """Note that lanes access the memory of other blocks of the cluster, which must not end before they have."""
+        for block, lane in set(zip(blocks.tolist(), lanes.tolist(), strict=True)):
+            self._from_afar[block, lane] = self.clocks.now
 
     def end(self) -> None:
-        """Raise ExecutionError if a block may have ended while others read its memory."""
-        if self._read_from_afar.any():
-            raise RaceError("a block may end, and its shared memory with it, while others of its cluster read it")
-
-    def _thread(self, lane: int) -> str:
-        block, thread = divmod(lane, self.threads.padded)
-        return f"thread {thread} of block {tuple(self.threads.blocks[block].tolist())}"
+        """Raise RaceError if a block may have ended while others access its memory, or its own copies do."""
+        home = np.arange(self.threads.padded)
+        for (block, lane), when in self._from_afar.items():
+            known = self.clocks.united(block * self.threads.padded + home)[SEEN, self.clocks.column(lane)]
+            if block != lane // self.threads.padded and when >= known:
+                raise RaceError(
+                    f"a block may end, and its shared memory with it, while others of its cluster access it: "
+                    f"{self.threads.name(lane)} that of block {self.threads.block_name(block)}"
+                )
+        if pending := self.readers.pending():
+            raise RaceError(
+                f"block {self.threads.block_name(pending[1])} may end while a bulk copy still reads its shared memory"
+            )
 
     def _place(self, units: Any) -> str:
         unit = int(np.asarray(units).reshape(-1)[0])
         return f"byte {unit * self.unit % self.nbytes} of shared memory"
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where an access goes.
+
+    Attributes:
+        memory: which.
+        at: bytes, of each lane.
+        name: of the array or buffer.
+        blocks: whose shared memory it is, if it may be another block's.
+    """
+
+    memory: Array | Shared
+    at: NDArray[np.int64]
+    name: str
+    blocks: Lanes | None = None
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """An array as TMA is told of it: what a kernel is given that takes a tensor map.
+
+    Attributes:
+        array: the array.
+        told: how it lies, and what one copy takes.
+
+    Raises:
+        ExecutionError: the array is smaller than that.
+    """
+
+    array: Array
+    told: TensorMap
+
+    def __post_init__(self) -> None:
+        if self.told.nbytes > self.array.nbytes:
+            raise ExecutionError(f"{self.told}, of {self.told.nbytes} bytes: {self.array.name} has {self.array.nbytes}")
+
+    @property
+    def name(self) -> str:
+        """Of the array."""
+        return self.array.name
+
+
+class Accumulators:
+    """How registers are used that wgmma writes.
+
+    Args:
+        name: of their buffer.
+        elements: of it.
+        lanes: that have them.
+
+    Attributes:
+        busy: whether something is being written to them, shape (elements, warps).
+        used: whether any is busy.
+        dirty: whether they were accessed otherwise since the last wgmma.fence, by warp.
+    """
+
+    def __init__(self, name: str, elements: int, lanes: int) -> None:
+        self.name = name
+        self.busy = np.zeros((elements, lanes // WARP), bool)
+        self.used = False
+        self.dirty = np.ones(lanes // WARP, bool)
+
+    def touch(self, at: Any, lanes: NDArray[np.bool_] | None) -> None:
+        """Elements are read or written by lanes, of a mask or all.
+
+        Raises:
+            RaceError: they are busy.
+        """
+        warps = np.ones(len(self.dirty), bool) if lanes is None else lanes.reshape(-1, WARP).any(axis=1)
+        if self.used and self.busy[np.unique(at)][:, warps].any():
+            raise RaceError(f"race: {self.name} is accessed while wgmma writes it: no wgmma.wait_group covers that")
+        self.dirty[warps] = True
 
 
 @dataclass
@@ -401,12 +531,14 @@ class Registers:
         data: its elements, shape (elements, lanes).
         written: whether they have been, same shape.
         loaded: whether what is in them depends on what is in memory, shape (elements,).
+        accumulators: how they are used, if wgmma writes them.
     """
 
     name: str
     data: NDArray[Any]
     written: NDArray[np.bool_]
     loaded: NDArray[np.bool_]
+    accumulators: Accumulators | None = None
 
     @classmethod
     def unwritten(cls, name: str, dtype: str, size: int, lanes: int) -> Registers:

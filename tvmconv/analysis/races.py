@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tvmconv.analysis.execute import Block, execute, some_blocks, zeros
-from tvmconv.analysis.memory import RaceError
+from tvmconv.analysis.memory import Mapped, RaceError
 
 if TYPE_CHECKING:
     from tvmconv.kernel import Kernel
@@ -22,8 +22,9 @@ def races(kernel: Kernel, blocks: Sequence[Block] | None = None) -> list[str]:
     """What the threads of a kernel race for, the first of each of its steps; empty where no race is found.
 
     A race is an access to shared memory that no barrier orders behind another thread's store to it, or a store behind
-    another thread's load; an asynchronous copy that nobody has waited for where it goes; a barrier that not all threads
-    reach. Only what the executed blocks do is seen, on random numbers, and of global memory only stores at one time.
+    another thread's load; an asynchronous copy that nobody has waited for where it goes; a fence or a wait that TMA or
+    wgmma lacks; a barrier that not all threads reach, or any other wait that never ends. Only what the executed blocks
+    do is seen, on random numbers, and of global memory only stores at one time.
 
     Args:
         kernel: a built kernel, for any target.
@@ -35,8 +36,8 @@ def races(kernel: Kernel, blocks: Sequence[Block] | None = None) -> list[str]:
     """
     found = []
     for step in kernel.steps:
-        arrays, rng = zeros(step.function), np.random.default_rng(0)
-        for array in arrays:
+        arrays, rng = zeros(step), np.random.default_rng(0)
+        for array in (each.array if isinstance(each, Mapped) else each for each in arrays):
             if array.dtype.kind != "i":
                 array.values[:] = rng.random(array.size, np.float32).astype(array.dtype)
         x, y, z = step.launch.grid

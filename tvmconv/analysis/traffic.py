@@ -3,9 +3,10 @@
 Every access and every operation of the text is executed with NumPy for all threads and iterations, so that what a
 condition rules out is not counted. A kernel that has GPU instructions by name is executed as a whole
 (tvmconv.analysis.execute), on arrays of zeros: what an mma multiplies and adds counts as it does, an m16n8k16 of a warp
-as 2,048 of each; `ldmatrix` is a shared load of the rows that it reads; an asynchronous copy is a load, of no more than
-it reads, and a store. The block is the busiest of some that are spread over the grid: as most blocks of
-an image have no border in them, an interior one.
+as 2,048 of each, and so does wgmma; `ldmatrix` is a shared load of the rows that it reads, and wgmma one of both of its
+operands; an asynchronous copy is a load, of no more than it reads, and a store. A copy of TMA is a load of what of its
+box lies in the array, and a store of the whole box, in each block that it goes to. The block is the busiest of some
+that are spread over the grid: as most blocks of an image have no border in them, an interior one.
 
 Counted is what the text says. The compiler may do less of it: it merges loads of one element, keeps an accumulator
 that the text has in global memory in a register, and makes one instruction of a multiplication and an addition.
@@ -23,7 +24,8 @@ from numpy.typing import NDArray
 
 from tvmconv.analysis.execute import Block, execute, some_blocks, with_clusters, zeros
 from tvmconv.analysis.machine import Watch
-from tvmconv.analysis.memory import Threads
+from tvmconv.analysis.memory import Mapped
+from tvmconv.analysis.threads import Threads
 from tvmconv.analysis.tir import ASYNC_COPY, SHARED, Scope, executions, has_instructions, parts, statements, warps
 from tvmconv.gpu import WARP
 
@@ -168,6 +170,19 @@ class _Watch(Watch):
             found = np.unique(np.stack([block, elements], axis=1), axis=0)
             self._stored.setdefault(name, []).append(found)
 
+    def bulk(
+        self,
+        space: str,
+        kind: str,
+        name: str,
+        lanes: NDArray[np.intp],
+        addresses: NDArray[np.int64],
+        nbytes: int,
+        itemsize: int,
+    ) -> None:
+        """Count what TMA and wgmma access as one request of a warp each."""
+        self.access(0, space, kind, name, lanes, addresses, nbytes, itemsize)
+
     def operation(self, name: str, lanes: NDArray[np.intp], elements: int, itemsize: int) -> None:
         """Count arithmetic."""
         self._add(_OPERATIONS[name], lanes + self._before * self._lanes, elements, itemsize)
@@ -195,7 +210,11 @@ _OPERATIONS = {"Mul": MULTIPLICATIONS, "Add": ADDITIONS, "Min": EXTREMA, "shuffl
 def _executed(step: LoweredStep, spaces: Mapping[str, Space]) -> Traffic:
     """What the busiest of some blocks does, by executing them."""
     function, launch = step.function, step.launch
-    arrays = [replace(array, name=array.name.removesuffix("_ptr")) for array in zeros(function)]
+    arrays = zeros(step)
+    names = dict(enumerate(spaces))
+    for i, each in zip(step.arguments, arrays, strict=True):
+        array = each.array if isinstance(each, Mapped) else each
+        array.name = names.get(i, array.name)
     blocks = with_clusters(launch, some_blocks(launch.grid))
     watch = _Watch(len(blocks), -(-launch.threads // WARP) * WARP, spaces)
     execute(function, launch, arrays, blocks=blocks, watch=watch)

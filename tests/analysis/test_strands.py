@@ -1,0 +1,244 @@
+"""Parts of a block that wait for each other are executed in turns, and a wait that never ends is found."""
+
+import bulk
+import emulate
+import numpy as np
+import pytest
+from tvm.script import tirx as T  # noqa: N812
+
+from tvmconv.analysis.memory import ExecutionError, RaceError
+from tvmconv.analysis.strands import DeadlockError
+from tvmconv.builtin import program as p
+
+WORDS = 128
+
+
+def run(kernel, x=None):
+    """What a kernel makes of as many words as it has threads."""
+    return emulate.run(kernel, [np.arange(WORDS, dtype=np.float32) if x is None else x])
+
+
+def threads(body, grid=1):
+    """A kernel of 128 threads, whose body is given X, Y, the thread and the address of shared memory."""
+
+    def whole(buffers):
+        with p.parallel(grid, "blockIdx.x"), p.parallel(WORDS, "threadIdx.x") as thread:
+            smem, base = bulk.shared(2048)
+            bulk.begin(smem, base)
+            body(buffers["X"], buffers["Y"], thread, base)
+
+    return bulk.lowered({"X": ((WORDS,), "float32"), "Y": ((WORDS,), "float32")}, whole)
+
+
+def exchange(x, y, thread, base, meet, partner):
+    """Each thread stores a word, and after they have met loads that of another."""
+    word = p.allocate("word", 1, "float32")
+    p.ptx("st.shared.b32", bulk.address(base, thread * 4), x[thread])
+    meet()
+    p.ptx("ld.shared.b32", word[0], bulk.address(base, partner * 4))
+    p.store(y, thread, word[0])
+
+
+@pytest.mark.parametrize("number", [lambda half: half + 1, lambda half: 1 - half + 1])
+def test_parts_of_a_block_meet_at_barriers_of_their_own(number):
+    def body(x, y, thread, base):
+        def meet():
+            p.ptx("bar.sync", p.uint(number(thread // 64)), 64)
+
+        exchange(x, y, thread, base, meet, thread // 64 * 64 + 63 - thread % 64)
+
+    np.testing.assert_array_equal(run(threads(body)), np.arange(WORDS).reshape(2, 64)[:, ::-1].reshape(-1))
+
+
+def test_a_part_of_a_block_that_meets_does_not_order_the_other():
+    def body(x, y, thread, base):
+        def meet():
+            p.ptx("bar.sync", p.uint(thread // 64 + 1), 64)
+
+        exchange(x, y, thread, base, meet, WORDS - 1 - thread)
+
+    with pytest.raises(RaceError, match="has written with no barrier between"):
+        run(threads(body))
+
+
+def test_who_only_arrives_does_not_wait():
+    def body(x, y, thread, base):
+        word = p.allocate("word", 1, "float32")
+        with p.ir.If(thread < 64):
+            with p.ir.Then():
+                p.ptx("st.shared.b32", bulk.address(base, thread * 4), x[thread])
+                p.ptx("bar.arrive", p.uint(1), WORDS)
+                p.store(y, thread, x[thread])
+            with p.ir.Else():
+                p.ptx("bar.sync", p.uint(1), WORDS)
+                p.ptx("ld.shared.b32", word[0], bulk.address(base, (thread - 64) * 4))
+                p.store(y, thread, word[0])
+
+    np.testing.assert_array_equal(run(threads(body)), np.tile(np.arange(64), 2))
+
+
+@pytest.mark.parametrize(
+    ("count", "message"),
+    [
+        (WORDS, r"deadlock: threads 0 to \d+ of block \(0, 0, 0\) at the barrier 1 of 128 .* \(64 of 128\)"),
+        (32, "at the barrier 1 of 32 threads, for 32 threads, of which 64 have come"),
+    ],
+)
+def test_a_barrier_of_another_number_of_threads_is_found(count, message):
+    def body(x, y, thread, base):
+        with p.when(thread < 64):
+            p.ptx("bar.sync", p.uint(1), count)
+        p.store(y, thread, x[thread])
+
+    with pytest.raises(ExecutionError, match=message):
+        run(threads(body))
+
+
+def in_turns(first):
+    """A kernel whose two halves do their work one after the other, three times: a half waits until it is its turn."""
+
+    def body(x, y, thread, base):
+        word, half = p.allocate("word", 1, "float32"), thread // 64
+        with p.when(half == 0):
+            p.ptx("st.shared.b32", bulk.address(base, thread * 4), x[thread])
+        if first:
+            with p.when(half == 1):
+                p.ptx("bar.arrive", p.uint(1), WORDS)  # the other half may begin
+        with p.serial(3, "step"):
+            p.ptx("bar.sync", p.uint(1 + half), WORDS)
+            p.ptx("ld.shared.b32", word[0], bulk.address(base, thread % 64 * 4))
+            p.ptx("st.shared.b32", bulk.address(base, thread % 64 * 4), word[0] + T.float32(1))
+            p.ptx("bar.arrive", p.uint(2 - half), WORDS)
+        p.store(y, thread, word[0])
+
+    return threads(body)
+
+
+def test_parts_that_cannot_be_in_lock_step_run_apart():
+    np.testing.assert_array_equal(run(in_turns(True)), np.concatenate([np.arange(64) + 4, np.arange(64) + 5]))
+
+
+def test_parts_that_wait_for_each_other_for_ever_are_found():
+    with pytest.raises(DeadlockError, match=r"at the barrier 1 .*; .* at the barrier 2 "):
+        run(in_turns(False))
+
+
+def signalled(tries):
+    """A kernel whose last warp stores what the others load behind an mbarrier, as instructions or TVM wait for it."""
+
+    def body(x, y, thread, base):
+        word, done = p.allocate("word", 1, "float32"), p.allocate("done", 1, "uint32")
+        bar = bulk.address(base, 1024)
+        with p.when(thread == 0):
+            p.ptx("mbarrier.init.shared.b64", bar, T.uint32(32))
+        p.call(T.cuda.cta_sync())
+        with p.ir.If(thread >= 96):
+            with p.ir.Then():
+                p.ptx("st.shared.b32", bulk.address(base, thread * 4), x[thread])
+                p.ptx("mbarrier.arrive.shared.b64", bar, T.uint32(1))
+                p.store(y, thread, x[thread])
+            with p.ir.Else():
+                if tries:
+                    p.store(done, 0, T.uint32(0))
+                    with p.ir.While(done[0] == T.uint32(0)):
+                        p.ptx("mbarrier.try_wait.parity.shared.b64", done[0], bar, T.uint32(0))
+                else:
+                    p.call(T.cuda.mbarrier_wait(bar, 0))
+                p.ptx("ld.shared.b32", word[0], bulk.address(base, (96 + thread % 32) * 4))
+                p.store(y, thread, word[0])
+
+    return threads(body)
+
+
+@pytest.mark.parametrize("tries", [False, True])
+def test_an_mbarrier_orders_who_waits_behind_who_arrives(tries):
+    np.testing.assert_array_equal(run(signalled(tries)), np.tile(np.arange(96, 128), 4))
+
+
+def test_a_branch_that_waits_for_what_comes_behind_it_runs_apart():
+    def body(x, y, thread, base):
+        bar, word = bulk.address(base, 1024), p.allocate("word", 1, "float32")
+        with p.when(thread == 0):
+            p.ptx("mbarrier.init.shared.b64", bar, T.uint32(32))
+        p.call(T.cuda.cta_sync())
+        with p.when(thread < 32):
+            p.call(T.cuda.mbarrier_wait(bar, 0))
+            p.ptx("ld.shared.b32", word[0], bulk.address(base, thread * 4))
+            p.store(y, thread, word[0])
+        with p.when(thread >= 96):
+            p.ptx("st.shared.b32", bulk.address(base, (thread - 96) * 4), x[thread])
+            p.ptx("mbarrier.arrive.shared.b64", bar, T.uint32(1))
+        with p.when(thread >= 32):
+            p.store(y, thread, x[thread])
+
+    found = run(threads(body, grid=1))
+    np.testing.assert_array_equal(found, np.concatenate([np.arange(96, 128), np.arange(32, 128)]))
+
+
+def test_a_loop_that_does_not_end_is_found():
+    def body(x, y, thread, base):
+        flag = p.allocate("flag", 1, "int32")
+        p.store(flag, 0, 0)
+        with p.ir.While(flag[0] == 0):
+            p.store(y, thread, x[thread])
+
+    with pytest.raises(DeadlockError, match="a while loop does not end"):
+        run(threads(body))
+
+
+def test_a_loop_runs_as_often_as_each_thread_needs():
+    def body(x, y, thread, base):
+        left, total = p.allocate("left", 1, "int32"), p.allocate("total", 1, "float32")
+        p.store(left, 0, thread % 5)
+        p.store(total, 0, T.float32(0))
+        with p.ir.While(left[0] > 0):
+            p.store(left, 0, left[0] - 1)
+            p.store(total, 0, total[0] + x[thread])
+        p.store(y, thread, total[0])
+
+    np.testing.assert_array_equal(run(threads(body)), np.arange(WORDS) % 5 * np.arange(WORDS))
+
+
+def test_one_lane_of_each_warp_is_elected():
+    def body(x, y, thread, base):
+        p.store(y, thread, T.float32(0))
+        with p.when(T.cuda.elect_sync() != T.uint32(0)):
+            p.store(y, thread, T.float32(1))
+
+    np.testing.assert_array_equal(run(threads(body)), np.arange(WORDS) % 32 == 0)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_blocks_of_a_cluster_arrive_and_wait(waits):
+    def whole(buffers):
+        axes = (p.parallel(2, "blockIdx.x"), p.parallel(2, "clusterCtaIdx.x"), p.parallel(64, "threadIdx.x"))
+        with axes[0] as block, axes[1] as rank, axes[2] as thread:
+            smem, base = bulk.shared(1024)
+            bulk.begin(smem, base)
+            word, peer = p.allocate("word", 1, "float32"), p.allocate("peer", 1, "uint32")
+            at = block * 64 + thread
+            p.ptx("st.shared.b32", bulk.address(base, thread * 4), buffers["X"][at])
+            p.ptx("barrier.cluster.arrive")
+            if waits:
+                p.ptx("barrier.cluster.wait")
+            p.ptx("mapa.shared::cluster.u32", peer[0], bulk.address(base, thread * 4), p.uint(1 - rank))
+            p.ptx("ld.shared::cluster.b32", word[0], peer[0])
+            p.store(buffers["Y"], at, word[0])
+            p.call(T.cuda.cluster_sync())
+
+    kernel = bulk.lowered({"X": ((WORDS,), "float32"), "Y": ((WORDS,), "float32")}, whole)
+    if waits:
+        np.testing.assert_array_equal(run(kernel), np.roll(np.arange(WORDS), 64))
+    else:
+        with pytest.raises(ExecutionError, match="has written with no barrier between"):
+            run(kernel)
+
+
+def test_numbers_of_64_bits_are_exact():
+    def body(x, y, thread, base):
+        wide = p.allocate("wide", 1, "uint64")
+        high = T.shift_left(T.Cast("uint64", T.uint32(0xC0000001)), T.uint64(32))
+        p.store(wide, 0, T.bitwise_or(high, T.Cast("uint64", p.uint(thread))))
+        p.store(y, thread, T.Cast("float32", T.Cast("uint32", T.shift_right(wide[0], T.uint64(62)))))
+
+    np.testing.assert_array_equal(run(threads(body)), np.full(WORDS, 3))
