@@ -253,7 +253,7 @@ class _Pipeline:
         self.remote = allocate("remote", 1, "uint32")  # this address in another block of the cluster
         self.words = allocate("words", 8, "uint32")
         self.value = allocate("value", 8, "float32")
-        self.read = allocate("read", 4, "uint32")
+        self.read = allocate("read", 16, "uint32")
         held = -(-t.block_n // WARPGROUP)
         self.held = {name: allocate(f"{name}_held", held, "float32") for name in self.of_channels}
         self.shared = allocate("shared", int(t.shared_bytes(w)) // 4, "uint32", "shared.dyn")
@@ -597,16 +597,21 @@ class _Pipeline:
         warp_row = self.thread % WARPGROUP // WARP * 16
         first = i * (int(t.accumulators) // t.rows) + j * self.slab // 8 * 4
         if self.p.itemsize == 2:
-            for q in range(self.slab // 16):  # 16 pixels × 16 channels of a warp
-                at = buffer + self._swizzled(warp_row + self.lane % 16, q * 2 + self.lane // 16)
-                if self.residual:
-                    ptx(LDMATRIX, *(self.read[e] for e in range(4)), at)
+            places = [  # each of 16 pixels × 16 channels of a warp
+                buffer + self._swizzled(warp_row + self.lane % 16, q * 2 + self.lane // 16)
+                for q in range(self.slab // 16)
+            ]
+            if self.residual:
+                for q, at in enumerate(places):
+                    ptx(LDMATRIX, *(self.read[q * 4 + e] for e in range(4)), at)
+                ptx("bar.warp.sync", T.uint32(0xFFFFFFFF))
+            for q, at in enumerate(places):
                 for c in range(2):
                     n = j * self.slab + q * 16 + c * 8
                     given = self._read_channels(n)
                     for h in range(2):
                         sums = [self.sums[first + (q * 2 + c) * 4 + h * 2 + e] for e in range(2)]
-                        added: list[Expr] = self._halves(self.read[c * 2 + h]) if self.residual else [None] * 2
+                        added: list[Expr] = self._halves(self.read[q * 4 + c * 2 + h]) if self.residual else [None] * 2
                         self._finish_pair(sums, given, added, c * 2 + h)
                 ptx(STMATRIX, at, *(self.words[e] for e in range(4)))
             return
