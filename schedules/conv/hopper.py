@@ -192,8 +192,8 @@ class _Pipeline:
             with when(warp < self.multipliers // WARP):
                 self._each_tile(self._multiply_and_store)
                 if not self.meets:
-                    with when(self.thread % WARPGROUP == 0):
-                        ptx("cp.async.bulk.wait_group", 0)
+                    with when(self.thread % WARPGROUP == 0):  # what is stored has been read; it arrives by itself
+                        ptx("cp.async.bulk.wait_group.read", 0)
             with when(both(warp == self.multipliers // WARP, self.lane == 0)):
                 self._each_tile(self._produce)
             if self.residual:
@@ -229,6 +229,7 @@ class _Pipeline:
         box = (self.panel_k, 1, self.part_n)
         told = maps.tiled(dtype, itemsize, weights, (p.depth, p.k), box, self.panel_bytes)
         self.weight_map = tensor_map("K_map", self.arguments["K"], told)
+        self.maps = [self.input_map, self.weight_map]
         if self.meets:
             return
         told = maps.tiled(
@@ -237,6 +238,8 @@ class _Pipeline:
         self.output_map = tensor_map("Y_map", self.arguments["Y"], told)
         if self.residual:
             self.residual_map = tensor_map(f"{self.residual}_map", self.arguments[self.residual], told)
+            self.maps.append(self.residual_map)
+        self.maps.append(self.output_map)
 
     def _allocate(self) -> None:
         """Name the registers and the shared memory."""
@@ -268,6 +271,9 @@ class _Pipeline:
         store(self.out, 0, 0)
         store(self.out, 1, 0)
         writers = t.sharers_m + t.sharers_n - 1  # blocks whose copies go into a stage of this one
+        with when(self.thread == self.multipliers):  # who copies: the tensor maps come while barriers are made ready
+            for told in self.maps:
+                ptx("prefetch.tensormap", told)
         with when(self.thread == 0):
             for stage in range(t.stages):
                 ptx("mbarrier.init.shared.b64", self._full(stage), T.uint32(1))
@@ -704,14 +710,17 @@ class _Pipeline:
     def _add_up(self) -> None:
         """Add up the sums of this block's share of the pixels, finish them, and store them in vectors of channels."""
         t, p, w = self.t, self.p, self.w
-        rows, across = self.block_m // t.split_k, t.block_n // self.vector
-        vectors = rows * across
-        with serial(-(-vectors // self.multipliers), "i") as i:
+        across = t.block_n // self.vector
+        vectors = self.block_m * across
+        share = -(-vectors // t.split_k)
+        with serial(-(-share // self.multipliers), "i") as i:
             number = i * self.multipliers + self.thread
-            row, column = self.part * rows + number // across, number % across * self.vector
+            place = self.part * share + number
+            row, column = place // across, place % across * self.vector
             m, n = self.at_m + row, self.at_n + column
             inside = both(
-                True if vectors % self.multipliers == 0 else number < vectors,
+                True if share % self.multipliers == 0 else number < share,
+                True if vectors % t.split_k == 0 else place < vectors,
                 True if p.m % self.block_m == 0 else m < p.m,
                 True if p.n % t.block_n == 0 else n < p.n,
             )
