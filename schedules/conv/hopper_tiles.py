@@ -129,6 +129,10 @@ class HopperTiles:
         """Threads of a block, but for those that fetch a residual: the warpgroups, and the warp that copies."""
         return self.warpgroups * WARPGROUP + WARP
 
+    def all_threads(self, w: Conv) -> Any:
+        """Threads of a block, with the warp that fetches a residual where that comes by TMA."""
+        return self.threads + np.where(self.meets(w), 0, WARP if residual(w) else 0)
+
     def block_k(self, itemsize: int) -> Any:
         """Elements of the reduction that a step stages."""
         return self.row_bytes // itemsize
@@ -274,7 +278,7 @@ class HopperTiles:
         shared = self.shared_bytes(w)
         fetched = (self.block_m / self.sharers_n + self.block_n / self.sharers_m) * self.row_bytes
         return Usage(
-            threads=self.threads + (WARP if residual(w) else 0),
+            threads=self.all_threads(w),
             shared_bytes=0 * shared,
             dynamic_shared_bytes=shared,
             cluster=self.cluster,
@@ -317,10 +321,9 @@ def legal(w: Conv) -> list[Rule]:
 
 def fitting(w: Conv) -> list[Rule]:
     """What a block has room for."""
-    more = WARP if residual(w) else 0
 
     def registers(t: HopperTiles) -> Any:
-        warps = -(-(t.threads + more) // (PARTITIONS * WARP))  # of a partition
+        warps = -(-t.all_threads(w) // (PARTITIONS * WARP))  # of a partition
         return t.registers() <= np.minimum(MAX_REGISTERS, REGISTERS // (PARTITIONS * WARP) // warps // 8 * 8)
 
     return [

@@ -2,9 +2,10 @@
 
 import itertools
 from collections.abc import Iterable
+from typing import Any
 
 
-def in_pairs(*axes: Iterable[str]) -> list[tuple[str, ...]]:
+def in_pairs(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
     """The fewest combinations, one choice of each axis, that a greedy search finds for all pairs of choices."""
     places = range(len(axes))
     missing = {
@@ -17,4 +18,4 @@ def in_pairs(*axes: Iterable[str]) -> list[tuple[str, ...]]:
         chosen.append(best)
         met = missing[best]
         missing = {combination: left for combination, others in missing.items() if (left := others - met)}
-    return sorted(chosen)
+    return chosen

@@ -16,7 +16,6 @@ from tvmconv.builtin.conv import hopper_tiles
 
 import tvmconv as tc
 from tvmconv import gpu, library
-from tvmconv.analysis import races
 from tvmconv.analysis.banks import shared_accesses
 from tvmconv.analysis.machine import Watch
 from tvmconv.compiler import sass
@@ -33,12 +32,11 @@ EPILOGUES = (
 
 # A few, of which many configs are tried: enough channels for wide rows and splits, and pixels for all warpgroups.
 DEEP = (
-    "conv2d:2x64x9x11,64x64x3x3,s1,p1",
-    "conv2d:1x128x20x20,256x128x1x1,s1,p0",  # a plain product
-    "conv2d:3x64x9x11,96x32x3x3,s2x1,p1x0x2x1,d1x2,g2",
-    "conv1d:2x128x200,80x128x3,s1,p1",
-    "conv3d:1x64x3x9x8,48x64x3x1x3,s1,p1x0x1",
-    "conv2d:2x64x11x9,41x64x3x3,s2,p1",  # TMA cannot store these channels
+    "conv2d:2x64x7x9,64x64x2x2,s1,p0",
+    "conv2d:1x128x13x11,72x128x1x1,s1,p0",  # a plain product
+    "conv2d:2x64x7x9,48x32x3x2,s2x1,p1x0x2x1,d1x2,g2",
+    "conv3d:1x64x3x5x6,48x64x2x1x2,s1,p1x0x1",
+    "conv2d:2x48x11x9,41x48x3x2,s2,p1",  # TMA cannot store these channels
 )
 NASTY = (
     "conv2d:1x8x1x1,8x8x1x1,s1,p0",  # a single pixel
@@ -57,22 +55,22 @@ NASTY = (
     "conv2d:1x64x7x7,42x32x1x1,s1,p0,g2",  # a plain product of each group; odd channels
     "conv2d:1x64x12x12,16x64x1x1,s5,p0",
     "conv2d:1x8x30x30,8x8x3x3,s1,p3,d7",
-    "conv2d:1x8x40x40,16x8x11x11,s4,p2",
+    "conv2d:1x8x25x25,16x8x11x11,s4,p2",
     "conv2d:1x8x9x9,8x8x3x3,s8,p1",  # TMA's largest step
     "conv2d:7x8x3x3,8x8x2x2,s1,p2",  # more padding than the filter needs
-    "conv2d:1x8x3x3,8x8x31x31,s1,p15",  # a filter ten times the image
+    "conv2d:1x8x3x3,8x8x15x15,s1,p7",  # a filter five times the image
     "conv2d:1x8x20x1,16x8x7x1,s1,p3x0",  # an image of width 1
     "conv2d:1x8x1x300,16x8x1x3,s1,p0x1",  # and of height 1
     "conv2d:1x8x6x5,8x8x1x1,s1,p1",  # padding without a filter to need it
     "conv2d:1x16x12x10,32x16x3x3,s3,p0x1x1x0,d2",
-    "conv2d:1x16x140x3,8x16x2x2,s1,p0,d130x1",  # offsets beyond 7 bits
+    "conv2d:1x16x140x3,8x16x2x2,s1,p10x0,d130x1",  # offsets beyond 7 bits
     "conv1d:1x8x1,8x8x1,s1,p0",
     "conv1d:3x16x40,24x16x1,s1,p0",
     "conv1d:1x16x331,24x16x3,s1,p1",
     "conv1d:2x8x300,16x8x9,s2,p4",
     "conv1d:1x8x257,8x8x31,s1,p15,d3",
     "conv1d:2x96x97,24x32x5,s3,p0x3,d2,g3",
-    "conv1d:1x8x900,17x8x200,s7,p2x5",  # a large filter
+    "conv1d:1x8x300,17x8x100,s7,p2x5",  # a large filter
     "conv3d:1x8x1x1x1,8x8x1x1x1,s1,p0",
     "conv3d:2x8x4x6x6,16x8x3x3x3,s2,p1",
     "conv3d:2x16x5x7x9,24x16x2x3x1,s1x2x1,p1x0x2x0x1x1,d2x1x1",
@@ -82,14 +80,24 @@ NASTY = (
 )
 
 
-def with_choices(texts, start=0):
-    """Each with a dtype and an epilogue: those in turn, so that each dtype meets each epilogue."""
-    pairs = [(DTYPES[i % 3], EPILOGUES[i // 3 % len(EPILOGUES)]) for i in range(len(texts) + start)][start:]
-    return [",".join(filter(None, (text, dtype, "nhwc", order))) for text, (dtype, order) in zip(texts, pairs)]
+def with_choices(texts):
+    """Each with a dtype and an epilogue in turn, so that each dtype meets each epilogue."""
+    choices = itertools.cycle((dtype, order) for order in EPILOGUES for dtype in DTYPES)
+    return [
+        ",".join(filter(None, (text, dtype, "nhwc", order)))
+        for text, (dtype, order) in zip(texts, choices, strict=False)
+    ]
 
 
 CASES = with_choices(NASTY)
-DEEP_CASES = with_choices(DEEP, start=12)
+DEEP_CASES = [
+    f"{text},{choices}"
+    for text, choices in zip(
+        DEEP,
+        ("f16,nhwc,bias,add,relu", "bf16,nhwc,bias", "tf32,nhwc,add", "bf16,nhwc,relu,add", "tf32,nhwc,bias"),
+        strict=True,
+    )
+]
 
 
 def built(w, config=None, arch="sm_90"):
@@ -118,7 +126,7 @@ def few_multiprocessors(count=2, in_clusters=8):
 
 def all_legal(w):
     """The space of what can be built, promising or not."""
-    with mock.patch.object(Knobs, "search_only", lambda self, text, holds: None):
+    with mock.patch.object(Knobs, "search_only", autospec=True):
         return space_of(w, "hopper")
 
 
@@ -135,7 +143,7 @@ def searched():
     """Legal configs of the deep workloads that together try as much as possible: (space, configs) by text."""
     seen = set()
     spaces = {text: all_legal(tc.parse(text)) for text in DEEP_CASES}
-    return {text: (space, covering(space, 5, 0, seen)) for text, space in spaces.items()}
+    return {text: (space, covering(space, 3, 0, seen)) for text, space in spaces.items()}
 
 
 @pytest.mark.parametrize("text", DEEP_CASES)
@@ -155,26 +163,26 @@ def test_the_tiles_above_try_every_value_of_every_knob():
 SMALL = {"warpgroups": 1, "rows": 1, "block_n": 16, "row_bytes": 64, "stages": 3, "split_k": 1}
 SMALL |= {"sharers_m": 1, "sharers_n": 1}
 WAYS = {
-    "in turn": (40, {}),
-    "taller tiles": (40, {"warpgroups": 2, "rows": 2, "stages": 2}),
+    "in turn": (24, {}),
+    "taller tiles": (24, {"warpgroups": 2, "rows": 2, "stages": 2}),
     "wider rows": (48, {"block_n": 48, "row_bytes": 256, "stages": 2}),
     "not by TMA": (41, {"warpgroups": 2, "block_n": 32}),
-    "split": (40, {"split_k": 2, "rows": 2}),
-    "split, not by TMA": (42, {"split_k": 4, "row_bytes": 32}),
-    "weights shared": (64, {"sharers_m": 4, "block_n": 32}),
-    "input shared": (64, {"sharers_n": 2, "warpgroups": 3}),
-    "both shared": (80, {"sharers_m": 2, "sharers_n": 2}),
+    "split": (24, {"split_k": 2, "rows": 2}),
+    "split, not by TMA": (26, {"split_k": 3, "row_bytes": 32}),
+    "weights shared": (48, {"sharers_m": 4, "block_n": 32}),
+    "input shared": (40, {"sharers_n": 2, "warpgroups": 3}),
+    "both shared": (48, {"sharers_m": 2, "sharers_n": 2}),
 }
+KINDS = ("", "bias", "silu", "relu,bias,add")  # of epilogues
 PATHS = {
-    "image": "conv2d:2x64x9x11,{}x64x3x3,s1,p1",
-    "signal": "conv1d:2x64x150,{}x64x3,s2,p1",
-    "volume": "conv3d:1x64x3x7x8,{}x64x1x3x3,s1,p0x1x1",
-    "product": "conv2d:2x64x9x11,{}x64x1x1,s1,p0",
-    "pixels": "conv2d:2x64x19x21,{}x64x1x1,s2,p0",
+    "image": "conv2d:2x32x9x8,{}x32x2x3,s1,p1x1x0x1",
+    "signal": "conv1d:2x48x150,{}x48x3,s2,p1",
+    "volume": "conv3d:1x40x3x5x9,{}x40x1x2x2,s1,p0x1x1x0x0x0",
+    "product": "conv2d:2x128x7x11,{}x128x1x1,s1,p0",
 }
 
 
-@pytest.mark.parametrize(("way", "path", "dtype", "order"), in_pairs(WAYS, PATHS, DTYPES, EPILOGUES))
+@pytest.mark.parametrize(("way", "path", "dtype", "order"), in_pairs(WAYS, PATHS, DTYPES, KINDS))
 def test_tiles_are_stored_in_every_way(way, path, dtype, order):
     """What `usage` says of the kernel is so."""
     channels, config = WAYS[way]
@@ -183,7 +191,7 @@ def test_tiles_are_stored_in_every_way(way, path, dtype, order):
         kernel = check(text, {**SMALL, **config})
         space = space_of(kernel.workload, "hopper")
         used = space.usage(space.point(kernel.config)[None])
-        (step,) = kernel.program.steps
+        (step,) = kernel.steps
         assert used.dynamic_shared_bytes[0] == step.dynamic_shared_bytes
         assert used.threads[0] == kernel.launch.threads
         assert used.blocks[0] == kernel.launch.blocks
@@ -201,17 +209,10 @@ def test_blocks_take_tiles_in_turn(tiles, epilogue):
     assert kernel.launch.grid == (2, 1, 1)
 
 
-@pytest.mark.parametrize("share", [{"sharers_m": 2}, {"sharers_m": 4, "sharers_n": 2}])
+@pytest.mark.parametrize("share", [{"sharers_m": 2}, {"sharers_m": 4, "sharers_n": 2, "block_n": 32}])
 def test_clusters_have_tiles_that_are_not_there(share):
     """Tiles are of whole clusters: of what is beyond the pixels and channels, nothing is stored."""
-    check("conv2d:1x64x9x9,16x64x3x3,s1,p1,bf16,nhwc,bias,add", {**SMALL, **share})
-
-
-def test_there_is_a_config_of_every_way_that_does_not_race():
-    """With blocks of which only some are executed, on other numbers; waits, fences and parities are all there."""
-    for channels, config in WAYS.values():
-        kernel = built(tc.parse(f"{PATHS['image'].format(channels)},f16,nhwc,bias,add,relu"), {**SMALL, **config})
-        assert races.races(kernel) == [], config
+    check("conv2d:1x32x9x9,16x32x3x3,s1,p1,bf16,nhwc,bias,add", {**SMALL, **share})
 
 
 # --- what it refuses ---
@@ -226,8 +227,8 @@ def test_there_is_a_config_of_every_way_that_does_not_race():
         ("conv2d:1x6x8x8,16x6x3x3,s1,p1,tf32,nhwc", "channels of 24 bytes"),
         ("conv2d:1x16x8x8,16x8x3x3,s1,p1,g2,bf16,nhwc", "groups of 16 bytes, half a wgmma"),
         ("conv2d:1x8x99x99,16x8x1x1,s9,p0,f16,nhwc", "a step beyond 8"),
-        ("conv2d:1x8x600x3,16x8x2x1,s1,p0,d256x1,f16,nhwc", "an offset beyond 8 bits"),
-        ("conv3d:1x8x9x70x9,16x8x1x3x1,s1,p0,d1x16x1,f16,nhwc", "an offset beyond 5 bits"),
+        ("conv2d:1x8x300x3,16x8x2x1,s1,p128x0,d256x1,f16,nhwc", "an offset beyond 8 bits"),
+        ("conv3d:1x8x9x70x9,16x8x1x3x1,s1,p0x16x0,d1x16x1,f16,nhwc", "an offset beyond 5 bits"),
         ("conv2d:1x8x9x9,16x8x3x3,s1,p129,f16,nhwc", "a corner beyond 8 bits"),
         ("conv3d:1x8x9x9x9,16x8x3x3x3,s1,p17,f16,nhwc", "a corner beyond 5 bits"),
     ],
@@ -247,8 +248,8 @@ def test_what_tma_cannot_copy_is_refused_in_one_line(text, reason):
         "conv2d:1x4x8x8,16x4x3x3,s1,p1,tf32,nhwc",
         "conv2d:1x32x8x8,32x16x3x3,s1,p1,g2,bf16,nhwc",
         "conv2d:1x8x99x99,16x8x1x1,s8,p0,f16,nhwc",
-        "conv2d:1x8x600x3,16x8x2x1,s1,p0,d255x1,f16,nhwc",
-        "conv2d:1x8x9x9,16x8x3x3,s1,p126,f16,nhwc",
+        "conv2d:1x8x300x3,16x8x2x1,s1,p128x0,d255x1,f16,nhwc",
+        "conv2d:1x8x9x9,16x8x3x3,s1,p128,f16,nhwc",
     ],
 )
 def test_what_tma_can_just_copy_is_not(text):
@@ -263,7 +264,7 @@ def test_it_is_for_sm_90_alone(arch):
 
 
 def test_a_search_on_sm_90_tries_it_and_leaves_the_simpler_ones_out():
-    assert [s.name for s in library.to_tune(tc.parse(LAYER), "cuda", "sm_90")] == ["mma_sync", "hopper"]
+    assert {s.name for s in library.to_tune(tc.parse(LAYER), "cuda", "sm_90")} == {"mma_sync", "hopper"}
 
 
 @pytest.mark.parametrize(
@@ -336,19 +337,18 @@ MULTIPLIERS = re.compile(r"HGMMA|WARPGROUP\.\w+")
 
 @needs_nvrtc
 @pytest.mark.parametrize(
-    "config",
+    ("dtype", "config"),
     [
-        {"warpgroups": 2, "rows": 1, "block_n": 128, "row_bytes": 128},
-        {"warpgroups": 2, "rows": 2, "block_n": 64, "row_bytes": 64},
-        {"warpgroups": 1, "rows": 1, "block_n": 256, "row_bytes": 256, "split_k": 2},
-        {"warpgroups": 3, "rows": 1, "block_n": 96, "row_bytes": 32},
+        ("f16", {"warpgroups": 2, "rows": 1, "block_n": 128, "row_bytes": 128}),
+        ("bf16", {"warpgroups": 2, "rows": 2, "block_n": 64, "row_bytes": 64}),
+        ("tf32", {"warpgroups": 1, "rows": 1, "block_n": 256, "row_bytes": 256, "split_k": 2}),
+        ("f16", {"warpgroups": 3, "rows": 1, "block_n": 96, "row_bytes": 32}),
     ],
 )
-@pytest.mark.parametrize("dtype", ["f16", "tf32"])
-def test_the_wgmmas_of_a_step_follow_one_another(config, dtype):
+def test_the_wgmmas_of_a_step_follow_one_another(dtype, config):
     """Where ptxas cannot keep sums in registers meanwhile, it waits behind each: "wgmma ... are serialized"."""
     kernel = built(tc.parse(f"{WIDE},{dtype},nhwc,bias,relu"), {**SMALL, "stages": 2, **config})
-    order = [match[0] for match in MULTIPLIERS.finditer(sass.disassemble(kernel.program.image))]
+    order = [match[0] for match in MULTIPLIERS.finditer(sass.disassemble(kernel.cubin.image))]
     groups = [list(each) for is_wgmma, each in itertools.groupby(order, lambda name: name == "HGMMA") if is_wgmma]
     of_step = kernel.config["rows"] * kernel.config["row_bytes"] // hopper_tiles.WGMMA_BYTES
     assert groups
@@ -356,9 +356,9 @@ def test_the_wgmmas_of_a_step_follow_one_another(config, dtype):
     assert sum("DEPBAR" in name for name in order) <= 2 * len(groups)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("block_n", [16, 32, 48, 64, 80])
-@pytest.mark.parametrize(("split_k", "epilogue"), [(1, ""), (1, ",bias,relu"), (1, ",bias,add"), (2, "")])
+@pytest.mark.parametrize(
+    ("dtype", "block_n", "split_k", "epilogue"), in_pairs(DTYPES, (16, 32, 48, 64, 80), (1, 2), ("", ",bias,add"))
+)
 def test_the_epilogue_has_no_bank_conflicts(dtype, block_n, split_k, epilogue):
     """But in TF32, where four pixels of a thread's pairs share the banks of two: twice as many wavefronts."""
     w = tc.parse(f"conv2d:1x32x8x8,80x32x1x1,s1,p0,{dtype},nhwc{epilogue}")
@@ -394,7 +394,7 @@ class Copied(Watch):
 )
 def test_tma_copies_as_many_bytes_as_there_are_tiles_steps_and_stages(config):
     """Without padding, and with tiles that divide: `usage` says how many bytes come from global memory."""
-    w = tc.parse("conv2d:2x64x18x10,64x64x3x3,s1,p0,f16,nhwc")
+    w = tc.parse("conv2d:2x64x17x9,64x64x2x2,s1,p0,f16,nhwc")
     with few_multiprocessors():
         kernel = built(w, {**SMALL, **config})
         space = all_legal(w)
@@ -407,7 +407,6 @@ def test_tma_copies_as_many_bytes_as_there_are_tiles_steps_and_stages(config):
 
 
 def test_a_residual_comes_once():
-    w = tc.parse("conv2d:2x64x8x8,64x64x1x1,s1,p0,f16,nhwc,bias,add")
     watches = {order: Copied() for order in ("bias", "bias,add")}
     for order, watch in watches.items():
         w = tc.parse(f"conv2d:2x64x8x8,64x64x1x1,s1,p0,f16,nhwc,{order}")

@@ -7,8 +7,8 @@ reach, registers read as integers before they are written. Memory that nobody ha
 
 The two sides of a branch in which threads wait for each other, at mbarriers or barriers, are executed in turns
 (tvmconv.analysis.strands). Where lock step itself keeps threads from going on, all is executed again, by warpgroups,
-and then by warps, but for blocks whose warps multiply together. That nobody can go on even so is a `DeadlockError` that
-tells who waits where, and for what. Tensor maps are given as `Mapped` arrays (`arguments`).
+and then by warps, but for whole warpgroups where they multiply together. That nobody can go on even so is a
+`DeadlockError` that tells who waits where, and for what. Tensor maps are given as `Mapped` arrays (`arguments`).
 
 What TMA copies lands when nobody can go on without it, in the order in which it was asked for; what wgmma computes is
 in its registers at once. Found are, as a `RaceError`: an access to where a copy goes without a wait for its mbarrier;
@@ -107,6 +107,7 @@ def _execute(
     """Run blocks together: in lock step as far as they can, and by warpgroup or warp where they wait for each other."""
     given = [each.array if isinstance(each, Mapped) else each for each in arrays]
     before = [array.raw.copy() for array in given] if _waits(function) else []
+    together = any("wgmma" in name for name in _calls(function))
     for size in (None, WARPGROUP, WARP) if before else (None,):
         recorded = Recorder() if watch is not None and before else watch
         machine = Machine(threads, Shared(threads, layout.nbytes, layout.unit), recorded)
@@ -116,9 +117,9 @@ def _execute(
             recorded.begin(threads)
         try:
             with np.errstate(all="ignore"):
-                program.run(code, size)
+                program.run(code, size, together)
         except DeadlockError:
-            if not before or size == WARP or (size == WARPGROUP and any("wgmma" in name for name in _calls(function))):
+            if not before or size == WARP:
                 raise
             for array, raw in zip(given, before, strict=True):
                 array.raw[:] = raw
@@ -562,8 +563,14 @@ class _Compiler:
 
         return branch
 
-    def run(self, code: Statement, size: int | None) -> None:
-        """Execute a statement: all lanes in lock step, or so many of a block."""
+    def run(self, code: Statement, size: int | None, together: bool) -> None:
+        """Execute a statement: all lanes in lock step, or so many of a block.
+
+        Args:
+            code: the statement.
+            size: of what is in lock step; None for all.
+            together: whether whole warpgroups are in any case.
+        """
         machine = self.machine
         if not isinstance(code, Waiting):
             code(machine.everybody)
@@ -571,7 +578,10 @@ class _Compiler:
         waiting, threads = code.run, machine.threads
         masks = [machine.everybody]
         if size is not None:
-            part = machine.all_lanes // threads.padded * threads.padded + machine.all_lanes % threads.padded // size
+            block, thread = np.divmod(machine.all_lanes, threads.padded)
+            whole = threads.real // WARPGROUP * WARPGROUP if together else 0
+            sizes = np.where(thread < whole, WARPGROUP, size)
+            part = block * threads.padded + thread // sizes * sizes
             masks = [(part == each) & machine.real for each in np.unique(part)]
         families: list[list[Value]] = [list(self._values) for _ in masks]
         current = 0
