@@ -88,7 +88,7 @@ STMATRIX = "stmatrix.sync.aligned.m8n8.x4.shared.b16"
 LDMATRIX = "ldmatrix.sync.aligned.m8n8.x4.shared.b16"
 COPY = "cp.async.bulk.tensor.{rank}d.shared::cluster.global{mode}.mbarrier::complete_tx::bytes{multicast}"
 STORE = "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group"
-READY = 4  # the barrier that the mbarriers are ready; below are those of warpgroups, and 0 is the whole block's
+TOGETHER = 4  # vectors of outputs that a thread has at a time, where sums meet
 
 
 def usage(w: Conv, c: Columns) -> Usage:
@@ -170,7 +170,6 @@ class _Pipeline:
         self.bias_at = int(t.ring_bytes() + t.out_bytes(w))
         self.barriers_at = int(t.front_bytes(w))
         self.multipliers = t.warpgroups * WARPGROUP  # threads
-        self.threads = self.multipliers + WARP * (2 if self.residual else 1)
         self.vector = math.gcd(p.n, CHUNK // p.itemsize)
 
     # --- the whole ---
@@ -186,7 +185,7 @@ class _Pipeline:
                 bind(parallel(int(t.split_k), "clusterCtaIdx.z"))
             self.block = bind(parallel(self.grid, "blockIdx.x"))
             self.rank = bind(parallel(int(t.sharers), "clusterCtaIdx.x")) if t.sharers > 1 else 0
-            self.thread = bind(parallel(self.threads, "threadIdx.x"))
+            self.thread = bind(parallel(self.multipliers + WARP * (2 if self.residual else 1), "threadIdx.x"))
             self._allocate()
             self._begin()
             warp = self.thread // WARP
@@ -272,9 +271,10 @@ class _Pipeline:
         store(self.out, 0, 0)
         store(self.out, 1, 0)
         writers = t.sharers_m + t.sharers_n - 1  # blocks whose copies go into a stage of this one
-        with when(self.thread == self.multipliers):  # who copies: its tensor maps come while it makes the barriers
+        with when(self.thread == self.multipliers):  # who copies: the tensor maps come while barriers are made ready
             for told in self.maps:
                 ptx("prefetch.tensormap", told)
+        with when(self.thread == 0):
             for stage in range(t.stages):
                 ptx("mbarrier.init.shared.b64", self._full(stage), T.uint32(1))
                 ptx("mbarrier.init.shared.b64", self._empty(stage), T.uint32(t.warpgroups * writers))
@@ -285,13 +285,8 @@ class _Pipeline:
             call(T.ptx.fence.mbarrier_init.release.cluster())
         if t.sharers > 1:
             call(T.cuda.cluster_sync())
-        else:  # who made them need not wait for those who wait for them
-            copies, threads = self.thread // WARP == self.multipliers // WARP, T.uint32(self.threads)
-            with when(copies):
-                ptx("bar.warp.sync", T.uint32(0xFFFFFFFF))
-                ptx("bar.arrive", T.uint32(READY), threads)
-            with when(T.Not(copies)):
-                ptx("bar.sync", T.uint32(READY), threads)
+        else:
+            call(T.cuda.cta_sync())
         ptx("griddepcontrol.wait")
         ptx("griddepcontrol.launch_dependents")
 
