@@ -55,15 +55,15 @@ METRICS = {
     "loads": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
     "stores": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
 }
-UNITS = {"tensor": "tensor cores, by mma.sync", "issue": "issue slots", "shared": "shared memory", "l2": "L2 cache"}
+UNITS = {"tensor": "tensor cores", "issue": "issue slots", "shared": "shared memory", "l2": "L2 cache"}
 UNITS |= {"memory": "memory"}
 BUSY = 60  # percent of a unit's peak from which on it is what holds a kernel back
 IDLE = 85  # percent of the time that multiprocessors have a block, below which there are too few blocks
 LEGEND = (
     "Percent of each unit's peak while a multiprocessor has a block (tensor cores, issue slots, shared memory) or over "
     f"the whole launch (L2 cache, memory); how long multiprocessors have one, and how many warps. From {BUSY} % on a "
-    "unit is what limits; else latency does, with too few warps to hide it or too few blocks to go round. The peak of "
-    "the tensor cores is what mma.sync can reach, about 60 % of what wgmma can. Bank conflicts are those of shared "
+    "unit is what limits; else latency does, with too few warps to hide it or too few blocks to go round. mma.sync "
+    "keeps the tensor cores busy at about 60 % of the rate that wgmma does. Bank conflicts are those of shared "
     "loads and stores in a launch; the counter has those with data on their way through the L1 cache in it."
 )
 
