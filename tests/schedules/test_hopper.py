@@ -165,7 +165,7 @@ SMALL |= {"sharers_m": 1, "sharers_n": 1}
 WAYS = {
     "in turn": (24, {}),
     "not by TMA": (41, {"warpgroups": 2, "block_n": 32}),
-    "split": (24, {"split_k": 2, "rows": 2}),
+    "split": (24, {"split_k": 2, "warpgroups": 2, "row_bytes": 32, "stages": 2}),
     "split, not by TMA": (26, {"split_k": 3, "row_bytes": 32}),
     "weights shared": (48, {"sharers_m": 4, "block_n": 32}),
     "input shared": (40, {"sharers_n": 2, "warpgroups": 3}),
