@@ -9,6 +9,7 @@ from instant import Instant
 from tvmconv import library
 from tvmconv.devices import find
 from tvmconv.devices.base import AbsentError
+from tvmconv.measuring import standing
 
 # PoCL compiles every kernel for its work-group size, at its first launch: without its optimiser in a tenth of the time
 # and less. Kernels are judged by what they compute here, and processes that tests start inherit this.
@@ -49,6 +50,21 @@ def optimised(monkeypatch):
 def gpu():
     """The first NVIDIA GPU; for tests with the mark `gpu`."""
     return find("cuda:0")
+
+
+@pytest.fixture(scope="session")
+def _stood():
+    """Processes that stand ready as long as tests run, for those alone that share them."""
+    stood = standing._Standing()
+    stood.enter()
+    yield stood
+    stood.leave()
+
+
+@pytest.fixture
+def shared_processes(_stood, monkeypatch):
+    """For tests that are not of how processes start and end: each takes those that the one before it has done with."""
+    monkeypatch.setattr(standing, "_now", _stood)
 
 
 @pytest.fixture

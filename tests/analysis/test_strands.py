@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tvm.script import tirx as T  # noqa: N812
 
+from tvmconv.analysis import strands
 from tvmconv.analysis.memory import ExecutionError, RaceError
 from tvmconv.analysis.strands import DeadlockError
 from tvmconv.builtin import program as p
@@ -175,7 +176,9 @@ def test_a_branch_that_waits_for_what_comes_behind_it_runs_apart():
     np.testing.assert_array_equal(found, np.concatenate([np.arange(96, 128), np.arange(32, 128)]))
 
 
-def test_a_loop_that_does_not_end_is_found():
+def test_a_loop_that_does_not_end_is_found(monkeypatch):
+    monkeypatch.setattr(strands, "MAX_TURNS", 100)
+
     def body(x, y, thread, base):
         flag = p.allocate("flag", 1, "int32")
         p.store(flag, 0, 0)

@@ -37,6 +37,7 @@ def test_show_has_every_stage(capsys, text, stage):
     assert out.strip()
 
 
+@pytest.mark.usefixtures("shared_processes")
 @BOTH
 def test_what_is_tuned_is_found_again_and_built(capsys, log, tmp_path, text):
     how = ["--schedule", "constant", "--tuner", "grid", "--trials", "2", "--device", "opencl:0"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import tvmconv as tc
+from tvmconv import library
 from tvmconv.compiler import nvrtc
 from tvmconv.logs.lines import BadLines
 from tvmconv.logs.log import read
@@ -41,15 +42,18 @@ def build(prebuild, tmp_path):
 
 @needs_nvrtc
 def test_an_archive_has_the_default_and_what_promises_most_and_is_added_to(build, capsys):
+    searched = [schedule.name for schedule in library.to_tune(tc.parse(TEXT), "cuda", "sm_90")]
     build(1)
     archive = build(2)
-    assert "1 kernels" in capsys.readouterr().out.splitlines()[-1]
+    assert f"{len(searched)} kernels" in capsys.readouterr().out.splitlines()[-1]
     with zipfile.ZipFile(archive) as found:
         entries = [json.loads(found.read(name)) for name in found.namelist() if name.endswith(".json")]
         codes = [found.read(name) for name in found.namelist() if name.endswith(".bin")]
-    assert [entry["workload"] for entry in entries] == [TEXT, TEXT]
-    assert entries[0]["config"] == tc.build(tc.parse(TEXT), entries[0]["schedule"], arch="sm_90").config
-    assert entries[1]["config"] != entries[0]["config"]
+    assert {entry["workload"] for entry in entries} == {TEXT}
+    assert [entry["schedule"] for entry in entries] == searched * 2
+    for first, second in zip(entries, entries[len(searched) :], strict=False):
+        assert first["config"] == tc.build(tc.parse(TEXT), first["schedule"], arch="sm_90").config
+        assert second["config"] != first["config"]
     program, _ = decode_program(entries[0]["header"], codes[0])
     assert program.steps[0].launch.blocks == entries[0]["resources"]["blocks"]
 
@@ -74,4 +78,5 @@ def test_what_is_no_archive_is_refused_in_one_line(prebuild, tmp_path, content, 
 def test_kernels_are_measured_on_a_gpu(prebuild, build, gpu, tmp_path):
     log = tmp_path / "log.jsonl"
     assert prebuild(["measure", str(build(3)), "--device", gpu.text, "--log", str(log)]) == 0
-    assert [record.workload.text for record in read(log, BadLines()) if record.ok] == [TEXT] * 3
+    kernels = 3 * len(library.to_tune(tc.parse(TEXT), "cuda", gpu.arch))
+    assert [record.workload.text for record in read(log, BadLines()) if record.ok] == [TEXT] * kernels

@@ -39,6 +39,7 @@ def records_of(log):
     return list(read(log, BadLines()))
 
 
+@pytest.mark.usefixtures("shared_processes")
 def test_a_suite_is_tuned_and_compared(script, small, tmp_path, capsys):
     words = [*HOW, "--baseline", "none", "-o", str(tmp_path)]
     assert script("tune_suite").main(words) == 0

@@ -34,6 +34,7 @@ def records_of(log):
     return list(read(log, BadLines()))
 
 
+@pytest.mark.usefixtures("shared_processes")
 def test_a_search_prints_a_line_of_a_table_and_where_the_time_went(tune, log):
     status, out, _ = tune(SMALL, *HOW, "--trials", "3")
     header, row, stages = out.splitlines()

@@ -40,6 +40,7 @@ def temporary(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.usefixtures("shared_processes")
 def test_a_record_says_what_was_measured_where_and_how(opencl):
     schedule = find_schedule(CONV, "tiling")
     (record,) = measure([schedule.space(CONV).default], schedule=schedule, workload=CONV)
@@ -52,6 +53,7 @@ def test_a_record_says_what_was_measured_where_and_how(opencl):
     assert record.cost_seconds > record.cost > 0
 
 
+@pytest.mark.usefixtures("shared_processes")
 def test_a_time_agrees_with_that_of_the_built_kernel():
     schedule = find_schedule(CONV, "tiling")
     (record,) = measure([schedule.space(CONV).default], schedule=schedule, workload=CONV)
@@ -68,6 +70,7 @@ def test_without_workers_this_process_builds(monkeypatch):
     assert [(record.config, record.ok) for record in records] == [(config, True) for config in configs]
 
 
+@pytest.mark.usefixtures("shared_processes")
 def test_a_faulty_config_is_one_record_of_its_kind_and_the_others_are_measured():
     faults = [fault for fault in EXPECTED if fault not in ("none", "hang", "endless")]
     wanted = ["none", *(name for fault in faults for name in (fault, "none")), "none"]
@@ -78,12 +81,14 @@ def test_a_faulty_config_is_one_record_of_its_kind_and_the_others_are_measured()
     assert all("\n" not in record.message for record in records)
 
 
+@pytest.mark.usefixtures("shared_processes")
 def test_a_build_that_hangs_is_ended():
     records = measure([{"fault": "hang"}, {"fault": "none"}], build_timeout=1.0)
     assert [record.error for record in records] == [ErrorKind.BUILD_TIMEOUT, ErrorKind.NONE]
     assert records[0].message == "the build takes longer than 1 s"
 
 
+@pytest.mark.usefixtures("shared_processes")
 def test_a_kernel_that_hangs_is_ended():
     records = measure([{"fault": "endless"}, {"fault": "none", "number": 1}], run_timeout=3.0)
     assert [record.error for record in records] == [ErrorKind.RUN_TIMEOUT, ErrorKind.NONE]
@@ -135,6 +140,7 @@ while True:
     assert gone(temporary.iterdir)
 
 
+@pytest.mark.usefixtures("shared_processes")
 def test_phases_tell_where_the_time_goes():
     with measurer() as m:
         m.submit([{"fault": "none"}])
@@ -207,6 +213,7 @@ def test_any_runner_will_do_and_is_told_the_best_time_so_far(opencl):
     assert runner.closed
 
 
+@pytest.mark.usefixtures("shared_processes")
 def test_a_kernel_of_several_steps_is_measured_and_one_that_leaves_scratch_unwritten_is_wrong():
     right, wrong = measure([{"written": 4}, {"written": 3}], schedule=steps.SCHEDULE, workload=steps.WORKLOAD)
     assert right.ok

@@ -16,10 +16,11 @@ from tvmconv.errors import DeviceError
 from tvmconv.logs.record import Record
 from tvmconv.measuring import remote
 from tvmconv.measuring.measurer import Measurer
-from tvmconv.measuring.outcome import ErrorKind
 from tvmconv.workloads import parse
 
 pytest.importorskip("tornado", reason="TVM's RPC tracker needs tornado and cloudpickle")
+
+pytestmark = pytest.mark.usefixtures("shared_processes")  # those that build; workers are each test's own
 
 SMALL = parse("conv2d:1x4x6x6,8x4x3x3,p1")
 
@@ -48,24 +49,6 @@ def measure(measurer, enough):
     while len(records) < enough:
         records += map(Record.of, measurer.results(timeout=60))
     return records
-
-
-def key_of(config):
-    return sorted(config.items())
-
-
-def test_a_worker_killed_in_mid_run_costs_nothing(farm, schedule, configs):
-    farm.lend("k")
-    farm.lend("k")
-    devices = rpc.devices("k", farm.tracker)
-    with Measurer(SMALL, schedule, devices, workers=1) as measurer:
-        measurer.submit(configs)
-        records = measure(measurer, 2)
-        farm.workers[0].kill()
-        records += measure(measurer, len(configs) - len(records))
-    assert len(devices) == 2
-    assert sorted(key_of(record.config) for record in records) == sorted(map(key_of, configs))
-    assert {record.error for record in records} == {ErrorKind.NONE}
 
 
 def test_a_killed_worker_leaves_nothing_behind(farm, schedule, configs):
@@ -103,8 +86,11 @@ def test_a_worker_that_hangs_is_given_up(farm, schedule, configs, monkeypatch):
         os.kill(process, signal.SIGCONT)
 
 
-def test_a_worker_outlives_a_session_that_crashes(farm, schedule, configs):
+def test_a_worker_serves_one_search_after_another_and_outlives_a_session_that_crashes(farm, schedule, configs):
     farm.lend("k")
+    with Measurer(SMALL, schedule, rpc.devices("k", farm.tracker), workers=1) as measurer:
+        measurer.submit(configs[:1])
+        assert [record.ok for record in measure(measurer, 1)] == [True]
     with Measurer(SMALL, schedule, rpc.devices("k", farm.tracker), workers=1) as measurer:
         measurer.submit(configs)
         measure(measurer, 1)
@@ -118,14 +104,6 @@ def test_a_worker_outlives_a_session_that_crashes(farm, schedule, configs):
     with Measurer(SMALL, schedule, rpc.devices("k", farm.tracker), workers=1) as measurer:
         measurer.submit(configs[:1])
         assert [record.ok for record in measure(measurer, 1)] == [True]
-
-
-def test_a_worker_serves_one_search_after_another(farm, schedule, configs):
-    farm.lend("k")
-    for _ in range(2):
-        with Measurer(SMALL, schedule, rpc.devices("k", farm.tracker), workers=1) as measurer:
-            measurer.submit(configs[:1])
-            assert [record.ok for record in measure(measurer, 1)] == [True]
 
 
 def test_an_interrupted_worker_ends(farm):

@@ -3,7 +3,7 @@
 import pytest
 from cubins import ARCHITECTURES, check_spills, needs_nvrtc
 from hypothesis import HealthCheck, given, settings
-from nasty import LARGE, NASTY
+from nasty import LARGE, NASTY, NASTY_2D
 from strategies import convolutions
 
 import tvmconv as tc
@@ -34,8 +34,15 @@ def test_depthwise_is_listed_for_filters_of_one_channel_alone():
     assert "depthwise" not in [s.name for s in tc.schedules(tc.parse("conv2d:1x8x9x13,16x2x3x3,p1,g4"))]
 
 
+@pytest.fixture(scope="module", params=[text for text in NASTY if text not in NASTY_2D])
+def other_problem(request):
+    """Likewise of those that not all schedules compute in test_combinations.py."""
+    return tc.Problem(tc.parse(request.param))
+
+
 @pytest.mark.parametrize("rung", LADDER)
-def test_every_rung_computes_every_nasty_workload_in_the_shared_memory_of_any_gpu(rung, problem):
+def test_every_rung_computes_every_nasty_workload_in_the_shared_memory_of_any_gpu(rung, other_problem):
+    problem = other_problem
     kernel = tc.build(problem.workload, rung, device="opencl:0")
     assert kernel.verify(problem).error <= 1e-5
     assert kernel.shared_bytes <= 48 << 10
@@ -81,10 +88,10 @@ SIZES = tuple(
     for filter_ in (1, 3, 5, 7, 9)
 )
 STAGING = LADDER[1:]  # in shared memory
-# Two rungs for each layer, in turn: on a GPU, which has no more than that, all compute all layers.
+# A rung for each layer and two for each size, in turn: on a GPU, which has no more than that, all compute all layers.
 FITTING = [
-    *((w, STAGING[(i + j) % 4]) for i, w in enumerate(LAYERS.values()) for j in (0, 2)),
-    *((w, rung) for w in SIZES for rung in STAGING),
+    *((w, STAGING[i % 4]) for i, w in enumerate(LAYERS.values())),
+    *((w, STAGING[(i + j) % 4]) for i, w in enumerate(SIZES) for j in (0, 2)),
 ]
 
 
