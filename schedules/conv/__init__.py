@@ -2,6 +2,6 @@
 
 from . import default, tiling, columns, vthread, conflict_free  # noqa: F401, I001  (in the ladder's order)
 from . import tensor_core  # noqa: F401
-from . import stem, depthwise_nhwc, grouped_nhwc, mma_sync  # noqa: F401  (first where they are for a workload)
-from . import hopper  # noqa: F401  (imports mma_sync, which is behind the three above)
+from . import stem, depthwise_nhwc, grouped_nhwc  # noqa: F401  (first where they are for a workload)
+from . import hopper, mma_sync  # noqa: F401
 from . import direct, implicit_gemm, depthwise  # noqa: F401

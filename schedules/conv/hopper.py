@@ -78,7 +78,7 @@ from .hopper_tiles import (
     HopperTiles,
     residual,
 )
-from .mma_sync import finish, without_relu
+from .outputs import finish, without_relu
 from .warp_tiles import CHUNK, Product
 
 DTYPES = ("float16", "bfloat16", "tf32")
