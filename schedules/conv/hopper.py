@@ -93,7 +93,7 @@ TOGETHER = 4  # vectors of outputs that a thread has at a time, where sums meet
 
 def usage(w: Conv, c: Columns) -> Usage:
     """What configs use of a device."""
-    return HopperTiles.of_columns(c).usage(w)
+    return HopperTiles.of_columns(c, w).usage(w)
 
 
 def can_be_copied(w: Conv) -> bool:
@@ -152,9 +152,15 @@ class _Pipeline:
         self.part_m, self.part_n = self.block_m // t.sharers_n, t.block_n // t.sharers_m  # that a block fetches
         self.panel_bytes = int(t.panel_bytes)
         self.panels, self.panel_k = t.row_bytes // self.panel_bytes, self.panel_bytes // p.itemsize
-        self.input_bytes = self.block_m * t.row_bytes
+        self.together = t.taps > 1  # all taps of a line read one copy
+        self.segments = self.block_m // WGMMA_M if self.together else 1  # copies of the pixels of a step
+        self.copied = WGMMA_M + t.reach if self.together else self.part_m  # pixels of each
+        self.segment_bytes = int(t.pixel_rows) * self.panel_bytes
+        self.input_bytes = int(t.pixel_rows) * (self.block_m // WGMMA_M) * t.row_bytes
         self.stage_bytes = int(t.stage_bytes())
-        self.taps = math.prod(w.kernel)
+        self.coming_bytes = (self.segments * self.copied * t.sharers_n + t.block_n * t.taps) * t.row_bytes
+        self.kernel = (*w.kernel[:-1], 1) if self.together else w.kernel  # what steps walk over
+        self.taps = math.prod(self.kernel)
         self.steps, self.all_steps = int(t.steps(p)), int(t.all_steps(p))
         self.of_tap = int(t.steps_of_tap(p))
         self.tiles_m, self.tiles_n, self.tiles = int(t.tiles_m(p)), int(t.tiles_n(p)), int(t.tiles(p))
@@ -210,7 +216,12 @@ class _Pipeline:
         dtype, itemsize = w.storage, p.itemsize
         channels, extents = w.C, tuple(reversed(w.space))
         self.plain = math.prod((*w.kernel, *w.stride)) == 1 and w.out == w.space and self.part_m <= maps.MAX_BOX
-        if self.plain:  # the pixels of all images are the rows of one matrix
+        if self.together:  # pieces of lines of the image, with zeros beyond
+            sizes = (channels, *extents, w.N)
+            elements = tuple(math.prod(sizes[:axis]) for axis in range(1, len(sizes)))
+            piece = (self.panel_k, self.copied, *(1,) * w.rank)
+            image = maps.tiled(dtype, itemsize, sizes, elements, piece, self.panel_bytes)
+        elif self.plain:  # the pixels of all images are the rows of one matrix
             pixels = (self.panel_k, self.part_m)
             image = maps.tiled(dtype, itemsize, (channels, p.m), (channels,), pixels, self.panel_bytes)
         else:
@@ -225,7 +236,7 @@ class _Pipeline:
                 self.panel_bytes,
             )
         self.input_map = tensor_map("X_map", self.arguments["X"], image)
-        weights = (p.depth, self.taps, w.O)
+        weights = (p.depth, math.prod(w.kernel), w.O)
         box = (self.panel_k, 1, self.part_n)
         told = maps.tiled(dtype, itemsize, weights, (p.depth, p.k), box, self.panel_bytes)
         self.weight_map = tensor_map("K_map", self.arguments["K"], told)
@@ -249,7 +260,7 @@ class _Pipeline:
         self.memory = allocate("memory", 1, "uint32")  # the address of shared memory, from a whole line on
         self.slot = allocate("slot", 2, "int32")  # of the ring: which stage is next, and its turn's parity
         self.out = allocate("out", 2, "int32")  # of the slabs: which buffer is next, and its turn's parity
-        self.first = allocate("first", w.rank + 1, "int32")  # a tile's first pixel: where its first tap is, the image
+        self.first = allocate("first", self.segments * (w.rank + 1), "int32")  # where a copy's first tap is, its image
         self.tap = allocate("tap", w.rank, "int32")  # of the filter
         self.depth = allocate("depth", 1, "int32")  # the first of a step's channels
         self.operand = allocate("operand", 2, "uint32")  # lower halves of matrix descriptors
@@ -354,20 +365,21 @@ class _Pipeline:
         self._find_step()
         with serial(self._own_steps(), "step"):
             call(T.cuda.mbarrier_wait(self._empty(self.slot[0]), self.slot[1] ^ 1))
-            ptx("mbarrier.arrive.expect_tx.shared.b64", self._full(self.slot[0]), T.uint32(self.stage_bytes))
+            ptx("mbarrier.arrive.expect_tx.shared.b64", self._full(self.slot[0]), T.uint32(self.coming_bytes))
             self._copy_input()
             self._copy_weights()
             self._next_step()
             self._advance(self.slot, t.stages)
 
     def _find_pixels(self) -> None:
-        """Find where the first of the pixels lies that this block fetches of a tile."""
+        """Find where the first of the pixels lies of each copy that this block fetches of a tile."""
         w = self.w
-        m = self.at_m + self.rank_n * self.part_m
-        for axis in range(w.rank):
-            out = m // math.prod(w.out[axis + 1 :]) % w.out[axis]
-            store(self.first, axis, out * w.stride[axis] - w.before[axis])
-        store(self.first, w.rank, m // math.prod(w.out))
+        for segment in range(self.segments):
+            m = self.at_m + self.rank_n * self.part_m + segment * WGMMA_M
+            for axis in range(w.rank):
+                out = m // math.prod(w.out[axis + 1 :]) % w.out[axis]
+                store(self.first, segment * (w.rank + 1) + axis, out * w.stride[axis] - w.before[axis])
+            store(self.first, segment * (w.rank + 1) + w.rank, m // math.prod(w.out))
 
     def _own_steps(self) -> Expr:
         """How many steps this block has of a tile."""
@@ -380,7 +392,7 @@ class _Pipeline:
         w, step = self.w, self.part * self.steps
         tap = step // self.of_tap
         for axis in range(w.rank):
-            store(self.tap, axis, tap // math.prod(w.kernel[axis + 1 :]) % w.kernel[axis])
+            store(self.tap, axis, tap // math.prod(self.kernel[axis + 1 :]) % self.kernel[axis])
         store(self.depth, 0, step % self.of_tap * self.block_k)
 
     def _next_step(self) -> None:
@@ -395,7 +407,7 @@ class _Pipeline:
     def _next_tap(self, axis: int) -> None:
         store(self.tap, axis, self.tap[axis] + 1)
         if axis > 0:
-            with when(self.tap[axis] == self.w.kernel[axis]):
+            with when(self.tap[axis] == self.kernel[axis]):
                 store(self.tap, axis, 0)
                 self._next_tap(axis - 1)
 
@@ -403,6 +415,15 @@ class _Pipeline:
         """Copy this block's part of a step's pixels, to all blocks that have the same."""
         w, t = self.w, self.t
         full, mask = self._full(self.slot[0]), self._ranks([(True, to) for to in range(t.sharers_n)])
+        if self.together:
+            for segment in range(self.segments):
+                at = self._stage() + uint(segment * self.segment_bytes)
+                place = [self.first[segment * (w.rank + 1) + axis] for axis in (*reversed(range(w.rank)), w.rank)]
+                for axis in range(w.rank - 1):
+                    place[w.rank - 1 - axis] = place[w.rank - 1 - axis] + self.tap[axis] * w.dilation[axis]
+                channel = self.of_group * self.p.depth + self.depth[0]
+                self._copy(w.rank + 2, "", at, self.input_map, (channel, *place), full, (), mask)
+            return
         for panel in range(self.panels):
             part = self.rank_n * (self.part_m * self.panel_bytes) + panel * (self.block_m * self.panel_bytes)
             at = self._stage() + uint(part)
@@ -423,11 +444,12 @@ class _Pipeline:
         for axis in range(w.rank):
             tap = tap * w.kernel[axis] + self.tap[axis]
         n = self.of_group * self.p.n + self.at_n + self.rank_m * self.part_n
-        for panel in range(self.panels):
-            part = self.rank_m * (self.part_n * self.panel_bytes) + panel * (t.block_n * self.panel_bytes)
+        for which in range(self.panels * t.taps):
+            panel, further = which % self.panels, which // self.panels
+            part = self.rank_m * (self.part_n * self.panel_bytes) + which * (t.block_n * self.panel_bytes)
             at = self._stage() + uint(self.input_bytes) + uint(part)
             depth = self.depth[0] + panel * self.panel_k
-            self._copy(3, "", at, self.weight_map, (depth, tap, n), full, (), mask)
+            self._copy(3, "", at, self.weight_map, (depth, tap + further, n), full, (), mask)
 
     def _copy(
         self,
@@ -492,7 +514,7 @@ class _Pipeline:
         name = f"wgmma.mma_async.sync.aligned.m64n{t.block_n}k{WGMMA_BYTES // itemsize}.f32"
         name = f"{name}.{OPERAND[w.dtype]}.{OPERAND[w.dtype]}"
         signs = (1, 1) if itemsize == 4 else (1, 1, 0, 0)  # as they are, neither operand negated or transposed
-        rows = self.group * (t.rows * WGMMA_M * self.panel_bytes)
+        rows = self.group * (t.rows * self.segment_bytes)
         for which, at in enumerate((self._stage() + uint(rows), self._stage() + uint(self.input_bytes))):
             store(self.operand, which, T.shift_right(at, T.uint32(4)) | T.uint32(1 << 16))
         upper = (8 * self.panel_bytes >> 4) | SWIZZLE[self.panel_bytes] << 30  # 8 rows to the next 8, and the swizzle
@@ -502,11 +524,13 @@ class _Pipeline:
             return low | T.shift_left(T.Cast("uint64", T.uint32(upper)), T.uint64(32))
 
         call(T.ptx.wgmma.fence.sync.aligned())
-        for k in range(t.row_bytes // WGMMA_BYTES):
-            panel, within = divmod(k * WGMMA_BYTES, self.panel_bytes)
+        for k in range(t.taps * t.row_bytes // WGMMA_BYTES):
+            further, of_tap = divmod(k * WGMMA_BYTES, t.row_bytes)
+            panel, within = divmod(of_tap, self.panel_bytes)
+            away = further * w.dilation[-1] * self.panel_bytes if self.together else 0
             for i in range(t.rows):
-                a = descriptor(0, (panel * self.block_m + i * WGMMA_M) * self.panel_bytes + within)
-                b = descriptor(1, panel * t.block_n * self.panel_bytes + within)
+                a = descriptor(0, panel * self.block_m * self.panel_bytes + i * self.segment_bytes + within + away)
+                b = descriptor(1, (further * self.panels + panel) * t.block_n * self.panel_bytes + within)
                 sums = [self.sums[i * of_rows + e] for e in range(of_rows)]
                 ptx(name, *sums, a, b, True if k else step > 0, *signs)
         call(T.ptx.wgmma.commit_group.sync.aligned())
