@@ -88,7 +88,6 @@ STMATRIX = "stmatrix.sync.aligned.m8n8.x4.shared.b16"
 LDMATRIX = "ldmatrix.sync.aligned.m8n8.x4.shared.b16"
 COPY = "cp.async.bulk.tensor.{rank}d.shared::cluster.global{mode}.mbarrier::complete_tx::bytes{multicast}"
 STORE = "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group"
-TOGETHER = 4  # vectors of outputs that a thread has at a time, where sums meet
 
 
 def usage(w: Conv, c: Columns) -> Usage:
@@ -266,7 +265,7 @@ class _Pipeline:
         self.operand = allocate("operand", 2, "uint32")  # lower halves of matrix descriptors
         self.remote = allocate("remote", 1, "uint32")  # this address in another block of the cluster
         self.words = allocate("words", 8, "uint32")
-        self.value = allocate("value", 8, "float32")
+        self.value = allocate("value", max(8, 4 + 2 * len(self.of_channels)), "float32")
         self.read = allocate("read", 16, "uint32")
         held = -(-t.block_n // WARPGROUP)
         self.held = {name: allocate(f"{name}_held", held, "float32") for name in self.of_channels}
@@ -327,6 +326,7 @@ class _Pipeline:
     # --- barriers ---
 
     def _barrier(self, number: Expr) -> Expr:
+        """Where an mbarrier lies."""
         return self.memory[0] + uint(self.barriers_at) + uint(number * BARRIER_BYTES)
 
     def _full(self, stage: Expr) -> Expr:
@@ -487,6 +487,7 @@ class _Pipeline:
     # --- multiply ---
 
     def _multiply_and_store(self) -> None:
+        """What a warpgroup does with a tile."""
         self._hold_channels()
         self._multiply()
         if self.meets:
@@ -565,6 +566,7 @@ class _Pipeline:
                     store(self.held[name], i, T.reinterpret("float32", self.words[0]))
 
     def _is_channel(self, n: Expr) -> Expr:
+        """Whether a channel is one of the group's, and not of the last tile's overhang."""
         return True if self.p.n % self.t.block_n == 0 and self.t.sharers_n == 1 else n < self.p.n
 
     def _share_channels(self) -> None:
@@ -661,8 +663,7 @@ class _Pipeline:
     def _halves(self, word: Expr) -> list[Expr]:
         """Two neighbouring elements of 16 bits."""
         store(self.words, 7, word)
-        both_ = [self.words[7]]
-        return unpack(both_, 2, self.w.storage)
+        return unpack([self.words[7]], 2, self.w.storage)
 
     def _read_channels(self, n: int) -> dict[str, list[Expr]]:
         """What the epilogue reads for the two channels of this thread, of 8 from one on."""
