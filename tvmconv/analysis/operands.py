@@ -165,3 +165,8 @@ def address_of(call: Call, value: Any, machine: Machine, lanes: Lanes) -> Addres
         raise ExecutionError(f"{call} at an address of another block: it needs shared::cluster")
     name = machine.buffer_at(int(at[0])) if at.size else ""
     return Address(machine.shared, at, name, blocks)
+
+
+def nothing(call: Call, compiler: Compiler) -> Run:
+    """What changes nothing that is executed here: hints, and what orders what is in order."""
+    return lambda mask: None

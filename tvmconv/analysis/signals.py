@@ -13,7 +13,7 @@ import numpy as np
 from tvmconv.analysis.machine import Compiler, Mask, Statement, Waiting
 from tvmconv.analysis.meetings import CLUSTER
 from tvmconv.analysis.memory import Address
-from tvmconv.analysis.operands import Call, Destinations, Run, address_of, same
+from tvmconv.analysis.operands import Call, Destinations, Run, address_of, nothing, same
 from tvmconv.analysis.threads import Lanes
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import WARPGROUP
@@ -182,11 +182,6 @@ def cluster_wait(call: Call, compiler: Compiler) -> Statement:
     """barrier.cluster.wait."""
     machine = compiler.machine
     return Waiting(lambda mask: machine.meetings.wait_cluster(machine.lanes(mask)))
-
-
-def nothing(call: Call, compiler: Compiler) -> Run:
-    """What changes nothing that is executed here: hints, and what orders what is in order."""
-    return lambda mask: None
 
 
 INSTRUCTIONS: dict[str, Callable[[Call, Compiler], Statement]] = {

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tvmconv.analysis.machine import Compiler, Machine, Mask, Pointer
 from tvmconv.analysis.memory import Address, ExecutionError, Mapped
-from tvmconv.analysis.operands import Call, Run, address_of
+from tvmconv.analysis.operands import Call, Run, address_of, nothing
 from tvmconv.analysis.readers import CHUNK
 from tvmconv.analysis.threads import Lanes
 from tvmconv.errors import AnalysisError
@@ -277,19 +277,15 @@ def _wait(call: Call, compiler: Compiler) -> Run:
     return lambda mask: machine.bulk_groups.wait(machine.lanes(mask), pending)
 
 
-def _hint(call: Call, compiler: Compiler) -> Run:
-    return lambda mask: None
-
-
 INSTRUCTIONS: dict[str, Callable[[Call, Compiler], Run]] = {
     "cp_async_bulk_tensor_g2s_cluster": _load,
     "cp_async_bulk_tensor_g2s_cta": _load,
     "cp_async_bulk_tensor_g2s_cluster_im2col": _load,
     "cp_async_bulk_tensor_g2s_cta_im2col": _load,
     "cp_async_bulk_tensor_s2g": _store,
-    "cp_async_bulk_tensor_prefetch": _hint,
-    "cp_async_bulk_tensor_prefetch_im2col": _hint,
-    "cp_async_bulk_prefetch": _hint,
+    "cp_async_bulk_tensor_prefetch": nothing,
+    "cp_async_bulk_tensor_prefetch_im2col": nothing,
+    "cp_async_bulk_prefetch": nothing,
     "cp_async_bulk_commit_group": _commit,
     "cp_async_bulk_wait_group": _wait,
 }
