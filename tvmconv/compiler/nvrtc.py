@@ -138,13 +138,30 @@ def compile_cubin(source: str, arch: str) -> Cubin:
     """Compile CUDA text to machine code. May be called from several threads at once.
 
     Args:
-        source: the whole text as `inspect_source()` of TVM's CUDA module gives it, or any CUDA C++ of its own.
+        source: the whole text as `inspect_source()` of TVM's CUDA module gives it, or any CUDA C++ of its own. One with
+            dynamic shared memory that spills is compiled once more, for a single block to be enough.
         arch: a real architecture, such as "sm_90" or "sm_90a".
 
     Raises:
         CompileError: NVRTC is not available, does not know `arch`, or rejects the text (with its first error).
     """
-    image, log = _compile(source, arch, "cubin")
+    cubin = _cubin(source, arch)
+    if cubin.kernels and cubin.resources.spills and _DYNAMIC_SHARED in source:
+        roomy = _cubin(source, arch, _ONE_BLOCK)
+        if roomy.resources.spills < cubin.resources.spills:
+            return roomy
+    return cubin
+
+
+# ptxas spills registers for one more block to fit in a multiprocessor, and does not know of the shared memory that the
+# launch asks for, which may leave no room for it.
+_DYNAMIC_SHARED = "extern __shared__"
+_ONE_BLOCK = "--ptxas-options=--minnctapersm=1"
+
+
+def _cubin(source: str, arch: str, *more: str) -> Cubin:
+    """The machine code, with more options."""
+    image, log = _compile(source, arch, "cubin", *more)
     return Cubin(image, _kernels(log), log)
 
 
@@ -179,14 +196,15 @@ def _nvrtc():
     return nvrtc
 
 
-def _compile(source: str, arch: str, kind: str) -> tuple[bytes, str]:
+def _compile(source: str, arch: str, kind: str, *more: str) -> tuple[bytes, str]:
     """The image of `kind` ("cubin" or "ptx") and the log, with the stand-ins or else with the real headers."""
     nvrtc = _nvrtc()
     _check_arch(arch)
     # NVRTC makes machine code for a real architecture (sm_) and PTX for a virtual one (compute_).
     real = specific(source, arch)
     target = real if kind == "cubin" else real.replace("sm_", "compute_")
-    options = [f"--gpu-architecture={target}", *_OPTIONS, *(f"-I{path}" for path in _include_directories())]
+    options = [f"--gpu-architecture={target}", *_OPTIONS, *more]
+    options += [f"-I{path}" for path in _include_directories()]
     image, log = _attempt(nvrtc, source, options, _STAND_INS, kind)
     if (
         kind == "cubin" and image is not None and "Used" not in log
