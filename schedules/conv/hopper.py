@@ -72,7 +72,7 @@ SWIZZLE = {128: 1, 64: 2, 32: 3}  # of a matrix descriptor, by bytes
 
 def usage(w: Conv, c: Columns) -> Usage:
     """What configs use of a device."""
-    return HopperTiles.of_columns(c).usage(w)
+    return HopperTiles.of_columns(c, w).usage(w)
 
 
 def can_be_copied(w: Conv) -> bool:
@@ -150,20 +150,21 @@ class _Pipeline(Output):
         self._find_step()
         with serial(self._own_steps(), "step"):
             call(T.cuda.mbarrier_wait(self._empty(self.slot[0]), self.slot[1] ^ 1))
-            ptx("mbarrier.arrive.expect_tx.shared.b64", self._full(self.slot[0]), T.uint32(self.stage_bytes))
+            ptx("mbarrier.arrive.expect_tx.shared.b64", self._full(self.slot[0]), T.uint32(self.coming_bytes))
             self._copy_input()
             self._copy_weights()
             self._next_step()
             self._advance(self.slot, t.stages)
 
     def _find_pixels(self) -> None:
-        """Find where the first of the pixels lies that this block fetches of a tile."""
+        """Find where the first of the pixels lies of each copy that this block fetches of a tile."""
         w = self.w
-        m = self.at_m + self.rank_n * self.part_m
-        for axis in range(w.rank):
-            out = m // math.prod(w.out[axis + 1 :]) % w.out[axis]
-            store(self.first, axis, out * w.stride[axis] - w.before[axis])
-        store(self.first, w.rank, m // math.prod(w.out))
+        for segment in range(self.segments):
+            m = self.at_m + self.rank_n * self.part_m + segment * WGMMA_M
+            for axis in range(w.rank):
+                out = m // math.prod(w.out[axis + 1 :]) % w.out[axis]
+                store(self.first, segment * (w.rank + 1) + axis, out * w.stride[axis] - w.before[axis])
+            store(self.first, segment * (w.rank + 1) + w.rank, m // math.prod(w.out))
 
     def _own_steps(self) -> Expr:
         """How many steps this block has of a tile."""
@@ -176,7 +177,7 @@ class _Pipeline(Output):
         w, step = self.w, self.part * self.steps
         tap = step // self.of_tap
         for axis in range(w.rank):
-            store(self.tap, axis, tap // math.prod(w.kernel[axis + 1 :]) % w.kernel[axis])
+            store(self.tap, axis, tap // math.prod(self.kernel[axis + 1 :]) % self.kernel[axis])
         store(self.depth, 0, step % self.of_tap * self.block_k)
 
     def _next_step(self) -> None:
@@ -191,7 +192,7 @@ class _Pipeline(Output):
     def _next_tap(self, axis: int) -> None:
         store(self.tap, axis, self.tap[axis] + 1)
         if axis > 0:
-            with when(self.tap[axis] == self.w.kernel[axis]):
+            with when(self.tap[axis] == self.kernel[axis]):
                 store(self.tap, axis, 0)
                 self._next_tap(axis - 1)
 
@@ -199,6 +200,15 @@ class _Pipeline(Output):
         """Copy this block's part of a step's pixels, to all blocks that have the same."""
         w, t = self.w, self.t
         full, mask = self._full(self.slot[0]), self._ranks([(True, to) for to in range(t.sharers_n)])
+        if self.together:
+            for segment in range(self.segments):
+                at = self._stage() + uint(segment * self.segment_bytes)
+                place = [self.first[segment * (w.rank + 1) + axis] for axis in (*reversed(range(w.rank)), w.rank)]
+                for axis in range(w.rank - 1):
+                    place[w.rank - 1 - axis] = place[w.rank - 1 - axis] + self.tap[axis] * w.dilation[axis]
+                channel = self.of_group * self.p.depth + self.depth[0]
+                self._copy(w.rank + 2, "", at, self.input_map, (channel, *place), full, (), mask)
+            return
         for panel in range(self.panels):
             part = self.rank_n * (self.part_m * self.panel_bytes) + panel * (self.block_m * self.panel_bytes)
             at = self._stage() + uint(part)
@@ -219,11 +229,12 @@ class _Pipeline(Output):
         for axis in range(w.rank):
             tap = tap * w.kernel[axis] + self.tap[axis]
         n = self.of_group * self.p.n + self.at_n + self.rank_m * self.part_n
-        for panel in range(self.panels):
-            part = self.rank_m * (self.part_n * self.panel_bytes) + panel * (t.block_n * self.panel_bytes)
+        for which in range(self.panels * t.taps):
+            panel, further = which % self.panels, which // self.panels
+            part = self.rank_m * (self.part_n * self.panel_bytes) + which * (t.block_n * self.panel_bytes)
             at = self._stage() + uint(self.input_bytes) + uint(part)
             depth = self.depth[0] + panel * self.panel_k
-            self._copy(3, "", at, self.weight_map, (depth, tap, n), full, (), mask)
+            self._copy(3, "", at, self.weight_map, (depth, tap + further, n), full, (), mask)
 
     def _ranks(self, blocks: Sequence[tuple[Any, Any]]) -> Expr:
         """The mask of blocks of the cluster, each by its place along pixels and channels: True for this one's own."""
@@ -273,7 +284,7 @@ class _Pipeline(Output):
         name = f"wgmma.mma_async.sync.aligned.m64n{t.block_n}k{WGMMA_BYTES // itemsize}.f32"
         name = f"{name}.{OPERAND[w.dtype]}.{OPERAND[w.dtype]}"
         signs = (1, 1) if itemsize == 4 else (1, 1, 0, 0)  # as they are, neither operand negated or transposed
-        rows = self.group * (t.rows * WGMMA_M * self.panel_bytes)
+        rows = self.group * (t.rows * self.segment_bytes)
         for which, at in enumerate((self._stage() + uint(rows), self._stage() + uint(self.input_bytes))):
             store(self.operand, which, T.shift_right(at, T.uint32(4)) | T.uint32(1 << 16))
         upper = (8 * self.panel_bytes >> 4) | SWIZZLE[self.panel_bytes] << 30  # 8 rows to the next 8, and the swizzle
@@ -283,11 +294,13 @@ class _Pipeline(Output):
             return low | T.shift_left(T.Cast("uint64", T.uint32(upper)), T.uint64(32))
 
         call(T.ptx.wgmma.fence.sync.aligned())
-        for k in range(t.row_bytes // WGMMA_BYTES):
-            panel, within = divmod(k * WGMMA_BYTES, self.panel_bytes)
+        for k in range(t.taps * t.row_bytes // WGMMA_BYTES):
+            further, of_tap = divmod(k * WGMMA_BYTES, t.row_bytes)
+            panel, within = divmod(of_tap, self.panel_bytes)
+            away = further * w.dilation[-1] * self.panel_bytes if self.together else 0
             for i in range(t.rows):
-                a = descriptor(0, (panel * self.block_m + i * WGMMA_M) * self.panel_bytes + within)
-                b = descriptor(1, panel * t.block_n * self.panel_bytes + within)
+                a = descriptor(0, panel * self.block_m * self.panel_bytes + i * self.segment_bytes + within + away)
+                b = descriptor(1, (further * self.panels + panel) * t.block_n * self.panel_bytes + within)
                 sums = [self.sums[i * of_rows + e] for e in range(of_rows)]
                 ptx(name, *sums, a, b, True if k else step > 0, *signs)
         call(T.ptx.wgmma.commit_group.sync.aligned())

@@ -36,9 +36,15 @@ class Block:
         self.part_m, self.part_n = self.block_m // t.sharers_n, t.block_n // t.sharers_m  # that a block fetches
         self.panel_bytes = int(t.panel_bytes)
         self.panels, self.panel_k = t.row_bytes // self.panel_bytes, self.panel_bytes // p.itemsize
-        self.input_bytes = self.block_m * t.row_bytes
+        self.together = t.taps > 1  # all taps of a line read one copy
+        self.segments = self.block_m // WGMMA_M if self.together else 1  # copies of the pixels of a step
+        self.copied = WGMMA_M + t.reach if self.together else self.part_m  # pixels of each
+        self.segment_bytes = int(t.pixel_rows) * self.panel_bytes
+        self.input_bytes = int(t.pixel_rows) * (self.block_m // WGMMA_M) * t.row_bytes
         self.stage_bytes = int(t.stage_bytes())
-        self.taps = math.prod(w.kernel)
+        self.coming_bytes = (self.segments * self.copied * t.sharers_n + t.block_n * t.taps) * t.row_bytes
+        self.kernel = (*w.kernel[:-1], 1) if self.together else w.kernel  # what steps walk over
+        self.taps = math.prod(self.kernel)
         self.steps, self.all_steps = int(t.steps(p)), int(t.all_steps(p))
         self.of_tap = int(t.steps_of_tap(p))
         self.tiles_m, self.tiles_n, self.tiles = int(t.tiles_m(p)), int(t.tiles_n(p)), int(t.tiles(p))
@@ -72,7 +78,12 @@ class Block:
         dtype, itemsize = w.storage, p.itemsize
         channels, extents = w.C, tuple(reversed(w.space))
         self.plain = math.prod((*w.kernel, *w.stride)) == 1 and w.out == w.space and self.part_m <= maps.MAX_BOX
-        if self.plain:  # the pixels of all images are the rows of one matrix
+        if self.together:  # pieces of lines of the image, with zeros beyond
+            sizes = (channels, *extents, w.N)
+            elements = tuple(math.prod(sizes[:axis]) for axis in range(1, len(sizes)))
+            piece = (self.panel_k, self.copied, *(1,) * w.rank)
+            image = maps.tiled(dtype, itemsize, sizes, elements, piece, self.panel_bytes)
+        elif self.plain:  # the pixels of all images are the rows of one matrix
             pixels = (self.panel_k, self.part_m)
             image = maps.tiled(dtype, itemsize, (channels, p.m), (channels,), pixels, self.panel_bytes)
         else:
@@ -87,7 +98,7 @@ class Block:
                 self.panel_bytes,
             )
         self.input_map = tensor_map("X_map", self.arguments["X"], image)
-        weights = (p.depth, self.taps, w.O)
+        weights = (p.depth, math.prod(w.kernel), w.O)
         box = (self.panel_k, 1, self.part_n)
         told = maps.tiled(dtype, itemsize, weights, (p.depth, p.k), box, self.panel_bytes)
         self.weight_map = tensor_map("K_map", self.arguments["K"], told)
@@ -111,7 +122,7 @@ class Block:
         self.memory = allocate("memory", 1, "uint32")  # the address of shared memory, from a whole line on
         self.slot = allocate("slot", 2, "int32")  # of the ring: which stage is next, and its turn's parity
         self.out = allocate("out", 2, "int32")  # of the slabs: which buffer is next, and its turn's parity
-        self.first = allocate("first", w.rank + 1, "int32")  # a tile's first pixel: where its first tap is, the image
+        self.first = allocate("first", self.segments * (w.rank + 1), "int32")  # where a copy's first tap is, its image
         self.tap = allocate("tap", w.rank, "int32")  # of the filter
         self.depth = allocate("depth", 1, "int32")  # the first of a step's channels
         self.operand = allocate("operand", 2, "uint32")  # lower halves of matrix descriptors

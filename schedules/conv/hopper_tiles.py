@@ -63,6 +63,8 @@ class HopperTiles:
         split_k: blocks of a cluster that share the sums of one output, each over a part of the steps.
         sharers_m: blocks of a cluster, of neighbouring pixels, that share the weights: each fetches a part for all.
         sharers_n: blocks of a cluster, of neighbouring channels, that share the input in the same way.
+        taps: of a filter's line that read the same copy of the pixels, each a little further on: one, or all.
+        reach: pixels by which the last of these taps is further on than the first.
     """
 
     warpgroups: Any
@@ -73,26 +75,30 @@ class HopperTiles:
     split_k: Any
     sharers_m: Any
     sharers_n: Any
+    taps: Any = 1
+    reach: Any = 0
 
     @classmethod
     def ask(cls, k: Knobs, w: Conv) -> HopperTiles:
         """The tiles from knobs; the defaults suit the workload."""
         default = preferred(w)
         choices = dict(zip(TILES, CHOICES, strict=True))
-        tiles = cls(**{name: k.choice(name, choices[name], getattr(default, name)) for name in TILES})
+        chosen = {name: k.choice(name, choices[name], getattr(default, name)) for name in TILES}
+        taps = k.choice("taps", (1, w.kernel[-1]), 1) if can_share_taps(w) else 1
+        tiles = cls(**chosen, taps=taps, reach=reach(w))
         tiles._demand(k, w)
         return tiles
 
     @classmethod
-    def of_columns(cls, c: Columns) -> HopperTiles:
+    def of_columns(cls, c: Columns, w: Conv) -> HopperTiles:
         """The tiles of many configs."""
-        return cls(**{name: c[name] for name in TILES})
+        return cls(**{name: c[name] for name in TILES}, taps=c.get("taps", 1), reach=reach(w))
 
     def _demand(self, k: Knobs, w: Conv) -> None:
         """State what the choices have to fulfil together, and what is worth searching."""
 
         def of_columns(holds: Callable[[HopperTiles], Any]) -> Callable[[Columns], Any]:
-            return lambda c: holds(self.of_columns(c))
+            return lambda c: holds(self.of_columns(c, w))
 
         for text, holds in (*legal(w), *fitting(w)):
             k.condition(text, of_columns(holds))
@@ -160,7 +166,7 @@ class HopperTiles:
 
     def all_steps(self, p: Product) -> Any:
         """Steps of the whole reduction."""
-        return p.k // p.depth * self.steps_of_tap(p)
+        return p.k // p.depth // self.taps * self.steps_of_tap(p)
 
     def steps(self, p: Product) -> Any:
         """Steps of a block, for one tile."""
@@ -168,7 +174,12 @@ class HopperTiles:
 
     def stage_bytes(self) -> Any:
         """Shared memory of one stage: both operands."""
-        return (self.block_m + self.block_n) * self.row_bytes
+        return (self.pixel_rows * (self.block_m // WGMMA_M) + self.block_n * self.taps) * self.row_bytes
+
+    @property
+    def pixel_rows(self) -> Any:
+        """Rows in shared memory of the 64 pixels of a wgmma, with those that further taps reach: whole swizzles."""
+        return np.where(self.taps > 1, -(-(WGMMA_M + self.reach) // 8) * 8, WGMMA_M)
 
     def slab_bytes(self, itemsize: int) -> Any:
         """Bytes of channels that are stored at a time: those that divide the block's, of a whole swizzle."""
@@ -216,8 +227,8 @@ class HopperTiles:
         return 2 * self.stages + (2 * self.warpgroups * self.buffers(w) if residual(w) else 0)
 
     def ring_bytes(self) -> Any:
-        """Shared memory of all stages."""
-        return self.stages * self.stage_bytes()
+        """Shared memory of all stages, in whole lines: slabs lie behind them."""
+        return -(-self.stages * self.stage_bytes() // LINE) * LINE
 
     def front_bytes(self, w: Conv) -> Any:
         """Shared memory before the barriers: the stages, and what is stored behind them or, when sums meet, in them."""
@@ -256,11 +267,11 @@ class HopperTiles:
         blocks = self.tiles(p) * self.split_k
         rounds = -(-blocks // np.minimum(blocks, self.at_a_time * together))
         products = self.block_m * self.block_n * self.block_k(p.itemsize)
-        rows = self.block_m / self.sharers_n + self.block_n / self.sharers_m
-        wgmmas = self.row_bytes // WGMMA_BYTES * self.rows * self.warpgroups
+        rows = self.pixel_rows * (self.block_m / WGMMA_M) / self.sharers_n + self.block_n * self.taps / self.sharers_m
+        wgmmas = self.row_bytes // WGMMA_BYTES * self.rows * self.warpgroups * self.taps
         shared = wgmmas * (WGMMA_M + self.block_n) * WGMMA_BYTES + self.stage_bytes()
         step = _norm(
-            together * products * (p.itemsize / 2) / gpu.products,
+            together * products * self.taps * (p.itemsize / 2) / gpu.products,
             together * shared / gpu.shared,
             together * rows / gpu.rows,
             gpu.step,
@@ -276,7 +287,8 @@ class HopperTiles:
         p = Product.of(w)
         steps, tiles = self.steps(p), self.tiles(p)
         shared = self.shared_bytes(w)
-        fetched = (self.block_m / self.sharers_n + self.block_n / self.sharers_m) * self.row_bytes
+        pixels = np.where(self.taps > 1, self.block_m // WGMMA_M * (WGMMA_M + self.reach), self.block_m)
+        fetched = (pixels / self.sharers_n + self.block_n * self.taps / self.sharers_m) * self.row_bytes
         return Usage(
             threads=self.all_threads(w),
             shared_bytes=0 * shared,
@@ -287,7 +299,7 @@ class HopperTiles:
             steps=steps,
             registers=self.registers(),
             rounds=tiles * self.split_k / MULTIPROCESSORS,
-            products=self.block_m * self.block_n * self.block_k(p.itemsize) * steps,
+            products=self.block_m * self.block_n * self.block_k(p.itemsize) * self.taps * steps,
             intensity=self.block_m * self.block_n / (self.block_m + self.block_n),
             traffic=tiles * self.split_k * steps * fetched,
             waste=tiles * self.block_m * self.block_n / (p.groups * p.m * p.n),
@@ -296,7 +308,7 @@ class HopperTiles:
         )
 
 
-TILES = [field.name for field in fields(HopperTiles)]
+TILES = [field.name for field in fields(HopperTiles)][:-2]  # the knobs of every workload
 CHOICES = (WARPGROUPS, ROWS, BLOCK_N, ROW_BYTES, STAGES, SPLITS, SHARERS_M, SHARERS_N)
 
 Rule = tuple[str, Callable[[HopperTiles], Any]]
@@ -311,6 +323,10 @@ def legal(w: Conv) -> list[Rule]:
         ("a copy takes at most 1,024 pixels", lambda t: t.block_m // t.sharers_n <= tensor_map.MAX_PIXELS),
         ("a split reduction shares no operands", lambda t: (t.split_k == 1) | (t.sharers == 1)),
         ("blocks share operands where TMA stores", lambda t: (t.sharers == 1) | ~t.meets(w)),
+        (
+            "taps share the pixels that one block fetches, in one panel",
+            lambda t: (t.taps == 1) | ((t.sharers_n == 1) & (t.row_bytes <= PANEL_BYTES)),
+        ),
         ("the parts of a shared operand are whole swizzles", lambda t: t.block_n // t.sharers_m % 8 == 0),
         (
             "each block of a split reduction has a step",
@@ -348,6 +364,17 @@ def promising(w: Conv) -> list[Rule]:
         ("neighbouring channels are there to share the input", lambda t: (t.sharers_n == 1) | (p.n > t.block_n)),
         (f"estimated to take at most {SEARCHED} times the best", lambda t: t.estimate(w) <= SEARCHED * best),
     ]
+
+
+def reach(w: Conv) -> int:
+    """Pixels by which the last tap of a filter's line is further on than the first."""
+    return w.dilation[-1] * (w.kernel[-1] - 1)
+
+
+def can_share_taps(w: Conv) -> bool:
+    """Whether the taps of a line read neighbouring pixels, and the pixels of a wgmma lie in one line of the output."""
+    lines = w.out[-1] % WGMMA_M == 0 and w.stride[-1] == 1
+    return lines and w.kernel[-1] > 1 and WGMMA_M + reach(w) <= tensor_map.MAX_BOX
 
 
 def residual(w: Conv) -> str | None:

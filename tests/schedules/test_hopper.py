@@ -398,10 +398,27 @@ def test_tma_copies_as_many_bytes_as_there_are_tiles_steps_and_stages(config):
         space = all_legal(w)
         copied = Copied()
         emulate.run(kernel.module, w.inputs(seed=0), watch=copied)
-        tiles = hopper_tiles.HopperTiles.of_columns(kernel.config)
+        tiles = hopper_tiles.HopperTiles.of_columns(kernel.config, w)
         p = program.Product.of(w)
         assert copied.written == tiles.tiles(p) * tiles.all_steps(p) * tiles.stage_bytes()
         assert copied.read == space.usage(space.point(kernel.config)[None]).more["traffic"][0]
+
+
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        ("conv2d:1x64x3x64,64x64x3x3,s1,p1,f16,nhwc", {"row_bytes": 128, "block_n": 64}),
+        ("conv2d:2x72x4x64,48x72x3x3,s1,p1,bf16,nhwc,bias,add,relu", {"row_bytes": 64, "block_n": 48, "rows": 2}),
+        ("conv1d:3x32x128,24x32x5,s1,p4,d2,tf32,nhwc", {"row_bytes": 32, "block_n": 32}),
+        ("conv2d:1x64x5x128,128x64x3x3,s1,p1,f16,nhwc,bias", {"row_bytes": 128, "block_n": 64, "sharers_m": 2}),
+        ("conv2d:1x128x4x64,64x128x3x3,s1,p1,f16,nhwc", {"row_bytes": 128, "block_n": 32, "split_k": 2}),
+        ("conv3d:1x32x3x3x64,32x32x2x3x3,s1,p1,f16,nhwc", {"row_bytes": 64, "block_n": 32}),
+    ],
+)
+def test_taps_of_a_line_share_a_copy(text, config):
+    w = tc.parse(text)
+    kernel = built(w, {**SMALL, "stages": 2, "taps": w.kernel[-1], **config})
+    assert emulate.error(kernel.module, w) <= w.tolerance
 
 
 def test_a_residual_comes_once():
