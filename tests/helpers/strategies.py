@@ -100,4 +100,5 @@ def records(draw: st.DrawFn, schedules: tuple[str, ...] = ("direct", "depthwise"
         resources=draw(st.dictionaries(st.text(), _counts, max_size=3)),
         versions=draw(st.dictionaries(st.sampled_from(("tvm", "tvmconv", "nvrtc")), st.text())),
         index=draw(_counts),
+        final=draw(st.booleans()),
     )

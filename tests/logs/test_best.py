@@ -55,6 +55,35 @@ def test_errors_and_garbage_are_never_the_best(write):
     assert best(write(failed), W) is None
 
 
+def final(seconds, tile, **fields):
+    return record(seconds, tile=tile, final=True, **fields)
+
+
+def test_last_timings_decide_among_the_fastest(write):
+    trials = record(1e-6, tile=1), record(2e-6, tile=2), record(3e-6, tile=3)
+    finals = final(6e-6, tile=1), final(5e-6, tile=2)
+    assert best(write(*trials, *finals), W) == finals[1]
+    assert best(write(*finals), W) == finals[1]  # where a log was thinned
+    assert best(write(*trials, *finals, record(0.9e-6, tile=4)), W).config == {"tile": 4}  # a trial beside a trial
+    assert best(write(*trials, *finals, record(1.1e-6, tile=4)), W) == finals[1]
+
+
+def test_of_last_timings_of_a_config_the_latest_counts(write):
+    first, again = final(4e-6, tile=1, timestamp=1.0), final(7e-6, tile=1, timestamp=2.0)
+    other = final(5e-6, tile=2, timestamp=1.0)
+    assert best(write(again, first, other, record(3e-6, tile=1)), W) == other
+
+
+def test_last_timings_are_found_however_the_line_is_spelt(write):
+    line = final(5e-6, tile=2).line().replace(": ", ":").replace(", ", ",")
+    assert best(write(record(1e-6, tile=1), record(2e-6, tile=2), final(6e-6, tile=1), line), W).config == {"tile": 2}
+
+
+def test_a_last_timing_that_failed_is_none(write):
+    failed = record(0, tile=1, times=(), error=ErrorKind.RUNTIME, final=True)
+    assert best(write(record(1e-6, tile=1), failed), W) == record(1e-6, tile=1)
+
+
 def test_a_config_that_once_gave_a_wrong_answer_is_not_valid(write):
     wrong = record(0, tile=1, times=(), error=ErrorKind.WRONG_ANSWER)
     assert best(write(record(1e-6, tile=1), record(2e-6, tile=2), wrong), W) == record(2e-6, tile=2)

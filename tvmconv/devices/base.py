@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -232,6 +233,19 @@ class Bench(ABC):
         Raises:
             DeviceError: as for `deviation`.
         """
+
+    def time_long(self, kernel: Loaded) -> tuple[float, ...]:
+        """Time a kernel that ran before as a comparison of the fastest does: warmed up, and for longer than `time`.
+
+        What draws all the power that a GPU may have slows down after some milliseconds.
+
+        Returns:
+            Seconds per launch, one number a sample.
+
+        Raises:
+            DeviceError: as for `deviation`.
+        """
+        return self.time(kernel, math.inf)
 
     @abstractmethod
     def restore(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +16,11 @@ from tvmconv.logs.scan import Glancer, medians
 from tvmconv.logs.subject import Subject
 
 _BATCH = 4096  # costs that are parsed together
+_FINAL = b'"final": true'  # as `Record.line` spells it; within a text the quotes would be escaped
 
 
 class Ranking:
-    """The valid records of one subject in one file, the fastest first; 16 bytes of memory a record.
+    """The valid trials of one subject in one file, the fastest first; 16 bytes of memory a record.
 
     Not valid is a record whose config gave a wrong answer in another record of the subject.
     """
@@ -29,11 +30,14 @@ class Ranking:
         self._costs = array("d")
         self._offsets = array("q")
         self._wrong: list[int] = []
+        self._finals: list[int] = []
         self._texts: list[bytes] = []
 
-    def add(self, error: ErrorKind, costs: bytes, offset: int) -> None:
+    def add(self, error: ErrorKind, costs: bytes, offset: int, *, final: bool = False) -> None:
         """Add the record whose line begins at `offset`."""
-        if not error:
+        if not error and final:
+            self._finals.append(offset)
+        elif not error:
             self._offsets.append(offset)
             self._texts.append(costs)
             if len(self._texts) == _BATCH:
@@ -49,12 +53,24 @@ class Ranking:
     def __iter__(self) -> Iterator[Record]:
         """The records, each parsed when it is asked for."""
         self._parse_costs()
-        wrong = {record.identity for offset in self._wrong if (record := self._parse(offset))}
+        wrong = self._wrong_ones()
         costs = np.frombuffer(self._costs) if self._costs else np.empty(0)
         for i in np.argsort(costs, kind="stable"):
             record = self._parse(self._offsets[i])
             if record is not None and record.identity not in wrong:
                 yield record
+
+    def finals(self) -> Iterator[Record]:
+        """The valid last timings of searches, in the order of the file."""
+        wrong = self._wrong_ones()
+        for offset in self._finals:
+            record = self._parse(offset)
+            if record is not None and record.ok and record.identity not in wrong:
+                yield record
+
+    def _wrong_ones(self) -> set[tuple[str, str, str, str]]:
+        """The identities of configs that gave a wrong answer."""
+        return {record.identity for offset in self._wrong if (record := self._parse(offset))}
 
     def _parse(self, offset: int) -> Record | None:
         try:
@@ -84,15 +100,30 @@ def index(path: Path, bad: BadLines) -> dict[Subject, Ranking]:
             glance = glancer.look(line.text)
             if glance is not None:
                 ranking, error, costs = glance
-                ranking.add(error, costs, line.offset)
+                ranking.add(error, costs, line.offset, final=_FINAL in line.text)
             elif not line.blank:
                 record = Record.parse(line.text)
-                ranking_of(record.subject).add(record.error, repr(record.cost).encode(), line.offset)
+                costs = repr(record.cost).encode()
+                ranking_of(record.subject).add(record.error, costs, line.offset, final=record.final)
         except RecordError as refused:
             bad.add(line.number, refused)
     return found
 
 
-def fastest_first(rankings: Iterable[Iterable[Record]]) -> Iterator[Record]:
-    """The records of several rankings in the order of their costs."""
-    return heapq.merge(*rankings, key=lambda record: record.cost)
+def fastest_first(rankings: Sequence[Ranking]) -> Iterator[Record]:
+    """The records of several rankings, the fastest first.
+
+    Trials are timed for a few milliseconds, and some of the fastest once more at the end of a search, for longer and side
+    by side. Only like is compared with like: where the fastest trial was among these, or none is as fast as them, their
+    last timings come first, in their order, and then all trials in theirs.
+    """
+    trials = heapq.merge(*rankings, key=lambda record: record.cost)
+    timed_again = [record for ranking in rankings for record in ranking.finals()]
+    latest = {record.identity: record for record in sorted(timed_again, key=lambda record: record.timestamp)}
+    finals = sorted(latest.values(), key=lambda record: record.cost)
+    first = next(trials, None)
+    if finals and (first is None or first.identity in latest or first.cost >= finals[0].cost):
+        yield from finals
+    if first is not None:
+        yield first
+    yield from trials

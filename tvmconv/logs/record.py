@@ -48,6 +48,8 @@ class Record:
             takes, and `steps`, their number; `dynamic_shared_bytes` where there are any.
         versions: of the software that made and ran the kernel: tvmconv, tvm, nvrtc …
         index: the config's number in AutoTVM's space, kept from its lines; 0 in ours, which has another space.
+        final: whether it is no trial but one of the last timings of a search: those of the fastest configs once more,
+            in turn, and for longer.
     """
 
     workload: Workload
@@ -65,6 +67,7 @@ class Record:
     resources: Mapping[str, int] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     index: int = 0
+    final: bool = False
 
     @property
     def ok(self) -> bool:
@@ -92,12 +95,13 @@ class Record:
         return self.workload.text, self.schedule, self.device, json.dumps(self.config, sort_keys=True)
 
     @classmethod
-    def of(cls, measured: Measurement, elapsed: float | None = None) -> Record:
+    def of(cls, measured: Measurement, elapsed: float | None = None, *, final: bool = False) -> Record:
         """The record of a measurement.
 
         Args:
             measured: what came of a config.
             elapsed: seconds of tuning when it came in.
+            final: whether it is one of the last timings of a search.
         """
         outcome = measured.outcome
         return cls(
@@ -115,6 +119,7 @@ class Record:
             elapsed=elapsed,
             resources=measured.resources,
             versions=measured.versions,
+            final=final,
         )
 
     def line(self) -> str:
@@ -133,6 +138,7 @@ class Record:
             "elapsed": self.elapsed,
             "resources": dict(self.resources) or None,
             "versions": versions or None,
+            "final": self.final or None,
         }
         return json.dumps({key: value for key, value in row.items() if value is not None}, allow_nan=False)
 
@@ -167,6 +173,7 @@ class Record:
             resources=_table_of(fields.integer, row, "resources"),
             versions=_versions(row),
             index=fields.integer(config.get("index", 0), "the config's index"),
+            final=row.get("final") is True,
         )
 
 

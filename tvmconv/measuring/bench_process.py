@@ -44,14 +44,15 @@ class Setup:
     right: Program | None = None
 
 
-def measure(device: Device, bench: Bench, program: Program, best: float, tolerance: float) -> Outcome:
+def measure(device: Device, bench: Bench, program: Program, best: float | None, tolerance: float) -> Outcome:
     """Verify a program, and time it if it is right.
 
     Args:
         device: where the program runs.
         bench: the workload's arrays there.
         program: built for the device.
-        best: the best time so far, in seconds a launch, or `math.inf`; the kernel is timed as long as it deserves.
+        best: the best time so far, in seconds a launch, or `math.inf`; the kernel is timed as long as it deserves. None
+            for a last timing, as `Bench.time_long` does it.
         tolerance: the largest relative L2 error of a right kernel.
 
     Raises:
@@ -73,7 +74,7 @@ def measure(device: Device, bench: Bench, program: Program, best: float, toleran
             message = f"relative L2 error {deviation:.2g} against the reference: expected at most {tolerance:g}"
             return outcome(error=ErrorKind.WRONG_ANSWER, message=message, deviation=deviation)
         with watch.phase("time"):
-            times = bench.time(kernel, best)
+            times = bench.time_long(kernel) if best is None else bench.time(kernel, best)
     except LostError:
         raise
     except CompileError as error:

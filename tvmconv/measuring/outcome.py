@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from tvmconv.knobs import Config
 from tvmconv.workloads import Workload
+
+FINALISTS, FINAL_ROUNDS = 5, 2  # how many of the fastest are timed once more at the end, and how often each in turn
 
 
 class ErrorKind(IntEnum):
@@ -50,6 +52,18 @@ class Outcome:
     message: str = ""
     phases: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+
+
+def together(outcomes: Sequence[Outcome]) -> Outcome:
+    """What came of a program that was measured several times: all times, or the first error."""
+    for outcome in outcomes:
+        if outcome.error is not ErrorKind.NONE:
+            return outcome
+    return replace(
+        outcomes[-1],
+        times=tuple(seconds for outcome in outcomes for seconds in outcome.times),
+        seconds=sum(outcome.seconds for outcome in outcomes),
+    )
 
 
 @dataclass(frozen=True)

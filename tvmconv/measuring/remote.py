@@ -44,7 +44,7 @@ class RemoteRunner:
         """How many more programs to submit now; see `Runner.free`."""
         return self._process.room
 
-    def submit(self, tag: int, program: Program, best: float) -> None:
+    def submit(self, tag: int, program: Program, best: float | None) -> None:
         """Queue a program; see `Runner.submit`."""
         self._process.submit(Job(tag, (program, best)))
 

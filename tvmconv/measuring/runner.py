@@ -34,13 +34,14 @@ class Runner(Protocol):
     def free(self) -> int:
         """How many more programs it takes now, so that the device is never idle; 0 while it starts."""
 
-    def submit(self, tag: int, program: Program, best: float) -> None:
+    def submit(self, tag: int, program: Program, best: float | None) -> None:
         """Queue a program.
 
         Args:
             tag: comes back with the outcome.
             program: built for `device`.
-            best: the best time so far, in seconds a launch; one far above it is not measured to the last digit.
+            best: the best time so far, in seconds a launch; one far above it is not measured to the last digit. None
+                for a last timing, which takes longer.
         """
 
     def poll(self) -> list[tuple[int, Outcome]]:

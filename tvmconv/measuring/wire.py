@@ -44,8 +44,8 @@ class Order:
         return cls(**json.loads(text))
 
 
-def encode_program(program: Program, best: float) -> tuple[str, bytes]:
-    """A program and the best time so far (seconds, or `math.inf`): a header in JSON, and the code of all steps.
+def encode_program(program: Program, best: float | None) -> tuple[str, bytes]:
+    """A program and the best time so far (as for `Runner.submit`): a header in JSON, and the code of all steps.
 
     Code that several steps have in common is sent once.
     """
@@ -55,7 +55,8 @@ def encode_program(program: Program, best: float) -> tuple[str, bytes]:
         "steps": [{**_plain(step), "code": codes.index(step.code)} for step in program.steps],
         "arrays": [(array.shape, array.dtype) for array in program.arrays],
         "scratch": [(array.shape, array.dtype) for array in program.scratch],
-        "best": best if math.isfinite(best) else None,
+        "best": best if best is not None and math.isfinite(best) else None,
+        "final": best is None,
     }
     return json.dumps(header), b"".join(codes)
 
@@ -77,7 +78,7 @@ def _plain(step: Step) -> dict[str, Any]:
     }
 
 
-def decode_program(header: str, code: bytes) -> tuple[Program, float]:
+def decode_program(header: str, code: bytes) -> tuple[Program, float | None]:
     """The program and the best time that `encode_program` wrote.
 
     Raises:
@@ -92,6 +93,8 @@ def decode_program(header: str, code: bytes) -> tuple[Program, float]:
         arrays=_array_types(told["arrays"]),
         scratch=_array_types(told["scratch"]),
     )
+    if told.get("final"):
+        return program, None
     return program, math.inf if told["best"] is None else told["best"]
 
 

@@ -16,7 +16,15 @@ from tvmconv.compiler.program import Launch
 from tvmconv.devices.base import Bench, Loaded, effort
 from tvmconv.devices.cuda.function import Function
 from tvmconv.devices.cuda.gpu import Gpu
-from tvmconv.devices.cuda.graphs import between, capture_enough, capture_on, check, new_stream, warm_up
+from tvmconv.devices.cuda.graphs import (
+    between,
+    capture_enough,
+    capture_on,
+    check,
+    new_stream,
+    time_replays,
+    warm_up,
+)
 from tvmconv.devices.cuda.kernel import Arrays, CudaLoaded, border, copy_to_device, poison
 
 if TYPE_CHECKING:
@@ -24,6 +32,7 @@ if TYPE_CHECKING:
 
 FULL_SECONDS = 5e-3  # of replays, for a kernel that may become the best
 MIN_REPLAYS = 3
+LONG_SECONDS, LONG_SAMPLES = 0.1, 20  # of replays in the last timings, and how many of their times are kept
 IDLE_SECONDS = 0.1  # after a longer pause the GPU may have lowered its clocks
 
 # The sum of squared differences in float64. A NaN or an infinity in the output makes the sum one too.
@@ -116,6 +125,16 @@ class CudaBench(Bench):
                 samples = between(stream, replay, max(MIN_REPLAYS, round(share * FULL_SECONDS / first)))
         self._last_busy = time.monotonic()
         return tuple(sample / launches for sample in samples)
+
+    def time_long(self, kernel: Loaded) -> tuple[float, ...]:
+        """Time replays as a comparison with libraries does; see `Bench.time_long`."""
+        assert isinstance(kernel, CudaLoaded)
+        stream = self._stream
+        with kernel.border(), kernel.bind([*self._pointers, self._output(kernel).pointer], stream) as bound:
+            capture = capture_on(stream, lambda i: bound.launch())
+            seconds = time_replays(capture, stream, multiple=1, seconds=LONG_SECONDS).seconds
+        self._last_busy = time.monotonic()
+        return tuple(np.quantile(seconds, np.linspace(0, 1, LONG_SAMPLES + 1), method="nearest").tolist())
 
     def close(self) -> None:
         """Free the GPU's memory."""
