@@ -20,7 +20,7 @@ def comparison(sweep: Sweep) -> Table:
     Where the network's counts are known, the last line but one has the times of all its layers; the last one has the
     geometric means over the distinct layers.
     """
-    results, names = sweep.results, _libraries(sweep)
+    results, names = sweep.results, compared_with(sweep)
     ours = [_row(result, TUNED) for result in results]
     columns: dict[str, list[str]] = {sweep.axis: [*sweep.labels]}
     if sweep.counts:
@@ -56,7 +56,7 @@ def comparison(sweep: Sweep) -> Table:
 def remarks(sweep: Sweep) -> list[str]:
     """Sentences beside the comparison: where a library is faster, and what failed."""
     said = []
-    for name in _libraries(sweep):
+    for name in compared_with(sweep):
         ratios = zip(sweep.labels, (_ratio(result, name) for result in sweep.results), strict=True)
         slower = [f"{label} ({ratio:.3f} ×)" for label, ratio in ratios if ratio is not None and ratio < 1]
         said.append(f"Slower than {name}: {', '.join(slower) or 'none'}.")
@@ -81,7 +81,7 @@ def networks(sweeps: Sequence[Sweep]) -> Table:
     """One line a sweep and library: how much faster its layers are, and the network as a whole."""
     lines = []
     for sweep in sweeps:
-        for name in _libraries(sweep):
+        for name in compared_with(sweep):
             known = [ratio for ratio in (_ratio(result, name) for result in sweep.results) if ratio is not None]
             mine, theirs = ((_total(sweep, each) if sweep.counts else None) for each in (TUNED, name))
             whole = [significant(total * 1e6) if total else NOTHING for total in (mine, theirs)]
@@ -98,7 +98,7 @@ def has_ladder(sweep: Sweep) -> bool:
     return any(row.name == TUNED for result in sweep.results for row in result.rows[1:])
 
 
-def _libraries(sweep: Sweep) -> list[str]:
+def compared_with(sweep: Sweep) -> list[str]:
     """The names of the rows behind the tuned one."""
     return list(dict.fromkeys(name for result in sweep.results for name in _behind([row.name for row in result.rows])))
 
