@@ -27,8 +27,8 @@ def add_parser(commands: Any) -> None:
         "plot",
         help="draw tuning logs and sweeps",
         description="Draw the best rate so far over trials and over time of the searches for one workload; for logs of "
-        "several workloads the best rate of each; for the JSON of a sweep its rates over sizes, or how many times as fast "
-        "as a library each layer of a suite is; for several files their rates side by side.",
+        "several workloads the best rate of each; for the JSON of a sweep its rates over sizes, or how many times as "
+        "fast as a library each layer of a suite is; for several files their rates side by side.",
     )
     parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help="a tuning log, or a sweep's JSON")
     parser.add_argument("-o", dest="out", metavar="IMAGE", type=_image, required=True, help="a PNG, SVG or PDF file")

@@ -77,22 +77,6 @@ def configs(sweep: Sweep) -> Table:
     return Table(headers, lines, left=frozenset(headers))
 
 
-def networks(sweeps: Sequence[Sweep]) -> Table:
-    """One line a sweep and library: how much faster its layers are, and the network as a whole."""
-    lines = []
-    for sweep in sweeps:
-        for name in compared_with(sweep):
-            known = [ratio for ratio in (_ratio(result, name) for result in sweep.results) if ratio is not None]
-            mine, theirs = ((_total(sweep, each) if sweep.counts else None) for each in (TUNED, name))
-            whole = [significant(total * 1e6) if total else NOTHING for total in (mine, theirs)]
-            whole.append(significant(theirs / mine) if mine and theirs else NOTHING)
-            layers = str(len(known)), str(sum(ratio < 1 for ratio in known))
-            mean = significant(statistics.geometric_mean(known)) if known else NOTHING
-            lines.append((sweep.name.removesuffix(f"-{TUNED}"), name, *layers, mean, *whole))
-    headers = ("suite", "beside", "layers", "slower", "× geometric mean", "network [µs]", "beside it [µs]", "×")
-    return Table(headers, lines, left=frozenset(headers[:2]))
-
-
 def has_ladder(sweep: Sweep) -> bool:
     """Whether there are schedules beside what was tuned."""
     return any(row.name == TUNED for result in sweep.results for row in result.rows[1:])
