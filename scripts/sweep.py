@@ -77,6 +77,7 @@ def _measure(args: Any, command: str) -> Sweep:
         progress=progress_line,
         done=lambda sweep: print(result_text(sweep.results[-1]), end="\n\n", flush=True),
         schedules=LADDER,
+        counts=selection.counts,
         **how_to_time(args),
     )
 

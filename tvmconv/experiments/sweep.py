@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -121,6 +122,14 @@ class Selection:
         if not all(isinstance(layer.workload, Conv) for layer in self.layers.values()):
             return None
         return {label: layer.count for label, layer in self.layers.items()}
+
+    @property
+    def network(self) -> dict[Workload, int]:
+        """How often the network has each workload, whatever its layers are called; empty where `counts` is None."""
+        found = Counter[Workload]()
+        for label, count in (self.counts or {}).items():
+            found[self.layers[label].workload] += count
+        return dict(found)
 
 
 def select_layers(

@@ -14,6 +14,7 @@ from tvmconv.experiments.results import Result, Row, libraries
 from tvmconv.experiments.run import TUNED
 from tvmconv.experiments.sweep import Sweep, counted
 from tvmconv.reports import tuned
+from tvmconv.reports.tables import total_seconds
 
 FASTEST = "fastest schedule"  # of a layer, where nothing was tuned
 BOUNDS = ("copy",)  # what no kernel can beat is no rival, as long as there is another
@@ -108,7 +109,7 @@ def suite_info(title: str, sweep: Sweep) -> SuiteInfo | None:
         return None
     counts: Sequence[int | None] = sweep.counts or [None] * len(sweep.labels)
     times = [_times(result, names, is_tuned=is_tuned) for result in sweep.results]
-    network = _sum([ours for ours, _ in times], sweep.counts)
+    network = total_seconds([ours for ours, _ in times], sweep.counts)
     bars = [
         Bar(label, count, ours, theirs, ours * count / network if ours and count and network else None)
         for label, count, (ours, theirs) in zip(sweep.labels, counts, times, strict=True)
@@ -136,20 +137,12 @@ def _seconds(row: Row) -> float | None:
     return row.timing.median if row.timing else None
 
 
-def _sum(times: Sequence[float | None], counts: Sequence[int]) -> float | None:
-    """Seconds of the network; None if one of the times is missing, or the counts are."""
-    known = [seconds for seconds in times if seconds is not None]
-    if not counts or len(known) < len(times):
-        return None
-    return sum(seconds * count for seconds, count in zip(known, counts, strict=True))
-
-
 def _total(name: str, place: int, bars: Sequence[Bar], counts: Sequence[int]) -> Total:
     known = [speedup for bar in bars if (speedup := bar.speedups[place])]
     return Total(
         name,
-        _sum([bar.ours for bar in bars], counts),
-        _sum([bar.theirs[place] for bar in bars], counts),
+        total_seconds([bar.ours for bar in bars], counts),
+        total_seconds([bar.theirs[place] for bar in bars], counts),
         statistics.geometric_mean(known) if known else None,
         len(known),
         sum(speedup < 1 for speedup in known),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tvmconv.experiments.sweep import Sweep, size_and_rest
+from tvmconv.experiments.sweep import Sweep, counted, size_and_rest
 from tvmconv.reports import tuned
 from tvmconv.reports.charts import SweepInfo, draw_sweep, size_info, sweep_info
 from tvmconv.reports.suite import SuiteInfo, suite_info
@@ -26,10 +26,16 @@ def title(sweep: Sweep) -> str:
 
 
 def table(sweep: Sweep) -> Table:
-    """Bandwidths, if the workloads differ in their size alone and memory bounds them all; else times."""
+    """Bandwidths, if the workloads differ in their size alone and memory bounds them all; else times, and their sum."""
     if sweep.shows_bandwidth:
         return bandwidth_table(sweep.labels, sweep.results)
-    return sweep_table(sweep.axis, sweep.labels, sweep.results)
+    return sweep_table(sweep.axis, sweep.labels, sweep.results, counted(sweep).counts)
+
+
+def text(sweep: Sweep) -> str:
+    """The table for a terminal; of a network whose tuned kernels are in it, these beside libraries as well."""
+    beside = [tuned.comparison(sweep)] if tuned.is_comparison(sweep) else []
+    return "\n\n".join(each.text() for each in (table(sweep), *beside))
 
 
 def markdown(sweep: Sweep) -> str:
@@ -45,7 +51,7 @@ def markdown(sweep: Sweep) -> str:
             "Hot: the arrays are in the L2 cache; cold: they are not, or exceed it."
         )
     parts = [table(sweep).markdown(), f"{caption} {sweep.provenance}"]
-    if sweep.counts:
+    if tuned.is_comparison(sweep):
         ladder = tuned.has_ladder(sweep)
         beside = ["Beside schedules that are not tuned:", parts[0]] if ladder else []
         said = [*tuned.remarks(sweep), *beside, "The schedules and configs:", tuned.configs(sweep).markdown()]

@@ -9,7 +9,7 @@ from tvmconv.experiments.results import Result, Row, in_common
 from tvmconv.experiments.run import TUNED
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.knobs import format_value
-from tvmconv.reports.tables import NOTHING, Table, significant
+from tvmconv.reports.tables import ALL, NOTHING, Table, network_seconds, significant
 
 FAILED = "failed"
 
@@ -21,16 +21,17 @@ def comparison(sweep: Sweep) -> Table:
     geometric means over the distinct layers.
     """
     results, names = sweep.results, compared_with(sweep)
+    mine = network_seconds(results, sweep.counts, TUNED)
     ours = [_row(result, TUNED) for result in results]
     columns: dict[str, list[str]] = {sweep.axis: [*sweep.labels]}
     if sweep.counts:
         columns["times"] = [str(count) for count in sweep.counts]
     columns["schedule"] = [row.schedule or NOTHING for row in ours]
     columns[f"{TUNED} [µs]"] = [_time(row) for row in ours]
-    ends = ["all, times their number"] * bool(sweep.counts) + ["geometric mean"] * bool(names)
+    ends = [ALL] * bool(sweep.counts) + ["geometric mean"] * bool(names)
     footer: dict[str, list[str]] = {sweep.axis: ends}
-    if sweep.counts and (total := _total(sweep, TUNED)) is not None:
-        footer[f"{TUNED} [µs]"] = [significant(total * 1e6)]
+    if mine is not None:
+        footer[f"{TUNED} [µs]"] = [significant(mine * 1e6)]
     for name in names:
         rows = [_row(result, name) for result in results]
         ratios = [_ratio(result, name) for result in results]
@@ -42,7 +43,7 @@ def comparison(sweep: Sweep) -> Table:
             columns[f"{name}, how"] = [way or NOTHING for way in ways]
         means = [significant(statistics.geometric_mean(known))] if known else [NOTHING]
         if sweep.counts:
-            mine, theirs = _total(sweep, TUNED), _total(sweep, name)
+            theirs = network_seconds(results, sweep.counts, name)
             footer[f"{name} [µs]"] = [NOTHING if theirs is None else significant(theirs * 1e6)]
             means = [NOTHING if mine is None or theirs is None else significant(theirs / mine), *means]
         footer[f"× {name}"] = means
@@ -77,6 +78,11 @@ def configs(sweep: Sweep) -> Table:
     return Table(headers, lines, left=frozenset(headers))
 
 
+def is_comparison(sweep: Sweep) -> bool:
+    """Whether it is of a network's tuned layers."""
+    return bool(sweep.counts) and any(row.name == TUNED for result in sweep.results for row in result.rows)
+
+
 def has_ladder(sweep: Sweep) -> bool:
     """Whether there are schedules beside what was tuned."""
     return any(row.name == TUNED for result in sweep.results for row in result.rows[1:])
@@ -104,14 +110,6 @@ def _ratio(result: Result, name: str) -> float | None:
     """How many times as fast as the library the tuned kernel is."""
     ours, theirs = _row(result, TUNED).timing, _row(result, name).timing
     return theirs.median / ours.median if ours and theirs else None
-
-
-def _total(sweep: Sweep, name: str) -> float | None:
-    """Seconds of all layers of the network; None if there is not a time for each."""
-    timings = [_row(result, name).timing for result in sweep.results]
-    if not all(timings):
-        return None
-    return sum(each.median * count for each, count in zip(timings, sweep.counts, strict=True) if each)
 
 
 def _ways(results: Sequence[Result], name: str) -> list[str]:
