@@ -9,8 +9,7 @@ from tvmconv.devices import Timing
 from tvmconv.experiments.results import Result, Row
 from tvmconv.experiments.sweep import Sweep, counted
 from tvmconv.reports.charts import SweepInfo
-from tvmconv.reports.suite import suite_info
-from tvmconv.reports.suite_chart import total_text
+from tvmconv.reports.suite import heading, suite_info, total_text
 from tvmconv.reports.sweep import chart, draw
 from tvmconv.workloads import parse, suite
 
@@ -47,7 +46,7 @@ def test_what_failed_of_ours_is_before_the_worst_and_what_failed_of_theirs_is_la
 def test_the_network_is_the_sum_of_times_and_layers_have_shares_of_it():
     info = suite_info("title", suite_of((1, 8), (4, 2), counts=(6, 1)))
     assert total_text(info, info.totals[0]) == (
-        "network: tuned 10.0 µs, cudnn 50.0 µs: 5.00 × as fast; geometric mean 2.00 ×; 1 of 2 slower"
+        "all layers: tuned 10.0 µs, cudnn 50.0 µs: 5.00 × as fast; geometric mean 2.00 ×; 1 of 2 slower"
     )
     assert [(bar.label, bar.count, bar.share) for bar in info.bars] == [
         ("b", 1, pytest.approx(0.4)),
@@ -85,7 +84,9 @@ def test_of_schedules_that_are_not_tuned_the_fastest_counts():
 def test_bars_are_of_layers_and_lines_of_channels():
     layers = suite_of((2, 6), (2, 1))
     assert chart(layers) == suite_info("Convolutions of suite mine-tuned, float32, on a GPU", layers)
-    assert isinstance(chart(replace(layers, labels=["1", "2"])), SweepInfo)
+    lines = chart(replace(layers, labels=["1", "2"]))
+    assert isinstance(lines, SweepInfo)
+    assert lines.title == heading(suite_info("Convolutions of suite mine-tuned, float32, on a GPU", layers))
     assert isinstance(chart(suite_of((2,), (1,), names=("tuned",))), SweepInfo)  # nothing to compare with
 
 

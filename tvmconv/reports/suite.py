@@ -14,7 +14,7 @@ from tvmconv.experiments.results import Result, Row, libraries
 from tvmconv.experiments.run import TUNED
 from tvmconv.experiments.sweep import Sweep, counted
 from tvmconv.reports import tuned
-from tvmconv.reports.tables import total_seconds
+from tvmconv.reports.tables import significant, total_seconds
 
 FASTEST = "fastest schedule"  # of a layer, where nothing was tuned
 BOUNDS = ("copy",)  # what no kernel can beat is no rival, as long as there is another
@@ -116,6 +116,26 @@ def suite_info(title: str, sweep: Sweep) -> SuiteInfo | None:
     ]
     totals = tuple(_total(name, place, bars, sweep.counts) for place, name in enumerate(names))
     return SuiteInfo(title, TUNED if is_tuned else FASTEST, tuple(sorted(bars, key=_badness)), totals)
+
+
+def heading(info: SuiteInfo) -> str:
+    """The title, and a line a library of what comes of all layers."""
+    return "\n".join([info.title, *(total_text(info, total) for total in info.totals)])
+
+
+def total_text(info: SuiteInfo, total: Total) -> str:
+    """What comes of all layers beside one library, in one line."""
+    parts = []
+    if total.ours and total.theirs and total.speedup:
+        times = f"{info.ours} {significant(total.ours * 1e6)} µs, {total.name} {significant(total.theirs * 1e6)} µs"
+        parts.append(f"all layers: {times}: {significant(total.speedup)} × as fast")
+    if total.mean:
+        over = "" if parts else f" over {total.name}"
+        parts.append(f"geometric mean{over} {significant(total.mean)} ×")
+    parts.append(f"{total.slower} of {total.layers} slower")
+    if failed := len(info.bars) - total.layers:
+        parts.append(f"{failed} {tuned.FAILED}")
+    return "; ".join(parts)
 
 
 def _rivals(sweep: Sweep, *, is_tuned: bool) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmconv.reports.charts import new_figure, save
-from tvmconv.reports.suite import Bar, SuiteInfo, Total
+from tvmconv.reports.suite import Bar, SuiteInfo, heading
 from tvmconv.reports.tables import significant
 from tvmconv.reports.tuned import FAILED
 
@@ -40,23 +40,8 @@ def draw_suite(info: SuiteInfo, path: Path) -> None:
     _draw_speedups(panels[0], info)
     if costs:
         _draw_shares(panels[1], info.bars)
-    figure.suptitle("\n".join([info.title, *(total_text(info, total) for total in info.totals)]), fontsize=10)
+    figure.suptitle(heading(info), fontsize=10)
     save(figure, path, colors=COLORS)
-
-
-def total_text(info: SuiteInfo, total: Total) -> str:
-    """What comes of all layers beside one library, in one line."""
-    parts = []
-    if total.ours and total.theirs and total.speedup:
-        times = f"{info.ours} {significant(total.ours * 1e6)} µs, {total.name} {significant(total.theirs * 1e6)} µs"
-        parts.append(f"network: {times}: {significant(total.speedup)} × as fast")
-    if total.mean:
-        over = "" if parts else f" over {total.name}"
-        parts.append(f"geometric mean{over} {significant(total.mean)} ×")
-    parts.append(f"{total.slower} of {total.layers} slower")
-    if failed := len(info.bars) - total.layers:
-        parts.append(f"{failed} {FAILED}")
-    return "; ".join(parts)
 
 
 def _draw_speedups(axes: Any, info: SuiteInfo) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tvmconv.experiments.run import TUNED
 from tvmconv.experiments.sweep import Sweep, counted, size_and_rest
 from tvmconv.reports import tuned
 from tvmconv.reports.charts import SweepInfo, draw_sweep, size_info, sweep_info
-from tvmconv.reports.suite import SuiteInfo, suite_info
+from tvmconv.reports.suite import SuiteInfo, heading, suite_info
 from tvmconv.reports.suite_chart import draw_suite
 from tvmconv.reports.tables import Table, bandwidth_table, sweep_table
 from tvmconv.workloads.filters import Filter
@@ -60,11 +61,17 @@ def markdown(sweep: Sweep) -> str:
 
 
 def chart(sweep: Sweep) -> SweepInfo | SuiteInfo:
-    """Lines over sizes or channels, if the workloads differ in nothing else; else a bar a layer beside a library."""
+    """Lines over sizes or channels, if the workloads differ in nothing else; else a bar a layer beside a library.
+
+    What comes of all tuned layers is said above either.
+    """
     if sweep.over_sizes:
         return size_info(title(sweep), sweep.results)
-    bars = suite_info(title(sweep), sweep) if sweep.axis == "layer" else None
-    return bars or sweep_info(title(sweep), sweep.axis, sweep.labels, sweep.results)
+    bars = suite_info(title(sweep), sweep)
+    if bars and sweep.axis == "layer":
+        return bars
+    said = heading(bars) if bars and bars.ours == TUNED else title(sweep)
+    return sweep_info(said, sweep.axis, sweep.labels, sweep.results)
 
 
 def draw(sweep: Sweep, path: Path) -> None:
