@@ -36,7 +36,7 @@ from tvmconv.experiments.sweep import Selection, select_layers
 from tvmconv.logs.best import best, best_of_each, log_files
 from tvmconv.logs.lines import BadLines
 from tvmconv.logs.record import Record
-from tvmconv.reports.tables import NOTHING, Table, significant
+from tvmconv.reports.tables import ALL, NOTHING, Table, significant, total_seconds
 from tvmconv.verify import Problem
 from tvmconv.workloads import Conv, Layer, Workload, dtypes
 from tvmconv.workloads.suites import Variant
@@ -250,7 +250,7 @@ def _table(
         "schedule": [times.schedule for times in measured],
     }
     left = [*columns]
-    ends = ["all, times their number"] * summed + ["geometric mean"]
+    ends = [ALL] * summed + ["geometric mean"]
     blank = [NOTHING] * len(ends)
     columns[left[0]] += ends
     columns["schedule"] += blank
@@ -280,8 +280,7 @@ def _table(
 
 def _total(measured: Sequence[Times], seconds: Sequence[float | None]) -> float | None:
     """Of all layers of the network; None if there is not a time for each."""
-    known = [each * times.count for each, times in zip(seconds, measured, strict=True) if each is not None]
-    return sum(known) if len(known) == len(measured) else None
+    return total_seconds(seconds, [times.count for times in measured])
 
 
 def _ratio(time: float | None, other: float | None) -> float | None:

@@ -1,6 +1,7 @@
 """Tuned networks beside libraries, a line each: from the comparisons that `scripts/tune_suite.py` wrote.
 
-python scripts/networks.py tuning_logs/nvidia-h200/*-nhwc*-tuned.json
+python scripts/networks.py tuning_logs/nvidia-h200/*-tuned.json
+python scripts/networks.py tuning_logs/nvidia-h200/*-tuned.json --into docs/results.md
 python scripts/networks.py tuning_logs/nvidia-h200/*-nhwc*-tuned.json --into docs/tensor-cores.md
 """
 
@@ -12,8 +13,8 @@ from pathlib import Path
 
 from tvmconv.cli.errors import Parser, guarded
 from tvmconv.experiments.sweep import Sweep
+from tvmconv.reports.networks import networks
 from tvmconv.reports.tables import with_section
-from tvmconv.reports.tuned import networks
 
 SECTION = "networks"
 LEGEND = (

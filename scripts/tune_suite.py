@@ -38,7 +38,7 @@ from tvmconv.logs.best import best
 from tvmconv.measuring.standing import standing
 from tvmconv.reports import tuned
 from tvmconv.reports.sweep import table, write, write_numbers
-from tvmconv.workloads import Conv, Workload
+from tvmconv.workloads import Workload
 
 # What is compared beside the naive schedule: the last one that computes the workload.
 COMPARED = {
@@ -76,7 +76,7 @@ def _run(argv: Sequence[str], prog: str, defaults: dict[str, object]) -> int:
     args.log = args.log or args.out / f"{selection.name}.jsonl"
 
     if not args.compare_only:
-        _tune(args, workloads, named)
+        _tune(args, selection.network, named)
     command = shlex.join(["python", f"scripts/{prog}.py", *argv])
     return 0 if args.tune_only else _compare(args, selection, baselines, command)
 
@@ -105,15 +105,15 @@ def _parser(prog: str, defaults: dict[str, object]) -> Parser:
     return parser
 
 
-def _tune(args: argparse.Namespace, workloads: Sequence[Workload], named: Mapping[Workload, list[str]]) -> None:
+def _tune(args: argparse.Namespace, network: Mapping[Workload, int], named: Mapping[Workload, list[str]]) -> None:
     """Search for the fastest configs, one workload after another, and print what came of it."""
     results = []
     with standing():
-        for number, workload in enumerate(workloads, 1):
-            print(f"{number} of {len(workloads)}: {workload.text}", file=sys.stderr, flush=True)
+        for number, workload in enumerate(named, 1):
+            print(f"{number} of {len(named)}: {workload.text}", file=sys.stderr, flush=True)
             own = argparse.Namespace(**{**vars(args), "schedule": named[workload]})
             results += search(own, workload, compare=False, confirm=False)  # the comparison does that
-    print(results_table(results).text())
+    print(results_table(results, network).text())
     print("\n".join(phase_lines(results)), end="\n\n", flush=True)
 
 
@@ -127,7 +127,6 @@ def _compare(args: argparse.Namespace, selection: Selection, baselines: Sequence
         ladder = sum(workload.flops for workload in workloads.values()) <= LADDER_FLOPS
         if not ladder:
             print("tune_suite: schedules without tuning are left out; --ladder compares them, too", file=sys.stderr)
-    counts = {label: layer.count for label, layer in selection.layers.items()}
     name = f"{selection.name}-tuned"
     with told_fallbacks():
         sweep = measure_sweep(
@@ -138,7 +137,7 @@ def _compare(args: argparse.Namespace, selection: Selection, baselines: Sequence
             progress=progress_line,
             done=lambda sweep: write_numbers(sweep, args.out),
             known=_known(args.out / f"{name}.json", args.log, device, ladder, baselines),
-            counts=counts if all(isinstance(workload, Conv) for workload in workloads.values()) else None,
+            counts=selection.counts,
             each=lambda workload: _ladder(workload, device) if ladder else {"ladder": False},
             log=args.log,
             baselines=baselines,

@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 
@@ -217,6 +218,16 @@ def test_run_takes_a_suite_from_a_file_in_a_variant(capsys, tmp_path):
     words = ["run", "--suite", str(file), "default", "--dtype", "bf16", "--device", "opencl:0", "--seconds", "0.01"]
     status, out, _ = run(capsys, *words, "--json")
     assert (status, json.loads(out)["workload"]) == (0, "conv2d:1x4x6x6,8x4x3x3,s1,p1,bf16")
+
+
+def test_run_of_a_network_ends_with_the_times_of_all_its_layers(capsys, tmp_path):
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps([{"name": "a", "text": SMALL, "count": 3}, {"name": "b", "text": "conv1d:1x2x9,4x2x3"}]))
+    _, out, _ = run(capsys, "run", "--suite", str(file), "--device", "opencl:0", "--seconds", "0.01", "default")
+    header, *layers, total = (re.split("  +", line) for line in out.splitlines()[-4:])
+    assert (header, total[0]) == (["layer", "default [µs]"], "all, times their number")
+    a, b, network = (float(line[1].replace(",", "")) for line in (*layers, total))
+    assert network == pytest.approx(3 * a + b, rel=0.02)
 
 
 def test_suites_lists_the_layers_of_one(capsys):

@@ -22,7 +22,7 @@ def test_the_table_goes_between_a_pages_markers(networks, tmp_path, capsys):
     assert networks([str(COMPARED), "--into", str(page)]) == 0
     assert "resnet50" in capsys.readouterr().out
     assert "old" not in page.read_text()
-    assert "| resnet50 | cudnn | 23 |" in page.read_text()
+    assert "| resnet50 | f32 | nchw | 1 | cudnn | 23 |" in page.read_text()
 
 
 def test_what_is_no_comparison_is_refused_in_one_line(networks, tmp_path, capsys):

@@ -49,6 +49,17 @@ def test_a_sweep_is_drawn_again_from_its_json_alone(script, measured, tmp_path):
         assert (tmp_path / name).read_bytes() == (measured / name).read_bytes()
 
 
+def test_charts_are_drawn_again_where_they_are_and_the_numbers_stay_as_they_were(script, measured, tmp_path):
+    for name in ("a", "b"):
+        text = (measured / "d2l-2_.json").read_text().replace("d2l-2_", name)
+        (tmp_path / f"{name}.json").write_text(text + "\n")
+    assert script.main(["--from", *(str(tmp_path / f"{name}.json") for name in "ab"), "-o", str(tmp_path)]) == 0
+    assert {file.name for file in tmp_path.iterdir()} == {
+        f"{name}.{end}" for name in "ab" for end in ("json", "md", "png")
+    }
+    assert (tmp_path / "a.json").read_text().endswith("\n\n")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -1,5 +1,6 @@
 """`tvmconv tune`, mostly with a measurer that answers at once; tests/tuning/test_robustness.py runs it as a process."""
 
+import json
 import time
 from collections import Counter
 
@@ -11,6 +12,7 @@ from tvmconv.cli.tune import progress_text
 from tvmconv.logs.lines import BadLines
 from tvmconv.logs.log import read
 from tvmconv.logs.record import ErrorKind, Record
+from tvmconv.reports.tables import significant
 from tvmconv.searching.status import Status
 from tvmconv.workloads import Layer, parse
 
@@ -60,6 +62,21 @@ def test_a_suite_is_tuned_once_for_each_distinct_workload(tune, instant, monkeyp
     monkeypatch.setattr("tvmconv.experiments.sweep.suite", lambda *_, **how: layers)
     _, out, _ = tune("--suite", "resnet50", *HOW, "--trials", "3", "--json")
     assert [Record.parse(line).workload.text for line in out.splitlines()] == [SMALL, OTHER]
+
+
+def test_of_a_network_the_last_line_has_the_time_of_all_layers_each_by_its_fastest_kernel(tune, log, instant, tmp_path):
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps([{"name": "a", "text": SMALL, "count": 3}, {"name": "b", "text": OTHER}]))
+    _, out, _ = tune("--suite", str(file), *HOW, "--schedule", "columns", "--trials", "3")
+    tuned = [record for record in records_of(log) if record.schedule != "default" and record.times]
+    a, b = (min(each.cost for each in tuned if each.workload == parse(text)) for text in (SMALL, OTHER))
+    assert out.splitlines()[5].split("  ")[0] == "all, times their number"
+    assert significant((3 * a + b) * 1e6) in out.splitlines()[5].split()
+    instant.failing = frozenset({"tiling"})
+    _, out, _ = tune(
+        "--suite", str(file), *HOW, "--device", "opencl:0", "--trials", "9", "--log", str(tmp_path / "new")
+    )
+    assert set(out.splitlines()[3].split()[4:]) == {"—"}
 
 
 def test_the_time_is_shared_by_the_schedules(tune, instant, monkeypatch):

@@ -8,9 +8,9 @@ import pytest
 
 from tvmconv.devices import Arch
 from tvmconv.experiments.results import Result, Row
-from tvmconv.experiments.sweep import Sweep, measure_sweep, select_layers
+from tvmconv.experiments.sweep import Selection, Sweep, measure_sweep, select_layers
 from tvmconv.reports.sweep import markdown
-from tvmconv.workloads import parse
+from tvmconv.workloads import Layer, parse
 from tvmconv.workloads.suites import Variant
 
 SHIPPED = Path(__file__).parents[2] / "tuning_logs" / "nvidia-h200"
@@ -45,6 +45,14 @@ def test_a_sweep_over_sizes_is_known_by_its_workloads():
 )
 def test_what_is_selected_is_named_after_what_is_not_plain(selected, name):
     assert selected.name == name
+
+
+def test_a_network_counts_layers_and_filters_are_none():
+    conv, filter1d = parse("conv2d:1x4x6x6,4x4x1x1"), parse("filter1d:64,k3")
+    both = Selection("mine", {"a": Layer("a", conv, 2), "b": Layer("b", conv, 3)})
+    assert (both.counts, both.network) == ({"a": 2, "b": 3}, {conv: 5})
+    mixed = Selection("mine", {**both.layers, "c": Layer("c", filter1d, 1)})
+    assert (mixed.counts, mixed.network) == (None, {})
 
 
 def test_labels_are_channels_only_where_nothing_else_differs(tmp_path):

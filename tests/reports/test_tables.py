@@ -127,6 +127,14 @@ def test_a_sweep_has_a_line_a_workload_and_a_column_a_schedule():
     assert table.rows == [["16", "70.0", "17.0 (4.12×)"], ["32", "267", "failed"]]
 
 
+def test_of_a_network_the_last_line_has_the_times_of_all_layers():
+    results = [on_gpu(timed("default", 4e-6), timed("tiling", 1e-6, speedup=4.0), timed("cudnn", 1e-6))] * 2
+    results[1] = replace(results[1], rows=(*results[1].rows[:2], Row("cudnn", failure="broken")))
+    table = sweep_table("layer", ["a", "b"], results, [3, 1])
+    assert table.rows[-1] == ["all, times their number", "16.0", "4.00 (4.00×)", "—"]
+    assert len(sweep_table("layer", ["a", "b"], results).rows) == 2
+
+
 def sized(*exponents, **fields):
     """Results of a 1-D filter over sizes 2^exponent, which take 1 ms each and are cold from 2^20 on."""
     return [

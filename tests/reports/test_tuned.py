@@ -83,11 +83,3 @@ def test_the_page_has_the_configs_and_the_ladder_if_there_is_one(sweep):
 def test_a_sweep_with_counts_is_read_as_it_was_written(sweep, tmp_path):
     (tmp_path / "a.json").write_text(sweep.to_json())
     assert Sweep.read(tmp_path / "a.json") == sweep
-
-
-def test_a_network_is_a_line(sweep):
-    table = tuned.networks([sweep, replace(sweep, name="again-tuned", counts=[])])
-    assert table.rows == [
-        ("d2l", "cudnn", "2", "1", "2.00", "7.00", "26.0", "3.71"),
-        ("again", "cudnn", "2", "1", "2.00", "—", "—", "—"),
-    ]

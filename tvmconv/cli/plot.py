@@ -17,7 +17,7 @@ from tvmconv.logs.lines import BadLines
 from tvmconv.logs.log import read
 from tvmconv.reports.charts import FORMATS, draw_history, draw_sweep, sweep_info
 from tvmconv.reports.history import Trace, history_info, merge_into_sweep, traces
-from tvmconv.reports.sweep import chart
+from tvmconv.reports.sweep import draw
 from tvmconv.workloads import Workload
 
 
@@ -27,7 +27,8 @@ def add_parser(commands: Any) -> None:
         "plot",
         help="draw tuning logs and sweeps",
         description="Draw the best rate so far over trials and over time of the searches for one workload; for logs of "
-        "several workloads the best rate of each; for the JSON files of sweeps their rates, beside those of the logs.",
+        "several workloads the best rate of each; for the JSON of a sweep its rates over sizes, or how many times as "
+        "fast as a library each layer of a suite is; for several files their rates side by side.",
     )
     parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help="a tuning log, or a sweep's JSON")
     parser.add_argument("-o", dest="out", metavar="IMAGE", type=_image, required=True, help="a PNG, SVG or PDF file")
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if chosen is not None:
         draw_history(history_info(chosen, found, sweeps), args.out)
     elif len(sweeps) == 1 and not found:
-        draw_sweep(chart(sweeps[0]), args.out)
+        draw(sweeps[0], args.out)
     else:
         labels, results = merge_into_sweep(found, sweeps)
         names = dict.fromkeys(result.device_name for result in results)

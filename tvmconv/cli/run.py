@@ -24,8 +24,10 @@ from tvmconv.cli.options import (
 from tvmconv.cli.progress import progress_line
 from tvmconv.experiments.results import Result
 from tvmconv.experiments.run import run_ladder
+from tvmconv.experiments.sweep import Selection, Sweep
 from tvmconv.logs.best import log_files
 from tvmconv.logs.lines import in_one_line
+from tvmconv.reports.sweep import text
 from tvmconv.reports.tables import result_text
 from tvmconv.workloads import Workload
 
@@ -63,11 +65,12 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a table, or a line of JSON, for each workload."""
-    chosen, schedules = _workloads(args)
+    """Print a table, or a line of JSON, for each workload; of a suite's layers, one of all of them at the end."""
+    selection = None if args.suite is None else chosen_layers(args)
+    chosen, schedules = _workloads(args, selection)
     _check_readable(args.log or ())
     device = devices.find(args.device)
-    ok = True
+    results = []
     for number, workload in enumerate(chosen, 1):
         with told_fallbacks(), progress_line(f"{device.text}: {workload.text}, ") as progress:
             result = run_ladder(
@@ -84,14 +87,17 @@ def run(args: argparse.Namespace) -> int:
         if not schedules:
             tell_left_out(workload, device)
         _print(result, as_json=args.json, more=number < len(chosen))
-        ok &= result.ok
-    return 0 if ok else FAILED
+        results.append(result)
+    if selection and len(results) > 1 and not args.json:
+        counts = [*(selection.counts or {}).values()]
+        print(f"\n{text(Sweep(selection.name, [*selection.layers], results, '', counts))}")
+    return 0 if all(result.ok for result in results) else FAILED
 
 
-def _workloads(args: argparse.Namespace) -> tuple[list[Workload], list[str]]:
+def _workloads(args: argparse.Namespace, selection: Selection | None) -> tuple[list[Workload], list[str]]:
     """The workloads and the names of schedules that were asked for."""
-    if args.suite is not None:
-        return list(chosen_layers(args).workloads.values()), args.words
+    if selection:
+        return list(selection.workloads.values()), args.words
     if not args.words:
         raise UsageError("expected a workload or --suite; see tvmconv run --help")
     refuse_layers_options(args)

@@ -6,7 +6,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from tvmconv.cli.options import (
     seed_number,
 )
 from tvmconv.cli.progress import progress_line
-from tvmconv.reports.tables import NOTHING, Table, significant
+from tvmconv.reports.tables import ALL, NOTHING, Table, significant, total_seconds
 from tvmconv.searching.tuners import TUNERS
 from tvmconv.workloads import Workload
 
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     """Tune, and print a table of what came of it."""
     from tvmconv.measuring.standing import standing
 
-    chosen = _workloads(args)
+    chosen, network = _workloads(args)
     named = take_where_they_apply(args.schedule or (), chosen)
     results = []
     try:
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
             if tuned.status.best:
                 print(tuned.status.best.line())
     else:
-        print(results_table(results).text())
+        print(results_table(results, network).text())
         for line in phase_lines(results):
             print(line)
     return 0 if all(tuned.final for _, _, tuned in results) else FAILED
@@ -182,8 +182,15 @@ def kind_text(kind: ErrorKind) -> str:
     return kind.name.lower().replace("_", " ")
 
 
-def results_table(results: Sequence[tuple[Workload, str, Tuned]]) -> Table:
-    """One line a search."""
+def results_table(
+    results: Sequence[tuple[Workload, str, Tuned]], network: Mapping[Workload, int] | None = None
+) -> Table:
+    """One line a search; of a network the last line has the time of all its layers, each by its fastest kernel.
+
+    Args:
+        results: what came of the searches for each workload by each schedule.
+        network: how often there is each workload, if that is known.
+    """
     naive = dict.fromkeys(schedule.name for workload, _, _ in results if (schedule := library.naive(workload)))
     headers = (
         "workload",
@@ -196,7 +203,7 @@ def results_table(results: Sequence[tuple[Workload, str, Tuned]]) -> Table:
         "rel. error",
         "configs/s",
     )
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for workload, name, tuned in results:
         status, final = tuned.status, tuned.final
         fresh = status.done - status.resumed
@@ -213,7 +220,20 @@ def results_table(results: Sequence[tuple[Workload, str, Tuned]]) -> Table:
                 f"{fresh / tuned.seconds:.1f}" if fresh and tuned.seconds else NOTHING,
             )
         )
+    if network:
+        total = _network_seconds(results, network)
+        cells = {headers[0]: ALL, "best [µs]": NOTHING if total is None else significant(total * 1e6)}
+        rows.append(tuple(cells.get(header, NOTHING) for header in headers))
     return Table(headers, rows, left=frozenset({"workload", "schedule"}))
+
+
+def _network_seconds(results: Sequence[tuple[Workload, str, Tuned]], network: Mapping[Workload, int]) -> float | None:
+    """Seconds of all layers by the fastest kernel of each; None if nothing ran for one."""
+    found: dict[Workload, float] = {}
+    for workload, _, tuned in results:
+        if tuned.final:
+            found[workload] = min(tuned.final.cost, found.get(workload, math.inf))
+    return total_seconds([found.get(workload) for workload in network], [*network.values()])
 
 
 def phase_lines(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
@@ -225,14 +245,15 @@ def phase_lines(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
     ]
 
 
-def _workloads(args: argparse.Namespace) -> list[Workload]:
-    """The workloads that were asked for, each once."""
+def _workloads(args: argparse.Namespace) -> tuple[list[Workload], dict[Workload, int]]:
+    """The workloads that were asked for, each once; and of a network how often it has each."""
     if (args.workload is None) == (args.suite is None):
         raise UsageError("expected a workload or --suite; see tvmconv tune --help")
     if args.workload is not None:
         refuse_layers_options(args)
-        return [workloads.parse(args.workload)]
-    return list(dict.fromkeys(chosen_layers(args).workloads.values()))
+        return [workloads.parse(args.workload)], {}
+    selection = chosen_layers(args)
+    return list(dict.fromkeys(selection.workloads.values())), selection.network
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from tvmconv.errors import Error
 from tvmconv.experiments.provenance import provenance
 from tvmconv.experiments.results import Result, in_common, libraries
 from tvmconv.experiments.run import Progress, choose, run_ladder
-from tvmconv.workloads import Conv2d, Layer, Workload, suite
+from tvmconv.workloads import SUITES, Conv, Conv2d, Layer, Workload, suite
 from tvmconv.workloads.suites import Variant, is_file, walk
 
 CHANNELS_SUITE = "d2l"  # its layers differ in nothing but their channels
@@ -115,6 +116,21 @@ class Selection:
         """What the layers compute, by label."""
         return {label: layer.workload for label, layer in self.layers.items()}
 
+    @property
+    def counts(self) -> dict[str, int] | None:
+        """How often the network has each layer, by label; None if filters are among them, which are no network."""
+        if not all(isinstance(layer.workload, Conv) for layer in self.layers.values()):
+            return None
+        return {label: layer.count for label, layer in self.layers.items()}
+
+    @property
+    def network(self) -> dict[Workload, int]:
+        """How often the network has each workload, whatever its layers are called; empty where `counts` is None."""
+        found = Counter[Workload]()
+        for label, count in (self.counts or {}).items():
+            found[self.layers[label].workload] += count
+        return dict(found)
+
 
 def select_layers(
     name: str, variant: Variant | None = None, only: str | None = None, skip: str | None = None
@@ -171,6 +187,27 @@ def _label(name: str, layer: Layer) -> str:
     if name == CHANNELS_SUITE and isinstance(layer.workload, Conv2d):
         return str(layer.workload.C)
     return f"layer {layer.name}" if layer.name.isdigit() else layer.name
+
+
+def counted(sweep: Sweep) -> Sweep:
+    """The sweep with the network's counts: its own, or those of the built-in suite that it is named after, if any.
+
+    Files of version 0.1.0 do not have their own.
+    """
+    there = {} if sweep.counts else _built_in_counts(sweep)
+    counts = [there.get(result.workload) for result in sweep.results]
+    known = [count for count in counts if count is not None]
+    return replace(sweep, counts=known) if len(known) == len(counts) else sweep
+
+
+def _built_in_counts(sweep: Sweep) -> dict[Workload, int]:
+    """How often the suite that a sweep is named after has each workload, in the variant of its first one."""
+    named = [name for name in SUITES if f"{sweep.name}-".startswith(f"{name}-")]
+    first: Any = sweep.results[0].workload  # of an operator's dataclass
+    if not named or not all(isinstance(result.workload, Conv) for result in sweep.results):
+        return {}
+    layers = suite(max(named, key=len), first.N, dtype=first.dtype, layout=first.layout, epilogue=first.epilogue)
+    return {layer.workload: layer.count for layer in layers}
 
 
 def part_measured(

@@ -126,7 +126,7 @@ def _lines(ticks: Sequence[float], results: Sequence[Result], rate: Callable[[Ro
 
 
 def draw_sweep(info: SweepInfo, path: Path) -> None:
-    """Draw a sweep.
+    """Draw a sweep: lines where the axis has numbers; between layers that are only named there is nothing to join.
 
     GFLOP/s are on a logarithmic axis, on which equal factors look equal; GB/s begin at zero, as shares of the peak.
 
@@ -134,11 +134,12 @@ def draw_sweep(info: SweepInfo, path: Path) -> None:
         info: what to draw.
         path: the file to write; its suffix, one of `FORMATS`, tells the format.
     """
-    figure = _figure(9 if info.log_x else max(9, 0.5 * len(info.ticks)))
+    figure = new_figure(9 if info.log_x else max(9, 0.5 * len(info.ticks)))
     axes = figure.add_subplot()
     styles = itertools.cycle(STYLES)
     for line in info.lines:
         color, style, marker = ("black", next(styles), "s") if line.is_library else (None, "-", "o")
+        style = style if info.log_x else "none"
         axes.plot(
             line.x, line.y, color=color, linestyle=style, marker=marker, markersize=5, linewidth=2, label=line.name
         )
@@ -162,7 +163,7 @@ def draw_sweep(info: SweepInfo, path: Path) -> None:
     axes.set_title(info.title)
     axes.grid(alpha=0.4)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, reverse=True)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _scale_rates(axes: Any, unit: str) -> None:
@@ -185,7 +186,7 @@ def draw_history(info: HistoryInfo, path: Path) -> None:
         path: the file to write; its suffix, one of `FORMATS`, tells the format.
     """
     timed = [history for history in info.histories if history.elapsed]
-    figure = _figure(12 if timed else 9)
+    figure = new_figure(12 if timed else 9)
     panels = figure.subplots(1, 2 if timed else 1, sharey=True, squeeze=False)[0]
     colors = {history.name: f"C{place}" for place, history in enumerate(info.histories)}
     for history in info.histories:
@@ -204,11 +205,11 @@ def draw_history(info: HistoryInfo, path: Path) -> None:
         axes.grid(alpha=0.4)
     figure.suptitle(info.title)
     figure.legend(loc="outside lower center", ncols=3, frameon=False)
-    _save(figure, path)
+    save(figure, path)
 
 
-def _save(figure: Any, path: Path) -> None:
-    """Write a figure; a PNG with a palette, which takes a third of the bytes."""
+def save(figure: Any, path: Path, colors: int = PALETTE) -> None:
+    """Write a figure; a PNG with a palette of so many colours, which takes a third of the bytes."""
     if path.suffix != ".png":
         figure.savefig(path)
         return
@@ -217,14 +218,14 @@ def _save(figure: Any, path: Path) -> None:
     figure.set_dpi(DPI)
     figure.canvas.draw()
     image = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB")
-    image.quantize(PALETTE).save(path, optimize=True, dpi=(DPI, DPI))
+    image.quantize(colors).save(path, optimize=True, dpi=(DPI, DPI))
 
 
-def _figure(width: float) -> Any:
+def new_figure(width: float, height: float = 5.5) -> Any:
     """A figure that needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, 5.5), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure

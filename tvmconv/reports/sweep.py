@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tvmconv.experiments.sweep import Sweep, size_and_rest
+from tvmconv.experiments.run import TUNED
+from tvmconv.experiments.sweep import Sweep, counted, size_and_rest
 from tvmconv.reports import tuned
 from tvmconv.reports.charts import SweepInfo, draw_sweep, size_info, sweep_info
+from tvmconv.reports.suite import SuiteInfo, heading, suite_info
+from tvmconv.reports.suite_chart import draw_suite
 from tvmconv.reports.tables import Table, bandwidth_table, sweep_table
 from tvmconv.workloads.filters import Filter
 
@@ -24,10 +27,16 @@ def title(sweep: Sweep) -> str:
 
 
 def table(sweep: Sweep) -> Table:
-    """Bandwidths, if the workloads differ in their size alone and memory bounds them all; else times."""
+    """Bandwidths, if the workloads differ in their size alone and memory bounds them all; else times, and their sum."""
     if sweep.shows_bandwidth:
         return bandwidth_table(sweep.labels, sweep.results)
-    return sweep_table(sweep.axis, sweep.labels, sweep.results)
+    return sweep_table(sweep.axis, sweep.labels, sweep.results, counted(sweep).counts)
+
+
+def text(sweep: Sweep) -> str:
+    """The table for a terminal; of a network whose tuned kernels are in it, these beside libraries as well."""
+    beside = [tuned.comparison(sweep)] if tuned.is_comparison(sweep) else []
+    return "\n\n".join(each.text() for each in (table(sweep), *beside))
 
 
 def markdown(sweep: Sweep) -> str:
@@ -43,7 +52,7 @@ def markdown(sweep: Sweep) -> str:
             "Hot: the arrays are in the L2 cache; cold: they are not, or exceed it."
         )
     parts = [table(sweep).markdown(), f"{caption} {sweep.provenance}"]
-    if sweep.counts:
+    if tuned.is_comparison(sweep):
         ladder = tuned.has_ladder(sweep)
         beside = ["Beside schedules that are not tuned:", parts[0]] if ladder else []
         said = [*tuned.remarks(sweep), *beside, "The schedules and configs:", tuned.configs(sweep).markdown()]
@@ -51,17 +60,33 @@ def markdown(sweep: Sweep) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def chart(sweep: Sweep) -> SweepInfo:
-    """Lines over sizes, if the workloads differ in nothing else; else the workloads side by side."""
+def chart(sweep: Sweep) -> SweepInfo | SuiteInfo:
+    """Lines over sizes or channels, if the workloads differ in nothing else; else a bar a layer beside a library.
+
+    What comes of all tuned layers is said above either.
+    """
     if sweep.over_sizes:
         return size_info(title(sweep), sweep.results)
-    return sweep_info(title(sweep), sweep.axis, sweep.labels, sweep.results)
+    bars = suite_info(title(sweep), sweep)
+    if bars and sweep.axis == "layer":
+        return bars
+    said = heading(bars) if bars and bars.ours == TUNED else title(sweep)
+    return sweep_info(said, sweep.axis, sweep.labels, sweep.results)
+
+
+def draw(sweep: Sweep, path: Path) -> None:
+    """Draw the chart; the suffix of the file to write, one of `charts.FORMATS`, tells the format."""
+    info = chart(sweep)
+    if isinstance(info, SuiteInfo):
+        draw_suite(info, path)
+    else:
+        draw_sweep(info, path)
 
 
 def write(sweep: Sweep, folder: Path) -> None:
     """Write NAME.json, NAME.md and the chart NAME.png."""
     write_numbers(sweep, folder)
-    draw_sweep(chart(sweep), folder / f"{sweep.name}.png")
+    draw(sweep, folder / f"{sweep.name}.png")
 
 
 def write_numbers(sweep: Sweep, folder: Path) -> None:
@@ -69,4 +94,14 @@ def write_numbers(sweep: Sweep, folder: Path) -> None:
     part = folder / f"{sweep.name}.json.part"
     part.write_text(sweep.to_json(), encoding="utf-8")
     part.replace(folder / f"{sweep.name}.json")  # whole or not at all: what took long to measure is read again
+    _write_page(sweep, folder)
+
+
+def write_again(sweep: Sweep, folder: Path) -> None:
+    """Write NAME.md and the chart NAME.png beside NAME.json, which stays as it was measured."""
+    _write_page(sweep, folder)
+    draw(sweep, folder / f"{sweep.name}.png")
+
+
+def _write_page(sweep: Sweep, folder: Path) -> None:
     (folder / f"{sweep.name}.md").write_text(markdown(sweep), encoding="utf-8")

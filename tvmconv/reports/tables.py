@@ -12,6 +12,7 @@ from tvmconv.errors import Error
 from tvmconv.experiments.results import Result, Row
 
 NOTHING = "—"
+ALL = "all, times their number"  # what a network takes
 
 T = TypeVar("T")
 
@@ -99,19 +100,24 @@ def result_text(result: Result) -> str:
     return "\n".join([heading(result), "", result_table(result).text(), "", *notes(result)])
 
 
-def sweep_table(axis: str, labels: Sequence[str], results: Sequence[Result]) -> Table:
+def sweep_table(axis: str, labels: Sequence[str], results: Sequence[Result], counts: Sequence[int] = ()) -> Table:
     """Several workloads, one a line, with a column a schedule: µs and, in parentheses, the speed-up over the first.
+
+    Where the network's counts are known, the last line has the times of all its layers.
 
     Args:
         axis: header of the labels, such as "channels".
         labels: what tells each workload from the others.
         results: one for each label.
+        counts: how often the network has each workload; empty where nobody asks.
     """
     names = _names(results)
     lines = []
     for label, result in zip(labels, results, strict=True):
         rows = {row.name: row for row in result.rows}
         lines.append([label, *(_sweep_cell(rows.get(name), over=names[0]) for name in names)])
+    if counts:
+        lines.append([ALL, *_network_cells(results, counts, names)])
     return Table([axis, *(f"{name} [µs]" for name in names)], lines, left=frozenset({axis}))
 
 
@@ -139,6 +145,37 @@ def _sweep_cell(row: Row | None, over: str) -> str:
         return "failed"
     time = significant(row.timing.median * 1e6)
     return f"{time} ({significant(row.speedup)}×)" if row.speedup and row.name != over else time
+
+
+def _network_cells(results: Sequence[Result], counts: Sequence[int], names: Sequence[str]) -> list[str]:
+    """What `_sweep_cell` says of a workload, of the network; a dash without a time of every layer."""
+    totals = [network_seconds(results, counts, name) for name in names]
+    first = totals[0] if any(row.speedup for result in results for row in result.rows) else None
+    cells = []
+    for place, total in enumerate(totals):
+        over = f" ({significant(first / total)}×)" if first and total and place else ""
+        cells.append(significant(total * 1e6) + over if total else NOTHING)
+    return cells
+
+
+def network_seconds(results: Sequence[Result], counts: Sequence[int], name: str) -> float | None:
+    """Seconds of all layers of a network by one schedule or library; None if there is not a time for each.
+
+    Args:
+        results: one a layer.
+        counts: how often the network has each.
+        name: of the rows.
+    """
+    timings = [{row.name: row.timing for row in result.rows}.get(name) for result in results]
+    return total_seconds([timing.median if timing else None for timing in timings], counts)
+
+
+def total_seconds(seconds: Sequence[float | None], counts: Sequence[int]) -> float | None:
+    """Seconds of all layers, each as often as it is there; None if a time is missing, or there are no counts."""
+    known = [each for each in seconds if each is not None]
+    if not counts or len(known) < len(seconds):
+        return None
+    return sum(each * count for each, count in zip(known, counts, strict=True))
 
 
 def _bandwidth_cell(row: Row | None) -> str:

@@ -9,7 +9,7 @@ from tvmconv.experiments.results import Result, Row, in_common
 from tvmconv.experiments.run import TUNED
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.knobs import format_value
-from tvmconv.reports.tables import NOTHING, Table, significant
+from tvmconv.reports.tables import ALL, NOTHING, Table, network_seconds, significant
 
 FAILED = "failed"
 
@@ -20,17 +20,18 @@ def comparison(sweep: Sweep) -> Table:
     Where the network's counts are known, the last line but one has the times of all its layers; the last one has the
     geometric means over the distinct layers.
     """
-    results, names = sweep.results, _libraries(sweep)
+    results, names = sweep.results, compared_with(sweep)
+    mine = network_seconds(results, sweep.counts, TUNED)
     ours = [_row(result, TUNED) for result in results]
     columns: dict[str, list[str]] = {sweep.axis: [*sweep.labels]}
     if sweep.counts:
         columns["times"] = [str(count) for count in sweep.counts]
     columns["schedule"] = [row.schedule or NOTHING for row in ours]
     columns[f"{TUNED} [µs]"] = [_time(row) for row in ours]
-    ends = ["all, times their number"] * bool(sweep.counts) + ["geometric mean"] * bool(names)
+    ends = [ALL] * bool(sweep.counts) + ["geometric mean"] * bool(names)
     footer: dict[str, list[str]] = {sweep.axis: ends}
-    if sweep.counts and (total := _total(sweep, TUNED)) is not None:
-        footer[f"{TUNED} [µs]"] = [significant(total * 1e6)]
+    if mine is not None:
+        footer[f"{TUNED} [µs]"] = [significant(mine * 1e6)]
     for name in names:
         rows = [_row(result, name) for result in results]
         ratios = [_ratio(result, name) for result in results]
@@ -42,7 +43,7 @@ def comparison(sweep: Sweep) -> Table:
             columns[f"{name}, how"] = [way or NOTHING for way in ways]
         means = [significant(statistics.geometric_mean(known))] if known else [NOTHING]
         if sweep.counts:
-            mine, theirs = _total(sweep, TUNED), _total(sweep, name)
+            theirs = network_seconds(results, sweep.counts, name)
             footer[f"{name} [µs]"] = [NOTHING if theirs is None else significant(theirs * 1e6)]
             means = [NOTHING if mine is None or theirs is None else significant(theirs / mine), *means]
         footer[f"× {name}"] = means
@@ -56,7 +57,7 @@ def comparison(sweep: Sweep) -> Table:
 def remarks(sweep: Sweep) -> list[str]:
     """Sentences beside the comparison: where a library is faster, and what failed."""
     said = []
-    for name in _libraries(sweep):
+    for name in compared_with(sweep):
         ratios = zip(sweep.labels, (_ratio(result, name) for result in sweep.results), strict=True)
         slower = [f"{label} ({ratio:.3f} ×)" for label, ratio in ratios if ratio is not None and ratio < 1]
         said.append(f"Slower than {name}: {', '.join(slower) or 'none'}.")
@@ -77,20 +78,9 @@ def configs(sweep: Sweep) -> Table:
     return Table(headers, lines, left=frozenset(headers))
 
 
-def networks(sweeps: Sequence[Sweep]) -> Table:
-    """One line a sweep and library: how much faster its layers are, and the network as a whole."""
-    lines = []
-    for sweep in sweeps:
-        for name in _libraries(sweep):
-            known = [ratio for ratio in (_ratio(result, name) for result in sweep.results) if ratio is not None]
-            mine, theirs = ((_total(sweep, each) if sweep.counts else None) for each in (TUNED, name))
-            whole = [significant(total * 1e6) if total else NOTHING for total in (mine, theirs)]
-            whole.append(significant(theirs / mine) if mine and theirs else NOTHING)
-            layers = str(len(known)), str(sum(ratio < 1 for ratio in known))
-            mean = significant(statistics.geometric_mean(known)) if known else NOTHING
-            lines.append((sweep.name.removesuffix(f"-{TUNED}"), name, *layers, mean, *whole))
-    headers = ("suite", "beside", "layers", "slower", "× geometric mean", "network [µs]", "beside it [µs]", "×")
-    return Table(headers, lines, left=frozenset(headers[:2]))
+def is_comparison(sweep: Sweep) -> bool:
+    """Whether it is of a network's tuned layers."""
+    return bool(sweep.counts) and any(row.name == TUNED for result in sweep.results for row in result.rows)
 
 
 def has_ladder(sweep: Sweep) -> bool:
@@ -98,7 +88,7 @@ def has_ladder(sweep: Sweep) -> bool:
     return any(row.name == TUNED for result in sweep.results for row in result.rows[1:])
 
 
-def _libraries(sweep: Sweep) -> list[str]:
+def compared_with(sweep: Sweep) -> list[str]:
     """The names of the rows behind the tuned one."""
     return list(dict.fromkeys(name for result in sweep.results for name in _behind([row.name for row in result.rows])))
 
@@ -120,14 +110,6 @@ def _ratio(result: Result, name: str) -> float | None:
     """How many times as fast as the library the tuned kernel is."""
     ours, theirs = _row(result, TUNED).timing, _row(result, name).timing
     return theirs.median / ours.median if ours and theirs else None
-
-
-def _total(sweep: Sweep, name: str) -> float | None:
-    """Seconds of all layers of the network; None if there is not a time for each."""
-    timings = [_row(result, name).timing for result in sweep.results]
-    if not all(timings):
-        return None
-    return sum(each.median * count for each, count in zip(timings, sweep.counts, strict=True) if each)
 
 
 def _ways(results: Sequence[Result], name: str) -> list[str]:
