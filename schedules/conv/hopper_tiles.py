@@ -84,7 +84,7 @@ class HopperTiles:
         default = preferred(w)
         choices = dict(zip(TILES, CHOICES, strict=True))
         chosen = {name: k.choice(name, choices[name], getattr(default, name)) for name in TILES}
-        taps = k.choice("taps", (1, w.kernel[-1]), 1) if can_share_taps(w) else 1
+        taps = k.choice("taps", tap_choices(w), default.taps) if can_share_taps(w) else 1
         tiles = cls(**chosen, taps=taps, reach=reach(w))
         tiles._demand(k, w)
         return tiles
@@ -359,7 +359,7 @@ def promising(w: Conv) -> list[Rule]:
         ("a reduction is split where tiles are few", lambda t: (t.split_k == 1) | (t.tiles(p) <= MULTIPROCESSORS)),
         (
             "operands are shared where tiles are many",
-            lambda t: (t.sharers == 1) | (t.tiles(p) >= MULTIPROCESSORS),
+            lambda t: (t.sharers == 1) | (2 * t.tiles(p) >= MULTIPROCESSORS),
         ),
         ("neighbouring channels are there to share the input", lambda t: (t.sharers_n == 1) | (p.n > t.block_n)),
         (f"estimated to take at most {SEARCHED} times the best", lambda t: t.estimate(w) <= SEARCHED * best),
@@ -369,6 +369,11 @@ def promising(w: Conv) -> list[Rule]:
 def reach(w: Conv) -> int:
     """Pixels by which the last tap of a filter's line is further on than the first."""
     return w.dilation[-1] * (w.kernel[-1] - 1)
+
+
+def tap_choices(w: Conv) -> tuple[int, ...]:
+    """How many taps of a line may share a copy of the pixels."""
+    return (1, w.kernel[-1]) if can_share_taps(w) else (1,)
 
 
 def can_share_taps(w: Conv) -> bool:
@@ -422,7 +427,7 @@ def preferred(w: Conv) -> HopperTiles:
     """The default tiles: those of the best estimate."""
     tiles, estimates = _candidates(w)
     best = int(np.argmin(estimates))
-    return HopperTiles(**{name: getattr(tiles, name)[best].item() for name in TILES})
+    return HopperTiles(**{name: getattr(tiles, name)[best].item() for name in (*TILES, "taps")}, reach=reach(w))
 
 
 def preferred_estimate(w: Conv) -> float:
@@ -433,10 +438,10 @@ def preferred_estimate(w: Conv) -> float:
 @functools.lru_cache(maxsize=16)
 def _candidates(w: Conv) -> tuple[HopperTiles, Any]:
     """All tiles that are legal for a workload, as columns, and their estimates."""
-    columns = [column.ravel() for column in np.meshgrid(*CHOICES, indexing="ij")]
-    tiles = HopperTiles(*columns)
+    columns = [column.ravel() for column in np.meshgrid(*CHOICES, tap_choices(w), indexing="ij")]
+    tiles = HopperTiles(*columns, reach=reach(w))
     good = functools.reduce(np.logical_and, (holds(tiles) for _, holds in (*legal(w), *fitting(w))))
-    tiles = HopperTiles(*(column[good] for column in columns))
+    tiles = HopperTiles(*(column[good] for column in columns), reach=reach(w))
     return tiles, tiles.estimate(w)
 
 
