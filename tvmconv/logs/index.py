@@ -113,9 +113,9 @@ def index(path: Path, bad: BadLines) -> dict[Subject, Ranking]:
 def fastest_first(rankings: Sequence[Ranking]) -> Iterator[Record]:
     """The records of several rankings, the fastest first.
 
-    Trials are timed for a few milliseconds, and some of the fastest once more at the end of a search, for longer and side
-    by side. Only like is compared with like: where the fastest trial was among these, or none is as fast as them, their
-    last timings come first, in their order, and then all trials in theirs.
+    Trials are timed for a few milliseconds, and some of the fastest once more at the end of a search, for longer and
+    side by side. Only like is compared with like: where the fastest trial was among these, or none is as fast as them,
+    their last timings come first, in their order, and then all trials in theirs.
     """
     trials = heapq.merge(*rankings, key=lambda record: record.cost)
     timed_again = [record for ranking in rankings for record in ranking.finals()]
