@@ -439,9 +439,9 @@ def preferred_estimate(w: Conv) -> float:
 def _candidates(w: Conv) -> tuple[HopperTiles, Any]:
     """All tiles that are legal for a workload, as columns, and their estimates."""
     columns = [column.ravel() for column in np.meshgrid(*CHOICES, tap_choices(w), indexing="ij")]
-    tiles = HopperTiles(*columns, reach=reach(w))
+    tiles = HopperTiles(*columns, reach(w))
     good = functools.reduce(np.logical_and, (holds(tiles) for _, holds in (*legal(w), *fitting(w))))
-    tiles = HopperTiles(*(column[good] for column in columns), reach=reach(w))
+    tiles = HopperTiles(*(column[good] for column in columns), reach(w))
     return tiles, tiles.estimate(w)
 
 
