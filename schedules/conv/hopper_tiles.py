@@ -438,10 +438,11 @@ def preferred_estimate(w: Conv) -> float:
 @functools.lru_cache(maxsize=16)
 def _candidates(w: Conv) -> tuple[HopperTiles, Any]:
     """All tiles that are legal for a workload, as columns, and their estimates."""
-    columns = [column.ravel() for column in np.meshgrid(*CHOICES, tap_choices(w), indexing="ij")]
-    tiles = HopperTiles(*columns, reach(w))
+    grid = np.meshgrid(*CHOICES, tap_choices(w), indexing="ij")
+    columns = {name: column.ravel() for name, column in zip((*TILES, "taps"), grid, strict=True)}
+    tiles = HopperTiles(**columns, reach=reach(w))
     good = functools.reduce(np.logical_and, (holds(tiles) for _, holds in (*legal(w), *fitting(w))))
-    tiles = HopperTiles(*(column[good] for column in columns), reach(w))
+    tiles = HopperTiles(**{name: column[good] for name, column in columns.items()}, reach=reach(w))
     return tiles, tiles.estimate(w)
 
 
