@@ -286,6 +286,20 @@ def find(w: Workload, name: str) -> Schedule:
     return known[name]
 
 
+def in_reserve(w: Workload, kind: str, arch: str | None = None) -> list[Schedule]:
+    """The schedules that a search which names none tries beside those of `to_tune`, as they seldom win.
+
+    Args:
+        w: the workload.
+        kind: of the device.
+        arch: its NVIDIA architecture; None for any.
+    """
+    first = to_tune(w, kind, arch)
+    superseded = {name for s in first for name in s.supersedes}
+    there = [s for s in schedules(w) if s.runs_on(kind, arch) and not s.baseline and s.name not in superseded]
+    return [s for s in reversed(there) if s not in first]  # the last ones are mostly the fastest
+
+
 def to_tune(w: Workload, kind: str, arch: str | None = None) -> list[Schedule]:
     """The schedules whose spaces are searched if none is named, at least one; the first is built if nothing is known.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +30,6 @@ from tvmconv.searching.tuners import TUNERS
 from tvmconv.workloads import Workload
 
 if TYPE_CHECKING:
-    from tvmconv.library import Schedule
     from tvmconv.measuring.outcome import ErrorKind
     from tvmconv.searching.search import Tuned
     from tvmconv.searching.status import Status
@@ -62,15 +62,14 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         action="append",
         help="whose knobs to search; may be given several times, each for those layers of a suite that it computes "
-        "(default: direct for conv2d, and implicit_gemm for 1x1 filters, small images, conv1d and conv3d; depthwise "
-        "where it applies; register for filters)",
+        "(default: all that can win, those first that promise most; tvmconv schedules WORKLOAD tells which)",
     )
     parser.add_argument("--tuner", choices=TUNERS, default="xgb", help="how to search (default: %(default)s)")
     parser.add_argument(
         "--trials",
         metavar="N",
         type=count,
-        help="measure so many configs of each schedule, those in the log included (default: 512 without --seconds)",
+        help="measure so many configs, those in the log included (default: 512 without --seconds)",
     )
     parser.add_argument("--seconds", metavar="T", type=positive, help="stop after so long for each workload")
     parser.add_argument("--patience", metavar="N", type=count, help="stop after so many configs that are no better")
@@ -96,16 +95,9 @@ def add_search(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Tune, and print a table of what came of it."""
-    from tvmconv.measuring.standing import standing
-
     chosen, network = _workloads(args)
-    named = take_where_they_apply(args.schedule or (), chosen)
-    results = []
     try:
-        with standing():
-            for workload in chosen:
-                own = argparse.Namespace(**{**vars(args), "schedule": named[workload]})
-                results += search(own, workload)
+        results = search_all(args, chosen)
     except KeyboardInterrupt:
         print(f"tvmconv: interrupted; {args.log} is whole, and the same command goes on with it", file=sys.stderr)
         raise
@@ -120,8 +112,50 @@ def run(args: argparse.Namespace) -> int:
     return 0 if all(tuned.final for _, _, tuned in results) else FAILED
 
 
-def search(args: argparse.Namespace, workload: Workload, **more: Any) -> list[tuple[Workload, str, Tuned]]:
-    """Tune the schedules that were asked for, each in its share of the time; what came of each.
+def search_all(
+    args: argparse.Namespace,
+    chosen: Sequence[Workload],
+    told: Callable[[int, Workload], None] | None = None,
+    **more: Any,
+) -> list[tuple[Workload, str, Tuned]]:
+    """Tune workloads one after another, by processes that start once; what came of each, as `search` tells it.
+
+    The clock of the first one has run since this command was begun.
+
+    Args:
+        args: what `add_search` read.
+        chosen: what to compute.
+        told: is called before each with its number, from 1, and with the workload.
+        more: fields of the `Request`.
+    """
+    from tvmconv.measuring.ready import begin_builders
+    from tvmconv.measuring.standing import standing
+
+    begun, results = _process_begun(), []
+    with standing():
+        begin_builders(args.workers)  # they load TVM while this process does
+        named = take_where_they_apply(args.schedule or (), chosen)
+        for number, workload in enumerate(chosen, 1):
+            if told:
+                told(number, workload)
+            own = argparse.Namespace(**{**vars(args), "schedule": named[workload]})
+            results.append(search(own, workload, begun=begun, **more))
+            begun = time.monotonic()
+    return results
+
+
+def _process_begun() -> float:
+    """When this process was begun, as `time.monotonic` would have told it."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # proc_pid_stat(5): starttime
+        return time.monotonic() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
+    except (OSError, AttributeError, ValueError, IndexError):  # not on Linux
+        return time.monotonic()
+
+
+def search(args: argparse.Namespace, workload: Workload, **more: Any) -> tuple[Workload, str, Tuned]:
+    """Search the schedules that were asked for as one; the workload, the schedule that won, and what came of it.
 
     Args:
         args: what `add_search` read.
@@ -129,19 +163,16 @@ def search(args: argparse.Namespace, workload: Workload, **more: Any) -> list[tu
         more: fields of the `Request`.
     """
     from tvmconv.searching.search import Request
-    from tvmconv.searching.tune import find_devices, tune_each
+    from tvmconv.searching.tune import find_devices, tune_all
 
     places = find_devices(args.device, args.tracker)
     names = ("tuner", "trials", "seconds", "log", "seed", "patience", "transfer", "workers")
     request = Request(**{name: getattr(args, name) for name in names}, **more)
 
-    @contextmanager
-    def shown(schedule: Schedule) -> Iterator[Callable[[Status], None]]:
-        with _shown(f"{workload.text} {schedule.name} on {places[0].text}: ") as show:
-            yield lambda status: show(progress_text(status))
-
-    found = tune_each(workload, args.schedule or (), places, request, shown)
-    return [(workload, schedule.name, tuned) for schedule, tuned in found]
+    with _shown(f"{workload.text} on {places[0].text}: ") as show:
+        tuned = tune_all(workload, args.schedule or (), places, request, lambda status: show(progress_text(status)))
+    best = tuned.final or tuned.status.best
+    return workload, best.schedule if best else NOTHING, tuned
 
 
 def take_where_they_apply(names: Sequence[str], chosen: Sequence[Workload]) -> dict[Workload, list[str]]:
@@ -168,7 +199,8 @@ def progress_text(status: Status) -> str:
         over = status.reference
         speedup = f", {significant(status.speedup)} × {over.schedule}" if over and status.speedup else ""
         parts.append(
-            f"best {significant(status.best.cost * 1e6)} µs ({significant(status.best.gflops)} GFLOP/s{speedup})"
+            f"best {significant(status.best.cost * 1e6)} µs ({status.best.schedule}, "
+            f"{significant(status.best.gflops)} GFLOP/s{speedup})"
         )
     if status.errors:
         parts.append("failed: " + ", ".join(f"{n} {kind_text(kind)}" for kind, n in status.errors.most_common()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import time
 from collections.abc import Mapping
@@ -31,13 +32,13 @@ class Task:
 
     Attributes:
         workload: what to compute.
-        schedule: how; its function is found by module and name.
+        schedules: how, each under its name; their functions are found by module and name.
         device: what to build for; need not be present.
         memory_limit: bytes that a build may allocate.
     """
 
     workload: Workload
-    schedule: Schedule
+    schedules: Mapping[str, Schedule]
     device: Device
     memory_limit: int
 
@@ -61,8 +62,8 @@ class Built:
     seconds: float = 0.0
 
 
-def build(task: Task, config: Config) -> Built:
-    """Build one config; never raises but for want of memory.
+def build(task: Task, schedule: str, config: Config) -> Built:
+    """Build one config of a schedule; never raises but for want of memory.
 
     Raises:
         MemoryError: the build allocates more than there is.
@@ -77,7 +78,8 @@ def build(task: Task, config: Config) -> Built:
 
     try:
         target = device.target()
-        made = road.build(task.workload, task.schedule, config, target, device.limits, device.text, watch.phase)
+        how = task.schedules[schedule]
+        made = road.build(task.workload, how, config, target, device.limits, device.text, watch.phase)
         lowered = made.lowered
         with watch.phase("codegen"):
             _ = lowered.source
@@ -93,15 +95,15 @@ def build(task: Task, config: Config) -> Built:
 
 
 def main(connection: Connection) -> None:
-    """Serve: a `Task` comes in, and None goes back or why it fails; then a `Built` for each config.
+    """Serve: a `Task` comes in, and None goes back or why it fails; then a `Built` for each schedule's name and config.
 
     Another task may come at any time: the configs after it are its own.
     """
     task, bytes_first, received = None, 0, messages(connection)
+    _warm_up()
     while True:
         try:
             message = next(received)
-            import tvm  # noqa: F401  loaded before the clock of the first build runs
         except EOFError:
             raise
         except Exception as error:
@@ -117,13 +119,24 @@ def main(connection: Connection) -> None:
             continue
         assert task
         try:
-            connection.send(build(task, message))
+            connection.send(build(task, *message))
             continue
         except MemoryError:
             pass  # the build's memory goes with the error; but this process may be short of it ever after
         message = f"the build allocates more than {task.memory_limit / 2**30:.3g} GiB"
         connection.send(Last(Built(None, ErrorKind.COMPILE_HOST, message)))
         return
+
+
+def _warm_up() -> None:
+    """Load what every build needs, before the clock of the first one runs and before anybody asks."""
+    with contextlib.suppress(Exception):  # a build that needs it tells what is wrong
+        import tvm  # noqa: F401
+
+        from tvmconv import library
+        from tvmconv.compiler import build  # noqa: F401
+
+        library.schedules()
 
 
 def _allocated_bytes() -> int:

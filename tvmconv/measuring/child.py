@@ -50,9 +50,13 @@ class Child:
         module: the module's full name.
         environment: environment variables beside those of this process.
         scratch: the variable for a directory that is there as long as the process; None for no directory.
+
+    Attributes:
+        used: whether anybody has given it something to do.
     """
 
     def __init__(self, module: str, environment: Mapping[str, str] | None = None, scratch: str | None = None) -> None:
+        self.used = False
         self._scratch = Scratch("tvmconv-") if scratch else None
         place = {scratch: str(self._scratch.path)} if scratch and self._scratch else {}
         self.connection, theirs = Pipe()

@@ -44,6 +44,16 @@ class _Standing:
             return Child(module, environment, scratch)
         return self._starter.submit(Child, module, environment, scratch).result()
 
+    def begin(self, like: str, child: Child) -> None:
+        """Let a process that nobody had yet stand."""
+        with self._lock:
+            self._children.setdefault(like, []).append(child)
+
+    def standing(self, like: str) -> int:
+        """How many processes of this kind stand."""
+        with self._lock:
+            return len(self._children.get(like, ()))
+
     def take(self, like: str) -> Child | None:
         """The process of this kind that was handed on last, if there is any."""
         with self._lock:
@@ -86,6 +96,22 @@ def standing() -> Iterator[None]:
     finally:
         if mine is _now:  # else this process was forked within the block
             mine.leave()
+
+
+def begin(module: str, like: str, count: int, first: object = None) -> None:
+    """Have so many processes stand ready, or nearly so; within a block of `standing` only.
+
+    Args:
+        module: whose `main` runs in them.
+        like: which processes can do the same, as for `hand_on`.
+        count: how many there shall be, those that stand already included.
+        first: a message to each; None for none.
+    """
+    for _ in range(count - _now.standing(like)):
+        child = _now.start(module, None, None)
+        if first is not None:
+            child.send(first)
+        _now.begin(like, child)
 
 
 def start(module: str, environment: Mapping[str, str] | None, scratch: str | None) -> Child:

@@ -6,8 +6,8 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tvmconv import library
@@ -18,14 +18,23 @@ from tvmconv.logs.best import log_files
 from tvmconv.logs.lines import BadLines, in_one_line
 from tvmconv.logs.log import Log, read
 from tvmconv.logs.record import Record
+from tvmconv.logs.shipped import shipped_logs
 from tvmconv.measuring.measurer import Measurer
+from tvmconv.measuring.outcome import FINAL_ROUNDS, FINALISTS, Measurement, together
+from tvmconv.measuring.pipeline import Trial
+from tvmconv.searching import tuners
+from tvmconv.searching.contest import RESERVE, Contest, Entrant
+from tvmconv.searching.known import nearest
 from tvmconv.searching.status import Status
-from tvmconv.searching.tuners import Tuner, make
 from tvmconv.searching.tuners.xgb import XGBTuner
 from tvmconv.workloads import Workload
 
-FINALISTS = 3  # of the fastest configs, measured again at the end
 TRIALS = 512  # where neither their number nor the time is limited
+NEAREST = 4  # workloads whose best configs are tried first, for each schedule
+DESCENT = 0.8  # of the search, after which the neighbours of the fastest configs come first
+FINAL_SECONDS, FINAL_SHARE = 2.0, 0.15  # what is kept of the time for the last timings, at most: seconds, and a share
+LONG_SECONDS = 0.15  # that a last timing takes, its warm-up included
+WITHOUT_KNOWLEDGE = ("random", "grid")  # tuners that begin with nothing: the yardsticks
 
 
 @dataclass(frozen=True)
@@ -34,7 +43,8 @@ class Request:
 
     Attributes:
         tuner: "xgb", "ga", "random" or "grid".
-        trials: how many records there shall be, those in the log included; `TRIALS` if `seconds` is not given either.
+        trials: how many records of all schedules there shall be, those in the log included; `TRIALS` if `seconds` is not
+            given either.
         seconds: how long it may take, on the clock, earlier sessions included; one config is measured at least.
         log: the file to append to.
         seed: of the tuner.
@@ -43,6 +53,7 @@ class Request:
         workers: processes that build; by default one less than there are processors.
         compare: measure the naive schedule once, if the log does not have it.
         confirm: measure the fastest configs again at the end, on fresh inputs.
+        begun: when the clock began to run, as `time.monotonic` tells it; None for when the search is called.
 
     Raises:
         TuningError: trials, seconds or patience is not positive.
@@ -58,6 +69,7 @@ class Request:
     workers: int | None = None
     compare: bool = True
     confirm: bool = True
+    begun: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("trials", "seconds", "patience"):
@@ -97,16 +109,18 @@ class Tuned:
 
 def search(
     workload: Workload,
-    schedule: library.Schedule,
+    schedules: Sequence[library.Schedule],
+    reserve: Sequence[library.Schedule],
     places: Sequence[Device],
     request: Request,
     progress: Callable[[Status], None],
 ) -> Tuned:
-    """Search for the fastest config of one schedule.
+    """Search for the fastest config of several schedules.
 
     Args:
         workload: what to compute.
-        schedule: how; its knobs make the space, and the device's limits bound it.
+        schedules: how; their knobs make the spaces, and the device's limits bound them.
+        reserve: schedules that seldom win: their defaults are measured, and they are searched if these are fast.
         places: devices of one architecture, to measure on.
         request: how to search, and how long.
         progress: called with the status about ten times a second.
@@ -114,24 +128,24 @@ def search(
     Raises:
         TunerError: there is no such tuner.
         TuningError: the tuner does not learn from other workloads.
-        ScheduleError: the schedule is not for devices of this kind.
+        ScheduleError: a schedule is not for devices of this kind.
         DeviceError: a device is lost, or has no such dtype.
         Error: the log cannot be read or written.
         KeyboardInterrupt: the user's; the log is whole.
     """
+    begun = time.monotonic() if request.begun is None else request.begun
     device = places[0]
-    schedule.check_runs_on(device.kind, device.arch, device.text)
+    for schedule in schedules:
+        schedule.check_runs_on(device.kind, device.arch, device.text)
     device.check_dtypes(workload.argument_dtypes)
-    tuner = make(request.tuner, schedule.space(workload, device.limits), request.seed)
-    if others := log_files(request.transfer):
-        if not isinstance(tuner, XGBTuner):
-            raise TuningError(f"tuner {request.tuner} does not learn from other workloads: expected xgb")
-        _transfer(tuner, schedule, workload, others, device.limits)
+    others = log_files(request.transfer)
+    if not issubclass(tuners.find(request.tuner), XGBTuner) and others:
+        raise TuningError(f"tuner {request.tuner} does not learn from other workloads: expected xgb")
     _check_writable(Path(request.log))
-    under_way = _Search(workload, schedule, tuner, places, request)
+    under_way = _Search(workload, schedules, reserve, places, request, others)
     under_way.recall()
-    seconds, phases = under_way.run(progress)
-    final = under_way.confirm() if request.confirm else under_way.status.best
+    seconds, phases, built = under_way.run(begun, progress)
+    final = under_way.confirm(built, phases) if request.confirm else under_way.status.best
     return Tuned(under_way.status, final, phases, seconds)
 
 
@@ -162,51 +176,82 @@ class _Search:
     def __init__(
         self,
         workload: Workload,
-        schedule: library.Schedule,
-        tuner: Tuner,
+        schedules: Sequence[library.Schedule],
+        reserve: Sequence[library.Schedule],
         places: Sequence[Device],
         request: Request,
+        others: Sequence[Path],
     ):
         trials = TRIALS if request.trials is None and request.seconds is None else request.trials
         self.status = Status(trials, request.seconds)
         self._request = request
         self._workload = workload
-        self._schedule = schedule
-        self._naive = library.naive(workload)
-        self._tuner = tuner
+        self._schedules = {schedule.name: schedule for schedule in (*schedules, *reserve)}
+        self._weights = {schedule.name: RESERVE for schedule in reserve}
+        self._others = others
+        naive = library.naive(workload)
+        self._naive = None if naive and naive.name in self._schedules else naive
+        self._contest: Contest | None = None
+        self._unlearnt: list[Record] = []  # what came in before there was a contest
         self._log = Log(request.log)
         self._places = places
         self._known: set[tuple[str, str, str, str]] = set()  # identities of the records that were counted
         self._best_first: list[Record] = []
+        self._finals: dict[tuple[str, str, str, str], Record] = {}
 
     def recall(self) -> None:
         """Count and learn what the log has of this search."""
         self._take(self._log.new_records(self._workload), earlier=True)
 
-    def run(self, progress: Callable[[Status], None]) -> tuple[float, dict[str, float]]:
-        """Search until the end; seconds of measuring, and mean milliseconds a trial by phase."""
+    def run(self, begun: float, progress: Callable[[Status], None]) -> tuple[float, dict[str, float], list[Trial]]:
+        """Search until the end; seconds of measuring, mean milliseconds a trial by phase, the fastest as built."""
         status = self.status
-        start = time.monotonic() - status.elapsed
-        phases: dict[str, float] = {}
+        start = begun - status.elapsed
+        referring = self._request.compare and self._naive is not None and status.reference is None
+        if self._ended() and not referring:
+            return 0.0, {}, []
+        builders = list(self._schedules.values())
         with contextlib.ExitStack() as stack:
-            measurer = None
-            if not self._ended():  # its builders start while the naive schedule is measured
-                measurer = Measurer(self._workload, self._schedule, self._places, workers=self._request.workers)
-                stack.enter_context(measurer)
-            if self._request.compare and status.reference is None:
-                status.reference = self._measure_reference()
+            measurer = Measurer(  # whose builders start while the spaces are made
+                self._workload,
+                [*builders, self._naive] if self._naive else builders,
+                self._places,
+                workers=self._request.workers,
+            )
+            stack.enter_context(measurer)
+            if referring and self._naive:
+                measurer.submit([{}], self._naive.name)
+            if not self._ended():
+                self._contest = self._make_contest()
+                self._contest.learn(self._unlearnt)
             status.elapsed = time.monotonic() - start
-            begun = time.monotonic()
-            if measurer:
-                self._measure(measurer, start, progress)
-                phases = measurer.phases
-        return time.monotonic() - begun, phases
+            first = time.monotonic()
+            self._measure(measurer, start, progress)
+            return time.monotonic() - first, measurer.phases, measurer.fastest
+
+    def _make_contest(self) -> Contest:
+        """The spaces and tuners, and what is known to be good."""
+        request, limits, device = self._request, self._places[0].limits, self._places[0]
+        entrants = []
+        for name, schedule in self._schedules.items():
+            tuner = tuners.make(request.tuner, schedule.space(self._workload, limits), request.seed)
+            if isinstance(tuner, XGBTuner):
+                _transfer(tuner, schedule, self._workload, self._others, limits)
+            entrants.append(Entrant(schedule, tuner, self._weights.get(name, 1.0)))
+        if request.tuner in WITHOUT_KNOWLEDGE:
+            return Contest(entrants)
+        logs = [*self._others, *([self._log.path] if self._log.path.exists() else []), *shipped_logs()]
+        defaults = [(entrant.schedule.name, entrant.tuner.space.default) for entrant in entrants]
+        chosen = len(self._schedules) - len(self._weights)
+        elsewhere = nearest(logs, self._workload, list(self._schedules), device.kind, NEAREST)
+        return Contest(entrants, [*defaults[:chosen], *elsewhere, *defaults[chosen:]])
 
     def _measure(self, measurer: Measurer, start: float, progress: Callable[[Status], None]) -> None:
         """Propose, measure, keep and learn until the end; `start` is when the clock of the search began to run."""
         status, exhausted = self.status, False
-        while not self._ended() and not (exhausted and not measurer.pending):
-            exhausted = not self._submit(measurer)
+        while not (self._ended() or (exhausted and not measurer.pending)) or self._refers(measurer):
+            if not self._ended():
+                exhausted = not self._submit(measurer)
             measured = measurer.results(timeout=0.1)
             status.elapsed = time.monotonic() - start
             for measurement in measured:
@@ -215,20 +260,25 @@ class _Search:
                 self._take(self._log.new_records(self._workload))
             progress(status)
 
-    def _submit(self, measurer: Measurer) -> bool:
-        """Keep the measurer busy; False if the space is exhausted.
+    def _refers(self, measurer: Measurer) -> bool:
+        """Whether the naive schedule is still being measured, which everything is compared with."""
+        return bool(self._request.compare and self._naive and not self.status.reference and measurer.pending)
 
-        Few large requests rather than many small ones: each has the tuner train anew.
+    def _submit(self, measurer: Measurer) -> bool:
+        """Keep the measurer busy; False if the spaces are exhausted.
+
+        Few large requests rather than many small ones: each has the tuners train anew.
         """
-        ahead = max(2 * measurer.workers, self._tuner.batch)
+        assert self._contest
+        ahead = max(2 * measurer.workers, self._contest.batch)
         room = 2 * ahead - measurer.pending
         if self.status.asked is not None:
             room = min(room, self.status.asked - self.status.done - measurer.pending)
         if measurer.pending >= ahead or room < 1:
             return True
-        configs = self._tuner.propose(room)
-        measurer.submit(configs)
-        return bool(configs)
+        proposals = self._contest.propose(room, last=self._share() >= DESCENT)
+        measurer.submit_trials([Trial(name, config) for name, config in proposals])
+        return bool(proposals)
 
     def _take(self, records: Iterable[Record], *, earlier: bool = False) -> None:
         """Count and learn those records that belong to this search and are new to it."""
@@ -236,45 +286,84 @@ class _Search:
         for record in records:
             if record.device != self._places[0].name or record.workload != self._workload:
                 continue
-            if self._naive and record.schedule == self._naive.name and not record.config:
+            if record.final:
+                self._finals[record.identity] = record
+            elif self._naive and record.schedule == self._naive.name and not record.config:
                 self.status.reference = record
-            if record.schedule == self._schedule.name and record.identity not in self._known:
+            elif record.schedule in self._schedules and record.identity not in self._known:
                 self._known.add(record.identity)
                 self.status.count(record, earlier=earlier)
                 new.append(record)
         self._best_first = sorted([*self._best_first, *(r for r in new if r.ok)], key=lambda r: r.cost)[:FINALISTS]
-        self._tuner.learn(new)
+        if self._contest:
+            self._contest.learn(new)
+        else:
+            self._unlearnt += new
+
+    @property
+    def _seconds(self) -> float | None:
+        """How long to search, so that there is time for the last timings."""
+        seconds = self._request.seconds
+        if seconds is None or not self._request.confirm:
+            return seconds
+        return seconds - min(FINAL_SECONDS, FINAL_SHARE * seconds)
+
+    def _share(self) -> float:
+        """How much of the search is done."""
+        status = self.status
+        by_time = status.elapsed / self._seconds if self._seconds else 0.0
+        by_count = status.done / status.asked if status.asked else 0.0
+        return max(by_time, by_count)
 
     def _ended(self) -> bool:
         status, patience = self.status, self._request.patience
         return (
             (status.asked is not None and status.done >= status.asked)
-            or (status.seconds is not None and status.elapsed >= status.seconds and status.done > 0)
+            or (self._seconds is not None and status.elapsed >= self._seconds and status.done > 0)
             or (patience is not None and status.best is not None and status.since_best >= patience)
         )
 
-    def _measure_reference(self) -> Record | None:
-        """The naive schedule's record, put into the log; None where it is the one that is searched."""
-        if self._naive is None or self._schedule.name == self._naive.name:
-            return None
-        with Measurer(self._workload, self._naive, self._places[:1], workers=0) as measurer:
-            (record,) = _measure_all(measurer, [{}])
-        self._log.append(record)
-        return record
+    def confirm(self, built: Sequence[Trial], phases: Mapping[str, float]) -> Record | None:
+        """The fastest configs once more, in turn, on fresh inputs, with nothing else going on: the best that is right.
 
-    def confirm(self) -> Record | None:
-        """The fastest configs once more, on fresh inputs and with nothing else going on: the fastest that is right."""
-        if not self._best_first:
+        Args:
+            built: what this session built of them.
+            phases: mean milliseconds a trial by phase: there are as many finalists as there is time for.
+        """
+        if self._best_first and self._best_first[0].identity in self._finals:  # nothing faster was found since
+            return min(self._finals.values(), key=lambda record: record.cost)
+        there = {_spelt(trial.schedule, trial.config): trial for trial in built}
+        each = LONG_SECONDS + sum(phases.get(phase, 0.0) for phase in ("load", "verify", "time")) / 1e3
+        count = max(1, int(FINAL_SECONDS / FINAL_ROUNDS / each))
+        wanted = [(record.schedule, record.config) for record in self._best_first[:count]]
+        absent = [each for each in wanted if _spelt(*each) not in there]
+        if not wanted:
             return None
-        with Measurer(self._workload, self._schedule, self._places[:1], workers=0) as measurer:
-            records = _measure_all(measurer, [record.config for record in self._best_first])
+        schedules = [self._schedules[name] for name in dict.fromkeys(name for name, _ in wanted)]
+        with Measurer(self._workload, schedules, self._places[:1], workers=len(absent)) as measurer:
+            if absent:
+                _measure_all(measurer, [Trial(*each) for each in absent])
+                there |= {_spelt(trial.schedule, trial.config): trial for trial in measurer.fastest}
+            finalists = [there[_spelt(*each)] for each in wanted if _spelt(*each) in there]
+            rounds = [_measure_all(measurer, finalists) for _ in range(FINAL_ROUNDS)]
+        records = []
+        for measurements in zip(*rounds, strict=True):
+            outcome = together([measurement.outcome for measurement in measurements])
+            records.append(Record.of(replace(measurements[-1], outcome=outcome)))
+            self._log.append(records[-1])
         return min((record for record in records if record.ok), key=lambda record: record.cost, default=None)
 
 
-def _measure_all(measurer: Measurer, configs: Sequence[dict]) -> list[Record]:
-    """The records of some configs, all of them, in the order in which they end."""
-    measurer.submit(configs)
-    records: list[Record] = []
+def _spelt(schedule: str, config: object) -> str:
+    """The same for the same config of a schedule."""
+    return f"{schedule} {sorted(config.items()) if isinstance(config, dict) else config}"
+
+
+def _measure_all(measurer: Measurer, trials: Sequence[Trial]) -> list[Measurement]:
+    """What came of some trials, all of them, in their order."""
+    measurer.submit_trials(trials)
+    found: dict[str, Measurement] = {}
     while measurer.pending:
-        records += map(Record.of, measurer.results(timeout=1.0))
-    return records
+        for measurement in measurer.results(timeout=1.0):
+            found[_spelt(measurement.schedule, measurement.config)] = measurement
+    return [found[_spelt(trial.schedule, trial.config)] for trial in trials]
