@@ -43,8 +43,8 @@ class Request:
 
     Attributes:
         tuner: "xgb", "ga", "random" or "grid".
-        trials: how many records of all schedules there shall be, those in the log included; `TRIALS` if `seconds` is not
-            given either.
+        trials: how many records of all schedules there shall be, those in the log included; `TRIALS` if `seconds` is
+            not given either.
         seconds: how long it may take, on the clock, earlier sessions included; one config is measured at least.
         log: the file to append to.
         seed: of the tuner.
