@@ -62,11 +62,9 @@ def refuse_dynamic(file: Path, model: ModelProto) -> None:
             raise ModelError(f"{file}: input {quote(value.name)} has no shape: --input {value.name}=SIZES sets it")
         for axis, size in enumerate(shape):
             if isinstance(size, str):
-                text = "x".join(map(str, shape))
                 raise ModelError(
-                    f"{file}: input {quote(value.name)} is {text}, whose dimension {axis}, {quote(size)}, is dynamic: "
-                    "--input sets it, as in --input "
-                    f"{value.name}={'x'.join(str(each) if isinstance(each, int) else '1' for each in shape)}"
+                    f"{file}: input {quote(value.name)} is {'×'.join(map(str, shape))}, whose dimension {axis}, "
+                    f"{quote(size)}, is dynamic: --input {value.name}=SIZES sets it"
                 )
 
 

@@ -115,7 +115,7 @@ class _Translation:
 
     def _leave_out_inner(self, where: str, count: int) -> None:
         if count:
-            self.graph.leave_out(where, f"{count} convolution{'s' * (count > 1)} in there, where nothing is looked for")
+            self.graph.leave_out(where, f"{count} convolution{'s' * (count > 1)} inside, where none are looked for")
 
     def _workload(self, node: NodeProto) -> Conv:
         """The workload of a `Conv`; raises WorkloadError."""
