@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import ModelProto, TensorProto, TensorShapeProto, ValueInfoProto
+from onnx import ModelProto, NodeProto, TensorProto, TensorShapeProto, ValueInfoProto
 
 from tvmconv.errors import ModelError
 from tvmconv.models.inputs import Input, by_name
@@ -36,6 +36,8 @@ def read(file: Path, inputs: Sequence[Input] = ()) -> ModelProto:
         raise ModelError(f"{file} is no ONNX model, or is cut off: {error}") from error
     if not model.graph.node:
         raise ModelError(f"{file} is no ONNX model: it has no graph")
+    if not all(isinstance(text, str) for node in model.graph.node for text in _texts(node)):
+        raise ModelError(f"{file} is no ONNX model: its names are no text")
     try:
         _set_inputs(model, inputs)
     except ModelError as error:
@@ -66,6 +68,11 @@ def refuse_dynamic(file: Path, model: ModelProto) -> None:
                     f"{file}: input {quote(value.name)} is {'×'.join(map(str, shape))}, whose dimension {axis}, "
                     f"{quote(size)}, is dynamic: --input {value.name}=SIZES sets it"
                 )
+
+
+def _texts(node: NodeProto) -> Iterator[str | bytes]:
+    """The names in a node: bytes where they are not UTF-8."""
+    yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
 
 
 def _inputs(model: ModelProto) -> Iterator[ValueInfoProto]:

@@ -14,7 +14,7 @@ from typing import Any
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, numpy_helper
 
-from tvmconv.errors import WorkloadError
+from tvmconv.errors import Error, ModelError, WorkloadError
 from tvmconv.models import onnx_file
 from tvmconv.models.graph import Graph, Operand, Shape, convolution
 from tvmconv.models.graph import Op as GraphOp
@@ -48,7 +48,15 @@ def read(file: Path, inputs: Sequence[Input] = ()) -> Graph:
         ModelError: it is no ONNX model, or a dimension that a convolution depends on is unknown.
         OSError: the file cannot be read.
     """
-    model = onnx_file.read(file, inputs)
+    try:
+        return _translated(file, onnx_file.read(file, inputs))
+    except (Error, OSError):
+        raise
+    except Exception as error:  # an attribute of another kind than its operator has, an unknown element type, …
+        raise ModelError(f"{file} is no ONNX model that makes sense: {type(error).__name__}: {error}") from error
+
+
+def _translated(file: Path, model: onnx.ModelProto) -> Graph:
     translation = _Translation(model.graph)
     if any(shape is None for shape in translation.inputs_of_convolutions()):
         onnx_file.refuse_dynamic(file, model)
