@@ -151,6 +151,11 @@ def test_sizes_that_depend_on_elements_are_those_of_zeros(layers):
     assert layers(source) == [("c", "conv2d:1x3x8x9,4x3x3x3,s1,p0,bias")]
 
 
+def test_a_module_of_torchscript_is_run_as_a_whole(layers):
+    source = "model = nn.Sequential(nn.Identity(), torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())))"
+    assert layers(source) == [("conv", "conv2d:1x3x8x8,4x3x3x3,s1,p0,bias,relu")]
+
+
 def test_what_a_module_prints_is_no_output(derived, capsys):
     derived(forward("print('seen')", "return self.c(x)"), "1x3x8x8")
     out, err = capsys.readouterr()

@@ -80,6 +80,8 @@ class _Recorder(TorchDispatchMode):
         """Know at each operation which module is executing."""
         with ExitStack() as hooks:
             for path, module in root.named_modules():
+                if isinstance(module, torch.jit.ScriptModule):  # takes no hooks
+                    continue
                 before = module.register_forward_pre_hook(partial(self._enter, path))
                 behind = module.register_forward_hook(self._leave, always_call=True)
                 hooks.callback(before.remove)
