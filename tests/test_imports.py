@@ -27,7 +27,7 @@ ROOMS = (
     ("kernel", "verify"),
     ("devices",),
     ("compiler",),
-    ("library", "marks", "knobs"),
+    ("library", "marks", "knobs", "models"),
     ("workloads",),
     ("gpu", "tensor_map", "errors", "scratch", "version", "moved"),
 )
