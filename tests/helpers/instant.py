@@ -36,7 +36,7 @@ class Instant:
         self.lasts = 1_000_000
         self.loss = None
 
-    def __call__(self, workload, schedules, devices, workers=None):
+    def __call__(self, workload, schedules, devices, workers=None, problem=None):
         return _Session(self, workload, devices[0].name)
 
 
