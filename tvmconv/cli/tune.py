@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     """Tune, and print a table of what came of it."""
     chosen, network = _workloads(args)
     try:
-        results = search_all(args, network or dict.fromkeys(chosen, 1))
+        results = search_all(args, {workload: network.get(workload, 1) for workload in chosen})
     except KeyboardInterrupt:
         print(f"tvmconv: interrupted; {args.log} is whole, and the same command goes on with it", file=sys.stderr)
         raise

@@ -11,8 +11,8 @@ from tvmconv.workloads import Workload
 class Problems:
     """Fresh problems for workloads; of those that were announced, the inputs and references are there already.
 
-    A reference in float64 takes a second for a large convolution: it is computed while a search has builders and devices
-    to wait for.
+    A reference in float64 takes a second for a large convolution: it is computed while a search waits for builders and
+    devices.
     """
 
     def __init__(self) -> None:
