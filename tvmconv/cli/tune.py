@@ -141,7 +141,7 @@ def search_all(
         Of each the workload, the schedule that won, and what came of the search.
     """
     from tvmconv.measuring.problems import Problems
-    from tvmconv.measuring.ready import begin_builders
+    from tvmconv.measuring.ready import begin_builders, begin_devices
     from tvmconv.measuring.standing import standing
     from tvmconv.searching.search import Request
     from tvmconv.searching.shares import share
@@ -156,6 +156,7 @@ def search_all(
     with standing():
         begin_builders(args.workers)  # they load TVM while this process does
         places = find_devices(args.device, args.tracker)
+        begin_devices(places)
         named = take_where_they_apply(args.schedule or (), chosen)
         for number, workload in enumerate(chosen, 1):
             if told:
