@@ -110,7 +110,8 @@ def _tune(args: argparse.Namespace, network: Mapping[Workload, int], workloads: 
     def told(number: int, workload: Workload) -> None:
         print(f"{number} of {len(workloads)}: {workload.text}", file=sys.stderr, flush=True)
 
-    results = search_all(args, workloads, told, compare=False)  # the comparison does that
+    counts = {workload: network.get(workload, 1) for workload in workloads}
+    results = search_all(args, counts, told, compare=False)  # the comparison does that
     print(results_table(results, network).text())
     print("\n".join(phase_lines(results)), end="\n\n", flush=True)
 

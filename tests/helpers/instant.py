@@ -40,7 +40,7 @@ class Instant:
         self.seconds = self.error = lambda trial, otherwise: otherwise
         self.milliseconds = {"time": 1.0}
 
-    def __call__(self, workload, schedules, devices, workers=None):
+    def __call__(self, workload, schedules, devices, workers=None, problem=None):
         return _Session(self, workload, devices[0].name)
 
 

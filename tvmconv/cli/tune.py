@@ -71,7 +71,16 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         type=count,
         help="measure so many configs, those in the log included (default: 512 without --seconds)",
     )
-    parser.add_argument("--seconds", metavar="T", type=positive, help="stop after so long for each workload")
+    time_limit = parser.add_mutually_exclusive_group()
+    time_limit.add_argument(
+        "--seconds", metavar="T", type=positive, help="stop after so long for each workload, from the command on"
+    )
+    time_limit.add_argument(
+        "--seconds-total",
+        metavar="T",
+        type=positive,
+        help="stop after so long for all, shared out by what each layer costs the network",
+    )
     parser.add_argument("--patience", metavar="N", type=count, help="stop after so many configs that are no better")
     parser.add_argument("--log", metavar="F", type=Path, default=Path(LOG), help="append to it (default: %(default)s)")
     parser.add_argument(
@@ -97,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     """Tune, and print a table of what came of it."""
     chosen, network = _workloads(args)
     try:
-        results = search_all(args, chosen)
+        results = search_all(args, {workload: network.get(workload, 1) for workload in chosen})
     except KeyboardInterrupt:
         print(f"tvmconv: interrupted; {args.log} is whole, and the same command goes on with it", file=sys.stderr)
         raise
@@ -114,32 +123,53 @@ def run(args: argparse.Namespace) -> int:
 
 def search_all(
     args: argparse.Namespace,
-    chosen: Sequence[Workload],
+    network: Mapping[Workload, int],
     told: Callable[[int, Workload], None] | None = None,
     **more: Any,
 ) -> list[tuple[Workload, str, Tuned]]:
-    """Tune workloads one after another, by processes that start once; what came of each, as `search` tells it.
+    """Tune workloads one after another, by processes that start once.
 
     The clock of the first one has run since this command was begun.
 
     Args:
         args: what `add_search` read.
-        chosen: what to compute.
+        network: what to compute, and how often the network has each.
         told: is called before each with its number, from 1, and with the workload.
         more: fields of the `Request`.
-    """
-    from tvmconv.measuring.ready import begin_builders
-    from tvmconv.measuring.standing import standing
 
-    begun, results = _process_begun(), []
+    Returns:
+        Of each the workload, the schedule that won, and what came of the search.
+    """
+    from tvmconv.measuring.problems import Problems
+    from tvmconv.measuring.ready import begin_builders, begin_devices
+    from tvmconv.measuring.standing import standing
+    from tvmconv.searching.search import Request
+    from tvmconv.searching.shares import share
+    from tvmconv.searching.tune import find_devices, tune_all
+
+    begun, chosen, results = _process_begun(), list(network), []
+    end = None if args.seconds_total is None else begun + args.seconds_total
+    options = {
+        name: getattr(args, name) for name in ("tuner", "trials", "log", "seed", "patience", "transfer", "workers")
+    }
+    problems = Problems()
     with standing():
         begin_builders(args.workers)  # they load TVM while this process does
+        places = find_devices(args.device, args.tracker)
+        begin_devices(places)
         named = take_where_they_apply(args.schedule or (), chosen)
         for number, workload in enumerate(chosen, 1):
             if told:
                 told(number, workload)
-            own = argparse.Namespace(**{**vars(args), "schedule": named[workload]})
-            results.append(search(own, workload, begun=begun, **more))
+            left = chosen[number - 1 :]
+            seconds = share(max(end - begun, 0.1), left, network, places[0]) if end else args.seconds
+            request = Request(**options, seconds=seconds, begun=begun, **more)
+            following = left[1] if len(left) > 1 else None
+            with _shown(f"{workload.text} on {places[0].text}: ") as show:
+                shown = lambda status, show=show: show(progress_text(status))  # noqa: E731
+                tuned = tune_all(workload, named[workload], places, request, shown, problems, following)
+            best = tuned.final or tuned.status.best
+            results.append((workload, best.schedule if best else NOTHING, tuned))
             begun = time.monotonic()
     return results
 
@@ -152,27 +182,6 @@ def _process_begun() -> float:
         return time.monotonic() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
     except (OSError, AttributeError, ValueError, IndexError):  # not on Linux
         return time.monotonic()
-
-
-def search(args: argparse.Namespace, workload: Workload, **more: Any) -> tuple[Workload, str, Tuned]:
-    """Search the schedules that were asked for as one; the workload, the schedule that won, and what came of it.
-
-    Args:
-        args: what `add_search` read.
-        workload: what to compute.
-        more: fields of the `Request`.
-    """
-    from tvmconv.searching.search import Request
-    from tvmconv.searching.tune import find_devices, tune_all
-
-    places = find_devices(args.device, args.tracker)
-    names = ("tuner", "trials", "seconds", "log", "seed", "patience", "transfer", "workers")
-    request = Request(**{name: getattr(args, name) for name in names}, **more)
-
-    with _shown(f"{workload.text} on {places[0].text}: ") as show:
-        tuned = tune_all(workload, args.schedule or (), places, request, lambda status: show(progress_text(status)))
-    best = tuned.final or tuned.status.best
-    return workload, best.schedule if best else NOTHING, tuned
 
 
 def take_where_they_apply(names: Sequence[str], chosen: Sequence[Workload]) -> dict[Workload, list[str]]:

@@ -56,6 +56,7 @@ class Measurer:
         run_timeout: seconds for one candidate on the device; by default `RUN_SECONDS` of its kind.
         memory_limit: bytes of host memory for one candidate.
         seed: of the inputs; fresh ones by default.
+        problem: the inputs and the reference instead, of the same workload.
 
     Raises:
         DeviceError: a device is not there, or the devices differ.
@@ -74,6 +75,7 @@ class Measurer:
         run_timeout: float | None = None,
         memory_limit: int = 4 << 30,
         seed: int | None = None,
+        problem: Problem | None = None,
     ):
         chosen = [schedules] if isinstance(schedules, library.Schedule) else list(schedules)
         for schedule in chosen:
@@ -85,7 +87,7 @@ class Measurer:
         self._workers = workers_of(workers)
         self._build_timeout = build_timeout
         self._run_timeout = run_timeout or RUN_SECONDS[self._device.kind]
-        self._problem = Problem(workload, seed)
+        self._problem = problem or Problem(workload, seed)
         self._means = Means()
         self._submitted = self._returned = 0
 

@@ -16,6 +16,7 @@ Proposal = tuple[str, Config]  # a schedule's name, and a config of it
 
 SHARPNESS = 8  # a schedule whose best takes 1.2 times as long gets a quarter of the trials
 PATIENCE = 3  # failures of a schedule that never succeeded, after which others come first
+HOPELESS = 1e-6  # the weight of these
 RESERVE = 0.5  # the weight of schedules that seldom win, beside those that mostly do
 DESCENDED = 5  # of the fastest configs, whose neighbours are tried in the end
 
@@ -41,12 +42,15 @@ class Entrant:
     learnt: int = field(default=0, init=False)
 
     def claim(self, best: float) -> float:
-        """Its claim to the next trial, where `best` is the fastest of all: its weight over what it had already."""
+        """Its claim to the next trial, where `best` is the fastest of all: its weight over what it had already.
+
+        One that is in reserve waits until its first trial is known.
+        """
         weight = self.weight
         if math.isfinite(self.cost):
             weight *= (best / self.cost) ** SHARPNESS
-        elif self.proposed >= PATIENCE:
-            weight *= 1e-3
+        elif self.proposed >= (PATIENCE if weight >= 1 else 1):
+            weight *= HOPELESS
         return weight / (self.proposed + 1)
 
 

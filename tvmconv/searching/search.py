@@ -22,6 +22,7 @@ from tvmconv.logs.shipped import shipped_logs
 from tvmconv.measuring.measurer import Measurer
 from tvmconv.measuring.outcome import FINAL_ROUNDS, FINALISTS, Measurement, together
 from tvmconv.measuring.pipeline import Trial
+from tvmconv.measuring.problems import Problems
 from tvmconv.searching import tuners
 from tvmconv.searching.contest import RESERVE, Contest, Entrant
 from tvmconv.searching.known import nearest
@@ -114,6 +115,8 @@ def search(
     places: Sequence[Device],
     request: Request,
     progress: Callable[[Status], None],
+    problems: Problems | None = None,
+    following: Workload | None = None,
 ) -> Tuned:
     """Search for the fastest config of several schedules.
 
@@ -124,6 +127,8 @@ def search(
         places: devices of one architecture, to measure on.
         request: how to search, and how long.
         progress: called with the status about ten times a second.
+        problems: inputs and references that searches have prepared for one another.
+        following: what is searched next, with the same `problems`.
 
     Raises:
         TunerError: there is no such tuner.
@@ -142,7 +147,7 @@ def search(
     if not issubclass(tuners.find(request.tuner), XGBTuner) and others:
         raise TuningError(f"tuner {request.tuner} does not learn from other workloads: expected xgb")
     _check_writable(Path(request.log))
-    under_way = _Search(workload, schedules, reserve, places, request, others)
+    under_way = _Search(workload, schedules, reserve, places, request, others, problems or Problems(), following)
     under_way.recall()
     seconds, phases, built = under_way.run(begun, progress)
     final = under_way.confirm(built, phases) if request.confirm else under_way.status.best
@@ -181,6 +186,8 @@ class _Search:
         places: Sequence[Device],
         request: Request,
         others: Sequence[Path],
+        problems: Problems,
+        following: Workload | None,
     ):
         trials = TRIALS if request.trials is None and request.seconds is None else request.trials
         self.status = Status(trials, request.seconds)
@@ -189,6 +196,8 @@ class _Search:
         self._schedules = {schedule.name: schedule for schedule in (*schedules, *reserve)}
         self._weights = {schedule.name: RESERVE for schedule in reserve}
         self._others = others
+        self._problems = problems
+        self._following = following
         naive = library.naive(workload)
         self._naive = None if naive and naive.name in self._schedules else naive
         self._contest: Contest | None = None
@@ -217,6 +226,7 @@ class _Search:
                 [*builders, self._naive] if self._naive else builders,
                 self._places,
                 workers=self._request.workers,
+                problem=self._problems.take(self._workload),
             )
             stack.enter_context(measurer)
             if referring and self._naive:
@@ -258,7 +268,15 @@ class _Search:
                 self._log.append(Record.of(measurement, status.elapsed))
             if measured:
                 self._take(self._log.new_records(self._workload))
+                self._prepare_problems()
             progress(status)
+
+    def _prepare_problems(self) -> None:
+        """Have inputs computed for the last timings, and then for what is searched next."""
+        if self._request.confirm:
+            self._problems.prepare(self._workload)
+        if self._following and self._share() >= DESCENT:
+            self._problems.prepare(self._following)
 
     def _refers(self, measurer: Measurer) -> bool:
         """Whether the naive schedule is still being measured, which everything is compared with."""
@@ -341,7 +359,8 @@ class _Search:
         if not wanted:
             return None
         schedules = [self._schedules[name] for name in dict.fromkeys(name for name, _ in wanted)]
-        with Measurer(self._workload, schedules, self._places[:1], workers=len(absent)) as measurer:
+        fresh = self._problems.take(self._workload)
+        with Measurer(self._workload, schedules, self._places[:1], workers=len(absent), problem=fresh) as measurer:
             if absent:
                 _measure_all(measurer, [Trial(*each) for each in absent])
                 there |= {_spelt(trial.schedule, trial.config): trial for trial in measurer.fastest}

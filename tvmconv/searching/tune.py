@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from tvmconv import devices, library
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError
+from tvmconv.measuring.problems import Problems
 from tvmconv.measuring.ready import begin_builders, begin_devices
 from tvmconv.measuring.standing import standing
 from tvmconv.searching.search import Request, Tuned, search
@@ -80,6 +81,8 @@ def tune_all(
     places: Sequence[Device],
     request: Request,
     told: Told,
+    problems: Problems | None = None,
+    following: Workload | None = None,
 ) -> Tuned:
     """Search several schedules as one. Raises as `tune` does.
 
@@ -90,6 +93,8 @@ def tune_all(
         places: devices of one architecture, to measure on.
         request: how to search, and how long.
         told: is called with the status about ten times a second.
+        problems: as for `search`.
+        following: as for `search`.
     """
     chosen = [library.find(workload, each) if isinstance(each, str) else each for each in schedules]
     others: list[library.Schedule] = []
@@ -99,7 +104,7 @@ def tune_all(
     with standing():
         begin_builders(request.workers)
         begin_devices(places)
-        return search(workload, chosen, others, places, request, told)
+        return search(workload, chosen, others, places, request, told, problems, following)
 
 
 def find_devices(device: str | Device | Sequence[str | Device], tracker: str | None = None) -> list[Device]:
