@@ -7,6 +7,7 @@ import threading
 import time
 import types
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from faulty_schedules import SCHEDULE
@@ -16,11 +17,14 @@ from processes import children, wait_for
 import tvmconv as tc
 from tvmconv.library import find as find_schedule
 from tvmconv.measuring import supervised
+from tvmconv.measuring.bench_process import Wake
 from tvmconv.measuring.builder import Task
+from tvmconv.measuring.local import DEVICE_PROCESS
 from tvmconv.measuring.outcome import ErrorKind
-from tvmconv.measuring.pool import Pool
-from tvmconv.measuring.standing import standing
-from tvmconv.measuring.supervised import Job, Limits, Supervised
+from tvmconv.measuring.pool import Pool, workers_of
+from tvmconv.measuring.ready import begin_builders, begin_devices
+from tvmconv.measuring.standing import begin, standing
+from tvmconv.measuring.supervised import Cause, Job, Limits, Supervised
 
 OTHER = tc.parse("conv2d:1x4x8x8,8x4x3x3,s1,p1")
 TILING = find_schedule(OTHER, "tiling")
@@ -90,12 +94,12 @@ def test_the_last_of_several_blocks_ends_the_processes_and_without_any_each_meas
 
 
 def test_a_larger_pool_starts_more_and_a_smaller_one_leaves_the_others_standing(serving, opencl):
-    task = Task(OTHER, TILING, opencl, 1 << 30)
+    task = Task(OTHER, {"tiling": TILING}, opencl, 1 << 30)
     with standing():
         for workers, there in ((1, 1), (2, 2), (1, 2)):
             pool = Pool(task, workers, timeout=20.0)
             for number in range(6):
-                pool.submit(number, DEFAULT)
+                pool.submit(number, "tiling", DEFAULT)
             built = []
             while len(built) < 6 or not all(builder.ready for builder in pool._builders):
                 built += pool.poll()
@@ -199,3 +203,61 @@ def test_answers_that_were_for_another_are_for_nobody():
         second.submit(Job(1, ("say", "new")))
         assert [(job.tag, answer) for job, answer in wait_for(second.poll)] == [(1, ["new"])]
         second.close()
+
+
+def test_processes_that_stand_before_anybody_asked_are_taken_and_no_more_are_begun_than_are_wanted(serving):
+    with standing():
+        begin_builders(2)
+        first = wait_for(lambda: len(serving()) == 2 and serving())
+        begin_builders(2)
+        begin_builders(1)
+        assert serving() == first
+        assert right()  # by one that builds, beside a new one that measures
+        assert first < serving()
+        assert len(serving()) == 3
+    assert serving() == set()
+
+
+def test_by_default_as_many_begin_as_a_measurer_has(serving):
+    with standing():
+        begin_builders(None)
+        assert wait_for(lambda: len(serving()) == workers_of(None))
+
+
+def test_nobody_had_a_process_that_began_early_so_that_it_has_the_time_of_a_new_one(monkeypatch, ours):
+    """One that another had is given up when it is not free within seconds; one that still loads TVM is not."""
+    monkeypatch.setattr(supervised, "SECOND_HAND_SECONDS", 0.0)
+    with standing():
+        begin("obedient", "obedient", 1, ("hang",))
+        (early,) = wait_for(ours)
+        process = Supervised("obedient", lambda: None, Limits(1.0, 60.0), {}, like="obedient")
+        assert ours() == {early}
+        end = wait_for(lambda: process.poll() or process.end)
+        assert (end.cause, end.was_ready) == (Cause.START, False)
+        process.close()
+
+
+def test_a_process_that_began_early_gets_its_first_message_before_that_of_whoever_takes_it(ours):
+    with standing():
+        begin("obedient", "obedient", 1, ("say", "awake"))
+        process = Supervised("obedient", lambda: ("say", "hello"), Limits(60.0, 60.0), {}, like="obedient")
+        answered = []
+        wait_for(lambda: answered.extend(process.child.received()) or len(answered) == 2)
+        assert answered == [["awake"], ["hello"]]
+        process.close()
+
+
+def test_what_began_early_and_was_never_taken_ends_with_the_last_block(ours):
+    with standing():
+        with standing():
+            begin("obedient", "obedient", 3)
+        assert len(wait_for(ours)) == 3
+    assert ours() == set()
+
+
+def test_the_process_of_a_gpu_of_this_host_begins_early_and_no_other_device_s_does(opencl, monkeypatch):
+    begun = []
+    monkeypatch.setattr("tvmconv.measuring.standing.begin", lambda *what: begun.append(what))
+    gpu, far = (SimpleNamespace(kind="cuda", text=text) for text in ("cuda:1", "rpc:k"))
+    begin_devices([opencl, gpu, far])
+    assert begun == [(DEVICE_PROCESS, "cuda:1", 1, Wake("cuda:1"))]
