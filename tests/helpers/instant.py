@@ -27,6 +27,8 @@ class Instant:
     Attributes:
         measured: names of schedules and configs that any instance measured.
         failing: names of schedules whose configs all fail.
+        seconds, error: what a trial takes, and how it ends, made of the trial and of what it would be else.
+        milliseconds: by phase.
         lasts: after how many measurements the device is lost, with the error `loss`.
     """
 
@@ -35,6 +37,8 @@ class Instant:
         self.failing = frozenset()
         self.lasts = 1_000_000
         self.loss = None
+        self.seconds = self.error = lambda trial, otherwise: otherwise
+        self.milliseconds = {"time": 1.0}
 
     def __call__(self, workload, schedules, devices, workers=None, problem=None):
         return _Session(self, workload, devices[0].name)
@@ -60,13 +64,13 @@ class _Session:
 
     @property
     def phases(self):
-        return {"time": 1.0} if self._instant.measured else {}
+        return self._instant.milliseconds if self._instant.measured else {}
 
     @property
     def fastest(self):
         return [replace(trial, final=True) for _, trial in sorted(self._ended, key=lambda each: each[0])]
 
-    def submit(self, configs, schedule):
+    def submit(self, configs, schedule=None):
         self.submit_trials([Trial(schedule, config) for config in configs])
 
     def submit_trials(self, trials):
@@ -81,6 +85,9 @@ class _Session:
         name = trial.schedule
         self._instant.measured.append((name, trial.config))
         made = measured(self._workload, name, trial.config, self._device, failed=name in self._instant.failing)
+        error = self._instant.error(trial, made.outcome.error)
+        times = () if error else (self._instant.seconds(trial, made.cost),)
+        made = replace(made, outcome=replace(made.outcome, error=error, times=times))
         if not trial.final and made.cost < float("inf"):
             self._ended.append((made.cost, trial))
         return [replace(made, final=trial.final)]

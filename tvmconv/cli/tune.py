@@ -112,8 +112,8 @@ def run(args: argparse.Namespace) -> int:
         raise
     if args.json:
         for _, _, tuned in results:
-            if tuned.status.best:
-                print(tuned.status.best.line())
+            if best := tuned.final or tuned.status.best:
+                print(best.line())
     else:
         print(results_table(results, network).text())
         for line in phase_lines(results):

@@ -17,7 +17,7 @@ from tvmconv import library
 from tvmconv.devices import Device
 from tvmconv.devices.base import first_line
 from tvmconv.devices.rpc import Remote
-from tvmconv.errors import DeviceError, ScheduleError
+from tvmconv.errors import DeviceError, Error, ScheduleError
 from tvmconv.measuring.builder import Task
 from tvmconv.measuring.local import LocalRunner
 from tvmconv.measuring.outcome import Measurement
@@ -132,7 +132,13 @@ class Measurer:
         self.submit_trials([Trial(schedule or self._first, config) for config in configs])
 
     def submit_trials(self, trials: Sequence[Trial]) -> None:
-        """Queue configs of any of the schedules, or what was built before."""
+        """Queue configs of any of the schedules, or what was built before.
+
+        Raises:
+            Error: something has to be built, and there are no workers.
+        """
+        if not self._workers and any(trial.program is None for trial in trials):
+            raise Error("nobody builds: without workers only what was built before can be measured")
         for trial in trials:
             self._trials.put(trial)
         self._submitted += len(trials)

@@ -29,7 +29,7 @@ class Entrant:
         schedule: the schedule.
         tuner: proposes its configs.
         weight: how much it promises before anything is known: 1, or less.
-        proposed: how many of its configs were proposed or learnt.
+        proposed: how many of its configs were proposed, or learnt if that is more.
         cost: of its fastest config, in seconds a launch.
     """
 
@@ -39,6 +39,7 @@ class Entrant:
     proposed: int = 0
     cost: float = math.inf
     exhausted: bool = field(default=False, init=False)
+    learnt: int = field(default=0, init=False)
 
     def claim(self, best: float) -> float:
         """Its claim to the next trial, where `best` is the fastest of all: its weight over what it had already.
@@ -87,6 +88,8 @@ class Contest:
             if own:
                 entrant.tuner.learn(own)
                 entrant.cost = min(entrant.cost, *(record.cost for record in own))
+                entrant.learnt += len(own)
+                entrant.proposed = max(entrant.proposed, entrant.learnt)  # an earlier session's, or another search's
         good = [record for record in records if record.ok and record.schedule in self._entrants]
         self._fastest = sorted([*self._fastest, *good], key=lambda record: record.cost)[:DESCENDED]
 
@@ -123,7 +126,7 @@ class Contest:
 
     def _near_the_fastest(self, n: int) -> list[Proposal]:
         chosen: list[Proposal] = []
-        for record in self._fastest:
+        for record in self._fastest if n > 0 else ():
             near = self._entrants[record.schedule].tuner.take_near(record.config, n - len(chosen))
             chosen += [(record.schedule, config) for config in near]
         return chosen

@@ -57,7 +57,7 @@ class Request:
         begun: when the clock began to run, as `time.monotonic` tells it; None for when the search is called.
 
     Raises:
-        TuningError: trials, seconds or patience is not positive.
+        TuningError: trials, seconds, patience or workers is not positive.
     """
 
     tuner: str = "xgb"
@@ -73,7 +73,7 @@ class Request:
     begun: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("trials", "seconds", "patience"):
+        for name in ("trials", "seconds", "patience", "workers"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise TuningError(f"{name} has to be positive, not {value}")
@@ -305,7 +305,8 @@ class _Search:
             if record.device != self._places[0].name or record.workload != self._workload:
                 continue
             if record.final:
-                self._finals[record.identity] = record
+                if record.schedule in self._schedules:
+                    self._finals[record.identity] = record
             elif self._naive and record.schedule == self._naive.name and not record.config:
                 self.status.reference = record
             elif record.schedule in self._schedules and record.identity not in self._known:
@@ -355,7 +356,7 @@ class _Search:
             phases: mean milliseconds a trial by phase: there are as many finalists as there is time for.
         """
         if self._best_first and self._best_first[0].identity in self._finals:  # nothing faster was found since
-            return min(self._finals.values(), key=lambda record: record.cost)
+            return _fastest(self._finals.values())
         there = {_spelt(trial.schedule, trial.config): trial for trial in built}
         each = LONG_SECONDS + sum(phases.get(phase, 0.0) for phase in ("load", "verify", "time")) / 1e3
         count = max(1, int(self._final_seconds / FINAL_ROUNDS / each))
@@ -376,7 +377,12 @@ class _Search:
             outcome = together([measurement.outcome for measurement in measurements])
             records.append(Record.of(replace(measurements[-1], outcome=outcome)))
             self._log.append(records[-1])
-        return min((record for record in records if record.ok), key=lambda record: record.cost, default=None)
+        return _fastest(records)
+
+
+def _fastest(records: Iterable[Record]) -> Record | None:
+    """The fastest of those that are right; None if none is."""
+    return min((record for record in records if record.ok), key=lambda record: record.cost, default=None)
 
 
 def _spelt(schedule: str, config: object) -> str:

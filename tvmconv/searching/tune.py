@@ -63,7 +63,8 @@ def tune(
 
     Raises:
         TunerError: there is no such tuner.
-        TuningError: trials, seconds or patience is not positive, or the tuner does not learn from other workloads.
+        TuningError: trials, seconds, patience or workers is not positive, or the tuner does not learn from other
+            workloads.
         ScheduleError: no such schedule for this workload, or not for devices of this kind.
         DeviceError: a device is not there, or is lost.
         Error: the log cannot be read or written.
