@@ -5,9 +5,9 @@
     python scripts/startup.py --device cuda --name two-gpus
 
 Runs `tvmconv tune --suite` on three layers as a user would, and reads the times of the records from its log: the first
-layer's begin with the command, the others' with the last record of the layer before. Full rate is reached where a second
-brings four fifths of what the rest of the layer's seconds bring, in the median. Then it times, each in a process of its
-own, what a search has to do before its first trial. Writes DIR/NAME.md and NAME.json.
+layer's begin with the command, the others' with the last record of the layer before. Full rate is reached in the second
+that brings four fifths of what the layer's seconds bring in the median. Then it times, each in a process of its own,
+what a search has to do before its first trial. Writes DIR/NAME.md and NAME.json.
 """
 
 from __future__ import annotations

@@ -325,7 +325,13 @@ class _Search:
         seconds = self._request.seconds
         if seconds is None or not self._request.confirm:
             return seconds
-        return seconds - min(FINAL_SECONDS, FINAL_SHARE * seconds)
+        return seconds - self._final_seconds
+
+    @property
+    def _final_seconds(self) -> float:
+        """How long the last timings may take, about."""
+        seconds = self._request.seconds
+        return FINAL_SECONDS if seconds is None else min(FINAL_SECONDS, FINAL_SHARE * seconds)
 
     def _share(self) -> float:
         """How much of the search is done."""
@@ -353,7 +359,7 @@ class _Search:
             return _fastest(self._finals.values())
         there = {_spelt(trial.schedule, trial.config): trial for trial in built}
         each = LONG_SECONDS + sum(phases.get(phase, 0.0) for phase in ("load", "verify", "time")) / 1e3
-        count = max(1, int(FINAL_SECONDS / FINAL_ROUNDS / each))
+        count = max(1, int(self._final_seconds / FINAL_ROUNDS / each))
         wanted = [(record.schedule, record.config) for record in self._best_first[:count]]
         absent = [each for each in wanted if _spelt(*each) not in there]
         if not wanted:
