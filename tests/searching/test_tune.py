@@ -382,10 +382,11 @@ def test_what_turns_out_wrong_at_the_end_is_never_built(log, instant):
     assert best(log, WORKLOAD) is None
 
 
-def test_there_are_fewer_finalists_where_each_takes_long(log, instant):
-    instant.milliseconds = {"load": 300.0, "verify": 100.0, "time": 50.0}
-    search(log, trials=10, confirm=True)
-    assert len(finals_of(log)) == int(FINAL_SECONDS / FINAL_ROUNDS / (LONG_SECONDS + 0.45))
+@pytest.mark.parametrize(("seconds", "kept"), [(None, FINAL_SECONDS), (1000.0, FINAL_SECONDS), (8.0, 1.2), (2.0, 0.3)])
+def test_there_are_as_many_finalists_as_there_is_time_for(log, instant, seconds, kept):
+    instant.milliseconds = {"load": 100.0, "verify": 30.0, "time": 20.0}
+    search(log, trials=10, seconds=seconds, confirm=True)
+    assert len(finals_of(log)) == max(1, int(kept / FINAL_ROUNDS / (LONG_SECONDS + 0.15))) < FINALISTS
 
 
 def test_nothing_is_final_where_nothing_succeeded(log, instant):
