@@ -38,7 +38,7 @@ FULL = 0.8  # of the median rate
 PARTS = {  # what is timed on its own, in a fresh process; a line ends what does not count
     "Python": "",
     "the command line's modules": "import tvmconv.cli.tune",
-    "TVM": "import tvm",
+    "TVM": "from tvmconv.lean import load_tvm; load_tvm()",
     "TVM and all schedules": "from tvmconv import library; library.schedules()",
     "the devices": "from tvmconv import devices; devices.find({device!r})",
     "xgboost": "import xgboost",
@@ -77,6 +77,7 @@ def _run(argv: Sequence[str]) -> int:
     parser.add_argument("--device", metavar="D", default="auto", help="as for tvmconv tune (default: %(default)s)")
     parser.add_argument("--seconds", metavar="T", type=positive, default=10.0, help="a layer (default: %(default)g)")
     parser.add_argument("--workers", metavar="N", type=count, help="processes that build (default: cores - 1)")
+    parser.add_argument("--no-parts", action="store_true", help="leave out what is timed on its own")
     parser.add_argument("--name", default="startup", help="of what is written (default: %(default)s)")
     parser.add_argument("-o", dest="out", type=Path, default=Path("results"), metavar="DIR", help="where results go")
     args = parser.parse_args(argv)
@@ -84,9 +85,10 @@ def _run(argv: Sequence[str]) -> int:
     device = devices.find("cuda:0" if args.device == "cuda" else args.device)
     args.out.mkdir(parents=True, exist_ok=True)
     layers = tuned(texts, args.device, args.seconds, args.workers)
-    parts = {name: seconds_of(code.format(device=device.text)) for name, code in PARTS.items()}
+    wanted = {} if args.no_parts else PARTS
+    parts = {name: seconds_of(code.format(device=device.text)) for name, code in wanted.items()}
     title = f"A search from its command on, {args.device}, {device.name}"
-    tables = [layers_table(layers), parts_table(parts)]
+    tables = [layers_table(layers), *([parts_table(parts)] if parts else [])]
     note = provenance(device, shlex.join(["python", "scripts/startup.py", *argv]))
     print("\n\n".join([title, *(table.text() for table in tables), note]))
     page = "\n\n".join([f"# {title}", *(table.markdown() for table in tables), note])

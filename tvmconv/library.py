@@ -22,6 +22,7 @@ from tvmconv.errors import KnobError, ScheduleError
 from tvmconv.gpu import Limits
 from tvmconv.knobs import Columns, Config, Knobs, Value, format_value
 from tvmconv.knobs.space import ANY_GPU, Space, Usage
+from tvmconv.lean import load_tvm
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule as TirSchedule
@@ -240,6 +241,7 @@ def _file(function: Callable) -> str:
 @functools.cache
 def _load() -> None:
     """Import every module of every package of schedules, the project's own first; importing them registers them."""
+    load_tvm()
     named = (entry.value for entry in importlib.metadata.entry_points(group=ENTRY_POINTS))
     for name in dict.fromkeys((BUILT_IN, *named)):
         try:

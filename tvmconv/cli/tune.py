@@ -154,8 +154,8 @@ def search_all(
     }
     problems = Problems()
     with standing():
-        begin_builders(args.workers)  # they load TVM while this process does
         places = find_devices(args.device, args.tracker)
+        begin_builders(args.workers, places[0])  # they load TVM while this process does
         begin_devices(places)
         named = take_where_they_apply(args.schedule or (), chosen)
         for number, workload in enumerate(chosen, 1):

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from tvmconv.workloads import Workload
 
 
+SMALL = "conv2d:1x1x2x2,1x1x1x1"  # what is built to load the compilers
+
+
 @dataclass(frozen=True)
 class Task:
     """What a builder process builds, whatever the config.
@@ -41,6 +44,17 @@ class Task:
     schedules: Mapping[str, Schedule]
     device: Device
     memory_limit: int
+
+
+@dataclass(frozen=True)
+class Wake:
+    """What a builder process may be told first: to load what it will need, for a `Task` that will come.
+
+    Attributes:
+        device: what will be built for.
+    """
+
+    device: Device
 
 
 @dataclass(frozen=True)
@@ -100,7 +114,7 @@ def main(connection: Connection) -> None:
     Another task may come at any time: the configs after it are its own.
     """
     task, bytes_first, received = None, 0, messages(connection)
-    _warm_up()
+    _warm_up(None)
     while True:
         try:
             message = next(received)
@@ -109,6 +123,9 @@ def main(connection: Connection) -> None:
         except Exception as error:
             connection.send(describe(error))
             return
+        if isinstance(message, Wake):
+            _warm_up(message.device)
+            continue
         if isinstance(message, Task):
             task, bytes_now = message, _allocated_bytes()
             bytes_first = bytes_first or bytes_now
@@ -128,15 +145,21 @@ def main(connection: Connection) -> None:
         return
 
 
-def _warm_up() -> None:
-    """Load what every build needs, before the clock of the first one runs and before anybody asks."""
-    with contextlib.suppress(Exception):  # a build that needs it tells what is wrong
-        import tvm  # noqa: F401
+def _warm_up(device: Device | None) -> None:
+    """Load what every build needs, before the clock of the first one runs and before anybody asks.
 
-        from tvmconv import library
-        from tvmconv.compiler import build  # noqa: F401
+    Args:
+        device: what will be built for, to load its compiler as well; None where that is not known.
+    """
+    with contextlib.suppress(Exception):  # a build that needs it tells what is wrong
+        from tvmconv import library, workloads
+        from tvmconv.compiler import build as road
 
         library.schedules()
+        if device:
+            workload = workloads.parse(SMALL)
+            schedule = library.schedules(workload)[0]
+            _ = road.build(workload, schedule, {}, device.target(), device.limits, device.text).lowered.program
 
 
 def _allocated_bytes() -> int:

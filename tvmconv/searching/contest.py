@@ -41,15 +41,22 @@ class Entrant:
     exhausted: bool = field(default=False, init=False)
     learnt: int = field(default=0, init=False)
 
-    def claim(self, best: float) -> float:
-        """Its claim to the next trial, where `best` is the fastest of all: its weight over what it had already.
+    @property
+    def in_reserve(self) -> bool:
+        """Whether it seldom wins."""
+        return self.weight < 1
 
-        One that is in reserve waits until its first trial is known.
-        """
+    @property
+    def unknown(self) -> bool:
+        """Whether nothing can be said of it yet."""
+        return not math.isfinite(self.cost) and self.learnt < PATIENCE
+
+    def claim(self, best: float) -> float:
+        """Its claim to the next trial, where `best` is the fastest of all: its weight over what it had already."""
         weight = self.weight
         if math.isfinite(self.cost):
             weight *= (best / self.cost) ** SHARPNESS
-        elif self.proposed >= (PATIENCE if weight >= 1 else 1):
+        elif not self.unknown:
             weight *= HOPELESS
         return weight / (self.proposed + 1)
 
@@ -79,7 +86,7 @@ class Contest:
     @property
     def batch(self) -> int:
         """How many configs the tuners like to propose before they learn what they cost."""
-        return sum(entrant.tuner.batch for entrant in self._entrants.values() if entrant.weight >= 1)
+        return sum(entrant.tuner.batch for entrant in self._entrants.values() if not entrant.in_reserve)
 
     def learn(self, records: Sequence[Record]) -> None:
         """Take notice of what configs cost; each once."""
@@ -135,6 +142,11 @@ class Contest:
         """How many of the next `n` trials each schedule has; none where all spaces are exhausted."""
         able = [entrant for entrant in self._entrants.values() if not entrant.exhausted]
         best = min((entrant.cost for entrant in self._entrants.values()), default=math.inf)
+        first = [entrant for entrant in able if not entrant.in_reserve]
+        if any(entrant.unknown for entrant in first):
+            able = first  # what the reserve is worth beside them is not known yet
+        else:
+            able = [entrant for entrant in able if not (entrant.in_reserve and entrant.unknown)] or able
         shares: dict[str, int] = {}
         for _ in range(n if able else 0):
             entrant = max(able, key=lambda each: each.claim(best))

@@ -102,7 +102,7 @@ def tune_all(
         chosen = library.to_tune(workload, places[0].kind, places[0].arch)
         others = library.in_reserve(workload, places[0].kind, places[0].arch)
     with standing():
-        begin_builders(request.workers)
+        begin_builders(request.workers, places[0])
         begin_devices(places)
         return search(workload, chosen, others, places, request, told, problems, following)
 
