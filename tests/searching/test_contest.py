@@ -30,6 +30,8 @@ def space(options=1000, conditions=()):
 
 SMALL, ODD = space(3), space(100, [Condition("odd", lambda columns: columns["number"] % 2 == 1)])
 
+DEFAULT_OF_B = [("b", space().default)]
+
 
 def entrant(name, there=None, weight=1.0, tuner="random"):
     return Entrant(Schedule(name, "conv2d", function, ("float32",), 0), make(tuner, there or space(), seed=1), weight)
@@ -91,11 +93,28 @@ def test_where_all_fail_all_go_on():
 
 def test_schedules_in_reserve_have_a_smaller_share_until_they_are_fast():
     slow, fast = (
-        shares(search(Contest([entrant("a"), entrant("b", weight=RESERVE)]), 400, {"a": 1.0, "b": seconds}))
+        shares(
+            search(Contest([entrant("a"), entrant("b", weight=RESERVE)], DEFAULT_OF_B), 400, {"a": 1.0, "b": seconds})
+        )
         for seconds in (1.0, 0.5)
     )
     assert slow["b"] / slow["a"] == pytest.approx(RESERVE, abs=0.05)
     assert fast["b"] > 0.9
+
+
+def test_the_reserve_waits_until_it_is_known_what_the_others_are_worth():
+    contest = Contest([entrant("a"), entrant("b", weight=RESERVE)], DEFAULT_OF_B)
+    contest.learn([record("b", space().default, 1.0)])
+    assert [name for name, _ in contest.propose(20)] == ["a"] * 20
+    contest.learn([record("a", {"number": 500, "order": "rows"}, 1.0)])
+    assert "b" in [name for name, _ in contest.propose(60)]
+
+
+@pytest.mark.parametrize("known", [[], [("b", space().default)]])
+def test_one_in_reserve_that_never_ran_has_its_turn_when_the_others_are_exhausted(known):
+    contest = Contest([entrant("a", SMALL), entrant("b", weight=RESERVE)], known)
+    names = [name for name, _ in search(contest, SMALL.size + 9, {"a": 1.0, "b": None}, batch=3)]
+    assert names == ["b"] * len(known) + ["a"] * SMALL.size + ["b"] * (9 - len(known))
 
 
 def test_no_config_is_proposed_twice_and_each_is_of_its_schedules_space():
