@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 LOG = "tuning.jsonl"
 FAILED = 1
+LONGEST_START = 30.0  # seconds from a process's begin to its command; an older one was doing something else
 LINE_SECONDS = 15.0  # between two lines of progress where there is no terminal
 
 
@@ -140,10 +141,10 @@ def search_all(
     Returns:
         Of each the workload, the schedule that won, and what came of the search.
     """
-    from tvmconv.measuring.problems import Problems
     from tvmconv.measuring.ready import begin_builders, begin_devices
     from tvmconv.measuring.standing import standing
-    from tvmconv.searching.search import Request
+    from tvmconv.searching.opening import Ahead, Field
+    from tvmconv.searching.request import Request
     from tvmconv.searching.shares import share
     from tvmconv.searching.tune import find_devices, tune_all
 
@@ -152,7 +153,7 @@ def search_all(
     options = {
         name: getattr(args, name) for name in ("tuner", "trials", "log", "seed", "patience", "transfer", "workers")
     }
-    problems = Problems()
+    ahead = Ahead()
     with standing():
         places = find_devices(args.device, args.tracker)
         begin_builders(args.workers, places[0])  # they load TVM while this process does
@@ -164,10 +165,14 @@ def search_all(
             left = chosen[number - 1 :]
             seconds = share(max(end - begun, 0.1), left, network, places[0]) if end else args.seconds
             request = Request(**options, seconds=seconds, begun=begun, **more)
-            following = left[1] if len(left) > 1 else None
+
+            def prepare_next(left: Sequence[Workload] = left[1:], request: Request = request) -> None:
+                for workload in left[:1]:
+                    ahead.prepare(workload, Field.of(workload, named[workload], places[0]), places[0], request)
+
             with _shown(f"{workload.text} on {places[0].text}: ") as show:
                 shown = lambda status, show=show: show(progress_text(status))  # noqa: E731
-                tuned = tune_all(workload, named[workload], places, request, shown, problems, following)
+                tuned = tune_all(workload, named[workload], places, request, shown, ahead, prepare_next)
             best = tuned.final or tuned.status.best
             results.append((workload, best.schedule if best else NOTHING, tuned))
             begun = time.monotonic()
@@ -175,13 +180,15 @@ def search_all(
 
 
 def _process_begun() -> float:
-    """When this process was begun, as `time.monotonic` would have told it."""
+    """When this process was begun, as `time.monotonic` would have told it; now, if that was for something else."""
+    now = time.monotonic()
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # proc_pid_stat(5): starttime
-        return time.monotonic() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot
     except (OSError, AttributeError, ValueError, IndexError):  # not on Linux
-        return time.monotonic()
+        return now
+    return now - age if age < LONGEST_START else now
 
 
 def take_where_they_apply(names: Sequence[str], chosen: Sequence[Workload]) -> dict[Workload, list[str]]:

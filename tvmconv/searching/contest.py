@@ -107,9 +107,10 @@ class Contest:
             n: how many.
             last: whether the search comes to its end, and neighbours of the fastest come first.
         """
-        chosen = self._from_known(n)
+        if chosen := self._from_known(n):
+            return chosen  # at once: a tuner takes its time
         if last:
-            chosen += self._near_the_fastest(n - len(chosen))
+            chosen += self._near_the_fastest(n)
         while len(chosen) < n and (shares := self._shares(n - len(chosen))):
             for name, share in shares.items():
                 configs = self._entrants[name].tuner.propose(share)

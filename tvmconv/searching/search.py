@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,22 +11,17 @@ from pathlib import Path
 
 from tvmconv import library
 from tvmconv.devices import Device
-from tvmconv.errors import Error, TuningError
-from tvmconv.gpu import Limits
-from tvmconv.logs.best import log_files
-from tvmconv.logs.lines import BadLines, in_one_line
-from tvmconv.logs.log import Log, read
+from tvmconv.errors import Error
+from tvmconv.logs.lines import in_one_line
+from tvmconv.logs.log import Log
 from tvmconv.logs.record import Record
-from tvmconv.logs.shipped import shipped_logs
 from tvmconv.measuring.measurer import Measurer
 from tvmconv.measuring.outcome import FINAL_ROUNDS, FINALISTS, Measurement, together
 from tvmconv.measuring.pipeline import Trial
-from tvmconv.measuring.problems import Problems
-from tvmconv.searching import tuners
-from tvmconv.searching.contest import RESERVE, Contest, Entrant
-from tvmconv.searching.known import nearest
+from tvmconv.searching.contest import Contest
+from tvmconv.searching.opening import Ahead, Field
+from tvmconv.searching.request import Request
 from tvmconv.searching.status import Status
-from tvmconv.searching.tuners.xgb import XGBTuner
 from tvmconv.workloads import Workload
 
 TRIALS = 512  # where neither their number nor the time is limited
@@ -36,47 +30,6 @@ DESCENT = 0.8  # of the search, after which the neighbours of the fastest config
 FINAL_SECONDS, FINAL_SHARE = 2.0, 0.15  # what is kept of the time for the last timings, at most: seconds, and a share
 LONG_SECONDS = 0.15  # that a last timing takes, its warm-up included
 WITHOUT_KNOWLEDGE = ("random", "grid")  # tuners that begin with nothing: the yardsticks
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is asked of a search, whatever the workload, the schedule and the device.
-
-    Attributes:
-        tuner: "xgb", "ga", "random" or "grid".
-        trials: how many records of all schedules there shall be, those in the log included; `TRIALS` if `seconds` is
-            not given either.
-        seconds: how long it may take, on the clock, earlier sessions included; one config is measured at least.
-        log: the file to append to.
-        seed: of the tuner.
-        patience: end after so many records without a better one.
-        transfer: logs, or folders of logs, whose records of other workloads the xgb tuner learns from as well.
-        workers: processes that build; by default one less than there are processors.
-        compare: measure the naive schedule once, if the log does not have it.
-        confirm: measure the fastest configs again at the end, on fresh inputs.
-        begun: when the clock began to run, as `time.monotonic` tells it; None for when the search is called.
-
-    Raises:
-        TuningError: trials, seconds, patience or workers is not positive.
-    """
-
-    tuner: str = "xgb"
-    trials: int | None = None
-    seconds: float | None = None
-    log: str | os.PathLike[str] = "tuning.jsonl"
-    seed: int = 0
-    patience: int | None = None
-    transfer: Iterable[str | os.PathLike[str]] = ()
-    workers: int | None = None
-    compare: bool = True
-    confirm: bool = True
-    begun: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("trials", "seconds", "patience", "workers"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise TuningError(f"{name} has to be positive, not {value}")
 
 
 @dataclass(frozen=True)
@@ -110,25 +63,23 @@ class Tuned:
 
 def search(
     workload: Workload,
-    schedules: Sequence[library.Schedule],
-    reserve: Sequence[library.Schedule],
+    field: Field,
     places: Sequence[Device],
     request: Request,
     progress: Callable[[Status], None],
-    problems: Problems | None = None,
-    following: Workload | None = None,
+    ahead: Ahead | None = None,
+    then: Callable[[], None] | None = None,
 ) -> Tuned:
     """Search for the fastest config of several schedules.
 
     Args:
         workload: what to compute.
-        schedules: how; their knobs make the spaces, and the device's limits bound them.
-        reserve: schedules that seldom win: their defaults are measured, and they are searched if these are fast.
+        field: how; the schedules' knobs make the spaces, and the device's limits bound them.
         places: devices of one architecture, to measure on.
         request: how to search, and how long.
         progress: called with the status about ten times a second.
-        problems: inputs and references that searches have prepared for one another.
-        following: what is searched next, with the same `problems`.
+        ahead: what an earlier search has prepared for this one.
+        then: is called once, when there is time to prepare the next one.
 
     Raises:
         TunerError: there is no such tuner.
@@ -140,14 +91,12 @@ def search(
     """
     begun = time.monotonic() if request.begun is None else request.begun
     device = places[0]
-    for schedule in schedules:
+    for schedule in field.first:
         schedule.check_runs_on(device.kind, device.arch, device.text)
     device.check_dtypes(workload.argument_dtypes)
-    others = log_files(request.transfer)
-    if not issubclass(tuners.find(request.tuner), XGBTuner) and others:
-        raise TuningError(f"tuner {request.tuner} does not learn from other workloads: expected xgb")
+    request.check()
     _check_writable(Path(request.log))
-    under_way = _Search(workload, schedules, reserve, places, request, others, problems or Problems(), following)
+    under_way = _Search(workload, field, places, request, ahead or Ahead(), then)
     under_way.recall()
     seconds, phases, built = under_way.run(begun, progress)
     final = under_way.confirm(built, phases) if request.confirm else under_way.status.best
@@ -162,42 +111,26 @@ def _check_writable(log: Path) -> None:
         log.open("ab").close()
 
 
-def _transfer(
-    tuner: XGBTuner, schedule: library.Schedule, workload: Workload, logs: Iterable[Path], limits: Limits
-) -> None:
-    """Have a tuner learn what logs have of the same schedule for other workloads."""
-    found: dict[Workload, list[Record]] = {}
-    for log in logs:
-        for record in read(log, BadLines()):
-            if record.schedule == schedule.name and record.workload != workload:
-                found.setdefault(record.workload, []).append(record)
-    for other, records in found.items():
-        tuner.transfer(schedule.space(other, limits), records)
-
-
 class _Search:
     """One search: what it consists of, and how far it is."""
 
     def __init__(
         self,
         workload: Workload,
-        schedules: Sequence[library.Schedule],
-        reserve: Sequence[library.Schedule],
+        field: Field,
         places: Sequence[Device],
         request: Request,
-        others: Sequence[Path],
-        problems: Problems,
-        following: Workload | None,
+        ahead: Ahead,
+        then: Callable[[], None] | None,
     ):
         trials = TRIALS if request.trials is None and request.seconds is None else request.trials
         self.status = Status(trials, request.seconds)
         self._request = request
         self._workload = workload
-        self._schedules = {schedule.name: schedule for schedule in (*schedules, *reserve)}
-        self._weights = {schedule.name: RESERVE for schedule in reserve}
-        self._others = others
-        self._problems = problems
-        self._following = following
+        self._field = field
+        self._schedules = {schedule.name: schedule for schedule in (*field.first, *field.reserve)}
+        self._ahead = ahead
+        self._then = then
         naive = library.naive(workload)
         self._naive = None if naive and naive.name in self._schedules else naive
         self._contest: Contest | None = None
@@ -226,35 +159,18 @@ class _Search:
                 [*builders, self._naive] if self._naive else builders,
                 self._places,
                 workers=self._request.workers,
-                problem=self._problems.take(self._workload),
+                problem=self._ahead.problems.take(self._workload),
             )
             stack.enter_context(measurer)
             if referring and self._naive:
                 measurer.submit([{}], self._naive.name)
             if not self._ended():
-                self._contest = self._make_contest()
+                self._contest = self._ahead.contest(self._workload, self._field, self._places[0], self._request)
                 self._contest.learn(self._unlearnt)
             status.elapsed = time.monotonic() - start
             first = time.monotonic()
             self._measure(measurer, start, progress)
             return time.monotonic() - first, measurer.phases, measurer.fastest
-
-    def _make_contest(self) -> Contest:
-        """The spaces and tuners, and what is known to be good."""
-        request, limits, device = self._request, self._places[0].limits, self._places[0]
-        entrants = []
-        for name, schedule in self._schedules.items():
-            tuner = tuners.make(request.tuner, schedule.space(self._workload, limits), request.seed)
-            if isinstance(tuner, XGBTuner):
-                _transfer(tuner, schedule, self._workload, self._others, limits)
-            entrants.append(Entrant(schedule, tuner, self._weights.get(name, 1.0)))
-        if request.tuner in WITHOUT_KNOWLEDGE:
-            return Contest(entrants)
-        logs = [*self._others, *([self._log.path] if self._log.path.exists() else []), *shipped_logs()]
-        defaults = [(entrant.schedule.name, entrant.tuner.space.default) for entrant in entrants]
-        chosen = len(self._schedules) - len(self._weights)
-        elsewhere = nearest(logs, self._workload, list(self._schedules), device.kind, NEAREST)
-        return Contest(entrants, [*defaults[:chosen], *elsewhere, *defaults[chosen:]])
 
     def _measure(self, measurer: Measurer, start: float, progress: Callable[[Status], None]) -> None:
         """Propose, measure, keep and learn until the end; `start` is when the clock of the search began to run."""
@@ -268,15 +184,17 @@ class _Search:
                 self._log.append(Record.of(measurement, status.elapsed))
             if measured:
                 self._take(self._log.new_records(self._workload))
-                self._prepare_problems()
+                self._prepare()
             progress(status)
 
-    def _prepare_problems(self) -> None:
-        """Have inputs computed for the last timings, and then for what is searched next."""
+    def _prepare(self) -> None:
+        """Have inputs computed for the last timings, and in the end what the next search needs."""
         if self._request.confirm:
-            self._problems.prepare(self._workload)
-        if self._following and self._share() >= DESCENT:
-            self._problems.prepare(self._following)
+            self._ahead.problems.prepare(self._workload)
+        if self._then and self._share() >= DESCENT:
+            then, self._then = self._then, None
+            with contextlib.suppress(Error):  # which the next search will tell
+                then()
 
     def _refers(self, measurer: Measurer) -> bool:
         """Whether the naive schedule is still being measured, which everything is compared with."""
@@ -365,7 +283,7 @@ class _Search:
         if not wanted:
             return None
         schedules = [self._schedules[name] for name in dict.fromkeys(name for name, _ in wanted)]
-        fresh = self._problems.take(self._workload)
+        fresh = self._ahead.problems.take(self._workload)
         with Measurer(self._workload, schedules, self._places[:1], workers=len(absent), problem=fresh) as measurer:
             if absent:
                 _measure_all(measurer, [Trial(*each) for each in absent])

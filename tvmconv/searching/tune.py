@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from tvmconv import devices, library
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError
-from tvmconv.measuring.problems import Problems
 from tvmconv.measuring.ready import begin_builders, begin_devices
 from tvmconv.measuring.standing import standing
-from tvmconv.searching.search import Request, Tuned, search
+from tvmconv.searching.opening import Ahead, Field
+from tvmconv.searching.request import Request
+from tvmconv.searching.search import Tuned, search
 from tvmconv.searching.status import Status
 from tvmconv.workloads import Workload
 
@@ -81,30 +82,25 @@ def tune_all(
     places: Sequence[Device],
     request: Request,
     told: Told,
-    problems: Problems | None = None,
-    following: Workload | None = None,
+    ahead: Ahead | None = None,
+    then: Callable[[], None] | None = None,
 ) -> Tuned:
     """Search several schedules as one. Raises as `tune` does.
 
     Args:
         workload: what to compute.
-        schedules: by name or as found by the library; if none is named, those of `library.to_tune`, and the others in
-            reserve.
+        schedules: by name or as found by the library; if none is named, all that can win.
         places: devices of one architecture, to measure on.
         request: how to search, and how long.
         told: is called with the status about ten times a second.
-        problems: as for `search`.
-        following: as for `search`.
+        ahead: as for `search`.
+        then: as for `search`.
     """
-    chosen = [library.find(workload, each) if isinstance(each, str) else each for each in schedules]
-    others: list[library.Schedule] = []
-    if not chosen:
-        chosen = library.to_tune(workload, places[0].kind, places[0].arch)
-        others = library.in_reserve(workload, places[0].kind, places[0].arch)
+    field = Field.of(workload, schedules, places[0])
     with standing():
         begin_builders(request.workers, places[0])
         begin_devices(places)
-        return search(workload, chosen, others, places, request, told, problems, following)
+        return search(workload, field, places, request, told, ahead, then)
 
 
 def find_devices(device: str | Device | Sequence[str | Device], tracker: str | None = None) -> list[Device]:
