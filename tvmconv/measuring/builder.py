@@ -114,7 +114,7 @@ def main(connection: Connection) -> None:
     Another task may come at any time: the configs after it are its own.
     """
     task, bytes_first, received = None, 0, messages(connection)
-    _warm_up(None)
+    load()
     while True:
         try:
             message = next(received)
@@ -124,7 +124,7 @@ def main(connection: Connection) -> None:
             connection.send(describe(error))
             return
         if isinstance(message, Wake):
-            _warm_up(message.device)
+            _load_compilers(message.device)
             continue
         if isinstance(message, Task):
             task, bytes_now = message, _allocated_bytes()
@@ -145,21 +145,24 @@ def main(connection: Connection) -> None:
         return
 
 
-def _warm_up(device: Device | None) -> None:
-    """Load what every build needs, before the clock of the first one runs and before anybody asks.
-
-    Args:
-        device: what will be built for, to load its compiler as well; None where that is not known.
-    """
+def load() -> None:
+    """Load what every build needs, before the clock of the first one runs and before anybody asks."""
     with contextlib.suppress(Exception):  # a build that needs it tells what is wrong
+        from tvmconv import library
+        from tvmconv.compiler import build  # noqa: F401
+
+        library.schedules()
+
+
+def _load_compilers(device: Device) -> None:
+    """Build something small for a device, to load what that needs."""
+    with contextlib.suppress(Exception):
         from tvmconv import library, workloads
         from tvmconv.compiler import build as road
 
-        library.schedules()
-        if device:
-            workload = workloads.parse(SMALL)
-            schedule = library.schedules(workload)[0]
-            _ = road.build(workload, schedule, {}, device.target(), device.limits, device.text).lowered.program
+        workload = workloads.parse(SMALL)
+        schedule = library.schedules(workload)[0]
+        _ = road.build(workload, schedule, {}, device.target(), device.limits, device.text).lowered.program
 
 
 def _allocated_bytes() -> int:
