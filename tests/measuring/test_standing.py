@@ -47,10 +47,13 @@ def right(number=0, **options):
 
 @pytest.fixture
 def serving(ours):
-    """The processes that build and measure."""
+    """The processes that build and measure, without the one that builders are forked from."""
 
     def pids():
-        return {pid for pid in ours() if b"import serve" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+        found = {pid: Path(f"/proc/{pid}") for pid in ours()}
+        served = {pid for pid, path in found.items() if b"import serve" in (path / "cmdline").read_bytes()}
+        parents = {int((path / "stat").read_text().rpartition(")")[2].split()[1]) for path in found.values()}
+        return served - parents
 
     return pids
 

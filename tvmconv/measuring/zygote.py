@@ -33,6 +33,8 @@ class Zygote:
     def __init__(self) -> None:
         self._child = Child(ZYGOTE)
         self._lock = threading.Lock()
+        self._alive: set[int] = set()
+        self._wanted = True
 
     def fork(self, module: str, descriptor: int) -> Forked:
         """A process that runs `main` of a module; waits until everything is loaded.
@@ -48,9 +50,11 @@ class Zygote:
             try:
                 self._child.connection.send((FORK, (module, sys.path)))
                 reduction.send_handle(self._child.connection, descriptor, self._child.pid)
-                return Forked(self, self._child.connection.recv())
+                pid = self._child.connection.recv()
             except (EOFError, OSError) as error:
                 raise Error("the process that builders are forked from has ended") from error
+            self._alive.add(pid)
+            return Forked(self, pid)
 
     def end(self, pid: int) -> int:
         """End a process that was forked, if it has not ended; its exit status."""
@@ -60,10 +64,18 @@ class Zygote:
                 return self._child.connection.recv()
             except (EOFError, OSError):
                 return -signal.SIGKILL  # it went with the zygote
+            finally:
+                self._alive.discard(pid)
+                self._close_if_alone()
 
     def close(self) -> None:
-        """End it, and what was forked from it."""
+        """End it, as soon as nothing that was forked from it is alive."""
         with self._lock:
+            self._wanted = False
+            self._close_if_alone()
+
+    def _close_if_alone(self) -> None:
+        if not self._wanted and not self._alive:
             self._child.kill()
 
 
