@@ -89,7 +89,7 @@ def test_the_fastest_are_kept_as_built_to_be_timed_once_more_where_nobody_builds
 def test_without_workers_no_process_builds_and_what_has_to_be_built_is_refused():
     before = children()
     with measurer(workers=0) as m:
-        assert children() == before
+        assert children() <= before
         with pytest.raises(tc.Error, match="nobody builds: without workers only what was built before"):
             m.submit([{"fault": "none"}])
         assert m.pending == 0
@@ -148,7 +148,7 @@ def test_nothing_is_left_behind(temporary):
         m.submit([{"fault": fault} for fault in ("none", "abort", "out_of_bounds")])
         collect(m)
         assert len(children() - before) >= 2
-    assert children() == before
+    assert children() <= before
     assert list(temporary.iterdir()) == []
     wait_for(lambda: not abandoned(shared), 5)
 
@@ -161,7 +161,7 @@ def test_closing_ends_what_is_under_way_within_a_second(temporary):
     start = time.monotonic()
     m.close()
     assert time.monotonic() - start < 1.0
-    assert children() == before
+    assert children() <= before
     assert list(temporary.iterdir()) == []
 
 

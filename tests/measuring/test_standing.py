@@ -37,12 +37,7 @@ def ours():
     """The child processes that were started in this test and are alive."""
     before = children()
     yield lambda: children() - before
-    assert children() == before
-
-
-def right(number=0, **options):
-    (record,) = measure([{"fault": "none", "number": number}], **options)
-    return record.error is ErrorKind.NONE
+    assert children() <= before  # what an earlier test left to a compiler may have ended meanwhile
 
 
 @pytest.fixture
