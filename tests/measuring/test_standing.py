@@ -40,6 +40,11 @@ def ours():
     assert children() <= before  # what an earlier test left to a compiler may have ended meanwhile
 
 
+def right(number=0, **options):
+    (record,) = measure([{"fault": "none", "number": number}], **options)
+    return record.error is ErrorKind.NONE
+
+
 @pytest.fixture
 def serving(ours):
     """The processes that build and measure, without the one that builders are forked from."""
