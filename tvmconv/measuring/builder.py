@@ -149,9 +149,10 @@ def load() -> None:
     """Load what every build needs, before the clock of the first one runs and before anybody asks."""
     with contextlib.suppress(Exception):  # a build that needs it tells what is wrong
         from tvmconv import library
-        from tvmconv.compiler import build  # noqa: F401
+        from tvmconv.compiler import barriers, build, nvrtc  # noqa: F401
 
         library.schedules()
+        nvrtc.version()  # which loads it, where there is one
 
 
 def _load_compilers(device: Device) -> None:
