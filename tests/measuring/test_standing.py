@@ -255,7 +255,7 @@ def test_what_began_early_and_was_never_taken_ends_with_the_last_block(ours):
     with standing():
         with standing():
             begin("obedient", "obedient", 3)
-        assert len(wait_for(ours)) == 3
+        assert wait_for(lambda: len(ours()) == 3)
     assert ours() == set()
 
 
