@@ -41,10 +41,13 @@ class _Standing:
             if self._blocks:
                 return
             left, self._children = self._children, {}
-            zygote, self._zygote = self._zygote, None
         for children in left.values():
             for child in children:
                 _there(child).kill()
+        with self._lock:  # only now: what had still to begin may have been the first to need it
+            if self._blocks:
+                return
+            zygote, self._zygote = self._zygote, None
         if zygote:
             zygote.close()
 
