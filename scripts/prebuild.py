@@ -244,8 +244,9 @@ def _record(
         timestamp=time.time(),
         resources=entry["resources"],
         versions=entry["versions"],
+        final=final,
     )
-    return Record.of(found, final=final)
+    return Record.of(found)
 
 
 class _Shown:

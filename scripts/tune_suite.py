@@ -29,13 +29,12 @@ from tvmconv import devices, library
 from tvmconv.cli.errors import Parser, UsageError, guarded
 from tvmconv.cli.options import add_suite, chosen_layers, tell_choice, told_fallbacks
 from tvmconv.cli.progress import progress_line
-from tvmconv.cli.tune import add_search, phase_lines, results_table, search, take_where_they_apply
+from tvmconv.cli.tune import add_search, phase_lines, results_table, search_all, take_where_they_apply
 from tvmconv.devices import Device
 from tvmconv.experiments.results import Result
 from tvmconv.experiments.run import TUNED
 from tvmconv.experiments.sweep import Selection, Sweep, measure_sweep
 from tvmconv.logs.best import best
-from tvmconv.measuring.standing import standing
 from tvmconv.reports import tuned
 from tvmconv.reports.sweep import table, write, write_numbers
 from tvmconv.workloads import Workload
@@ -71,12 +70,12 @@ def _run(argv: Sequence[str], prog: str, defaults: dict[str, object]) -> int:
 
     selection = chosen_layers(args)
     workloads = list(dict.fromkeys(selection.workloads.values()))
-    named = take_where_they_apply(args.schedule or (), workloads)
+    take_where_they_apply(args.schedule or (), workloads)  # or say which does not
     args.out.mkdir(parents=True, exist_ok=True)
     args.log = args.log or args.out / f"{selection.name}.jsonl"
 
     if not args.compare_only:
-        _tune(args, selection.network, named)
+        _tune(args, selection.network, workloads)
     command = shlex.join(["python", f"scripts/{prog}.py", *argv])
     return 0 if args.tune_only else _compare(args, selection, baselines, command)
 
@@ -105,14 +104,14 @@ def _parser(prog: str, defaults: dict[str, object]) -> Parser:
     return parser
 
 
-def _tune(args: argparse.Namespace, network: Mapping[Workload, int], named: Mapping[Workload, list[str]]) -> None:
+def _tune(args: argparse.Namespace, network: Mapping[Workload, int], workloads: Sequence[Workload]) -> None:
     """Search for the fastest configs, one workload after another, and print what came of it."""
-    results = []
-    with standing():
-        for number, workload in enumerate(named, 1):
-            print(f"{number} of {len(named)}: {workload.text}", file=sys.stderr, flush=True)
-            own = argparse.Namespace(**{**vars(args), "schedule": named[workload]})
-            results += search(own, workload, compare=False, confirm=False)  # the comparison does that
+
+    def told(number: int, workload: Workload) -> None:
+        print(f"{number} of {len(workloads)}: {workload.text}", file=sys.stderr, flush=True)
+
+    counts = {workload: network.get(workload, 1) for workload in workloads}
+    results = search_all(args, counts, told, compare=False)  # the comparison does that
     print(results_table(results, network).text())
     print("\n".join(phase_lines(results)), end="\n\n", flush=True)
 

@@ -84,7 +84,8 @@ def log(tmp_path):
 
 @pytest.fixture
 def instant(monkeypatch):
-    """What stands in for the measurer of a search."""
+    """What stands in for the measurer of a search; no process is started for it ahead of time either."""
     instant = Instant()
     monkeypatch.setattr("tvmconv.searching.search.Measurer", instant)
+    monkeypatch.setattr(standing, "begin", lambda *_: None)
     return instant

@@ -27,9 +27,9 @@ ROOMS = (
     ("kernel", "verify"),
     ("devices",),
     ("compiler",),
-    ("library", "marks", "knobs"),
+    ("library", "marks", "knobs", "models"),
     ("workloads",),
-    ("gpu", "tensor_map", "errors", "scratch", "version", "moved"),
+    ("gpu", "tensor_map", "errors", "scratch", "version", "moved", "lean"),
 )
 LEVELS = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 BUILTIN = "builtin"  # the folder `schedules`, found by the library by its name; it knows no other rooms than

@@ -58,5 +58,9 @@ class TuningError(Error, ValueError):
     """What was asked of a tuning makes no sense."""
 
 
+class ModelError(Error, ValueError):
+    """A model cannot be read, or does not run on the inputs that it was given."""
+
+
 class FallbackWarning(UserWarning):
     """A log has no record for this very device, or one that no longer applies, and something slower may be built."""

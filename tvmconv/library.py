@@ -22,6 +22,7 @@ from tvmconv.errors import KnobError, ScheduleError
 from tvmconv.gpu import Limits
 from tvmconv.knobs import Columns, Config, Knobs, Value, format_value
 from tvmconv.knobs.space import ANY_GPU, Space, Usage
+from tvmconv.lean import load_tvm
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule as TirSchedule
@@ -240,6 +241,7 @@ def _file(function: Callable) -> str:
 @functools.cache
 def _load() -> None:
     """Import every module of every package of schedules, the project's own first; importing them registers them."""
+    load_tvm()
     named = (entry.value for entry in importlib.metadata.entry_points(group=ENTRY_POINTS))
     for name in dict.fromkeys((BUILT_IN, *named)):
         try:
@@ -284,6 +286,20 @@ def find(w: Workload, name: str) -> Schedule:
             f"no schedule {name!r} for {w.operator} in {w.dtype}; there are: {', '.join(known) or 'none'}"
         )
     return known[name]
+
+
+def in_reserve(w: Workload, kind: str, arch: str | None = None) -> list[Schedule]:
+    """The schedules that a search which names none tries beside those of `to_tune`, as they seldom win.
+
+    Args:
+        w: the workload.
+        kind: of the device.
+        arch: its NVIDIA architecture; None for any.
+    """
+    first = to_tune(w, kind, arch)
+    superseded = {name for s in first for name in s.supersedes}
+    there = [s for s in schedules(w) if s.runs_on(kind, arch) and not s.baseline and s.name not in superseded]
+    return [s for s in reversed(there) if s not in first]  # the last ones are mostly the fastest
 
 
 def to_tune(w: Workload, kind: str, arch: str | None = None) -> list[Schedule]:

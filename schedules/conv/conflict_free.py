@@ -24,13 +24,15 @@ is faster than `vthread` on every layer there.
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from tvm.ir import Expr
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import IndexMap
 
 from tvmconv.gpu import STATIC_SHARED_BYTES, WARP
-from tvmconv.knobs import Knobs, Tile
+from tvmconv.knobs import Columns, Knobs, Tile
+from tvmconv.knobs.space import Usage
 from tvmconv.library import schedule
 from tvmconv.workloads import Conv
 from tvmconv.workloads.declaration import OUTPUT, TAPS
@@ -66,7 +68,30 @@ TILES = (
 TAPS_OF_A_STEP = 36  # products of each output between two barriers, about
 
 
-@schedule("conv1d", "conv2d", "conv3d", dtypes=DTYPES)
+def usage(w: Conv, c: Columns) -> Usage:
+    """What configs use of a device."""
+    staged = math.prod((c[f"tile_{name}"][:, -1] for name in ("rc", *TAPS[w.rank])), start=np.int64(1))
+    channels, pixels = w.O // w.groups, w.N * math.prod(w.out)
+    if pixels > 1:
+        block, virtual, threads, local = c["tile_c"].T
+        pixel_blocks, pixel_virtual, warps = c["tile_p"].T
+        threads_x, depth = WARP * warps, WARP * warps * pixel_virtual
+    else:
+        block, virtual, threads = c["tile_c"].T
+        local = pixel_blocks = pixel_virtual = threads_x = depth = np.ones_like(threads)
+    width = virtual * threads * local
+    return Usage(
+        threads=threads * threads_x,
+        shared_bytes=element_bytes(w) * staged * (width + depth),
+        accumulators=virtual * local * pixel_virtual,
+        blocks=w.groups * -(-channels // width) * pixel_blocks,
+        staged=staged,
+        intensity=width * depth / (width + depth),
+        waste=width * block * depth * pixel_blocks / (channels * pixels),
+    )
+
+
+@schedule("conv1d", "conv2d", "conv3d", dtypes=DTYPES, usage=usage)
 def conflict_free(s: Schedule, w: Conv, k: Knobs) -> None:
     """Channel tiles are (block, virtual thread, thread, local); pixel tiles (block, virtual thread, warp), in warps."""
     channels, pixels = w.O // w.groups, w.N * math.prod(w.out)

@@ -84,6 +84,27 @@ def test_stats_as_json_have_the_rate_and_the_best_of_each_search(capsys, log):
     assert (cpu["best_seconds"], cpu["best_config"]) == (1.5e-5, {"tile_c": [-1, 1, 2]})
 
 
+def test_stats_do_not_count_last_timings_as_trials(capsys, log):
+    before = run(capsys, "stats", log)[1]
+    failed = replace(FAILED, final=True, elapsed=None)
+    with Path(log).open("a") as file:
+        for record in (replace(FAST, times=(1e-6,), final=True, elapsed=None), failed):
+            file.write(record.line() + "\n")
+    after = run(capsys, "stats", log)[1]
+    assert [line for line in after.splitlines() if not line.startswith("finals")] == before.splitlines()
+    assert "finals     2\n" in after
+    stats = json.loads(run(capsys, "stats", log, "--json")[1])
+    assert (stats["records"], stats["finals"], stats["searches"][0]["finals"]) == (4, 2, 2)
+    assert stats["searches"][0]["best_seconds"] == 1.5e-5
+
+
+def test_stats_of_a_log_that_was_thinned_to_last_timings_have_the_best_of_these(capsys, tmp_path):
+    path = tmp_path / "thinned.jsonl"
+    path.write_text("".join(replace(r, final=True, elapsed=None).line() + "\n" for r in (SLOW, FAST)))
+    (search,) = json.loads(run(capsys, "stats", path, "--json")[1])["searches"]
+    assert (search["records"], search["finals"], search["best_seconds"]) == (0, 2, 1.5e-5)
+
+
 def test_import_tells_what_it_refuses_in_a_line_each(capsys, tmp_path):
     out = tmp_path / "new.jsonl"
     status, stdout, err = run(capsys, "import", SAMPLE, "-o", out)

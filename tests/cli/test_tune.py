@@ -1,6 +1,8 @@
 """`tvmconv tune`, mostly with a measurer that answers at once; tests/tuning/test_robustness.py runs it as a process."""
 
 import json
+import subprocess
+import sys
 import time
 from collections import Counter
 
@@ -9,6 +11,7 @@ from instant import made_up
 
 from tvmconv.cli import main
 from tvmconv.cli.tune import progress_text
+from tvmconv.logs.best import best
 from tvmconv.logs.lines import BadLines
 from tvmconv.logs.log import read
 from tvmconv.logs.record import ErrorKind, Record
@@ -36,6 +39,11 @@ def records_of(log):
     return list(read(log, BadLines()))
 
 
+def trials_of(log):
+    """The records that are no last timings, but for that of the schedule `default`."""
+    return [record for record in records_of(log) if not record.final and record.schedule != "default"]
+
+
 @pytest.mark.usefixtures("shared_processes")
 def test_a_search_prints_a_line_of_a_table_and_where_the_time_went(tune, log):
     status, out, _ = tune(SMALL, *HOW, "--trials", "3")
@@ -44,17 +52,32 @@ def test_a_search_prints_a_line_of_a_table_and_where_the_time_went(tune, log):
     assert header.split()[:3] == ["workload", "schedule", "configs"]
     assert row.split()[:4] == [SMALL, "tiling", "3", "0"]
     assert stages.startswith(f"{SMALL} tiling, ms a trial: apply ")
-    assert len(records_of(log)) == 4  # with that of the schedule `default`
+    assert len(trials_of(log)) == 3
+    assert [record.schedule for record in records_of(log) if record.schedule != "tiling"] == ["default"]
+    assert 1 <= sum(record.final for record in records_of(log)) <= 3
 
 
-def test_json_is_the_best_record_of_each_search(tune, log, instant):
-    status, out, _ = tune(SMALL, *HOW, "--schedule", "columns", "--trials", "5", "--json")
-    best = [Record.parse(line) for line in out.splitlines()]
+def test_json_is_the_record_of_each_workload_that_is_built_as_in_the_log(tune, log, instant):
+    def seconds(trial, seconds):  # the last timings turn the order around
+        return 1e-3 / seconds * 1e-6 if trial.final else seconds
+
+    instant.seconds = seconds
+    status, out, _ = tune(SMALL, *HOW, "--schedule", "columns", "--trials", "9", "--json")
     assert status == 0
-    assert [record.schedule for record in best] == ["tiling", "columns"]
-    for record in best:
-        rivals = [other for other in records_of(log) if other.schedule == record.schedule]
-        assert record == min(rivals, key=lambda rival: rival.cost)
+    assert out.count("\n") == 1
+    assert out in log.read_text()
+    assert Record.parse(out) == best(log, parse(SMALL)) != min(trials_of(log), key=lambda record: record.cost)
+
+
+def test_several_schedules_are_one_search_and_the_table_tells_which_won(tune, log, instant):
+    status, out, _ = tune(SMALL, *HOW, "--schedule", "columns", "--trials", "9")
+    row = out.splitlines()[1]
+    winner = min(trials_of(log), key=lambda record: record.cost)
+    assert status == 0
+    assert row.split()[:3] == [SMALL, winner.schedule, "9"]
+    assert significant(winner.cost * 1e6) in row.split()
+    assert len(trials_of(log)) == 9
+    assert {record.schedule for record in trials_of(log)} == {"tiling", "columns"}
 
 
 def test_a_suite_is_tuned_once_for_each_distinct_workload(tune, instant, monkeypatch):
@@ -67,11 +90,10 @@ def test_a_suite_is_tuned_once_for_each_distinct_workload(tune, instant, monkeyp
 def test_of_a_network_the_last_line_has_the_time_of_all_layers_each_by_its_fastest_kernel(tune, log, instant, tmp_path):
     file = tmp_path / "mine.json"
     file.write_text(json.dumps([{"name": "a", "text": SMALL, "count": 3}, {"name": "b", "text": OTHER}]))
-    _, out, _ = tune("--suite", str(file), *HOW, "--schedule", "columns", "--trials", "3")
-    tuned = [record for record in records_of(log) if record.schedule != "default" and record.times]
-    a, b = (min(each.cost for each in tuned if each.workload == parse(text)) for text in (SMALL, OTHER))
-    assert out.splitlines()[5].split("  ")[0] == "all, times their number"
-    assert significant((3 * a + b) * 1e6) in out.splitlines()[5].split()
+    _, out, _ = tune("--suite", str(file), *HOW, "--schedule", "columns", "--trials", "6")
+    a, b = (min(each.cost for each in trials_of(log) if each.workload == parse(text)) for text in (SMALL, OTHER))
+    assert out.splitlines()[3].split("  ")[0] == "all, times their number"
+    assert significant((3 * a + b) * 1e6) in out.splitlines()[3].split()
     instant.failing = frozenset({"tiling"})
     _, out, _ = tune(
         "--suite", str(file), *HOW, "--device", "opencl:0", "--trials", "9", "--log", str(tmp_path / "new")
@@ -79,26 +101,68 @@ def test_of_a_network_the_last_line_has_the_time_of_all_layers_each_by_its_faste
     assert set(out.splitlines()[3].split()[4:]) == {"—"}
 
 
-def test_the_time_is_shared_by_the_schedules(tune, instant, monkeypatch):
+@pytest.fixture
+def asked(monkeypatch):
+    """The seconds that each search is given; each ends after one trial."""
     asked = []
-    monkeypatch.setattr(
-        "tvmconv.searching.search.Status", lambda trials, seconds: asked.append(seconds) or Status(1, None)
-    )
+
+    def status(trials, seconds):
+        asked.append(seconds)
+        return Status(1, None)
+
+    monkeypatch.setattr("tvmconv.searching.search.Status", status)
+    return asked
+
+
+def test_the_time_is_for_all_schedules_together(tune, instant, asked):
     tune(SMALL, *HOW, "--schedule", "columns", "--seconds", "10")
-    assert asked == [5.0, 5.0]
+    assert asked == [10.0]
+
+
+def test_each_workload_has_the_same_time_or_of_a_time_for_all_what_it_costs(
+    tune, instant, asked, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("tvmconv.cli.tune._process_begun", time.monotonic)
+    large = "conv2d:1x256x56x56,256x256x3x3,s1,p1"
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps([{"name": "a", "text": SMALL}, {"name": "b", "text": large}]))
+    tune("--suite", str(file), *HOW, "--seconds", "10")
+    assert asked == [10.0, 10.0]
+    asked.clear()
+    tune("--suite", str(file), *HOW, "--seconds-total", "100", "--log", str(tmp_path / "new"))
+    first, second = asked
+    assert first < 10.0 < 90.0 < second < 100.0  # which also has what the first one left
+
+
+def test_the_clock_of_the_first_search_has_run_since_the_command_was_begun(tune, log, instant, monkeypatch):
+    monkeypatch.setattr("tvmconv.cli.tune._process_begun", lambda: time.monotonic() - 100.0)
+    monkeypatch.setattr(
+        "tvmconv.experiments.sweep.suite",
+        lambda *_, **how: [Layer(name, parse(text), 1) for name, text in (("a", SMALL), ("b", OTHER))],
+    )
+    tune("--suite", "resnet50", *HOW, "--trials", "2")
+    first, second = ([r.elapsed for r in trials_of(log) if r.workload == parse(text)] for text in (SMALL, OTHER))
+    assert min(first) > 100.0
+    assert max(second) < 50.0
+
+
+def test_the_command_was_begun_a_moment_ago():
+    code = "import time; from tvmconv.cli.tune import _process_begun; print(time.monotonic() - _process_begun())"
+    start = time.monotonic()
+    seconds = float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
+    assert 0.0 < seconds <= time.monotonic() - start + 0.1  # it is told to a hundredth
 
 
 def test_progress_is_told_also_where_there_is_no_terminal(tune, instant, capsys):
     _, _, err = tune(SMALL, *HOW, "--trials", "3")
-    assert err == f"{SMALL} tiling on opencl:0: 1/3 configs, 0.0/s{err.partition('0.0/s')[2]}"
-    assert err.count("\n") == 1
+    assert err == f"{SMALL} on opencl:0: 0/3 configs, 0.0/s\n"  # when the naive schedule was measured
 
 
 def test_status_1_says_that_nothing_ran(tune, instant):
     instant.failing = frozenset({"tiling"})
     status, out, _ = tune(SMALL, *HOW, "--trials", "3")
     assert status == 1
-    assert out.splitlines()[1].split()[:5] == [SMALL, "tiling", "3", "3", "—"]
+    assert out.splitlines()[1].split()[:5] == [SMALL, "—", "3", "3", "—"]
 
 
 def test_an_interrupted_search_says_that_it_can_go_on(tune, log, instant):
@@ -124,6 +188,8 @@ REFUSALS = {
     "negative trials": ([SMALL, "--trials", "-1"], "'-1'"),
     "no trials": ([SMALL, "--trials", "0"], "at least 1, not '0'"),
     "no time": ([SMALL, "--seconds", "0"], "expected a positive number, not '0'"),
+    "no time in all": ([SMALL, "--seconds-total", "0"], "expected a positive number, not '0'"),
+    "a time for each and for all": ([SMALL, "--seconds", "1", "--seconds-total", "2"], "not allowed with"),
     "endless time": ([SMALL, "--seconds", "inf"], "expected a positive number, not 'inf'"),
     "no patience": ([SMALL, "--patience", "0"], "at least 1, not '0'"),
     "no workers": ([SMALL, "--workers", "0"], "at least 1, not '0'"),
@@ -164,8 +230,8 @@ def test_progress_tells_rate_best_speedup_errors_and_time_left():
         status.count(record(2e-6))
     status.errors = Counter({ErrorKind.RUN_TIMEOUT: 1, ErrorKind.WRONG_ANSWER: 3})
     assert progress_text(status) == (
-        "2/2,000 configs, 1.0/s, best 2.00 µs (1.02 GFLOP/s, 2.00 × default), failed: 3 wrong answer, 1 run timeout, "
-        "1998 s left"
+        "2/2,000 configs, 1.0/s, best 2.00 µs (tiling, 1.02 GFLOP/s, 2.00 × default), failed: 3 wrong answer, "
+        "1 run timeout, 1998 s left"
     )
 
 

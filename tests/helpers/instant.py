@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from tvmconv.logs.record import Record
 from tvmconv.measuring.outcome import ErrorKind, Measurement, Outcome
+from tvmconv.measuring.pipeline import Trial
 
 
 def measured(workload, schedule, config, device, *, failed=False):
@@ -26,6 +27,8 @@ class Instant:
     Attributes:
         measured: names of schedules and configs that any instance measured.
         failing: names of schedules whose configs all fail.
+        seconds, error: what a trial takes, and how it ends, made of the trial and of what it would be else.
+        milliseconds: by phase.
         lasts: after how many measurements the device is lost, with the error `loss`.
     """
 
@@ -34,17 +37,20 @@ class Instant:
         self.failing = frozenset()
         self.lasts = 1_000_000
         self.loss = None
+        self.seconds = self.error = lambda trial, otherwise: otherwise
+        self.milliseconds = {"time": 1.0}
 
-    def __call__(self, workload, schedule, devices, workers=None):
-        return _Session(self, workload, schedule, devices[0].name)
+    def __call__(self, workload, schedules, devices, workers=None, problem=None):
+        return _Session(self, workload, devices[0].name)
 
 
 class _Session:
     workers = 2
 
-    def __init__(self, instant, workload, schedule, device):
-        self._instant, self._workload, self._schedule, self._device = instant, workload, schedule, device
+    def __init__(self, instant, workload, device):
+        self._instant, self._workload, self._device = instant, workload, device
         self._waiting = []
+        self._ended = []
 
     def __enter__(self):
         return self
@@ -58,17 +64,30 @@ class _Session:
 
     @property
     def phases(self):
-        return {"time": 1.0} if self._instant.measured else {}
+        return self._instant.milliseconds if self._instant.measured else {}
 
-    def submit(self, configs):
-        self._waiting += configs
+    @property
+    def fastest(self):
+        return [replace(trial, final=True) for _, trial in sorted(self._ended, key=lambda each: each[0])]
+
+    def submit(self, configs, schedule=None):
+        self.submit_trials([Trial(schedule, config) for config in configs])
+
+    def submit_trials(self, trials):
+        self._waiting += trials
 
     def results(self, timeout):
         if not self._waiting:
             return []
         if len(self._instant.measured) == self._instant.lasts:
             raise self._instant.loss
-        config = self._waiting.pop(0)
-        name = self._schedule.name
-        self._instant.measured.append((name, config))
-        return [measured(self._workload, name, config, self._device, failed=name in self._instant.failing)]
+        trial = self._waiting.pop(0)
+        name = trial.schedule
+        self._instant.measured.append((name, trial.config))
+        made = measured(self._workload, name, trial.config, self._device, failed=name in self._instant.failing)
+        error = self._instant.error(trial, made.outcome.error)
+        times = () if error else (self._instant.seconds(trial, made.cost),)
+        made = replace(made, outcome=replace(made.outcome, error=error, times=times))
+        if not trial.final and made.cost < float("inf"):
+            self._ended.append((made.cost, trial))
+        return [replace(made, final=trial.final)]

@@ -18,15 +18,20 @@ def wait_for(what, seconds=START_SECONDS):
 
 
 def children(parent=None):
-    """Ids of the live child processes of a process, by default this one."""
-    found = set()
+    """Ids of the live processes that a process, by default this one, started itself or by others."""
+    started = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, ppid = path.read_text().rpartition(")")[2].split()[:2]
         except OSError:
             continue
-        if state != "Z" and int(ppid) == (parent or os.getpid()):
-            found.add(int(path.parent.name))
+        if state != "Z":
+            started.setdefault(int(ppid), set()).add(int(path.parent.name))
+    found, left = set(), [parent or os.getpid()]
+    while left:
+        more = started.get(left.pop(), set())
+        found |= more
+        left += more
     return found
 
 

@@ -129,6 +129,47 @@ def test_neighbours_are_all_legal_points_one_knob_away():
     assert rows(space.neighbours(here)) == expected
 
 
+def nearest(config, space=SMALL):
+    return space.config(space.nearest(config))
+
+
+def test_the_nearest_point_to_a_config_of_the_space_is_its_own():
+    for point in SMALL.walk(0, SMALL.size):
+        assert SMALL.nearest(SMALL.config(point)).tolist() == point.tolist()
+
+
+@pytest.mark.parametrize(
+    ("tile", "nearest_one"),
+    [
+        ((-1, 4, 4), (-1, 3, 4)),  # 4 x 4 is no tile of 12; a factor of 4/3 is less than one of 2
+        ((-1, 1, 64), (-1, 1, 12)),
+        ((-1, 5, 1), (-1, 6, 1)),  # 6/5 is nearer than 5/4
+        ((3, 2, 2), (-1, 2, 2)),
+        ([-1, 3, 1], (-1, 3, 1)),  # as JSON has it
+        ((-1, 2), SMALL.default["tile"]),  # of another number of parts
+        ((-1, 0, 2), SMALL.default["tile"]),
+        (7, SMALL.default["tile"]),
+    ],
+)
+def test_factors_are_alike_by_their_ratios(tile, nearest_one):
+    assert nearest({"tile": tile})["tile"] == nearest_one
+
+
+@pytest.mark.parametrize(("unroll", "nearest_one"), [(10, 16), (7, 0), (300, 512), (1e9, 512), (-5, 0), (16.0, 16)])
+def test_of_numbers_the_option_beside_them_is_nearest(unroll, nearest_one):
+    assert nearest({"unroll": unroll})["unroll"] == nearest_one
+
+
+@pytest.mark.parametrize("config", [{"order": "diagonal"}, {"unroll": "all"}, {"staged": 3}, {"gone": 1}, {}])
+def test_words_that_are_no_options_and_what_is_left_out_take_the_default(config):
+    assert nearest(config) == SMALL.default
+
+
+def test_the_nearest_point_need_not_be_legal():
+    space = space_of(*SMALL.knobs.values(), conditions=[Condition("staged", lambda c: c["staged"])])
+    assert not space.legal(space.nearest(space.default)[None])[0]
+
+
 def test_features_are_named_alike_whatever_the_workload():
     other = space_of(Split("tile", 100, 3, (-1, 1, 1)), *list(SMALL.knobs.values())[1:])
     assert SMALL.features(SMALL.listed)[1] == other.features(other.listed)[1]
@@ -150,4 +191,5 @@ def test_a_schedule_without_knobs_is_a_space_of_one():
     assert space.size == 1
     assert space.config(space.sample(3, np.random.default_rng(0))[0]) == {}
     assert space.neighbours(space.from_index(0)).shape == (0, 0)
+    assert space.nearest({"tile": (-1, 2)}).shape == (0,)
     assert space.features(space.listed)[0].shape == (1, 0)

@@ -1,7 +1,10 @@
 """A device process that cannot be kept alive is a lost device; one that a candidate took down is not."""
 
+import contextlib
+import threading
 import time
 from dataclasses import replace
+from multiprocessing import Pipe
 
 import pytest
 from faulty_schedules import SCHEDULE, WORKLOAD
@@ -9,7 +12,8 @@ from processes import wait_for
 
 import tvmconv as tc
 from tvmconv.compiler.lower import lower
-from tvmconv.measuring import local
+from tvmconv.measuring import bench_process, local
+from tvmconv.measuring.bench_process import Setup, Wake
 from tvmconv.measuring.local import LocalRunner
 from tvmconv.measuring.outcome import ErrorKind
 from tvmconv.measuring.supervised import MAX_FAILED_STARTS
@@ -79,3 +83,43 @@ def test_a_device_process_that_grows_without_end_is_ended_and_the_next_program_r
     assert outcome.message == "the device process holds more than 1 GiB"
     ((tag, outcome),) = wait_for(runner.poll)
     assert (tag, outcome.error) == (1, ErrorKind.NONE)
+
+
+def answers(*messages):
+    """What a device process answers to messages until its parent leaves it."""
+    ours, theirs = Pipe()
+    with ours, theirs:
+        for message in messages:
+            ours.send(message)
+        thread = threading.Thread(target=serve_until_left, args=(theirs,))
+        thread.start()
+        answered = []
+        while ours.poll(10.0 if not answered else 0.5):
+            answered.append(ours.recv())
+        ours.close()
+        thread.join(10.0)
+    return answered
+
+
+def serve_until_left(connection):
+    with contextlib.suppress(EOFError, OSError):
+        bench_process.main(connection)
+
+
+def test_a_process_that_is_told_to_wake_brings_up_its_device_and_says_nothing(opencl, monkeypatch):
+    benches = []
+    bench = type(opencl).bench
+    monkeypatch.setattr(type(opencl), "bench", lambda *args: benches.append(bench(*args)) or benches[-1])
+    problem = tc.Problem(WORKLOAD)
+    setup = Setup("opencl:0", problem.inputs, problem.reference, WORKLOAD.tolerance)
+    answered = answers(Wake("opencl:0"), setup, (program(opencl), 1.0))
+    assert answered[0] is None
+    assert [outcome.error for outcome in answered[1:]] == [ErrorKind.NONE]
+    assert len(benches) == 2
+
+
+def test_a_device_that_cannot_be_woken_is_told_of_by_what_is_asked_next():
+    problem = tc.Problem(WORKLOAD)
+    setup = Setup("opencl:99", problem.inputs, problem.reference, WORKLOAD.tolerance)
+    (answered,) = answers(Wake("opencl:99"), setup)
+    assert "no device 'opencl:99'" in answered

@@ -65,7 +65,14 @@ class Searches:
         wait_for(lambda: len(self.lines()) >= n, DEADLINE)
 
     def trials(self, workload=WORKLOAD):
-        """The records of a workload, but for that of the schedule `default`; fails if the log has anything else."""
+        """The trials of a workload, but for that of the schedule `default`; fails if the log has what is no record."""
+        return [record for record in self._records(workload) if not record.final]
+
+    def finals(self, workload=WORKLOAD):
+        """The last timings of a workload."""
+        return [record for record in self._records(workload) if record.final]
+
+    def _records(self, workload):
         bad = BadLines()
         records = list(read(self.log, bad))
         assert bad.count == 0
@@ -116,6 +123,8 @@ def test_a_search_killed_12_times_over_loses_and_repeats_nothing(searches):
     assert len(trials) == wanted
     assert once(trials)
     assert [record.elapsed for record in trials] == sorted(record.elapsed for record in trials)
+    assert {record.identity for record in searches.finals()} <= {record.identity for record in trials}
+    assert searches.finals()
     assert searches.nothing_left()
 
 
@@ -186,5 +195,6 @@ def test_a_worker_killed_in_mid_run_costs_no_trial(searches, tmp_path, tracker):
         farm.close()
     assert len(searches.trials()) == 12  # none is lost, and none is tried again
     assert once(searches.trials())
-    assert all(record.ok for record in searches.trials())
+    assert all(record.ok for record in [*searches.trials(), *searches.finals()])
+    assert searches.finals()
     assert searches.nothing_left()

@@ -7,6 +7,7 @@ import threading
 import time
 import types
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from faulty_schedules import SCHEDULE
@@ -14,13 +15,17 @@ from measuring import DEADLINE, collect, measure, measurer
 from processes import children, wait_for
 
 import tvmconv as tc
+from tvmconv.devices import find
 from tvmconv.library import find as find_schedule
-from tvmconv.measuring import supervised
+from tvmconv.measuring import builder, supervised
+from tvmconv.measuring.bench_process import Wake
 from tvmconv.measuring.builder import Task
+from tvmconv.measuring.local import DEVICE_PROCESS
 from tvmconv.measuring.outcome import ErrorKind
-from tvmconv.measuring.pool import Pool
-from tvmconv.measuring.standing import standing
-from tvmconv.measuring.supervised import Job, Limits, Supervised
+from tvmconv.measuring.pool import BUILDER, Pool, workers_of
+from tvmconv.measuring.ready import begin_builders, begin_devices
+from tvmconv.measuring.standing import begin, standing
+from tvmconv.measuring.supervised import Cause, Job, Limits, Supervised
 
 OTHER = tc.parse("conv2d:1x4x8x8,8x4x3x3,s1,p1")
 TILING = find_schedule(OTHER, "tiling")
@@ -32,7 +37,7 @@ def ours():
     """The child processes that were started in this test and are alive."""
     before = children()
     yield lambda: children() - before
-    assert children() == before
+    assert children() <= before  # what an earlier test left to a compiler may have ended meanwhile
 
 
 def right(number=0, **options):
@@ -42,10 +47,13 @@ def right(number=0, **options):
 
 @pytest.fixture
 def serving(ours):
-    """The processes that build and measure."""
+    """The processes that build and measure, without the one that builders are forked from."""
 
     def pids():
-        return {pid for pid in ours() if b"import serve" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+        found = {pid: Path(f"/proc/{pid}") for pid in ours()}
+        served = {pid for pid, path in found.items() if b"import serve" in (path / "cmdline").read_bytes()}
+        parents = {int((path / "stat").read_text().rpartition(")")[2].split()[1]) for path in found.values()}
+        return served - parents
 
     return pids
 
@@ -90,12 +98,12 @@ def test_the_last_of_several_blocks_ends_the_processes_and_without_any_each_meas
 
 
 def test_a_larger_pool_starts_more_and_a_smaller_one_leaves_the_others_standing(serving, opencl):
-    task = Task(OTHER, TILING, opencl, 1 << 30)
+    task = Task(OTHER, {"tiling": TILING}, opencl, 1 << 30)
     with standing():
         for workers, there in ((1, 1), (2, 2), (1, 2)):
             pool = Pool(task, workers, timeout=20.0)
             for number in range(6):
-                pool.submit(number, DEFAULT)
+                pool.submit(number, "tiling", DEFAULT)
             built = []
             while len(built) < 6 or not all(builder.ready for builder in pool._builders):
                 built += pool.poll()
@@ -199,3 +207,74 @@ def test_answers_that_were_for_another_are_for_nobody():
         second.submit(Job(1, ("say", "new")))
         assert [(job.tag, answer) for job, answer in wait_for(second.poll)] == [(1, ["new"])]
         second.close()
+
+
+def test_processes_that_stand_before_anybody_asked_are_taken_and_no_more_are_begun_than_are_wanted(serving, opencl):
+    with standing():
+        begin_builders(2, opencl)
+        first = wait_for(lambda: len(serving()) == 2 and serving())
+        begin_builders(2, opencl)
+        begin_builders(1, opencl)
+        assert serving() == first
+        assert right()  # by one that builds, beside a new one that measures
+        assert first < serving()
+        assert len(serving()) == 3
+    assert serving() == set()
+
+
+def test_by_default_as_many_begin_as_a_measurer_has(serving, opencl):
+    with standing():
+        begin_builders(None, opencl)
+        assert wait_for(lambda: len(serving()) == workers_of(None))
+
+
+def test_nobody_had_a_process_that_began_early_so_that_it_has_the_time_of_a_new_one(monkeypatch, ours):
+    """One that another had is given up when it is not free within seconds; one that still loads TVM is not."""
+    monkeypatch.setattr(supervised, "SECOND_HAND_SECONDS", 0.0)
+    with standing():
+        begin("obedient", "obedient", 1, ("hang",))
+        (early,) = wait_for(ours)
+        process = Supervised("obedient", lambda: None, Limits(1.0, 60.0), {}, like="obedient")
+        assert ours() == {early}
+        end = wait_for(lambda: process.poll() or process.end)
+        assert (end.cause, end.was_ready) == (Cause.START, False)
+        process.close()
+
+
+def test_a_process_that_began_early_gets_its_first_message_before_that_of_whoever_takes_it(ours):
+    with standing():
+        begin("obedient", "obedient", 1, ("say", "awake"))
+        process = Supervised("obedient", lambda: ("say", "hello"), Limits(60.0, 60.0), {}, like="obedient")
+        answered = []
+        wait_for(lambda: answered.extend(process.child.received()) or len(answered) == 2)
+        assert answered == [["awake"], ["hello"]]
+        process.close()
+
+
+def test_what_began_early_and_was_never_taken_ends_with_the_last_block(ours):
+    with standing():
+        with standing():
+            begin("obedient", "obedient", 3)
+        assert wait_for(lambda: len(ours()) == 3)
+    assert ours() == set()
+
+
+def test_the_process_of_a_gpu_of_this_host_begins_early_and_no_other_device_s_does(opencl, monkeypatch):
+    begun = []
+    monkeypatch.setattr("tvmconv.measuring.standing.begin", lambda *what: begun.append(what))
+    gpu, far = (SimpleNamespace(kind="cuda", text=text) for text in ("cuda:1", "rpc:k"))
+    begin_devices([opencl, gpu, far])
+    assert begun == [(DEVICE_PROCESS, "cuda:1", 1, Wake("cuda:1"))]
+    begun.clear()
+    begin_builders(3, gpu)
+    begin_builders(3, opencl)
+    assert begun == [(BUILDER, BUILDER, 3, builder.Wake(gpu)), (BUILDER, BUILDER, 3, None)]
+
+
+def test_a_builder_that_is_told_to_wake_says_nothing_and_builds(ours):
+    with standing():
+        begin(BUILDER, BUILDER, 1, builder.Wake(find("sm_90")))
+        early = wait_for(ours)
+        records = measure([{"fault": "none"}])
+        assert [record.ok for record in records] == [True]
+        assert early < ours()

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from tvmconv.experiments.results import Result, Row
@@ -42,6 +44,18 @@ def test_time_is_shown_only_if_all_trials_have_it():
     timed = history_info(SMALL, traces("log", [record(1, elapsed=0.5), record(2, elapsed=1.5)]))
     partly = history_info(SMALL, traces("log", [record(1), record(2, elapsed=1.5)]))
     assert [info.histories[0].elapsed for info in (timed, partly)] == [(0.5, 1.5), ()]
+
+
+def test_last_timings_are_no_trials_unless_there_is_nothing_else():
+    def final(gflops, **fields):
+        return replace(record(gflops, **fields), final=True)
+
+    found = traces("log", [final(9), record(1, elapsed=1.0), record(2, elapsed=2.0), final(3), final(0)])
+    (history,) = history_info(SMALL, found).histories
+    assert history.summary == "direct, 2 trials"
+    assert (history.best, history.elapsed) == (pytest.approx((1, 2)), (1.0, 2.0))
+    thinned = traces("log", [final(3), final(5), record(1, workload=OTHER), final(4, workload=OTHER)])
+    assert {trace.workload: trace.best for trace in thinned} == pytest.approx({SMALL: 5, OTHER: 1})
 
 
 def test_a_history_is_of_one_workload():

@@ -1,5 +1,7 @@
 """What a knob's values are worth, counted on searches small enough to be checked by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from tvmconv.logs.record import ErrorKind, Record
@@ -42,6 +44,13 @@ def test_the_searches_are_counted_that_tried_a_value_and_those_whose_best_kernel
 def test_a_search_that_had_no_choice_tells_nothing():
     first = [timed(1.0, slices=1), timed(2.0, slices=2)]
     assert by_value([*first, timed(1.0, SECOND, slices=2)]) == by_value(first)
+
+
+def test_last_timings_say_nothing_of_values():
+    records = [timed(4.0, slices=1), timed(2.0, slices=2)]
+    again = [replace(timed(1.0, slices=1), final=True), replace(timed(9.0, SECOND, slices=1), final=True)]
+    assert by_value(records + again) == by_value(records)
+    assert len(find_all(records + again)) == 1
 
 
 def test_each_knob_is_compared_with_the_best_of_its_search():

@@ -12,12 +12,16 @@ from instant import made_up
 
 import tvmconv as tc
 from tvmconv import library
+from tvmconv.library import in_reserve
+from tvmconv.logs.best import best
 from tvmconv.logs.lines import BadLines
 from tvmconv.logs.log import Log, read
 from tvmconv.logs.record import ErrorKind
 from tvmconv.measuring.measurer import Measurer
+from tvmconv.measuring.outcome import FINAL_ROUNDS, FINALISTS
+from tvmconv.searching.search import FINAL_SECONDS, FINAL_SHARE, LONG_SECONDS, Request
 from tvmconv.searching.status import Status
-from tvmconv.searching.tune import find_devices
+from tvmconv.searching.tune import find_devices, tune_all
 from tvmconv.searching.tuners import XGBTuner
 
 WORKLOAD = tc.parse("conv2d:1x4x8x8,4x4x1x1")
@@ -38,6 +42,16 @@ def records_of(log):
     records = list(read(log, bad))
     assert bad.count == 0
     return records
+
+
+def trials_of(log):
+    """The records of a log that are no last timings."""
+    return [record for record in records_of(log) if not record.final]
+
+
+def finals_of(log):
+    """The last timings in a log."""
+    return [record for record in records_of(log) if record.final]
 
 
 def once(records):
@@ -64,7 +78,7 @@ def test_a_search_measures_something_even_if_its_time_is_up_before_the_device_is
 @pytest.mark.usefixtures("shared_processes")
 def test_a_search_measures_verifies_and_confirms(log):
     tuned = search(log, trials=4, compare=True, confirm=True)
-    reference, *trials = records_of(log)
+    reference, *trials = trials_of(log)
     assert [record.schedule for record in trials] == ["tiling"] * 4
     assert once(trials)
     assert reference.schedule == "default"
@@ -74,6 +88,8 @@ def test_a_search_measures_verifies_and_confirms(log):
     assert tuned.final.deviation < tuned.final.workload.tolerance
     assert tuned.final.timestamp > max(record.timestamp for record in trials)
     assert tuned.final.config in [record.config for record in trials]
+    assert tuned.final == min(finals_of(log), key=lambda record: record.cost)
+    assert all(record.deviation < WORKLOAD.tolerance for record in finals_of(log))
     assert tuned.phases["verify"] > 0
     assert tuned.seconds > 0
 
@@ -96,6 +112,22 @@ def test_the_time_limit_holds(log):
     status = search(log, seconds=2.0).status
     assert 2.0 <= status.elapsed < time.monotonic() - start < 6.0
     assert status.done == len(records_of(log)) > 0
+
+
+@pytest.mark.usefixtures("shared_processes")
+def test_of_the_time_some_is_kept_for_the_last_timings(log):
+    start = time.monotonic()
+    tuned = search(log, seconds=4.0, confirm=True)
+    assert 4.0 * (1 - FINAL_SHARE) <= tuned.status.elapsed < 4.0  # unless a trial hangs
+    assert tuned.final.final
+    assert time.monotonic() - start < 4.0 + FINAL_SECONDS + 2.0
+
+
+def test_the_clock_may_have_begun_to_run_before_the_search(log, instant, opencl):
+    request = Request("random", seconds=10.0, log=log, compare=False, begun=time.monotonic() - 100.0)
+    status = tune_all(WORKLOAD, ["tiling"], [opencl], request, lambda status: None).status
+    assert status.done == len(trials_of(log)) == 1  # one config is measured at least
+    assert 100.0 < status.elapsed < 110.0
 
 
 def test_it_ends_with_the_last_trial(log, instant):
@@ -230,6 +262,16 @@ def test_a_disk_that_is_full_ends_the_search_with_the_records_so_far(log, instan
     assert len(records_of(log)) == 3
 
 
+def test_the_same_seed_proposes_the_same_of_several_schedules(tmp_path, instant):
+    orders = []
+    for number, seed in enumerate((1, 1, 2)):
+        instant.measured.clear()
+        search(tmp_path / f"{number}.jsonl", tuner="xgb", schedule=None, trials=60, seed=seed, confirm=True)
+        orders.append(list(instant.measured))
+    assert orders[0] == orders[1] != orders[2]
+    assert len({name for name, _ in orders[0]}) > 2
+
+
 @pytest.mark.parametrize("tuner", ["random", "ga", "xgb"])
 def test_the_same_seed_proposes_the_same(tmp_path, instant, tuner):
     orders = []
@@ -257,7 +299,7 @@ def test_only_the_model_takes_other_workloads(log, instant, tuner):
         search(log, tuner=tuner, trials=4, transfer=[log])
 
 
-@pytest.mark.parametrize("name", ["trials", "seconds", "patience"])
+@pytest.mark.parametrize("name", ["trials", "seconds", "patience", "workers"])
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
 def test_a_limit_has_to_be_positive(log, name, value):
     with pytest.raises(tc.TuningError, match=f"{name} has to be positive, not {value}"):
@@ -270,11 +312,81 @@ def test_without_comparison_and_confirmation_nothing_else_is_measured(log, insta
     assert tuned.final == tuned.status.best
 
 
-def test_the_fastest_three_are_measured_again(log, instant):
+def test_the_fastest_are_measured_again_in_turn_and_that_is_on_disk(log, instant):
     tuned = search(log, trials=10, confirm=True)
-    fastest = sorted(records_of(log), key=lambda record: record.cost)[:3]
-    assert [config for _, config in instant.measured[10:]] == [record.config for record in fastest]
-    assert tuned.final.config == fastest[0].config
+    fastest = sorted(trials_of(log), key=lambda record: record.cost)[:FINALISTS]
+    assert [config for _, config in instant.measured[10:]] == [record.config for record in fastest] * FINAL_ROUNDS
+    finals = finals_of(log)
+    assert [record.config for record in finals] == [record.config for record in fastest]
+    assert all(len(record.times) == FINAL_ROUNDS for record in finals)
+    assert tuned.final == finals[0]
+    assert tuned.status.done == len(trials_of(log)) == 10  # which last timings do not count as
+
+
+def slow_at_last(instant, log):
+    """Have the config that is the fastest of the trials be the slowest of the last timings; which one it is."""
+
+    def seconds(trial, seconds):
+        if trial.final and trial.config == min(trials_of(log), key=lambda record: record.cost).config:
+            return 1.0
+        return seconds
+
+    instant.seconds = seconds
+
+
+def test_what_was_fastest_in_the_last_timings_is_what_the_search_found_and_what_is_built(log, instant):
+    slow_at_last(instant, log)
+    tuned = search(log, trials=10, confirm=True)
+    second = sorted(trials_of(log), key=lambda record: record.cost)[1]
+    assert tuned.final.config == second.config != tuned.status.best.config
+    assert best(log, WORKLOAD) == tuned.final
+
+
+def test_what_was_timed_at_the_end_is_not_timed_again(log, instant):
+    slow_at_last(instant, log)
+    found = search(log, trials=10, confirm=True).final
+    before = log.read_bytes()
+    instant.measured.clear()
+    assert search(log, trials=10, confirm=True).final == found
+    assert instant.measured == []
+    assert log.read_bytes() == before
+
+
+def test_what_another_search_found_to_be_faster_is_timed_at_the_end_too(log, instant, opencl):
+    search(log, trials=5, confirm=True)
+    (rival,) = some(1, 7, opencl, times=(1e-9,))
+    append(log, [rival])
+    instant.measured.clear()
+    tuned = search(log, trials=6, confirm=True)
+    assert instant.measured[0] == ("tiling", rival.config)
+    assert rival.config in [record.config for record in finals_of(log)]
+    assert best(log, WORKLOAD) == tuned.final
+
+
+def test_the_last_timings_of_another_schedule_are_not_those_of_this_one(log, instant):
+    other = search(log, schedule="columns", trials=3, confirm=True).final
+    append(log, [dataclasses.replace(other, times=(1e-9,))])
+    search(log, trials=5)
+    for _ in range(2):
+        assert search(log, trials=5, confirm=True).final.schedule == "tiling"
+
+
+def test_what_turns_out_wrong_at_the_end_is_never_built(log, instant):
+    def spoil(trial, error):
+        return ErrorKind.WRONG_ANSWER if trial.final else error
+
+    instant.error = spoil
+    for _ in range(2):
+        assert search(log, trials=5, confirm=True).final is None
+    assert {record.error for record in finals_of(log)} == {ErrorKind.WRONG_ANSWER}
+    assert best(log, WORKLOAD) is None
+
+
+@pytest.mark.parametrize(("seconds", "kept"), [(None, FINAL_SECONDS), (1000.0, FINAL_SECONDS), (8.0, 1.2), (2.0, 0.3)])
+def test_there_are_as_many_finalists_as_there_is_time_for(log, instant, seconds, kept):
+    instant.milliseconds = {"load": 100.0, "verify": 30.0, "time": 20.0}
+    search(log, trials=10, seconds=seconds, confirm=True)
+    assert len(finals_of(log)) == max(1, int(kept / FINAL_ROUNDS / (LONG_SECONDS + 0.15))) < FINALISTS
 
 
 def test_nothing_is_final_where_nothing_succeeded(log, instant):
@@ -295,24 +407,55 @@ def schedules_measured(instant):
 
 
 @pytest.mark.parametrize("text", ["filter1d:1000,k3", "filter2d:40x30x1,3x3", "conv2d:1x8x9x9,8x1x3x3,g8"])
-def test_a_search_that_is_not_told_a_schedule_takes_the_librarys_choice(log, instant, text):
+def test_a_search_that_is_not_told_a_schedule_takes_the_librarys_choice_and_tries_the_others(log, instant, text):
     w = tc.parse(text)
-    tuned = search(log, w, schedule=None, trials=3)
-    assert schedules_measured(instant) == [schedule.name for schedule in library.to_tune(w, "opencl")]
+    chosen, reserve = ([schedule.name for schedule in found(w, "opencl")] for found in (library.to_tune, in_reserve))
+    tuned = search(log, w, None, "xgb", trials=len(chosen) + len(reserve))
+    assert schedules_measured(instant) == [*chosen, *reserve]
     assert tuned.status.best.schedule in schedules_measured(instant)
 
 
-def test_several_schedules_that_promise_something_share_the_time_and_the_best_is_told(log, instant, monkeypatch):
-    shares = []
-    monkeypatch.setattr(
-        "tvmconv.searching.search.Status", lambda trials, seconds: shares.append(seconds) or Status(4, None)
-    )
-    tuned = search(log, schedule=None, seconds=10.0)
+@pytest.mark.parametrize("tuner", ["xgb", "ga"])
+def test_defaults_come_first_and_with_them_what_other_workloads_in_the_log_found(log, instant, opencl, tuner):
+    space = library.find(OTHER, "tiling").space(OTHER)
+    known = space.config(space.sample(1, np.random.default_rng(3))[0])
+    append(log, [made_up(OTHER, "tiling", known, opencl.name)])
+    search(log, tuner=tuner, schedule=None, trials=20)
     chosen = [schedule.name for schedule in library.to_tune(WORKLOAD, "opencl")]
-    assert len(chosen) > 1
-    assert schedules_measured(instant) == chosen
-    assert shares == [10.0 / len(chosen)] * len(chosen)
+    assert [name for name, _ in instant.measured[: len(chosen)]] == chosen
+    there = library.find(WORKLOAD, "tiling").space(WORKLOAD)
+    assert instant.measured[len(chosen)] == ("tiling", there.config(there.nearest(known)))
+
+
+@pytest.mark.parametrize("tuner", ["random", "grid"])
+def test_the_yardsticks_begin_with_nothing(log, instant, opencl, tuner):
+    append(log, [made_up(OTHER, "tiling", library.find(OTHER, "tiling").space(OTHER).default, opencl.name)])
+    search(log, tuner=tuner, trials=3)
+    default = library.find(WORKLOAD, "tiling").space(WORKLOAD).default
+    assert default not in [config for _, config in instant.measured]
+
+
+def test_several_schedules_share_the_trials_and_the_time_and_the_best_is_told(log, instant, monkeypatch):
+    asked = []
+
+    def told(trials, seconds):
+        asked.append((trials, seconds))
+        return Status(trials, None)
+
+    monkeypatch.setattr("tvmconv.searching.search.Status", told)
+    tuned = search(log, schedule=None, tuner="xgb", trials=40, seconds=1000.0)
+    assert asked == [(40, 1000.0)]
+    assert tuned.status.done == len(records_of(log)) == 40
+    assert {schedule.name for schedule in library.to_tune(WORKLOAD, "opencl")} < set(schedules_measured(instant))
     assert tuned.final == min(records_of(log), key=lambda record: record.cost)
+
+
+def test_a_search_of_several_schedules_goes_on_where_it_was_interrupted(log, instant):
+    interrupted(log, 13, tuner="xgb", schedule=None, trials=30)
+    status = search(log, tuner="xgb", schedule=None, trials=30).status
+    assert (status.done, status.resumed) == (30, 13)
+    assert once(records_of(log))
+    assert len(records_of(log)) == 30
 
 
 @pytest.fixture

@@ -139,6 +139,47 @@ def test_nothing_is_proposed_when_nothing_is_asked_for(name):
     assert make(name, small_space()).propose(0) == []
 
 
+@tuners
+def test_what_is_taken_counts_as_proposed(name):
+    space = small_space()
+    tuner = make(name, space)
+    first = [space.config(point) for point in space.listed[:3]]
+    tuner.learn([Recorded(first[0], 1e-3)])
+    assert tuner.take(space.listed, 2) == first[1:]  # in their order, without what was learnt
+    assert tuner.take(space.listed[:3], 2) == []
+    rest = keys(space, tuner.propose(10**6))
+    assert sorted(rest) == [space.index(point) for point in space.listed[3:]]
+
+
+@tuners
+def test_near_a_config_are_its_fresh_neighbours_each_once(name):
+    space = small_space()
+    tuner, here = make(name, space), space.default
+    neighbours = {space.index(point) for point in space.neighbours(space.point(here))}
+    learnt = space.config(space.neighbours(space.point(here))[0])
+    tuner.learn([Recorded(here, 1e-3), Recorded(learnt, 1e-3)])
+    few, others = tuner.take_near(here, 4), tuner.take_near(here, 10**6)
+    assert len(few) == 4
+    assert sorted(keys(space, few + others)) == sorted(neighbours - set(keys(space, [learnt])))
+    assert tuner.take_near(here, 5) == []
+
+
+@tuners
+def test_nothing_is_near_a_config_that_is_not_searched(name):
+    tuner = make(name, small_space())
+    assert tuner.take_near({"tile": (-1, 5, 5)}, 3) == tuner.take_near({"gone": 1}, 3) == []
+    assert tuner.take_near(small_space().default, 0) == []
+
+
+def test_of_the_neighbours_the_model_takes_first_what_it_believes_to_be_fast():
+    space = conv_space()
+    tuner = make("xgb", space)
+    trials = search(tuner, 200)
+    best = min(trials, key=lambda trial: trial.cost)
+    near = [cost(space, config) for config in tuner.take_near(best.config, 10**6)]
+    assert np.median(near[: len(near) // 4]) < 0.8 * np.median(near)
+
+
 @pytest.mark.parametrize("name", ["xgb", "ga"])
 def test_the_default_comes_first(name):
     space = conv_space()

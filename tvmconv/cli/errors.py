@@ -43,6 +43,9 @@ def guarded(prog: str, command: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush when the interpreter exits
         return BROKEN_PIPE
     except KeyboardInterrupt:
+        # One that came up in text that a library executes, as dataclasses do, counts as not handled, and Python would
+        # end by the signal in the end, unless text is executed after it (CPython, run_eval_code_obj).
+        exec("")
         return INTERRUPTED
     except Error as error:
         return _refuse(prog, str(error))

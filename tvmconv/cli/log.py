@@ -97,6 +97,8 @@ def _stats(args: argparse.Namespace) -> int:
         return 0
     errors = [f"{count:,} {_kind(kind)}" for kind, count in stats.errors.most_common() if kind is not ErrorKind.NONE]
     print(f"records    {stats.errors.total():,}")
+    if finals := sum(tally.finals for tally in stats.tallies.values()):
+        print(f"finals     {finals:,}")
     print(f"errors     {', '.join(errors) or 'none'}")
     print(f"workloads  {len({subject.workload for subject in stats.tallies}):,}")
     print(f"devices    {', '.join(sorted({subject.device for subject in stats.tallies})) or 'none'}")
@@ -122,6 +124,7 @@ def _stats_table(stats: Stats) -> Table:
 def _stats_json(stats: Stats, bad: dict[Path, BadLines]) -> dict[str, Any]:
     return {
         "records": stats.errors.total(),
+        "finals": sum(tally.finals for tally in stats.tallies.values()),
         "errors": {_kind(kind): count for kind, count in stats.errors.items() if kind is not ErrorKind.NONE},
         "trials_per_second": trials_per_second(stats.tallies.values()),
         "bad_lines": {str(file): {"count": lines.count, "numbers": lines.numbers} for file, lines in bad.items()},
@@ -131,6 +134,7 @@ def _stats_json(stats: Stats, bad: dict[Path, BadLines]) -> dict[str, Any]:
                 "schedule": subject.schedule,
                 "device": subject.device,
                 "records": tally.trials,
+                "finals": tally.finals,
                 "errors": tally.trials - tally.errors[ErrorKind.NONE],
                 "trials_per_second": trials_per_second([tally]),
                 "best_seconds": tally.best and tally.best.cost,

@@ -6,7 +6,7 @@ import argparse
 import math
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,11 +15,11 @@ from tvmconv.cli.errors import UsageError
 from tvmconv.devices import AbsentError, Arch, Device
 from tvmconv.errors import FallbackWarning, WorkloadError
 from tvmconv.experiments.run import left_out
-from tvmconv.experiments.sweep import Selection, select_layers, select_walk
+from tvmconv.experiments.sweep import Selection, layers_named, select_layers, select_walk
 from tvmconv.knobs import Value, parse_value
 from tvmconv.workloads import SUITES, Layer, Workload, dtypes, epilogue
 from tvmconv.workloads.layout import LAYOUTS
-from tvmconv.workloads.suites import Variant
+from tvmconv.workloads.suites import Variant, distinct, in_variant
 
 EXAMPLE = "conv2d:1x64x64x64,64x64x3x3,s1,p1"
 ARCH = "sm_90"  # to compile for where no GPU says otherwise
@@ -74,6 +74,15 @@ def chosen_layers(args: argparse.Namespace) -> Selection:
 def chosen_walk(args: argparse.Namespace) -> tuple[str, list[Layer]]:
     """A name, and all layers that the options of `add_suite` select, one after another; errors as of `select_walk`."""
     return select_walk(args.suite, _variant(args), args.only, args.skip)
+
+
+def chosen_of(name: str, layers: Sequence[Layer], args: argparse.Namespace) -> list[Layer]:
+    """Those of the layers, of a suite of this name, that the options of `add_selection` select, each workload once.
+
+    Raises:
+        Error: no layer is named like that, or one has no such variant.
+    """
+    return layers_named(name, distinct(in_variant(layers, _variant(args))), args.only, args.skip)
 
 
 def _variant(args: argparse.Namespace) -> Variant:

@@ -1,32 +1,97 @@
-"""`tvmconv suites`: the named lists of workloads."""
+"""`tvmconv suites`: the named lists of workloads, and those of a model of the user's own."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from tvmconv.cli.options import add_selection, chosen_layers, refuse_layers_options
+from tvmconv.cli.errors import UsageError
+from tvmconv.cli.options import add_selection, chosen_layers, chosen_of, refuse_layers_options
+from tvmconv.errors import Error, ModelError
+from tvmconv.models.derive import derive
+from tvmconv.models.inputs import DTYPES, EXAMPLE, Input
 from tvmconv.reports.tables import Table
-from tvmconv.workloads import suite
-from tvmconv.workloads.suites import SUITES
+from tvmconv.workloads import Layer, suite
+from tvmconv.workloads.suites import SUITES, write_suite
 
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser("suites", help="the named lists of workloads, or the layers of one")
+    parser = commands.add_parser(
+        "suites",
+        help="the named lists of workloads, the layers of one, or the convolutions of a model",
+        description="List the suites; or the layers of one, or the convolutions of a model with their epilogues, each "
+        "distinct one with how often it is there. With -o, write them to a file that --suite takes.",
+        usage="%(prog)s [NAME | --from MODEL [--input SHAPE]] [options] [-o FILE]",
+    )
     parser.add_argument("suite", metavar="NAME", nargs="?", help=f"one of {', '.join(SUITES)}, or a file NAME.json")
+    parser.add_argument(
+        "--from",
+        dest="model",
+        metavar="MODEL",
+        help="an ONNX file, which is read as data; or package.module:callable, which is imported and run: a PyTorch "
+        "module, or what gives one when it is called",
+    )
+    parser.add_argument(
+        "--input",
+        metavar="[NAME=]SIZES[,DTYPE]",
+        type=_input,
+        action="append",
+        default=[],
+        help=f"an input of the model, such as {EXAMPLE}, in order or by name; may be given several times. Sets dynamic "
+        f"dimensions of ONNX; PyTorch needs all, and takes a dtype: {', '.join(DTYPES)} (default: f32)",
+    )
+    parser.add_argument("-o", dest="out", metavar="FILE", type=Path, help="write the layers to a file, as JSON")
     add_selection(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the suites, or the layers of one."""
-    if args.suite is None:
-        refuse_layers_options(args)
-        rows = [[name, str(len(suite(name)))] for name in SUITES]
-        print(Table(("suite", "workloads"), rows, left=frozenset({"suite"})).text())
-        return 0
-    layers = chosen_layers(args).layers.values()
+    """Print the suites, or the layers of one or of a model; or write the layers."""
+    if args.model is None and args.input:
+        raise UsageError("--input is for a model: name one by --from")
+    if args.suite is None and args.model is None:
+        return _list(args)
+    if args.suite is not None and args.model is not None:
+        raise UsageError(f"expected {args.suite} or --from {args.model}, not both")
+    layers = chosen_layers(args).layers.values() if args.model is None else _of_model(args)
+    if args.out:
+        write_suite(layers, args.out)
+    else:
+        _print(layers)
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    refuse_layers_options(args)
+    if args.out:
+        raise UsageError("-o is for the layers of a suite: name one, or a model by --from")
+    rows = [[name, str(len(suite(name)))] for name in SUITES]
+    print(Table(("suite", "workloads"), rows, left=frozenset({"suite"})).text())
+    return 0
+
+
+def _of_model(args: argparse.Namespace) -> list[Layer]:
+    """The layers of a model, after telling on stderr which convolutions are left out."""
+    derived = derive(args.model, args.input)
+    for line in derived.left_out:
+        print(f"tvmconv: left out: {line}", file=sys.stderr)
+    if not derived.layers:
+        other = " that is a workload" if derived.left_out else ""
+        raise ModelError(f"{args.model} has no convolution{other}")
+    return chosen_of(args.model, derived.layers, args)
+
+
+def _print(layers: Iterable[Layer]) -> None:
     rows = [[layer.name, str(layer.count), layer.workload.text] for layer in layers]
     print(Table(("layer", "times", "workload"), rows, left=frozenset({"layer", "workload"})).text())
-    return 0
+
+
+def _input(text: str) -> Input:
+    try:
+        return Input.parse(text)
+    except Error as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

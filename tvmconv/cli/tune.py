@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,13 +30,13 @@ from tvmconv.searching.tuners import TUNERS
 from tvmconv.workloads import Workload
 
 if TYPE_CHECKING:
-    from tvmconv.library import Schedule
     from tvmconv.measuring.outcome import ErrorKind
     from tvmconv.searching.search import Tuned
     from tvmconv.searching.status import Status
 
 LOG = "tuning.jsonl"
 FAILED = 1
+LONGEST_START = 30.0  # seconds from a process's begin to its command; an older one was doing something else
 LINE_SECONDS = 15.0  # between two lines of progress where there is no terminal
 
 
@@ -62,17 +63,25 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         action="append",
         help="whose knobs to search; may be given several times, each for those layers of a suite that it computes "
-        "(default: direct for conv2d, and implicit_gemm for 1x1 filters, small images, conv1d and conv3d; depthwise "
-        "where it applies; register for filters)",
+        "(default: all that can win, those first that promise most; tvmconv schedules WORKLOAD tells which)",
     )
     parser.add_argument("--tuner", choices=TUNERS, default="xgb", help="how to search (default: %(default)s)")
     parser.add_argument(
         "--trials",
         metavar="N",
         type=count,
-        help="measure so many configs of each schedule, those in the log included (default: 512 without --seconds)",
+        help="measure so many configs, those in the log included (default: 512 without --seconds)",
     )
-    parser.add_argument("--seconds", metavar="T", type=positive, help="stop after so long for each workload")
+    time_limit = parser.add_mutually_exclusive_group()
+    time_limit.add_argument(
+        "--seconds", metavar="T", type=positive, help="stop after so long for each workload, from the command on"
+    )
+    time_limit.add_argument(
+        "--seconds-total",
+        metavar="T",
+        type=positive,
+        help="stop after so long for all, shared out by what each layer costs the network",
+    )
     parser.add_argument("--patience", metavar="N", type=count, help="stop after so many configs that are no better")
     parser.add_argument("--log", metavar="F", type=Path, default=Path(LOG), help="append to it (default: %(default)s)")
     parser.add_argument(
@@ -96,23 +105,16 @@ def add_search(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Tune, and print a table of what came of it."""
-    from tvmconv.measuring.standing import standing
-
     chosen, network = _workloads(args)
-    named = take_where_they_apply(args.schedule or (), chosen)
-    results = []
     try:
-        with standing():
-            for workload in chosen:
-                own = argparse.Namespace(**{**vars(args), "schedule": named[workload]})
-                results += search(own, workload)
+        results = search_all(args, {workload: network.get(workload, 1) for workload in chosen})
     except KeyboardInterrupt:
         print(f"tvmconv: interrupted; {args.log} is whole, and the same command goes on with it", file=sys.stderr)
         raise
     if args.json:
         for _, _, tuned in results:
-            if tuned.status.best:
-                print(tuned.status.best.line())
+            if best := tuned.final or tuned.status.best:
+                print(best.line())
     else:
         print(results_table(results, network).text())
         for line in phase_lines(results):
@@ -120,28 +122,73 @@ def run(args: argparse.Namespace) -> int:
     return 0 if all(tuned.final for _, _, tuned in results) else FAILED
 
 
-def search(args: argparse.Namespace, workload: Workload, **more: Any) -> list[tuple[Workload, str, Tuned]]:
-    """Tune the schedules that were asked for, each in its share of the time; what came of each.
+def search_all(
+    args: argparse.Namespace,
+    network: Mapping[Workload, int],
+    told: Callable[[int, Workload], None] | None = None,
+    **more: Any,
+) -> list[tuple[Workload, str, Tuned]]:
+    """Tune workloads one after another, by processes that start once.
+
+    The clock of the first one has run since this command was begun.
 
     Args:
         args: what `add_search` read.
-        workload: what to compute.
+        network: what to compute, and how often the network has each.
+        told: is called before each with its number, from 1, and with the workload.
         more: fields of the `Request`.
+
+    Returns:
+        Of each the workload, the schedule that won, and what came of the search.
     """
-    from tvmconv.searching.search import Request
-    from tvmconv.searching.tune import find_devices, tune_each
+    from tvmconv.measuring.ready import begin_builders, begin_devices
+    from tvmconv.measuring.standing import standing
+    from tvmconv.searching.opening import Ahead, Field
+    from tvmconv.searching.request import Request
+    from tvmconv.searching.shares import share
+    from tvmconv.searching.tune import find_devices, tune_all
 
-    places = find_devices(args.device, args.tracker)
-    names = ("tuner", "trials", "seconds", "log", "seed", "patience", "transfer", "workers")
-    request = Request(**{name: getattr(args, name) for name in names}, **more)
+    begun, chosen, results = _process_begun(), list(network), []
+    end = None if args.seconds_total is None else begun + args.seconds_total
+    options = {
+        name: getattr(args, name) for name in ("tuner", "trials", "log", "seed", "patience", "transfer", "workers")
+    }
+    ahead = Ahead()
+    with standing():
+        places = find_devices(args.device, args.tracker)
+        begin_builders(args.workers, places[0])  # they load TVM while this process does
+        begin_devices(places)
+        named = take_where_they_apply(args.schedule or (), chosen)
+        for number, workload in enumerate(chosen, 1):
+            if told:
+                told(number, workload)
+            left = chosen[number - 1 :]
+            seconds = share(max(end - begun, 0.1), left, network, places[0]) if end else args.seconds
+            request = Request(**options, seconds=seconds, begun=begun, **more)
 
-    @contextmanager
-    def shown(schedule: Schedule) -> Iterator[Callable[[Status], None]]:
-        with _shown(f"{workload.text} {schedule.name} on {places[0].text}: ") as show:
-            yield lambda status: show(progress_text(status))
+            def prepare_next(left: Sequence[Workload] = left[1:], request: Request = request) -> None:
+                for workload in left[:1]:
+                    ahead.prepare(workload, Field.of(workload, named[workload], places[0]), places[0], request)
 
-    found = tune_each(workload, args.schedule or (), places, request, shown)
-    return [(workload, schedule.name, tuned) for schedule, tuned in found]
+            with _shown(f"{workload.text} on {places[0].text}: ") as show:
+                shown = lambda status, show=show: show(progress_text(status))  # noqa: E731
+                tuned = tune_all(workload, named[workload], places, request, shown, ahead, prepare_next)
+            best = tuned.final or tuned.status.best
+            results.append((workload, best.schedule if best else NOTHING, tuned))
+            begun = time.monotonic()
+    return results
+
+
+def _process_begun() -> float:
+    """When this process was begun, as `time.monotonic` would have told it; now, if that was for something else."""
+    now = time.monotonic()
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # proc_pid_stat(5): starttime
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot
+    except (OSError, AttributeError, ValueError, IndexError):  # not on Linux
+        return now
+    return now - age if age < LONGEST_START else now
 
 
 def take_where_they_apply(names: Sequence[str], chosen: Sequence[Workload]) -> dict[Workload, list[str]]:
@@ -168,7 +215,8 @@ def progress_text(status: Status) -> str:
         over = status.reference
         speedup = f", {significant(status.speedup)} × {over.schedule}" if over and status.speedup else ""
         parts.append(
-            f"best {significant(status.best.cost * 1e6)} µs ({significant(status.best.gflops)} GFLOP/s{speedup})"
+            f"best {significant(status.best.cost * 1e6)} µs ({status.best.schedule}, "
+            f"{significant(status.best.gflops)} GFLOP/s{speedup})"
         )
     if status.errors:
         parts.append("failed: " + ", ".join(f"{n} {kind_text(kind)}" for kind, n in status.errors.most_common()))

@@ -150,7 +150,7 @@ def select_layers(
     """
     how = variant or Variant()
     layers = suite(name, how.batch, dtype=how.dtype, layout=how.layout, epilogue=how.epilogue)
-    chosen = _named(name, layers, only, skip)
+    chosen = layers_named(name, layers, only, skip)
     return Selection(_selection_name(name, how, only, skip), {_label(name, layer): layer for layer in chosen})
 
 
@@ -163,11 +163,11 @@ def select_walk(
     """
     how = variant or Variant()
     each = [replace(layer, count=1) for layer in walk(name, how) for _ in range(layer.count)]
-    return _selection_name(name, how, only, skip), _named(name, each, only, skip)
+    return _selection_name(name, how, only, skip), layers_named(name, each, only, skip)
 
 
-def _named(name: str, layers: Sequence[Layer], only: str | None, skip: str | None) -> list[Layer]:
-    """Those layers of a suite whose names contain `only`, and not `skip`."""
+def layers_named(name: str, layers: Sequence[Layer], only: str | None, skip: str | None) -> list[Layer]:
+    """Those layers of a suite whose names contain `only`, and not `skip`; raises Error if there are none."""
     chosen = [layer for layer in layers if (only or "") in layer.name and not (skip and skip in layer.name)]
     if not chosen:
         like = " and ".join([*([f"like {only!r}"] if only else []), *([f"unlike {skip!r}"] if skip else [])])

@@ -116,6 +116,15 @@ class Space:
                 raise KnobError(f"knob {name} can be {format_value(value)}, but it is not searched") from None
         return point
 
+    def nearest(self, config: Mapping[str, Value]) -> np.ndarray:
+        """The point that is most like a config of another workload: int32 (knobs,), which need not be legal.
+
+        Factors are alike by their ratios, numbers by the options between them; what the config does not have, or what
+        is no option, takes the default.
+        """
+        nearest = (_nearest_option(knob, config.get(name, knob.default)) for name, knob in self.knobs.items())
+        return np.fromiter(nearest, dtype=np.int32, count=len(self.knobs))
+
     @functools.cached_property
     def _places(self) -> list[dict[Value, int]]:
         return [{option: place for place, option in enumerate(knob.options)} for knob in self.knobs.values()]
@@ -261,6 +270,19 @@ def _encode(knobs: Mapping[str, Knob]) -> Iterator[_Encoding]:
             yield _Encoding((np.log2(rows) if rows.min() > 0 else rows).astype(np.float32), (name,))
         else:
             yield _Encoding(np.eye(knob.size, dtype=np.float32), tuple(f"{name}={option}" for option in knob.options))
+
+
+def _nearest_option(knob: Knob, value: Value) -> int:
+    """The place of the option that is most like a value."""
+    if isinstance(knob, Split):
+        if not isinstance(value, (tuple, list)) or len(value) != knob.parts or min(value[1:], default=1) < 1:
+            value = knob.default
+        inner = np.log2(np.array(value[1:], dtype=float))
+        return int(np.abs(np.log2(knob.table[:, 1:]) - inner).sum(axis=1).argmin())
+    if value in knob.options:
+        return knob.options.index(value)
+    numbers = knob.table.dtype.kind in "iuf" and isinstance(value, (int, float)) and not isinstance(value, bool)
+    return int(np.abs(knob.table - value).argmin()) if numbers else knob.options.index(knob.default)
 
 
 def distinct(points: np.ndarray) -> np.ndarray:

@@ -95,13 +95,12 @@ class Record:
         return self.workload.text, self.schedule, self.device, json.dumps(self.config, sort_keys=True)
 
     @classmethod
-    def of(cls, measured: Measurement, elapsed: float | None = None, *, final: bool = False) -> Record:
+    def of(cls, measured: Measurement, elapsed: float | None = None) -> Record:
         """The record of a measurement.
 
         Args:
             measured: what came of a config.
             elapsed: seconds of tuning when it came in.
-            final: whether it is one of the last timings of a search.
         """
         outcome = measured.outcome
         return cls(
@@ -119,7 +118,7 @@ class Record:
             elapsed=elapsed,
             resources=measured.resources,
             versions=measured.versions,
-            final=final,
+            final=measured.final,
         )
 
     def line(self) -> str:

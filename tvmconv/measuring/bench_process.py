@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tvmconv import devices
 from tvmconv.devices.base import LostError, describe, first_line
@@ -17,12 +20,22 @@ from tvmconv.measuring.stopwatch import Stopwatch
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from tvmconv.compiler.program import Program
     from tvmconv.devices import Device
     from tvmconv.devices.base import Bench
+
+
+@dataclass(frozen=True)
+class Wake:
+    """What a device process may be told first: to bring up its device, for a `Setup` that will come.
+
+    Attributes:
+        device: its name for `tvmconv.devices.find`.
+    """
+
+    device: str
 
 
 @dataclass(frozen=True)
@@ -91,6 +104,11 @@ def main(connection: Connection) -> None:
     """
     bench: Bench | None = None
     for message in messages(connection):
+        if isinstance(message, Wake):
+            with contextlib.suppress(Exception):  # whatever is wrong, `Setup` tells
+                nothing = np.zeros(1, np.float32)
+                devices.find(message.device).bench([nothing], nothing.astype(np.float64)).close()
+            continue
         if isinstance(message, Setup):
             setup = message
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import time
 from collections.abc import Mapping
@@ -25,21 +26,35 @@ if TYPE_CHECKING:
     from tvmconv.workloads import Workload
 
 
+SMALL = "conv2d:1x1x2x2,1x1x1x1"  # what is built to load the compilers
+
+
 @dataclass(frozen=True)
 class Task:
     """What a builder process builds, whatever the config.
 
     Attributes:
         workload: what to compute.
-        schedule: how; its function is found by module and name.
+        schedules: how, each under its name; their functions are found by module and name.
         device: what to build for; need not be present.
         memory_limit: bytes that a build may allocate.
     """
 
     workload: Workload
-    schedule: Schedule
+    schedules: Mapping[str, Schedule]
     device: Device
     memory_limit: int
+
+
+@dataclass(frozen=True)
+class Wake:
+    """What a builder process may be told first: to load what it will need, for a `Task` that will come.
+
+    Attributes:
+        device: what will be built for.
+    """
+
+    device: Device
 
 
 @dataclass(frozen=True)
@@ -61,8 +76,8 @@ class Built:
     seconds: float = 0.0
 
 
-def build(task: Task, config: Config) -> Built:
-    """Build one config; never raises but for want of memory.
+def build(task: Task, schedule: str, config: Config) -> Built:
+    """Build one config of a schedule; never raises but for want of memory.
 
     Raises:
         MemoryError: the build allocates more than there is.
@@ -77,7 +92,8 @@ def build(task: Task, config: Config) -> Built:
 
     try:
         target = device.target()
-        made = road.build(task.workload, task.schedule, config, target, device.limits, device.text, watch.phase)
+        how = task.schedules[schedule]
+        made = road.build(task.workload, how, config, target, device.limits, device.text, watch.phase)
         lowered = made.lowered
         with watch.phase("codegen"):
             _ = lowered.source
@@ -93,20 +109,23 @@ def build(task: Task, config: Config) -> Built:
 
 
 def main(connection: Connection) -> None:
-    """Serve: a `Task` comes in, and None goes back or why it fails; then a `Built` for each config.
+    """Serve: a `Task` comes in, and None goes back or why it fails; then a `Built` for each schedule's name and config.
 
     Another task may come at any time: the configs after it are its own.
     """
     task, bytes_first, received = None, 0, messages(connection)
+    load()
     while True:
         try:
             message = next(received)
-            import tvm  # noqa: F401  loaded before the clock of the first build runs
         except EOFError:
             raise
         except Exception as error:
             connection.send(describe(error))
             return
+        if isinstance(message, Wake):
+            _load_compilers(message.device)
+            continue
         if isinstance(message, Task):
             task, bytes_now = message, _allocated_bytes()
             bytes_first = bytes_first or bytes_now
@@ -117,13 +136,34 @@ def main(connection: Connection) -> None:
             continue
         assert task
         try:
-            connection.send(build(task, message))
+            connection.send(build(task, *message))
             continue
         except MemoryError:
             pass  # the build's memory goes with the error; but this process may be short of it ever after
         message = f"the build allocates more than {task.memory_limit / 2**30:.3g} GiB"
         connection.send(Last(Built(None, ErrorKind.COMPILE_HOST, message)))
         return
+
+
+def load() -> None:
+    """Load what every build needs, before the clock of the first one runs and before anybody asks."""
+    with contextlib.suppress(Exception):  # a build that needs it tells what is wrong
+        from tvmconv import library
+        from tvmconv.compiler import barriers, build, nvrtc  # noqa: F401
+
+        library.schedules()
+        nvrtc.version()  # which loads it, where there is one
+
+
+def _load_compilers(device: Device) -> None:
+    """Build something small for a device, to load what that needs."""
+    with contextlib.suppress(Exception):
+        from tvmconv import library, workloads
+        from tvmconv.compiler import build as road
+
+        workload = workloads.parse(SMALL)
+        schedule = library.schedules(workload)[0]
+        _ = road.build(workload, schedule, {}, device.target(), device.limits, device.text).lowered.program
 
 
 def _allocated_bytes() -> int:

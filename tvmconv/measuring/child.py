@@ -1,7 +1,8 @@
-"""Child processes: started from scratch, spoken to over a private pipe, and gone with their parent.
+"""Child processes: spoken to over a private pipe, and gone with their parent.
 
-They are not forked (TVM and CUDA do not survive a fork) and do not import the parent's main module, so that a script
-without an `if __name__ == "__main__"` can tune.
+They are not forked from this process (threads, TVM's compilers and CUDA do not survive it) but start from scratch, or
+are forked from a `tvmconv.measuring.zygote`, in which nothing has happened yet. They do not import the parent's main
+module, so that a script without an `if __name__ == "__main__"` can tune.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 from tvmconv.scratch import Scratch
 
@@ -40,6 +41,27 @@ class Last:
     message: Any
 
 
+class Process(Protocol):
+    """A process that was started; `subprocess.Popen` is one."""
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+
+    def kill(self) -> None:
+        """End it, if it has not ended."""
+
+    def wait(self) -> int:
+        """Its exit status once it has ended, or a signal's number with a minus."""
+
+
+class Origin(Protocol):
+    """What processes can be forked from."""
+
+    def fork(self, module: str, descriptor: int) -> Process:
+        """A process that runs `serve` with `main` of a module and its own copy of a file descriptor."""
+
+
 class Child:
     """A process that runs `main(connection)` of a module, as its parent sees it.
 
@@ -50,14 +72,29 @@ class Child:
         module: the module's full name.
         environment: environment variables beside those of this process.
         scratch: the variable for a directory that is there as long as the process; None for no directory.
+        origin: forks it, with its own environment; None for a process that starts from scratch.
+
+    Attributes:
+        used: whether anybody has given it something to do.
     """
 
-    def __init__(self, module: str, environment: Mapping[str, str] | None = None, scratch: str | None = None) -> None:
+    def __init__(
+        self,
+        module: str,
+        environment: Mapping[str, str] | None = None,
+        scratch: str | None = None,
+        origin: Origin | None = None,
+    ) -> None:
+        self.used = False
         self._scratch = Scratch("tvmconv-") if scratch else None
         place = {scratch: str(self._scratch.path)} if scratch and self._scratch else {}
         self.connection, theirs = Pipe()
         with theirs:
             descriptor = theirs.fileno()
+            if origin:
+                self._process: Process = origin.fork(module, descriptor)
+                self._begin_sending()
+                return
             code = (
                 f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; "
                 f"from {module} import main; serve(main, {descriptor}, {os.getpid()})"
@@ -71,9 +108,17 @@ class Child:
                 env={**os.environ, **(environment or {}), **place},
                 start_new_session=True,  # Ctrl-C is for the parent, which decides what becomes of its children
             )
+        self._begin_sending()
+
+    def _begin_sending(self) -> None:
         self._outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._sender = threading.Thread(target=self._send_all, daemon=True)
         self._sender.start()
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
 
     @property
     def resident_bytes(self) -> int:

@@ -14,6 +14,7 @@ from tvmconv.measuring.outcome import ErrorKind, Outcome
 from tvmconv.measuring.supervised import Cause, End, Job, Limits, Supervised
 from tvmconv.verify import Problem
 
+DEVICE_PROCESS = "tvmconv.measuring.bench_process"
 START_SECONDS = 120.0
 RETRY_SECONDS = 1.0  # a GPU takes a moment to recover from a process that was killed
 TEXTS = {
@@ -42,7 +43,7 @@ class LocalRunner:
         # PoCL writes its compiled kernels to files, of which nobody needs any again.
         opencl = device.kind == "opencl"
         self._process = Supervised(
-            "tvmconv.measuring.bench_process",
+            DEVICE_PROCESS,
             self._setup,
             Limits(START_SECONDS, timeout, memory),
             TEXTS,

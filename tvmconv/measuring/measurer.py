@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import queue
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import metadata
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING
 
 from tvmconv import devices as known_devices
+from tvmconv import library
 from tvmconv.devices import Device
 from tvmconv.devices.base import first_line
 from tvmconv.devices.rpc import Remote
-from tvmconv.errors import DeviceError, ScheduleError
+from tvmconv.errors import DeviceError, Error, ScheduleError
 from tvmconv.measuring.builder import Task
 from tvmconv.measuring.local import LocalRunner
 from tvmconv.measuring.outcome import Measurement
-from tvmconv.measuring.pipeline import Pipeline
-from tvmconv.measuring.pool import Builders, Here, Pool
+from tvmconv.measuring.pipeline import Pipeline, Trial
+from tvmconv.measuring.pool import Pool, workers_of
 from tvmconv.measuring.remote import RemoteRunner
 from tvmconv.measuring.runner import Runner
 from tvmconv.measuring.stopwatch import Means
@@ -38,7 +39,7 @@ RUN_SECONDS = {"cuda": 10.0, "opencl": 60.0}  # PoCL compiles at the first launc
 
 
 class Measurer:
-    """Measures configs of one schedule for one workload; a context manager.
+    """Measures configs of schedules for one workload; a context manager.
 
     Configs go in with `submit` and come back measured from `results`, in the order in which they end, each exactly
     once. Building and timing go on meanwhile, in processes that end with the block (within `standing` they serve the
@@ -47,25 +48,26 @@ class Measurer:
 
     Args:
         workload: what to compute.
-        schedule: how; its function has to be at the top level of a module that can be imported.
+        schedules: how, one or several; their functions have to be at the top level of modules that can be imported.
         devices: where to measure: names, devices, or runners of another kind; all of one kind and architecture.
-        workers: processes that build; by default one less than there are processors. With 0 this process builds, which
-            is for configs that were built before: nothing ends one that hangs, or takes all the memory.
+        workers: processes that build; by default one less than there are processors. With 0 there are none, for trials
+            that were built before.
         build_timeout: seconds for one build.
         run_timeout: seconds for one candidate on the device; by default `RUN_SECONDS` of its kind.
         memory_limit: bytes of host memory for one candidate.
         seed: of the inputs; fresh ones by default.
+        problem: the inputs and the reference instead, of the same workload.
 
     Raises:
         DeviceError: a device is not there, or the devices differ.
-        ScheduleError: another process cannot import the schedule.
+        ScheduleError: another process cannot import a schedule.
         WorkloadError: inputs and reference do not fit in memory.
     """
 
     def __init__(
         self,
         workload: Workload,
-        schedule: Schedule,
+        schedules: Schedule | Sequence[Schedule],
         devices: Sequence[str | Device | Runner],
         *,
         workers: int | None = None,
@@ -73,19 +75,24 @@ class Measurer:
         run_timeout: float | None = None,
         memory_limit: int = 4 << 30,
         seed: int | None = None,
+        problem: Problem | None = None,
     ):
-        _check_importable(schedule)
+        chosen = [schedules] if isinstance(schedules, library.Schedule) else list(schedules)
+        for schedule in chosen:
+            _check_importable(schedule)
+        self._first = chosen[0].name
         self._places = [known_devices.find(place) if isinstance(place, str) else place for place in devices]
         self._device = _common_device(self._places)
-        self._task = Task(workload, schedule, self._device, memory_limit)
-        self._workers = max(1, (os.cpu_count() or 1) - 1) if workers is None else workers
+        self._task = Task(workload, {schedule.name: schedule for schedule in chosen}, self._device, memory_limit)
+        self._workers = workers_of(workers)
         self._build_timeout = build_timeout
         self._run_timeout = run_timeout or RUN_SECONDS[self._device.kind]
-        self._problem = Problem(workload, seed)
+        self._problem = problem or Problem(workload, seed)
         self._means = Means()
         self._submitted = self._returned = 0
 
-        self._configs: queue.SimpleQueue[Config] = queue.SimpleQueue()
+        self._trials: queue.SimpleQueue[Trial] = queue.SimpleQueue()
+        self._pipeline: Pipeline | None = None
         self._ended: queue.SimpleQueue[Measurement | None] = queue.SimpleQueue()  # None: no more will come
         self._error: BaseException | None = None
         self._closing = False
@@ -115,11 +122,26 @@ class Measurer:
         """Where the time of a trial goes: mean milliseconds by phase, over the trials that came to it."""
         return self._means.means()
 
-    def submit(self, configs: Sequence[Config]) -> None:
-        """Queue configs."""
-        for config in configs:
-            self._configs.put(config)
-        self._submitted += len(configs)
+    @property
+    def fastest(self) -> list[Trial]:
+        """Those that were fastest so far, the fastest first, to be submitted once more as last timings."""
+        return [replace(trial, final=True) for trial in self._pipeline.fastest] if self._pipeline else []
+
+    def submit(self, configs: Sequence[Config], schedule: str | None = None) -> None:
+        """Queue configs of a schedule, by default of the first."""
+        self.submit_trials([Trial(schedule or self._first, config) for config in configs])
+
+    def submit_trials(self, trials: Sequence[Trial]) -> None:
+        """Queue configs of any of the schedules, or what was built before.
+
+        Raises:
+            Error: something has to be built, and there are no workers.
+        """
+        if not self._workers and any(trial.program is None for trial in trials):
+            raise Error("nobody builds: without workers only what was built before can be measured")
+        for trial in trials:
+            self._trials.put(trial)
+        self._submitted += len(trials)
         self._rope.send_bytes(b"more")
 
     def results(self, timeout: float) -> list[Measurement]:
@@ -156,23 +178,22 @@ class Measurer:
 
     def _run(self) -> None:
         """What the thread does: all that speaks to the processes, which live no longer than the thread."""
-        parts: list[Builders | Runner] = []
+        parts: list[Pool | Runner] = []
         try:
-            some = self._workers > 0
-            builders: Builders = Pool(self._task, self._workers, self._build_timeout) if some else Here(self._task)
+            builders = Pool(self._task, self._workers, self._build_timeout)
             parts.append(builders)
             wait([self._bell])  # for the first configs, while builders start: until then a device is for others
             runners: list[Runner] = []
             for place in self._places:
                 runners.append(self._runner(place))
                 parts.append(runners[-1])
-            pipeline = Pipeline(self._task, builders, runners, _versions(self._device), self._means)
+            self._pipeline = pipeline = Pipeline(self._task, builders, runners, _versions(self._device), self._means)
             while not self._closing:
                 wait([self._bell, *pipeline.waitables()], POLL_SECONDS)
                 while self._bell.poll():
                     self._bell.recv_bytes()
-                while not self._configs.empty():
-                    pipeline.submit(self._configs.get())
+                while not self._trials.empty():
+                    pipeline.submit(self._trials.get())
                 for measurement in pipeline.poll():
                     self._ended.put(measurement)
         except BaseException as error:

@@ -81,6 +81,7 @@ class Measurement:
         timestamp: when it ended, in seconds since 1970.
         resources: registers, spills, shared_bytes, threads, blocks, as far as known.
         versions: of the software that made and ran the kernel: tvmconv, tvm, nvrtc …
+        final: whether it is a last timing, as `Bench.time_long` does it.
     """
 
     workload: Workload
@@ -93,6 +94,7 @@ class Measurement:
     timestamp: float
     resources: Mapping[str, int] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    final: bool = False
 
     @property
     def cost(self) -> float:

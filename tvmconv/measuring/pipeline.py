@@ -6,13 +6,13 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from tvmconv.errors import DeviceError
 from tvmconv.measuring.builder import Built, Task
-from tvmconv.measuring.outcome import Measurement, Outcome
+from tvmconv.measuring.outcome import FINALISTS, Measurement, Outcome
 from tvmconv.measuring.runner import Runner
 from tvmconv.measuring.stopwatch import Means
 
@@ -20,7 +20,24 @@ if TYPE_CHECKING:
     from tvmconv.compiler.program import Program
     from tvmconv.devices import Device
     from tvmconv.knobs import Config
-    from tvmconv.measuring.pool import Builders
+    from tvmconv.measuring.pool import Pool
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A config to be measured.
+
+    Attributes:
+        schedule: the schedule's name, among those of the task.
+        config: values by knob name.
+        final: whether it is a last timing, as `Bench.time_long` does it; these are taken by the first device alone.
+        program: what it was built to before; None for what has to be built.
+    """
+
+    schedule: str
+    config: Config
+    final: bool = False
+    program: Program | None = None
 
 
 @dataclass
@@ -28,13 +45,13 @@ class _Underway:
     """A config on its way.
 
     Attributes:
-        config: the config.
+        trial: the config.
         built: what the builders made of it.
         runner: the device that it is on; None before.
         sent: when it was dealt to the device.
     """
 
-    config: Config
+    trial: Trial
     built: Built = field(default_factory=Built)
     runner: Runner | None = None
     sent: float = 0.0
@@ -52,7 +69,7 @@ class Pipeline:
     """
 
     def __init__(
-        self, task: Task, builders: Builders, runners: Sequence[Runner], versions: Mapping[str, str], means: Means
+        self, task: Task, builders: Pool, runners: Sequence[Runner], versions: Mapping[str, str], means: Means
     ) -> None:
         self._task = task
         self._builders = builders
@@ -62,14 +79,23 @@ class Pipeline:
         self._underway: dict[int, _Underway] = {}
         self._count = 0
         self._programs: deque[tuple[int, Program]] = deque()
-        self._best = math.inf
+        self._fastest: list[tuple[float, Trial]] = []
         self._lost: DeviceError | None = None
 
-    def submit(self, config: Config) -> None:
+    @property
+    def fastest(self) -> list[Trial]:
+        """Those trials that were fastest so far, as built: `FINALISTS` at most, the fastest first."""
+        return [trial for _, trial in self._fastest]
+
+    def submit(self, trial: Trial) -> None:
         """Queue a config."""
-        self._underway[self._count] = _Underway(config)
-        self._builders.submit(self._count, config)
-        self._count += 1
+        tag, self._count = self._count, self._count + 1
+        self._underway[tag] = _Underway(trial)
+        if trial.program is None:
+            self._builders.submit(tag, trial.schedule, trial.config)
+        else:
+            self._underway[tag].built = Built(trial.program)
+            self._programs.append((tag, trial.program))
 
     def poll(self) -> list[Measurement]:
         """Move everything on that can be; what came of what has ended.
@@ -97,11 +123,24 @@ class Pipeline:
             else:
                 self._programs.append((tag, built.program))
         for runner in self._runners:
-            while self._programs and runner.free > 0:
-                tag, program = self._programs.popleft()
+            while runner.free > 0 and (dealt := self._next_for(runner)):
+                tag, program = dealt
                 self._underway[tag].runner, self._underway[tag].sent = runner, time.monotonic()
-                runner.submit(tag, program, self._best)
+                runner.submit(tag, program, None if self._underway[tag].trial.final else self._best)
         return ended
+
+    @property
+    def _best(self) -> float:
+        return self._fastest[0][0] if self._fastest else math.inf
+
+    def _next_for(self, runner: Runner) -> tuple[int, Program] | None:
+        """The next program that a device may have; last timings are compared, and are all for the first one."""
+        for place, (tag, _) in enumerate(self._programs):
+            if runner is self._runners[0] or not self._underway[tag].trial.final:
+                dealt = self._programs[place]
+                del self._programs[place]
+                return dealt
+        return None
 
     def waitables(self) -> list[Connection | int]:
         """What becomes readable when `poll` has something to do."""
@@ -119,23 +158,28 @@ class Pipeline:
     def _ran(self, tag: int, device: Device, outcome: Outcome) -> Measurement:
         waited = (time.monotonic() - self._underway[tag].sent) * 1e3 - sum(outcome.phases.values())
         self._means.add({**outcome.phases, "queue": waited})
+        underway = self._underway[tag]
         measurement = self._measurement(tag, device, outcome)
-        self._best = min(self._best, measurement.cost)
+        if math.isfinite(measurement.cost) and not measurement.final:
+            built = replace(underway.trial, program=underway.built.program)
+            ranked = sorted([*self._fastest, (measurement.cost, built)], key=lambda each: each[0])
+            self._fastest = ranked[:FINALISTS]
         return measurement
 
     def _measurement(self, tag: int, device: Device, outcome: Outcome) -> Measurement:
-        trial = self._underway.pop(tag)
+        underway = self._underway.pop(tag)
         return Measurement(
             workload=self._task.workload,
-            schedule=self._task.schedule.name,
-            config=trial.config,
+            schedule=underway.trial.schedule,
+            config=underway.trial.config,
             device=device.name,
             target=target_text(device),
             outcome=outcome,
-            seconds=trial.built.seconds + outcome.seconds,
+            seconds=underway.built.seconds + outcome.seconds,
             timestamp=time.time(),
-            resources=_resources(trial.built.program),
+            resources=_resources(underway.built.program),
             versions=self._versions,
+            final=underway.trial.final,
         )
 
 

@@ -1,15 +1,16 @@
-"""Who builds: processes, of which each builds one config at a time and may die of it, or this process."""
+"""Who builds: processes, of which each builds one config at a time and may die of it."""
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 from tvmconv.errors import Error
 from tvmconv.knobs import Config
-from tvmconv.measuring.builder import Built, Task, build
+from tvmconv.measuring.builder import Built, Task
 from tvmconv.measuring.outcome import ErrorKind
 from tvmconv.measuring.supervised import DEPTH, Cause, End, Job, Limits, Supervised
 
@@ -22,52 +23,9 @@ TEXTS = {
 }
 
 
-class Builders(Protocol):
-    """Builds configs, one after another or several at once."""
-
-    def submit(self, tag: int, config: Config) -> None:
-        """Queue a config; `tag` comes back with what it becomes."""
-
-    def poll(self) -> list[tuple[int, Built]]:
-        """Go on with what is queued; what has ended since the last call, by tag."""
-
-    def waitables(self) -> Sequence[Connection]:
-        """What becomes readable when `poll` has something to tell."""
-
-    def close(self) -> None:
-        """End all processes."""
-
-
-class Here:
-    """Builds configs in this process, a config a `poll`: for those few that are known to do no harm.
-
-    A process of its own would load TVM first, which takes a second.
-
-    Args:
-        task: what is built.
-    """
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-        self._waiting: deque[tuple[int, Config]] = deque()
-
-    def submit(self, tag: int, config: Config) -> None:
-        """Queue a config; see `Builders.submit`."""
-        self._waiting.append((tag, config))
-
-    def poll(self) -> list[tuple[int, Built]]:
-        """Build what has waited longest; see `Builders.poll`."""
-        if not self._waiting:
-            return []
-        tag, config = self._waiting.popleft()
-        return [(tag, build(self._task, config))]
-
-    def waitables(self) -> Sequence[Connection]:
-        """None: each `poll` comes back with what it built."""
-        return []
-
-    def close(self) -> None:
-        """There is nothing to end."""
+def workers_of(workers: int | None) -> int:
+    """How many processes build, where `workers` were asked for: by default one less than there are processors."""
+    return max(1, (os.cpu_count() or 1) - 1) if workers is None else workers
 
 
 class Pool:
@@ -78,7 +36,7 @@ class Pool:
 
     Args:
         task: what is built.
-        workers: number of processes.
+        workers: number of processes; none where nothing is to be built.
         timeout: seconds for one build.
     """
 
@@ -90,9 +48,9 @@ class Pool:
         for _ in range(workers):
             self._builders.append(Supervised(BUILDER, lambda: task, limits, TEXTS, like=BUILDER))
 
-    def submit(self, tag: int, config: Config) -> None:
-        """Queue a config; `tag` comes back with what it becomes."""
-        self._waiting.append(Job(tag, config))
+    def submit(self, tag: int, schedule: str, config: Config) -> None:
+        """Queue a config of a schedule of the task; `tag` comes back with what it becomes."""
+        self._waiting.append(Job(tag, (schedule, config)))
 
     def poll(self) -> list[tuple[int, Built]]:
         """Deal out what is queued; what has ended since the last call, by tag.
@@ -122,7 +80,8 @@ class Pool:
     def _replace(self, builder: Supervised, end: End) -> None:
         """Start a builder anew, unless there is no sense in it."""
         if end.cause is Cause.REFUSED:
-            raise Error(f"a builder process cannot load schedule {self._task.schedule.name}: {end.reason}")
+            names = " or ".join(self._task.schedules)
+            raise Error(f"a builder process cannot load schedule {names}: {end.reason}")
         if builder.hopeless:
             raise Error(f"the builder processes do not start: {end.reason}")
         self._waiting.extendleft(reversed(builder.take_back()))

@@ -6,9 +6,13 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
+from tvmconv.errors import Error
 from tvmconv.measuring.child import Child, Forget
+from tvmconv.measuring.zygote import Zygote
+
+FORKED = ("tvmconv.measuring.builder",)  # modules whose processes are forked, from one that has loaded what they need
 
 
 class _Standing:
@@ -21,7 +25,8 @@ class _Standing:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._blocks = 0
-        self._children: dict[str, list[Child]] = {}
+        self._children: dict[str, list[Child | Future[Child]]] = {}
+        self._zygote: Zygote | None = None
         self._starter = ThreadPoolExecutor(1, "starter")
 
     def enter(self) -> None:
@@ -33,22 +38,57 @@ class _Standing:
         """One block less; after the last nothing stands."""
         with self._lock:
             self._blocks -= 1
-            left, self._children = ({}, self._children) if self._blocks else (self._children, {})
+            if self._blocks:
+                return
+            left, self._children = self._children, {}
         for children in left.values():
             for child in children:
-                child.kill()
+                _there(child).kill()
+        with self._lock:  # only now: what had still to begin may have been the first to need it
+            if self._blocks:
+                return
+            zygote, self._zygote = self._zygote, None
+        if zygote:
+            zygote.close()
 
     def start(self, module: str, environment: Mapping[str, str] | None, scratch: str | None) -> Child:
         """A new process, which may stand later if that is wanted now."""
         if not self._blocks:
             return Child(module, environment, scratch)
-        return self._starter.submit(Child, module, environment, scratch).result()
+        return self._starter.submit(self._start, module, environment, scratch).result()
+
+    def _start(self, module: str, environment: Mapping[str, str] | None, scratch: str | None) -> Child:
+        """In the starter's thread: a new process, forked where that is possible."""
+        if module not in FORKED or environment or scratch:
+            return Child(module, environment, scratch)
+        with contextlib.suppress(Error):  # it has ended: then without it
+            self._zygote = self._zygote or Zygote()
+            return Child(module, origin=self._zygote)
+        return Child(module)
+
+    def begin(self, like: str, module: str, first: object) -> None:
+        """Let a process that nobody had yet stand, as soon as it is there."""
+
+        def started() -> Child:
+            child = self._start(module, None, None)
+            if first is not None:
+                child.send(first)
+            return child
+
+        with self._lock:
+            self._children.setdefault(like, []).append(self._starter.submit(started))
+
+    def standing(self, like: str) -> int:
+        """How many processes of this kind stand."""
+        with self._lock:
+            return len(self._children.get(like, ()))
 
     def take(self, like: str) -> Child | None:
         """The process of this kind that was handed on last, if there is any."""
         with self._lock:
             children = self._children.get(like)
-            return children.pop() if children else None
+            child = children.pop() if children else None
+        return _there(child) if child else None
 
     def hand_on(self, like: str, child: Child) -> bool:
         """Let a process stand; False if nobody wants it to."""
@@ -57,6 +97,11 @@ class _Standing:
                 child.send(Forget())
                 self._children.setdefault(like, []).append(child)
             return self._blocks > 0
+
+
+def _there(child: Child | Future[Child]) -> Child:
+    """A process, once it is there."""
+    return child.result() if isinstance(child, Future) else child
 
 
 _now = _Standing()
@@ -86,6 +131,19 @@ def standing() -> Iterator[None]:
     finally:
         if mine is _now:  # else this process was forked within the block
             mine.leave()
+
+
+def begin(module: str, like: str, count: int, first: object = None) -> None:
+    """Have so many processes stand ready, or nearly so; within a block of `standing` only.
+
+    Args:
+        module: whose `main` runs in them.
+        like: which processes can do the same, as for `hand_on`.
+        count: how many there shall be, those that stand already included.
+        first: a message to each; None for none.
+    """
+    for _ in range(count - _now.standing(like)):
+        _now.begin(like, module, first)
 
 
 def start(module: str, environment: Mapping[str, str] | None, scratch: str | None) -> Child:

@@ -186,8 +186,8 @@ class Supervised:
 
     def _start(self, handed_on: Child | None = None) -> None:
         """Begin with a process that another had, or with a new one."""
-        self._second_hand = handed_on is not None
         self.child = handed_on or standing.start(self._module, self._environment, self._scratch)
+        self._second_hand, self.child.used = self.child.used, True
         try:
             self.child.send(self._hello())
         except BaseException:  # nobody gets to know the process

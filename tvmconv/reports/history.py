@@ -52,14 +52,18 @@ class Trace:
 
 
 def traces(log: str, records: Iterable[Record]) -> list[Trace]:
-    """Sort a log's records into searches, in the order in which these began."""
-    found: dict[tuple[Workload, str, str], Trace] = {}
+    """Sort a log's records into searches, in the order in which these began.
+
+    Last timings are no trials; only where a log was thinned to them they stand for what was found.
+    """
+    trials: dict[tuple[Workload, str, str], Trace] = {}
+    finals: dict[tuple[Workload, str, str], Trace] = {}
     for record in records:
         key = record.workload, record.schedule, record.device
-        trace = found.setdefault(key, Trace(log, *key))
+        trace = (finals if record.final else trials).setdefault(key, Trace(log, *key))
         trace.rates.append(record.gflops)
         trace.elapsed.append(record.elapsed)
-    return list(found.values())
+    return list((trials | {key: trace for key, trace in finals.items() if key not in trials}).values())
 
 
 @dataclass(frozen=True)

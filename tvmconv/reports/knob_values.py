@@ -44,10 +44,10 @@ class Found:
 
 
 def find_all(records: Iterable[Record]) -> dict[Subject, Found]:
-    """What each search found, in the order in which they began; records of errors count for nothing."""
+    """What each search found, in the order in which they began; errors and last timings count for nothing."""
     found: dict[Subject, Found] = {}
     for record in records:
-        if record.ok:
+        if record.ok and not record.final:
             found.setdefault(record.subject, Found(record, record)).add(record)
     return found
 

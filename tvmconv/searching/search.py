@@ -4,66 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tvmconv import library
 from tvmconv.devices import Device
-from tvmconv.errors import Error, TuningError
-from tvmconv.gpu import Limits
-from tvmconv.logs.best import log_files
-from tvmconv.logs.lines import BadLines, in_one_line
-from tvmconv.logs.log import Log, read
+from tvmconv.errors import Error
+from tvmconv.logs.lines import in_one_line
+from tvmconv.logs.log import Log
 from tvmconv.logs.record import Record
 from tvmconv.measuring.measurer import Measurer
+from tvmconv.measuring.outcome import FINAL_ROUNDS, FINALISTS, Measurement, together
+from tvmconv.measuring.pipeline import Trial
+from tvmconv.searching.contest import Contest
+from tvmconv.searching.opening import Ahead, Field
+from tvmconv.searching.request import Request
 from tvmconv.searching.status import Status
-from tvmconv.searching.tuners import Tuner, make
-from tvmconv.searching.tuners.xgb import XGBTuner
 from tvmconv.workloads import Workload
 
-FINALISTS = 3  # of the fastest configs, measured again at the end
 TRIALS = 512  # where neither their number nor the time is limited
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is asked of a search, whatever the workload, the schedule and the device.
-
-    Attributes:
-        tuner: "xgb", "ga", "random" or "grid".
-        trials: how many records there shall be, those in the log included; `TRIALS` if `seconds` is not given either.
-        seconds: how long it may take, on the clock, earlier sessions included; one config is measured at least.
-        log: the file to append to.
-        seed: of the tuner.
-        patience: end after so many records without a better one.
-        transfer: logs, or folders of logs, whose records of other workloads the xgb tuner learns from as well.
-        workers: processes that build; by default one less than there are processors.
-        compare: measure the naive schedule once, if the log does not have it.
-        confirm: measure the fastest configs again at the end, on fresh inputs.
-
-    Raises:
-        TuningError: trials, seconds or patience is not positive.
-    """
-
-    tuner: str = "xgb"
-    trials: int | None = None
-    seconds: float | None = None
-    log: str | os.PathLike[str] = "tuning.jsonl"
-    seed: int = 0
-    patience: int | None = None
-    transfer: Iterable[str | os.PathLike[str]] = ()
-    workers: int | None = None
-    compare: bool = True
-    confirm: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("trials", "seconds", "patience"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise TuningError(f"{name} has to be positive, not {value}")
+NEAREST = 4  # workloads whose best configs are tried first, for each schedule
+DESCENT = 0.8  # of the search, after which the neighbours of the fastest configs come first
+FINAL_SECONDS, FINAL_SHARE = 2.0, 0.15  # what is kept of the time for the last timings, at most: seconds, and a share
+LONG_SECONDS = 0.15  # that a last timing takes, its warm-up included
+WITHOUT_KNOWLEDGE = ("random", "grid")  # tuners that begin with nothing: the yardsticks
 
 
 @dataclass(frozen=True)
@@ -97,41 +63,43 @@ class Tuned:
 
 def search(
     workload: Workload,
-    schedule: library.Schedule,
+    field: Field,
     places: Sequence[Device],
     request: Request,
     progress: Callable[[Status], None],
+    ahead: Ahead | None = None,
+    then: Callable[[], None] | None = None,
 ) -> Tuned:
-    """Search for the fastest config of one schedule.
+    """Search for the fastest config of several schedules.
 
     Args:
         workload: what to compute.
-        schedule: how; its knobs make the space, and the device's limits bound it.
+        field: how; the schedules' knobs make the spaces, and the device's limits bound them.
         places: devices of one architecture, to measure on.
         request: how to search, and how long.
         progress: called with the status about ten times a second.
+        ahead: what an earlier search has prepared for this one.
+        then: is called once, when there is time to prepare the next one.
 
     Raises:
         TunerError: there is no such tuner.
         TuningError: the tuner does not learn from other workloads.
-        ScheduleError: the schedule is not for devices of this kind.
+        ScheduleError: a schedule is not for devices of this kind.
         DeviceError: a device is lost, or has no such dtype.
         Error: the log cannot be read or written.
         KeyboardInterrupt: the user's; the log is whole.
     """
+    begun = time.monotonic() if request.begun is None else request.begun
     device = places[0]
-    schedule.check_runs_on(device.kind, device.arch, device.text)
+    for schedule in field.first:
+        schedule.check_runs_on(device.kind, device.arch, device.text)
     device.check_dtypes(workload.argument_dtypes)
-    tuner = make(request.tuner, schedule.space(workload, device.limits), request.seed)
-    if others := log_files(request.transfer):
-        if not isinstance(tuner, XGBTuner):
-            raise TuningError(f"tuner {request.tuner} does not learn from other workloads: expected xgb")
-        _transfer(tuner, schedule, workload, others, device.limits)
+    request.check()
     _check_writable(Path(request.log))
-    under_way = _Search(workload, schedule, tuner, places, request)
+    under_way = _Search(workload, field, places, request, ahead or Ahead(), then)
     under_way.recall()
-    seconds, phases = under_way.run(progress)
-    final = under_way.confirm() if request.confirm else under_way.status.best
+    seconds, phases, built = under_way.run(begun, progress)
+    final = under_way.confirm(built, phases) if request.confirm else under_way.status.best
     return Tuned(under_way.status, final, phases, seconds)
 
 
@@ -143,92 +111,110 @@ def _check_writable(log: Path) -> None:
         log.open("ab").close()
 
 
-def _transfer(
-    tuner: XGBTuner, schedule: library.Schedule, workload: Workload, logs: Iterable[Path], limits: Limits
-) -> None:
-    """Have a tuner learn what logs have of the same schedule for other workloads."""
-    found: dict[Workload, list[Record]] = {}
-    for log in logs:
-        for record in read(log, BadLines()):
-            if record.schedule == schedule.name and record.workload != workload:
-                found.setdefault(record.workload, []).append(record)
-    for other, records in found.items():
-        tuner.transfer(schedule.space(other, limits), records)
-
-
 class _Search:
     """One search: what it consists of, and how far it is."""
 
     def __init__(
         self,
         workload: Workload,
-        schedule: library.Schedule,
-        tuner: Tuner,
+        field: Field,
         places: Sequence[Device],
         request: Request,
+        ahead: Ahead,
+        then: Callable[[], None] | None,
     ):
         trials = TRIALS if request.trials is None and request.seconds is None else request.trials
         self.status = Status(trials, request.seconds)
         self._request = request
         self._workload = workload
-        self._schedule = schedule
-        self._naive = library.naive(workload)
-        self._tuner = tuner
+        self._field = field
+        self._schedules = {schedule.name: schedule for schedule in (*field.first, *field.reserve)}
+        self._ahead = ahead
+        self._then = then
+        naive = library.naive(workload)
+        self._naive = None if naive and naive.name in self._schedules else naive
+        self._contest: Contest | None = None
+        self._unlearnt: list[Record] = []  # what came in before there was a contest
         self._log = Log(request.log)
         self._places = places
         self._known: set[tuple[str, str, str, str]] = set()  # identities of the records that were counted
         self._best_first: list[Record] = []
+        self._finals: dict[tuple[str, str, str, str], Record] = {}
 
     def recall(self) -> None:
         """Count and learn what the log has of this search."""
         self._take(self._log.new_records(self._workload), earlier=True)
 
-    def run(self, progress: Callable[[Status], None]) -> tuple[float, dict[str, float]]:
-        """Search until the end; seconds of measuring, and mean milliseconds a trial by phase."""
+    def run(self, begun: float, progress: Callable[[Status], None]) -> tuple[float, dict[str, float], list[Trial]]:
+        """Search until the end; seconds of measuring, mean milliseconds a trial by phase, the fastest as built."""
         status = self.status
-        start = time.monotonic() - status.elapsed
-        phases: dict[str, float] = {}
+        start = begun - status.elapsed
+        referring = self._request.compare and self._naive is not None and status.reference is None
+        if self._ended() and not referring:
+            return 0.0, {}, []
+        builders = list(self._schedules.values())
         with contextlib.ExitStack() as stack:
-            measurer = None
-            if not self._ended():  # its builders start while the naive schedule is measured
-                measurer = Measurer(self._workload, self._schedule, self._places, workers=self._request.workers)
-                stack.enter_context(measurer)
-            if self._request.compare and status.reference is None:
-                status.reference = self._measure_reference()
+            measurer = Measurer(  # whose builders start while the spaces are made
+                self._workload,
+                [*builders, self._naive] if self._naive else builders,
+                self._places,
+                workers=self._request.workers,
+                problem=self._ahead.problems.take(self._workload),
+            )
+            stack.enter_context(measurer)
+            if referring and self._naive:
+                measurer.submit([{}], self._naive.name)
+            if not self._ended():
+                self._contest = self._ahead.contest(self._workload, self._field, self._places[0], self._request)
+                self._contest.learn(self._unlearnt)
             status.elapsed = time.monotonic() - start
-            begun = time.monotonic()
-            if measurer:
-                self._measure(measurer, start, progress)
-                phases = measurer.phases
-        return time.monotonic() - begun, phases
+            first = time.monotonic()
+            self._measure(measurer, start, progress)
+            return time.monotonic() - first, measurer.phases, measurer.fastest
 
     def _measure(self, measurer: Measurer, start: float, progress: Callable[[Status], None]) -> None:
         """Propose, measure, keep and learn until the end; `start` is when the clock of the search began to run."""
         status, exhausted = self.status, False
-        while not self._ended() and not (exhausted and not measurer.pending):
-            exhausted = not self._submit(measurer)
+        while not (self._ended() or (exhausted and not measurer.pending)) or self._refers(measurer):
+            if not self._ended():
+                exhausted = not self._submit(measurer)
             measured = measurer.results(timeout=0.1)
             status.elapsed = time.monotonic() - start
             for measurement in measured:
                 self._log.append(Record.of(measurement, status.elapsed))
             if measured:
                 self._take(self._log.new_records(self._workload))
+                self._prepare()
             progress(status)
 
-    def _submit(self, measurer: Measurer) -> bool:
-        """Keep the measurer busy; False if the space is exhausted.
+    def _prepare(self) -> None:
+        """Have inputs computed for the last timings, and in the end what the next search needs."""
+        if self._request.confirm:
+            self._ahead.problems.prepare(self._workload)
+        if self._then and self._share() >= DESCENT:
+            then, self._then = self._then, None
+            with contextlib.suppress(Error):  # which the next search will tell
+                then()
 
-        Few large requests rather than many small ones: each has the tuner train anew.
+    def _refers(self, measurer: Measurer) -> bool:
+        """Whether the naive schedule is still being measured, which everything is compared with."""
+        return bool(self._request.compare and self._naive and not self.status.reference and measurer.pending)
+
+    def _submit(self, measurer: Measurer) -> bool:
+        """Keep the measurer busy; False if the spaces are exhausted.
+
+        Few large requests rather than many small ones: each has the tuners train anew.
         """
-        ahead = max(2 * measurer.workers, self._tuner.batch)
+        assert self._contest
+        ahead = max(2 * measurer.workers, self._contest.batch)
         room = 2 * ahead - measurer.pending
         if self.status.asked is not None:
             room = min(room, self.status.asked - self.status.done - measurer.pending)
         if measurer.pending >= ahead or room < 1:
             return True
-        configs = self._tuner.propose(room)
-        measurer.submit(configs)
-        return bool(configs)
+        proposals = self._contest.propose(room, last=self._share() >= DESCENT)
+        measurer.submit_trials([Trial(name, config) for name, config in proposals])
+        return bool(proposals)
 
     def _take(self, records: Iterable[Record], *, earlier: bool = False) -> None:
         """Count and learn those records that belong to this search and are new to it."""
@@ -236,45 +222,97 @@ class _Search:
         for record in records:
             if record.device != self._places[0].name or record.workload != self._workload:
                 continue
-            if self._naive and record.schedule == self._naive.name and not record.config:
+            if record.final:
+                if record.schedule in self._schedules:
+                    self._finals[record.identity] = record
+            elif self._naive and record.schedule == self._naive.name and not record.config:
                 self.status.reference = record
-            if record.schedule == self._schedule.name and record.identity not in self._known:
+            elif record.schedule in self._schedules and record.identity not in self._known:
                 self._known.add(record.identity)
                 self.status.count(record, earlier=earlier)
                 new.append(record)
         self._best_first = sorted([*self._best_first, *(r for r in new if r.ok)], key=lambda r: r.cost)[:FINALISTS]
-        self._tuner.learn(new)
+        if self._contest:
+            self._contest.learn(new)
+        else:
+            self._unlearnt += new
+
+    @property
+    def _seconds(self) -> float | None:
+        """How long to search, so that there is time for the last timings."""
+        seconds = self._request.seconds
+        if seconds is None or not self._request.confirm:
+            return seconds
+        return seconds - self._final_seconds
+
+    @property
+    def _final_seconds(self) -> float:
+        """How long the last timings may take, about."""
+        seconds = self._request.seconds
+        return FINAL_SECONDS if seconds is None else min(FINAL_SECONDS, FINAL_SHARE * seconds)
+
+    def _share(self) -> float:
+        """How much of the search is done."""
+        status = self.status
+        by_time = status.elapsed / self._seconds if self._seconds else 0.0
+        by_count = status.done / status.asked if status.asked else 0.0
+        return max(by_time, by_count)
 
     def _ended(self) -> bool:
         status, patience = self.status, self._request.patience
         return (
             (status.asked is not None and status.done >= status.asked)
-            or (status.seconds is not None and status.elapsed >= status.seconds and status.done > 0)
+            or (self._seconds is not None and status.elapsed >= self._seconds and status.done > 0)
             or (patience is not None and status.best is not None and status.since_best >= patience)
         )
 
-    def _measure_reference(self) -> Record | None:
-        """The naive schedule's record, put into the log; None where it is the one that is searched."""
-        if self._naive is None or self._schedule.name == self._naive.name:
+    def confirm(self, built: Sequence[Trial], phases: Mapping[str, float]) -> Record | None:
+        """The fastest configs once more, in turn, on fresh inputs, with nothing else going on: the best that is right.
+
+        Args:
+            built: what this session built of them.
+            phases: mean milliseconds a trial by phase: there are as many finalists as there is time for.
+        """
+        if self._best_first and self._best_first[0].identity in self._finals:  # nothing faster was found since
+            return _fastest(self._finals.values())
+        there = {_spelt(trial.schedule, trial.config): trial for trial in built}
+        each = LONG_SECONDS + sum(phases.get(phase, 0.0) for phase in ("load", "verify", "time")) / 1e3
+        count = max(1, int(self._final_seconds / FINAL_ROUNDS / each))
+        wanted = [(record.schedule, record.config) for record in self._best_first[:count]]
+        absent = [each for each in wanted if _spelt(*each) not in there]
+        if not wanted:
             return None
-        with Measurer(self._workload, self._naive, self._places[:1], workers=0) as measurer:
-            (record,) = _measure_all(measurer, [{}])
-        self._log.append(record)
-        return record
+        schedules = [self._schedules[name] for name in dict.fromkeys(name for name, _ in wanted)]
+        fresh = self._ahead.problems.take(self._workload)
+        with Measurer(self._workload, schedules, self._places[:1], workers=len(absent), problem=fresh) as measurer:
+            if absent:
+                _measure_all(measurer, [Trial(*each) for each in absent])
+                there |= {_spelt(trial.schedule, trial.config): trial for trial in measurer.fastest}
+            finalists = [there[_spelt(*each)] for each in wanted if _spelt(*each) in there]
+            rounds = [_measure_all(measurer, finalists) for _ in range(FINAL_ROUNDS)]
+        records = []
+        for measurements in zip(*rounds, strict=True):
+            outcome = together([measurement.outcome for measurement in measurements])
+            records.append(Record.of(replace(measurements[-1], outcome=outcome)))
+            self._log.append(records[-1])
+        return _fastest(records)
 
-    def confirm(self) -> Record | None:
-        """The fastest configs once more, on fresh inputs and with nothing else going on: the fastest that is right."""
-        if not self._best_first:
-            return None
-        with Measurer(self._workload, self._schedule, self._places[:1], workers=0) as measurer:
-            records = _measure_all(measurer, [record.config for record in self._best_first])
-        return min((record for record in records if record.ok), key=lambda record: record.cost, default=None)
+
+def _fastest(records: Iterable[Record]) -> Record | None:
+    """The fastest of those that are right; None if none is."""
+    return min((record for record in records if record.ok), key=lambda record: record.cost, default=None)
 
 
-def _measure_all(measurer: Measurer, configs: Sequence[dict]) -> list[Record]:
-    """The records of some configs, all of them, in the order in which they end."""
-    measurer.submit(configs)
-    records: list[Record] = []
+def _spelt(schedule: str, config: object) -> str:
+    """The same for the same config of a schedule."""
+    return f"{schedule} {sorted(config.items()) if isinstance(config, dict) else config}"
+
+
+def _measure_all(measurer: Measurer, trials: Sequence[Trial]) -> list[Measurement]:
+    """What came of some trials, all of them, in their order."""
+    measurer.submit_trials(trials)
+    found: dict[str, Measurement] = {}
     while measurer.pending:
-        records += map(Record.of, measurer.results(timeout=1.0))
-    return records
+        for measurement in measurer.results(timeout=1.0):
+            found[_spelt(measurement.schedule, measurement.config)] = measurement
+    return [found[_spelt(trial.schedule, trial.config)] for trial in trials]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
 
 from tvmconv import devices, library
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError
+from tvmconv.measuring.ready import begin_builders, begin_devices
 from tvmconv.measuring.standing import standing
-from tvmconv.searching.search import Request, Tuned, search
+from tvmconv.searching.opening import Ahead, Field
+from tvmconv.searching.request import Request
+from tvmconv.searching.search import Tuned, search
 from tvmconv.searching.status import Status
 from tvmconv.workloads import Workload
 
@@ -43,12 +43,11 @@ def tune(
 
     Args:
         workload: what to compute.
-        schedule: how; its knobs make the space. By default all of `library.to_tune` are searched, one after another.
+        schedule: how; its knobs make the space. By default all that `library.to_tune` names are searched as one, the
+            schedule being one more choice, and the other schedules' defaults are measured as well.
         tuner: "xgb", "ga", "random" or "grid".
-        trials: how many records of each schedule there shall be, those in the log included; 512 if `seconds` is not
-            given either.
-        seconds: how long it may take, on the clock, earlier sessions included; several schedules have equal shares of
-            it, and of each one config is measured at least.
+        trials: how many records there shall be, those in the log included; 512 if `seconds` is not given either.
+        seconds: how long it may take, on the clock, earlier sessions included; one config is measured at least.
         log: the file to append to.
         device: where to measure: a device, several of one architecture, "cuda" for all GPUs of this host, or "auto" for
             these or else the first device of OpenCL.
@@ -61,11 +60,12 @@ def tune(
         progress: called with the status about ten times a second.
 
     Returns:
-        What came of the search; of several, of the one that found the fastest kernel.
+        What came of the search.
 
     Raises:
         TunerError: there is no such tuner.
-        TuningError: trials, seconds or patience is not positive, or the tuner does not learn from other workloads.
+        TuningError: trials, seconds, patience or workers is not positive, or the tuner does not learn from other
+            workloads.
         ScheduleError: no such schedule for this workload, or not for devices of this kind.
         DeviceError: a device is not there, or is lost.
         Error: the log cannot be read or written.
@@ -73,36 +73,34 @@ def tune(
     """
     request = Request(tuner, trials, seconds, log, seed, patience, transfer, workers, compare, confirm)
     named = [] if schedule is None else [schedule]
-    told = progress or (lambda status: None)
-    found = tune_each(workload, named, find_devices(device), request, lambda _: contextlib.nullcontext(told))
-    return min((tuned for _, tuned in found), key=lambda tuned: tuned.cost)
+    return tune_all(workload, named, find_devices(device), request, progress or (lambda status: None))
 
 
-def tune_each(
+def tune_all(
     workload: Workload,
     schedules: Sequence[str | library.Schedule],
     places: Sequence[Device],
     request: Request,
-    shown: Callable[[library.Schedule], AbstractContextManager[Told]],
-) -> list[tuple[library.Schedule, Tuned]]:
-    """Search schedules one after another, each in its share of the time; what came of each. Raises as `tune` does.
+    told: Told,
+    ahead: Ahead | None = None,
+    then: Callable[[], None] | None = None,
+) -> Tuned:
+    """Search several schedules as one. Raises as `tune` does.
 
     Args:
         workload: what to compute.
-        schedules: by name or as found by the library; if none is named, all of `library.to_tune`.
+        schedules: by name or as found by the library; if none is named, all that can win.
         places: devices of one architecture, to measure on.
-        request: how to search, and how long all together may take.
-        shown: gives, while a schedule is searched, what is called with the status about ten times a second.
+        request: how to search, and how long.
+        told: is called with the status about ten times a second.
+        ahead: as for `search`.
+        then: as for `search`.
     """
-    chosen = [library.find(workload, each) if isinstance(each, str) else each for each in schedules]
-    chosen = chosen or library.to_tune(workload, places[0].kind, places[0].arch)
-    share = replace(request, seconds=request.seconds and request.seconds / len(chosen))
-    found = []
+    field = Field.of(workload, schedules, places[0])
     with standing():
-        for schedule in chosen:
-            with shown(schedule) as told:
-                found.append((schedule, search(workload, schedule, places, share, told)))
-    return found
+        begin_builders(request.workers, places[0])
+        begin_devices(places)
+        return search(workload, field, places, request, told, ahead, then)
 
 
 def find_devices(device: str | Device | Sequence[str | Device], tracker: str | None = None) -> list[Device]:

@@ -108,7 +108,7 @@ def suite(
             such variant, or the file is malformed.
         OSError: the file cannot be read.
     """
-    return _distinct(walk(name, Variant(batch, dtype, layout, epilogue)))
+    return distinct(walk(name, Variant(batch, dtype, layout, epilogue)))
 
 
 def walk(name: str, variant: Variant | None = None) -> tuple[Layer, ...]:
@@ -129,7 +129,12 @@ def walk(name: str, variant: Variant | None = None) -> tuple[Layer, ...]:
         walked = list(read_suite(Path(name)))
     else:
         raise WorkloadError(f"unknown suite {quote(name)}: expected one of {', '.join(SUITES)}, or a file NAME.json")
-    return tuple(replace(layer, workload=how.of(layer.workload)) for layer in walked)
+    return in_variant(walked, how)
+
+
+def in_variant(layers: Iterable[Layer], variant: Variant) -> tuple[Layer, ...]:
+    """Layers with what a variant says; raises WorkloadError where a workload has no such variant."""
+    return tuple(replace(layer, workload=variant.of(layer.workload)) for layer in layers)
 
 
 def is_file(name: str) -> bool:
@@ -164,6 +169,13 @@ def read_suite(file: Path) -> tuple[Layer, ...]:
     return tuple(layers)
 
 
+def write_suite(layers: Iterable[Layer], file: Path) -> None:
+    """Write layers to a file as `read_suite` reads it, one a line; raises OSError."""
+    given = ({"name": layer.name, "text": layer.workload.text, "count": layer.count} for layer in layers)
+    lines = ",\n".join(json.dumps(each, ensure_ascii=False) for each in given)
+    file.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+
+
 def _layer(given: Any) -> Layer:
     """A layer as a file has it."""
     if not isinstance(given, dict):
@@ -178,7 +190,7 @@ def _layer(given: Any) -> Layer:
     return Layer(name, parse(text), count)
 
 
-def _distinct(layers: Iterable[Layer]) -> tuple[Layer, ...]:
+def distinct(layers: Iterable[Layer]) -> tuple[Layer, ...]:
     """Each workload once, under the name of the first layer that has it."""
     found: dict[Workload, Layer] = {}
     for layer in layers:

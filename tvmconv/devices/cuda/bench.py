@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Sequence
@@ -144,8 +145,7 @@ class CudaBench(Bench):
         """Memory for a kernel's output, one for each dtype."""
         output = kernel.program.output
         if output.dtype not in self._outputs:
-            cubin = nvrtc.compile_cubin(squared_error_source(output.dtype), str(self._device.arch))
-            squared_error = Function(cubin.image, "squared_error")
+            squared_error = Function(_squared_error(output.dtype, str(self._device.arch)), "squared_error")
             self._outputs[output.dtype] = _Output(self._arrays.allocate(output.nbytes), output.nbytes, squared_error)
         return self._outputs[output.dtype]
 
@@ -157,6 +157,12 @@ class CudaBench(Bench):
             (output.pointer, self._reference_pointer, count, self._sum),
             self._stream,
         )
+
+
+@functools.cache
+def _squared_error(dtype: str, arch: str) -> bytes:
+    """The machine code that compares an output of `dtype` with a float64 reference."""
+    return nvrtc.compile_cubin(squared_error_source(dtype), arch).image
 
 
 def squared_error_source(dtype: str) -> str:

@@ -12,7 +12,7 @@ from tvmconv.searching.tuners.xgb import XGBTuner
 
 TUNERS: dict[str, type[Tuner]] = {"xgb": XGBTuner, "ga": GeneticTuner, "random": RandomTuner, "grid": GridTuner}
 
-__all__ = ["TUNERS", "GeneticTuner", "GridTuner", "RandomTuner", "Trial", "Tuner", "XGBTuner", "make"]
+__all__ = ["TUNERS", "GeneticTuner", "GridTuner", "RandomTuner", "Trial", "Tuner", "XGBTuner", "find", "make"]
 
 
 def make(name: str, space: Space, seed: int = 0) -> Tuner:
@@ -26,6 +26,15 @@ def make(name: str, space: Space, seed: int = 0) -> Tuner:
     Raises:
         TunerError: there is no such tuner.
     """
+    return find(name)(space, seed)
+
+
+def find(name: str) -> type[Tuner]:
+    """The class of a tuner.
+
+    Raises:
+        TunerError: there is no such tuner.
+    """
     if name not in TUNERS:
         raise TunerError(f"no tuner {name!r}; there are: {', '.join(TUNERS)}")
-    return TUNERS[name](space, seed)
+    return TUNERS[name]

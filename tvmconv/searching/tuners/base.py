@@ -54,11 +54,31 @@ class Tuner:
         chosen += self._take(self._random, n - len(chosen))
         return [self.space.config(point) for point in chosen]
 
+    def take(self, points: Iterable[np.ndarray], n: int) -> list[Config]:
+        """The first `n` of legal points that were not proposed or learnt before, which they count as from now on."""
+        return [self.space.config(point) for point in self._take(points, n)]
+
+    def take_near(self, config: Config, n: int) -> list[Config]:
+        """At most `n` configs that differ from one in a single knob, as `take`: what seems best first.
+
+        None where the config is not in the space.
+        """
+        try:
+            near = self.space.neighbours(self.space.point(config))
+        except KnobError:
+            return []
+        fresh = near[self._fresh(near)] if len(near) else near
+        return self.take(self._best_first(fresh), n)
+
     def learn(self, trials: Iterable[Trial]) -> None:
         """Take notice of what configs cost; those that are not in the space are passed over."""
         for point, cost in points_and_costs(self.space, trials):
             self._taken.add(point.tobytes())
             self._learnt[point.tobytes()] = point, cost
+
+    def _best_first(self, points: np.ndarray) -> np.ndarray:
+        """Points (n, knobs) in the order in which to measure them."""
+        return self._rng.permutation(points)
 
     def _choose(self, n: int) -> Iterable[np.ndarray]:
         """The points to propose, the best first; those taken are left out afterwards, and random ones fill up."""

@@ -58,6 +58,13 @@ class XGBTuner(Tuner):
         candidates, scores = self._candidates(ensemble)
         return itertools.chain([] if self._learnt else default_point(self.space), self._diverse(candidates, scores))
 
+    def _best_first(self, points: np.ndarray) -> np.ndarray:
+        """By the mean of what the members think."""
+        if not len(points) or self._succeeded() < _FOUNDERS:
+            return super()._best_first(points)
+        scores = Ensemble(self._groups(), _MEMBERS, self._rng).scores(self.space.features(points)[0])
+        return points[np.argsort(-scores.mean(axis=0), kind="stable")]
+
     def _groups(self) -> list[Group]:
         own = [self._group(self.space, list(self._learnt.values()))] if self._learnt else []
         return own + self._others

@@ -1,0 +1,157 @@
+"""`tvmconv suites --from`: a model's convolutions, printed and written."""
+
+import builtins
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from tvmconv.cli import main
+from tvmconv.workloads import suite
+
+CONV = "conv2d:1x3x8x8,3x3x3x3,s1,p1,relu"
+
+
+def run(capsys, *words):
+    """Exit status, stdout and stderr of a command."""
+    status = main(words)
+    return status, *capsys.readouterr()
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Writes an ONNX model of nodes; its path."""
+    onnx = pytest.importorskip("onnx")
+    helper = onnx.helper
+
+    def write(*nodes):
+        weight = helper.make_tensor("k", onnx.TensorProto.FLOAT, [3, 3, 3, 3], np.zeros(81, np.float32))
+        x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 3, 8, 8])
+        y = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+        graph = helper.make_graph([helper.make_node(*each[:3], **each[3]) for each in nodes], "g", [x], [y], [weight])
+        file = tmp_path / "model.onnx"
+        file.write_bytes(helper.make_model(graph).SerializeToString())
+        return str(file)
+
+    return write
+
+
+PAD = {"pads": [1] * 4}
+TRANSPOSED = ("ConvTranspose", ["c", "k"], ["y"], {"name": "up"})
+
+
+@pytest.fixture
+def two_and_one(model):
+    """A model of two equal convolutions, and one that is transposed."""
+    relu = [("Relu", [f"{name}0"], [name], {}) for name in "abc"]
+    return model(
+        ("Conv", ["x", "k"], ["a0"], {**PAD, "name": "first"}),
+        relu[0],
+        ("Conv", ["a", "k"], ["b0"], PAD),
+        relu[1],
+        ("Conv", ["b", "k"], ["c0"], {"strides": [2, 2]}),
+        relu[2],
+        TRANSPOSED,
+    )
+
+
+def test_a_model_s_convolutions_are_printed_as_a_suite_s(capsys, two_and_one):
+    status, out, err = run(capsys, "suites", "--from", two_and_one, "--input", "1x3x8x8")
+    assert (status, err) == (0, "tvmconv: left out: up: ConvTranspose is no workload of tvmconv\n")
+    assert [line.split() for line in out.splitlines()] == [
+        ["layer", "times", "workload"],
+        ["first", "2", CONV],
+        ["c0", "1", "conv2d:1x3x8x8,3x3x3x3,s2,p0,relu"],
+    ]
+
+
+def test_what_is_written_is_read_as_a_suite(capsys, two_and_one, tmp_path):
+    file = tmp_path / "suite.json"
+    file.write_text("what was there before")
+    status, out, _ = run(capsys, "suites", "--from", two_and_one, "--input", "1x3x8x8", "-o", str(file))
+    assert (status, out) == (0, "")
+    assert json.loads(file.read_text())[0] == {"name": "first", "text": CONV, "count": 2}
+    _, printed, _ = run(capsys, "suites", "--from", two_and_one, "--input", "1x3x8x8")
+    assert run(capsys, "suites", str(file)) == (0, printed, "")
+
+
+def test_layers_of_a_model_are_selected_and_varied(capsys, two_and_one):
+    words = ["--only", "f", "--dtype", "f16", "--layout", "nhwc", "--batch", "8", "--epilogue", "bias"]
+    _, out, _ = run(capsys, "suites", "--from", two_and_one, "--input", "1x3x8x8", *words)
+    assert out.splitlines()[1:] == ["first      2  conv2d:8x3x8x8,3x3x3x3,s1,p1,f16,nhwc,bias"]
+
+
+def test_layers_that_a_variant_makes_equal_are_counted_together(capsys, model):
+    nodes = [("Conv", ["x", "k"], ["a"], PAD), ("Relu", ["a"], ["b"], {}), ("Conv", ["b", "k"], ["y"], PAD)]
+    bare = ["--epilogue", "relu"]
+    _, out, _ = run(capsys, "suites", "--from", model(*nodes), "--input", "1x3x8x8", *bare)
+    assert out.splitlines()[1].split() == ["a", "2", CONV]
+
+
+def test_a_suite_that_is_built_in_is_written_too(capsys, tmp_path):
+    file = tmp_path / "net.json"
+    assert run(capsys, "suites", "resnet50", "-o", str(file))[0] == 0
+    assert suite(str(file)) == suite("resnet50")
+
+
+def test_a_pytorch_module_is_a_suite(capsys, tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\ndef build():\n    return nn.Sequential(nn.Conv2d(3, 3, 1))\n"
+    )
+    status, out, _ = run(capsys, "suites", "--from", "net:build", "--input", "1x3x8x8")
+    sys.modules.pop("net")
+    assert (status, out.splitlines()[1].split()) == (0, ["0", "1", "conv2d:1x3x8x8,3x3x1x1,s1,p0,bias"])
+
+
+REFUSALS = {
+    "two sources": (["d2l", "--from", "m.onnx"], "expected d2l or --from m.onnx, not both"),
+    "input of no model": (["d2l", "--input", "1x3"], "--input is for a model"),
+    "malformed input": (
+        ["--from", "m.onnx", "--input", "1x"],
+        "'1x': expected [NAME=]SIZES[,DTYPE], as in 1x3x224x224",
+    ),
+    "nothing to write": (["-o", "suite.json"], "-o is for the layers of a suite"),
+    "a file that is not there": (["--from", "nowhere.onnx"], "nowhere.onnx: No such file or directory"),
+    "a folder": (["--from", "."], ".: Is a directory"),
+    "a file of something else": (["--from", __file__], "is no ONNX model"),
+    "nowhere to write": (["d2l", "-o", "nowhere/suite.json"], "nowhere/suite.json: No such file or directory"),
+}
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSALS.values(), ids=REFUSALS)
+def test_what_is_wrong_is_one_line_and_status_2(capsys, words, said):
+    if "onnx" in said.lower():
+        pytest.importorskip("onnx")
+    status, out, err = run(capsys, "suites", *words)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+
+
+def test_a_model_without_convolutions_is_refused(capsys, model, tmp_path):
+    file = model(("Relu", ["x"], ["y"], {}))
+    assert run(capsys, "suites", "--from", file) == (2, "", f"tvmconv: {file} has no convolution\n")
+
+
+def test_a_model_without_workloads_is_refused_after_they_are_told(capsys, model):
+    file = model(("Identity", ["x"], ["c"], {}), TRANSPOSED)
+    status, _, err = run(capsys, "suites", "--from", file)
+    assert (status, err.splitlines()[1]) == (2, f"tvmconv: {file} has no convolution that is a workload")
+
+
+@pytest.mark.parametrize(("library", "source"), [("onnx", "m.onnx"), ("torch", "json:loads")])
+def test_a_library_that_is_missing_is_named_with_its_extra(capsys, monkeypatch, library, source):
+    real = builtins.__import__
+
+    def absent(name, *rest):
+        if name == library:
+            raise ModuleNotFoundError(f"No module named '{library}'")
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", absent)
+    status, out, err = run(capsys, "suites", "--from", source, "--input", "1x3x8x8")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert f'pip install "tvmconv[{library}]"' in err

@@ -1,0 +1,29 @@
+"""Inputs and references that are there before they are asked for."""
+
+import numpy as np
+import pytest
+
+import tvmconv as tc
+from tvmconv.errors import WorkloadError
+from tvmconv.measuring.problems import Problems
+
+SMALL = tc.parse("conv2d:1x4x6x6,8x4x3x3,p1")
+
+
+def test_what_was_announced_is_computed_and_for_one_alone():
+    problems = Problems()
+    problems.prepare(SMALL)
+    problems.prepare(SMALL)
+    first, second = problems.take(SMALL), problems.take(SMALL)
+    assert "reference" in vars(first)
+    assert "reference" not in vars(second)
+    assert first.seed != second.seed
+    np.testing.assert_array_equal(first.reference, SMALL.reference(*SMALL.inputs(first.seed)))
+
+
+def test_what_cannot_be_prepared_is_told_to_whoever_asks(monkeypatch):
+    problems = Problems()
+    monkeypatch.setattr("os.sysconf", lambda name: 1)  # a machine of one byte
+    problems.prepare(SMALL)
+    with pytest.raises(WorkloadError, match="this machine has"):
+        problems.take(SMALL)

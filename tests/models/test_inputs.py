@@ -1,0 +1,43 @@
+import pytest
+
+from tvmconv.errors import Error, ModelError
+from tvmconv.models.inputs import Input, by_name
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("1x3x224x224", Input((1, 3, 224, 224))),
+        ("image=1x3x8x8", Input((1, 3, 8, 8), "image")),
+        ("tokens=1x77,i64", Input((1, 77), "tokens", "int64")),
+        ("a=b:0=7,bf16", Input((7,), "a=b:0", "bfloat16")),  # TensorFlow's names have colons
+    ],
+)
+def test_an_input_has_sizes_and_perhaps_a_name_and_a_dtype(text, read):
+    assert Input.parse(text) == read
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1x", "x", "1x-3", "=1x3", "a=", "1x3,", "1x3,f8", "0x3", "1x99999999999", "1x" * 16 + "1"]
+)
+def test_what_is_no_shape_is_refused(text):
+    with pytest.raises(Error):
+        Input.parse(text)
+
+
+def test_inputs_without_names_are_the_first_in_order():
+    x, z = Input((1,)), Input((3,), "z")
+    assert by_name([z, x], ["x", "y", "z"]) == {"z": z, "x": x}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ([Input((1,))] * 3, "1 is one too many: the model's inputs are x, y"),
+        ([Input((1,), "w")], "no input 'w': the model's inputs are x, y"),
+        ([Input((1,)), Input((2,), "x")], "'x' is given twice"),
+    ],
+)
+def test_inputs_that_the_model_has_not_are_refused(inputs, said):
+    with pytest.raises(ModelError, match=said):
+        by_name(inputs, ["x", "y"])

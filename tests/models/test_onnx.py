@@ -1,0 +1,334 @@
+"""ONNX files: built here, as exporters of old and new write them."""
+
+import contextlib
+
+import numpy as np
+import pytest
+
+from tvmconv.errors import Error, ModelError
+from tvmconv.models.derive import derive
+from tvmconv.models.inputs import Input
+
+onnx = pytest.importorskip("onnx")
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+IMAGE = [1, 3, 8, 8]
+
+
+def weight(name, *shape, dtype=TensorProto.FLOAT):
+    return helper.make_tensor(name, dtype, shape, np.zeros(int(np.prod(shape)), np.float32))
+
+
+def model_of(nodes, weights=(), x=IMAGE, outputs=("y",), dtype=TensorProto.FLOAT, functions=(), opset=17, **inputs):
+    given = [helper.make_tensor_value_info(name, dtype, shape) for name, shape in {"x": x, **inputs}.items()]
+    gives = [helper.make_tensor_value_info(name, dtype, None) for name in outputs]
+    graph = helper.make_graph(nodes, "g", given, gives, list(weights))
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("mine", 1)]
+    return helper.make_model(graph, opset_imports=opsets, functions=list(functions))
+
+
+def conv(x="x", y="y", k="k", *more, **attributes):
+    return helper.make_node("Conv", [x, k, *more], [y], **attributes)
+
+
+@pytest.fixture
+def derived(tmp_path):
+    """What is derived from a model, through a file."""
+
+    def of(model, *inputs):
+        file = tmp_path / "model.onnx"
+        file.write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
+        return derive(str(file), [Input.parse(each) for each in inputs])
+
+    return of
+
+
+@pytest.fixture
+def texts(derived):
+    """The texts of a model's layers, none of which is left out."""
+
+    def of(*arguments):
+        found = derived(*arguments)
+        assert found.left_out == ()
+        return [layer.workload.text for layer in found.layers]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("attributes", "rest"),
+    [
+        ({}, "s1,p0"),
+        ({"strides": [2, 1], "pads": [1, 1, 1, 1]}, "s2x1,p1"),
+        ({"pads": [1, 2, 0, 1]}, "s1,p1x2x0x1"),
+        ({"pads": [2, 2, 2, 2], "dilations": [2, 2]}, "s1,p2,d2"),
+        ({"auto_pad": "VALID"}, "s1,p0"),
+        ({"auto_pad": "NOTSET", "pads": [1] * 4}, "s1,p1"),
+        ({"auto_pad": "SAME_UPPER"}, "s1,p1"),
+        ({"auto_pad": "SAME_UPPER", "strides": [2, 2]}, "s2,p0x0x1x1"),
+        ({"auto_pad": "SAME_LOWER", "strides": [2, 2]}, "s2,p1x1x0x0"),
+        ({"auto_pad": "SAME_UPPER", "dilations": [3, 1]}, "s1,p3x1,d3x1"),
+        ({"auto_pad": "SAME_UPPER", "strides": [5, 5]}, "s5,p0"),
+    ],
+)
+def test_attributes_are_options_of_the_text(texts, attributes, rest):
+    found = texts(model_of([conv(**attributes)], [weight("k", 4, 3, 3, 3)]))
+    assert found == [f"conv2d:1x3x8x8,4x3x3x3,{rest}"]
+
+
+@pytest.mark.parametrize(("auto_pad"), ["SAME_UPPER", "SAME_LOWER"])
+@pytest.mark.parametrize(
+    ("size", "taps", "stride", "dilation"), [(7, 3, 2, 1), (8, 4, 3, 1), (9, 2, 1, 3), (5, 5, 4, 2)]
+)
+def test_the_output_has_the_size_that_onnx_infers(derived, auto_pad, size, taps, stride, dilation):
+    attributes = {"strides": [stride] * 2, "dilations": [dilation] * 2, "auto_pad": auto_pad}
+    model = model_of([conv(**attributes)], [weight("k", 4, 3, taps, taps)], x=[1, 3, size, size])
+    (layer,) = derived(model).layers
+    shape = onnx.shape_inference.infer_shapes(model).graph.output[0].type.tensor_type.shape
+    assert list(layer.workload.output_shape) == [each.dim_value for each in shape.dim]
+
+
+@pytest.mark.parametrize(
+    ("x", "k", "attributes", "text"),
+    [
+        ([1, 4, 50], (8, 4, 5), {"pads": [2, 1]}, "conv1d:1x4x50,8x4x5,s1,p2x1"),
+        ([2, 4, 5, 6, 7], (8, 4, 1, 3, 3), {"strides": [1, 2, 2]}, "conv3d:2x4x5x6x7,8x4x1x3x3,s1x2x2,p0"),
+        ([1, 8, 6, 6], (8, 1, 3, 3), {"group": 8}, "conv2d:1x8x6x6,8x1x3x3,s1,p0,g8"),
+        ([1, 8, 6, 6], (4, 4, 3, 3), {"group": 2}, "conv2d:1x8x6x6,4x4x3x3,s1,p0,g2"),
+    ],
+)
+def test_ranks_and_groups(texts, x, k, attributes, text):
+    assert texts(model_of([conv(**attributes)], [weight("k", *k)], x=x)) == [text]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "text"), [(TensorProto.FLOAT, ""), (TensorProto.FLOAT16, ",f16"), (TensorProto.BFLOAT16, ",bf16")]
+)
+def test_element_types_are_dtypes(texts, dtype, text):
+    found = texts(model_of([conv()], [weight("k", 4, 3, 3, 3, dtype=dtype)], dtype=dtype))
+    assert found == [f"conv2d:1x3x8x8,4x3x3x3,s1,p0{text}"]
+
+
+def test_a_weight_may_be_an_input(texts):
+    assert texts(model_of([conv()], k=[4, 3, 3, 3])) == ["conv2d:1x3x8x8,4x3x3x3,s1,p0"]
+
+
+def scalar(name, value):
+    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.float32(value)))
+
+
+def tail(*nodes):
+    return [helper.make_node(*node[:3], **(node[3] if len(node) > 3 else {})) for node in nodes]
+
+
+HALF = numpy_helper.from_array(np.float32([0.5]), "half")
+EPILOGUES = {
+    "relu": (tail(("Relu", ["c"], ["y"])), "bias,relu"),
+    "clip of old, 0 to 1": (tail(("Clip", ["c"], ["y"], {"min": 0.0, "max": 1.0})), "bias,clamp"),
+    "clip, 0 to 1": ([scalar("l", 0), scalar("h", 1), *tail(("Clip", ["c", "l", "h"], ["y"]))], "bias,clamp"),
+    "clip from 0": ([scalar("l", 0), *tail(("Clip", ["c", "l"], ["y"]))], "bias,relu"),
+    "clip to an input": (tail(("Clip", ["c", "", "limit"], ["y"])), "bias"),
+    "relu6": ([scalar("l", 0), scalar("h", 6), *tail(("Clip", ["c", "l", "h"], ["y"]))], "bias"),
+    "silu": (tail(("Sigmoid", ["c"], ["s"]), ("Mul", ["s", "c"], ["y"])), "bias,silu"),
+    "gelu by erf": (
+        [
+            scalar("root", 2**0.5),
+            scalar("one", 1),
+            *tail(("Div", ["c", "root"], ["d"]), ("Erf", ["d"], ["e"]), ("Add", ["e", "one"], ["a"])),
+            *tail(("Mul", ["c", "a"], ["m"]), ("Mul", ["m", "half"], ["y"])),
+        ],
+        "bias,gelu",
+    ),
+    "gelu": (tail(("Gelu", ["c"], ["y"])), "bias,gelu"),
+    "gelu by tanh": (tail(("Gelu", ["c"], ["y"], {"approximate": "tanh"})), "bias"),
+    "normalised": (tail(("BatchNormalization", ["c", *["v"] * 4], ["n"]), ("Relu", ["n"], ["y"])), "bias,relu"),
+    "residual": (tail(("Add", ["c", "r"], ["a"]), ("Relu", ["a"], ["y"])), "bias,add,relu"),
+    "residual that is broadcast": (tail(("Add", ["c", "row"], ["a"]), ("Relu", ["a"], ["y"])), "bias"),
+    "dropout": (tail(("Dropout", ["c"], ["d"]), ("Identity", ["d"], ["i"]), ("Relu", ["i"], ["y"])), "bias,relu"),
+    "cast to the same": (tail(("Cast", ["c"], ["d"], {"to": TensorProto.FLOAT}), ("Relu", ["d"], ["y"])), "bias,relu"),
+    "cast": (tail(("Cast", ["c"], ["d"], {"to": TensorProto.FLOAT16}), ("Relu", ["d"], ["y"])), "bias"),
+    "used twice": (tail(("Relu", ["c"], ["r1"]), ("MaxPool", ["c"], ["y"], {"kernel_shape": [2, 2]})), "bias"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("nodes", "epilogue"), EPILOGUES.values(), ids=EPILOGUES)
+def test_what_follows_is_the_epilogue(texts, nodes, epilogue):
+    weights = [weight("k", 4, 3, 3, 3), weight("b", 4), weight("v", 4), HALF]
+    model = model_of([conv("x", "c", "k", "b"), *nodes], weights, r=[1, 4, 6, 6], row=[1, 4, 1, 6], limit=[], opset=20)
+    assert texts(model) == [f"conv2d:1x3x8x8,4x3x3x3,s1,p0,{epilogue}"]
+
+
+def test_a_bias_that_is_left_empty_is_none(texts):
+    assert texts(model_of([conv("x", "y", "k", "")], [weight("k", 4, 3, 3, 3)])) == ["conv2d:1x3x8x8,4x3x3x3,s1,p0"]
+
+
+def test_a_value_that_a_body_sees_is_used(texts):
+    gives = [helper.make_tensor_value_info("inner", 1, None)]
+    body = helper.make_graph([helper.make_node("Neg", ["c"], ["inner"])], "b", [], gives)
+    branches = helper.make_node("If", ["cond"], ["y"], then_branch=body, else_branch=body)
+    nodes = [conv(y="c"), helper.make_node("Relu", ["c"], ["r"]), branches]
+    weights = [weight("k", 4, 3, 3, 3), helper.make_tensor("cond", TensorProto.BOOL, [], [True])]
+    assert texts(model_of(nodes, weights)) == ["conv2d:1x3x8x8,4x3x3x3,s1,p0"]
+
+
+def test_names_are_the_nodes_or_their_outputs_and_each_is_there_once(derived):
+    nodes = [
+        conv("x", "a", name="/one/Conv"),
+        conv("a", "b", "l"),
+        conv("b", "c", "l", name="b"),
+        conv("c", "y", "l", name="x" * 200 + "|\n"),
+    ]
+    model = model_of(nodes, [weight("k", 4, 3, 1, 1), weight("l", 4, 4, 1, 1)])
+    names = [layer.name for layer in derived(model).layers]
+    assert names == ["/one/Conv", "b", "b#2", "…" + "x" * 97 + "__"]
+
+
+DYNAMIC = ["batch", 3, "height", None]
+
+
+def dynamic_model():
+    weights = [weight("k", 4, 3, 3, 3), weight("l", 4, 4, 1, 1)]
+    return model_of([conv(pads=[1] * 4), conv("y", "z", "l")], weights, DYNAMIC)
+
+
+def test_inputs_set_dynamic_dimensions(texts):
+    first, second = texts(dynamic_model(), "x=2x3x9x7")
+    assert (first, second) == ("conv2d:2x3x9x7,4x3x3x3,s1,p1", "conv2d:2x4x9x7,4x4x1x1,s1,p0")
+
+
+def test_shapes_in_the_file_that_depend_on_dynamic_dimensions_are_inferred_anew(texts):
+    model = onnx.shape_inference.infer_shapes(dynamic_model())
+    assert [str(each) for each in model.graph.value_info]
+    assert texts(model, "2x3x9x7")[1] == "conv2d:2x4x9x7,4x4x1x1,s1,p0"
+
+
+def test_a_name_is_one_size_in_all_inputs(derived):
+    nodes = [*tail(("Concat", ["x", "z"], ["c"], {"axis": 1})), conv("c")]
+    model = model_of(nodes, [weight("k", 4, 6, 3, 3)], ["n", 3, 8, 8], z=["n", 3, 8, 8])
+    assert derived(model, "5x3x8x8").layers[0].workload.N == 5
+    with pytest.raises(ModelError, match=r"input 'z' is nx3x8x8 in the file, which 6x3x8x8 does not fit"):
+        derived(model, "5x3x8x8", "6x3x8x8")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ([], "input 'x' is batch×3×height×?, whose dimension 0, 'batch', is dynamic: --input x=SIZES sets it"),
+        (["1x4x8x8"], "input 'x' is batchx3xheightx? in the file, which 1x4x8x8 does not fit"),
+        (["1x3x8"], "which 1x3x8 does not fit"),
+        (["z=1x3x8x8"], "no input 'z': the model's inputs are x"),
+        (["1x3x8x8", "1x3x8x8"], "one too many: the model's inputs are x"),
+        (["1x3x8x8,f16"], "input 'x' has a dtype in the file"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(derived, inputs, said):
+    with pytest.raises(ModelError) as caught:
+        derived(dynamic_model(), *inputs)
+    assert said in str(caught.value)
+    assert "model.onnx" in str(caught.value)
+
+
+def test_an_input_without_a_shape_is_set(texts, derived):
+    model = model_of([conv()], [weight("k", 4, 3, 3, 3)], None)
+    assert texts(model, "1x3x8x8") == ["conv2d:1x3x8x8,4x3x3x3,s1,p0"]
+    with pytest.raises(ModelError, match="input 'x' has no shape: --input x=SIZES sets it"):
+        derived(model)
+
+
+def test_files_of_old_have_weights_among_the_inputs(texts):
+    model = model_of([conv()], [weight("k", 4, 3, 3, 3)], ["n", 3, 8, 8], k=[4, 3, 3, 3])
+    model.ir_version = 3
+    assert texts(model, "1x3x8x8") == ["conv2d:1x3x8x8,4x3x3x3,s1,p0"]
+
+
+def test_weights_in_another_file_are_not_needed(texts):
+    model = model_of([conv()], [weight("k", 4, 3, 3, 3)])
+    (k,) = model.graph.initializer
+    k.ClearField("float_data")
+    k.data_location = TensorProto.EXTERNAL
+    k.external_data.add(key="location", value="nowhere.bin")
+    assert texts(model) == ["conv2d:1x3x8x8,4x3x3x3,s1,p0"]
+
+
+LEFT_OUT = {
+    "transposed": ("ConvTranspose", ["x", "t"], "t0: ConvTranspose is no workload of tvmconv"),
+    "of integers": ("ConvInteger", ["i", "ik"], "t0: ConvInteger is no workload of tvmconv"),
+    "of float64": ("Conv", ["d", "dk"], "t0: dtype='float64': expected one of float32"),
+    "of unknown shape": ("Conv", ["u", "k"], "t0: the shape of its input is unknown"),
+    "of channels that do not fit": ("Conv", ["x", "wide"], "t0: weight '4x7x3x3' has 7 input channels: 3 channels"),
+    "larger than its input": ("Conv", ["x", "large"], "t0: the kernel, 9x9 with its dilation, is larger"),
+}
+
+
+@pytest.mark.parametrize(("kind", "reads", "said"), LEFT_OUT.values(), ids=LEFT_OUT)
+def test_what_is_no_workload_is_left_out_and_why(derived, kind, reads, said):
+    unknown = helper.make_node("Mystery", ["x"], ["u"], domain="mine")
+    casts = tail(("Cast", ["x"], ["i"], {"to": TensorProto.UINT8}), ("Cast", ["x"], ["d"], {"to": TensorProto.DOUBLE}))
+    weights = [
+        weight("k", 4, 3, 3, 3),
+        weight("t", 3, 4, 3, 3),
+        weight("wide", 4, 7, 3, 3),
+        weight("large", 4, 3, 9, 9),
+        helper.make_tensor("ik", TensorProto.UINT8, [1, 3, 1, 1], [0] * 3),
+        weight("dk", 4, 3, 3, 3, dtype=TensorProto.DOUBLE),
+    ]
+    node = helper.make_node(kind, reads, ["o"], name="t0")
+    found = derived(model_of([unknown, *casts, node, conv()], weights))
+    assert [layer.name for layer in found.layers] == ["y"]
+    (line,) = found.left_out
+    assert line.startswith(said)
+
+
+def test_bodies_and_functions_are_not_looked_into(derived):
+    gives = [helper.make_tensor_value_info("inner", 1, None)]
+    body = helper.make_graph([conv("x", "inner"), conv("x", "unused")], "b", [], gives)
+    branches = helper.make_node("If", ["cond"], ["z"], name="choice", then_branch=body, else_branch=body)
+    function = helper.make_function("mine", "Block", ["a", "k"], ["o"], [conv("a", "o")], [helper.make_opsetid("", 17)])
+    weights = [weight("k", 4, 3, 3, 3), helper.make_tensor("cond", TensorProto.BOOL, [], [True])]
+    call = helper.make_node("Block", ["x", "k"], ["w"], domain="mine")
+    found = derived(model_of([conv(), branches, call], weights, outputs=("y", "z", "w"), functions=[function]))
+    assert len(found.layers) == 1
+    assert found.left_out == (
+        "the bodies of If choice: 4 convolutions inside, where none are looked for",
+        "function Block: 1 convolution inside, where none are looked for",
+    )
+
+
+def test_a_model_without_convolutions_has_no_layers(derived):
+    found = derived(model_of(tail(("Relu", ["x"], ["y"]))))
+    assert (found.layers, found.left_out) == ((), ())
+
+
+@pytest.mark.parametrize("length", [0, 1, 20, 200, -1])
+def test_a_file_that_is_cut_off_is_refused(derived, length):
+    whole = model_of([conv()], [weight("k", 4, 3, 3, 3)]).SerializeToString()
+    with pytest.raises(ModelError, match="is no ONNX model"):
+        derived(whole[:length])
+
+
+@pytest.mark.parametrize("data", [b"\x80\x04\x95", b"PK\x03\x04 a checkpoint", b"[]", bytes(1000)])
+def test_a_file_of_something_else_is_refused(derived, data):
+    with pytest.raises(ModelError, match="is no ONNX model"):
+        derived(data)
+
+
+@pytest.fixture
+def whole():
+    model = model_of([conv(y="c"), *tail(("Relu", ["c"], ["y"]))], [weight("k", 4, 3, 1, 1)])
+    return model.SerializeToString()
+
+
+def test_any_cut_of_a_file_is_refused_or_read(derived, whole):
+    for length in range(0, len(whole), 7):
+        with contextlib.suppress(Error):
+            derived(whole[:length])
+
+
+def test_noise_in_a_file_is_refused_or_read(derived, whole):
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        data = bytearray(whole)
+        for place in rng.integers(0, len(data), 3):
+            data[place] = rng.integers(256)
+        with contextlib.suppress(Error):
+            derived(bytes(data))

@@ -1,0 +1,228 @@
+"""One search over several schedules: what is known comes first, trials go to what is fast, the fastest are refined."""
+
+import itertools
+import json
+import zlib
+
+import numpy as np
+import pytest
+
+import tvmconv as tc
+from tvmconv.knobs import Choice, Condition, Split
+from tvmconv.knobs.space import Space
+from tvmconv.library import Schedule
+from tvmconv.logs.record import ErrorKind, Record
+from tvmconv.searching.contest import DESCENDED, PATIENCE, RESERVE, Contest, Entrant
+from tvmconv.searching.tuners import make
+
+WORKLOAD = tc.parse("conv2d:1x4x8x8,4x4x1x1")
+
+
+def function(s, w, k):
+    """Never run: what a schedule does is made up here."""
+
+
+def space(options=1000, conditions=()):
+    """A space of so many configs for each of two words."""
+    knobs = [Choice("number", tuple(range(options)), 0), Choice("order", ("rows", "columns"), "rows")]
+    return Space({knob.name: knob for knob in knobs}, conditions)
+
+
+SMALL, ODD = space(3), space(100, [Condition("odd", lambda columns: columns["number"] % 2 == 1)])
+
+DEFAULT_OF_B = [("b", space().default)]
+
+
+def entrant(name, there=None, weight=1.0, tuner="random"):
+    return Entrant(Schedule(name, "conv2d", function, ("float32",), 0), make(tuner, there or space(), seed=1), weight)
+
+
+def record(name, config, seconds):
+    """What came of a config; None for one that fails."""
+    error = ErrorKind.RUNTIME if seconds is None else ErrorKind.NONE
+    return Record(WORKLOAD, name, config, "a device", "opencl", times=(seconds,) if seconds else (), error=error)
+
+
+def search(contest, trials, costs, batch=4, **how):
+    """Propose and learn so many trials, where the configs of a schedule take so many seconds; what was proposed."""
+    proposed = []
+    while len(proposed) < trials and (now := contest.propose(batch, **how)):
+        contest.learn([record(name, config, costs[name]) for name, config in now])
+        proposed += now
+    return proposed
+
+
+def spelt(proposals):
+    return [(name, json.dumps(config)) for name, config in proposals]
+
+
+def shares(proposed):
+    """Which part of the proposals each schedule has."""
+    names = [name for name, _ in proposed]
+    return {name: names.count(name) / len(names) for name in dict.fromkeys(names)}
+
+
+def test_schedules_that_are_equally_fast_have_equal_shares():
+    found = shares(search(Contest([entrant("a"), entrant("b")]), 200, {"a": 1.0, "b": 1.0}))
+    assert found == pytest.approx({"a": 0.5, "b": 0.5}, abs=0.05)
+
+
+def test_a_schedule_that_takes_a_fifth_longer_has_about_a_quarter_of_the_trials_of_the_fastest():
+    found = shares(search(Contest([entrant("a"), entrant("b")]), 400, {"a": 1.0, "b": 1.2}))
+    assert found["b"] / found["a"] == pytest.approx(0.25, abs=0.05)
+
+
+def test_one_that_always_fails_has_no_more_trials_soon():
+    proposed = search(Contest([entrant("broken"), entrant("a")]), 400, {"a": 1.0, "broken": None}, batch=1)
+    names = [name for name, _ in proposed]
+    assert 1 <= names.count("broken") <= PATIENCE
+    assert "broken" not in names[20:]
+
+
+def test_one_that_failed_in_an_earlier_session_is_not_tried_as_if_it_were_new():
+    contest = Contest([entrant("broken"), entrant("a")])
+    contest.learn([record("broken", {"number": i, "order": "rows"}, None) for i in range(PATIENCE)])
+    contest.learn([record("a", {"number": i, "order": "rows"}, 1.0) for i in range(20)])
+    assert set(shares(search(contest, 100, {"a": 1.0}))) == {"a"}
+
+
+def test_where_all_fail_all_go_on():
+    found = shares(search(Contest([entrant("a"), entrant("b")]), 100, {"a": None, "b": None}))
+    assert found == pytest.approx({"a": 0.5, "b": 0.5}, abs=0.05)
+
+
+def test_schedules_in_reserve_have_a_smaller_share_until_they_are_fast():
+    slow, fast = (
+        shares(
+            search(Contest([entrant("a"), entrant("b", weight=RESERVE)], DEFAULT_OF_B), 400, {"a": 1.0, "b": seconds})
+        )
+        for seconds in (1.0, 0.5)
+    )
+    assert slow["b"] / slow["a"] == pytest.approx(RESERVE, abs=0.05)
+    assert fast["b"] > 0.9
+
+
+def test_the_reserve_waits_until_it_is_known_what_the_others_are_worth():
+    contest = Contest([entrant("a"), entrant("b", weight=RESERVE)], DEFAULT_OF_B)
+    contest.learn([record("b", space().default, 1.0)])
+    assert [name for name, _ in contest.propose(20)] == ["a"] * 20
+    contest.learn([record("a", {"number": 500, "order": "rows"}, 1.0)])
+    assert "b" in [name for name, _ in contest.propose(60)]
+
+
+@pytest.mark.parametrize("known", [[], [("b", space().default)]])
+def test_one_in_reserve_that_never_ran_has_its_turn_when_the_others_are_exhausted(known):
+    contest = Contest([entrant("a", SMALL), entrant("b", weight=RESERVE)], known)
+    names = [name for name, _ in search(contest, SMALL.size + 9, {"a": 1.0, "b": None}, batch=3)][: SMALL.size + 9]
+    assert names == ["b"] * len(known) + ["a"] * SMALL.size + ["b"] * (9 - len(known))
+
+
+def test_no_config_is_proposed_twice_and_each_is_of_its_schedules_space():
+    contest = Contest([entrant("a", SMALL), entrant("b", ODD)], [("a", SMALL.default), ("b", ODD.default)] * 2)
+    proposed = search(contest, 10_000, {"a": 1.0, "b": 1.1}, last=True)
+    assert len(set(spelt(proposed))) == len(proposed)
+    assert all(ODD.legal(ODD.point(config)[None])[0] for name, config in proposed if name == "b")
+
+
+@pytest.mark.parametrize("tuner", ["xgb", "ga", "random", "grid"])
+@pytest.mark.parametrize("last", [False, True])
+def test_it_ends_with_the_last_config_of_the_last_space(tuner, last):
+    contest = Contest([entrant("a", SMALL, tuner=tuner), entrant("b", ODD, 0.5, tuner)])
+    proposed = search(contest, 10_000, {"a": 1.0, "b": 3.0}, last=last)
+    assert len(proposed) == SMALL.size + ODD.size // 2
+    assert contest.propose(5, last=last) == []
+
+
+def test_what_was_learnt_is_not_proposed():
+    contest = Contest([entrant("a", SMALL)], [("a", SMALL.default)])
+    known = [SMALL.config(point) for point in SMALL.walk(0, 4)]
+    contest.learn([record("a", config, 1.0) for config in known])
+    proposed = search(contest, 100, {"a": 1.0})
+    assert not {*spelt(proposed)} & {*spelt(("a", config) for config in known)}
+    assert len(proposed) == SMALL.size - len(known)
+
+
+def test_what_is_known_comes_first_in_its_order_also_of_a_schedule_that_fails():
+    known = [("b", {"number": 7, "order": "columns"}), ("a", {"number": 0, "order": "rows"}), ("b", space().default)]
+    contest = Contest([entrant("a"), entrant("b")], known)
+    assert search(contest, 3, {"a": 1.0, "b": None}, batch=1) == known
+    assert len(contest.propose(5)) == 5
+
+
+def test_what_is_known_comes_first_also_at_the_end():
+    contest = Contest([entrant("a")], [("a", {"number": 7, "order": "columns"})])
+    contest.learn([record("a", {"number": 500, "order": "rows"}, 1.0)])
+    assert contest.propose(2, last=True)[0] == ("a", {"number": 7, "order": "columns"})
+
+
+def test_what_is_known_elsewhere_is_brought_into_the_space():
+    (name, config), *_ = Contest([entrant("a", SMALL)], [("a", {"number": 90, "order": "diagonal", "x": 1})]).propose(1)
+    assert (name, config) == ("a", {"number": 2, "order": "rows"})
+
+
+def test_what_is_known_but_illegal_here_is_replaced_by_a_legal_neighbour():
+    ((_, config),) = Contest([entrant("a", ODD)], [("a", {"number": 40, "order": "columns"})]).propose(1)
+    assert config["number"] % 2 == 1
+    assert config["order"] == "columns"
+
+
+def test_what_is_known_but_has_no_legal_neighbour_is_left_out():
+    rule = Condition("both", lambda columns: (columns["number"] == 7) & (columns["order"] == "columns"))
+    contest = Contest([entrant("a", space(100, [rule]))], [("a", {"number": 8, "order": "rows"})])
+    assert contest.propose(5) == [("a", {"number": 7, "order": "columns"})]  # by the tuner
+
+
+def distance(config, other):
+    return sum(config[name] != other[name] for name in config)
+
+
+def test_at_the_end_the_neighbours_of_the_fastest_come_first():
+    there = Space({name: Split(name, 4096, 2, (-1, 1)) for name in ("x", "y", "z")})
+    contest = Contest([entrant("a", there), entrant("b", there)])
+    configs = [there.config(point) for point in there.sample(20, np.random.default_rng(0))]
+    names = itertools.cycle(("a", "b"))
+    records = [record(next(names), config, 1.0 + number) for number, config in enumerate(configs)]
+    contest.learn(records)
+    near = contest.propose(3, last=True)
+    assert [name for name, _ in near] == ["a"] * 3
+    assert [distance(config, configs[0]) for _, config in near] == [1] * 3
+    more = contest.propose(10_000, last=True)
+    neighbours = [(r.schedule, n) for r in records[:DESCENDED] for n in map(there.config, near_of(there, r.config))]
+    assert {*spelt(near), *spelt(more[: len(neighbours)])} >= {*spelt(neighbours)} - {*spelt(of(records))}
+
+
+def near_of(there, config):
+    return there.neighbours(there.point(config))
+
+
+def of(records):
+    return [(each.schedule, each.config) for each in records]
+
+
+def test_at_the_end_others_are_proposed_where_the_fastest_have_no_neighbours_left():
+    contest = Contest([entrant("a"), entrant("b", SMALL)])
+    contest.learn([record("b", SMALL.config(point), 1.0) for point in SMALL.walk(0, SMALL.size)])
+    assert {name for name, _ in contest.propose(6, last=True)} == {"a"}
+
+
+def test_before_the_end_the_neighbours_of_the_fastest_are_left_to_the_tuner():
+    contest = Contest([entrant("a")])
+    contest.learn([record("a", space().default, 1.0)])
+    chosen = contest.propose(20)
+    assert any(distance(config, space().default) == 2 for _, config in chosen)
+
+
+def made_up_seconds(name, config):
+    return (1.0 if name == "a" else 1.1) + zlib.crc32(json.dumps(config).encode()) / (1 << 32)
+
+
+def test_the_same_calls_propose_the_same():
+    found = []
+    for _ in range(2):
+        contest = Contest([entrant("a", tuner="xgb"), entrant("b", tuner="xgb")], [("b", space().default)])
+        found.append([])
+        for round_ in range(12):
+            now = contest.propose(6, last=round_ >= 9)
+            contest.learn([record(name, config, made_up_seconds(name, config)) for name, config in now])
+            found[-1] += now
+    assert found[0] == found[1]

@@ -1,0 +1,29 @@
+"""TVM is loaded without PyTorch, which may be imported before and after all the same."""
+
+import subprocess
+import sys
+
+
+def run(code, path):
+    """What Python prints for some code, where a module of PyTorch's name lies in a folder."""
+    (path / "torch.py").write_text("print('PyTorch is imported')\n")
+    code = f"import sys; sys.path.insert(0, {str(path)!r})\n{code}"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split("\n")
+
+
+def test_schedules_are_found_without_pytorch_which_may_come_later(tmp_path):
+    printed = run(
+        "from tvmconv import library; library.schedules(); print('tvm' in sys.modules, 'torch' in sys.modules)\n"
+        "import torch; print('torch' in sys.modules)",
+        tmp_path,
+    )
+    assert printed[:3] == ["True False", "PyTorch is imported", "True"]
+
+
+def test_pytorch_that_is_there_stays(tmp_path):
+    printed = run(
+        "import types; sys.modules['tvm'] = types.ModuleType('tvm')  # which would ask a great deal of it\n"
+        "import torch; from tvmconv.lean import load_tvm; load_tvm(); print(sys.modules['torch'] is torch)",
+        tmp_path,
+    )
+    assert printed[:2] == ["PyTorch is imported", "True"]

@@ -1,0 +1,109 @@
+"""What a search begins with: the schedules' spaces and tuners, what is known to be good, inputs and a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tvmconv import library
+from tvmconv.devices import Device
+from tvmconv.gpu import Limits
+from tvmconv.logs.best import log_files
+from tvmconv.logs.lines import BadLines
+from tvmconv.logs.log import read
+from tvmconv.logs.record import Record
+from tvmconv.logs.shipped import shipped_logs
+from tvmconv.measuring.problems import Problems
+from tvmconv.searching import tuners
+from tvmconv.searching.contest import RESERVE, Contest, Entrant
+from tvmconv.searching.known import nearest
+from tvmconv.searching.request import Request
+from tvmconv.searching.tuners.xgb import XGBTuner
+from tvmconv.workloads import Workload
+
+NEAREST = 4  # workloads whose best configs are tried first, for each schedule
+WITHOUT_KNOWLEDGE = ("random", "grid")  # tuners that begin with nothing: the yardsticks
+
+
+@dataclass(frozen=True)
+class Field:
+    """The schedules that take part in a search.
+
+    Attributes:
+        first: those that promise most.
+        reserve: those that seldom win: their defaults are measured, and they are searched if these are fast.
+    """
+
+    first: Sequence[library.Schedule]
+    reserve: Sequence[library.Schedule] = ()
+
+    @classmethod
+    def of(cls, workload: Workload, named: Sequence[str | library.Schedule], device: Device) -> Field:
+        """Those that were named, by name or as found by the library; if none was, all that can win.
+
+        Raises:
+            ScheduleError: there is no such schedule for the workload, or none at all for the device.
+        """
+        chosen = [library.find(workload, each) if isinstance(each, str) else each for each in named]
+        if chosen:
+            return cls(chosen)
+        return cls(*(find(workload, device.kind, device.arch) for find in (library.to_tune, library.in_reserve)))
+
+
+def open_contest(workload: Workload, field: Field, device: Device, request: Request) -> Contest:
+    """The spaces and tuners of all schedules, and what is known to be good.
+
+    Raises:
+        Error: a log cannot be read.
+    """
+    others = log_files(request.transfer)
+    entrants = []
+    for schedule in (*field.first, *field.reserve):
+        tuner = tuners.make(request.tuner, schedule.space(workload, device.limits), request.seed)
+        if isinstance(tuner, XGBTuner):
+            _transfer(tuner, schedule, workload, others, device.limits)
+        entrants.append(Entrant(schedule, tuner, RESERVE if schedule in field.reserve else 1.0))
+    if request.tuner in WITHOUT_KNOWLEDGE:
+        return Contest(entrants)
+    own = Path(request.log)
+    logs = [*others, *([own] if own.exists() else []), *shipped_logs()]
+    names = [entrant.schedule.name for entrant in entrants]
+    defaults = [(entrant.schedule.name, entrant.tuner.space.default) for entrant in entrants]
+    first = len(field.first)
+    elsewhere = nearest(logs, workload, names, device.kind, NEAREST)
+    return Contest(entrants, [*defaults[:first], *elsewhere, *defaults[first:]])
+
+
+def _transfer(
+    tuner: XGBTuner, schedule: library.Schedule, workload: Workload, logs: Iterable[Path], limits: Limits
+) -> None:
+    """Have a tuner learn what logs have of the same schedule for other workloads."""
+    found: dict[Workload, list[Record]] = {}
+    for log in logs:
+        for record in read(log, BadLines()):
+            if record.schedule == schedule.name and record.workload != workload:
+                found.setdefault(record.workload, []).append(record)
+    for other, records in found.items():
+        tuner.transfer(schedule.space(other, limits), records)
+
+
+class Ahead:
+    """Problems and contests for workloads that will be searched, made while another search waits for its trials.
+
+    Attributes:
+        problems: inputs and references.
+    """
+
+    def __init__(self) -> None:
+        self.problems = Problems()
+        self._contests: dict[Workload, Contest] = {}
+
+    def prepare(self, workload: Workload, field: Field, device: Device, request: Request) -> None:
+        """Make what the search of a workload will need. Raises as `open_contest` does."""
+        self.problems.prepare(workload)
+        self._contests[workload] = open_contest(workload, field, device, request)
+
+    def contest(self, workload: Workload, field: Field, device: Device, request: Request) -> Contest:
+        """The contest that was prepared for a workload, for one search alone; else a new one."""
+        return self._contests.pop(workload, None) or open_contest(workload, field, device, request)

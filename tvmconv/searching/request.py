@@ -1,0 +1,65 @@
+"""What is asked of a search, whatever the workload, the schedules and the device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tvmconv.errors import TuningError
+from tvmconv.logs.best import log_files
+from tvmconv.searching import tuners
+from tvmconv.searching.tuners.xgb import XGBTuner
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a search.
+
+    Attributes:
+        tuner: "xgb", "ga", "random" or "grid".
+        trials: how many records of all schedules there shall be, those in the log included; `TRIALS` if `seconds` is
+            not given either.
+        seconds: how long it may take, on the clock, earlier sessions included; one config is measured at least.
+        log: the file to append to.
+        seed: of the tuner.
+        patience: end after so many records without a better one.
+        transfer: logs, or folders of logs, whose records of other workloads the xgb tuner learns from as well.
+        workers: processes that build; by default one less than there are processors.
+        compare: measure the naive schedule once, if the log does not have it.
+        confirm: measure the fastest configs again at the end, on fresh inputs.
+        begun: when the clock began to run, as `time.monotonic` tells it; None for when the search is called.
+
+    Raises:
+        TuningError: trials, seconds, patience or workers is not positive.
+    """
+
+    tuner: str = "xgb"
+    trials: int | None = None
+    seconds: float | None = None
+    log: str | os.PathLike[str] = "tuning.jsonl"
+    seed: int = 0
+    patience: int | None = None
+    transfer: Iterable[str | os.PathLike[str]] = ()
+    workers: int | None = None
+    compare: bool = True
+    confirm: bool = True
+    begun: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("trials", "seconds", "patience", "workers"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise TuningError(f"{name} has to be positive, not {value}")
+
+    def check(self) -> None:
+        """See that there is such a tuner and that it can do what is asked.
+
+        Raises:
+            TunerError: there is no such tuner.
+            TuningError: the tuner does not learn from other workloads.
+            Error: a log to learn from is not there.
+        """
+        learns = issubclass(tuners.find(self.tuner), XGBTuner)
+        if log_files(self.transfer) and not learns:
+            raise TuningError(f"tuner {self.tuner} does not learn from other workloads: expected xgb")
