@@ -1,8 +1,7 @@
 """A process from which builders are forked: it has loaded TVM and all schedules, so that each begins in milliseconds.
 
-To load them takes a second of a core and opens thousands of files, and thirty processes that do so at once get in one
-another's way. A fork is safe here, as in this process nothing has happened yet: nothing was compiled, so that neither
-TVM nor NVRTC has threads, and CUDA's driver is not loaded.
+To load them takes a second of a core in each process that does it. A fork is safe here, as in this process nothing has
+happened yet: nothing was compiled, so that neither TVM nor NVRTC has threads, and CUDA's driver is not loaded.
 """
 
 from __future__ import annotations
