@@ -1,6 +1,8 @@
 """Schedules are found by name, also those of other packages, and what they cannot do is said in one line."""
 
+import ast
 import importlib
+import pickle
 import subprocess
 import sys
 
@@ -228,6 +230,17 @@ def no_convolutions(registry):
 
 def test_what_no_schedule_computes_has_no_naive_one(no_convolutions):
     assert library.naive(W) is None
+
+
+def test_every_schedule_reaches_another_process_with_all_that_it_says_of_itself():
+    program = (
+        "import pickle, sys; schedules = pickle.load(sys.stdin.buffer)\n"
+        "print([(s.operator, s.name, s.dtypes, s.kinds, s.condition is None) for s in schedules])"
+    )
+    sent = tc.schedules()
+    ended = subprocess.run([sys.executable, "-c", program], input=pickle.dumps(sent), capture_output=True, check=True)
+    said = [(s.operator, s.name, s.dtypes, s.kinds, s.condition is None) for s in sent]
+    assert ast.literal_eval(ended.stdout.decode()) == said
 
 
 def test_two_baselines_of_an_operator_are_refused(registry):

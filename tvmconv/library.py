@@ -71,6 +71,12 @@ class Schedule:
     since: int = 0
     only: int = 0
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Pickle it by its function, as functions are by their names: what else it has need not be of a module."""
+        if _registry.get((self.operator, self.name)) is self:
+            return _registered, (self.operator, self.name, self.function)
+        return super().__reduce__()
+
     def applies(self, w: Workload) -> bool:
         """Whether it can compute the workload."""
         return w.operator == self.operator and w.dtype in self.dtypes and (not self.condition or self.condition(w))
@@ -206,6 +212,11 @@ def schedule(
         return function
 
     return register
+
+
+def _registered(operator: str, name: str, function: Callable) -> Schedule:
+    """The schedule of a name; that its function is an argument has imported its module."""
+    return _registry[operator, name]
 
 
 def _imported_before(operator: str, function: Callable) -> bool:
