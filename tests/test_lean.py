@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 
 def run(code, path):
     """What Python prints for some code, where a module of PyTorch's name lies in a folder."""
@@ -27,3 +29,16 @@ def test_pytorch_that_is_there_stays(tmp_path):
         tmp_path,
     )
     assert printed[:2] == ["PyTorch is imported", "True"]
+
+
+@pytest.mark.parametrize(("first", "imported"), [("", True), ("lean.own_process(); ", False)])
+def test_xgboost_comes_without_scikit_learn_only_where_nobody_else_uses_it(first, imported, tmp_path):
+    (tmp_path / "sklearn.py").write_text("print('scikit-learn is imported')\n")
+    printed = run(
+        f"import sys, threading; from tvmconv import lean; {first}lean.begin_xgboost(); lean.begin_xgboost()\n"
+        "[thread.join() for thread in threading.enumerate() if thread.name == 'xgboost']\n"
+        "print('xgboost' in sys.modules)",
+        tmp_path,
+    )
+    assert ("scikit-learn is imported" in printed) == imported
+    assert "True" in printed

@@ -15,15 +15,14 @@ from measuring import DEADLINE, collect, measure, measurer
 from processes import children, wait_for
 
 import tvmconv as tc
-from tvmconv.devices import find
 from tvmconv.library import find as find_schedule
-from tvmconv.measuring import builder, supervised
+from tvmconv.measuring import supervised
 from tvmconv.measuring.bench_process import Wake
 from tvmconv.measuring.builder import Task
 from tvmconv.measuring.local import DEVICE_PROCESS
 from tvmconv.measuring.outcome import ErrorKind
 from tvmconv.measuring.pool import BUILDER, Pool, workers_of
-from tvmconv.measuring.ready import begin_builders, begin_devices
+from tvmconv.measuring.ready import begin_processes
 from tvmconv.measuring.standing import begin, standing
 from tvmconv.measuring.supervised import Cause, Job, Limits, Supervised
 
@@ -211,10 +210,10 @@ def test_answers_that_were_for_another_are_for_nobody():
 
 def test_processes_that_stand_before_anybody_asked_are_taken_and_no_more_are_begun_than_are_wanted(serving, opencl):
     with standing():
-        begin_builders(2, opencl)
+        begin_processes(2, [opencl])
         first = wait_for(lambda: len(serving()) == 2 and serving())
-        begin_builders(2, opencl)
-        begin_builders(1, opencl)
+        begin_processes(2, [opencl])
+        begin_processes(1, [opencl])
         assert serving() == first
         assert right()  # by one that builds, beside a new one that measures
         assert first < serving()
@@ -224,7 +223,7 @@ def test_processes_that_stand_before_anybody_asked_are_taken_and_no_more_are_beg
 
 def test_by_default_as_many_begin_as_a_measurer_has(serving, opencl):
     with standing():
-        begin_builders(None, opencl)
+        begin_processes(None, [opencl])
         assert wait_for(lambda: len(serving()) == workers_of(None))
 
 
@@ -263,18 +262,15 @@ def test_the_process_of_a_gpu_of_this_host_begins_early_and_no_other_device_s_do
     begun = []
     monkeypatch.setattr("tvmconv.measuring.standing.begin", lambda *what: begun.append(what))
     gpu, far = (SimpleNamespace(kind="cuda", text=text) for text in ("cuda:1", "rpc:k"))
-    begin_devices([opencl, gpu, far])
-    assert begun == [(DEVICE_PROCESS, "cuda:1", 1, Wake("cuda:1"))]
-    begun.clear()
-    begin_builders(3, gpu)
-    begin_builders(3, opencl)
-    assert begun == [(BUILDER, BUILDER, 3, builder.Wake(gpu)), (BUILDER, BUILDER, 3, None)]
+    begin_processes(3, [opencl, gpu, far])
+    assert begun == [(DEVICE_PROCESS, "cuda:1", 1, Wake("cuda:1")), (BUILDER, BUILDER, 3)]
 
 
-def test_a_builder_that_is_told_to_wake_says_nothing_and_builds(ours):
-    with standing():
-        begin(BUILDER, BUILDER, 1, builder.Wake(find("sm_90")))
-        early = wait_for(ours)
-        records = measure([{"fault": "none"}])
-        assert [record.ok for record in records] == [True]
-        assert early < ours()
+def test_to_load_the_compilers_leaves_no_thread_that_a_fork_would_lose():
+    program = (
+        "import os, numpy; threads = lambda: len(os.listdir('/proc/self/task')); before = threads()\n"
+        "from tvmconv.measuring.builder import load; load(); print(threads() - before)\n"
+        "import sys; from tvmconv.compiler import nvrtc; print('tvm' in sys.modules, nvrtc.unavailable())"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.split("\n")[:2] == ["0", "True None"]

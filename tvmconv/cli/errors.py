@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from tvmconv.errors import Error
+from tvmconv.lean import own_process
 
 REFUSED = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -34,6 +35,7 @@ def guarded(prog: str, command: Callable[[], int]) -> int:
         prog: what the line on stderr begins with.
         command: returns an exit status.
     """
+    own_process()
     try:
         status = command()
         sys.stdout.flush()  # a closed pipe is noticed here at the latest

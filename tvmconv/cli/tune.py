@@ -141,7 +141,7 @@ def search_all(
     Returns:
         Of each the workload, the schedule that won, and what came of the search.
     """
-    from tvmconv.measuring.ready import begin_builders, begin_devices
+    from tvmconv.measuring.ready import begin_processes
     from tvmconv.measuring.standing import standing
     from tvmconv.searching.opening import Ahead, Field
     from tvmconv.searching.request import Request
@@ -156,8 +156,7 @@ def search_all(
     ahead = Ahead()
     with standing():
         places = find_devices(args.device, args.tracker)
-        begin_builders(args.workers, places[0])  # they load TVM while this process does
-        begin_devices(places)
+        begin_processes(args.workers, places)  # they load what they need while this process does
         named = take_where_they_apply(args.schedule or (), chosen)
         for number, workload in enumerate(chosen, 1):
             if told:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import resource
 import time
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from tvmconv.workloads import Workload
 
 
-SMALL = "conv2d:1x1x2x2,1x1x1x1"  # what is built to load the compilers
+SMALL, SMALL_ARCH = "conv2d:1x1x2x2,1x1x1x1", "sm_90"  # what is built to load the compilers
 
 
 @dataclass(frozen=True)
@@ -44,17 +45,6 @@ class Task:
     schedules: Mapping[str, Schedule]
     device: Device
     memory_limit: int
-
-
-@dataclass(frozen=True)
-class Wake:
-    """What a builder process may be told first: to load what it will need, for a `Task` that will come.
-
-    Attributes:
-        device: what will be built for.
-    """
-
-    device: Device
 
 
 @dataclass(frozen=True)
@@ -123,9 +113,6 @@ def main(connection: Connection) -> None:
         except Exception as error:
             connection.send(describe(error))
             return
-        if isinstance(message, Wake):
-            _load_compilers(message.device)
-            continue
         if isinstance(message, Task):
             task, bytes_now = message, _allocated_bytes()
             bytes_first = bytes_first or bytes_now
@@ -145,23 +132,17 @@ def main(connection: Connection) -> None:
         return
 
 
+@functools.cache
 def load() -> None:
-    """Load what every build needs, before the clock of the first one runs and before anybody asks."""
+    """Load what every build needs, before the clock of the first one runs and before anybody asks.
+
+    TVM and NVRTC load much of themselves when they are first used, for which a small build is made.
+    """
     with contextlib.suppress(Exception):  # a build that needs it tells what is wrong
-        from tvmconv import library
-        from tvmconv.compiler import barriers, build, nvrtc  # noqa: F401
-
-        library.schedules()
-        nvrtc.version()  # which loads it, where there is one
-
-
-def _load_compilers(device: Device) -> None:
-    """Build something small for a device, to load what that needs."""
-    with contextlib.suppress(Exception):
-        from tvmconv import library, workloads
+        from tvmconv import devices, library, workloads
         from tvmconv.compiler import build as road
 
-        workload = workloads.parse(SMALL)
+        workload, device = workloads.parse(SMALL), devices.find(SMALL_ARCH)
         schedule = library.schedules(workload)[0]
         _ = road.build(workload, schedule, {}, device.target(), device.limits, device.text).lowered.program
 

@@ -1,7 +1,8 @@
-"""A process from which builders are forked: it has loaded TVM and all schedules, so that each begins in milliseconds.
+"""A process from which builders are forked: it has loaded TVM, all schedules and the compilers, as each would have to.
 
-To load them takes a second of a core in each process that does it. A fork is safe here, as in this process nothing has
-happened yet: nothing was compiled, so that neither TVM nor NVRTC has threads, and CUDA's driver is not loaded.
+That takes seconds of a core; where many do it at once, several times as long. A fork is safe as long as no other thread
+may hold a lock: TVM and NVRTC compile in the thread that calls them, BLAS sees to its own, and CUDA's driver is not
+loaded.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from tvmconv import devices, library
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError
-from tvmconv.measuring.ready import begin_builders, begin_devices
+from tvmconv.measuring.ready import begin_processes
 from tvmconv.measuring.standing import standing
 from tvmconv.searching.opening import Ahead, Field
 from tvmconv.searching.request import Request
@@ -98,8 +98,7 @@ def tune_all(
     """
     field = Field.of(workload, schedules, places[0])
     with standing():
-        begin_builders(request.workers, places[0])
-        begin_devices(places)
+        begin_processes(request.workers, places)
         return search(workload, field, places, request, told, ahead, then)
 
 

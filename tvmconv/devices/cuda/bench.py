@@ -84,6 +84,7 @@ class CudaBench(Bench):
             self._stream = stack.enter_context(new_stream(device.index))
             self._resources = stack.pop_all()
         self.restore()
+        _squared_error(self._inputs[0].dtype.name, str(device.arch))  # while the first program is still being built
 
     def restore(self) -> None:
         """Copy inputs and reference to the GPU again; see `Bench.restore`."""
