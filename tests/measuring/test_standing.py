@@ -23,7 +23,7 @@ from tvmconv.measuring.local import DEVICE_PROCESS
 from tvmconv.measuring.outcome import ErrorKind
 from tvmconv.measuring.pool import BUILDER, Pool, workers_of
 from tvmconv.measuring.ready import begin_processes
-from tvmconv.measuring.standing import begin, standing
+from tvmconv.measuring.standing import begin, begin_origin, standing
 from tvmconv.measuring.supervised import Cause, Job, Limits, Supervised
 
 OTHER = tc.parse("conv2d:1x4x8x8,8x4x3x3,s1,p1")
@@ -219,6 +219,19 @@ def test_processes_that_stand_before_anybody_asked_are_taken_and_no_more_are_beg
         assert first < serving()
         assert len(serving()) == 3
     assert serving() == set()
+
+
+def test_what_builders_are_forked_from_may_begin_before_them_and_ends_without_any(ours):
+    with standing():
+        begin_origin()
+        (origin,) = wait_for(ours)
+        begin(BUILDER, BUILDER, 1)
+        (forked,) = wait_for(lambda: ours() - {origin})
+        assert (Path("/proc") / str(forked) / "stat").read_text().rpartition(")")[2].split()[1] == str(origin)
+    assert ours() == set()
+    with standing():
+        begin_origin()
+    assert ours() == set()
 
 
 def test_by_default_as_many_begin_as_a_measurer_has(serving, opencl):

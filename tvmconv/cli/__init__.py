@@ -1,17 +1,33 @@
 """The command line: one module a command, each with `add_parser` and a `run(args) -> exit status`.
 
-Nothing here imports TVM before a command needs it, so that `--help` and a mistyped word are answered at once.
+Nothing here imports TVM before a command needs it, so that `--help` and a mistyped word are answered at once. A search
+is in a hurry: the process that its builders are forked from begins before the commands' modules are imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import importlib
+import sys
+from collections.abc import Iterator, Sequence
 
-from tvmconv.cli import build, devices, log, plot, run, schedules, show, simulate, suites, tune, worker
 from tvmconv.cli.errors import Parser, guarded
 from tvmconv.version import VERSION
 
-COMMANDS = (devices, suites, schedules, show, run, tune, build, log, plot, simulate, worker)
+COMMANDS = (
+    "devices",
+    "suites",
+    "schedules",
+    "show",
+    "run",
+    "tune",
+    "build",
+    "log",
+    "plot",
+    "simulate",
+    "worker",
+)
+SEARCH = "tune"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,12 +39,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0, 1 if a schedule failed, 2 if the request cannot be served.
     """
-    return guarded("tvmconv", lambda: _dispatch(argv))
+    words = sys.argv[1:] if argv is None else argv
+    return guarded("tvmconv", lambda: _dispatch(words))
 
 
-def _dispatch(argv: Sequence[str] | None) -> int:
+def _dispatch(words: Sequence[str]) -> int:
+    searches = [*words[:1]] == [SEARCH] and not {"-h", "--help"} & {*words}
+    with _builders_on_their_way() if searches else contextlib.nullcontext():
+        return _run(words)
+
+
+@contextlib.contextmanager
+def _builders_on_their_way() -> Iterator[None]:
+    from tvmconv.measuring import standing
+
+    with standing.standing():
+        standing.begin_origin()
+        yield
+
+
+def _run(words: Sequence[str]) -> int:
     parser = _parser()
-    args, rest = parser.parse_known_args(argv)
+    args, rest = parser.parse_known_args(words)
     if any(word.startswith("-") for word in rest) or (rest and "words" not in args):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
@@ -41,5 +73,5 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"tvmconv {VERSION}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
-        command.add_parser(commands)
+        importlib.import_module(f"tvmconv.cli.{command}").add_parser(commands)
     return parser

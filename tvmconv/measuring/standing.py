@@ -44,7 +44,8 @@ class _Standing:
         for children in left.values():
             for child in children:
                 _there(child).kill()
-        with self._lock:  # only now: what had still to begin may have been the first to need it
+        self._starter.submit(int).result()  # until all that was to begin has begun
+        with self._lock:
             if self._blocks:
                 return
             zygote, self._zygote = self._zygote, None
@@ -62,9 +63,17 @@ class _Standing:
         if module not in FORKED or environment or scratch:
             return Child(module, environment, scratch)
         with contextlib.suppress(Error):  # it has ended: then without it
-            self._zygote = self._zygote or Zygote()
-            return Child(module, origin=self._zygote)
+            return Child(module, origin=self._origin())
         return Child(module)
+
+    def _origin(self) -> Zygote:
+        """In the starter's thread: what is forked from, begun if it is not there."""
+        self._zygote = self._zygote or Zygote()
+        return self._zygote
+
+    def begin_origin(self) -> None:
+        """Begin the process that others will be forked from."""
+        self._starter.submit(self._origin)
 
     def begin(self, like: str, module: str, first: object) -> None:
         """Let a process that nobody had yet stand, as soon as it is there."""
@@ -144,6 +153,11 @@ def begin(module: str, like: str, count: int, first: object = None) -> None:
     """
     for _ in range(count - _now.standing(like)):
         _now.begin(like, module, first)
+
+
+def begin_origin() -> None:
+    """Begin the process that others are forked from, before any of them is wanted; within a block of `standing`."""
+    _now.begin_origin()
 
 
 def start(module: str, environment: Mapping[str, str] | None, scratch: str | None) -> Child:

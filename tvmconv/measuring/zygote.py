@@ -17,7 +17,6 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 
 from tvmconv.errors import Error
-from tvmconv.measuring.builder import load
 from tvmconv.measuring.child import Child, serve
 
 ZYGOTE = "tvmconv.measuring.zygote"
@@ -101,6 +100,8 @@ class Forked:
 
 def main(connection: Connection) -> None:
     """Serve: fork, or end what was forked."""
+    from tvmconv.measuring.builder import load  # not before: to start this process shall take its parent nothing
+
     load()
     gc.collect()
     gc.freeze()  # pages that are shared stay shared
