@@ -3,6 +3,7 @@
 import json
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,7 +67,7 @@ def test_labels_are_channels_only_where_nothing_else_differs(tmp_path):
 def test_the_time_left_is_told_from_the_second_workload_on(monkeypatch):
     steps, clock = [], iter([0.0, 10.0, 14.0, 20.0])
 
-    def building(workload, *, device, progress):
+    def building(workload, *, device, progress, **_):
         progress("building")
         return Result(workload, device.text, device.name, 0, (Row("basic"),))
 
@@ -82,3 +83,33 @@ def test_the_time_left_is_told_from_the_second_workload_on(monkeypatch):
         done=lambda sweep: None,
     )
     assert steps == ["sm_90: 1 of 2, 4, building", "sm_90: 2 of 2, 5, building, 6 s left"]
+
+
+def test_what_a_gpu_measures_next_is_prepared_meanwhile(monkeypatch):
+    texts = {"one": "conv2d:1x4x6x6,4x4x1x1", "again": "conv2d:1x4x6x6,4x4x1x1", "two": "conv2d:1x4x6x6,8x4x1x1"}
+    took = []
+
+    def measured(workload, *, device, prepared=None, **_):
+        made = [*prepared._made] if prepared else []
+        took.append((workload, prepared and prepared.problem.workload, made))
+        return Result(workload, device.text, device.name, 0, (Row("default"),))
+
+    monkeypatch.setattr("tvmconv.experiments.sweep.run_ladder", measured)
+    for place, ahead in ((Arch("sm_90"), True), (SimpleNamespace(kind="opencl", text="opencl:0", name="CPU"), False)):
+        took.clear()
+        measure_sweep(
+            "small",
+            {name: parse(text) for name, text in texts.items()},
+            place,
+            "command",
+            progress=lambda prefix: nullcontext(lambda step: None),
+            done=lambda sweep: None,
+            schedules=["default"],
+        )
+        first, second = parse(texts["one"]), parse(texts["two"])
+        nothing = (None, [])
+        assert took == [
+            (first, *nothing),
+            (first, *nothing),
+            (second, *((second, ["default"]) if ahead else nothing)),
+        ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,7 @@ def run_ladder(
     log: Paths | None = None,
     ladder: bool = True,
     progress: Progress | None = None,
+    prepared: Prepared | None = None,
 ) -> Result:
     """Build, verify and time schedules of a workload, all on the same inputs.
 
@@ -59,6 +61,7 @@ def run_ladder(
         log: logs, whose fastest record for this device becomes the row `TUNED`.
         ladder: whether any schedules run; without, only what the log has and the libraries do.
         progress: is told each step in a few words.
+        prepared: what the arguments before ask for, made by a thread meanwhile; made here by default.
 
     Raises:
         ScheduleError: no such schedule for this workload, or not for devices of this kind.
@@ -67,9 +70,9 @@ def run_ladder(
         WrongDeviceError: a library is not for devices of this kind.
         Error: all schedules fail for the same reason.
     """
-    chosen = choose(workload, schedules, device) if ladder else []
-    configs = share_config(workload, chosen, config or {}, named=schedules)
-    bench = _Bench(Problem(workload, seed), device, exceeds_cache(workload, device) if cold is None else cold, seconds)
+    ready = prepared or Prepared(workload, schedules, device=device, config=config, seed=seed, log=log, ladder=ladder)
+    chosen = ready.schedules
+    bench = _Bench(ready.problem, device, exceeds_cache(workload, device) if cold is None else cold, seconds)
     report = progress or (lambda step: None)
     compared = [bench.measure_library(name, report) for name in baselines]  # first: they may not be for this device
     rows: list[Row] = []
@@ -77,15 +80,14 @@ def run_ladder(
     for number, schedule in enumerate(chosen, 1):
         tell = _prefixed(report, f"schedule {number} of {len(chosen)}, {schedule.name}: ")
         try:
-            made = functools.partial(build, workload, schedule, config=configs[schedule.name])
-            rows.append(bench.measure(made, tell))
+            rows.append(bench.measure(functools.partial(ready.kernel, schedule.name), tell))
         except Error as error:
             rows.append(Row(schedule.name, failure=str(error)))
             errors.append(error)
     if log is not None:
         tell = _prefixed(report, f"{TUNED}: ")
         try:
-            row = bench.measure(functools.partial(build, workload, log=log), tell)
+            row = bench.measure(functools.partial(ready.kernel, TUNED), tell)
             rows.append(replace(row, name=TUNED, schedule=row.name))
         except Error as error:
             rows.append(Row(TUNED, failure=str(error)))
@@ -100,6 +102,57 @@ def run_ladder(
         device.peak_flops,
         device.peak_bandwidth,
     )
+
+
+class Prepared:
+    """What an experiment needs before it can measure; arguments and errors are those of `run_ladder`.
+
+    Attributes:
+        schedules: that will run.
+        problem: they are verified on.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        schedules: Sequence[str] | None = None,
+        *,
+        device: Device,
+        config: Mapping[str, Value] | None = None,
+        seed: int | None = None,
+        log: Paths | None = None,
+        ladder: bool = True,
+    ) -> None:
+        self.schedules = choose(workload, schedules, device) if ladder else []
+        configs = share_config(workload, self.schedules, config or {}, named=schedules)
+        self.problem = Problem(workload, seed)
+        self._made: dict[str, Kernel | Error] = {}
+        self._makes: dict[str, Callable[[], Kernel]] = {}
+        for schedule in self.schedules:
+            own = configs[schedule.name]
+            self._makes[schedule.name] = functools.partial(build, workload, schedule, device=device, config=own)
+        if log is not None:
+            self._makes[TUNED] = functools.partial(build, workload, device=device, log=log)
+
+    def kernel(self, name: str) -> Kernel:
+        """The kernel of a schedule, or of the log, built when it is first asked for."""
+        if name not in self._made:
+            try:
+                self._made[name] = self._makes[name]()
+            except Error as error:
+                self._made[name] = error
+        made = self._made[name]
+        if isinstance(made, Error):
+            raise made
+        return made
+
+    def make(self) -> Prepared:
+        """Itself, with inputs and reference computed, and all kernels built and compiled."""
+        _ = self.problem.reference
+        for name in self._makes:
+            with contextlib.suppress(Error):  # which is told where the kernel is asked for
+                _ = self.kernel(name).program
+        return self
 
 
 def choose(workload: Workload, names: Sequence[str] | None, device: Device) -> list[Schedule]:
@@ -193,10 +246,10 @@ class _Bench:
     cold: bool
     seconds: float
 
-    def measure(self, made: Callable[..., Kernel], tell: Progress) -> Row:
+    def measure(self, made: Callable[[], Kernel], tell: Progress) -> Row:
         """Build, verify and time a kernel."""
         tell("building")
-        built = made(device=self.device)
+        built = made()
         _ = built.loaded  # the device's own compiler is part of building, and may refuse
         resources = built.resources if self.device.arch else None
         tell("verifying")

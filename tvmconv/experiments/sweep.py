@@ -6,6 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,11 +16,12 @@ from tvmconv.devices import Device
 from tvmconv.errors import Error
 from tvmconv.experiments.provenance import provenance
 from tvmconv.experiments.results import Result, in_common, libraries
-from tvmconv.experiments.run import Progress, choose, run_ladder
+from tvmconv.experiments.run import Prepared, Progress, choose, run_ladder
 from tvmconv.workloads import SUITES, Conv, Conv2d, Layer, Workload, suite
 from tvmconv.workloads.suites import Variant, is_file, walk
 
 CHANNELS_SUITE = "d2l"  # its layers differ in nothing but their channels
+_PREPARED = ("schedules", "config", "seed", "log", "ladder")  # arguments of `run_ladder` that `Prepared` has
 FIXED_EFFORT = 10**9  # building and timing a workload's schedules take about as long as verifying so many bytes
 
 
@@ -260,14 +262,17 @@ def measure_sweep(
         how: arguments of `run_ladder` for all of them.
     """
     there = {result.workload: result for result in known.results} if known else {}
-    remaining = _Remaining([workload for workload in workloads.values() if workload not in there])
+    new = list(dict.fromkeys(workload for workload in workloads.values() if workload not in there))
+    remaining = _Remaining(new)
     sweep = Sweep(name, [], [], known.provenance if known else "")
+    arguments = {workload: {**how, **(each(workload) if each else {})} for workload in new}
+    ahead = _Ahead(device, arguments)
     for number, (label, workload) in enumerate(workloads.items(), 1):
         result = there.get(workload)
         if result is None:
             with progress(f"{device.text}: {number} of {len(workloads)}, {label}, ") as tell:
-                own = each(workload) if each else {}
-                result = run_ladder(workload, device=device, progress=remaining.told(tell), **how, **own)
+                own = {**arguments[workload], **ahead.taken(workload)}
+                result = run_ladder(workload, device=device, progress=remaining.told(tell), **own)
             remaining.finish(workload)
         sweep = replace(sweep, labels=[*sweep.labels, label], results=[*sweep.results, result])
         if counts is not None:
@@ -277,6 +282,38 @@ def measure_sweep(
             sweep = replace(sweep, provenance=provenance(device, command, ", ".join(ran)))
             done(sweep)
     return sweep
+
+
+class _Ahead:
+    """Prepares the next workload while a GPU measures one; on other devices, which share the processors, none.
+
+    Args:
+        device: where.
+        arguments: of `run_ladder`, for each workload in their order.
+    """
+
+    def __init__(self, device: Device, arguments: Mapping[Workload, Mapping[str, Any]]) -> None:
+        self._device = device
+        self._arguments = {
+            workload: {name: value for name, value in own.items() if name in _PREPARED}
+            for workload, own in arguments.items()
+        }
+        self._thread = ThreadPoolExecutor(1, "ahead") if device.kind == "cuda" else None
+        self._next: dict[Workload, Future[Prepared]] = {}
+
+    def taken(self, workload: Workload) -> dict[str, Prepared]:
+        """What was prepared for a workload, as an argument of `run_ladder`; that of the next one is begun."""
+        if not self._thread:
+            return {}
+        mine = self._next.pop(workload, None)
+        self._arguments.pop(workload, None)
+        prepared = mine.result() if mine else None
+        for following, own in [*self._arguments.items()][:1]:
+            self._next[following] = self._thread.submit(self._make, following, own)
+        return {"prepared": prepared} if prepared else {}
+
+    def _make(self, workload: Workload, own: Mapping[str, Any]) -> Prepared:
+        return Prepared(workload, device=self._device, **own).make()
 
 
 class _Remaining:
