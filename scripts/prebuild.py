@@ -21,6 +21,7 @@ import os
 import sys
 import time
 import zipfile
+import zlib
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -29,6 +30,8 @@ from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import tvmconv as tc
 from tvmconv import devices, library
@@ -39,9 +42,13 @@ from tvmconv.compiler.program import Program
 from tvmconv.devices import Device
 from tvmconv.devices.base import Bench
 from tvmconv.errors import Error
+from tvmconv.knobs import Config
+from tvmconv.knobs.space import Space, distinct
+from tvmconv.logs.best import log_files
 from tvmconv.logs.lines import BadLines
 from tvmconv.logs.log import Log, read
 from tvmconv.logs.record import Record
+from tvmconv.logs.shipped import shipped_logs
 from tvmconv.measuring.bench_process import measure
 from tvmconv.measuring.outcome import FINAL_ROUNDS, FINALISTS, Measurement, Outcome, together
 from tvmconv.measuring.pipeline import target_text
@@ -50,6 +57,7 @@ from tvmconv.verify import Problem
 from tvmconv.version import VERSION
 from tvmconv.workloads import Workload
 
+NEAREST, MOST_CHANGES = 8, 3  # layers whose best config is changed, and knobs that are changed of it
 Kernel = tuple[dict[str, Any], Program]  # what an archive says of it, and what runs
 
 
@@ -71,6 +79,14 @@ def _run(argv: Sequence[str]) -> int:
     )
     source.add_argument(
         "--best", nargs="+", type=Path, metavar="LOG", help="instead: the fastest config of each layer in these logs"
+    )
+    source.add_argument(
+        "--spread",
+        nargs="*",
+        type=Path,
+        metavar="LOG",
+        help="instead: to learn from, a third of the configs at random, the others like the best of these logs and of "
+        "those that come with tvmconv for similar layers",
     )
     build.add_argument("--arch", default="sm_90", help="to compile for (default: %(default)s)")
     build.add_argument("--workers", type=count, default=os.cpu_count() or 1, help="processes (default: all processors)")
@@ -122,14 +138,39 @@ def _jobs(args: Namespace) -> Iterator[dict[str, Any]]:
     for workload in dict.fromkeys(layer.workload for layer in chosen_layers(args).layers.values()):
         chosen = [library.find(workload, name) for name in args.schedule or ()]
         for schedule in chosen or library.to_tune(workload, "cuda", args.arch):
-            tuner = make("xgb", schedule.space(workload, limits), seed=0)
-            if args.log:
-                tuner.learn(
-                    r for r in read(args.log, BadLines()) if (r.workload, r.schedule) == (workload, schedule.name)
-                )
-            for config in tuner.propose(args.configs):
+            space = schedule.space(workload, limits)
+            if args.spread is not None:
+                proposed = _spread(space, workload, schedule.name, log_files(args.spread), args.configs)
+            else:
+                tuner = make("xgb", space, seed=0)
+                if args.log:
+                    tuner.learn(
+                        r for r in read(args.log, BadLines()) if (r.workload, r.schedule) == (workload, schedule.name)
+                    )
+                proposed = tuner.propose(args.configs)
+            for config in proposed:
                 job = {"workload": str(workload), "schedule": schedule.name, "config": config, "arch": args.arch}
                 yield json.loads(json.dumps(job))  # as it will be read
+
+
+def _spread(space: Space, workload: Workload, schedule: str, logs: Sequence[Path], number: int) -> list[Config]:
+    """Configs of a schedule, good ones and bad ones, for a model to learn which are which."""
+    from tvmconv.searching.known import nearest
+    from tvmconv.searching.tuners.moves import Moves
+
+    rng = np.random.default_rng(zlib.crc32(f"{workload} {schedule}".encode()))
+    known = nearest([*logs, *shipped_logs()], workload, [schedule], "cuda", NEAREST)
+    good = np.stack([space.nearest(config) for config in (space.default, *(config for _, config in known))])
+    moves, tried = Moves(space), [good]
+    for changes in range(1, 1 + MOST_CHANGES):
+        tried.append(np.repeat(good, math.ceil(number / len(good)), axis=0))
+        for _ in range(changes):
+            tried[-1] = moves.mutate(tried[-1], rng)
+    first, others = tried[0], rng.permutation(np.concatenate(tried[1:]))
+    like = distinct(np.concatenate([first, others]))
+    like = like[space.legal(like)][: number - number // 3]
+    points = distinct(np.concatenate([like, space.sample(number, rng)]))[:number]
+    return [space.config(point) for point in points]
 
 
 def _best(args: Namespace) -> Iterator[dict[str, Any]]:
