@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CHUNK_BYTES = 16 << 20  # of unfolded input that a thread holds at a time
-THREADS = min(16, os.cpu_count() or 1)  # that convolve an image each, or several small ones
+THREADS = min(16, os.cpu_count() or 1)  # that convolve a part each: several small images, or a part of a large one
 
 Sizes = tuple[int, ...]
 
@@ -49,20 +49,23 @@ def convolve(
     out = np.empty((len(x), filters, *space), np.float64)
     column = math.prod(k.shape[1:]) * groups  # elements
 
-    def convolve_images(images: NDArray[Any], y: NDArray[np.float64]) -> None:
-        padded = np.pad(images.astype(np.float64), sides)
-        windows = sliding_window_view(padded, window, axis=tuple(range(2, 2 + rank)))[stepped]
-        for chunk in _chunks(tuple(space), column * len(images)):
-            place = (slice(None), slice(None), *chunk)
-            columns = np.moveaxis(windows[place], range(2, 2 + rank), range(-rank, 0))  # image, channel, taps, pixels
-            products = weight @ columns.reshape(len(images), groups, weight.shape[2], -1)
-            y[place] = products.reshape(len(images), filters, *columns.shape[-rank:])
-
     small = CHUNK_BYTES // (8 * column * math.prod(space))  # images that make a chunk together
     together = max(1, min(small, -(-len(x) // THREADS)))
-    parts = [slice(i, i + together) for i in range(0, len(x), together)]
+    padded = np.pad(x, sides)
+    windows = sliding_window_view(padded, window, axis=tuple(range(2, 2 + rank)))[stepped]
+
+    def convolve_part(place: tuple[slice, ...]) -> None:
+        columns = np.moveaxis(windows[place], range(2, 2 + rank), range(-rank, 0))  # image, channel, taps, pixels
+        unfolded = columns.astype(np.float64, order="C").reshape(len(columns), groups, weight.shape[2], -1)
+        out[place] = (weight @ unfolded).reshape(len(columns), filters, *columns.shape[-rank:])
+
+    parts = [
+        (slice(i, i + together), slice(None), *chunk)
+        for i in range(0, len(x), together)
+        for chunk in _chunks(tuple(space), column * together)
+    ]
     with ThreadPoolExecutor(min(len(parts), THREADS)) as threads:  # NumPy copies and multiplies without Python's lock
-        for _ in threads.map(lambda part: convolve_images(x[part], out[part]), parts):
+        for _ in threads.map(convolve_part, parts):
             pass
     return out
 
