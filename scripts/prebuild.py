@@ -18,11 +18,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 import time
 import zipfile
 import zlib
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib import metadata
@@ -95,10 +96,21 @@ def _run(argv: Sequence[str]) -> int:
     measuring = parts.add_parser("measure", help="verify and time what was built")
     measuring.add_argument("archives", nargs="+", type=Path, metavar="FILE")
     measuring.add_argument("--device", default="cuda:0", help="(default: %(default)s)")
+    measuring.add_argument(
+        "--share", type=_share, default=(1, 1), metavar="I/N", help="only the I-th of N parts, for N GPUs side by side"
+    )
     measuring.add_argument("--log", type=Path, required=True, metavar="FILE", help="append records to it")
     measuring.set_defaults(do=_measure)
     args = parser.parse_args(argv)
     return args.do(args)
+
+
+def _share(text: str) -> tuple[int, int]:
+    """Which part of how many, for argparse."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise ArgumentTypeError(f"{text!r}: expected I/N, such as 1/2")
+    return int(match[1]), int(match[2])
 
 
 def _build(args: Namespace) -> int:
@@ -155,8 +167,8 @@ def _jobs(args: Namespace) -> Iterator[dict[str, Any]]:
 
 def _spread(space: Space, workload: Workload, schedule: str, logs: Sequence[Path], number: int) -> list[Config]:
     """Configs of a schedule, good ones and bad ones, for a model to learn which are which."""
+    from tvmconv.knobs.moves import Moves
     from tvmconv.searching.known import nearest
-    from tvmconv.searching.tuners.moves import Moves
 
     rng = np.random.default_rng(zlib.crc32(f"{workload} {schedule}".encode()))
     known = nearest([*logs, *shipped_logs()], workload, [schedule], "cuda", NEAREST)
@@ -237,7 +249,9 @@ def _measure(args: Namespace) -> int:
     device = devices.find(args.device)
     log, shown = Log(args.log), _Shown()
     for path in args.archives:
-        for workload, of_workload in groupby(entries(path), key=lambda entry: entry[0]["workload"]):
+        for number, (workload, of_workload) in enumerate(groupby(entries(path), lambda entry: entry[0]["workload"])):
+            if number % args.share[1] != args.share[0] - 1:
+                continue
             problem = Problem(tc.parse(workload))
             bench = device.bench(problem.inputs, problem.reference)
             fastest: list[tuple[float, Kernel]] = []

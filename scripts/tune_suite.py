@@ -32,7 +32,7 @@ from tvmconv.cli.progress import progress_line
 from tvmconv.cli.tune import add_search, phase_lines, results_table, search_all, take_where_they_apply
 from tvmconv.devices import Device
 from tvmconv.experiments.results import Result
-from tvmconv.experiments.run import TUNED
+from tvmconv.experiments.run import PREDICTED, TUNED, UNTUNED
 from tvmconv.experiments.sweep import Selection, Sweep, measure_sweep
 from tvmconv.logs.best import best
 from tvmconv.reports import tuned
@@ -96,6 +96,11 @@ def _parser(prog: str, defaults: dict[str, object]) -> Parser:
         help="compare schedules without tuning as well, the naive one and the best (default: unless the layers have "
         f"more than {LADDER_FLOPS / 1e9:.0f} GFLOP, which the naive one would take long for)",
     )
+    parser.add_argument(
+        "--predicted",
+        action="store_true",
+        help="compare what the model predicts without any trial as well, and the untuned default beside it",
+    )
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--tune-only", action="store_true", help="do not compare")
     part.add_argument("--compare-only", action="store_true", help="do not tune: compare what the log has")
@@ -135,10 +140,11 @@ def _compare(args: argparse.Namespace, selection: Selection, baselines: Sequence
             command,
             progress=progress_line,
             done=lambda sweep: write_numbers(sweep, args.out),
-            known=_known(args.out / f"{name}.json", args.log, device, ladder, baselines),
+            known=_known(args.out / f"{name}.json", args.log, device, ladder, baselines, predicted=args.predicted),
             counts=selection.counts,
             each=lambda workload: _ladder(workload, device) if ladder else {"ladder": False},
             log=args.log,
+            predicted=args.predicted,
             baselines=baselines,
             cold=None,  # where the arrays exceed the cache
             seconds=TIMING_SECONDS,
@@ -159,7 +165,9 @@ def _ladder(workload: Workload, device: Device) -> dict[str, Any]:
     return {"schedules": names} if names else {"ladder": False}
 
 
-def _known(file: Path, log: Path, device: Device, ladder: bool, baselines: Sequence[str]) -> Sweep | None:
+def _known(
+    file: Path, log: Path, device: Device, ladder: bool, baselines: Sequence[str], *, predicted: bool
+) -> Sweep | None:
     """What a file has of comparisons on this device that would not come out otherwise now."""
     if not file.exists():
         return None
@@ -173,7 +181,8 @@ def _known(file: Path, log: Path, device: Device, ladder: bool, baselines: Seque
         return (
             result.ok
             and result.device_name == device.name
-            and names == [*own, TUNED, *baselines]
+            and [name for name in names if name not in (PREDICTED, UNTUNED)] == [*own, TUNED, *baselines]
+            and (not predicted or PREDICTED in names)
             and record is not None
             and row is not None
             and (row.schedule, row.config) == (record.schedule, record.config)

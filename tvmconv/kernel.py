@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,9 @@ from tvmconv.compiler import build as road
 from tvmconv.compiler.lower import Lowered, LoweredStep
 from tvmconv.compiler.program import ArrayType, Launch, Program
 from tvmconv.compiler.source import without_preamble
-from tvmconv.errors import CompileError, DeviceError, WorkloadError
+from tvmconv.errors import CompileError, DeviceError, Error, WorkloadError
 from tvmconv.knobs import Config, Value
+from tvmconv.knowledge.choose import promising
 from tvmconv.verify import Problem, Verification
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from tvmconv.compiler.nvrtc import Cubin, Resources
     from tvmconv.devices import Device, Timing
     from tvmconv.devices.base import Loaded
+    from tvmconv.knowledge.predict import Prediction
     from tvmconv.marks import Space
     from tvmconv.workloads import Workload
 
@@ -42,8 +45,10 @@ def build(
 
     Args:
         workload: what to compute.
-        schedule: how, by name or as found by `schedules`; by default the first that is made to be tuned: `depthwise`
-            for what is depthwise, `direct` for other convolutions and `register` for filters.
+        schedule: how, by name or as found by `schedules`. By default, without a config, the schedule and the config
+            that the model predicts to be the fastest; where no model knows the device, or with a config, the first
+            schedule that is made to be tuned: `depthwise` for what is depthwise, `direct` for other convolutions and
+            `register` for filters.
         device: where to run it, such as `cuda:0` or `opencl:0`; by default the best there is (`auto`).
         arch: instead of a device, a CUDA architecture to compile for only, such as `sm_90`.
         config: values by knob name; the other knobs take their defaults.
@@ -57,7 +62,22 @@ def build(
     place = find_place(device, arch)
     chosen = library.find(workload, schedule) if isinstance(schedule, str) else schedule
     check_memory(workload, place)
-    return build_on(workload, chosen or library.to_tune(workload, place.kind, place.arch)[0], place, config)
+    if chosen:
+        return build_on(workload, chosen, place, config)
+    if config is None:
+        return build_predicted(workload, place)
+    return build_on(workload, library.to_tune(workload, place.kind, place.arch)[0], place, config)
+
+
+def build_predicted(workload: Workload, place: Device) -> Kernel:
+    """Build what the model thinks is the fastest; what it knows nothing of, with the default config. See `build`."""
+    for prediction in promising(workload, place):
+        with contextlib.suppress(Error):  # what the model was taught may not be what this compiler takes
+            built = build_on(workload, library.find(workload, prediction.schedule), place, prediction.config)
+            _ = built.program
+            built.prediction = prediction
+            return built
+    return build_on(workload, library.to_tune(workload, place.kind, place.arch)[0], place, None)
 
 
 def find_place(device: str | Device | None, arch: str | None) -> Device:
@@ -82,6 +102,7 @@ class Kernel:
         tir: the scheduled TIR.
         module: what it lowers to: the device functions, and the host side that launches them.
         record: the `Record` that the config is from; None for one that is not from a log.
+        prediction: the `Prediction` that the config is from; None for one that was not predicted.
     """
 
     def __init__(
@@ -99,6 +120,7 @@ class Kernel:
         self.device = device
         self.tir = tir
         self.record: Any = None
+        self.prediction: Prediction | None = None
         self.module = lowered
 
     def __repr__(self) -> str:

@@ -6,10 +6,11 @@ import math
 import pytest
 
 import tvmconv as tc
+from tvmconv.knowledge.likeness import distance
 from tvmconv.logs.log import Log
 from tvmconv.logs.record import ErrorKind, Record
 from tvmconv.logs.shipped import shipped_logs
-from tvmconv.searching.known import distance, nearest
+from tvmconv.searching.known import nearest
 
 W = "conv2d:1x64x56x56,64x64x3x3,s1,p1,f16,nhwc"
 ALIKE = {

@@ -9,11 +9,11 @@ import pytest
 
 from tvmconv import Error
 from tvmconv.knobs import Choice, Condition, Split
+from tvmconv.knobs.moves import Moves, distances
 from tvmconv.knobs.space import Space, Usage
 from tvmconv.searching.replay import Recorded
 from tvmconv.searching.tuners import TUNERS, make
 from tvmconv.searching.tuners.draft import draft
-from tvmconv.searching.tuners.moves import Moves, distances
 
 
 def usage(columns):

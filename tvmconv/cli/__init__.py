@@ -25,6 +25,7 @@ COMMANDS = (
     "log",
     "plot",
     "simulate",
+    "train",
     "worker",
 )
 SEARCH = "tune"

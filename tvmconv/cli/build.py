@@ -9,7 +9,7 @@ from typing import Any
 
 from tvmconv import library, workloads
 from tvmconv.cli.errors import UsageError
-from tvmconv.cli.options import EXAMPLE, add_place, add_set, find_place, tell_place, told_fallbacks
+from tvmconv.cli.options import EXAMPLE, add_knowledge, add_place, add_set, find_place, tell_place, told_fallbacks
 from tvmconv.devices import Arch
 from tvmconv.devices.rpc import Remote
 from tvmconv.errors import CompileError
@@ -39,6 +39,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("-o", dest="out", type=Path, metavar="DIR", required=True, help="the folder to write to")
     add_place(parser)
+    add_knowledge(parser)
     add_set(parser)
     parser.set_defaults(run=run)
 

@@ -13,10 +13,11 @@ from typing import Any
 from tvmconv import baselines, devices
 from tvmconv.cli.errors import UsageError
 from tvmconv.devices import AbsentError, Arch, Device
-from tvmconv.errors import FallbackWarning, WorkloadError
+from tvmconv.errors import Error, FallbackWarning, WorkloadError
 from tvmconv.experiments.run import left_out
 from tvmconv.experiments.sweep import Selection, layers_named, select_layers, select_walk
 from tvmconv.knobs import Value, parse_value
+from tvmconv.knowledge import model
 from tvmconv.workloads import SUITES, Layer, Workload, dtypes, epilogue
 from tvmconv.workloads.layout import LAYOUTS
 from tvmconv.workloads.suites import Variant, distinct, in_variant
@@ -134,6 +135,25 @@ def add_baseline(parser: argparse.ArgumentParser) -> None:
 def how_to_time(args: argparse.Namespace) -> dict[str, Any]:
     """What `add_timing` read, but for the device, as arguments of `run_ladder`."""
     return {"baselines": args.baseline, "cold": args.cold, "seconds": args.seconds, "seed": args.seed}
+
+
+def add_knowledge(parser: argparse.ArgumentParser) -> None:
+    """Add `--knowledge`, which takes effect as it is read."""
+    parser.add_argument(
+        "--knowledge",
+        metavar="F",
+        type=_use_knowledge,
+        help="a model that tvmconv train made; none for no predictions (default: the one that comes with tvmconv)",
+    )
+
+
+def _use_knowledge(text: str) -> str:
+    """Use a model for what this process predicts; for argparse."""
+    try:
+        model.use(None if text == "none" else text)
+    except Error as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,7 @@ from tvmconv import devices, workloads
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.options import (
     EXAMPLE,
+    add_knowledge,
     add_set,
     add_suite,
     add_timing,
@@ -59,6 +60,7 @@ def add_parser(commands: Any) -> None:
         "given several times",
     )
     add_timing(parser)
+    add_knowledge(parser)
     add_set(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object a workload, in a line of its own")
     parser.set_defaults(run=run)
@@ -79,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
                 device=device,
                 config=dict(args.set),
                 log=args.log,
+                predicted=not schedules,
                 progress=progress,
                 **how_to_time(args),
             )

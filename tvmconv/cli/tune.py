@@ -16,6 +16,7 @@ from tvmconv import library, workloads
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.options import (
     EXAMPLE,
+    add_knowledge,
     add_suite,
     add_tracker,
     chosen_layers,
@@ -99,6 +100,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         help="cuda:N, cuda for all GPUs of this host, opencl:N, rpc:KEY or auto (default: %(default)s)",
     )
     add_tracker(parser)
+    add_knowledge(parser)
     parser.add_argument("--workers", metavar="N", type=count, help="processes that build (default: cores - 1)")
     parser.add_argument("--seed", metavar="N", type=seed_number, default=0, help="of the tuner (default: %(default)s)")
 

@@ -18,13 +18,16 @@ from tvmconv.errors import Error, KnobError, ScheduleError
 from tvmconv.experiments.results import Result, Row
 from tvmconv.kernel import Kernel
 from tvmconv.knobs import Config, Value
+from tvmconv.knowledge.model import known_for
 from tvmconv.library import Schedule
 from tvmconv.logs.best import Paths
 from tvmconv.logs.build import build
 from tvmconv.verify import Problem, Verification
-from tvmconv.workloads import Workload
+from tvmconv.workloads import Conv, Workload
 
 TUNED = "tuned"  # the name of what a log has
+PREDICTED = "predicted"  # of what the model takes to be the fastest, without any trial
+UNTUNED = "untuned"  # of the default config of the schedule that a search tries first
 QUANTILES = 21
 
 Progress = Callable[[str], None]
@@ -42,6 +45,7 @@ def run_ladder(
     seed: int | None = None,
     log: Paths | None = None,
     ladder: bool = True,
+    predicted: bool = False,
     progress: Progress | None = None,
     prepared: Prepared | None = None,
 ) -> Result:
@@ -60,6 +64,8 @@ def run_ladder(
         seed: of the inputs; a fresh one by default.
         log: logs, whose fastest record for this device becomes the row `TUNED`.
         ladder: whether any schedules run; without, only what the log has and the libraries do.
+        predicted: whether what the model predicts runs as well, as the row `PREDICTED`, and `UNTUNED` beside it; where
+            no model knows the device there are no such rows.
         progress: is told each step in a few words.
         prepared: what the arguments before ask for, made by a thread meanwhile; made here by default.
 
@@ -70,7 +76,9 @@ def run_ladder(
         WrongDeviceError: a library is not for devices of this kind.
         Error: all schedules fail for the same reason.
     """
-    ready = prepared or Prepared(workload, schedules, device=device, config=config, seed=seed, log=log, ladder=ladder)
+    ready = prepared or Prepared(
+        workload, schedules, device=device, config=config, seed=seed, log=log, ladder=ladder, predicted=predicted
+    )
     chosen = ready.schedules
     bench = _Bench(ready.problem, device, exceeds_cache(workload, device) if cold is None else cold, seconds)
     report = progress or (lambda step: None)
@@ -84,13 +92,13 @@ def run_ladder(
         except Error as error:
             rows.append(Row(schedule.name, failure=str(error)))
             errors.append(error)
-    if log is not None:
-        tell = _prefixed(report, f"{TUNED}: ")
+    for name in ready.chosen_by_others:
+        tell = _prefixed(report, f"{name}: ")
         try:
-            row = bench.measure(functools.partial(ready.kernel, TUNED), tell)
-            rows.append(replace(row, name=TUNED, schedule=row.name))
+            row = bench.measure(functools.partial(ready.kernel, name), tell)
+            rows.append(replace(row, name=name, schedule=row.name))
         except Error as error:
-            rows.append(Row(TUNED, failure=str(error)))
+            rows.append(Row(name, failure=str(error)))
     if len(errors) == len(chosen) and len({str(error) for error in errors}) == 1:
         raise errors[0]  # not a schedule's fault: too little memory, say
     return Result(
@@ -109,6 +117,7 @@ class Prepared:
 
     Attributes:
         schedules: that will run.
+        chosen_by_others: further rows, whose schedules nobody named: of a log, of the model.
         problem: they are verified on.
     """
 
@@ -122,6 +131,7 @@ class Prepared:
         seed: int | None = None,
         log: Paths | None = None,
         ladder: bool = True,
+        predicted: bool = False,
     ) -> None:
         self.schedules = choose(workload, schedules, device) if ladder else []
         configs = share_config(workload, self.schedules, config or {}, named=schedules)
@@ -131,8 +141,15 @@ class Prepared:
         for schedule in self.schedules:
             own = configs[schedule.name]
             self._makes[schedule.name] = functools.partial(build, workload, schedule, device=device, config=own)
+        others: dict[str, Callable[[], Kernel]] = {}
+        if predicted and known_for(device.arch) and isinstance(workload, Conv):
+            first = library.to_tune(workload, device.kind, device.arch)[0]
+            others[PREDICTED] = functools.partial(build, workload, device=device)
+            others[UNTUNED] = functools.partial(build, workload, first, device=device)
         if log is not None:
-            self._makes[TUNED] = functools.partial(build, workload, device=device, log=log)
+            others[TUNED] = functools.partial(build, workload, device=device, log=log)
+        self.chosen_by_others = [*others]
+        self._makes |= others
 
     def kernel(self, name: str) -> Kernel:
         """The kernel of a schedule, or of the log, built when it is first asked for."""

@@ -27,14 +27,15 @@ def build(
 
     Args:
         workload: what to compute.
-        schedule: how, by name or as found by `schedules`; by default what the log says, else `depthwise` for what
-            is depthwise, `direct` for other convolutions and `register` for filters.
+        schedule: how, by name or as found by `schedules`; by default what the log says, else what the model predicts,
+            and else `depthwise` for what is depthwise, `direct` for other convolutions and `register` for filters.
         device: where to run it, such as `cuda:0` or `opencl:0`; by default the best there is (`auto`).
         arch: instead of a device, a CUDA architecture to compile for only, such as `sm_90`.
         config: values by knob name; the other knobs take their defaults.
         log: instead of a config, a log, a folder of logs or several of them, whose fastest valid record for the
             workload (and the schedule) on this device is built. Where there is none, a `FallbackWarning` tells what is
-            built instead: the record of the nearest device of its kind, or the schedule with its default config.
+            built instead: the record of the nearest device of its kind, what the model predicts, or the schedule with
+            its default config.
 
     Raises:
         ScheduleError: no such schedule for this workload, or not for devices of this kind.
@@ -63,9 +64,12 @@ def build(
         elif failures:
             _warn(f"a faster record of {workload} does not apply", failures)
         return built
-    fallback = chosen or library.to_tune(workload, place.kind, place.arch)[0]
-    _warn(f"no record of {workload} for {place.name} applies: built is {fallback.name} with default knobs", failures)
-    return kernel.build_on(workload, fallback, place, None)
+    built = kernel.build_on(workload, chosen, place, None) if chosen else kernel.build_predicted(workload, place)
+    how = "predicted" if built.prediction else "default"
+    _warn(
+        f"no record of {workload} for {place.name} applies: built is {built.schedule.name} with {how} knobs", failures
+    )
+    return built
 
 
 def _warn(message: str, failures: Sequence[Error]) -> None:

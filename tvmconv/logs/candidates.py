@@ -9,11 +9,12 @@ from tvmconv import library
 from tvmconv.devices import Device
 from tvmconv.errors import ScheduleError
 from tvmconv.knobs import Config
+from tvmconv.knowledge.choose import promising
 from tvmconv.logs.best import Nearness, Paths, serving
 from tvmconv.logs.record import Record
 from tvmconv.workloads import Workload
 
-UNTUNED = "default"
+UNTUNED, PREDICTED = "default", "predicted"
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Candidate:
     Attributes:
         schedule: how to compute the workload.
         config: a value for each knob.
-        origin: where the config is from, in a few words: "tuned", say, or `UNTUNED`.
+        origin: where the config is from, in a few words: "tuned", say, `PREDICTED` or `UNTUNED`.
     """
 
     schedule: library.Schedule
@@ -32,7 +33,9 @@ class Candidate:
 
 
 def candidates(paths: Paths, workload: Workload, device: Device) -> Iterator[Candidate]:
-    """What to build for a workload, the best first: of the records that serve it, then a default config.
+    """What to build for a workload, the best first: of the records that serve it, then what the model predicts.
+
+    In the end comes a default config.
 
     Records come in the order of `serving`. Those of schedules that are no more, or not for the workload, are left out;
     whether a config still is one of its schedule is seen when it is built.
@@ -52,6 +55,8 @@ def candidates(paths: Paths, workload: Workload, device: Device) -> Iterator[Can
         except ScheduleError:
             continue
         yield Candidate(schedule, record.config, origin(nearness, record, workload))
+    for prediction in promising(workload, device):
+        yield Candidate(library.find(workload, prediction.schedule), prediction.config, PREDICTED)
     schedule = library.to_tune(workload, device.kind, device.arch)[0]
     yield Candidate(schedule, schedule.space(workload, device.limits).default, UNTUNED)
 

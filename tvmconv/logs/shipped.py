@@ -8,5 +8,14 @@ _PLACES = Path(__file__).parents[1] / "shipped", Path(__file__).parents[2] / "tu
 
 
 def shipped_logs() -> list[Path]:
-    """The logs, in alphabetical order; none where the package came without them."""
-    return next((sorted(place.rglob("*.jsonl")) for place in _PLACES if place.is_dir()), [])
+    """The best records of networks, in alphabetical order; none where the package came without them."""
+    return _found("*.jsonl")
+
+
+def shipped_samples() -> list[Path]:
+    """Logs to learn from, good configs and bad ones, compressed by gzip; none where the package came without them."""
+    return _found("*.jsonl.gz")
+
+
+def _found(pattern: str) -> list[Path]:
+    return next((sorted(place.rglob(pattern)) for place in _PLACES if place.is_dir()), [])

@@ -9,6 +9,7 @@ from pathlib import Path
 from tvmconv import library
 from tvmconv.devices import Device
 from tvmconv.gpu import Limits
+from tvmconv.knowledge.choose import promising
 from tvmconv.logs.best import log_files
 from tvmconv.logs.lines import BadLines
 from tvmconv.logs.log import read
@@ -23,6 +24,7 @@ from tvmconv.searching.tuners.xgb import XGBTuner
 from tvmconv.workloads import Workload
 
 NEAREST = 4  # workloads whose best configs are tried first, for each schedule
+PREDICTED = 16  # configs that the model thinks most of, before these
 WITHOUT_KNOWLEDGE = ("random", "grid")  # tuners that begin with nothing: the yardsticks
 
 
@@ -71,8 +73,11 @@ def open_contest(workload: Workload, field: Field, device: Device, request: Requ
     names = [entrant.schedule.name for entrant in entrants]
     defaults = [(entrant.schedule.name, entrant.tuner.space.default) for entrant in entrants]
     first = len(field.first)
+    spaces = {entrant.schedule.name: entrant.tuner.space for entrant in entrants}
+    predicted = promising(workload, device, PREDICTED, spaces)[:PREDICTED]
+    expected = [(prediction.schedule, prediction.config) for prediction in predicted]
     elsewhere = nearest(logs, workload, names, device.kind, NEAREST)
-    return Contest(entrants, [*defaults[:first], *elsewhere, *defaults[first:]])
+    return Contest(entrants, [*expected, *defaults[:first], *elsewhere, *defaults[first:]])
 
 
 def _transfer(

@@ -265,9 +265,13 @@ class _Search:
         status, patience = self.status, self._request.patience
         return (
             (status.asked is not None and status.done >= status.asked)
-            or (self._seconds is not None and status.elapsed >= self._seconds and status.done > 0)
+            or (self._seconds is not None and status.elapsed >= self._seconds and status.done > 0 and self._may_end())
             or (patience is not None and status.best is not None and status.since_best >= patience)
         )
+
+    def _may_end(self) -> bool:
+        """Whether the first configs, which promise most, were measured."""
+        return not self._contest or self._contest.may_end
 
     def confirm(self, built: Sequence[Trial], phases: Mapping[str, float]) -> Record | None:
         """The fastest configs once more, in turn, on fresh inputs, with nothing else going on: the best that is right.

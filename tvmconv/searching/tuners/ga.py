@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from tvmconv.knobs.moves import Moves
 from tvmconv.knobs.space import Space
 from tvmconv.searching.tuners.base import Tuner, default_point
-from tvmconv.searching.tuners.moves import Moves
 
 _FOUNDERS = 10  # successful configs, at random, before the first child is born
 _SMALLEST, _LARGEST = 8, 64  # the population: the fastest eighth of the configs known, within these limits

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from tvmconv.knobs.moves import Moves
 from tvmconv.knobs.space import Space, distinct
 from tvmconv.searching.tuners.base import Trial, Tuner, default_point, points_and_costs
 from tvmconv.searching.tuners.draft import draft
 from tvmconv.searching.tuners.model import Ensemble, Group
-from tvmconv.searching.tuners.moves import Moves
 
 _FOUNDERS = 10  # successful configs, drafted or at random, before the model is asked
 _MEMBERS = 4  # models that take turns in choosing

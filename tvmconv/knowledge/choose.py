@@ -1,0 +1,40 @@
+"""Which schedule and config to build where no log says: what the model predicts, for devices that it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from tvmconv import library
+from tvmconv.knowledge.model import known_for
+from tvmconv.knowledge.predict import Prediction, predict
+from tvmconv.workloads import Conv, Workload
+
+if TYPE_CHECKING:
+    from tvmconv.devices import Device
+    from tvmconv.knobs.space import Space
+
+ATTEMPTS = 4  # configs of each schedule that may be built, should the first of them not compile
+
+
+def promising(
+    w: Workload,
+    device: Device,
+    count: int = ATTEMPTS,
+    spaces: Mapping[str, Space] | None = None,
+) -> list[Prediction]:
+    """The configs that promise most for a workload on a device, the best first; none where nothing is known.
+
+    Args:
+        w: the workload.
+        device: where.
+        count: how many of each schedule at most.
+        spaces: of the schedules that count, by name; by default of all that run there.
+    """
+    known = known_for(device.arch)
+    if not known or not isinstance(w, Conv):
+        return []
+    if spaces is None:
+        there = [s for s in library.schedules(w) if s.runs_on(device.kind, device.arch)]
+        spaces = {s.name: s.space(w, device.limits) for s in there if (w.operator, s.name) in known.experts}
+    return predict(w, spaces, known, count)

@@ -1,0 +1,213 @@
+"""The model, as a file: trees, configs that serve many workloads, and the fastest configs of those that were measured.
+
+The file is a NumPy archive of plain arrays and one JSON text; nothing in it is executed.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import warnings
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmconv.errors import Error, FallbackWarning
+from tvmconv.knobs import Config
+from tvmconv.knobs.space import Space
+from tvmconv.knowledge.features import Machine, features, matrix
+from tvmconv.knowledge.trees import Trees
+from tvmconv.workloads import Conv, parse
+
+VERSION = 1
+SHIPPED = Path(__file__).with_name("h200.npz")
+_ARRAYS = ("feature", "threshold", "left", "roots")
+
+
+@dataclass(frozen=True)
+class Example:
+    """A workload that was measured, and a config that was fast on it.
+
+    Attributes:
+        workload: its text.
+        config: of the schedule.
+        share: of the speed of the fastest schedule's fastest config on that workload.
+    """
+
+    workload: str
+    config: Config
+    share: float
+
+
+@dataclass(frozen=True)
+class Expert:
+    """What is known of one schedule.
+
+    Attributes:
+        operator: of its workloads.
+        schedule: its name.
+        knobs: names of those that it had when the model was trained.
+        names: of the features.
+        members: forests that were trained on different samples; each tells the base-2 logarithm of how many times as
+            long as `Machine.least_seconds` a config takes.
+        portfolio: configs of which one or another is fast on most workloads, those that serve most first.
+        examples: the fastest configs of what was measured.
+    """
+
+    operator: str
+    schedule: str
+    knobs: tuple[str, ...]
+    names: tuple[str, ...]
+    members: tuple[Trees, ...]
+    portfolio: tuple[Config, ...] = ()
+    examples: tuple[Example, ...] = ()
+
+    def slowness(self, w: Conv, space: Space, points: np.ndarray, machine: Machine) -> np.ndarray:
+        """What each member takes configs (n, knobs) to be, as above: float32 (members, n)."""
+        rows = matrix(features(w, space, points, machine), self.names)
+        return np.stack([member.predict(rows) for member in self.members])
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """All that was learnt of a device.
+
+    Attributes:
+        machine: the device.
+        experts: by operator and schedule.
+        provenance: of what, when and by which command it was learnt.
+    """
+
+    machine: Machine
+    experts: Mapping[tuple[str, str], Expert]
+    provenance: str = ""
+    _workloads: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def expert(self, w: Conv, schedule: str, space: Space) -> Expert | None:
+        """Who knows a schedule of a workload; None where nobody does, or the schedule has other knobs by now."""
+        found = self.experts.get((w.operator, schedule))
+        if found is None:
+            return None
+        if found.knobs != tuple(space.knobs):
+            _warn_once(f"what was learnt of {schedule} is of other knobs, and is not used: train it anew")
+            return None
+        return found
+
+    def workload(self, text: str) -> Any:
+        """The workload of a text of an example, parsed once."""
+        if text not in self._workloads:
+            self._workloads[text] = parse(text)
+        return self._workloads[text]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the file."""
+        arrays: dict[str, np.ndarray] = {}
+        experts = []
+        for number, expert in enumerate(self.experts.values()):
+            members = []
+            for place, trees in enumerate(expert.members):
+                arrays |= {f"{number}.{place}.{name}": getattr(trees, name) for name in _ARRAYS}
+                members.append({"base": trees.base, "depth": trees.depth})
+            told = {name: getattr(expert, name) for name in ("operator", "schedule", "knobs", "names", "portfolio")}
+            examples = [[example.workload, example.config, example.share] for example in expert.examples]
+            experts.append({**told, "members": members, "examples": examples})
+        head = {"version": VERSION, "machine": asdict(self.machine), "provenance": self.provenance, "experts": experts}
+        text = np.frombuffer(json.dumps(head).encode(), np.uint8)
+        with open(path, "wb") as file:
+            np.savez_compressed(file, allow_pickle=False, head=text, **arrays)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Knowledge:
+        """Read a file.
+
+        Raises:
+            Error: it cannot be read, or is no such file, or of another version.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                arrays: dict[str, Any] = dict(archive)
+            head = json.loads(arrays["head"].tobytes())
+            if head["version"] != VERSION:
+                raise Error(f"{path} is of version {head['version']}, and this library reads {VERSION}: train it anew")
+            experts = [_expert(number, told, arrays) for number, told in enumerate(head["experts"])]
+            return cls(
+                Machine(**head["machine"]),
+                {(expert.operator, expert.schedule): expert for expert in experts},
+                head["provenance"],
+            )
+        except (OSError, ValueError, LookupError, TypeError, zipfile.BadZipFile) as error:
+            raise Error(f"cannot read {path}: {type(error).__name__}: {error}") from error
+
+
+def _expert(number: int, told: Mapping[str, Any], arrays: Mapping[str, Any]) -> Expert:
+    members = tuple(
+        Trees(**{name: arrays[f"{number}.{place}.{name}"] for name in _ARRAYS}, **each)
+        for place, each in enumerate(told["members"])
+    )
+    return Expert(
+        told["operator"],
+        told["schedule"],
+        tuple(told["knobs"]),
+        tuple(told["names"]),
+        members,
+        tuple(map(_config, told["portfolio"])),
+        tuple(Example(text, _config(config), share) for text, config, share in told["examples"]),
+    )
+
+
+def _config(read: Mapping[str, Any]) -> Config:
+    """A config as JSON has it, whose tuples are lists there."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in read.items()}
+
+
+class _InUse:
+    """The model that predictions are made by; one for all threads of this process."""
+
+    def __init__(self) -> None:
+        self.given = False
+        self.knowledge: Knowledge | None = None
+
+
+_in_use = _InUse()
+
+
+def use(knowledge: Knowledge | str | os.PathLike[str] | None) -> None:
+    """Have predictions made by a model, in place of the one that comes with the package.
+
+    Args:
+        knowledge: the model, or its file; None for no predictions at all.
+
+    Raises:
+        Error: the file cannot be read.
+    """
+    given = knowledge if isinstance(knowledge, Knowledge) or knowledge is None else Knowledge.load(knowledge)
+    _in_use.given, _in_use.knowledge = True, given
+
+
+def known_for(arch: str | None) -> Knowledge | None:
+    """The model of GPUs of an architecture such as "sm_90"; None if nothing is known of these."""
+    if not _in_use.given:
+        _in_use.given, _in_use.knowledge = True, _shipped()
+    knowledge = _in_use.knowledge
+    return knowledge if knowledge and arch and knowledge.machine.arch == arch else None
+
+
+def _shipped() -> Knowledge | None:
+    """The model that comes with the package; None, and a warning, where it cannot be used."""
+    if not SHIPPED.exists():
+        return None
+    try:
+        return Knowledge.load(SHIPPED)
+    except Error as error:
+        _warn_once(f"what was learnt is not used: {error}")
+        return None
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, FallbackWarning, stacklevel=3)
