@@ -27,6 +27,12 @@ class Run:
     shares: np.ndarray
     seconds: float
 
+    @staticmethod
+    def mean(runs: Sequence[Run]) -> Run:
+        """The mean of searches of as many trials."""
+        shares = np.mean([run.shares for run in runs], axis=0)
+        return Run(shares, float(np.mean([run.seconds for run in runs])))
+
 
 @dataclass(frozen=True)
 class Summary:
