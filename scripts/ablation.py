@@ -1,10 +1,9 @@
 """What each part of the tuner is worth: `xgb` with one part after another left out, on recorded spaces.
 
-    python scripts/ablation.py tests/data --seeds 30 --into docs/search.md
+    python scripts/ablation.py tests/data --seeds 30 -o docs/ablation.md
 
 Prints the share of the optimum's speed that the best config reaches after so many measurements, mean over the seeds and
-± its standard error, as Markdown; --into puts it between the lines `<!-- ablation -->` and `<!-- /ablation -->` of a
-page.
+± its standard error, as Markdown; -o writes it as a page.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pathlib import Path
 from tvmconv.cli.errors import Parser, guarded
 from tvmconv.cli.options import count
 from tvmconv.cli.progress import progress_line
-from tvmconv.reports.tables import Table, with_section
+from tvmconv.reports.tables import Table
 from tvmconv.searching.recordings import find
 from tvmconv.searching.replay import Recording
 from tvmconv.searching.simulate import Summary, search
@@ -38,6 +37,7 @@ VARIANTS = {
     "trees, and no neighbours": replace(WHOLE, process=False, near=False),
 }
 AFTER = (25, 50, 100)
+TITLE = "# What each part of the tuner is worth"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,7 +49,7 @@ def _run(argv: Sequence[str]) -> int:
     parser = Parser(prog="ablation", description="What each part of the tuner is worth, on recorded spaces.")
     parser.add_argument("files", nargs="+", metavar="FILE", help="recorded spaces, as tvmconv simulate takes them")
     parser.add_argument("--seeds", type=count, default=30, metavar="N", help="searches each (default: %(default)s)")
-    parser.add_argument("--into", type=Path, metavar="PAGE", help="put the table into this Markdown page")
+    parser.add_argument("-o", dest="out", type=Path, metavar="PAGE", help="write the table as a Markdown page")
     args = parser.parse_args(argv)
     spaces = dict(find(args.files))
     rows = []
@@ -61,11 +61,10 @@ def _run(argv: Sequence[str]) -> int:
                 cells.append(_shares(recording, parts, args.seeds))
         rows.append([name, *cells])
     table = Table(["", *(_short(name) for name in spaces)], rows, left=frozenset({""}))
-    section = f"{table.markdown()}\n\n{_provenance(argv, args.seeds)}"
-    print(section)
-    if args.into:
-        page = args.into.read_text(encoding="utf-8")
-        args.into.write_text(with_section(page, "ablation", section), encoding="utf-8")
+    page = f"{TITLE}\n\n{table.markdown()}\n\n{_provenance(argv, args.seeds)}"
+    print(page)
+    if args.out:
+        args.out.write_text(page + "\n", encoding="utf-8")
     return 0
 
 
