@@ -144,11 +144,12 @@ def draw(shown: Mapping[str, list[Curve]], path: Path) -> None:
             axes.fill_between(trials, *curve.quartiles, color=f"C{place}", alpha=0.15, linewidth=0)
         axes.set_title(_short(title), fontsize="medium")
         axes.set_ylim(0, 1.02)
+        axes.set_xlabel("measurements")
+        axes.set_ylabel("share of the optimum's speed")
+        axes.label_outer()
         axes.grid(alpha=0.4)
     for axes in list(figure.axes)[len(shown) :]:
         axes.set_visible(False)
-    figure.supxlabel("measurements")
-    figure.supylabel("share of the optimum's speed")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     save(figure, path)
 
