@@ -30,11 +30,11 @@ from tvmconv.version import VERSION
 WHOLE = Parts()
 VARIANTS = {
     "all of it": WHOLE,
-    "no neighbours of the best": replace(WHOLE, near=False),
+    "with neighbours of the best": replace(WHOLE, near=True),
     "logarithms in place of ranks": replace(WHOLE, ranks=False),
     "features alone, knobs not compared": replace(WHOLE, knobs=False),
     "trees in place of the process": replace(WHOLE, process=False),
-    "trees, and no neighbours": replace(WHOLE, process=False, near=False),
+    "trees, with neighbours": replace(WHOLE, process=False, near=True),
 }
 AFTER = (25, 50, 100)
 TITLE = "# What each part of the tuner is worth"

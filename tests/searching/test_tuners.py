@@ -205,14 +205,23 @@ def test_learning_beats_chance(name):
     assert mean_best(name) < 0.9 * mean_best("random")
 
 
-def test_every_second_proposal_of_the_model_is_next_to_the_best_and_the_others_are_no_near_copies():
+def test_with_neighbours_every_second_proposal_is_one_and_the_others_are_no_near_copies():
     space = conv_space()
-    tuner = make("xgb", space)
+    tuner = XGBTuner(space)
+    tuner.parts = Parts(near=True)
     best = space.point(min(search(tuner, 40), key=lambda trial: trial.cost).config)
     points = np.stack([space.point(config) for config in tuner.propose(24)])
     beside = np.count_nonzero(points != best, axis=1) == 1
     assert beside.sum() >= 12
     assert all(np.count_nonzero(a != b) >= 2 for a, b in itertools.combinations(points[~beside], 2))
+
+
+def test_a_batch_of_the_model_holds_no_near_copies():
+    space = conv_space()
+    tuner = make("xgb", space)
+    search(tuner, 40)
+    points = [space.point(config) for config in tuner.propose(24)]
+    assert all(np.count_nonzero(a != b) >= 2 for a, b in itertools.combinations(points, 2))
 
 
 def test_the_process_interpolates_and_knows_where_it_does_not_know():
@@ -246,11 +255,11 @@ def test_no_monotone_change_of_the_costs_changes_what_the_process_learns():
     assert scores.sum() == pytest.approx(0)
 
 
-@pytest.mark.parametrize("left_out", [{"process": False}, {"trees": True}, {"near": False}, {"knobs": False}])
-def test_each_part_of_the_tuner_can_be_left_out(left_out):
+@pytest.mark.parametrize("switched", [{"process": False}, {"trees": True}, {"near": True}, {"knobs": False}])
+def test_each_part_of_the_tuner_can_be_switched(switched):
     space = conv_space()
     tuner = XGBTuner(space)
-    tuner.parts = replace(Parts(), **left_out)
+    tuner.parts = replace(Parts(), **switched)
     assert len({tuple(config.values()) for config in (trial.config for trial in search(tuner, 40))}) == 40
 
 

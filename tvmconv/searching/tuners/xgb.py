@@ -46,16 +46,16 @@ class Parts:
 
     process: bool = True
     trees: bool = False
-    near: bool = True
+    near: bool = False
     knobs: bool = True
     ranks: bool = True
 
 
 class XGBTuner(Tuner):
-    """Proposes where a Gaussian process expects the largest improvement, and every second time next to the best.
+    """Proposes where a Gaussian process expects the largest improvement.
 
     Boosted trees tell what fails, and they choose as well once another workload's trials are known. Two proposals of a
-    batch differ in at least two knobs, but for those that are neighbours of the best and a few at random.
+    batch differ in at least two knobs.
 
     Attributes:
         parts: what it is made of.
