@@ -25,7 +25,31 @@ from tvmconv.workloads import SUITES, Conv2d, Workload, dtypes, parse, suite
 from tvmconv.workloads.layout import LAYOUTS
 from tvmconv.workloads.suites import Variant
 
-CHANNELS = (8, 12, 16, 24, 32, 40, 48, 64, 72, 80, 96, 112, 128, 144, 160, 192, 224, 256, 288, 320, 384, 448, 512)
+CHANNELS: tuple[int, ...] = (
+    8,
+    12,
+    16,
+    24,
+    32,
+    40,
+    48,
+    64,
+    72,
+    80,
+    96,
+    112,
+    128,
+    144,
+    160,
+    192,
+    224,
+    256,
+    288,
+    320,
+    384,
+    448,
+    512,
+)
 CHANNELS += (576, 640, 768, 960, 1024, 1152, 1280, 1536, 1920, 2048)
 SIDES = (
     4,

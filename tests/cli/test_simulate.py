@@ -47,9 +47,34 @@ def test_json_has_the_share_of_each_seed(capsys, cache):
     assert result["tuners"][0]["shares"] == {"10": [1.0] * 3, "11": [1.0] * 3}
 
 
+def test_several_spaces_have_a_table_each_and_one_of_their_mean(capsys, cache, tmp_path):
+    slower = tmp_path / "slower.json"
+    slower.write_text(json.dumps(CACHE).replace(": 4.0}", ": 2.0}"))
+    words = [cache, str(slower), "--tuner", "grid", "--trials", "3", "--seeds", "2"]
+    status, out, _ = run(capsys, *words)
+    shares = [line.split()[1] for line in out.splitlines() if line.startswith("grid")]
+    assert status == 0
+    assert "mean of 2 spaces" in out
+    assert len(shares) == 3
+    assert float(shares[2]) == pytest.approx((float(shares[0]) + float(shares[1])) / 2, abs=1e-3)
+    result = json.loads(run(capsys, *words, "--json")[1])
+    assert [space["file"] for space in result["spaces"]] == [cache, str(slower)]
+    assert result["mean_share"]["grid"]["3"] == pytest.approx(float(shares[2]), abs=1e-3)
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_the_searches_are_drawn(capsys, cache, tmp_path, suffix):
+    chart = tmp_path / f"chart.{suffix}"
+    status, _, err = run(capsys, cache, "--tuner", "grid", "--tuner", "ga", "--seeds", "2", "-o", str(chart))
+    assert (status, err) == (0, "")
+    assert chart.read_bytes().startswith({"png": b"\x89PNG", "svg": b"<?xml"}[suffix])
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["x.json", "-o", "chart.gif"], "expected a file named *.png, *.svg, *.pdf, not 'chart.gif'"),
+        (["nowhere.jsonl"], "cannot read nowhere.jsonl: No such file"),
         (["nowhere.json"], "cannot read nowhere.json: No such file"),
         ([__file__], "is no cache file of Kernel Tuner: not a JSON object"),
         (["x.json", "--trials", "0"], "at least 1, not '0'"),

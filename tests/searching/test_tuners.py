@@ -3,6 +3,7 @@
 import itertools
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,9 @@ from tvmconv.knobs.space import Space, Usage
 from tvmconv.searching.replay import Recorded
 from tvmconv.searching.tuners import TUNERS, make
 from tvmconv.searching.tuners.draft import draft
+from tvmconv.searching.tuners.gaussian import GaussianProcess, Rows, log_improvement
+from tvmconv.searching.tuners.model import Group
+from tvmconv.searching.tuners.xgb import Parts, XGBTuner
 
 
 def usage(columns):
@@ -201,13 +205,62 @@ def test_learning_beats_chance(name):
     assert mean_best(name) < 0.9 * mean_best("random")
 
 
+def test_with_neighbours_every_second_proposal_is_one_and_the_others_are_no_near_copies():
+    space = conv_space()
+    tuner = XGBTuner(space)
+    tuner.parts = Parts(near=True)
+    best = space.point(min(search(tuner, 40), key=lambda trial: trial.cost).config)
+    points = np.stack([space.point(config) for config in tuner.propose(24)])
+    beside = np.count_nonzero(points != best, axis=1) == 1
+    assert beside.sum() >= 12
+    assert all(np.count_nonzero(a != b) >= 2 for a, b in itertools.combinations(points[~beside], 2))
+
+
 def test_a_batch_of_the_model_holds_no_near_copies():
     space = conv_space()
     tuner = make("xgb", space)
     search(tuner, 40)
-    points = np.stack([space.point(config) for config in tuner.propose(24)])
-    differing = [np.count_nonzero(a != b) for a, b in itertools.combinations(points, 2)]
-    assert np.mean(np.array(differing) >= 2) > 0.99  # but for the few that are proposed at random
+    points = [space.point(config) for config in tuner.propose(24)]
+    assert all(np.count_nonzero(a != b) >= 2 for a, b in itertools.combinations(points, 2))
+
+
+def test_the_process_interpolates_and_knows_where_it_does_not_know():
+    rng = np.random.default_rng(0)
+    points = rng.integers(0, 3, (40, 2)).astype(np.int32)
+    features = rng.random((40, 3))
+    values = 3 * features[:, 0] + (points[:, 1] == 2)
+    known, asked = np.arange(30), np.arange(30, 40)
+    process = GaussianProcess(Rows(features, points)[known], values[known])
+    mean, deviation = process.predict(Rows(features, points)[asked])
+    assert np.corrcoef(mean, values[asked])[0, 1] > 0.95
+    _, at_known = process.predict(Rows(features, points)[known])
+    _, far = process.predict(Rows(features + 5, points))
+    assert at_known.max() < 0.3 * far.min()
+    assert deviation.max() < far.min()
+
+
+def test_the_improvement_to_expect_is_a_number_however_hopeless():
+    rows = Rows(np.linspace(0, 1, 8)[:, None], np.zeros((8, 0), dtype=np.int32))
+    process = GaussianProcess(rows, -np.linspace(0, 1, 8) * 100)
+    improvement = log_improvement(process, rows)
+    assert np.isfinite(improvement).all()
+    assert improvement.argmax() == 0
+
+
+def test_no_monotone_change_of_the_costs_changes_what_the_process_learns():
+    costs = np.array([3.0, 1.0, np.inf, 2.0, 900.0])
+    scores = Group(np.zeros((5, 1)), costs).normal_scores()
+    assert scores.tolist() == Group(np.zeros((5, 1)), np.log(costs + 1)).normal_scores().tolist()
+    assert scores.argmax() == 1
+    assert scores.sum() == pytest.approx(0)
+
+
+@pytest.mark.parametrize("switched", [{"process": False}, {"trees": True}, {"near": True}, {"knobs": False}])
+def test_each_part_of_the_tuner_can_be_switched(switched):
+    space = conv_space()
+    tuner = XGBTuner(space)
+    tuner.parts = replace(Parts(), **switched)
+    assert len({tuple(config.values()) for config in (trial.config for trial in search(tuner, 40))}) == 40
 
 
 def test_what_was_learnt_from_another_workload_serves_this_one():

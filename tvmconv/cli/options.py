@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from tvmconv import baselines, devices
@@ -18,6 +19,7 @@ from tvmconv.experiments.run import left_out
 from tvmconv.experiments.sweep import Selection, layers_named, select_layers, select_walk
 from tvmconv.knobs import Value, parse_value
 from tvmconv.knowledge import model
+from tvmconv.reports.charts import FORMATS
 from tvmconv.workloads import SUITES, Layer, Workload, dtypes, epilogue
 from tvmconv.workloads.layout import LAYOUTS
 from tvmconv.workloads.suites import Variant, distinct, in_variant
@@ -238,6 +240,14 @@ def count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise argparse.ArgumentTypeError(f"expected an integer that is at least 1, not {text!r}")
     return int(text)
+
+
+def image(text: str) -> Path:
+    """The path of a chart, for argparse."""
+    path = Path(text)
+    if path.suffix.lower() not in FORMATS:
+        raise argparse.ArgumentTypeError(f"expected a file named *{', *'.join(FORMATS)}, not {text!r}")
+    return path
 
 
 def add_tracker(parser: argparse.ArgumentParser) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 from tvmconv import workloads
 from tvmconv.cli.errors import UsageError
-from tvmconv.cli.options import EXAMPLE
+from tvmconv.cli.options import EXAMPLE, image
 from tvmconv.errors import Error
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.logs.lines import BadLines
 from tvmconv.logs.log import read
-from tvmconv.reports.charts import FORMATS, draw_history, draw_sweep, sweep_info
+from tvmconv.reports.charts import draw_history, draw_sweep, sweep_info
 from tvmconv.reports.history import Trace, history_info, merge_into_sweep, traces
 from tvmconv.reports.sweep import draw
 from tvmconv.workloads import Workload
@@ -31,7 +31,7 @@ def add_parser(commands: Any) -> None:
         "fast as a library each layer of a suite is; for several files their rates side by side.",
     )
     parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help="a tuning log, or a sweep's JSON")
-    parser.add_argument("-o", dest="out", metavar="IMAGE", type=_image, required=True, help="a PNG, SVG or PDF file")
+    parser.add_argument("-o", dest="out", metavar="IMAGE", type=image, required=True, help="a PNG, SVG or PDF file")
     parser.add_argument("--workload", metavar="W", help=f"only this workload's searches, such as {EXAMPLE}")
     parser.set_defaults(run=run)
 
@@ -81,10 +81,3 @@ def _read_log(file: Path, files: Sequence[Path]) -> list[Trace]:
     if bad.count:
         print(f"tvmconv: {file}: {bad}", file=sys.stderr)
     return found
-
-
-def _image(text: str) -> Path:
-    path = Path(text)
-    if path.suffix.lower() not in FORMATS:
-        raise argparse.ArgumentTypeError(f"expected a file named *{', *'.join(FORMATS)}, not {text!r}")
-    return path

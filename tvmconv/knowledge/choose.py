@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, cast
 
 from tvmconv import library
 from tvmconv.knowledge.model import known_for
@@ -11,6 +11,9 @@ from tvmconv.knowledge.predict import Prediction, predict
 from tvmconv.workloads import Conv, Workload
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from tvmconv.devices import Device
     from tvmconv.knobs.space import Space
 
@@ -38,3 +41,22 @@ def promising(
         there = [s for s in library.schedules(w) if s.runs_on(device.kind, device.arch)]
         spaces = {s.name: s.space(w, device.limits) for s in there if (w.operator, s.name) in known.experts}
     return predict(w, spaces, known, count)
+
+
+def guess_of(
+    w: Workload, schedule: str, space: Space, device: Device
+) -> Callable[[NDArray[np.int32]], NDArray[np.float32]] | None:
+    """How slow the model thinks configs (n, knobs) of a schedule to be: (n,), base-2 logarithms; None for no idea.
+
+    Args:
+        w: the workload.
+        schedule: its name.
+        space: of the schedule.
+        device: where.
+    """
+    known = known_for(device.arch)
+    expert = known.expert(w, schedule, space) if known and isinstance(w, Conv) else None
+    if not known or not expert:
+        return None
+    machine, convolution, teller = known.machine, cast("Conv", w), expert
+    return lambda points: teller.slowness(convolution, space, points, machine).mean(axis=0)

@@ -9,7 +9,7 @@ from pathlib import Path
 from tvmconv import library
 from tvmconv.devices import Device
 from tvmconv.gpu import Limits
-from tvmconv.knowledge.choose import promising
+from tvmconv.knowledge.choose import guess_of, promising
 from tvmconv.logs.best import log_files
 from tvmconv.logs.lines import BadLines
 from tvmconv.logs.log import read
@@ -65,6 +65,8 @@ def open_contest(workload: Workload, field: Field, device: Device, request: Requ
         tuner = tuners.make(request.tuner, schedule.space(workload, device.limits), request.seed)
         if isinstance(tuner, XGBTuner):
             _transfer(tuner, schedule, workload, others, device.limits)
+            if guess := guess_of(workload, schedule.name, tuner.space, device):
+                tuner.guide(guess)
         entrants.append(Entrant(schedule, tuner, RESERVE if schedule in field.reserve else 1.0))
     if request.tuner in WITHOUT_KNOWLEDGE:
         return Contest(entrants)

@@ -7,6 +7,7 @@ files are published for many kernels and GPUs: https://github.com/AutoTuningAsso
 
 from __future__ import annotations
 
+import functools
 import gzip
 import itertools
 import json
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tvmconv.errors import RecordingError
-from tvmconv.knobs import Choice, Columns, Condition, Config
+from tvmconv.knobs import Choice, Config, Knob, Split, Value
 from tvmconv.knobs.space import Space
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -50,12 +51,42 @@ class RecordedSpace(Space):
         """The recorded points."""
         return self.points
 
+    def legal(self, points: np.ndarray) -> np.ndarray:
+        """Which points were recorded: bool (n,)."""
+        return np.array([point.tobytes() in self._recorded for point in points.astype(np.int32)], dtype=bool)
+
+    @functools.cached_property
+    def _recorded(self) -> set[bytes]:
+        return {point.tobytes() for point in self.points}
+
+
+@dataclass(frozen=True)
+class RecordedSplit(Split):
+    """A split with the values that were recorded; its extent is that of the largest tile among them.
+
+    Attributes:
+        recorded: the values, with -1 in the first place.
+    """
+
+    recorded: tuple[tuple[int, ...], ...] = field(kw_only=True, repr=False)
+
+    @property
+    def options(self) -> tuple[tuple[int, ...], ...]:
+        """The recorded values."""
+        return self.recorded
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return len(self.recorded)
+
 
 class Recording:
     """A fully measured space.
 
     Args:
-        trials: what was measured, all with the same knobs; of several for one config, the last counts.
+        trials: what was measured, all with the same knobs; of several for one config, the last counts. Values are
+            numbers, words, or the factors of a split.
 
     Attributes:
         space: the configs that were measured.
@@ -63,11 +94,10 @@ class Recording:
     """
 
     def __init__(self, trials: list[Recorded]):
-        knobs = {name: _knob(name, trials) for name in trials[0].config}
+        knobs = {name: _knob(name, [trial.config[name] for trial in trials]) for name in trials[0].config}
         points = _points(knobs, trials)
         self._costs = {point.tobytes(): trial.cost for point, trial in zip(points, trials, strict=True)}
-        measured = Condition("only what was recorded was measured", self._recorded)
-        self.space = RecordedSpace(knobs, [measured], points=np.unique(points, axis=0))
+        self.space = RecordedSpace(knobs, points=np.unique(points, axis=0))
         self.best = min(self._costs.values())
 
     def measure(self, config: Config) -> Recorded:
@@ -79,23 +109,25 @@ class Recording:
         """How many configs failed."""
         return sum(math.isinf(cost) for cost in self._costs.values())
 
-    def _recorded(self, columns: Columns) -> np.ndarray:
-        places = [np.searchsorted(knob.table, columns[name]) for name, knob in self.space.knobs.items()]
-        points = np.stack(places, axis=1).astype(np.int32)
-        return np.array([point.tobytes() in self._costs for point in points], dtype=bool)
+
+def _knob(name: str, values: list[Value]) -> Knob:
+    if not isinstance(values[0], tuple):
+        options = sorted(set(values))
+        return Choice(name, tuple(options), options[0])
+    splits = tuple(sorted({(-1, *value[1:]) for value in values}))
+    extent = max(math.prod(split[1:]) for split in splits)
+    return RecordedSplit(name, extent, len(splits[0]), splits[0], recorded=splits)
 
 
-def _knob(name: str, trials: list[Recorded]) -> Choice:
-    options = sorted({trial.config[name] for trial in trials})
-    return Choice(name, tuple(options), options[0])
-
-
-def _points(knobs: Mapping[str, Choice], trials: list[Recorded]) -> np.ndarray:
+def _points(knobs: Mapping[str, Knob], trials: list[Recorded]) -> np.ndarray:
     """The points of the trials, int32 (n, knobs), all at once: large spaces have some 100,000 configs."""
     columns = []
     for name, knob in knobs.items():
+        values = [trial.config[name] for trial in trials]
+        if isinstance(knob, RecordedSplit):
+            values = [(-1, *value[1:]) for value in values]
         place = {option: i for i, option in enumerate(knob.options)}
-        columns.append([place[trial.config[name]] for trial in trials])
+        columns.append([place[value] for value in values])
     return np.array(columns, dtype=np.int32).T.copy()
 
 

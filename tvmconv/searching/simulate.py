@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tvmconv.searching.replay import Recording
-from tvmconv.searching.tuners import make
+from tvmconv.searching.tuners import Tuner, find
 
 CHECKPOINTS = (10, 25, 50, 100, 200)
 
@@ -26,6 +26,12 @@ class Run:
 
     shares: np.ndarray
     seconds: float
+
+    @staticmethod
+    def mean(runs: Sequence[Run]) -> Run:
+        """The mean of searches of as many trials."""
+        shares = np.mean([run.shares for run in runs], axis=0)
+        return Run(shares, float(np.mean([run.seconds for run in runs])))
 
 
 @dataclass(frozen=True)
@@ -50,19 +56,19 @@ class Summary:
         return float(np.mean([run.seconds for run in self.runs]))
 
 
-def search(recording: Recording, tuner: str, trials: int, seed: int) -> Run:
+def search(recording: Recording, tuner: str | type[Tuner], trials: int, seed: int) -> Run:
     """Let a tuner search a recorded space, in batches of the size that it likes.
 
     Args:
         recording: the space.
-        tuner: a name in `TUNERS`.
+        tuner: a name in `TUNERS`, or a class.
         trials: how many configs to measure; in a smaller space, the last share stays.
         seed: of the tuner.
 
     Raises:
         TunerError: there is no such tuner.
     """
-    searching = make(tuner, recording.space, seed)
+    searching = (find(tuner) if isinstance(tuner, str) else tuner)(recording.space, seed)
     costs: list[float] = []
     seconds = 0.0
     while len(costs) < trials:

@@ -34,6 +34,17 @@ class Group:
         """Which trials did: bool (n,)."""
         return np.isfinite(self.costs)
 
+    def normal_scores(self) -> np.ndarray:
+        """How good the trials that succeeded are: their ranks, as quantiles of the normal distribution.
+
+        No monotone change of the costs changes them, and an outlier is as good as any other that is last.
+        """
+        from scipy.special import ndtri
+
+        costs = self.costs[self.succeeded]
+        ranks = np.argsort(np.argsort(-costs, kind="stable"), kind="stable")
+        return ndtri((ranks + 0.5) / len(ranks))
+
     def targets(self) -> np.ndarray:
         """How good the trials that succeeded are: their share of the best one's speed, standardised.
 
@@ -62,17 +73,13 @@ class Ensemble:
         targets = np.concatenate([group.targets() for group in groups])
         weights = np.concatenate([np.full(group.succeeded.sum(), group.weight) for group in groups])
         self._members = [_bootstrapped(features, targets, weights, rng) for _ in range(members)]
-        self._success = _success(groups, rng)
 
     def scores(self, features: np.ndarray) -> np.ndarray:
         """How good each member thinks configs to be, in standard deviations: (members, n)."""
         import xgboost as xgb
 
         rows = xgb.DMatrix(features, nthread=1)
-        scores = np.stack([member.predict(rows) for member in self._members])
-        if self._success is not None:
-            scores += np.log(self._success.predict(rows) + 1e-9)
-        return scores
+        return np.stack([member.predict(rows) for member in self._members])
 
 
 def _bootstrapped(features: np.ndarray, targets: np.ndarray, weights: np.ndarray, rng: np.random.Generator) -> Any:
@@ -81,8 +88,27 @@ def _bootstrapped(features: np.ndarray, targets: np.ndarray, weights: np.ndarray
     return _train(_TREES, _ROUNDS, features[rows], targets[rows], counts, rng)
 
 
-def _success(groups: Sequence[Group], rng: np.random.Generator) -> Any:
-    """A classifier that tells how likely a config is to succeed; None as long as (nearly) all did."""
+class Success:
+    """How likely configs are to succeed, as boosted trees guess; as long as (nearly) all did, all are.
+
+    Args:
+        groups: what was measured.
+        rng: draws the trials to learn from, where they are many.
+    """
+
+    def __init__(self, groups: Sequence[Group], rng: np.random.Generator):
+        self._trees = _failures(groups, rng)
+
+    def log_likelihood(self, features: np.ndarray) -> np.ndarray:
+        """The logarithm of the likelihood: float (n,)."""
+        import xgboost as xgb
+
+        if self._trees is None:
+            return np.zeros(len(features))
+        return np.log(self._trees.predict(xgb.DMatrix(features, nthread=1)) + 1e-9)
+
+
+def _failures(groups: Sequence[Group], rng: np.random.Generator) -> Any:
     features = np.concatenate([group.features for group in groups])
     succeeded = np.concatenate([group.succeeded for group in groups])
     weights = np.concatenate([np.full(len(group.costs), group.weight) for group in groups])
