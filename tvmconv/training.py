@@ -19,7 +19,7 @@ from tvmconv.errors import DeviceError, Error, KnobError, RecordError, ScheduleE
 from tvmconv.knobs import Config
 from tvmconv.knobs.space import Space
 from tvmconv.knowledge.features import Machine, features, matrix
-from tvmconv.knowledge.model import Example, Expert, Knowledge, known_for
+from tvmconv.knowledge.model import Example, Expert, Knowledge, kind_of, known_for
 from tvmconv.knowledge.trees import Trees
 from tvmconv.logs.lines import BadLines, in_one_line
 from tvmconv.logs.log import read
@@ -174,8 +174,9 @@ def _expert(operator: str, schedule: str, own: Sequence[Sample], machine: Machin
         drawn = np.bincount(rng.integers(len(own), size=len(own)), minlength=len(own)) if number else np.ones(len(own))
         counts = np.maximum(drawn, 0.1)[group]  # a member knows less of what others know well, but not nothing
         members.append(_forest(rows, slowness, weights * counts, number))
-    knobs = tuple(own[0].space.knobs)
-    expert = Expert(operator, schedule, knobs, names, tuple(members), examples=tuple(_examples(own)))
+    knobs = tuple(dict.fromkeys(name for sample in own for name in sample.space.knobs))
+    kinds = tuple(sorted({kind_of(sample.workload) for sample in own}))
+    expert = Expert(operator, schedule, knobs, kinds, names, tuple(members), examples=tuple(_examples(own)))
     return replace(expert, portfolio=_portfolio(expert, own, machine))
 
 

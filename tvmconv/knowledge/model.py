@@ -29,6 +29,12 @@ SHIPPED = Path(__file__).with_name("h200.npz")
 _ARRAYS = ("feature", "threshold", "left", "roots")
 
 
+def kind_of(w: Conv) -> str:
+    """What of a workload decides whether others tell anything of it: its dtype, float16 for bfloat16, and layout."""
+    dtype = "float16" if w.dtype == "bfloat16" else w.dtype
+    return f"{dtype} {w.layout}"
+
+
 @dataclass(frozen=True)
 class Example:
     """A workload that was measured, and a config that was fast on it.
@@ -51,7 +57,8 @@ class Expert:
     Attributes:
         operator: of its workloads.
         schedule: its name.
-        knobs: names of those that it had when the model was trained.
+        knobs: names of those that it had, for one workload or another, when the model was trained.
+        kinds: the dtypes and layouts of the workloads that were measured: of others nothing is known.
         names: of the features.
         members: forests that were trained on different samples; each tells the base-2 logarithm of how many times as
             long as `Machine.least_seconds` a config takes.
@@ -62,6 +69,7 @@ class Expert:
     operator: str
     schedule: str
     knobs: tuple[str, ...]
+    kinds: tuple[str, ...]
     names: tuple[str, ...]
     members: tuple[Trees, ...]
     portfolio: tuple[Config, ...] = ()
@@ -91,9 +99,9 @@ class Knowledge:
     def expert(self, w: Conv, schedule: str, space: Space) -> Expert | None:
         """Who knows a schedule of a workload; None where nobody does, or the schedule has other knobs by now."""
         found = self.experts.get((w.operator, schedule))
-        if found is None:
+        if found is None or kind_of(w) not in found.kinds:
             return None
-        if found.knobs != tuple(space.knobs):
+        if not {*space.knobs} <= {*found.knobs}:
             _warn_once(f"what was learnt of {schedule} is of other knobs, and is not used: train it anew")
             return None
         return found
@@ -113,7 +121,9 @@ class Knowledge:
             for place, trees in enumerate(expert.members):
                 arrays |= {f"{number}.{place}.{name}": getattr(trees, name) for name in _ARRAYS}
                 members.append({"base": trees.base, "depth": trees.depth})
-            told = {name: getattr(expert, name) for name in ("operator", "schedule", "knobs", "names", "portfolio")}
+            told = {
+                name: getattr(expert, name) for name in ("operator", "schedule", "knobs", "kinds", "names", "portfolio")
+            }
             examples = [[example.workload, example.config, example.share] for example in expert.examples]
             experts.append({**told, "members": members, "examples": examples})
         head = {"version": VERSION, "machine": asdict(self.machine), "provenance": self.provenance, "experts": experts}
@@ -153,6 +163,7 @@ def _expert(number: int, told: Mapping[str, Any], arrays: Mapping[str, Any]) -> 
         told["operator"],
         told["schedule"],
         tuple(told["knobs"]),
+        tuple(told["kinds"]),
         tuple(told["names"]),
         members,
         tuple(map(_config, told["portfolio"])),
