@@ -187,13 +187,13 @@ def _spread(space: Space, workload: Workload, schedule: str, logs: Sequence[Path
 
 def _best(args: Namespace) -> Iterator[dict[str, Any]]:
     """The best candidate of each layer, and where it is from."""
-    from tvmconv.logs.candidates import UNTUNED, candidates
+    from tvmconv.logs.candidates import PREDICTED, UNTUNED, candidates
 
     place = devices.find(args.arch)
     for workload in dict.fromkeys(layer.workload for layer in chosen_layers(args).layers.values()):
         found = next(candidates(args.best, workload, place))
-        if found.origin == UNTUNED:
-            print(f"prebuild: no record of {workload}: {found.schedule.name} with default knobs", file=sys.stderr)
+        if found.origin in (PREDICTED, UNTUNED):
+            print(f"prebuild: no record of {workload}: {found.schedule.name}, {found.origin} knobs", file=sys.stderr)
         job = {"workload": str(workload), "schedule": found.schedule.name, "config": found.config, "arch": args.arch}
         yield json.loads(json.dumps({**job, "origin": found.origin}))
 

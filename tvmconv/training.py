@@ -30,7 +30,7 @@ MEMBERS = 3
 TREES = {"max_depth": 7, "eta": 0.06, "subsample": 0.7, "colsample_bynode": 0.5, "min_child_weight": 2.0, "lambda": 1.0}
 ROUNDS = 250
 FEWEST = 40  # records of a schedule that are worth a model
-FEWEST_EXAMPLES = 5  # workloads on which it is fast: of others it is not worth to know how slow they are
+FEWEST_EXAMPLES, OFTEN = 5, 0.2  # workloads on which it is fast, and their share: else how slow it is matters to nobody
 EXAMPLES = 2  # of the fastest configs of each workload
 EXAMPLE_SHARE = 0.7  # of the speed of the fastest schedule, from which on a workload is an example for a schedule
 PORTFOLIO, MOST_CONFIGS = 24, 160  # how many are chosen, of how many
@@ -153,7 +153,7 @@ def train(
     experts = {}
     for (operator, schedule), own in by_schedule.items():
         fast = sum(sample.seconds.min() <= sample.best / EXAMPLE_SHARE for sample in own)
-        if sum(len(sample.points) for sample in own) < FEWEST or fast < FEWEST_EXAMPLES:
+        if sum(len(sample.points) for sample in own) < FEWEST or fast < max(FEWEST_EXAMPLES, OFTEN * len(own)):
             continue
         if told:
             told(schedule)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +17,7 @@ from tvmconv.logs.record import Record
 from tvmconv.logs.shipped import shipped_logs, shipped_samples
 from tvmconv.reports.tables import Table
 from tvmconv.training import machine_of, measured, outside, samples, train
+from tvmconv.version import VERSION
 from tvmconv.workloads import suite
 
 
@@ -52,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
     left_out = {layer.workload for name in args.without for layer in suite(name)}
     kept = [record for record in records if outside(record.workload, left_out)]
     machine = machine_of(records[0])
-    note = f"{len(kept):,} records of {machine.name}; {shlex.join(['tvmconv', 'train', *sys.argv[2:]])}"
+    command = shlex.join(["tvmconv", "train", *map(str, args.logs), *(f"--without={name}" for name in args.without)])
+    note = f"{len(kept):,} records of {machine.name}; tvmconv {VERSION}; {time.strftime('%Y-%m-%d')}; `{command}`"
     with progress_line("train: ") as show:
         made = samples(kept, lambda text: show(f"reading {text}"))
         knowledge = train(made, machine, note, lambda name: show(f"learning {name}"))

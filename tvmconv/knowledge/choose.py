@@ -38,7 +38,7 @@ def promising(
     if not known or not isinstance(w, Conv):
         return []
     if spaces is None:
-        there = [s for s in library.schedules(w) if s.runs_on(device.kind, device.arch)]
+        there = [*library.to_tune(w, device.kind, device.arch), *library.in_reserve(w, device.kind, device.arch)]
         spaces = {s.name: s.space(w, device.limits) for s in there if (w.operator, s.name) in known.experts}
     return predict(w, spaces, known, count)
 

@@ -1,0 +1,86 @@
+"""Data to learn from: layers drawn at random, configs good and bad, logs packed."""
+
+import gzip
+import importlib
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+from learnt import records
+
+import tvmconv as tc
+from tvmconv import library
+from tvmconv.compiler import nvrtc
+from tvmconv.workloads import SUITES, Conv2d
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """A script's `main`, as Python imports it."""
+    monkeypatch.syspath_prepend(SCRIPTS)
+    return lambda name: importlib.import_module(name).main
+
+
+def test_layers_are_of_all_kinds_and_of_no_suite(script, tmp_path):
+    for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+        words = [
+            "--count",
+            "60",
+            "--seed",
+            seed,
+            "--dtype",
+            "f16",
+            "--layout",
+            "nhwc",
+            "-o",
+            str(tmp_path / f"{name}.json"),
+        ]
+        assert script("sample")(words) == 0
+    texts = {name: (tmp_path / f"{name}.json").read_text() for name in "abc"}
+    assert texts["a"] == texts["b"] != texts["c"]
+    drawn = [tc.parse(layer["text"]) for layer in json.loads(texts["a"])]
+    assert len(set(drawn)) == 60
+    assert {(w.dtype, w.layout) for w in drawn} == {("float16", "nhwc")}
+    assert {w.R * w.S for w in drawn} >= {1, 9}
+    assert any(w.groups > 1 for w in drawn)
+    assert any(w.stride[0] > 1 for w in drawn)
+    assert 20 < sum(w.N == 1 for w in drawn) < 50
+    shape = lambda w: (w.C, w.H, w.W, w.O, w.R, w.S, w.stride, w.dilation, w.groups)  # noqa: E731
+    known = {shape(layer.workload) for name in SUITES for layer in tc.suite(name) if isinstance(layer.workload, Conv2d)}
+    assert not known & {shape(w) for w in drawn}
+
+
+def test_packed_logs_are_the_same_bytes_and_have_the_valid_records(script, tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(f"{record.line()}\n" for record in [*records()[:9], records()[0]]) + "no record\n")
+    packed = [tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl.gz"]
+    for file in packed:
+        assert script("pack_logs")([str(log), "-o", str(file)]) == 0
+    assert packed[0].read_bytes() == packed[1].read_bytes()
+    lines = gzip.decompress(packed[0].read_bytes()).decode().splitlines()
+    assert len(lines) == 9
+    assert json.loads(lines[0])["result"][0][0] == pytest.approx(records()[0].cost, rel=1e-4)
+
+
+@needs_nvrtc
+def test_configs_to_learn_from_are_like_good_ones_and_at_random(script, tmp_path):
+    text, archive = "conv2d:1x16x8x8,16x16x1x1,s1,p0", tmp_path / "kernels.zip"
+    (tmp_path / "suite.json").write_text(json.dumps([{"name": "small", "text": text}]))
+    words = ["build", "--suite", str(tmp_path / "suite.json"), "--configs", "6", "--workers", "1", "-o", str(archive)]
+    assert script("prebuild")([*words, "--schedule", "direct", "--spread"]) == 0
+    with zipfile.ZipFile(archive) as found:
+        configs = [json.loads(found.read(name))["config"] for name in found.namelist() if name.endswith(".json")]
+    assert len(configs) == len({json.dumps(config) for config in configs}) == 6
+    space = library.find(tc.parse(text), "direct").space(tc.parse(text))
+    as_read = json.loads(json.dumps(space.default))
+    assert as_read in configs
+
+
+def test_a_share_is_a_part_of_so_many(script, tmp_path, capsys):
+    for share in ("3/2", "0/2", "1", "x"):
+        assert script("prebuild")(["measure", "k.zip", "--share", share, "--log", str(tmp_path / "l")]) == 2
+        assert "expected I/N" in capsys.readouterr().err

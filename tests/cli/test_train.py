@@ -1,0 +1,85 @@
+"""`tvmconv train` makes a model of logs, which other commands take; what it cannot use is said in one line."""
+
+import gzip
+import json
+from dataclasses import replace
+
+import pytest
+from learnt import MACHINE, NEW, knowledge, records
+
+from tvmconv import training
+from tvmconv.cli import main
+from tvmconv.knowledge import model
+from tvmconv.knowledge.model import Knowledge
+
+
+@pytest.fixture(autouse=True)
+def in_use(monkeypatch):
+    """A model that has the numbers of the made-up GPU, as no such GPU is here; few trees."""
+    monkeypatch.setattr(model, "_in_use", model._InUse())
+    monkeypatch.setattr(training, "ROUNDS", 20)
+    model.use(replace(knowledge(), experts={}))
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "some.jsonl"
+    path.write_text("".join(f"{record.line()}\n" for record in records()))
+    return path
+
+
+def test_it_prints_what_it_learnt_and_the_model_predicts(log, tmp_path, capsys):
+    assert main(["train", str(log), "--no-shipped", "-o", str(tmp_path / "k.npz")]) == 0
+    table = capsys.readouterr().out
+    assert [line.split() for line in table.splitlines()][1] == ["conv2d", "direct", "5", "600", "yes"]
+    made = Knowledge.load(tmp_path / "k.npz")
+    assert made.machine == MACHINE
+    assert "600 records of Some GPU" in made.provenance
+    assert (
+        main(["build", str(NEW), "--arch", "sm_90", "--knowledge", str(tmp_path / "k.npz"), "-o", str(tmp_path)]) == 0
+    )
+    assert model.known_for("sm_90").provenance == made.provenance
+
+
+def test_packed_logs_count_and_layers_of_a_suite_may_be_left_out(log, tmp_path, capsys):
+    packed = tmp_path / "packed" / "some.jsonl.gz"
+    packed.parent.mkdir()
+    packed.write_bytes(gzip.compress(log.read_bytes() + b"no record\n"))
+    suite = tmp_path / "suite.json"
+    suite.write_text(json.dumps([{"name": "a", "text": records()[0].workload.text.replace("1x16", "8x16")}]))
+    assert main(["train", str(packed), "--no-shipped", "--without", str(suite), "-o", str(tmp_path / "k.npz")]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[2:4] == ["4", "480"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere.jsonl"], "nowhere.jsonl"),
+        ([], "no logs to learn from"),
+        (["LOG", "--device", "Other GPU"], "no records of Other GPU; there are Some GPU"),
+        (["EMPTY"], "no valid records"),
+        (["LOG", "--without", "no_such"], "unknown suite"),
+    ],
+)
+def test_what_it_cannot_learn_from_is_one_line(words, said, log, tmp_path, capsys):
+    (tmp_path / "empty.jsonl").write_text("")
+    names = {"LOG": str(log), "EMPTY": str(tmp_path / "empty.jsonl")}
+    words = [names.get(word, word) for word in words]
+    assert main(["train", *words, "--no-shipped", "-o", str(tmp_path / "k.npz")]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "k.npz").exists()
+
+
+def test_a_device_whose_peaks_nobody_knows_is_refused(log, tmp_path, capsys):
+    model.use(None)
+    assert main(["train", str(log), "--no-shipped", "-o", str(tmp_path / "k.npz")]) == 2
+    assert "the peaks of Some GPU are not known here" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_read_is_one_line_and_none_is_none(tmp_path, capsys):
+    (tmp_path / "k.npz").write_text("no model")
+    words = ["build", str(NEW), "--arch", "sm_90", "-o", str(tmp_path / "out"), "--knowledge"]
+    assert main([*words, str(tmp_path / "k.npz")]) == 2
+    assert "k.npz" in capsys.readouterr().err
+    assert main([*words, "none"]) == 0
+    assert model.known_for("sm_90") is None
