@@ -3,6 +3,7 @@
 python scripts/networks.py tuning_logs/nvidia-h200/*-tuned.json
 python scripts/networks.py tuning_logs/nvidia-h200/*-tuned.json --into docs/results.md
 python scripts/networks.py tuning_logs/nvidia-h200/*-nhwc*-tuned.json --into docs/tensor-cores.md
+python scripts/networks.py tuning_logs/nvidia-h200/*-tuned.json --predicted --into docs/knowledge.md
 """
 
 from __future__ import annotations
@@ -14,12 +15,20 @@ from pathlib import Path
 from tvmconv.cli.errors import Parser, guarded
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.reports.networks import networks
+from tvmconv.reports.predicted import predictions
 from tvmconv.reports.tables import with_section
 
 SECTION = "networks"
 LEGEND = (
     "Distinct layers, and how many of them are slower than the library; how many times as fast ours are; times of all "
     "layers, each as often as the network has it. Each line is of one run, whose page names versions, date and command."
+)
+
+PREDICTED_SECTION = "predicted"
+PREDICTED_LEGEND = (
+    "×: times as fast as cuDNN, geometric means over the distinct layers; how many layers of what is predicted have "
+    "less than 0.8 of cuDNN's speed; times of all layers, each as often as the network has it. Each line is of one "
+    "run, whose page names versions, date, command and model."
 )
 
 
@@ -32,13 +41,15 @@ def _run(argv: Sequence[str]) -> int:
     parser = Parser(prog="networks", description="Tuned networks beside libraries, a line each.")
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="NAME-tuned.json")
     parser.add_argument("--into", type=Path, metavar="FILE", help="put the table between this page's markers")
+    parser.add_argument("--predicted", action="store_true", help="instead: what was predicted without any trial")
     args = parser.parse_args(argv)
-    table = networks([Sweep.read(file) for file in args.files])
+    sweeps = [Sweep.read(file) for file in args.files]
+    table = predictions(sweeps) if args.predicted else networks(sweeps)
     print(table.text())
     if args.into:
         page = args.into.read_text(encoding="utf-8")
-        section = f"{table.markdown()}\n\n{LEGEND}"
-        args.into.write_text(with_section(page, SECTION, section), encoding="utf-8")
+        name, legend = (PREDICTED_SECTION, PREDICTED_LEGEND) if args.predicted else (SECTION, LEGEND)
+        args.into.write_text(with_section(page, name, f"{table.markdown()}\n\n{legend}"), encoding="utf-8")
     return 0
 
 

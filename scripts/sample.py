@@ -51,7 +51,7 @@ CHANNELS: tuple[int, ...] = (
     512,
 )
 CHANNELS += (576, 640, 768, 960, 1024, 1152, 1280, 1536, 1920, 2048)
-SIDES = (
+SIDES: tuple[int, ...] = (
     4,
     7,
     8,

@@ -36,9 +36,9 @@ def networks(sweeps: Sequence[Sweep]) -> Table:
     for sweep in sweeps:
         info = suite_info("", sweep)
         if info and all(isinstance(result.workload, Conv) for result in sweep.results):
-            kind = _kind(sweep)
+            kind = kind_of(sweep)
             for total in info.totals:
-                lines.append((_order(sweep, kind), _line(_suite_name(sweep, kind), kind, total)))
+                lines.append((order(sweep, kind), _line(suite_name(sweep, kind), kind, total)))
     lines.sort(key=lambda line: line[0])
     headers = ("suite", *(each.name for each in fields(Kind)), "beside", "layers", "slower", "× geometric mean")
     times = ("network [µs]", "beside it [µs]", "×")
@@ -57,7 +57,8 @@ def _shown(value: float | None) -> str:
     return significant(value) if value else NOTHING
 
 
-def _kind(sweep: Sweep) -> Kind:
+def kind_of(sweep: Sweep) -> Kind:
+    """What all its convolutions have in common."""
     workloads: list[Any] = [result.workload for result in sweep.results]  # of operators' dataclasses
     found = (
         {dtypes.DTYPES[w.dtype].text for w in workloads},
@@ -67,14 +68,14 @@ def _kind(sweep: Sweep) -> Kind:
     return Kind(*(each.pop() if len(each) == 1 else MIXED for each in found))
 
 
-def _suite_name(sweep: Sweep, kind: Kind) -> str:
+def suite_name(sweep: Sweep, kind: Kind) -> str:
     """The sweep's name without what the columns behind it say."""
     said = {TUNED, kind.dtype, kind.layout, f"b{kind.batch}"}
     own, *words = sweep.name.split("-")
     return "-".join([own, *(word for word in words if word not in said)])
 
 
-def _order(sweep: Sweep, kind: Kind) -> tuple[str, int, str, int]:
+def order(sweep: Sweep, kind: Kind) -> tuple[str, int, str, int]:
     """By suite, then from float32 to 16 bits, then by batch; what is mixed comes first."""
     dtype = [*dtypes.BY_TEXT].index(kind.dtype) if kind.dtype != MIXED else -1
-    return _suite_name(sweep, kind), dtype, kind.layout, int(kind.batch) if kind.batch != MIXED else 0
+    return suite_name(sweep, kind), dtype, kind.layout, int(kind.batch) if kind.batch != MIXED else 0
