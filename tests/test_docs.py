@@ -19,8 +19,12 @@ import pytest
 from tvmconv.logs.record import Record
 
 ROOT = Path(__file__).parents[1]
-COMPARED = {"results.md": "*/*-tuned.json", "tensor-cores.md": "*/*-nhwc*-tuned.json"}  # in pages' tables of networks
-PAGES = [ROOT / "README.md", ROOT / "tuning_logs/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMPARED = {  # in pages' tables of networks
+    "results.md": "*/*-tuned.json",
+    "knowledge.md": "*/*-tuned.json",
+    "tensor-cores.md": "*/*-nhwc*-tuned.json",
+}
+PAGES = [ROOT / "README.md", *sorted((ROOT / "tuning_logs").rglob("README.md")), *sorted((ROOT / "docs").glob("*.md"))]
 PACKAGES = ("tvmconv", "schedules")
 FENCE = re.compile(r"^```(\w+)(?: (\w+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SECONDS = 300
@@ -129,10 +133,12 @@ def test_generated_sections_are_as_the_scripts_write_them(page, tmp_path, capsys
         r"^<!-- ([\w-]+) -->\n(?!<!-- /\1 -->)", text, re.MULTILINE
     )  # one that is empty waits for its data
     assert names or page.name != "results.md"
-    if "networks" in names:
-        names.remove("networks")
-        compared = sorted(map(str, (ROOT / "tuning_logs").glob(COMPARED[page.name])))
-        assert runpy.run_path(str(ROOT / "scripts/networks.py"))["main"]([*compared, "--into", str(again)]) == 0
+    for section, options in {"networks": [], "predicted": ["--predicted"]}.items():
+        if section in names:
+            names.remove(section)
+            compared = sorted(map(str, (ROOT / "tuning_logs").glob(COMPARED[page.name])))
+            main = runpy.run_path(str(ROOT / "scripts/networks.py"))["main"]
+            assert main([*compared, *options, "--into", str(again)]) == 0
     for name in names:
         (measured,) = (ROOT / "tuning_logs").glob(f"*/{name}.json")
         script = "counters" if name.endswith("-counters") else "sweep"
