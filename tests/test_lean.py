@@ -42,3 +42,12 @@ def test_xgboost_comes_without_scikit_learn_only_where_nobody_else_uses_it(first
     )
     assert ("scikit-learn is imported" in printed) == imported
     assert "True" in printed
+
+
+def test_workers_of_other_hosts_are_asked_for_without_pytorch(tmp_path):
+    printed = run(
+        "from tvmconv.devices import rpc\nfrom tvmconv.errors import DeviceError\n"
+        "try: rpc.devices('key', ('127.0.0.1', 1))\nexcept DeviceError: print('tvm' in sys.modules)",
+        tmp_path,
+    )
+    assert printed[0] == "True"
