@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import math
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -65,12 +66,22 @@ def measured(log: Path) -> Iterator[Record]:
     if log.suffix != ".gz":
         yield from (record for record in read(log, BadLines()) if record.ok)
         return
-    with in_one_line(log, "read"), gzip.open(log) as lines:
+    with _unpacked(log) as lines:
         for line in lines:
             with contextlib.suppress(RecordError):
                 record = Record.parse(line)
                 if record.ok:
                     yield record
+
+
+@contextlib.contextmanager
+def _unpacked(log: Path) -> Iterator[Iterable[bytes]]:
+    """The lines of a log that is compressed; raises Error for a file that is cut off, or is no such file."""
+    try:
+        with in_one_line(log, "read"), gzip.open(log) as lines:
+            yield lines
+    except (EOFError, zlib.error) as error:
+        raise Error(f"cannot read {log}: {error}") from error
 
 
 def machine_of(record: Record) -> Machine:

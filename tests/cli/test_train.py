@@ -58,12 +58,14 @@ def test_packed_logs_count_and_layers_of_a_suite_may_be_left_out(log, tmp_path, 
         ([], "no logs to learn from"),
         (["LOG", "--device", "Other GPU"], "no records of Other GPU; there are Some GPU"),
         (["EMPTY"], "no valid records"),
+        (["CUT"], "cut.jsonl.gz"),
         (["LOG", "--without", "no_such"], "unknown suite"),
     ],
 )
 def test_what_it_cannot_learn_from_is_one_line(words, said, log, tmp_path, capsys):
     (tmp_path / "empty.jsonl").write_text("")
-    names = {"LOG": str(log), "EMPTY": str(tmp_path / "empty.jsonl")}
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(log.read_bytes())[:-400])
+    names = {"LOG": str(log), "EMPTY": str(tmp_path / "empty.jsonl"), "CUT": str(tmp_path / "cut.jsonl.gz")}
     words = [names.get(word, word) for word in words]
     assert main(["train", *words, "--no-shipped", "-o", str(tmp_path / "k.npz")]) == 2
     assert said in capsys.readouterr().err

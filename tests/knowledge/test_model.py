@@ -53,7 +53,7 @@ def test_the_file_gives_the_same_model(tmp_path):
     assert predict(NEW, {"direct": space}, again, 3) == predict(NEW, {"direct": space}, knowledge(), 3)
 
 
-@pytest.mark.parametrize("fault", ["text", "cut", "version", "pickle", "fields"])
+@pytest.mark.parametrize("fault", ["text", "cut", "version", "pickle", "fields", "nodes"])
 def test_a_file_that_is_no_model_is_one_line(tmp_path, fault):
     path = tmp_path / "k.npz"
     knowledge().save(path)
@@ -61,6 +61,9 @@ def test_a_file_that_is_no_model_is_one_line(tmp_path, fault):
         path.write_text("no archive")
     elif fault == "cut":
         path.write_bytes(path.read_bytes()[:-1000])
+    elif fault == "nodes":
+        arrays = dict(np.load(path))
+        np.savez(path, **{**arrays, "0.0.left": arrays["0.0.left"] + 10**6})
     elif fault == "pickle":
         np.savez(path, head=np.array([{"version": 1}], object))
     else:

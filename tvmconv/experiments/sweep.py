@@ -21,14 +21,8 @@ from tvmconv.workloads import SUITES, Conv, Conv2d, Layer, Workload, suite
 from tvmconv.workloads.suites import Variant, is_file, walk
 
 CHANNELS_SUITE = "d2l"  # its layers differ in nothing but their channels
-_PREPARED = (
-    "schedules",
-    "config",
-    "seed",
-    "log",
-    "ladder",
-    "predicted",
-)  # arguments of `run_ladder` that `Prepared` has
+# Arguments of `run_ladder` that `Prepared` has.
+_PREPARED = frozenset({"schedules", "config", "seed", "log", "ladder", "predicted"})
 FIXED_EFFORT = 10**9  # building and timing a workload's schedules take about as long as verifying so many bytes
 
 

@@ -159,6 +159,8 @@ def _expert(number: int, told: Mapping[str, Any], arrays: Mapping[str, Any]) -> 
         Trees(**{name: arrays[f"{number}.{place}.{name}"] for name in _ARRAYS}, **each)
         for place, each in enumerate(told["members"])
     )
+    for trees in members:
+        trees.check(len(told["names"]))
     return Expert(
         told["operator"],
         told["schedule"],

@@ -8,7 +8,7 @@ largest of many guesses is mostly a mistake. It is asked carefully, too: where i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,9 +46,7 @@ class Prediction:
         return self.seconds * 2.0 ** (CAUTION * self.doubt)
 
 
-def predict(
-    w: Conv, spaces: Mapping[str, Space], knowledge: Knowledge, count: int = 1, *, leave: Sequence[str] = ()
-) -> list[Prediction]:
+def predict(w: Conv, spaces: Mapping[str, Space], knowledge: Knowledge, count: int = 1) -> list[Prediction]:
     """The configs that promise most, of all schedules that the model knows, the best first.
 
     Args:
@@ -56,22 +54,19 @@ def predict(
         spaces: of its schedules, by name.
         knowledge: what was learnt.
         count: how many at most, of each schedule.
-        leave: texts of workloads whose measurements are not to be used as examples.
     """
     found = []
     for name, space in spaces.items():
         expert = knowledge.expert(w, name, space)
         if expert:
-            found += _of_schedule(w, space, knowledge, expert, count, frozenset(leave))
+            found += _of_schedule(w, space, knowledge, expert, count)
     return sorted(found, key=lambda each: each.careful_seconds)
 
 
-def _of_schedule(
-    w: Conv, space: Space, knowledge: Knowledge, expert: Expert, count: int, leave: frozenset[str]
-) -> list[Prediction]:
+def _of_schedule(w: Conv, space: Space, knowledge: Knowledge, expert: Expert, count: int) -> list[Prediction]:
     """The most promising configs of one schedule."""
     machine = knowledge.machine
-    points = candidates(w, space, knowledge, expert, leave)
+    points = candidates(w, space, knowledge, expert)
     if not len(points):
         return []
     slowness = expert.slowness(w, space, points, machine)
@@ -84,13 +79,10 @@ def _of_schedule(
     ]
 
 
-def candidates(
-    w: Conv, space: Space, knowledge: Knowledge, expert: Expert, leave: frozenset[str] = frozenset()
-) -> np.ndarray:
+def candidates(w: Conv, space: Space, knowledge: Knowledge, expert: Expert) -> np.ndarray:
     """Legal points to begin with: (n, knobs)."""
-    others = [example for example in expert.examples if example.workload not in leave]
-    far = [distance(w, knowledge.workload(example.workload)) for example in others]
-    near = [others[i].config for i in np.argsort(far, kind="stable")[:NEAREST] if np.isfinite(far[i])]
+    far = [distance(w, knowledge.workload(example.workload)) for example in expert.examples]
+    near = [expert.examples[i].config for i in np.argsort(far, kind="stable")[:NEAREST] if np.isfinite(far[i])]
     configs = [space.default, *near, *expert.portfolio]
     points = distinct(np.stack([space.nearest(config) for config in configs]))
     legal = space.legal(points)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 LEAF = -1
+DEEPEST = 64  # trees that are asked
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,16 @@ class Trees:
     roots: np.ndarray
     base: float
     depth: int
+
+    def check(self, features: int) -> None:
+        """Raise ValueError unless it can be asked: every node leads to nodes that are there, and asks for a feature."""
+        nodes = len(self.feature)
+        ends = self.left + (self.feature >= 0)
+        there = len(self.threshold) == len(self.left) == nodes and 0 <= self.depth <= DEEPEST
+        if not (there and np.all(self.left >= 0) and np.all(ends < nodes) and np.all(self.feature < features)):
+            raise ValueError("trees whose nodes lead nowhere")
+        if len(self.roots) and not 0 <= self.roots.min() <= self.roots.max() < nodes:
+            raise ValueError("trees without a root")
 
     def predict(self, rows: np.ndarray) -> np.ndarray:
         """The sums for rows (n, features), float32: (n,)."""

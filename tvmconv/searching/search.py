@@ -26,11 +26,9 @@ from tvmconv.searching.status import Status
 from tvmconv.workloads import Workload
 
 TRIALS = 512  # where neither their number nor the time is limited
-NEAREST = 4  # workloads whose best configs are tried first, for each schedule
 DESCENT = 0.8  # of the search, after which the neighbours of the fastest configs come first
 FINAL_SECONDS, FINAL_SHARE = 2.0, 0.15  # what is kept of the time for the last timings, at most: seconds, and a share
 LONG_SECONDS = 0.15  # that a last timing takes, its warm-up included
-WITHOUT_KNOWLEDGE = ("random", "grid")  # tuners that begin with nothing: the yardsticks
 
 
 @dataclass(frozen=True)
