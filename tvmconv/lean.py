@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 PYTORCH, SCIKIT_LEARN = "torch", "sklearn"
 _owned = False
@@ -24,8 +25,18 @@ def load_tvm() -> None:
     Raises:
         ImportError: TVM cannot be imported.
     """
-    with _without(PYTORCH) if "tvm" not in sys.modules else contextlib.nullcontext():
+    first = "tvm" not in sys.modules  # else the import waits for the thread that is at it, if one is
+    with contextlib.ExitStack() as stack:
+        if first:
+            stack.enter_context(_without(PYTORCH))
+            stack.enter_context(_without_garbage_collection())
         import tvm  # noqa: F401
+
+
+@functools.cache
+def begin_tvm() -> None:
+    """Import TVM while this thread does something else that mostly waits; whoever imports it meanwhile waits."""
+    threading.Thread(target=_import_quietly, args=(load_tvm,), name="tvm").start()
 
 
 @functools.cache
@@ -35,13 +46,29 @@ def begin_xgboost() -> None:
     Where scikit-learn is installed xgboost makes classes of it, with all that this imports. In a process of the command
     line it is kept from that, elsewhere not: somebody may want these classes.
     """
-    threading.Thread(target=_load_xgboost, name="xgboost").start()
+    threading.Thread(target=_import_quietly, args=(_load_xgboost,), name="xgboost").start()
 
 
 def _load_xgboost() -> None:
-    hidden = _without(SCIKIT_LEARN) if _owned else contextlib.nullcontext()
-    with contextlib.suppress(ImportError), hidden:  # whoever needs it tells what is wrong
+    with _without(SCIKIT_LEARN) if _owned else contextlib.nullcontext():
         import xgboost  # noqa: F401
+
+
+def _import_quietly(load: Callable[[], None]) -> None:
+    with contextlib.suppress(ImportError):  # whoever needs it tells what is wrong
+        load()
+
+
+@contextlib.contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Within the block nothing is collected: of what importing makes nearly all stays."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextlib.contextmanager

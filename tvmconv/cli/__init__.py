@@ -60,7 +60,7 @@ def _builders_on_their_way() -> Iterator[None]:
 
 
 def _run(words: Sequence[str]) -> int:
-    parser = _parser()
+    parser = _parser([word for word in words[:1] if word in COMMANDS] or COMMANDS)
     args, rest = parser.parse_known_args(words)
     if any(word.startswith("-") for word in rest) or (rest and "words" not in args):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -69,10 +69,11 @@ def _run(words: Sequence[str]) -> int:
     return args.run(args)
 
 
-def _parser() -> Parser:
+def _parser(named: Sequence[str]) -> Parser:
+    """What reads a command line of these commands."""
     parser = Parser(prog="tvmconv", description="Explore schedules of GPU convolutions on Apache TVM.")
     parser.add_argument("--version", action="version", version=f"tvmconv {VERSION}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in COMMANDS:
+    for command in named:
         importlib.import_module(f"tvmconv.cli.{command}").add_parser(commands)
     return parser

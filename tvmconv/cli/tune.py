@@ -26,6 +26,7 @@ from tvmconv.cli.options import (
     seed_number,
 )
 from tvmconv.cli.progress import progress_line
+from tvmconv.lean import begin_tvm
 from tvmconv.reports.tables import ALL, NOTHING, Table, significant, total_seconds
 from tvmconv.searching.tuners import TUNERS
 from tvmconv.workloads import Workload
@@ -157,6 +158,7 @@ def search_all(
     }
     ahead = Ahead()
     with standing():
+        begin_tvm()
         places = find_devices(args.device, args.tracker)
         begin_processes(args.workers, places)  # they load what they need while this process does
         named = take_where_they_apply(args.schedule or (), chosen)
