@@ -44,7 +44,7 @@ def _thinned(record: Record) -> Record:
         deviation=None if record.deviation is None else float(f"{record.deviation:.1e}"),
         cost_seconds=round(record.cost_seconds, 2),
         timestamp=float(round(record.timestamp)),
-        elapsed=None,
+        elapsed=None if record.elapsed is None else round(record.elapsed, 2),
     )
 
 

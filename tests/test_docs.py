@@ -21,7 +21,7 @@ from tvmconv.logs.record import Record
 ROOT = Path(__file__).parents[1]
 COMPARED = {  # in pages' tables of networks
     "results.md": "*/*-tuned.json",
-    "knowledge.md": "*/*-tuned.json",
+    "knowledge.md": "**/*-tuned.json",
     "tensor-cores.md": "*/*-nhwc*-tuned.json",
 }
 PAGES = [ROOT / "README.md", *sorted((ROOT / "tuning_logs").rglob("README.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -139,6 +139,12 @@ def test_generated_sections_are_as_the_scripts_write_them(page, tmp_path, capsys
             compared = sorted(map(str, (ROOT / "tuning_logs").glob(COMPARED[page.name])))
             main = runpy.run_path(str(ROOT / "scripts/networks.py"))["main"]
             assert main([*compared, *options, "--into", str(again)]) == 0
+    if "reach" in names:
+        names.remove("reach")
+        searches = sorted(map(str, (ROOT / "tuning_logs/searches").glob("*.gz")))
+        beside = sorted(map(str, (ROOT / "tuning_logs").glob("**/*-tuned.json")))
+        main = runpy.run_path(str(ROOT / "scripts/reach.py"))["main"]
+        assert main([*searches, "--beside", *beside, "--into", str(again)]) == 0
     for name in names:
         (measured,) = (ROOT / "tuning_logs").glob(f"*/{name}.json")
         script = "counters" if name.endswith("-counters") else "sweep"

@@ -6,14 +6,14 @@ from tvmconv.devices.cuda import graphs
 @pytest.fixture
 def clock(monkeypatch):
     """Replace the events by a kernel that takes a given time; returns a function that sets it."""
-    kernel = {}
+    times = []  # of a launch in the replays to come; the last one stays
 
     def between(stream, replay, count):
-        return [replay() * kernel["seconds"]] * count
+        return [replay() * (times.pop(0) if len(times) > 1 else times[0]) for _ in range(count)]
 
     monkeypatch.setattr(graphs, "between", between)
     monkeypatch.setattr(graphs, "WARM_UP_SECONDS", 0)
-    return lambda seconds: kernel.update(seconds=seconds)
+    return lambda *seconds: times.extend(seconds)
 
 
 def measure(multiple=1, seconds=0.5):
@@ -41,7 +41,15 @@ def test_a_replay_goes_through_all_buffer_sets_equally_often(clock):
     assert measure(multiple=48).launches == 96
 
 
-@pytest.mark.parametrize(("kernel_seconds", "replays"), [(1.0, graphs.MIN_REPLAYS), (1e-3, 500), (1e-6, 1000)])
+@pytest.mark.parametrize(
+    ("kernel_seconds", "replays"),
+    [(1.0, graphs.FEWEST_REPLAYS), (0.1, 10), (0.03, graphs.MIN_REPLAYS), (1e-3, 500), (1e-6, 1000)],
+)
 def test_replays_fill_the_time_given_within_bounds(clock, kernel_seconds, replays):
     clock(kernel_seconds)
     assert len(measure(seconds=0.5).seconds) == pytest.approx(replays, abs=1)
+
+
+def test_a_gpu_that_wakes_up_slowly_is_not_taken_for_a_slow_kernel(clock):
+    clock(*[100e-6] * 3, 10e-6)
+    assert measure().launches == 20

@@ -62,6 +62,9 @@ def features(w: Conv, space: Space, points: np.ndarray, machine: Machine) -> dic
         waves = (2.0 ** columns["blocks"] - 1) / machine.multiprocessors
         columns["waves"] = np.log2(np.maximum(waves, 2**-10)).astype(np.float32)
         columns["tail"] = (waves / np.ceil(np.maximum(waves, 1e-6))).astype(np.float32)
+    if "estimate" in columns:  # as a ratio, like what is to be told: trees are bad at differences of features
+        estimate = 2.0 ** columns["estimate"].astype(np.float64) - 1
+        columns["estimate/least"] = np.log2(np.maximum(estimate, 1e-6)).astype(np.float32) - columns["w.least"]
     return columns
 
 

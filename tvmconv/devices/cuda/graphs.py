@@ -21,6 +21,8 @@ from tvmconv.errors import DeviceError
 REPLAY_SECONDS = 200e-6
 MAX_LAUNCHES = 200
 MIN_REPLAYS, MAX_REPLAYS = 20, 1000
+BEARABLE_SECONDS, FEWEST_REPLAYS = 1.0, 3  # of those at least, where each takes long
+PROBES, PROBE_SECONDS = 4, 10e-3  # replays that tell how long a launch takes, where the first one takes less than this
 WARM_UP_SECONDS = 0.05  # an idle GPU takes tens of milliseconds to raise its clocks
 
 Replay = Callable[[], None]
@@ -139,8 +141,10 @@ def time_replays(capture: Callable[[int], Replay], stream: int, *, multiple: int
     Raises:
         DeviceError: a launch fails.
     """
+    took = warm_up(capture(multiple), stream)  # of an idle GPU, a launch seems to take many times as long as it does
     replay, launches = capture_enough(capture, stream, multiple=multiple)
-    return Replays(tuple(s / launches for s in time_replay(replay, stream, seconds)), launches)
+    times = between(stream, replay, _count(seconds, took * launches / multiple))
+    return Replays(tuple(each / launches for each in times), launches)
 
 
 def time_replay(replay: Replay, stream: int, seconds: float) -> list[float]:
@@ -151,15 +155,22 @@ def time_replay(replay: Replay, stream: int, seconds: float) -> list[float]:
         stream: on which it is queued.
         seconds: device time to spend, about.
     """
-    took = warm_up(replay, stream)
-    return between(stream, replay, int(min(max(seconds / took, MIN_REPLAYS), MAX_REPLAYS)))
+    return between(stream, replay, _count(seconds, warm_up(replay, stream)))
+
+
+def _count(seconds: float, took: float) -> int:
+    """How many replays to time within about so many seconds, when one takes `took`."""
+    fewest = min(max(BEARABLE_SECONDS / took, FEWEST_REPLAYS), MIN_REPLAYS)
+    return int(min(max(seconds / took, fewest), MAX_REPLAYS))
 
 
 def capture_enough(capture: Callable[[int], Replay], stream: int, *, multiple: int) -> tuple[Replay, int]:
     """A replay that lasts long enough to be timed, and its number of launches; arguments as for `time_replays`."""
     probe = capture(multiple)
-    between(stream, probe, 1)
-    once = between(stream, probe, 1)[0] / multiple
+    (once,) = between(stream, probe, 1)
+    if once < PROBE_SECONDS:  # the shortest of several: any may have been held up
+        once = min(between(stream, probe, PROBES))
+    once /= multiple
     launches = multiple * math.ceil(min(max(REPLAY_SECONDS / once, 1), MAX_LAUNCHES) / multiple)
     return (probe if launches == multiple else capture(launches)), launches
 
