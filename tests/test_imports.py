@@ -17,8 +17,8 @@ ROOT = Path(__file__).parent.parent
 ROOMS = (
     ("", "__main__"),  # `import tvmconv` and `python -m tvmconv`: what users see
     ("cli",),
-    ("reports",),
     ("torch",),
+    ("reports",),
     ("experiments",),
     ("searching", "baselines", "export", "training"),
     ("logs",),

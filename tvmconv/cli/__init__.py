@@ -26,6 +26,7 @@ COMMANDS = (
     "plot",
     "simulate",
     "train",
+    "optimize",
     "worker",
 )
 SEARCH = "tune"

@@ -52,14 +52,28 @@ def _find(source: str) -> Any:
     return found
 
 
+def make(source: str, found: Any = None) -> torch.nn.Module:
+    """The module that a text names, in evaluation mode.
+
+    Args:
+        source: `package.module:callable`, as for `trace`.
+        found: what the text names, if that was found before.
+
+    Raises:
+        ModelError: there is none.
+    """
+    with _told(source):
+        found = _find(source) if found is None else found
+        module = found if isinstance(found, torch.nn.Module) else found()
+    if not isinstance(module, torch.nn.Module):
+        raise ModelError(f"{source} gave {type(module).__name__}, expected a torch.nn.Module")
+    return module.eval()
+
+
 def _run(source: str, found: Any, inputs: Sequence[Input]) -> Graph:
     """Make the module, and run it once."""
     with torch.no_grad():
-        with _told(source):
-            module = found if isinstance(found, torch.nn.Module) else found()
-        if not isinstance(module, torch.nn.Module):
-            raise ModelError(f"{source} gave {type(module).__name__}, expected a torch.nn.Module")
-        module.eval()
+        module = make(source, found)
         tensors = _tensors(module, inputs)
         positional = [tensor for name, tensor in tensors if name is None]
         named = {name: tensor for name, tensor in tensors if name is not None}

@@ -65,11 +65,20 @@ class Function:
         """
         from cuda.bindings import driver
 
-        laid, sizes = _Laid(parameters), (*shape.grid, *shape.block, self._dynamic_shared_bytes)
+        laid = Laid(len(parameters))
+        for place, parameter in enumerate(parameters):
+            laid.put(place, parameter)
         if overlap:
-            config = _overlapping(*sizes, stream)
+            config = _overlapping(*shape.grid, *shape.block, self._dynamic_shared_bytes, stream)
             return lambda: check(driver.cuLaunchKernelEx(config, self._function, laid.address, 0))
-        return lambda: check(driver.cuLaunchKernel(self._function, *sizes, stream, laid.address, 0))
+        return lambda: self.launch_laid(shape, laid, stream)
+
+    def launch_laid(self, shape: Launch, parameters: Laid, stream: int) -> None:
+        """Queue one launch with parameters that lie ready; they are read before this returns."""
+        from cuda.bindings import driver
+
+        sizes = (*shape.grid, *shape.block, self._dynamic_shared_bytes)
+        check(driver.cuLaunchKernel(self._function, *sizes, stream, parameters.address, 0))
 
 
 def _overlapping(gx: int, gy: int, gz: int, bx: int, by: int, bz: int, shared: int, stream: int) -> Any:
@@ -87,19 +96,23 @@ def _overlapping(gx: int, gy: int, gz: int, bx: int, by: int, bz: int, shared: i
     return config
 
 
-class _Laid:
-    """Parameters in memory as a launch reads them, before it returns: an array of the address of each.
+class Laid:
+    """Parameters in memory as a launch reads them: an array of the address of each.
 
     Attributes:
         address: of that array.
     """
 
-    def __init__(self, parameters: Sequence[Parameter]) -> None:
-        self._memory = np.zeros(ALIGNMENT + NBYTES * len(parameters), "uint8")
+    def __init__(self, count: int) -> None:
+        self._memory = np.zeros(ALIGNMENT + NBYTES * count, "uint8")
         start = -self._memory.ctypes.data % ALIGNMENT
-        slots = self._memory[start : start + NBYTES * len(parameters)].view("uint64").reshape(-1, NBYTES // 8)
-        for slot, parameter in zip(slots, parameters, strict=True):
-            words = np.array(parameter, "uint64", ndmin=1)
-            slot[: len(words)] = words
-        self._addresses = np.array([slot.ctypes.data for slot in slots], "uint64")
-        self.address = self._addresses.ctypes.data
+        self._slots = list(self._memory[start : start + NBYTES * count].view("uint64").reshape(-1, NBYTES // 8))
+        self._addresses = np.array([slot.ctypes.data for slot in self._slots], "uint64")
+        self.address = int(self._addresses.ctypes.data)
+
+    def put(self, place: int, parameter: Parameter) -> None:
+        """Put a parameter at its place."""
+        if isinstance(parameter, int):
+            self._slots[place][0] = parameter
+        else:
+            self._slots[place][: len(parameter)] = parameter

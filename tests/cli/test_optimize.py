@@ -1,0 +1,73 @@
+"""`tvmconv optimize`."""
+
+import sys
+
+import pytest
+
+from tvmconv.cli import main
+
+MODULE = """
+import torch
+
+def tiny():
+    print("making it")
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU())
+
+def broken():
+    raise RuntimeError("no weights here")
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """The name of a module with models in it."""
+    pytest.importorskip("torch", reason='PyTorch is missing: pip install "tvmconv[torch]"')
+    (tmp_path / "models_of_mine.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "models_of_mine"
+    sys.modules.pop("models_of_mine", None)
+
+
+@pytest.mark.parametrize("options", [[], ["--layout", "nhwc", "--dtype", "bf16"]])
+def test_a_model_becomes_a_report_and_a_file(module, options, tmp_path, capsys):
+    import torch
+
+    import tvmconv.torch
+
+    out = tmp_path / "out"
+    command = ["optimize", f"{module}:tiny", "--input", "1x3x8x9", "--device", "opencl:0", "--all", "-o", str(out)]
+    assert main([*command, *options]) == 0
+    printed = capsys.readouterr()
+    assert "bias,relu" in printed.out
+    assert "making it" not in printed.out
+    assert "bias,relu" in (out / "report.txt").read_text()
+    dtype = torch.bfloat16 if options else torch.float32
+    with torch.no_grad():
+        assert tvmconv.torch.load(out / "model.tvmconv")(torch.zeros(1, 3, 8, 9, dtype=dtype)).shape == (1, 8, 8, 9)
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["{}:broken", "--input", "1x3x8x8"], "no weights here"),
+        (["{}:absent", "--input", "1x3x8x8"], "absent"),
+        (["{}:tiny", "--input", "1x4x8x8"], "does not run on the example"),
+        (["{}:tiny", "--input", "x"], "x"),
+        (["{}:tiny", "--input", "image=1x3x8x8"], "in order"),
+        (["{}:tiny"], "--input"),
+        (["{}:tiny", "--input", "1x3x8x8", "--device", "sm_90"], "to compile for only"),
+    ],
+)
+def test_wrong_requests_are_refused_in_one_line(module, words, error, capsys):
+    assert main(["optimize", *(word.format(module) for word in words)]) == 2
+    printed = capsys.readouterr().err.replace("making it\n", "")
+    assert error in printed
+    assert printed.count("\n") == 1
+
+
+def test_without_pytorch_the_extra_is_named(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for name in [name for name in sys.modules if name.startswith("tvmconv.torch")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert main(["optimize", "a:b", "--input", "1x3x8x8"]) == 2
+    assert 'pip install "tvmconv[torch]"' in capsys.readouterr().err

@@ -1,0 +1,65 @@
+"""How kernels of CUDA get their parameters from PyTorch's tensors, without a GPU: the driver is replaced."""
+
+import ctypes
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tvmconv.compiler.program import ArrayType, Launch, Program, Step  # noqa: E402
+from tvmconv.errors import DeviceError  # noqa: E402
+from tvmconv.torch import launch  # noqa: E402
+from tvmconv.torch.form import form_of  # noqa: E402
+
+STEP = Step(b"", "main", Launch((1, 1, 1), (32, 1, 1)), arguments=(2, 0, 3, 1), shared_bytes=0)
+
+
+class Recorder:
+    """Stands for a kernel function: keeps the first word of each parameter of its launches."""
+
+    launches: list = []  # noqa: RUF012
+
+    def __init__(self, code, name, dynamic_shared_bytes):
+        self.name = name
+
+    def launch_laid(self, shape, laid, stream):
+        addresses = (ctypes.c_uint64 * 4).from_address(laid.address)
+        words = tuple(ctypes.c_uint64.from_address(address).value for address in addresses)
+        self.launches.append((self.name, shape, words, stream))
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    monkeypatch.setattr(launch, "Function", Recorder)
+    monkeypatch.setattr(Recorder, "launches", [])
+    monkeypatch.setattr(launch, "encode", lambda told, pointer: (told * 1000 + pointer, 7))
+    return Recorder.launches
+
+
+def test_parameters_are_addresses_in_the_functions_order(recorded):
+    step = launch._Step(STEP)
+    step.launch([10, 20, 30, 40], stream=5)
+    step.launch([11, 21, 31, 41], stream=6)
+    assert recorded == [("main", STEP.launch, (30, 10, 40, 20), 5), ("main", STEP.launch, (31, 11, 41, 21), 6)]
+
+
+def test_a_tensor_map_is_encoded_once_for_an_address(recorded, monkeypatch):
+    asked = []
+    monkeypatch.setattr(launch, "encode", lambda told, pointer: asked.append(pointer) or (told * 1000 + pointer, 7))
+    step = launch._Step(replace(STEP, tensor_maps=((1, 3),)))
+    for first in (10, 10, 12, 10):
+        step.launch([first, 20, 30, 40], stream=0)
+    assert asked == [10, 12]
+    assert [words[1] for _, _, words, _ in recorded] == [3010, 3010, 3012, 3010]
+    for first in range(100, 100 + 2 * launch.MOST_MAPS):
+        step.launch([first, 20, 30, 40], stream=0)
+    assert len(step._encoded) == launch.MOST_MAPS
+
+
+def test_kernels_that_read_constant_memory_are_refused():
+    array = ArrayType((1,), "float32")
+    program = Program((replace(STEP, constants=((0, "k"),)),), (array, array, array))
+    form = form_of("conv2d:1x1x1x1,1x1x1x1")
+    with pytest.raises(DeviceError, match="constant memory"):
+        launch.launcher_of(form, program, None, torch.device("cpu"))

@@ -1,0 +1,117 @@
+"""The operator: what PyTorch asks of one, and under `torch.compile`, as a file, on tensors that do not fit."""
+
+import copy
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from small_models import Block, with_statistics  # noqa: E402
+
+import tvmconv.torch  # noqa: E402
+from tvmconv.errors import DeviceError, Error, ModelError  # noqa: E402
+from tvmconv.torch import archive  # noqa: E402
+from tvmconv.torch.operator import conv  # noqa: E402
+
+X = torch.randn(2, 4, 9, 11, generator=torch.Generator().manual_seed(0))
+TEXT = "conv2d:2x8x9x11,8x8x3x3,s1,p1,bias,add,relu"
+
+
+@pytest.fixture(scope="module")
+def block():
+    return with_statistics(Block())
+
+
+@pytest.fixture(scope="module")
+def made(block):
+    return tvmconv.torch.optimize(block, X, choose="tuned")
+
+
+def arguments(**other):
+    """Of the block's second convolution, from random tensors."""
+    torch.manual_seed(1)
+    x, add = torch.randn(2, 8, 9, 11), torch.randn(2, 8, 9, 11)
+    given = {"x": x, "weight": torch.randn(8, 8, 3, 3), "bias": torch.randn(8), "add": add, "workload": TEXT}
+    return (*{**given, **other}.values(),)
+
+
+def expected(x, weight, bias, add, _):
+    return torch.relu(torch.nn.functional.conv2d(x, weight, bias, padding=1) + add)
+
+
+@pytest.mark.parametrize("lie", [lambda t: t, lambda t: t.transpose(2, 3).contiguous().transpose(2, 3)])
+def test_it_is_an_operator_as_pytorch_wants_it(made, lie):
+    given = arguments(x=lie(arguments()[0]))
+    assert torch.allclose(conv(*given), expected(*given), atol=1e-4)
+    assert set(torch.library.opcheck(conv, given).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize(
+    ("other", "error"),
+    [
+        ({"x": torch.randn(1, 8, 9, 11)}, r"does not take x \(1, 8, 9, 11\)"),
+        ({"x": torch.randn(2, 8, 9, 11).double()}, "float64"),
+        ({"bias": None}, "does not take"),
+        ({"bias": torch.randn(8).half()}, "float16"),
+        ({"workload": "conv2d:2x8x9x11,8x8x3x3,s1,p1"}, "no kernel for"),
+        ({"workload": "filter1d:100,5"}, "no kernel for"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(made, other, error):
+    with pytest.raises(Error, match=error):
+        conv(*arguments(**other))
+
+
+def test_threads_do_not_disturb_each_other(made):
+    given, wrong = arguments(), []
+
+    def run(seed):
+        own = (torch.randn(2, 8, 9, 11, generator=torch.Generator().manual_seed(seed)), *given[1:])
+        wrong.extend(1 for _ in range(5) if not torch.allclose(conv(*own), expected(*own), atol=1e-4))
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_it_compiles_without_a_break_and_sees_weights_that_change(made, block):
+    model, other = copy.deepcopy(made), copy.deepcopy(block)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        assert torch.allclose(compiled(X), other(X), atol=1e-4)
+        for each in (model, other):
+            each.conv1.weight.mul_(2)
+            each.bn2.running_mean.add_(1)
+        assert torch.allclose(compiled(X), other(X), atol=1e-4)
+        assert torch.allclose(compiled(X[:1]), other(X[:1]), atol=1e-4)
+
+
+def test_a_model_is_saved_and_loaded(made, block, tmp_path):
+    file = tmp_path / "block.tvmconv"
+    made.save(file)
+    loaded = tvmconv.torch.load(file)
+    with torch.no_grad():
+        assert torch.allclose(loaded(X), block(X), atol=1e-4)
+    with pytest.raises(Error, match="cannot write"):
+        made.save(tmp_path / "no" / "file")
+
+
+def test_files_that_are_none_and_of_other_devices_are_refused(made, tmp_path, monkeypatch):
+    file = tmp_path / "block.tvmconv"
+    file.write_bytes(b"PK")
+    with pytest.raises(ModelError, match="cannot read"):
+        tvmconv.torch.load(file)
+    made.save(file)
+    file.write_bytes(file.read_bytes()[:-500])
+    with pytest.raises(ModelError, match="cannot read"):
+        tvmconv.torch.load(file)
+    made.save(file)
+    with pytest.raises(DeviceError, match="rebuild=True"):
+        tvmconv.torch.load(file, device="sm_90")
+    monkeypatch.setattr(archive, "VERSION", 2)
+    with pytest.raises(ModelError, match="save it anew"):
+        tvmconv.torch.load(file)

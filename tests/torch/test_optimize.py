@@ -1,0 +1,251 @@
+"""A model's convolutions by our kernels, on the CPU through OpenCL: the same outputs, whatever is done to the model."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from small_models import Between, Block, Scaled, Shared, Undecided, with_statistics  # noqa: E402
+
+import tvmconv.torch  # noqa: E402
+from tvmconv.errors import DeviceError, ModelError  # noqa: E402
+from tvmconv.torch.report import PYTORCH  # noqa: E402
+
+X = torch.randn(2, 4, 9, 11, generator=torch.Generator().manual_seed(0))
+
+
+def optimized(model, example=X, **options):
+    return tvmconv.torch.optimize(model, example, choose="tuned", **options)
+
+
+def differ(ours, theirs, x=X):
+    """How far outputs are apart, relative to the largest."""
+    with torch.no_grad():
+        y, wanted = ours(x), theirs(x)
+    assert y.shape == wanted.shape
+    assert y.dtype == wanted.dtype
+    return float((y.double() - wanted.double()).abs().max() / wanted.double().abs().max())
+
+
+@pytest.fixture(scope="module")
+def block():
+    return with_statistics(Block())
+
+
+@pytest.fixture(scope="module")
+def made(block):
+    return optimized(block)
+
+
+@pytest.fixture
+def faster(made):
+    """A copy to be changed."""
+    return copy.deepcopy(made)
+
+
+def runs(model):
+    """What runs each convolution."""
+    return {line.path: line.runs != PYTORCH for line in model.report().lines}
+
+
+def test_a_block_is_three_kernels_with_the_same_output(faster, block):
+    assert differ(faster, block) < 1e-5
+    assert [line.workload.partition("s1,")[2] for line in faster.report().lines] == [
+        "p1,bias,relu",
+        "p1,bias,add,relu",
+        "p0,bias",
+    ]
+    assert all(runs(faster).values())
+    assert "the whole model" in str(faster.report())
+
+
+def test_the_model_is_left_as_it_is_and_owns_the_same(faster, block):
+    assert list(faster.state_dict()) == list(block.state_dict())
+    assert next(block.parameters()).requires_grad
+    assert not next(faster.parameters()).requires_grad
+    assert faster.conv1.kernel_size == (3, 3)
+    assert not faster.training
+
+
+def test_weights_that_change_are_seen(faster, block):
+    other = copy.deepcopy(block)
+    for change in (
+        lambda model: model.conv1.weight.mul_(2),
+        lambda model: model.shortcut[0].bias.add_(1),
+        lambda model: model.bn2.running_var.mul_(3),
+        lambda model: model.load_state_dict({k: v * 0.5 for k, v in model.state_dict().items()}),
+        lambda model: model.load_state_dict({k: v * 2.0 for k, v in model.state_dict().items()}, assign=True),
+    ):
+        with torch.no_grad():
+            change(faster)
+            change(other)
+        assert differ(faster, other) < 1e-5
+
+
+def test_a_copy_has_weights_of_its_own(faster, made, block):
+    with torch.no_grad():
+        faster.conv1.weight.mul_(3)
+    other = copy.deepcopy(block)
+    with torch.no_grad():
+        other.conv1.weight.mul_(3)
+    assert differ(faster, other) < 1e-5
+    assert differ(made, block) < 1e-5
+
+
+def test_what_is_not_like_the_example_is_pytorch_s(faster, block):
+    for x in (X[:1], X[..., :8], X.double()):
+        model = block if x.dtype == torch.float32 else copy.deepcopy(block).double()
+        ours = faster if x.dtype == torch.float32 else copy.deepcopy(faster).double()
+        assert differ(ours, model, x) < 1e-6
+
+
+def test_tensors_that_lie_otherwise_are_brought_to_the_layout(faster, block):
+    for x in (X.contiguous(memory_format=torch.channels_last), X.transpose(2, 3).contiguous().transpose(2, 3)):
+        assert differ(faster, block, x) < 1e-5
+
+
+def test_gradients_and_training_are_pytorch_s(faster, block):
+    x = X.clone().requires_grad_()
+    faster(x).sum().backward()
+    wanted = X.clone().requires_grad_()
+    block(wanted).sum().backward()
+    assert torch.allclose(x.grad, wanted.grad, atol=1e-4)
+    faster.requires_grad_(True)
+    faster(X).sum().backward()
+    assert faster.conv1.weight.grad is not None
+    before = faster.bn1.running_mean.clone()
+    faster.train()
+    faster(X)
+    assert not torch.equal(before, faster.bn1.running_mean)
+
+
+def test_channels_last_stays_so(block):
+    last, x = (
+        copy.deepcopy(block).to(memory_format=torch.channels_last),
+        X.contiguous(memory_format=torch.channels_last),
+    )
+    model = optimized(last, x)
+    assert all("nhwc" in line.workload for line in model.report().lines)
+    assert differ(model, block, x) < 1e-5
+    with torch.no_grad():
+        assert model(x).stride() == block(x).stride()
+
+
+def test_autocast_decides_on_the_dtype(block):
+    with torch.autocast("cpu", torch.bfloat16):
+        model = optimized(block)
+        assert all(",bf16" in line.workload for line in model.report().lines)
+        assert differ(model, block) < 0.03
+    assert differ(model, block) < 1e-6  # without it, by PyTorch
+
+
+@pytest.mark.parametrize("make", [Undecided, Between, Shared, Scaled])
+def test_models_of_all_kinds(make):
+    model = with_statistics(make())
+    ours = optimized(model)
+    assert all(runs(ours).values())
+    assert differ(ours, model, X[:, :4]) < 1e-5
+    assert list(ours.state_dict()) == list(model.state_dict())
+    for each in (ours, model):
+        each.load_state_dict({name: value * 1.5 for name, value in each.state_dict().items()})
+    assert differ(ours, model) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("make", "x"),
+    [
+        (lambda: torch.nn.Conv1d(4, 6, 5, stride=2, padding=2), X[:, :, 0]),
+        (lambda: torch.nn.Conv2d(4, 8, (3, 2), padding="same", groups=2), X),
+        (lambda: torch.nn.Conv3d(4, 3, 2, dilation=(1, 2, 1), bias=False), X[:, :, None].repeat(1, 1, 3, 1, 1)),
+    ],
+)
+def test_a_model_that_is_a_convolution(make, x):
+    model = make().eval()
+    ours = optimized(model, x)
+    assert runs(ours) == {"(itself)": True}
+    assert differ(ours, model, x) < 1e-5
+    assert list(ours.state_dict()) == list(model.state_dict())
+
+
+def computed():
+    model = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 1))
+    torch.nn.utils.parametrizations.spectral_norm(model[0])
+    return model
+
+
+def hooked(where):
+    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Conv2d(4, 4, 1)), torch.nn.ReLU())
+    module = model[0] if where == "around" else model[0][0]
+    module.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "x", "why"),
+    [
+        (lambda: torch.nn.Sequential(torch.nn.Conv2d(4, 4, 1).double()), X.double(), "float64"),
+        (lambda: torch.nn.Sequential(torch.nn.Conv2d(4, 4, 1, padding=1, padding_mode="reflect")), X, "reflect"),
+        (lambda: hooked("it"), X, "hooks"),
+        (lambda: hooked("around"), X, "hooks"),
+        (computed, X, "of its own kind"),
+        (lambda: torch.nn.Sequential(torch.nn.Conv2d(4, 4, 1)), X[0], "no axis for a batch"),
+    ],
+)
+def test_what_our_kernels_cannot_do_is_pytorch_s_with_the_reason(make, x, why):
+    model = make().eval()
+    ours = optimized(model, x)
+    (line,) = ours.report().lines
+    assert why in line.reason
+    assert line.runs == PYTORCH
+    assert differ(ours, model, x) == 0
+
+
+def test_a_convolution_of_its_own_kind_is_left_alone():
+    class Odd(torch.nn.Conv2d):
+        def forward(self, x):
+            return super().forward(x) + 1
+
+    model = torch.nn.Sequential(Odd(4, 4, 1)).eval()
+    ours = optimized(model)
+    assert runs(ours) == {"0": False}
+    assert differ(ours, model) == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "example", "error"),
+    [
+        (lambda x: x, X, "expected a torch.nn.Module"),
+        (torch.nn.Conv2d(4, 4, 1, device="meta"), X, "are on cpu, meta"),
+        (torch.nn.Conv2d(4, 4, 1, device="meta"), X.to("meta"), "is on meta"),
+        (torch.nn.Conv2d(3, 4, 1), X, "does not run on the example"),
+        (torch.jit.script(torch.nn.Conv2d(4, 4, 1)), X, "cannot be optimised"),
+    ],
+)
+def test_what_is_no_model_is_refused_in_one_line(model, example, error):
+    with pytest.raises(ModelError, match=error) as raised:
+        optimized(model, example)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_device_of_the_wrong_kind_is_refused():
+    with pytest.raises(DeviceError, match="do not run on sm_90"):
+        optimized(torch.nn.Conv2d(4, 4, 1), device="sm_90")
+
+
+def test_by_default_what_is_faster_runs(block):
+    model = tvmconv.torch.optimize(block, X)
+    for line in model.report().lines:
+        assert (line.runs != PYTORCH) == (line.after < line.before)
+    assert model.report().after <= model.report().before
+
+
+def test_a_search_writes_a_log_from_which_the_next_call_takes_its_kernels(tmp_path):
+    model, log, told = torch.nn.Conv2d(4, 8, 3), tmp_path / "log.jsonl", []
+    optimized(model.eval(), seconds=4, log=log, progress=told.append)
+    records = log.read_text()
+    assert records.count("\n") > 2
+    assert any("configs" in line for line in told)
+    again = optimized(model, seconds=4, log=log)
+    assert log.read_text() == records
+    assert differ(again, model) < 1e-5

@@ -1,0 +1,125 @@
+"""`tvmconv optimize`: a PyTorch model with our kernels in it, as a file, and what runs in it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from tvmconv.cli.errors import UsageError
+from tvmconv.cli.options import positive
+from tvmconv.cli.progress import progress_line
+from tvmconv.errors import Error
+from tvmconv.models.inputs import EXAMPLE, Input
+from tvmconv.workloads import dtypes
+from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST, LAYOUTS
+
+REPORT, MODEL = "report.txt", "model.tvmconv"
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "optimize",
+        help="a PyTorch model whose convolutions run by our kernels where these are faster",
+        description="Find kernels for the convolutions of a PyTorch model and what follows them, take those that are "
+        "faster than PyTorch's, and print what runs, layer by layer. With -o, write that and the model.",
+    )
+    parser.add_argument(
+        "model", metavar="PACKAGE.MODULE:CALLABLE", help="a PyTorch module, or what gives one when it is called"
+    )
+    parser.add_argument(
+        "--input",
+        metavar="SIZES",
+        type=_input,
+        action="append",
+        required=True,
+        help=f"an argument of the model, such as {EXAMPLE}; several in order",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=dtypes.BY_TEXT,
+        default="f32",
+        help="of the model and its input; f32 is without TF32, tf32 is float32 with it (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--layout",
+        choices=LAYOUTS,
+        help=f"{CHANNELS_LAST} is channels_last (default: {CHANNELS_FIRST} for f32, else {CHANNELS_LAST})",
+    )
+    parser.add_argument("--seconds", metavar="T", type=positive, help="search for kernels so long, for all layers")
+    parser.add_argument("--log", metavar="F", type=Path, help="take kernels from it, and append what is measured")
+    parser.add_argument("--device", metavar="D", help="cuda:N or opencl:N (default: the best that there is)")
+    parser.add_argument(
+        "--all", action="store_true", help="take our kernels wherever there are any, also where PyTorch is faster"
+    )
+    parser.add_argument("-o", dest="out", metavar="DIR", type=Path, help=f"write {REPORT} and {MODEL} there")
+    parser.set_defaults(run=run)
+
+
+def _input(text: str) -> Input:
+    try:
+        given = Input.parse(text)
+    except Error as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if given.name:
+        raise argparse.ArgumentTypeError(f"{text!r} has a name: arguments are given in order")
+    return given
+
+
+def run(args: argparse.Namespace) -> int:
+    """Optimise, print and write."""
+    with contextlib.redirect_stdout(sys.stderr):  # what the model's code prints
+        optimized = _optimized(args)
+    report = optimized.report()
+    print(report)
+    if args.out:
+        try:
+            args.out.mkdir(parents=True, exist_ok=True)
+            (args.out / REPORT).write_text(f"{report}\n", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write {os.fspath(args.out)}: {error.strerror}") from error
+        optimized.save(args.out / MODEL)
+        print(f"tvmconv.torch.load({str(args.out / MODEL)!r}) loads the model.")
+    return 0
+
+
+def _optimized(args: argparse.Namespace) -> Any:
+    import tvmconv.torch  # noqa: I001  first, as it says what is missing
+    import torch
+
+    from tvmconv import devices
+    from tvmconv.models.torch_module import make
+
+    device = devices.find(args.device or "auto")
+    if isinstance(device, devices.Arch):
+        raise UsageError(f"{device.text} is to compile for only: a model runs on cuda:N or opencl:N")
+    place = torch.device(device.text if device.kind == "cuda" else "cpu")
+    torch.backends.cudnn.allow_tf32 = args.dtype == "tf32"
+    torch.backends.cudnn.benchmark = True
+    dtype = getattr(torch, dtypes.BY_TEXT[args.dtype].storage)
+    layout = args.layout or (CHANNELS_FIRST if args.dtype == "f32" else CHANNELS_LAST)
+    model = make(args.model).to(place, dtype)
+    inputs = [
+        torch.zeros(each.shape, dtype=getattr(torch, each.dtype), device=place)
+        if each.dtype
+        else torch.randn(each.shape, dtype=torch.float32, device=place).to(dtype)
+        for each in args.input
+    ]
+    if layout == CHANNELS_LAST:
+        model = model.to(memory_format=torch.channels_last)
+        inputs = [each.to(memory_format=torch.channels_last) if each.dim() == 4 else each for each in inputs]
+    choose: Any = "tuned" if args.all else "fastest"
+    with progress_line(f"{args.model}: ") as show:
+        return tvmconv.torch.optimize(
+            model,
+            tuple(inputs),
+            seconds=args.seconds,
+            log=args.log,
+            device=device.text,
+            choose=choose,
+            progress=show,
+        )

@@ -1,0 +1,24 @@
+"""Tuned convolutions inside PyTorch: `optimize` gives a copy of a model that runs them.
+
+>>> import tvmconv.torch
+>>> faster = tvmconv.torch.optimize(model, example, seconds=120, log="my.jsonl")
+>>> print(faster.report())
+>>> y = faster(x)
+"""
+
+from tvmconv.errors import ModelError
+
+try:
+    import torch as _torch
+except ImportError as error:
+    raise ModelError('PyTorch is missing: pip install "tvmconv[torch]"') from error
+
+if tuple(map(int, _torch.__version__.split("+")[0].split(".")[:2])) < (2, 4):
+    raise ModelError(f"PyTorch {_torch.__version__} is too old: pip install -U 'tvmconv[torch]'")
+
+from tvmconv.torch.archive import load
+from tvmconv.torch.model import Optimized
+from tvmconv.torch.optimize import optimize
+from tvmconv.torch.report import Report
+
+__all__ = ["Optimized", "Report", "load", "optimize"]

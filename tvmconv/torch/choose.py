@@ -1,0 +1,95 @@
+"""Which convolutions run by our kernels: those that are right, and faster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+
+from tvmconv.errors import Error
+from tvmconv.torch.form import form_of
+from tvmconv.torch.kernels import Kernels
+from tvmconv.torch.layer import Key, TunedConv
+from tvmconv.torch.look import Found
+from tvmconv.torch.model import Optimized
+from tvmconv.torch.report import PYTORCH, Line, Report
+from tvmconv.torch.timing import seconds_of
+from tvmconv.workloads import dtypes
+
+Choose = Literal["fastest", "tuned"]
+TOLERANCES = 4.0  # of the dtype: PyTorch's result is as far off, and rounds between the operations
+
+
+class Chooser:
+    """Decides what runs.
+
+    Args:
+        kernels: of the model's workloads.
+        how: "fastest" is what is measured to be faster; "tuned" is our kernel wherever it is right.
+    """
+
+    def __init__(self, kernels: Kernels, how: Choose) -> None:
+        self._kernels, self._how = kernels, how
+        self._taken: list[tuple[TunedConv, Key]] = []
+
+    def choose(self, found: Found) -> Line:
+        """Decide on one convolution."""
+        line = Line(found.path, found.text, PYTORCH, found.reason)
+        if found.module is None or found.x is None:
+            return line
+        built = self._kernels.of(found.text)
+        if built is None:
+            return replace(line, reason=self._kernels.why_not(found.text))
+        module, key = found.module, found.x.key
+        given = [found.x.like(), *([found.add.like()] if found.add else [])]
+        place = self._kernels.place
+        with torch.no_grad():
+            wanted = module(*given)
+            before = seconds_of(lambda: module(*given), place)
+            module.take(key, found.text)
+            try:
+                error = _deviation(module(*given), wanted)
+                after = seconds_of(lambda: module(*given), place)
+            except (Error, RuntimeError) as failure:
+                module.leave(key)
+                return replace(line, reason=str(failure).splitlines()[0], before=before)
+        line = replace(line, before=before, after=after)
+        allowed = _tolerance(found.text)
+        if not error <= allowed:
+            module.leave(key)
+            return replace(line, reason=f"our result differs by {error:.1e}, more than {allowed:.1e}")
+        if self._how == "fastest" and after >= before:
+            module.leave(key)
+            return replace(line, reason="PyTorch is no slower")
+        self._taken.append((module, key))
+        return replace(line, runs=built.schedule)
+
+    def whole(self, model: Optimized, arguments: Sequence[Any], report: Report) -> Report:
+        """Time the whole model, and give it back to PyTorch if our kernels make it no faster."""
+        place = self._kernels.place
+        after = seconds_of(lambda: model(*arguments), place)
+        keys = [(module, dict(module.kernels)) for module in {id(m): m for m, _ in self._taken}.values()]
+        for module, _ in keys:
+            module.kernels.clear()
+        before = seconds_of(lambda: model(*arguments), place)
+        if self._how == "fastest" and after >= before:
+            lines = [
+                replace(each, runs=PYTORCH, reason=each.reason or "the whole is no faster") for each in report.lines
+            ]
+            note = "All is left to PyTorch: with our kernels the whole model was no faster."
+            return Report(tuple(lines), before, before, (*report.notes, *([note] if self._taken else [])))
+        for module, kernels in keys:
+            module.kernels.update(kernels)
+        return replace(report, before=before, after=after)
+
+
+def _tolerance(text: str) -> float:
+    return TOLERANCES * dtypes.DTYPES[form_of(text).workload.dtype].tolerance
+
+
+def _deviation(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """The relative L2 difference."""
+    norm = float(theirs.double().norm())
+    return float((ours.double() - theirs.double()).norm()) / norm if norm else float(ours.double().norm())

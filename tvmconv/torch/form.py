@@ -1,0 +1,78 @@
+"""What the tensors of a convolution look like in PyTorch."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from tvmconv.errors import WorkloadError
+from tvmconv.workloads import Conv, dtypes, parse
+from tvmconv.workloads.layout import CHANNELS_LAST
+
+MEMORY_FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}  # by axes of space, of a workload in NHWC
+
+
+@dataclass(frozen=True)
+class Form:
+    """Shapes, dtypes and memory format of a convolution's tensors, whose axes are N, C and then space.
+
+    Attributes:
+        workload: what is computed.
+        dtype: of all tensors but the bias.
+        bias_dtype: of the bias.
+        memory_format: how all but the bias lie.
+        x_shape: of the input.
+        weight_shape: of the weight.
+        output_shape: of the output, and of a residual.
+        takes_bias: whether there is a bias.
+        takes_add: whether there is a residual.
+    """
+
+    workload: Conv
+    dtype: torch.dtype
+    bias_dtype: torch.dtype
+    memory_format: torch.memory_format
+    x_shape: tuple[int, ...]
+    weight_shape: tuple[int, ...]
+    output_shape: tuple[int, ...]
+    takes_bias: bool
+    takes_add: bool
+
+    def output(self, device: torch.device) -> torch.Tensor:
+        """A tensor for the output, with nothing in it."""
+        return torch.empty(self.output_shape, dtype=self.dtype, device=device, memory_format=self.memory_format)
+
+    def laid(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor as it has to lie: itself, or a copy."""
+        return tensor.contiguous(memory_format=self.memory_format)
+
+
+@functools.cache
+def form_of(text: str) -> Form:
+    """The form of a workload's tensors.
+
+    Args:
+        text: of the workload.
+
+    Raises:
+        WorkloadError: it is no convolution, or PyTorch has no such tensors.
+    """
+    workload = parse(text)
+    if not isinstance(workload, Conv):
+        raise WorkloadError(f"{text}: expected a convolution")
+    last = workload.layout == CHANNELS_LAST
+    if last and workload.rank not in MEMORY_FORMATS:
+        raise WorkloadError(f"{text}: PyTorch has no memory format for channels last along one axis")
+    return Form(
+        workload=workload,
+        dtype=getattr(torch, workload.storage),
+        bias_dtype=getattr(torch, dtypes.ACCUMULATOR),
+        memory_format=MEMORY_FORMATS[workload.rank] if last else torch.contiguous_format,
+        x_shape=(workload.N, workload.C, *workload.space),
+        weight_shape=(workload.O, workload.C // workload.groups, *workload.kernel),
+        output_shape=(workload.N, workload.O, *workload.out),
+        takes_bias="bias" in workload.epilogue,
+        takes_add="add" in workload.epilogue,
+    )

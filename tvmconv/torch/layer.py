@@ -1,0 +1,176 @@
+"""A convolution of a model with what follows it, by our kernel where there is one for its input, else by PyTorch."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from tvmconv.torch.form import form_of
+from tvmconv.torch.operator import conv as operator
+from tvmconv.torch.operator import watch
+
+CONVOLUTIONS = {torch.nn.Conv1d: 1, torch.nn.Conv2d: 2, torch.nn.Conv3d: 3}
+NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": functional.relu,
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "clamp": lambda y: y.clamp(0, 1),
+}
+
+
+Key = tuple[tuple[int, ...], torch.dtype, torch.device, bool]
+
+
+def key_of(x: torch.Tensor) -> Key:
+    """What an input has to be for a kernel, and PyTorch to be set to.
+
+    Returns:
+        Its shape; the dtype that PyTorch computes the convolution in, its own or autocast's; its device; and whether
+        PyTorch may round operands in float32 to TF32.
+    """
+    dtype, kind = x.dtype, x.device.type
+    if dtype.is_floating_point and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+    tf32 = kind == "cuda" and dtype is torch.float32 and torch.backends.cudnn.allow_tf32
+    return tuple(x.shape), dtype, x.device, tf32
+
+
+class TunedConv(torch.nn.Module):
+    """A convolution and what follows it; it owns no parameter, but reads those of the model's own modules.
+
+    A weight that is written to, or replaced, is packed anew before the next launch. What is written to through `.data`,
+    PyTorch tells nobody.
+
+    Args:
+        conv: the model's convolution.
+        norm: the batch normalisation behind it, which in evaluation mode is a factor and a summand for each channel.
+        names: what follows: names of activations, and `add` for a residual; in their order.
+    """
+
+    def __init__(self, conv: torch.nn.Module, norm: torch.nn.Module | None, names: Sequence[str]) -> None:
+        super().__init__()
+        self._own: tuple[Any, Any] = (conv, norm)  # in a tuple, as the model has registered them
+        self.names = tuple(names)
+        self.kernels: dict[Key, str] = {}  # the text of the workload
+        self._places: dict[str, int] = {}  # of its weight and bias among the buffers
+        self._stamps: dict[str, tuple[object, ...]] = {}
+
+    @property
+    def conv(self) -> Any:
+        """The model's convolution."""
+        return self._own[0]
+
+    @property
+    def norm(self) -> Any:
+        """The model's normalisation, if there is one."""
+        return self._own[1]
+
+    def forward(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
+        """The output, from the input and the residual, if there is one."""
+        key = key_of(x)
+        text = self.kernels.get(key)
+        if text is None or (torch.is_grad_enabled() and self._asks_for_gradients(x, add)):
+            return self.plain(x, add)
+        dtype = key[1]
+        if add is not None and add.dtype is not dtype:
+            return self.plain(x, add)  # which promotes the sum
+        place = self._places[text]
+        weight, bias = getattr(self, f"weight{place}"), getattr(self, f"bias{place}")
+        if x.dtype is not dtype:  # as autocast does
+            x = x.to(dtype)
+        return operator(x, weight, bias, add, text)
+
+    def _asks_for_gradients(self, x: torch.Tensor, add: torch.Tensor | None) -> bool:
+        conv, norm = self._own
+        return (
+            x.requires_grad
+            or (add is not None and add.requires_grad)
+            or any(each is not None and each.requires_grad for each in conv._parameters.values())
+            or (norm is not None and any(each is not None and each.requires_grad for each in norm._parameters.values()))
+        )
+
+    def plain(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
+        """The same by PyTorch."""
+        y = self.conv(x)
+        if self.norm is not None:
+            y = self.norm(y)
+        for name in self.names:
+            y = y + add if name == "add" else ACTIVATIONS[name](y)
+        return y
+
+    def take(self, key: Key, text: str) -> None:
+        """Compute inputs of this key by the kernel of a workload, which has to be installed."""
+        if text not in self._places:
+            place = self._places[text] = len(self._places)
+            weight, bias = self._pack(text)
+            self.register_buffer(f"weight{place}", weight, persistent=False)
+            self.register_buffer(f"bias{place}", bias, persistent=False)
+            self._stamps[text] = self._stamp()
+            self._watch(text)
+        self.kernels[key] = text
+
+    def leave(self, key: Key) -> None:
+        """Leave inputs of this key to PyTorch."""
+        self.kernels.pop(key, None)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy has to be brought up to date by itself."""
+        super().__setstate__(state)
+        for text in self._places:
+            self._watch(text)
+
+    def _watch(self, text: str) -> None:
+        own = weakref.ref(self)
+
+        def refresh() -> None:
+            if (module := own()) is not None:
+                module._refresh(text)
+
+        watch(getattr(self, f"weight{self._places[text]}"), refresh)
+
+    def _refresh(self, text: str) -> None:
+        """Make weight and bias anew, in the same memory, if the model's have changed."""
+        stamp = self._stamp()
+        if stamp == self._stamps[text]:
+            return
+        place = self._places[text]
+        for name, new in zip(("weight", "bias"), self._pack(text), strict=True):
+            old = getattr(self, f"{name}{place}")
+            if old is not None and new is not None and old.data_ptr() != new.data_ptr():
+                with torch.no_grad():
+                    old.copy_(new)
+        self._stamps[text] = self._stamp()
+
+    def _sources(self) -> list[torch.Tensor]:
+        """All tensors that weight and bias are made from."""
+        conv, norm = self._own
+        found = [*conv._parameters.values()]
+        if norm is not None:
+            found += [*norm._parameters.values(), *norm._buffers.values()]
+        return [tensor for tensor in found if tensor is not None]
+
+    def _stamp(self) -> tuple[object, ...]:
+        """What changes when one of the sources does: is written to, replaced, or moved."""
+        return tuple((tensor.data_ptr(), tensor._version) for tensor in self._sources())
+
+    @torch.no_grad()
+    def _pack(self, text: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The weight and the bias as a kernel reads them: the model's own memory where that will do."""
+        form, (conv, norm) = form_of(text), self._own
+        weight, bias = conv.weight, conv.bias
+        if norm is not None:  # in float64, to be rounded once
+            factor = (norm.running_var.double() + norm.eps).rsqrt()
+            if norm.weight is not None:
+                factor = factor * norm.weight.double()
+            shift = -norm.running_mean.double() * factor
+            if norm.bias is not None:
+                shift = shift + norm.bias.double()
+            weight = weight.double() * factor.view(-1, *(1,) * (weight.dim() - 1))
+            bias = shift if bias is None else bias.double() * factor + shift
+        weight = form.laid(weight.detach().to(form.dtype))
+        return weight, None if bias is None else bias.detach().to(form.bias_dtype).contiguous()

@@ -1,0 +1,106 @@
+"""A model whose convolutions run by our kernels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from tvmconv.torch.archive import save
+from tvmconv.torch.layer import TunedConv
+from tvmconv.torch.report import Report
+
+
+class Optimized(torch.nn.Module):
+    """A copy of a model, for inference: what it owns, its `state_dict` too, is as the model had it.
+
+    In training mode PyTorch computes all, and so it does where a gradient is asked for, from there on.
+
+    Args:
+        model: what it is of; it becomes part of this.
+        graph: what runs otherwise, and reads the parameters of the model's modules; None for a model that cannot be
+            traced, whose parts are optimised one by one.
+
+    Attributes:
+        told: what `report` gives.
+        example: the arguments that it was optimised for.
+        place: where it runs.
+    """
+
+    def __init__(self, model: torch.nn.Module, graph: fx.GraphModule | None) -> None:
+        super().__init__()
+        self._parameters = model._parameters
+        self._buffers = model._buffers
+        self._modules = model._modules
+        self._non_persistent_buffers_set = model._non_persistent_buffers_set
+        self.training = model.training
+        self._plain: tuple[torch.nn.Module, ...] = (model,)  # in tuples, as its modules are registered here
+        self._graph: tuple[fx.GraphModule, ...] = () if graph is None else (graph,)
+        self._run: Callable[..., Any] | None = None
+        self.told = Report(())
+        self.example: tuple[Any, ...] = ()
+        self.place = torch.device("cpu")
+
+    @property
+    def graph(self) -> fx.GraphModule:
+        """What runs where PyTorch does not."""
+        return self._graph[0]
+
+    def run_by(self, run: Callable[..., Any] | None) -> None:
+        """Have the graph run by somebody else; None ends it."""
+        self._run = run
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As of the model."""
+        if self._run is not None:
+            return self._run(*args, **kwargs)
+        if self.training or not self._graph:
+            return self._plain[0](*args, **kwargs)
+        return self._graph[0](*args, **kwargs)
+
+    def report(self) -> Report:
+        """What runs, layer by layer, and what it takes."""
+        return self.told
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a file that `tvmconv.torch.load` reads: this model for inputs of the example's shapes.
+
+        Raises:
+            ModelError: `torch.export` does not take the model.
+            Error: the file cannot be written.
+        """
+        save(self, self.example, self.texts(), self.place, path)
+
+    def texts(self) -> list[str]:
+        """The workloads whose kernels run."""
+        graphs = [part.graph for part in self.modules() if isinstance(part, Optimized) and part.traced]
+        convolutions = [module for graph in graphs for module in graph.modules() if isinstance(module, TunedConv)]
+        return list(dict.fromkeys(text for each in convolutions for text in each.kernels.values()))
+
+    @property
+    def traced(self) -> bool:
+        """Whether the model as a whole is a graph."""
+        return bool(self._graph)
+
+    def train(self, mode: bool = True) -> Optimized:
+        """Set the mode of the model and of this."""
+        super().train(mode)
+        self._plain[0].train(mode)
+        return self
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Optimized:
+        self._plain[0]._apply(fn, recurse)  # owns the same tensors in the same places
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        """What the model has and this has not."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            plain = self.__dict__.get("_plain")
+            if plain is None or name.startswith("_"):
+                raise
+            return getattr(plain[0], name)

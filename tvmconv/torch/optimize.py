@@ -1,0 +1,105 @@
+"""A model, and an example of its input, become a faster model."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tvmconv import devices
+from tvmconv.devices import Device
+from tvmconv.errors import DeviceError, ModelError
+from tvmconv.torch.choose import Choose, Chooser
+from tvmconv.torch.kernels import Kernels
+from tvmconv.torch.look import look, split
+from tvmconv.torch.model import Optimized
+from tvmconv.torch.report import Report
+
+OTHERWISE = "Inputs of other shapes and dtypes, on other devices, in training mode, or for gradients: by PyTorch."
+
+
+def optimize(
+    model: torch.nn.Module,
+    example: Any,
+    *,
+    seconds: float | None = None,
+    log: str | os.PathLike[str] | None = None,
+    device: str | None = None,
+    choose: Choose = "fastest",
+    progress: Callable[[str], None] | None = None,
+) -> Optimized:
+    """A copy of a model whose convolutions run by kernels of ours, where these are faster.
+
+    A convolution is computed together with the batch normalisation, the activations and the residual that follow it.
+    Where the model is run on what is not like the example, in training mode, or where a gradient is asked for, PyTorch
+    computes it.
+
+    Args:
+        model: whose modules may be anywhere, but all of them on one device; it stays as it is. It is copied in
+            evaluation mode, and its parameters ask for no gradients.
+        example: its input: a tensor, or a tuple of all arguments. Shapes, dtypes, memory formats, `torch.autocast` and
+            the settings of TF32 are taken as they are when this is called.
+        seconds: how long to search for kernels, for all layers together; without it none is searched: kernels are those
+            of the log, those that are shipped, or predicted.
+        log: what the search has measured so far, and appends to: the next time its kernels come from there. A file.
+        device: to tune on and for, such as "cuda:0"; by default the model's own, and the first of OpenCL for a model on
+            the CPU.
+        choose: "fastest": our kernels where they are faster than PyTorch's when both are measured; "tuned": wherever
+            there is one.
+        progress: is called with a line of text now and then.
+
+    Raises:
+        ModelError: the model is no module, does not run on the example, or lies on several devices.
+        DeviceError: there is no such device.
+        Error: the log cannot be read or written.
+    """
+    told = progress or (lambda text: None)
+    _check_model(model)
+    arguments = example if isinstance(example, tuple) else (example,)
+    mine = copy.deepcopy(model).eval().requires_grad_(False)
+    place = _place(mine, arguments)
+    ours = _device(place, device)
+    optimized, parts = split(mine)
+    optimized.example, optimized.place = tuple(arguments), place
+    sites = look(optimized, parts, arguments)
+    kernels = Kernels(ours, place, log, told)
+    kernels.find(Counter(site.text for site in sites if site.text), seconds)
+    chooser = Chooser(kernels, choose)
+    lines = [chooser.choose(site) for site in sites]
+    optimized.told = chooser.whole(optimized, arguments, Report(tuple(lines), notes=(OTHERWISE,)))
+    return optimized
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise ModelError(f"expected a torch.nn.Module, not {type(model).__name__}")
+    if isinstance(model, (torch.jit.ScriptModule, Optimized)):
+        raise ModelError(f"{type(model).__name__} cannot be optimised: give the module that it was made from")
+
+
+def _place(model: torch.nn.Module, arguments: Sequence[Any]) -> torch.device:
+    """The one device on which all tensors are."""
+    tensors = [*model.parameters(), *model.buffers(), *(each for each in arguments if isinstance(each, torch.Tensor))]
+    places = {tensor.device for tensor in tensors}
+    if len(places) != 1:
+        raise ModelError(
+            f"the model and its example are on {', '.join(sorted(map(str, places))) or 'no device'}: expected one"
+        )
+    (place,) = places
+    if place.type not in ("cpu", "cuda"):
+        raise ModelError(f"the model is on {place}: expected a GPU or the CPU")
+    return place
+
+
+def _device(place: torch.device, named: str | None) -> Device:
+    """Our device for PyTorch's."""
+    wanted = named or (f"cuda:{place.index}" if place.type == "cuda" else "opencl:0")
+    found = devices.find(wanted)
+    expected = "cuda" if place.type == "cuda" else "opencl"
+    if found.kind != expected or (expected == "cuda" and found.text != f"cuda:{place.index}"):
+        raise DeviceError(f"the model is on {place}, whose kernels do not run on {found.text}")
+    return found

@@ -1,0 +1,69 @@
+"""What runs in an optimised model, layer by layer, and what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvmconv.reports.tables import NOTHING, Table, significant
+
+PYTORCH = "PyTorch"
+WHOLE = "the whole model"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A convolution of a model, with what follows it.
+
+    Attributes:
+        path: of its module.
+        workload: what it computes with what follows it; its text, or "" where it is none.
+        runs: the schedule of the kernel that runs, or `PYTORCH`.
+        reason: why it is PyTorch's.
+        before: seconds by PyTorch; None where it was not timed.
+        after: seconds by our kernel.
+    """
+
+    path: str
+    workload: str
+    runs: str
+    reason: str = ""
+    before: float | None = None
+    after: float | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What runs, and why.
+
+    Attributes:
+        lines: one for each convolution.
+        before: seconds of the whole model by PyTorch; None where it was not timed.
+        after: of the optimised one.
+        notes: what else is worth telling.
+    """
+
+    lines: tuple[Line, ...]
+    before: float | None = None
+    after: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def table(self) -> Table:
+        """One line a convolution, and the whole model last."""
+        headers = ("layer", "workload", "runs", "PyTorch [µs]", "tvmconv [µs]", "×", "why")
+        rows = [
+            (line.path, line.workload or NOTHING, line.runs, *_times(line.before, line.after), line.reason or NOTHING)
+            for line in self.lines
+        ]
+        if self.before is not None:
+            rows.append((WHOLE, NOTHING, NOTHING, *_times(self.before, self.after), NOTHING))
+        return Table(headers, rows, left=frozenset({"layer", "workload", "runs", "why"}))
+
+    def __str__(self) -> str:
+        return "\n".join([self.table.text(), *self.notes])
+
+
+def _times(before: float | None, after: float | None) -> Sequence[str]:
+    times = [NOTHING if seconds is None else significant(seconds * 1e6) for seconds in (before, after)]
+    return *times, significant(before / after) if before and after else NOTHING

@@ -1,0 +1,235 @@
+"""The convolutions of a model and what follows each, found in the graph that `torch.fx` makes of it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.nn import functional
+
+from tvmconv.torch.layer import CONVOLUTIONS, NORMS, TunedConv
+
+MODEL = "model"  # what the model is called in the graph
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+ADDITIONS = (operator.add, operator.iadd, torch.add)
+ADDING_METHODS = ("add", "add_")
+FUNCTIONS: dict[Any, str] = {
+    torch.relu: "relu",
+    torch.relu_: "relu",
+    functional.relu: "relu",
+    functional.relu_: "relu",
+    functional.silu: "silu",
+    functional.gelu: "gelu",
+}
+METHODS = {"relu": "relu", "relu_": "relu"}
+SAME = (torch.nn.Identity, torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d)
+SAME_FUNCTIONS = ("dropout", "stochastic_depth")  # PyTorch's and torchvision's
+MODULES: dict[type, str] = {torch.nn.ReLU: "relu", torch.nn.SiLU: "silu", torch.nn.GELU: "gelu"}
+
+
+@dataclass
+class Site:
+    """A convolution in a graph, and the operations behind it that one kernel does with it.
+
+    Attributes:
+        path: of the convolution in the model.
+        conv: the model's module.
+        norm: the batch normalisation behind it, if there is one.
+        names: of the other operations, `add` among them at most once.
+        nodes: of all of them, the convolution's first.
+        adding: the one that adds a residual, if there is one.
+        module: what computes the site in the tuned graph.
+    """
+
+    path: str
+    conv: Any
+    nodes: list[fx.Node]
+    norm: Any = None
+    names: list[str] = field(default_factory=list)
+    adding: fx.Node | None = None
+    module: Any = None
+
+    @property
+    def residual(self) -> fx.Node | None:
+        """What is added, as the graph has it now."""
+        if self.adding is None:
+            return None
+        return next(arg for arg in self.adding.args if isinstance(arg, fx.Node) and arg not in self.nodes)
+
+
+class _Holder(torch.nn.Module):
+    """Calls the model: a model that is a single convolution is a module in the graph like any other."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Any) -> Any:
+        return self.model(x)
+
+
+class _Tracer(fx.Tracer):
+    """Goes into all modules but PyTorch's own, and those that have hooks, which shall be called."""
+
+    def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
+        """Whether a module is one node."""
+        return hooked(m) or super().is_leaf_module(m, module_qualified_name)
+
+
+def hooked(module: torch.nn.Module) -> bool:
+    """Whether somebody else does something when a module is called."""
+    return any(getattr(module, name) for name in HOOKS)
+
+
+def trace(model: torch.nn.Module) -> fx.GraphModule:
+    """The model as a graph, in which it is called `MODEL`; it shares the model's modules and parameters.
+
+    Raises:
+        Exception: whatever a model raises that cannot be traced.
+    """
+    holder, tracer = _Holder(model), _Tracer()
+    if type(model) in CONVOLUTIONS or hooked(model):
+        graph = tracer.trace(holder)
+    else:
+        graph = tracer.trace(model)
+        for node in graph.nodes:
+            if node.op in ("call_module", "get_attr"):
+                node.target = f"{MODEL}.{node.target}"
+    _strip(graph, dict(holder.named_modules()))
+    traced = fx.GraphModule(holder, graph, type(model).__name__)
+    traced.model = model  # itself, in place of the shells that `GraphModule` makes of modules on the way to others
+    return traced
+
+
+def _strip(graph: fx.Graph, modules: dict[str, Any]) -> None:
+    """Take out what gives what it is given in evaluation mode."""
+    for node in graph.nodes:
+        same = False
+        if node.op == "call_module":
+            module = modules.get(str(node.target))
+            same = isinstance(module, SAME) and not hooked(module)
+        elif node.op == "call_function" and getattr(node.target, "__name__", "") in SAME_FUNCTIONS:
+            training = node.kwargs.get("training", node.args[-1] if node.args else True)
+            same = training is False
+        if same and node.args:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def find_sites(graph: fx.GraphModule, shapes: dict[fx.Node, Any]) -> Iterator[Site]:
+    """The convolutions of a graph, each with as much of what follows it as one kernel can do.
+
+    Args:
+        graph: of the model.
+        shapes: of each node's value when the model was run.
+    """
+    modules = dict(graph.named_modules())
+    order = {node: number for number, node in enumerate(graph.graph.nodes)}
+    calls: dict[str, int] = {}
+    for node in order:
+        if node.op == "call_module":
+            calls[str(node.target)] = calls.get(str(node.target), 0) + 1
+    taken: set[fx.Node] = set()
+    for node in order:
+        conv = modules.get(str(node.target)) if node.op == "call_module" else None
+        if type(conv) not in CONVOLUTIONS or len(node.args) != 1 or node.kwargs:
+            continue
+        site = Site(str(node.target).partition(".")[2], conv, [node])
+        while (following := _following(site, modules, order, shapes)) is not None and following[0] not in taken:
+            user, kind = following
+            if kind == "norm":
+                site.norm = modules[str(user.target)]
+            else:
+                site.names.append(kind)
+            if kind == "add":
+                site.adding = user
+            site.nodes.append(user)
+        taken.update(site.nodes)
+        yield site
+
+
+def _following(
+    site: Site, modules: dict[str, Any], order: dict[fx.Node, int], shapes: dict[fx.Node, Any]
+) -> tuple[fx.Node, str] | None:
+    """The next node that a site's kernel can do as well, and what it does; None if there is none."""
+    last = site.nodes[-1]
+    if len(last.users) != 1:
+        return None
+    (user,) = last.users
+    kind = _kind(user, last, modules)
+    if kind is None or kind in site.names or (kind == "norm" and (site.norm or site.names)):
+        return None
+    if kind == "add":
+        others = [arg for arg in user.args if arg is not last]
+        if len(others) != 1 or not isinstance(others[0], fx.Node) or shapes.get(others[0]) != shapes.get(last):
+            return None
+    first, inside = order[site.nodes[0]], {*site.nodes}
+    if any(_writes(node, modules) for node in order if first < order[node] < order[user] and node not in inside):
+        return None  # computed later, the convolution might read what was written over its input meanwhile
+    return user, kind
+
+
+def _kind(node: fx.Node, value: fx.Node, modules: dict[str, Any]) -> str | None:
+    """What a node does to a value: `norm`, `add`, the name of an activation, or None for anything else."""
+    first = bool(node.args) and node.args[0] is value
+    match node.op:
+        case "call_module" if first and len(node.args) == 1 and not node.kwargs:
+            module = modules[str(node.target)]
+            if hooked(module):
+                return None
+            if type(module) in NORMS:
+                return "norm" if module.track_running_stats and module.running_mean is not None else None
+            if type(module) is torch.nn.GELU and module.approximate != "none":
+                return None
+            return MODULES.get(type(module))
+        case "call_function" if node.target in ADDITIONS:
+            return (
+                "add"
+                if len(node.args) == 2 and not node.kwargs and (first or node.target is not operator.iadd)
+                else None
+            )
+        case "call_function" if first and len(node.args) == 1:
+            plain = not {name for name, given in node.kwargs.items() if given and name != "inplace" and given != "none"}
+            return FUNCTIONS.get(node.target) if plain else None
+        case "call_method" if first and node.target in ADDING_METHODS:
+            return "add" if len(node.args) == 2 and not node.kwargs else None
+        case "call_method" if first and len(node.args) == 1 and not node.kwargs:
+            return METHODS.get(str(node.target))
+    return None
+
+
+def _writes(node: fx.Node, modules: dict[str, Any]) -> bool:
+    """Whether a node may write to a value that is there already."""
+    match node.op:
+        case "call_module":
+            module = modules[str(node.target)]
+            return bool(getattr(module, "inplace", False)) or not type(module).__module__.startswith("torch.nn")
+        case "call_method":
+            return str(node.target).endswith("_")
+        case "call_function":
+            name = getattr(node.target, "__name__", "")
+            return bool(node.kwargs.get("inplace")) or name.endswith("_") or name in _IN_PLACE or "out" in node.kwargs
+    return False
+
+
+_IN_PLACE = {name for name in dir(operator) if name.startswith("i") and name[1:] in dir(operator)} | {"setitem"}
+
+
+def rewrite(graph: fx.GraphModule, sites: list[Site]) -> None:
+    """Have modules of our own compute the sites."""
+    for number, site in enumerate(sites):
+        name = f"conv{number}"
+        site.module = TunedConv(site.conv, site.norm, site.names)
+        graph.add_submodule(name, site.module)
+        first, last = site.nodes[0], site.nodes[-1]
+        with graph.graph.inserting_after(last):
+            args = (first.args[0], *([site.residual] if site.adding else []))
+            made = graph.graph.call_module(name, args)
+        last.replace_all_uses_with(made)
+        for node in reversed(site.nodes):
+            graph.graph.erase_node(node)
+    graph.recompile()

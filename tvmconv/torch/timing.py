@@ -1,0 +1,58 @@
+"""How long calls of PyTorch take: of CUDA graphs on a GPU, and on the clock elsewhere."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+WARM_UP = 3
+SECONDS = 0.05  # of each timing
+FEWEST, MOST = 5, 200
+LAUNCHES = 10  # calls in a graph
+
+
+def seconds_of(call: Callable[[], object], device: torch.device) -> float:
+    """The seconds of a call, the median of some.
+
+    On a GPU calls are captured in a graph, so that what the host does in between does not count; what cannot be
+    captured is timed with it.
+    """
+    with torch.no_grad():
+        if device.type != "cuda":
+            return _on_the_clock(call, lambda: None)
+        with torch.cuda.device(device):
+            return _on_a_gpu(call)
+
+
+def _on_a_gpu(call: Callable[[], object]) -> float:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP):
+            call()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, stream=stream):
+                for _ in range(LAUNCHES):
+                    call()
+        except RuntimeError:
+            return _on_the_clock(call, torch.cuda.synchronize)
+        return _on_the_clock(graph.replay, torch.cuda.synchronize) / LAUNCHES
+
+
+def _on_the_clock(call: Callable[[], object], wait: Callable[[], None]) -> float:
+    for _ in range(WARM_UP):
+        call()
+    wait()
+    times: list[float] = []
+    begun = time.perf_counter()
+    while len(times) < FEWEST or (len(times) < MOST and time.perf_counter() - begun < SECONDS):
+        start = time.perf_counter()
+        call()
+        wait()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
