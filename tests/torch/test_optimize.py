@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason='PyTorch is missing: pip install "tvmconv[torch]"')
 
 from small_models import Between, Block, Scaled, Shared, Undecided, with_statistics  # noqa: E402
 
