@@ -12,7 +12,7 @@ from tvmconv.errors import Error
 from tvmconv.torch.form import form_of
 from tvmconv.torch.kernels import Kernels
 from tvmconv.torch.layer import Key, TunedConv
-from tvmconv.torch.look import Found
+from tvmconv.torch.look import Found, Part
 from tvmconv.torch.model import Optimized
 from tvmconv.torch.report import PYTORCH, Line, Report
 from tvmconv.torch.timing import seconds_of
@@ -66,23 +66,32 @@ class Chooser:
         self._taken.append((module, key))
         return replace(line, runs=built.schedule)
 
-    def whole(self, model: Optimized, arguments: Sequence[Any], report: Report) -> Report:
-        """Time the whole model, and give it back to PyTorch if our kernels make it no faster."""
-        place = self._kernels.place
-        after = seconds_of(lambda: model(*arguments), place)
-        keys = [(module, dict(module.kernels)) for module in {id(m): m for m, _ in self._taken}.values()]
-        for module, _ in keys:
-            module.kernels.clear()
-        before = seconds_of(lambda: model(*arguments), place)
-        if self._how == "fastest" and after >= before:
-            lines = [
-                replace(each, runs=PYTORCH, reason=each.reason or "the whole is no faster") for each in report.lines
-            ]
-            note = "All is left to PyTorch: with our kernels the whole model was no faster."
-            return Report(tuple(lines), before, before, (*report.notes, *([note] if self._taken else [])))
-        for module, kernels in keys:
-            module.kernels.update(kernels)
-        return replace(report, before=before, after=after)
+    def whole(self, model: Optimized, parts: Sequence[Part], arguments: Sequence[Any], report: Report) -> Report:
+        """Time the whole model, and give it back to PyTorch if our kernels make it no faster.
+
+        Args:
+            model: all of it.
+            parts: which are graphs.
+            arguments: of the model.
+            report: what was decided so far.
+        """
+        taken = {id(module) for module, _ in self._taken}
+        ours = [part.module for part in parts if taken & {id(module) for module in part.module.graph.modules()}]
+
+        def timed(*, left: bool) -> float:
+            for part in parts:
+                part.module.leave(left or part.module not in ours)
+            return seconds_of(lambda: model(*arguments), self._kernels.place)
+
+        before = timed(left=True)
+        after = timed(left=False) if ours else before
+        if self._how == "tuned" or not ours or after < before:
+            return replace(report, before=before, after=after)
+        for part in parts:
+            part.module.leave()
+        lines = [replace(line, runs=PYTORCH, reason=line.reason or "the whole is no faster") for line in report.lines]
+        note = "All is left to PyTorch: with our kernels the whole model was no faster."
+        return Report(tuple(lines), before, before, (*report.notes, note))
 
 
 def _tolerance(text: str) -> float:

@@ -36,8 +36,16 @@ def key_of(x: torch.Tensor) -> Key:
     dtype, kind = x.dtype, x.device.type
     if dtype.is_floating_point and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
-    tf32 = kind == "cuda" and dtype is torch.float32 and torch.backends.cudnn.allow_tf32
+    tf32 = kind == "cuda" and dtype is torch.float32 and tf32_allowed()
     return tuple(x.shape), dtype, x.device, tf32
+
+
+def tf32_allowed() -> bool:
+    """Whether convolutions in float32 may round their operands to TF32."""
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:  # since PyTorch 2.9, where it was set by its newer name
+        return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")
 
 
 class TunedConv(torch.nn.Module):

@@ -40,6 +40,7 @@ class Optimized(torch.nn.Module):
         self._plain: tuple[torch.nn.Module, ...] = (model,)  # in tuples, as its modules are registered here
         self._graph: tuple[fx.GraphModule, ...] = () if graph is None else (graph,)
         self._run: Callable[..., Any] | None = None
+        self._left = False
         self.told = Report(())
         self.example: tuple[Any, ...] = ()
         self.place = torch.device("cpu")
@@ -57,9 +58,13 @@ class Optimized(torch.nn.Module):
         """As of the model."""
         if self._run is not None:
             return self._run(*args, **kwargs)
-        if self.training or not self._graph:
+        if self.training or self._left or not self._graph:
             return self._plain[0](*args, **kwargs)
         return self._graph[0](*args, **kwargs)
+
+    def leave(self, left: bool = True) -> None:
+        """Leave all to PyTorch, or end that."""
+        self._left = left
 
     def report(self) -> Report:
         """What runs, layer by layer, and what it takes."""
@@ -76,7 +81,9 @@ class Optimized(torch.nn.Module):
 
     def texts(self) -> list[str]:
         """The workloads whose kernels run."""
-        graphs = [part.graph for part in self.modules() if isinstance(part, Optimized) and part.traced]
+        graphs = [
+            part.graph for part in self.modules() if isinstance(part, Optimized) and part.traced and not part._left
+        ]
         convolutions = [module for graph in graphs for module in graph.modules() if isinstance(module, TunedConv)]
         return list(dict.fromkeys(text for each in convolutions for text in each.kernels.values()))
 

@@ -70,7 +70,7 @@ def optimize(
     kernels.find(Counter(site.text for site in sites if site.text), seconds)
     chooser = Chooser(kernels, choose)
     lines = [chooser.choose(site) for site in sites]
-    optimized.told = chooser.whole(optimized, arguments, Report(tuple(lines), notes=(OTHERWISE,)))
+    optimized.told = chooser.whole(optimized, parts, arguments, Report(tuple(lines), notes=(OTHERWISE,)))
     return optimized
 
 

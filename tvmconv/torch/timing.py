@@ -22,7 +22,7 @@ def seconds_of(call: Callable[[], object], device: torch.device) -> float:
     """
     with torch.no_grad():
         if device.type != "cuda":
-            return _on_the_clock(call, lambda: None)
+            return on_the_clock(call, wait_for(device))
         with torch.cuda.device(device):
             return _on_a_gpu(call)
 
@@ -40,11 +40,17 @@ def _on_a_gpu(call: Callable[[], object]) -> float:
                 for _ in range(LAUNCHES):
                     call()
         except RuntimeError:
-            return _on_the_clock(call, torch.cuda.synchronize)
-        return _on_the_clock(graph.replay, torch.cuda.synchronize) / LAUNCHES
+            return on_the_clock(call, torch.cuda.synchronize)
+        return on_the_clock(graph.replay, torch.cuda.synchronize) / LAUNCHES
 
 
-def _on_the_clock(call: Callable[[], object], wait: Callable[[], None]) -> float:
+def wait_for(device: torch.device) -> Callable[[], None]:
+    """What waits until a device has done all that was queued."""
+    return torch.cuda.synchronize if device.type == "cuda" else lambda: None
+
+
+def on_the_clock(call: Callable[[], object], wait: Callable[[], None]) -> float:
+    """The seconds of a call and of a wait, the median of some."""
     for _ in range(WARM_UP):
         call()
     wait()

@@ -1,0 +1,181 @@
+"""Whole networks in PyTorch, by its own kernels and by ours: eager, in CUDA graphs, and compiled.
+
+    python scripts/torch_models.py resnet50 efficientnet_b0 --dtype f16 --batch 32 --seconds 120 -o results
+    python scripts/torch_models.py sd_vae_decoder --dtype f32 --seconds 120 --compile default --compile max-autotune
+
+Each network is timed as it is, under `torch.compile` in each mode that is named, as `tvmconv.torch.optimize` makes it,
+and that compiled; from CUDA graphs, and once eager, with the host in the time. Outputs are compared with those of the
+network in float64. Writes DIR/torch-NAME.json and .md, with what runs layer by layer. The log is DIR/torch.jsonl.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tvmconv import devices
+from tvmconv.cli.errors import Parser, UsageError, guarded
+from tvmconv.cli.options import count, positive
+from tvmconv.cli.progress import progress_line
+from tvmconv.experiments.provenance import provenance
+from tvmconv.reports.tables import NOTHING, Table, significant
+from tvmconv.workloads import dtypes
+
+OWN = {"yolov8s_backbone": (3, 640, 640), "sd_vae_decoder": (4, 64, 64)}  # of torch_networks.py, and their images
+IMAGE = (3, 224, 224)  # of torchvision's networks
+EAGER, OURS = "PyTorch", "tvmconv"
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A way to run a network.
+
+    Attributes:
+        name: such as "PyTorch" or "tvmconv, compiled (default)".
+        graph: seconds of a CUDA graph of it.
+        eager: seconds of a call, with the host in the time.
+        made: seconds that it took to compile, or to find kernels.
+        error: relative L2 difference from float64.
+    """
+
+    name: str
+    graph: float
+    eager: float
+    made: float
+    error: float
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print and write."""
+    return guarded("torch_models", lambda: _run(sys.argv[1:] if argv is None else argv))
+
+
+def _run(argv: Sequence[str]) -> int:
+    parser = Parser(prog="torch_models", description="Whole networks in PyTorch, by its own kernels and by ours.")
+    parser.add_argument("networks", nargs="+", metavar="NAME", help=f"of torchvision, or {', '.join(OWN)}")
+    parser.add_argument("--dtype", choices=dtypes.BY_TEXT, default="f16", help="(default: %(default)s)")
+    parser.add_argument("--batch", type=count, default=1, metavar="N", help="images (default: %(default)s)")
+    parser.add_argument("--side", type=count, metavar="N", help="height and width of the images")
+    parser.add_argument("--seconds", type=positive, metavar="T", help="to search for kernels, for each network")
+    parser.add_argument(
+        "--compile", action="append", default=[], metavar="MODE", help="torch.compile's, such as default"
+    )
+    parser.add_argument("--device", default="auto", metavar="D", help="(default: %(default)s)")
+    parser.add_argument("-o", dest="out", type=Path, default=Path("results"), metavar="DIR", help="where results go")
+    args = parser.parse_args(argv)
+    device = devices.find(args.device)
+    if isinstance(device, devices.Arch):
+        raise UsageError(f"{device.text} is to compile for only")
+    args.out.mkdir(parents=True, exist_ok=True)
+    note = provenance(device, shlex.join(["python", "scripts/torch_models.py", *argv]))
+    for name in args.networks:
+        timed, report = _network(name, device, args)
+        title = "-".join(["torch", name, args.dtype, *([f"b{args.batch}"] if args.batch > 1 else [])])
+        table = _table(timed)
+        print("\n".join([title, table.text(), note, ""]), flush=True)
+        page = "\n\n".join([f"# {title}", table.markdown(), report.table.markdown(), *report.notes, note])
+        (args.out / f"{title}.md").write_text(page + "\n", encoding="utf-8")
+        data = {"name": title, "provenance": note, "timed": [asdict(each) for each in timed]}
+        data["layers"] = [asdict(line) for line in report.lines]
+        (args.out / f"{title}.json").write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return 0
+
+
+def _table(timed: Sequence[Timed]) -> Table:
+    headers = ("by", "graph [µs]", "× PyTorch", "eager [µs]", "made in [s]", "rel. error")
+    first = timed[0].graph
+    rows = [
+        (
+            each.name,
+            significant(each.graph * 1e6),
+            significant(first / each.graph),
+            significant(each.eager * 1e6),
+            significant(each.made) if each.made else NOTHING,
+            f"{each.error:.1e}",
+        )
+        for each in timed
+    ]
+    return Table(headers, rows, left=frozenset({"by"}))
+
+
+def _network(name: str, device: Any, args: Any) -> tuple[list[Timed], Any]:
+    """All ways to run a network, and our report."""
+    import torch
+
+    import tvmconv.torch
+
+    place = torch.device(device.text if device.kind == "cuda" else "cpu")
+    torch.backends.cudnn.allow_tf32 = args.dtype == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = args.dtype == "tf32"
+    torch.backends.cudnn.benchmark = True
+    dtype = getattr(torch, dtypes.BY_TEXT[args.dtype].storage)
+    model, shape = _made(name)
+    if args.side:
+        shape = (shape[0], args.side, args.side)
+    torch.manual_seed(0)
+    x = torch.randn(args.batch, *shape)
+    model = model.eval()
+    with torch.no_grad():
+        wanted = copy.deepcopy(model).double().to(place)(x[:1].double().to(place))
+    x = x.to(place, dtype).contiguous(memory_format=torch.channels_last)
+    model = model.to(place, dtype).to(memory_format=torch.channels_last).requires_grad_(False)
+
+    def timed(label: str, run: Callable[[Any], Any], begun: float | None) -> Timed:
+        with torch.no_grad():
+            error = _deviation(run(x)[:1], wanted)
+            made = time.perf_counter() - begun if begun is not None else 0.0
+            from tvmconv.torch.timing import on_the_clock, seconds_of, wait_for
+
+            graph = seconds_of(lambda: run(x), place)
+            eager = on_the_clock(lambda: run(x), wait_for(place))
+        return Timed(label, graph, eager, made, error)
+
+    found = [timed(EAGER, model, None)]
+    for mode in args.compile:
+        begun = time.perf_counter()
+        torch._dynamo.reset()
+        found.append(timed(f"{EAGER}, compiled ({mode})", torch.compile(model, mode=mode), begun))
+    begun = time.perf_counter()
+    log = args.out / "torch.jsonl"
+    with progress_line(f"{name}: ") as show:
+        ours = tvmconv.torch.optimize(
+            model, x, seconds=args.seconds, log=log, device=device.text, choose="fastest", progress=show
+        )
+    found.append(timed(OURS, ours, begun))
+    for mode in args.compile:
+        begun = time.perf_counter()
+        torch._dynamo.reset()
+        found.append(timed(f"{OURS}, compiled ({mode})", torch.compile(ours, mode=mode), begun))
+    return found, ours.report()
+
+
+def _made(name: str) -> tuple[Any, tuple[int, int, int]]:
+    """A network with random weights, and the shape of its images."""
+    import torchvision
+
+    if name in OWN:
+        sys.path.insert(0, str(Path(__file__).parent))
+        import torch_networks
+
+        return getattr(torch_networks, name)(), OWN[name]
+    try:
+        return torchvision.models.get_model(name, weights=None), IMAGE
+    except ValueError as error:
+        raise UsageError(f"torchvision has no {name}, and there are {', '.join(OWN)}") from error
+
+
+def _deviation(ours: Any, wanted: Any) -> float:
+    norm = float(wanted.norm())
+    return float((ours.double() - wanted).norm()) / norm if norm else math.nan
+
+
+if __name__ == "__main__":
+    sys.exit(main())
