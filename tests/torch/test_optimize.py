@@ -120,6 +120,27 @@ def test_gradients_and_training_are_pytorch_s(faster, block):
     assert not torch.equal(before, faster.bn1.running_mean)
 
 
+def test_a_normalisation_that_trains_and_hooks_that_come_later_count(faster, block):
+    other = copy.deepcopy(block)
+    for model in (faster, other):
+        model.shortcut[1].train()
+    assert differ(faster, other) < 1e-5
+    assert torch.equal(faster.shortcut[1].running_mean, other.shortcut[1].running_mean)
+    for model in (faster, other):
+        model.conv2.register_forward_hook(lambda module, given, y: y * 2)
+    assert differ(faster, other) < 1e-5
+
+
+def test_inference_mode(faster, block):
+    with torch.inference_mode():
+        assert torch.allclose(faster(X), block(X), atol=1e-4)
+    with torch.no_grad():
+        for model in (faster, block := copy.deepcopy(block)):
+            model.conv1.weight.mul_(2)
+    with torch.inference_mode():
+        assert torch.allclose(faster(X), block(X), atol=1e-4)
+
+
 def test_channels_last_stays_so(block):
     last, x = (
         copy.deepcopy(block).to(memory_format=torch.channels_last),

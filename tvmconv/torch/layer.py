@@ -82,7 +82,7 @@ class TunedConv(torch.nn.Module):
         """The output, from the input and the residual, if there is one."""
         key = key_of(x)
         text = self.kernels.get(key)
-        if text is None or (torch.is_grad_enabled() and self._asks_for_gradients(x, add)):
+        if text is None or self._is_otherwise() or (torch.is_grad_enabled() and self._asks_for_gradients(x, add)):
             return self.plain(x, add)
         dtype = key[1]
         if add is not None and add.dtype is not dtype:
@@ -92,6 +92,15 @@ class TunedConv(torch.nn.Module):
         if x.dtype is not dtype:  # as autocast does
             x = x.to(dtype)
         return operator(x, weight, bias, add, text)
+
+    def _is_otherwise(self) -> bool:
+        """Whether somebody has since set the normalisation to training, or put a hook on one of the modules."""
+        conv, norm = self._own
+        return bool(
+            conv._forward_hooks
+            or conv._forward_pre_hooks
+            or (norm is not None and (norm.training or norm._forward_hooks or norm._forward_pre_hooks))
+        )
 
     def _asks_for_gradients(self, x: torch.Tensor, add: torch.Tensor | None) -> bool:
         conv, norm = self._own
