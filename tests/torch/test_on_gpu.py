@@ -1,0 +1,93 @@
+"""The same on an NVIDIA GPU: streams, captured graphs, `torch.compile`, dtypes and layouts."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch", reason='PyTorch is missing: pip install "tvmconv[torch]"')
+
+from small_models import Block, with_statistics  # noqa: E402
+
+import tvmconv.torch  # noqa: E402
+from tvmconv.torch.operator import conv  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+CASES = {
+    "f32": (torch.float32, torch.contiguous_format, 1e-5),
+    "tf32": (torch.float32, torch.channels_last, 5e-3),
+    "f16": (torch.float16, torch.channels_last, 5e-3),
+    "bf16": (torch.bfloat16, torch.channels_last, 4e-2),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    """A block of 16 bits or 32 on the GPU, its input, our block, and what outputs may differ by."""
+    dtype, layout, tolerance = CASES[request.param]
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = request.param == "tf32"
+    block = with_statistics(Block()).to("cuda:0", dtype).to(memory_format=layout)
+    x = torch.randn(2, 4, 30, 34, device="cuda:0", dtype=dtype).contiguous(memory_format=layout)
+    yield block, x, tvmconv.torch.optimize(block, x, choose="tuned"), tolerance
+    torch.backends.cudnn.allow_tf32 = before
+
+
+def differ(y, wanted):
+    assert y.shape == wanted.shape
+    assert y.dtype == wanted.dtype
+    return float((y.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+@torch.inference_mode()
+def test_outputs_are_those_of_pytorch(case):
+    block, x, faster, tolerance = case
+    assert {line.runs for line in faster.report().lines} != {"PyTorch"}
+    for given in (x, torch.randn_like(x), x.contiguous(), x[:1]):
+        assert differ(faster(given), block(given)) < tolerance
+
+
+@torch.inference_mode()
+def test_it_works_on_the_current_stream_and_in_a_captured_graph(case):
+    block, x, faster, tolerance = case
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        y = faster(x)
+    stream.synchronize()
+    assert differ(y, block(x)) < tolerance
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = faster(x)
+    x.normal_()
+    y.zero_()
+    graph.replay()
+    assert differ(y, block(x)) < tolerance
+
+
+@torch.no_grad()
+def test_it_compiles_and_sees_weights_that_change(case):
+    block, x, faster, tolerance = case
+    compiled, other = torch.compile(faster, fullgraph=True), copy.deepcopy(block)
+    assert differ(compiled(x), other(x)) < tolerance
+    for model in (faster, other):
+        model.conv1.weight.mul_(2)
+        model.bn2.running_mean.add_(1)
+    assert differ(compiled(x), other(x)) < tolerance
+
+
+def test_a_model_is_saved_and_loaded(case, tmp_path):
+    block, x, faster, tolerance = case
+    faster.save(tmp_path / "block.tvmconv")
+    with torch.no_grad():
+        assert differ(tvmconv.torch.load(tmp_path / "block.tvmconv")(x), block(x)) < tolerance
+
+
+def test_it_is_an_operator_as_pytorch_wants_it(case):
+    _, x, faster, _ = case
+    module = next(module for module in faster.graph.modules() if getattr(module, "kernels", None))
+    (text,) = set(module.kernels.values())
+    given = x if module.conv.in_channels == 4 else torch.randn(2, 8, 30, 34, device=x.device, dtype=x.dtype)
+    add = torch.randn(2, 8, 30, 34, device=x.device, dtype=x.dtype) if "add" in module.names else None
+    results = torch.library.opcheck(conv, (given, module.weight0, module.bias0, add, text))
+    assert set(results.values()) == {"SUCCESS"}
