@@ -127,7 +127,7 @@ class Picks:
 def pick(monkeypatch, described):
     def run(**seconds):
         picks = Picks(**seconds)
-        monkeypatch.setattr(cudnn, "_time_pick", picks)
+        monkeypatch.setattr(cudnn, "time_pick", picks)
         w = parse("conv2d:1x4x6x6,4x4x3x3,f16,nhwc,bias,relu")
         return list(cudnn._picks(w, w.inputs(0), described, cold=False, seconds=0.1)), picks.asked
 
