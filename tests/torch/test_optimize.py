@@ -83,6 +83,16 @@ def test_weights_that_change_are_seen(faster, block):
         assert differ(faster, other) < 1e-5
 
 
+def test_a_weight_that_two_convolutions_share_is_replaced_in_one():
+    model = with_statistics(Shared())
+    ours, new = optimized(model), torch.nn.Parameter(torch.randn(4, 4, 3, 3), requires_grad=False)
+    for each in (ours, model):
+        each.first.weight = new
+    kept = ours.second.weight.clone()
+    assert differ(ours, model) < 1e-5
+    assert torch.equal(ours.second.weight, kept)
+
+
 def test_a_copy_has_weights_of_its_own(faster, made, block):
     with torch.no_grad():
         faster.conv1.weight.mul_(3)
@@ -187,6 +197,32 @@ def test_a_model_that_is_a_convolution(make, x):
     assert runs(ours) == {"(itself)": True}
     assert differ(ours, model, x) < 1e-5
     assert list(ours.state_dict()) == list(model.state_dict())
+
+
+class Dropping(torch.nn.Module):
+    def __init__(self, *how, **named):
+        super().__init__()
+        self.conv, self.how, self.named = torch.nn.Conv2d(4, 4, 1), how, named
+
+    def forward(self, x):
+        return torch.relu(torch.nn.functional.dropout(self.conv(x), 1.0, *self.how, **self.named))
+
+
+@pytest.mark.parametrize(
+    ("model", "drops"),
+    [
+        (Dropping(), True),
+        (Dropping(True, False), True),
+        (Dropping(False), False),
+        (Dropping(training=False), False),
+        (Dropping(inplace=False, training=True), True),
+    ],
+)
+def test_only_dropout_that_drops_nothing_is_taken_out(model, drops):
+    ours = optimized(model.eval())
+    assert differ(ours, model) < 1e-5 or drops
+    assert (float(ours(X).abs().max()) == 0) == drops
+    assert ours.report().lines[0].workload.endswith("bias" if drops else "bias,relu")
 
 
 def computed():

@@ -158,10 +158,10 @@ class TunedConv(torch.nn.Module):
         place = self._places[text]
         for name, new in zip(("weight", "bias"), self._pack(text), strict=True):
             old = getattr(self, f"{name}{place}")
-            if old is not None and new is not None and old.data_ptr() != new.data_ptr():
+            if old is not None and new is not None:
                 with torch.no_grad():
                     old.copy_(new)
-        self._stamps[text] = self._stamp()
+        self._stamps[text] = stamp
 
     def _sources(self) -> list[torch.Tensor]:
         """All tensors that weight and bias are made from."""
@@ -177,7 +177,7 @@ class TunedConv(torch.nn.Module):
 
     @torch.no_grad()
     def _pack(self, text: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The weight and the bias as a kernel reads them: the model's own memory where that will do."""
+        """The weight and the bias as a kernel reads them, in memory of their own."""
         form, (conv, norm) = form_of(text), self._own
         weight, bias = conv.weight, conv.bias
         if norm is not None:  # in float64, to be rounded once
@@ -189,5 +189,5 @@ class TunedConv(torch.nn.Module):
                 shift = shift + norm.bias.double()
             weight = weight.double() * factor.view(-1, *(1,) * (weight.dim() - 1))
             bias = shift if bias is None else bias.double() * factor + shift
-        weight = form.laid(weight.detach().to(form.dtype))
-        return weight, None if bias is None else bias.detach().to(form.bias_dtype).contiguous()
+        packed = torch.empty_like(weight, dtype=form.dtype, memory_format=form.memory_format).copy_(weight)
+        return packed, None if bias is None else torch.empty_like(bias, dtype=form.bias_dtype).copy_(bias)

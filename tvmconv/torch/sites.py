@@ -27,7 +27,7 @@ FUNCTIONS: dict[Any, str] = {
 }
 METHODS = {"relu": "relu", "relu_": "relu"}
 SAME = (torch.nn.Identity, torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d)
-SAME_FUNCTIONS = ("dropout", "stochastic_depth")  # PyTorch's and torchvision's
+SAME_FUNCTIONS = {"dropout": 2, "stochastic_depth": 3}  # PyTorch's and torchvision's, and where they take `training`
 MODULES: dict[type, str] = {torch.nn.ReLU: "relu", torch.nn.SiLU: "silu", torch.nn.GELU: "gelu"}
 
 
@@ -112,9 +112,8 @@ def _strip(graph: fx.Graph, modules: dict[str, Any]) -> None:
         if node.op == "call_module":
             module = modules.get(str(node.target))
             same = isinstance(module, SAME) and not hooked(module)
-        elif node.op == "call_function" and getattr(node.target, "__name__", "") in SAME_FUNCTIONS:
-            training = node.kwargs.get("training", node.args[-1] if node.args else True)
-            same = training is False
+        elif node.op == "call_function" and (place := SAME_FUNCTIONS.get(getattr(node.target, "__name__", ""))):
+            same = node.kwargs.get("training", (*node.args, *[True] * place)[place]) is False
         if same and node.args:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
