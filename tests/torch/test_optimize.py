@@ -141,6 +141,15 @@ def test_a_normalisation_that_trains_and_hooks_that_come_later_count(faster, blo
     assert differ(faster, other) < 1e-5
 
 
+def test_dropout_alone_may_be_set_to_training(faster):
+    faster.dropout.train()
+    with torch.no_grad():
+        assert not torch.equal(faster(X), faster(X))
+    faster.dropout.eval()
+    with torch.no_grad():
+        assert torch.equal(faster(X), faster(X))
+
+
 def test_inference_mode(faster, block):
     with torch.inference_mode():
         assert torch.allclose(faster(X), block(X), atol=1e-4)

@@ -41,6 +41,8 @@ class Optimized(torch.nn.Module):
         self._graph: tuple[fx.GraphModule, ...] = () if graph is None else (graph,)
         self._run: Callable[..., Any] | None = None
         self._left = False
+        # They are not in the graph; some people set them alone to training, to draw samples.
+        self._dropping = tuple(module for module in model.modules() if _drops(module))
         self.told = Report(())
         self.example: tuple[Any, ...] = ()
         self.place = torch.device("cpu")
@@ -58,7 +60,7 @@ class Optimized(torch.nn.Module):
         """As of the model."""
         if self._run is not None:
             return self._run(*args, **kwargs)
-        if self.training or self._left or not self._graph:
+        if self.training or self._left or not self._graph or any(module.training for module in self._dropping):
             return self._plain[0](*args, **kwargs)
         return self._graph[0](*args, **kwargs)
 
@@ -111,3 +113,9 @@ class Optimized(torch.nn.Module):
             if plain is None or name.startswith("_"):
                 raise
             return getattr(plain[0], name)
+
+
+def _drops(module: torch.nn.Module) -> bool:
+    """Whether a module leaves something out at random in training mode: dropout, and paths dropped by any name."""
+    name = type(module).__name__
+    return "Drop" in name or name == "StochasticDepth"
