@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 from tvmconv.workloads import Conv, Workload
@@ -22,9 +23,10 @@ def distance(w: Workload, other: Workload) -> float:
     return sum(weight * abs(math.log2(a / b)) for (weight, a), (_, b) in zip(_sizes(w), _sizes(other), strict=True))
 
 
-def _sizes(w: Conv) -> list[tuple[float, float]]:
+@functools.lru_cache(maxsize=4096)
+def _sizes(w: Conv) -> tuple[tuple[float, float], ...]:
     """What makes convolutions alike, each with its weight."""
-    return [
+    return (
         (1.0, w.N * math.prod(w.out)),
         (0.5, w.out[-1]),
         (1.0, w.O / w.groups),
@@ -34,4 +36,4 @@ def _sizes(w: Conv) -> list[tuple[float, float]]:
         (1.0, math.prod(w.stride)),
         (0.5, math.prod(w.dilation)),
         (0.25, w.N),
-    ]
+    )
