@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason='PyTorch is missing: pip install "tv
 from small_models import Between, Block, Scaled, Shared, Undecided, with_statistics  # noqa: E402
 
 import tvmconv.torch  # noqa: E402
-from tvmconv.errors import DeviceError, ModelError  # noqa: E402
+from tvmconv.errors import DeviceError, Error, ModelError  # noqa: E402
 from tvmconv.torch.report import PYTORCH  # noqa: E402
 
 X = torch.randn(2, 4, 9, 11, generator=torch.Generator().manual_seed(0))
@@ -297,6 +297,14 @@ def test_what_is_no_model_is_refused_in_one_line(model, example, error):
 def test_a_device_of_the_wrong_kind_is_refused():
     with pytest.raises(DeviceError, match="do not run on sm_90"):
         optimized(torch.nn.Conv2d(4, 4, 1), device="sm_90")
+
+
+def test_a_log_that_is_not_there_or_cannot_be_written_is_an_error(tmp_path):
+    model = torch.nn.Conv2d(4, 4, 1)
+    with pytest.raises(Error, match="typo"):
+        optimized(model, log=tmp_path / "typo.jsonl")
+    with pytest.raises(Error, match="folder"):
+        optimized(model, log=tmp_path / "folder" / "log.jsonl", seconds=1)
 
 
 def test_by_default_what_is_faster_runs(block):

@@ -39,8 +39,8 @@ class Chooser:
         line = Line(found.path, found.text, PYTORCH, found.reason)
         if found.module is None or found.x is None:
             return line
-        built = self._kernels.of(found.text)
-        if built is None:
+        schedule = self._kernels.schedule_of(found.text)
+        if schedule is None:
             return replace(line, reason=self._kernels.why_not(found.text))
         module, key = found.module, found.x.key
         given = [found.x.like(), *([found.add.like()] if found.add else [])]
@@ -64,7 +64,7 @@ class Chooser:
             module.leave(key)
             return replace(line, reason="PyTorch is no slower")
         self._taken.append((module, key))
-        return replace(line, runs=built.schedule)
+        return replace(line, runs=schedule)
 
     def whole(self, model: Optimized, parts: Sequence[Part], arguments: Sequence[Any], report: Report) -> Report:
         """Time the whole model, and give it back to PyTorch if our kernels make it no faster.

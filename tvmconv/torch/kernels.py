@@ -6,15 +6,13 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from tvmconv.compiler.program import Program
 from tvmconv.devices import Device
-from tvmconv.errors import Error, FallbackWarning
-from tvmconv.logs.best import best
+from tvmconv.errors import Error, FallbackWarning, ScheduleError
+from tvmconv.logs.best import best, log_files
 from tvmconv.logs.build import build
 from tvmconv.logs.shipped import shipped_logs
 from tvmconv.measuring.ready import begin_processes
@@ -28,19 +26,6 @@ from tvmconv.torch.launch import launcher_of
 from tvmconv.workloads import parse
 
 LOG = "tuning.jsonl"
-
-
-@dataclass(frozen=True)
-class Built:
-    """A kernel that the operator knows.
-
-    Attributes:
-        schedule: its name.
-        program: what runs.
-    """
-
-    schedule: str
-    program: Program
 
 
 class Kernels:
@@ -62,7 +47,7 @@ class Kernels:
     ) -> None:
         self.device, self.place = device, place
         self._log, self._told = log, told
-        self._built: dict[str, Built] = {}
+        self._built: dict[str, str] = {}  # names of schedules
         self._failed: dict[str, str] = {}
 
     def find(self, counts: Mapping[str, int], seconds: float | None) -> None:
@@ -71,10 +56,17 @@ class Kernels:
         Args:
             counts: how often the model has each, by its text.
             seconds: for a search of those that the log knows nothing of, all together; None for no search.
+
+        Raises:
+            Error: the log is not there and nothing is searched, or it cannot be read or written.
+            DeviceError: the device is lost.
         """
         if seconds is not None:
             self._search(counts, seconds)
-        logs = [Path(self._log)] if self._log is not None and Path(self._log).exists() else []
+        there = self._log is not None and (seconds is None or Path(self._log).exists())  # a search may find nothing
+        logs = log_files([self._log]) if there and self._log is not None else []
+        for text in [*counts][:1]:
+            best(logs, parse(text))  # says what is wrong with a log, once
         for number, text in enumerate(counts, 1):
             self._told(f"{number} of {len(counts)}: building {text}")
             try:
@@ -82,8 +74,8 @@ class Kernels:
             except Error as error:
                 self._failed[text] = str(error)
 
-    def of(self, text: str) -> Built | None:
-        """The kernel of a workload, if there is one."""
+    def schedule_of(self, text: str) -> str | None:
+        """The schedule of a workload's kernel, if there is one."""
         return self._built.get(text)
 
     def why_not(self, text: str) -> str:
@@ -116,14 +108,14 @@ class Kernels:
                             f"{line}: {status.done:,} configs, {end - time.monotonic():.0f} s left for all"
                         ),
                     )
-                except Error as error:
+                except ScheduleError as error:  # nothing computes it there
                     self._told(f"{line}: {error}")
                 left = left[1:]
 
-    def _build(self, text: str, logs: list[Path]) -> Built:
+    def _build(self, text: str, logs: list[Path]) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FallbackWarning)
             kernel = build(parse(text), device=self.device, log=logs)
         launcher = launcher_of(form_of(text), kernel.program, self.device, self.place)
         operator.install(text, self.place, launcher)
-        return Built(kernel.schedule.name, kernel.program)
+        return kernel.schedule.name
