@@ -128,7 +128,10 @@ EPILOGUES = {
     "clip, 0 to 1": ([scalar("l", 0), scalar("h", 1), *tail(("Clip", ["c", "l", "h"], ["y"]))], "bias,clamp"),
     "clip from 0": ([scalar("l", 0), *tail(("Clip", ["c", "l"], ["y"]))], "bias,relu"),
     "clip to an input": (tail(("Clip", ["c", "", "limit"], ["y"])), "bias"),
-    "relu6": ([scalar("l", 0), scalar("h", 6), *tail(("Clip", ["c", "l", "h"], ["y"]))], "bias"),
+    "relu6": ([scalar("l", 0), scalar("h", 6), *tail(("Clip", ["c", "l", "h"], ["y"]))], "bias,relu6"),
+    "hardswish": (tail(("HardSwish", ["c"], ["y"])), "bias,hardswish"),
+    "hardsigmoid": (tail(("HardSigmoid", ["c"], ["y"], {"alpha": 1 / 6})), "bias,hardsigmoid"),
+    "hardsigmoid, a fifth": (tail(("HardSigmoid", ["c"], ["y"])), "bias"),
     "silu": (tail(("Sigmoid", ["c"], ["s"]), ("Mul", ["s", "c"], ["y"])), "bias,silu"),
     "gelu by erf": (
         [

@@ -23,6 +23,10 @@ BY_HAND = {
     "silu": lambda y: y / (1 + math.exp(-y)),
     "gelu": lambda y: y / 2 * (1 + math.erf(y / math.sqrt(2))),
     "clamp": lambda y: min(max(y, 0.0), 1.0),
+    "relu6": lambda y: min(max(y, 0.0), 6.0),
+    "hardsigmoid": lambda y: min(max(y / 6 + 0.5, 0.0), 1.0),
+    "hardswish": lambda y: y * min(max(y / 6 + 0.5, 0.0), 1.0),
+    "sigmoid": lambda y: 1 / (1 + math.exp(-y)),
 }
 
 orders = st.lists(st.sampled_from(sorted(BY_HAND)), unique=True).map(tuple)

@@ -79,7 +79,7 @@ def test_padding_of_two_is_vertical_then_horizontal():
         ("conv2d:1x4x8x8,4x4x3x3,s1x1x1", "'1x1x1': expected 1 or 2 integers after the s of stride, as in s1"),
         ("conv2d:1x4x8x8,4x4x3x3,p", "'p': expected an option, one of"),
         ("conv2d:1x4x8x8,4x4x3x3,p1x", "'1x': expected 1 or 2 or 4 integers after the p of padding, as in p1"),
-        ("conv2d:1x4x8x8,4x4x3x3,relu6", "'relu6': expected an option, one of s2 (or s2x1), p1, d2, g4, f32, tf32"),
+        ("conv2d:1x4x8x8,4x4x3x3,relu7", "'relu7': expected an option, one of s2 (or s2x1), p1, d2, g4, f32, tf32"),
         ("conv2d:1x4x8x8,4x4x3x3,relu,bias,relu", "expected relu at most once"),
         ("conv2d:1x4x8x8,4x4x3x3,nhwc,nchw", "'nchw': expected layout at most once"),
         ("conv2d:1x4x8x8,4x4x3x3,f64", "'f64': expected an option"),

@@ -176,7 +176,7 @@ _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "bias": _bias,
     "add": lambda y, residual: y + residual,
     "clamp": lambda y, _: y.clamp(0, 1),
-    **{name: _functional(name) for name in ("relu", "silu", "gelu")},
+    **{name: _functional(name) for name in ("relu", "silu", "gelu", "relu6", "hardswish", "hardsigmoid", "sigmoid")},
 }
 
 

@@ -146,39 +146,29 @@ def search_all(
     """
     from tvmconv.measuring.ready import begin_processes
     from tvmconv.measuring.standing import standing
-    from tvmconv.searching.opening import Ahead, Field
+    from tvmconv.searching.network import one_after_another
     from tvmconv.searching.request import Request
-    from tvmconv.searching.shares import share
-    from tvmconv.searching.tune import find_devices, tune_all
+    from tvmconv.searching.tune import find_devices
 
-    begun, chosen, results = _process_begun(), list(network), []
+    begun, results = _process_begun(), []
     end = None if args.seconds_total is None else begun + args.seconds_total
     options = {
         name: getattr(args, name) for name in ("tuner", "trials", "log", "seed", "patience", "transfer", "workers")
     }
-    ahead = Ahead()
+    request = Request(**options, seconds=None if end else args.seconds, begun=begun, **more)
     with standing():
         begin_tvm()
         places = find_devices(args.device, args.tracker)
         begin_processes(args.workers, places)  # they load what they need while this process does
-        named = take_where_they_apply(args.schedule or (), chosen)
-        for number, workload in enumerate(chosen, 1):
+        named = take_where_they_apply(args.schedule or (), [*network])
+        searches = one_after_another(network, places, request, named=named, end=end)
+        for number, (workload, search) in enumerate(searches, 1):
             if told:
                 told(number, workload)
-            left = chosen[number - 1 :]
-            seconds = share(max(end - begun, 0.1), left, network, places[0]) if end else args.seconds
-            request = Request(**options, seconds=seconds, begun=begun, **more)
-
-            def prepare_next(left: Sequence[Workload] = left[1:], request: Request = request) -> None:
-                for workload in left[:1]:
-                    ahead.prepare(workload, Field.of(workload, named[workload], places[0]), places[0], request)
-
             with _shown(f"{workload.text} on {places[0].text}: ") as show:
-                shown = lambda status, show=show: show(progress_text(status))  # noqa: E731
-                tuned = tune_all(workload, named[workload], places, request, shown, ahead, prepare_next)
+                tuned = search(lambda status, show=show: show(progress_text(status)))  # type: ignore[misc]
             best = tuned.final or tuned.status.best
             results.append((workload, best.schedule if best else NOTHING, tuned))
-            begun = time.monotonic()
     return results
 
 

@@ -97,11 +97,14 @@ class Knowledge:
     _workloads: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def expert(self, w: Conv, schedule: str, space: Space) -> Expert | None:
-        """Who knows a schedule of a workload; None where nobody does, or the schedule has other knobs by now."""
+        """Who knows a schedule of a workload; None where nobody does, or the schedule has other knobs by now.
+
+        Epilogues may bring knobs of their own, which nobody has learnt anything of.
+        """
         found = self.experts.get((w.operator, schedule))
         if found is None or kind_of(w) not in found.kinds:
             return None
-        if not {*space.knobs} <= {*found.knobs}:
+        if not w.epilogue and not {*space.knobs} <= {*found.knobs}:
             _warn_once(f"what was learnt of {schedule} is of other knobs, and is not used: train it anew")
             return None
         return found

@@ -96,39 +96,69 @@ class Nearness(IntEnum):
     KIND = 2  # CUDA, or OpenCL
 
 
-def nearest_first(
-    paths: Paths, workload: Workload, device: Device, schedule: str | None = None
-) -> Iterator[tuple[Nearness, Record]]:
-    """The valid records of a workload in logs, those of the nearest device first and of these the fastest first.
+class Rankings:
+    """What logs have of each workload, read once, for who asks for many.
 
     Args:
         paths: a log, a folder of logs, or several of them.
-        workload: only its records count.
-        device: where the kernel is to run; records of another kind of device do not count.
-        schedule: only records of the schedule of that name.
 
     Raises:
         Error: a log cannot be read.
     """
-    near: list[tuple[tuple[Nearness, float], Ranking]] = []
-    for subject, ranking in _rankings(paths):
-        distance = _distance(subject, device)
-        if subject.workload == workload and schedule in (None, subject.schedule) and distance is not None:
-            near.append((distance, ranking))
-    near.sort(key=lambda item: item[0])
-    for (nearness, _), group in groupby(near, key=lambda item: item[0]):
-        for record in fastest_first([ranking for _, ranking in group]):
-            yield nearness, record
+
+    def __init__(self, paths: Paths) -> None:
+        self._found: dict[Workload, list[tuple[Subject, Ranking]]] = {}
+        for subject, ranking in _rankings(paths):
+            self._found.setdefault(subject.workload, []).append((subject, ranking))
+
+    def nearest_first(
+        self, workload: Workload, device: Device, schedule: str | None = None
+    ) -> Iterator[tuple[Nearness, Record]]:
+        """The valid records of a workload, those of the nearest device first and of these the fastest first.
+
+        Args:
+            workload: only its records count.
+            device: where the kernel is to run; records of another kind of device do not count.
+            schedule: only records of the schedule of that name.
+        """
+        near: list[tuple[tuple[Nearness, float], Ranking]] = []
+        for subject, ranking in self._found.get(workload, ()):
+            distance = _distance(subject, device)
+            if schedule in (None, subject.schedule) and distance is not None:
+                near.append((distance, ranking))
+        near.sort(key=lambda item: item[0])
+        for (nearness, _), group in groupby(near, key=lambda item: item[0]):
+            for record in fastest_first([ranking for _, ranking in group]):
+                yield nearness, record
+
+    def serving(self, workload: Workload, device: Device) -> Iterator[tuple[Nearness, Record]]:
+        """As `nearest_first`, and behind those of a convolution with an epilogue those of the same without it.
+
+        A schedule has the same knobs with any epilogue, and what is fast without one mostly is fast with it.
+        """
+        yield from self.nearest_first(workload, device)
+        if isinstance(workload, Conv) and workload.epilogue:
+            yield from self.nearest_first(Variant(epilogue=()).of(workload), device)
+
+
+def nearest_first(
+    paths: Paths, workload: Workload, device: Device, schedule: str | None = None
+) -> Iterator[tuple[Nearness, Record]]:
+    """As `Rankings.nearest_first`, of these logs.
+
+    Raises:
+        Error: a log cannot be read.
+    """
+    yield from Rankings(paths).nearest_first(workload, device, schedule)
 
 
 def serving(paths: Paths, workload: Workload, device: Device) -> Iterator[tuple[Nearness, Record]]:
-    """As `nearest_first`, and behind those of a convolution with an epilogue those of the same without it.
+    """As `Rankings.serving`, of these logs.
 
-    A schedule has the same knobs with any epilogue, and what is fast without one mostly is fast with it.
+    Raises:
+        Error: a log cannot be read.
     """
-    yield from nearest_first(paths, workload, device)
-    if isinstance(workload, Conv) and workload.epilogue:
-        yield from nearest_first(paths, Variant(epilogue=()).of(workload), device)
+    yield from Rankings(paths).serving(workload, device)
 
 
 def _rankings(paths: Paths) -> Sequence[tuple[Subject, Ranking]]:

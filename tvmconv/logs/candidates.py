@@ -10,11 +10,11 @@ from tvmconv.devices import Device
 from tvmconv.errors import ScheduleError
 from tvmconv.knobs import Config
 from tvmconv.knowledge.choose import promising
-from tvmconv.logs.best import Nearness, Paths, serving
+from tvmconv.logs.best import Nearness, Paths, Rankings
 from tvmconv.logs.record import Record
 from tvmconv.workloads import Workload
 
-UNTUNED, PREDICTED = "default", "predicted"
+UNTUNED, PREDICTED, TUNED = "default", "predicted", "tuned"
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Candidate:
     Attributes:
         schedule: how to compute the workload.
         config: a value for each knob.
-        origin: where the config is from, in a few words: "tuned", say, `PREDICTED` or `UNTUNED`.
+        origin: where the config is from, in a few words: `TUNED`, say, `PREDICTED` or `UNTUNED`.
     """
 
     schedule: library.Schedule
@@ -32,23 +32,24 @@ class Candidate:
     origin: str
 
 
-def candidates(paths: Paths, workload: Workload, device: Device) -> Iterator[Candidate]:
+def candidates(logs: Rankings | Paths, workload: Workload, device: Device) -> Iterator[Candidate]:
     """What to build for a workload, the best first: of the records that serve it, then what the model predicts.
 
     In the end comes a default config.
 
-    Records come in the order of `serving`. Those of schedules that are no more, or not for the workload, are left out;
-    whether a config still is one of its schedule is seen when it is built.
+    Records come in the order of `Rankings.serving`. Those of schedules that are no more, or not for the workload, are
+    left out; whether a config still is one of its schedule is seen when it is built.
 
     Args:
-        paths: a log, a folder of logs, or several of them.
+        logs: what they have; or a log, a folder of logs, or several of them.
         workload: what shall be computed.
         device: where, or the architecture to compile for.
 
     Raises:
         Error: a log cannot be read.
     """
-    for nearness, record in serving(paths, workload, device):
+    rankings = logs if isinstance(logs, Rankings) else Rankings(logs)
+    for nearness, record in rankings.serving(workload, device):
         try:
             schedule = library.find(workload, record.schedule)
             schedule.check_runs_on(device.kind, device.arch, device.text)
@@ -64,4 +65,4 @@ def candidates(paths: Paths, workload: Workload, device: Device) -> Iterator[Can
 def origin(nearness: Nearness, record: Record, workload: Workload) -> str:
     """What is worth telling of a record that serves a workload."""
     without = " without the epilogue" if record.workload != workload else ""
-    return f"tuned{without}" + ("" if nearness is Nearness.DEVICE else f" on {record.device}")
+    return f"{TUNED}{without}" + ("" if nearness is Nearness.DEVICE else f" on {record.device}")

@@ -35,8 +35,8 @@ class Task:
     """What a builder process builds, whatever the config.
 
     Attributes:
-        workload: what to compute.
-        schedules: how, each under its name; their functions are found by module and name.
+        workload: what to compute, where a config does not come with another.
+        schedules: how, each under its name or another; their functions are found by module and name.
         device: what to build for; need not be present.
         memory_limit: bytes that a build may allocate.
     """
@@ -66,7 +66,7 @@ class Built:
     seconds: float = 0.0
 
 
-def build(task: Task, schedule: str, config: Config) -> Built:
+def build(task: Task, schedule: str, config: Config, workload: Workload | None = None) -> Built:
     """Build one config of a schedule; never raises but for want of memory.
 
     Raises:
@@ -83,7 +83,7 @@ def build(task: Task, schedule: str, config: Config) -> Built:
     try:
         target = device.target()
         how = task.schedules[schedule]
-        made = road.build(task.workload, how, config, target, device.limits, device.text, watch.phase)
+        made = road.build(workload or task.workload, how, config, target, device.limits, device.text, watch.phase)
         lowered = made.lowered
         with watch.phase("codegen"):
             _ = lowered.source
@@ -99,7 +99,8 @@ def build(task: Task, schedule: str, config: Config) -> Built:
 
 
 def main(connection: Connection) -> None:
-    """Serve: a `Task` comes in, and None goes back or why it fails; then a `Built` for each schedule's name and config.
+    """Serve: a `Task` comes in, and None goes back or why it fails; then a `Built` for each schedule's name and config,
+    and perhaps workload.
 
     Another task may come at any time: the configs after it are its own.
     """

@@ -13,6 +13,7 @@ from tvmconv.knobs import Config
 from tvmconv.measuring.builder import Built, Task
 from tvmconv.measuring.outcome import ErrorKind
 from tvmconv.measuring.supervised import DEPTH, Cause, End, Job, Limits, Supervised
+from tvmconv.workloads import Workload
 
 BUILDER = "tvmconv.measuring.builder"
 START_SECONDS = 120.0  # for loading TVM on a busy machine
@@ -48,9 +49,16 @@ class Pool:
         for _ in range(workers):
             self._builders.append(Supervised(BUILDER, lambda: task, limits, TEXTS, like=BUILDER))
 
-    def submit(self, tag: int, schedule: str, config: Config) -> None:
-        """Queue a config of a schedule of the task; `tag` comes back with what it becomes."""
-        self._waiting.append(Job(tag, (schedule, config)))
+    def submit(self, tag: int, schedule: str, config: Config, workload: Workload | None = None) -> None:
+        """Queue a config of a schedule of the task; `tag` comes back with what it becomes.
+
+        Args:
+            tag: a number of its own.
+            schedule: its name in the task.
+            config: its knobs.
+            workload: what to compute; by default the task's.
+        """
+        self._waiting.append(Job(tag, (schedule, config, workload)))
 
     def poll(self) -> list[tuple[int, Built]]:
         """Deal out what is queued; what has ended since the last call, by tag.

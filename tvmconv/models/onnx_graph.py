@@ -33,6 +33,7 @@ UNARY = {
     "Tanh": "tanh",
     "Sigmoid": "sigmoid",
     "Relu": "relu",
+    "HardSwish": "hardswish",
 }
 BINARY = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Min": "min", "Max": "max"}
 
@@ -169,6 +170,9 @@ class _Translation:
             kind = "silu"
         elif node.op_type == "Gelu":
             kind, how = "gelu", {"by_tanh": _attribute(node, "approximate", b"none") == b"tanh"}
+        elif node.op_type == "HardSigmoid":
+            kind = "hardsigmoid"
+            how = {"slope": _attribute(node, "alpha", 0.2), "shift": _attribute(node, "beta", 0.5)}
         elif node.op_type == "Clip":
             limits = self._limits(node)
             kind, how = ("clip", limits) if limits is not None else (None, {})

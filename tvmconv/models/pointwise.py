@@ -37,6 +37,10 @@ def _clip(x: NDArray[Any], *, low: float = -np.inf, high: float = np.inf) -> NDA
     return np.minimum(np.maximum(x, low), high)
 
 
+def _hardsigmoid(x: NDArray[Any], *, slope: float = 1 / 6, shift: float = 0.5) -> NDArray[Any]:
+    return _clip(x * slope + shift, low=0, high=1)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "same": lambda x: x,
     "neg": np.negative,
@@ -47,6 +51,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "relu": lambda x: np.maximum(x, 0),
     "silu": lambda x: x * _sigmoid(x),
     "gelu": _gelu,
+    "relu6": lambda x: _clip(x, low=0, high=6),
+    "hardswish": lambda x: x * _hardsigmoid(x),
+    "hardsigmoid": _hardsigmoid,
     "clip": _clip,
     "add": np.add,
     "sub": np.subtract,

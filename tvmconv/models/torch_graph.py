@@ -20,7 +20,7 @@ from tvmconv.errors import WorkloadError
 from tvmconv.models.graph import Graph, Op, convolution
 from tvmconv.workloads import Conv
 
-UNARY = {"neg": "neg", "exp": "exp", "erf": "erf", "tanh": "tanh", "sigmoid": "sigmoid", "relu": "relu", "silu": "silu"}
+UNARY = ("neg", "exp", "erf", "tanh", "sigmoid", "relu", "relu6", "silu", "hardswish", "hardsigmoid")
 BINARY = {"add": "add", "sub": "sub", "mul": "mul", "div": "div", "minimum": "min", "maximum": "max"}
 SAME = ("clone", "alias", "detach", "lift_fresh", "_to_copy")
 NORMS = ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm")
@@ -166,7 +166,7 @@ def _pointwise(kind: str, given: Mapping[str, Any]) -> tuple[str, list[Any], dic
     """An operation on each element: its name in the graph, its operands and options; None if it is something else."""
     x = given.get("self")
     if kind in UNARY:
-        return UNARY[kind], [x], {}
+        return kind, [x], {}
     if kind in SAME:
         return ("same", [x], {}) if given.get("dtype") in (None, given["self"].dtype) else None
     if kind == "gelu":

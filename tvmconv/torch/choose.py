@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 
 from tvmconv.errors import Error
+from tvmconv.torch import operator
 from tvmconv.torch.form import form_of
-from tvmconv.torch.kernels import Kernels
+from tvmconv.torch.kernels import Kernels, Ready
 from tvmconv.torch.layer import Key, TunedConv
-from tvmconv.torch.look import Found, Part
+from tvmconv.torch.look import Found, Part, Seen
 from tvmconv.torch.model import Optimized
 from tvmconv.torch.report import PYTORCH, Line, Report
 from tvmconv.torch.timing import seconds_of
@@ -20,6 +21,16 @@ from tvmconv.workloads import dtypes
 
 Choose = Literal["fastest", "tuned"]
 TOLERANCES = 4.0  # of the dtype: PyTorch's result is as far off, and rounds between the operations
+
+
+@dataclass
+class _Decided:
+    """What was measured for a workload on tensors that lie in one way, for all layers that are like this."""
+
+    before: float
+    after: float | None = None
+    ready: Ready | None = None
+    reason: str = ""
 
 
 class Chooser:
@@ -33,38 +44,62 @@ class Chooser:
     def __init__(self, kernels: Kernels, how: Choose) -> None:
         self._kernels, self._how = kernels, how
         self._taken: list[tuple[TunedConv, Key]] = []
+        self._decided: dict[tuple[str, Seen, Seen | None], _Decided] = {}
 
     def choose(self, found: Found) -> Line:
         """Decide on one convolution."""
         line = Line(found.path, found.text, PYTORCH, found.reason)
         if found.module is None or found.x is None:
             return line
-        schedule = self._kernels.schedule_of(found.text)
-        if schedule is None:
+        if not self._kernels.ready(found.text):
             return replace(line, reason=self._kernels.why_not(found.text))
         module, key = found.module, found.x.key
         given = [found.x.like(), *([found.add.like()] if found.add else [])]
-        place = self._kernels.place
+        like = (found.text, found.x, found.add)
         with torch.no_grad():
             wanted = module(*given)
-            before = seconds_of(lambda: module(*given), place)
-            module.take(key, found.text)
-            try:
-                error = _deviation(module(*given), wanted)
-                after = seconds_of(lambda: module(*given), place)
-            except (Error, RuntimeError) as failure:
-                module.leave(key)
-                return replace(line, reason=str(failure).splitlines()[0], before=before)
-        line = replace(line, before=before, after=after)
-        allowed = _tolerance(found.text)
-        if not error <= allowed:
+            decided = self._decided.get(like)
+            if decided is None:
+                decided = self._decided[like] = self._measured(found, given, wanted)
+            line = replace(line, before=decided.before, after=decided.after, reason=decided.reason)
+            if decided.ready is None:
+                return line
+            problem = self._take(found, decided.ready, given, wanted)
+        if problem:
             module.leave(key)
-            return replace(line, reason=f"our result differs by {error:.1e}, more than {allowed:.1e}")
-        if self._how == "fastest" and after >= before:
-            module.leave(key)
-            return replace(line, reason="PyTorch is no slower")
+            return replace(line, reason=problem)
         self._taken.append((module, key))
-        return replace(line, runs=schedule)
+        return replace(line, runs=decided.ready.schedule, origin=decided.ready.origin)
+
+    def _measured(self, found: Found, given: Sequence[torch.Tensor], wanted: torch.Tensor) -> _Decided:
+        """Time PyTorch and our kernels; the fastest of those that are right."""
+        module, place, x = found.module, self._kernels.place, found.x
+        assert x is not None
+        decided = _Decided(seconds_of(lambda: module(*given), place))
+        for ready in self._kernels.ready(found.text):
+            problem = self._take(found, ready, given, wanted)
+            if not problem:
+                after = seconds_of(lambda: module(*given), place)
+                if decided.after is None or after < decided.after:
+                    decided.after, decided.ready, decided.reason = after, ready, ""
+            elif decided.ready is None:
+                decided.reason = problem
+            module.leave(x.key)
+        if self._how == "fastest" and decided.after is not None and decided.after >= decided.before:
+            decided.ready, decided.reason = None, "PyTorch is no slower"
+        return decided
+
+    def _take(self, found: Found, ready: Ready, given: Sequence[torch.Tensor], wanted: torch.Tensor) -> str:
+        """Have a kernel compute a layer; what is wrong with that, "" for nothing."""
+        assert found.x is not None
+        try:
+            launcher = ready.launcher(self._kernels.device, self._kernels.place)
+            operator.install(found.text, self._kernels.place, launcher)
+            found.module.take(found.x.key, found.text)
+            error, allowed = _deviation(found.module(*given), wanted), _tolerance(found.text)
+        except (Error, RuntimeError) as failure:
+            return str(failure).splitlines()[0]
+        return "" if error <= allowed else f"our result differs by {error:.1e}, more than {allowed:.1e}"
 
     def whole(self, model: Optimized, parts: Sequence[Part], arguments: Sequence[Any], report: Report) -> Report:
         """Time the whole model, and give it back to PyTorch if our kernels make it no faster.

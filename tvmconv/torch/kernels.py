@@ -1,31 +1,58 @@
-"""Kernels for a model's workloads: from logs, by a search, or predicted; made known to the operator."""
+"""Kernels for a model's workloads: from logs, by a search, or predicted."""
 
 from __future__ import annotations
 
 import os
 import time
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
 
+from tvmconv.compiler.program import Program
 from tvmconv.devices import Device
-from tvmconv.errors import Error, FallbackWarning, ScheduleError
-from tvmconv.logs.best import best, log_files
-from tvmconv.logs.build import build
+from tvmconv.errors import Error, ScheduleError
+from tvmconv.logs.best import Rankings, best, log_files
+from tvmconv.logs.candidates import TUNED, Candidate, candidates
 from tvmconv.logs.shipped import shipped_logs
+from tvmconv.measuring.build_all import Choice, build_all
 from tvmconv.measuring.ready import begin_processes
 from tvmconv.measuring.standing import standing
+from tvmconv.searching.network import one_after_another
 from tvmconv.searching.request import Request
-from tvmconv.searching.shares import share
-from tvmconv.searching.tune import tune_all
-from tvmconv.torch import operator
 from tvmconv.torch.form import form_of
 from tvmconv.torch.launch import launcher_of
+from tvmconv.torch.operator import Launcher
 from tvmconv.workloads import parse
 
 LOG = "tuning.jsonl"
+FEW = 4  # kernels that are compared for a workload that was not measured on this device
+
+
+@dataclass
+class Ready:
+    """A kernel that was built.
+
+    Attributes:
+        text: of its workload.
+        schedule: its name.
+        origin: where the config is from, in a few words.
+        program: for the device.
+    """
+
+    text: str
+    schedule: str
+    origin: str
+    program: Program
+    _launcher: Launcher | None = None
+
+    def launcher(self, device: Device, place: torch.device) -> Launcher:
+        """What runs it, loaded once; raises DeviceError if it does not load."""
+        if self._launcher is None:
+            self._launcher = launcher_of(form_of(self.text), self.program, device, place)
+        return self._launcher
 
 
 class Kernels:
@@ -47,11 +74,11 @@ class Kernels:
     ) -> None:
         self.device, self.place = device, place
         self._log, self._told = log, told
-        self._built: dict[str, str] = {}  # names of schedules
+        self._ready: dict[str, list[Ready]] = {}
         self._failed: dict[str, str] = {}
 
     def find(self, counts: Mapping[str, int], seconds: float | None) -> None:
-        """Build a kernel for each workload.
+        """Build kernels for each workload: the one that was measured to be the fastest here, or some that promise most.
 
         Args:
             counts: how often the model has each, by its text.
@@ -61,22 +88,16 @@ class Kernels:
             Error: the log is not there and nothing is searched, or it cannot be read or written.
             DeviceError: the device is lost.
         """
-        if seconds is not None:
-            self._search(counts, seconds)
-        there = self._log is not None and (seconds is None or Path(self._log).exists())  # a search may find nothing
-        logs = log_files([self._log]) if there and self._log is not None else []
-        for text in [*counts][:1]:
-            best(logs, parse(text))  # says what is wrong with a log, once
-        for number, text in enumerate(counts, 1):
-            self._told(f"{number} of {len(counts)}: building {text}")
-            try:
-                self._built[text] = self._build(text, [*logs, *shipped_logs()])
-            except Error as error:
-                self._failed[text] = str(error)
+        with standing():
+            if seconds is not None:
+                self._search(counts, seconds)
+            there = self._log is not None and (seconds is None or Path(self._log).exists())  # a search may find nothing
+            logs = log_files([self._log]) if there and self._log is not None else []
+            self._build(list(counts), Rankings([*logs, *shipped_logs()]))
 
-    def schedule_of(self, text: str) -> str | None:
-        """The schedule of a workload's kernel, if there is one."""
-        return self._built.get(text)
+    def ready(self, text: str) -> list[Ready]:
+        """The kernels of a workload, the most promising first; none if none could be built."""
+        return self._ready.get(text, [])
 
     def why_not(self, text: str) -> str:
         """Why there is none."""
@@ -87,35 +108,49 @@ class Kernels:
         self._log = log
         workloads = {parse(text): count for text, count in counts.items()}
         known = Path(log).exists()
-        left = [w for w in workloads if not (known and best(log, w, device=self.device.name))]
-        end = time.monotonic() + seconds
-        with standing():
-            if left:
-                begin_processes(None, [self.device])
-            while left:
-                first = left[0]
-                now = time.monotonic()
-                own = share(max(end - now, 0.1), left, workloads, self.device)
-                request = Request(seconds=own, log=log, begun=now)
-                line = f"{len(workloads) - len(left) + 1} of {len(workloads)}: {first.text}"
-                try:
-                    tune_all(
-                        first,
-                        [],
-                        [self.device],
-                        request,
-                        lambda status, line=line: self._told(  # type: ignore[misc]
-                            f"{line}: {status.done:,} configs, {end - time.monotonic():.0f} s left for all"
-                        ),
+        left = {w: n for w, n in workloads.items() if not (known and best(log, w, device=self.device.name))}
+        if not left:
+            return
+        now = time.monotonic()
+        end = now + seconds
+        begin_processes(None, [self.device])
+        request = Request(log=log, begun=now, compare=False)
+        searches = one_after_another(left, [self.device], request, end=end)
+        for number, (w, search) in enumerate(searches, len(workloads) - len(left) + 1):
+            line = f"{number} of {len(workloads)}: {w.text}"
+            try:
+                search(
+                    lambda status, line=line: self._told(  # type: ignore[misc]
+                        f"{line}: {status.done:,} configs, {end - time.monotonic():.0f} s left for all"
                     )
-                except ScheduleError as error:  # nothing computes it there
-                    self._told(f"{line}: {error}")
-                left = left[1:]
+                )
+            except ScheduleError as error:  # nothing computes it there
+                self._told(f"{line}: {error}")
 
-    def _build(self, text: str, logs: list[Path]) -> str:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FallbackWarning)
-            kernel = build(parse(text), device=self.device, log=logs)
-        launcher = launcher_of(form_of(text), kernel.program, self.device, self.place)
-        operator.install(text, self.place, launcher)
-        return kernel.schedule.name
+    def _build(self, texts: list[str], rankings: Rankings) -> None:
+        """Build the candidates of each workload, and others where all of them fail."""
+        left: dict[str, Iterator[Candidate]] = {text: candidates(rankings, parse(text), self.device) for text in texts}
+        while left:
+            begun = [(text, each) for text, several in left.items() for each in self._next(text, several)]
+            left = {text: several for text, several in left.items() if any(text == other for other, _ in begun)}
+            choices = [Choice(parse(text), each.schedule, each.config) for text, each in begun]
+            told = f"of {len(choices)} kernels are built"
+            results = build_all(choices, self.device, told=lambda done, told=told: self._told(f"{done} {told}"))  # type: ignore[misc]
+            for (text, each), built in zip(begun, results, strict=True):
+                if built.program is None:
+                    self._failed[text] = built.message
+                else:
+                    ready = Ready(text, each.schedule.name, each.origin, built.program)
+                    self._ready.setdefault(text, []).append(ready)
+            left = {text: several for text, several in left.items() if text not in self._ready}
+
+    def _next(self, text: str, several: Iterator[Candidate]) -> list[Candidate]:
+        """The candidates to build next: one that was measured, or a few."""
+        try:
+            first = next(several, None)
+            if first is None or first.origin == TUNED:
+                return [first] if first else []
+            return [first, *islice((each for each in several if each.origin != TUNED), FEW - 1)]
+        except Error as error:  # nothing computes it there
+            self._failed[text] = str(error)
+            return []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -141,6 +141,8 @@ class _Step:
         self._maps = dict(step.tensor_maps)
         self._arguments = step.arguments
         self._free: list[Laid] = []
+        self._overlaps = step.overlaps
+        self._early: dict[int, Callable[[Laid], None]] = {}  # by the stream; PyTorch has but some of them
         self._encoded: OrderedDict[tuple[int, int], tuple[int, ...]] = OrderedDict()
 
     def launch(self, pointers: Sequence[int], stream: int) -> None:
@@ -151,8 +153,17 @@ class _Step:
             laid = Laid(len(self._arguments))
         for place, index in enumerate(self._arguments):
             laid.put(place, self._map(place, pointers[index]) if place in self._maps else pointers[index])
-        self._function.launch_laid(self._shape, laid, stream)
+        if self._overlaps:  # with whatever is before it on the stream: it waits for its end by itself
+            self._early_on(stream)(laid)
+        else:
+            self._function.launch_laid(self._shape, laid, stream)
         self._free.append(laid)
+
+    def _early_on(self, stream: int) -> Callable[[Laid], None]:
+        found = self._early.get(stream)
+        if found is None:
+            found = self._early[stream] = self._function.early(self._shape, stream)
+        return found
 
     def _map(self, place: int, pointer: int) -> tuple[int, ...]:
         """The words of a tensor map over the array at an address; the latest are kept."""

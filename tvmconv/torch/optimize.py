@@ -18,6 +18,7 @@ from tvmconv.torch.kernels import Kernels
 from tvmconv.torch.look import look, split
 from tvmconv.torch.model import Optimized
 from tvmconv.torch.report import Report
+from tvmconv.torch.timing import wake
 
 OTHERWISE = "Inputs of other shapes and dtypes, on other devices, in training mode, or for gradients: by PyTorch."
 
@@ -69,6 +70,8 @@ def optimize(
     kernels = Kernels(ours, place, log, told)
     kernels.find(Counter(site.text for site in sites if site.text), seconds)
     chooser = Chooser(kernels, choose)
+    with torch.no_grad():
+        wake(lambda: optimized(*arguments), place)
     lines = [chooser.choose(site) for site in sites]
     optimized.told = chooser.whole(optimized, parts, arguments, Report(tuple(lines), notes=(OTHERWISE,)))
     return optimized

@@ -22,6 +22,7 @@ class Line:
         reason: why it is PyTorch's.
         before: seconds by PyTorch; None where it was not timed.
         after: seconds by our kernel.
+        origin: where the kernel's config is from: "tuned", "predicted" or "default".
     """
 
     path: str
@@ -30,6 +31,7 @@ class Line:
     reason: str = ""
     before: float | None = None
     after: float | None = None
+    origin: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,20 @@ class Report:
     @property
     def table(self) -> Table:
         """One line a convolution, and the whole model last."""
-        headers = ("layer", "workload", "runs", "PyTorch [µs]", "tvmconv [µs]", "×", "why")
+        headers = ("layer", "workload", "runs", "PyTorch [µs]", "tvmconv [µs]", "×", "config, or why")
         rows = [
-            (line.path, line.workload or NOTHING, line.runs, *_times(line.before, line.after), line.reason or NOTHING)
+            (
+                line.path,
+                line.workload or NOTHING,
+                line.runs,
+                *_times(line.before, line.after),
+                line.reason or line.origin or NOTHING,
+            )
             for line in self.lines
         ]
         if self.before is not None:
             rows.append((WHOLE, NOTHING, NOTHING, *_times(self.before, self.after), NOTHING))
-        return Table(headers, rows, left=frozenset({"layer", "workload", "runs", "why"}))
+        return Table(headers, rows, left=frozenset({"layer", "workload", "runs", "config, or why"}))
 
     def __str__(self) -> str:
         return "\n".join([self.table.text(), *self.notes])

@@ -24,11 +24,32 @@ FUNCTIONS: dict[Any, str] = {
     functional.relu_: "relu",
     functional.silu: "silu",
     functional.gelu: "gelu",
+    functional.relu6: "relu6",
+    functional.hardswish: "hardswish",
+    functional.hardsigmoid: "hardsigmoid",
+    torch.sigmoid: "sigmoid",
+    torch.sigmoid_: "sigmoid",
+    functional.sigmoid: "sigmoid",
 }
-METHODS = {"relu": "relu", "relu_": "relu"}
+METHODS = {"relu": "relu", "relu_": "relu", "sigmoid": "sigmoid", "sigmoid_": "sigmoid"}
 SAME = (torch.nn.Identity, torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d)
 SAME_FUNCTIONS = {"dropout": 2, "stochastic_depth": 3}  # PyTorch's and torchvision's, and where they take `training`
-MODULES: dict[type, str] = {torch.nn.ReLU: "relu", torch.nn.SiLU: "silu", torch.nn.GELU: "gelu"}
+MODULES: dict[type, str] = {
+    torch.nn.ReLU: "relu",
+    torch.nn.SiLU: "silu",
+    torch.nn.GELU: "gelu",
+    torch.nn.ReLU6: "relu6",
+    torch.nn.Hardswish: "hardswish",
+    torch.nn.Hardsigmoid: "hardsigmoid",
+    torch.nn.Sigmoid: "sigmoid",
+}
+
+
+CLAMPS: dict[Any, tuple[float | None, float | None]] = {  # and their limits, if none are given
+    **dict.fromkeys((torch.clamp, torch.clamp_, torch.clip, "clamp", "clamp_", "clip", "clip_"), (None, None)),
+    **dict.fromkeys((functional.hardtanh, functional.hardtanh_), (-1, 1)),
+}
+LIMITS: dict[tuple[float | None, float | None], str] = {(0, None): "relu", (0, 1): "clamp", (0, 6): "relu6"}
 
 
 @dataclass
@@ -184,6 +205,8 @@ def _kind(node: fx.Node, value: fx.Node, modules: dict[str, Any]) -> str | None:
                 return "norm" if module.track_running_stats and module.running_mean is not None else None
             if type(module) is torch.nn.GELU and module.approximate != "none":
                 return None
+            if type(module) is torch.nn.Hardtanh:
+                return LIMITS.get((module.min_val, module.max_val))
             return MODULES.get(type(module))
         case "call_function" if node.target in ADDITIONS:
             return (
@@ -191,6 +214,8 @@ def _kind(node: fx.Node, value: fx.Node, modules: dict[str, Any]) -> str | None:
                 if len(node.args) == 2 and not node.kwargs and (first or node.target is not operator.iadd)
                 else None
             )
+        case "call_function" | "call_method" if first and node.target in CLAMPS:
+            return _limited(node, *CLAMPS[node.target])
         case "call_function" if first and len(node.args) == 1:
             plain = not {name for name, given in node.kwargs.items() if given and name != "inplace" and given != "none"}
             return FUNCTIONS.get(node.target) if plain else None
@@ -199,6 +224,21 @@ def _kind(node: fx.Node, value: fx.Node, modules: dict[str, Any]) -> str | None:
         case "call_method" if first and len(node.args) == 1 and not node.kwargs:
             return METHODS.get(str(node.target))
     return None
+
+
+def _limited(node: fx.Node, low: float | None, high: float | None) -> str | None:
+    """The activation that a call with limits is, by their defaults."""
+    given = dict(zip(("low", "high"), node.args[1:], strict=False))
+    low, high = given.get("low", low), given.get("high", high)
+    for name, value in node.kwargs.items():
+        if name in ("min", "min_val"):
+            low = value
+        elif name in ("max", "max_val"):
+            high = value
+        elif name != "inplace":
+            return None
+    numbers = all(limit is None or isinstance(limit, (int, float)) for limit in (low, high))
+    return LIMITS.get((low, high)) if numbers else None
 
 
 def _writes(node: fx.Node, modules: dict[str, Any]) -> bool:

@@ -63,15 +63,20 @@ class Function:
             overlap: whether the kernel may begin before the one before it on the stream has ended, for which it waits
                 by itself. Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
         """
-        from cuda.bindings import driver
-
         laid = Laid(len(parameters))
         for place, parameter in enumerate(parameters):
             laid.put(place, parameter)
         if overlap:
-            config = _overlapping(*shape.grid, *shape.block, self._dynamic_shared_bytes, stream)
-            return lambda: check(driver.cuLaunchKernelEx(config, self._function, laid.address, 0))
+            early = self.early(shape, stream)
+            return lambda: early(laid)
         return lambda: self.launch_laid(shape, laid, stream)
+
+    def early(self, shape: Launch, stream: int) -> Callable[[Laid], None]:
+        """What queues launches that overlap, as `prepare` says, each with the parameters that it is given."""
+        from cuda.bindings import driver
+
+        config = _overlapping(*shape.grid, *shape.block, self._dynamic_shared_bytes, stream)
+        return lambda parameters: check(driver.cuLaunchKernelEx(config, self._function, parameters.address, 0))
 
     def launch_laid(self, shape: Launch, parameters: Laid, stream: int) -> None:
         """Queue one launch with parameters that lie ready; they are read before this returns."""

@@ -1,0 +1,67 @@
+"""Kernels of many workloads, built by as many processes as there are processors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+
+from tvmconv.devices import Device
+from tvmconv.knobs import Config
+from tvmconv.library import Schedule
+from tvmconv.measuring.builder import Built, Task, build
+from tvmconv.measuring.pool import Pool, workers_of
+from tvmconv.workloads import Workload
+
+BUILD_SECONDS, BUILD_MEMORY = 60.0, 4 << 30  # that a build may take
+POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to build: a schedule and a config, for a workload."""
+
+    workload: Workload
+    schedule: Schedule
+    config: Config
+
+
+def build_all(
+    choices: Sequence[Choice], device: Device, workers: int | None = None, told: Callable[[int], None] | None = None
+) -> list[Built]:
+    """Build, and say for each choice what came of it.
+
+    Where there is but one process to do it, this one does.
+
+    Args:
+        choices: what to build.
+        device: what for.
+        workers: how many processes; by default one less than there are processors.
+        told: is called with the number of those that are done.
+
+    Raises:
+        Error: the processes do not start.
+    """
+    if not choices:
+        return []
+    schedules = {_key(choice): choice.schedule for choice in choices}  # names are those of an operator
+    task = Task(choices[0].workload, schedules, device, BUILD_MEMORY)
+    count = min(workers_of(workers), len(choices))
+    if count == 1:
+        return [build(task, _key(choice), choice.config, choice.workload) for choice in choices]
+    pool, found = Pool(task, count, BUILD_SECONDS), dict[int, Built]()
+    try:
+        for tag, choice in enumerate(choices):
+            pool.submit(tag, _key(choice), choice.config, choice.workload)
+        while len(found) < len(choices):
+            wait(pool.waitables(), POLL_SECONDS)
+            found.update(pool.poll())
+            if told:
+                told(len(found))
+    finally:
+        pool.close()
+    return [found[tag] for tag in range(len(choices))]
+
+
+def _key(choice: Choice) -> str:
+    return f"{choice.workload.operator} {choice.schedule.name}"

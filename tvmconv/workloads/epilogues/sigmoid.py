@@ -1,0 +1,31 @@
+"""`sigmoid`: 1 / (1 + exp(-y))."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tvmconv.workloads.dtypes import ACCUMULATOR
+from tvmconv.workloads.epilogue import Operation, register
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from tvm import tirx
+
+
+def compute(value: tirx.Expr) -> tirx.Expr:
+    """1 / (1 + exp(-value)): where exp overflows, the quotient is zero, as it should be."""
+    from tvm import te, tirx
+
+    one = tirx.const(1.0, ACCUMULATOR)
+    return one / (one + te.exp(-value))
+
+
+def reference(y: NDArray[np.float64]) -> NDArray[np.float64]:
+    """1 / (1 + exp(-y)) in float64."""
+    with np.errstate(over="ignore"):
+        return 1 / (1 + np.exp(-y))
+
+
+register(Operation("sigmoid", compute, reference))
