@@ -90,7 +90,9 @@ def _run(argv: Sequence[str]) -> int:
         "those that come with tvmconv for similar layers",
     )
     build.add_argument("--arch", default="sm_90", help="to compile for (default: %(default)s)")
-    build.add_argument("--workers", type=count, default=os.cpu_count() or 1, help="processes (default: all processors)")
+    build.add_argument(
+        "--workers", type=count, default=len(os.sched_getaffinity(0)), help="processes (default: all processors)"
+    )
     build.add_argument("-o", dest="out", type=Path, required=True, metavar="FILE", help="a .zip, which is added to")
     build.set_defaults(do=_build)
     measuring = parts.add_parser("measure", help="verify and time what was built")

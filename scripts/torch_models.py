@@ -1,11 +1,12 @@
 """Whole networks in PyTorch, by its own kernels and by ours: eager, in CUDA graphs, and compiled.
 
     python scripts/torch_models.py resnet50 efficientnet_b0 --dtype f16 --batch 32 --seconds 120 -o results
-    python scripts/torch_models.py sd_vae_decoder --dtype f32 --seconds 120 --compile default --compile max-autotune
+    python scripts/torch_models.py sd_vae_decoder --dtype f32 --layout contiguous --seconds 120 --compile default
 
-Each network is timed as it is, under `torch.compile` in each mode that is named, as `tvmconv.torch.optimize` makes it,
-and that compiled; from CUDA graphs, and once eager, with the host in the time. Outputs are compared with those of the
-network in float64. Writes DIR/torch-NAME.json and .md, with what runs layer by layer. The log is DIR/torch.jsonl.
+Each network is timed as it is, in either memory format, under `torch.compile` in each mode that is named, as
+`tvmconv.torch.optimize` makes it, again with its log, and compiled; from CUDA graphs, and once eager, with the host in
+the time. Outputs are compared with those of the network in float64. Writes DIR/torch-NAME.json and .md, with what runs
+layer by layer. The log is DIR/torch.jsonl.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from tvmconv.workloads import dtypes
 
 OWN = {"yolov8s_backbone": (3, 640, 640), "sd_vae_decoder": (4, 64, 64)}  # of torch_networks.py, and their images
 IMAGE = (3, 224, 224)  # of torchvision's networks
-EAGER, OURS = "PyTorch", "tvmconv"
+EAGER, OURS, AGAIN = "PyTorch", "tvmconv", "tvmconv, from the log"
+LAYOUTS = ("channels_last", "contiguous")
+SETTLING = 8  # images that normalisations take their statistics from
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ def _run(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--compile", action="append", default=[], metavar="MODE", help="torch.compile's, such as default"
     )
+    parser.add_argument("--layout", choices=LAYOUTS, default="channels_last", help="(default: %(default)s)")
     parser.add_argument("--device", default="auto", metavar="D", help="(default: %(default)s)")
     parser.add_argument("-o", dest="out", type=Path, default=Path("results"), metavar="DIR", help="where results go")
     args = parser.parse_args(argv)
@@ -121,12 +125,11 @@ def _network(name: str, device: Any, args: Any) -> tuple[list[Timed], Any]:
     if args.side:
         shape = (shape[0], args.side, args.side)
     torch.manual_seed(0)
-    x = torch.randn(args.batch, *shape)
-    model = model.eval()
+    model = _settled(model.to(place), shape)
+    x = torch.randn(args.batch, *shape).to(place, dtype)
+    model = model.to(dtype).requires_grad_(False)
     with torch.no_grad():
-        wanted = copy.deepcopy(model).double().to(place)(x[:1].double().to(place))
-    x = x.to(place, dtype).contiguous(memory_format=torch.channels_last)
-    model = model.to(place, dtype).to(memory_format=torch.channels_last).requires_grad_(False)
+        wanted = copy.deepcopy(model).double()(x[:1].double())
 
     def timed(label: str, run: Callable[[Any], Any], begun: float | None) -> Timed:
         with torch.no_grad():
@@ -138,7 +141,12 @@ def _network(name: str, device: Any, args: Any) -> tuple[list[Timed], Any]:
             eager = on_the_clock(lambda: run(x), wait_for(place))
         return Timed(label, graph, eager, made, error)
 
-    found = [timed(EAGER, model, None)]
+    found = []
+    for layout in sorted(LAYOUTS, key=args.layout.__eq__):  # the last one is what all others have
+        lies = torch.channels_last if layout == "channels_last" else torch.contiguous_format
+        x, model = x.contiguous(memory_format=lies), model.to(memory_format=lies)
+        found.append(timed(EAGER if layout == args.layout else f"{EAGER}, {layout}", model, None))
+    found.reverse()
     for mode in args.compile:
         begun = time.perf_counter()
         torch._dynamo.reset()
@@ -146,10 +154,12 @@ def _network(name: str, device: Any, args: Any) -> tuple[list[Timed], Any]:
     begun = time.perf_counter()
     log = args.out / "torch.jsonl"
     with progress_line(f"{name}: ") as show:
-        ours = tvmconv.torch.optimize(
-            model, x, seconds=args.seconds, log=log, device=device.text, choose="fastest", progress=show
-        )
+        ours = tvmconv.torch.optimize(model, x, seconds=args.seconds, log=log, device=device.text, progress=show)
     found.append(timed(OURS, ours, begun))
+    if log.exists():
+        begun = time.perf_counter()
+        again = tvmconv.torch.optimize(model, x, seconds=args.seconds, log=log, device=device.text)
+        found.append(timed(AGAIN, again, begun))
     for mode in args.compile:
         begun = time.perf_counter()
         torch._dynamo.reset()
@@ -170,6 +180,19 @@ def _made(name: str) -> tuple[Any, tuple[int, int, int]]:
         return torchvision.models.get_model(name, weights=None), IMAGE
     except ValueError as error:
         raise UsageError(f"torchvision has no {name}, and there are {', '.join(OWN)}") from error
+
+
+def _settled(model: Any, shape: tuple[int, int, int]) -> Any:
+    """The model in evaluation mode, with statistics of its own values: else these vanish from layer to layer."""
+    import torch
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.reset_running_stats()
+            module.momentum = None  # the mean of all batches
+    with torch.no_grad():
+        model.train()(torch.randn(SETTLING, *shape, device=next(model.parameters()).device))
+    return model.eval()
 
 
 def _deviation(ours: Any, wanted: Any) -> float:

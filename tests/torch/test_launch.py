@@ -23,10 +23,13 @@ class Recorder:
     def __init__(self, code, name, dynamic_shared_bytes):
         self.name = name
 
-    def launch_laid(self, shape, laid, stream):
-        addresses = (ctypes.c_uint64 * 4).from_address(laid.address)
-        words = tuple(ctypes.c_uint64.from_address(address).value for address in addresses)
-        self.launches.append((self.name, shape, words, stream))
+    def launcher(self, shape, stream, *, overlap):
+        def queue(laid):
+            addresses = (ctypes.c_uint64 * 4).from_address(laid.address)
+            words = tuple(ctypes.c_uint64.from_address(address).value for address in addresses)
+            self.launches.append((self.name, shape, words, stream, overlap))
+
+        return queue
 
 
 @pytest.fixture
@@ -41,7 +44,15 @@ def test_parameters_are_addresses_in_the_functions_order(recorded):
     step = launch._Step(STEP)
     step.launch([10, 20, 30, 40], stream=5)
     step.launch([11, 21, 31, 41], stream=6)
-    assert recorded == [("main", STEP.launch, (30, 10, 40, 20), 5), ("main", STEP.launch, (31, 11, 41, 21), 6)]
+    assert recorded == [
+        ("main", STEP.launch, (30, 10, 40, 20), 5, False),
+        ("main", STEP.launch, (31, 11, 41, 21), 6, False),
+    ]
+
+
+def test_a_kernel_that_waits_by_itself_is_launched_early(recorded):
+    launch._Step(replace(STEP, overlaps=True)).launch([10, 20, 30, 40], stream=5)
+    assert recorded == [("main", STEP.launch, (30, 10, 40, 20), 5, True)]
 
 
 def test_a_tensor_map_is_encoded_once_for_an_address(recorded, monkeypatch):
@@ -51,7 +62,7 @@ def test_a_tensor_map_is_encoded_once_for_an_address(recorded, monkeypatch):
     for first in (10, 10, 12, 10):
         step.launch([first, 20, 30, 40], stream=0)
     assert asked == [10, 12]
-    assert [words[1] for _, _, words, _ in recorded] == [3010, 3010, 3012, 3010]
+    assert [words[1] for _, _, words, _, _ in recorded] == [3010, 3010, 3012, 3010]
     for first in range(100, 100 + 2 * launch.MOST_MAPS):
         step.launch([first, 20, 30, 40], stream=0)
     assert len(step._encoded) == launch.MOST_MAPS

@@ -1,12 +1,13 @@
 """The same on an NVIDIA GPU: streams, captured graphs, `torch.compile`, dtypes and layouts."""
 
 import copy
+import threading
 
 import pytest
 
 torch = pytest.importorskip("torch", reason='PyTorch is missing: pip install "tvmconv[torch]"')
 
-from small_models import Block, with_statistics  # noqa: E402
+from small_models import Block, Undecided, with_statistics  # noqa: E402
 
 import tvmconv.torch  # noqa: E402
 from tvmconv.torch.operator import conv  # noqa: E402
@@ -45,6 +46,68 @@ def test_outputs_are_those_of_pytorch(case):
     assert {line.runs for line in faster.report().lines} != {"PyTorch"}
     for given in (x, torch.randn_like(x), x.contiguous(), x[:1]):
         assert differ(faster(given), block(given)) < tolerance
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("dtype", "given"), [(torch.float32, torch.channels_last), (torch.half, torch.preserve_format)]
+)
+def test_a_model_in_the_slower_memory_format_is_laid_out_anew(dtype, given):
+    """And gives what it gave, as it gave it."""
+    block = with_statistics(Block()).to("cuda:0", dtype).to(memory_format=given)
+    x = torch.randn(2, 4, 30, 34, device="cuda:0", dtype=dtype).contiguous(memory_format=torch.contiguous_format)
+    x = x.contiguous(memory_format=given) if given is torch.channels_last else x
+    tf32, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+    faster = tvmconv.torch.optimize(block, x, choose="tuned")
+    torch.backends.cudnn.allow_tf32 = tf32
+    inside = "nhwc" if dtype is torch.half else "p1,bias"
+    assert any("Inside, images lie" in note for note in faster.report().notes)
+    assert all(inside in line.workload or "p0" in line.workload for line in faster.report().lines)
+    assert differ(faster(x), block(x)) < 5e-3
+    assert faster(x).stride() == block(x).stride()
+
+
+@torch.inference_mode()
+def test_a_model_that_waits_for_the_gpu_runs_too():
+    model = with_statistics(Undecided()).cuda().half().to(memory_format=torch.channels_last)
+    x = torch.randn(2, 4, 30, 34, device="cuda:0", dtype=torch.half).contiguous(memory_format=torch.channels_last)
+    assert differ(tvmconv.torch.optimize(model, x, choose="tuned")(x), model(x)) < 5e-3
+
+
+@torch.inference_mode()
+def test_several_streams_at_once():
+    block = with_statistics(Block()).cuda().half().to(memory_format=torch.channels_last)
+    xs = [torch.randn(2, 4, 30, 34, device="cuda:0", dtype=torch.half).contiguous(memory_format=torch.channels_last)]
+    xs += [torch.randn_like(xs[0]) for _ in range(3)]
+    faster, wanted = tvmconv.torch.optimize(block, xs[0], choose="tuned"), [block(x) for x in xs]
+    streams, found = [torch.cuda.Stream() for _ in xs], [[] for _ in xs]
+
+    def work(number):
+        with torch.inference_mode(), torch.cuda.stream(streams[number]):
+            streams[number].wait_stream(torch.cuda.default_stream())
+            for _ in range(50):
+                found[number].append(faster(xs[number]))
+
+    torch.cuda.synchronize()
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(xs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.cuda.synchronize()
+    assert all(differ(y, one) < 5e-3 for several, one in zip(found, wanted, strict=True) for y in several)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
+@torch.inference_mode()
+def test_another_gpu_than_the_current_one():
+    block = with_statistics(Block()).to("cuda:1", torch.half).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 4, 30, 34, device="cuda:1", dtype=torch.half).contiguous(memory_format=torch.channels_last)
+    faster = tvmconv.torch.optimize(block, x, choose="tuned")
+    assert torch.cuda.current_device() == 0
+    assert differ(faster(x), block(x)) < 5e-3
+    elsewhere = copy.deepcopy(faster).to("cuda:0")  # whose kernels are not there: by PyTorch
+    assert differ(elsewhere(x.to("cuda:0")), block(x).to("cuda:0")) < 5e-3
 
 
 @torch.inference_mode()

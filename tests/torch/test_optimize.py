@@ -309,9 +309,11 @@ def test_a_log_that_is_not_there_or_cannot_be_written_is_an_error(tmp_path):
 
 def test_by_default_what_is_faster_runs(block):
     model = tvmconv.torch.optimize(block, X)
-    for line in model.report().lines:
-        assert (line.runs != PYTORCH) == (line.after < line.before)
-    assert model.report().after <= model.report().before
+    report = model.report()
+    left = any("All is left to PyTorch" in note for note in report.notes)  # for the whole took longer after all
+    for line in report.lines:
+        assert (line.runs != PYTORCH) == (line.after < line.before and not left)
+    assert report.after <= report.before
 
 
 def test_a_search_writes_a_log_from_which_the_next_call_takes_its_kernels(tmp_path):

@@ -25,8 +25,8 @@ TEXTS = {
 
 
 def workers_of(workers: int | None) -> int:
-    """How many processes build, where `workers` were asked for: by default one less than there are processors."""
-    return max(1, (os.cpu_count() or 1) - 1) if workers is None else workers
+    """How many processes build, where `workers` were asked for: by default one less than this may have processors."""
+    return max(1, len(os.sched_getaffinity(0)) - 1) if workers is None else workers
 
 
 class Pool:

@@ -26,6 +26,7 @@ class Form:
         x_shape: of the input.
         weight_shape: of the weight.
         output_shape: of the output, and of a residual.
+        output_stride: of a new output.
         takes_bias: whether there is a bias.
         takes_add: whether there is a residual.
     """
@@ -37,12 +38,13 @@ class Form:
     x_shape: tuple[int, ...]
     weight_shape: tuple[int, ...]
     output_shape: tuple[int, ...]
+    output_stride: tuple[int, ...]
     takes_bias: bool
     takes_add: bool
 
     def output(self, device: torch.device) -> torch.Tensor:
         """A tensor for the output, with nothing in it."""
-        return torch.empty(self.output_shape, dtype=self.dtype, device=device, memory_format=self.memory_format)
+        return torch.empty_strided(self.output_shape, self.output_stride, dtype=self.dtype, device=device)
 
     def laid(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor as it has to lie: itself, or a copy."""
@@ -65,14 +67,17 @@ def form_of(text: str) -> Form:
     last = workload.layout == CHANNELS_LAST
     if last and workload.rank not in MEMORY_FORMATS:
         raise WorkloadError(f"{text}: PyTorch has no memory format for channels last along one axis")
+    memory_format = MEMORY_FORMATS[workload.rank] if last else torch.contiguous_format
+    output_shape = (workload.N, workload.O, *workload.out)
     return Form(
         workload=workload,
         dtype=getattr(torch, workload.storage),
         bias_dtype=getattr(torch, dtypes.ACCUMULATOR),
-        memory_format=MEMORY_FORMATS[workload.rank] if last else torch.contiguous_format,
+        memory_format=memory_format,
         x_shape=(workload.N, workload.C, *workload.space),
         weight_shape=(workload.O, workload.C // workload.groups, *workload.kernel),
-        output_shape=(workload.N, workload.O, *workload.out),
+        output_shape=output_shape,
+        output_stride=torch.empty(output_shape, device="meta", memory_format=memory_format).stride(),
         takes_bias="bias" in workload.epilogue,
         takes_add="add" in workload.epilogue,
     )

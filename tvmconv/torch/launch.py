@@ -105,10 +105,7 @@ class CudaLauncher:
         # PyTorch has it back when this returns: who takes the memory next, queues behind these launches.
         scratch = [torch.empty(nbytes, dtype=torch.uint8, device=self._place) for nbytes in self._scratch]
         pointers = [x.data_ptr(), weight.data_ptr()]
-        for name in self._order:
-            other = bias if name == "bias" else add
-            assert other is not None
-            pointers.append(other.data_ptr())
+        pointers += [(bias if name == "bias" else add).data_ptr() for name in self._order]  # type: ignore[union-attr]
         pointers.append(output.data_ptr())
         pointers += [tensor.data_ptr() for tensor in scratch]
         if torch.cuda.current_device() == self._index:
@@ -141,8 +138,8 @@ class _Step:
         self._maps = dict(step.tensor_maps)
         self._arguments = step.arguments
         self._free: list[Laid] = []
-        self._overlaps = step.overlaps
-        self._early: dict[int, Callable[[Laid], None]] = {}  # by the stream; PyTorch has but some of them
+        self._overlaps = step.overlaps  # with whatever is before it on the stream: it waits for its end by itself
+        self._queues: dict[int, Callable[[Laid], None]] = {}  # by the stream; PyTorch has but some of them
         self._encoded: OrderedDict[tuple[int, int], tuple[int, ...]] = OrderedDict()
 
     def launch(self, pointers: Sequence[int], stream: int) -> None:
@@ -153,17 +150,11 @@ class _Step:
             laid = Laid(len(self._arguments))
         for place, index in enumerate(self._arguments):
             laid.put(place, self._map(place, pointers[index]) if place in self._maps else pointers[index])
-        if self._overlaps:  # with whatever is before it on the stream: it waits for its end by itself
-            self._early_on(stream)(laid)
-        else:
-            self._function.launch_laid(self._shape, laid, stream)
+        queue = self._queues.get(stream)
+        if queue is None:
+            queue = self._queues[stream] = self._function.launcher(self._shape, stream, overlap=self._overlaps)
+        queue(laid)
         self._free.append(laid)
-
-    def _early_on(self, stream: int) -> Callable[[Laid], None]:
-        found = self._early.get(stream)
-        if found is None:
-            found = self._early[stream] = self._function.early(self._shape, stream)
-        return found
 
     def _map(self, place: int, pointer: int) -> tuple[int, ...]:
         """The words of a tensor map over the array at an address; the latest are kept."""

@@ -69,7 +69,7 @@ class TunedConv(torch.nn.Module):
         self._own: tuple[Any, Any] = (conv, norm)  # in a tuple, as the model has registered them
         self.names = tuple(names)
         self.kernels: dict[Key, str] = {}  # the text of the workload
-        self._places: dict[str, int] = {}  # of its weight and bias among the buffers
+        self._names: dict[str, tuple[str, str]] = {}  # of the buffers with its weight and bias
         self._stamps: dict[str, tuple[object, ...]] = {}
 
     @property
@@ -91,11 +91,10 @@ class TunedConv(torch.nn.Module):
         dtype = key[1]
         if add is not None and add.dtype is not dtype:
             return self.plain(x, add)  # which promotes the sum
-        place = self._places[text]
-        weight, bias = getattr(self, f"weight{place}"), getattr(self, f"bias{place}")
+        weight, bias = self._names[text]
         if x.dtype is not dtype:  # as autocast does
             x = x.to(dtype)
-        return operator(x, weight, bias, add, text)
+        return operator(x, self._buffers[weight], self._buffers[bias], add, text)
 
     def _is_otherwise(self) -> bool:
         """Whether somebody has since set the normalisation to training, or put a hook on one of the modules."""
@@ -126,11 +125,11 @@ class TunedConv(torch.nn.Module):
 
     def take(self, key: Key, text: str) -> None:
         """Compute inputs of this key by the kernel of a workload, which has to be installed."""
-        if text not in self._places:
-            place = self._places[text] = len(self._places)
-            weight, bias = self._pack(text)
-            self.register_buffer(f"weight{place}", weight, persistent=False)
-            self.register_buffer(f"bias{place}", bias, persistent=False)
+        if text not in self._names:
+            number = len(self._names)
+            names = self._names[text] = f"weight{number}", f"bias{number}"
+            for name, packed in zip(names, self._pack(text), strict=True):
+                self.register_buffer(name, packed, persistent=False)
             self._stamps[text] = self._stamp()
             self._watch(text)
         self.kernels[key] = text
@@ -142,7 +141,7 @@ class TunedConv(torch.nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy has to be brought up to date by itself."""
         super().__setstate__(state)
-        for text in self._places:
+        for text in self._names:
             self._watch(text)
 
     def _watch(self, text: str) -> None:
@@ -152,16 +151,15 @@ class TunedConv(torch.nn.Module):
             if (module := own()) is not None:
                 module._refresh(text)
 
-        watch(getattr(self, f"weight{self._places[text]}"), refresh)
+        watch(getattr(self, self._names[text][0]), refresh)
 
     def _refresh(self, text: str) -> None:
         """Make weight and bias anew, in the same memory, if the model's have changed."""
         stamp = self._stamp()
         if stamp == self._stamps[text]:
             return
-        place = self._places[text]
-        for name, new in zip(("weight", "bias"), self._pack(text), strict=True):
-            old = getattr(self, f"{name}{place}")
+        for name, new in zip(self._names[text], self._pack(text), strict=True):
+            old = self._buffers[name]
             if old is not None and new is not None:
                 with torch.no_grad():
                     old.copy_(new)
@@ -172,12 +170,12 @@ class TunedConv(torch.nn.Module):
         conv, norm = self._own
         found = [*conv._parameters.values()]
         if norm is not None:
-            found += [*norm._parameters.values(), *norm._buffers.values()]
+            found += [*norm._parameters.values(), norm._buffers["running_mean"], norm._buffers["running_var"]]
         return [tensor for tensor in found if tensor is not None]
 
     def _stamp(self) -> tuple[object, ...]:
         """What changes when one of the sources does: is written to, replaced, or moved."""
-        return tuple((tensor.data_ptr(), tensor._version) for tensor in self._sources())
+        return tuple([(tensor.data_ptr(), tensor._version) for tensor in self._sources()])
 
     @torch.no_grad()
     def _pack(self, text: str) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -137,22 +137,13 @@ class _Watching(fx.Interpreter):
 
 
 def look(model: Optimized, parts: Sequence[Part], arguments: Sequence[Any]) -> list[Found]:
-    """The convolutions of a model, after a run on the example; those of which there is a workload are replaced.
-
-    Raises:
-        ModelError: the model does not run on the example.
-    """
+    """The convolutions of a model, after a run on the example; those of which there is a workload are replaced."""
     watching = []
     for part in parts:
         watching.append(_Watching(part.module.graph))
         part.module.run_by(watching[-1].run)
-    try:
-        with torch.no_grad():
-            model(*arguments)
-    except Exception as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        what = f"the model does not run on the example: {type(error).__name__}"
-        raise ModelError(": ".join([what, *lines[:1]])) from error
+    with torch.no_grad():
+        model(*arguments)
     found: list[Found] = []
     for part, watched in zip(parts, watching, strict=True):
         part.module.run_by(None)

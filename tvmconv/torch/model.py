@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from tvmconv.torch.archive import save
+from tvmconv.torch.formats import laid
 from tvmconv.torch.layer import TunedConv
 from tvmconv.torch.report import Report
 
@@ -41,6 +42,8 @@ class Optimized(torch.nn.Module):
         self._graph: tuple[fx.GraphModule, ...] = () if graph is None else (graph,)
         self._run: Callable[..., Any] | None = None
         self._left = False
+        self._inside: torch.memory_format | None = None
+        self._outside: torch.memory_format | None = None
         # They are not in the graph; some people set them alone to training, to draw samples.
         self._dropping = tuple(module for module in model.modules() if _drops(module))
         self.told = Report(())
@@ -58,11 +61,25 @@ class Optimized(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As of the model."""
-        if self._run is not None:
-            return self._run(*args, **kwargs)
-        if self.training or self._left or not self._graph or any(module.training for module in self._dropping):
+        if self._run is None and (self.training or self._left or any(module.training for module in self._dropping)):
             return self._plain[0](*args, **kwargs)
-        return self._graph[0](*args, **kwargs)
+        run = self._run or (self._graph or self._plain)[0]
+        if self._inside is None:
+            return run(*args, **kwargs)
+        result = run(*laid(args, self._inside), **laid(kwargs, self._inside))
+        return result if self._outside is None else laid(result, self._outside)
+
+    def lie(self, inside: torch.memory_format, outside: torch.memory_format | None) -> None:
+        """Have images, and weights, in this memory format inside, and give them in another; None for as they come."""
+        self.to(memory_format=inside)
+        self._inside, self._outside = inside, outside
+
+    def lie_as_before(self) -> None:
+        """End that."""
+        if self._inside is not None:
+            last = self._inside is torch.channels_last
+            self.to(memory_format=torch.contiguous_format if last else torch.channels_last)
+            self._inside = self._outside = None
 
     def leave(self, left: bool = True) -> None:
         """Leave all to PyTorch, or end that."""

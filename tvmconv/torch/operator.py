@@ -21,7 +21,7 @@ SCHEMA = "conv(Tensor x, Tensor weight, Tensor? bias, Tensor? add, str workload)
 # From x, weight, bias and residual, which lie as the form says, to the output.
 Launcher = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None", "torch.Tensor | None"], torch.Tensor]
 
-_launchers: dict[tuple[str, torch.device], Launcher] = {}
+_launchers: dict[tuple[str, torch.device], tuple[Launcher, Form]] = {}
 _watched: dict[int, list[Callable[[], None]]] = {}  # by the address of the weight
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _library.define(SCHEMA, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
@@ -29,7 +29,7 @@ _library.define(SCHEMA, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_
 
 def install(text: str, device: torch.device, launch: Launcher) -> None:
     """Have the operator compute a workload on a device by a launcher, from now on and in the whole process."""
-    _launchers[text, device] = launch
+    _launchers[text, device] = launch, form_of(text)
 
 
 def launcher(text: str, device: torch.device) -> Launcher:
@@ -38,6 +38,10 @@ def launcher(text: str, device: torch.device) -> Launcher:
     Raises:
         Error: nothing does.
     """
+    return _installed(text, device)[0]
+
+
+def _installed(text: str, device: torch.device) -> tuple[Launcher, Form]:
     found = _launchers.get((text, device))
     if found is None:
         raise Error(f"no kernel for {text} on {device} is loaded in this process: optimize or load the model here")
@@ -60,7 +64,7 @@ def _forget(pointer: int, refresh: Callable[[], None]) -> None:
 def _conv(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, add: torch.Tensor | None, workload: str
 ) -> torch.Tensor:
-    launch, form = launcher(workload, x.device), form_of(workload)
+    launch, form = _installed(workload, x.device)
     _check(form, x, weight, bias, add)
     for refresh in _watched.get(weight.data_ptr(), ()):
         refresh()

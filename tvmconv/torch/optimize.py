@@ -13,14 +13,13 @@ import torch
 from tvmconv import devices
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError, ModelError
-from tvmconv.torch.choose import Choose, Chooser
+from tvmconv.torch.choose import OTHERWISE, Choose, Chooser
+from tvmconv.torch.formats import FORMATS, fastest_format, format_of
 from tvmconv.torch.kernels import Kernels
 from tvmconv.torch.look import look, split
 from tvmconv.torch.model import Optimized
 from tvmconv.torch.report import Report
-from tvmconv.torch.timing import wake
-
-OTHERWISE = "Inputs of other shapes and dtypes, on other devices, in training mode, or for gradients: by PyTorch."
+from tvmconv.torch.timing import seconds_of, wake
 
 
 def optimize(
@@ -66,6 +65,8 @@ def optimize(
     ours = _device(place, device)
     optimized, parts = split(mine)
     optimized.example, optimized.place = tuple(arguments), place
+    before = _seconds_before(optimized, arguments)
+    notes = [*_lay_out(optimized, arguments), OTHERWISE]
     sites = look(optimized, parts, arguments)
     kernels = Kernels(ours, place, log, told)
     kernels.find(Counter(site.text for site in sites if site.text), seconds)
@@ -73,8 +74,43 @@ def optimize(
     with torch.no_grad():
         wake(lambda: optimized(*arguments), place)
     lines = [chooser.choose(site) for site in sites]
-    optimized.told = chooser.whole(optimized, parts, arguments, Report(tuple(lines), notes=(OTHERWISE,)))
+    report = Report(tuple(lines), before=before, notes=tuple(notes))
+    optimized.told = chooser.whole(optimized, parts, arguments, report)
     return optimized
+
+
+@torch.no_grad()
+def _seconds_before(model: Optimized, arguments: Sequence[Any]) -> float:
+    """What the model takes by PyTorch, as it is.
+
+    Raises:
+        ModelError: it does not run on the example.
+    """
+    try:
+        wake(lambda: model(*arguments), model.place)
+        return seconds_of(lambda: model(*arguments), model.place)
+    except Exception as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        what = f"the model does not run on the example: {type(error).__name__}"
+        raise ModelError(": ".join([what, *lines[:1]])) from error
+
+
+@torch.no_grad()
+def _lay_out(model: Optimized, arguments: Sequence[Any]) -> list[str]:
+    """Lay a model out in the memory format that is fastest; what there is to tell of it."""
+    name = fastest_format(model, arguments, model.place)
+    if name is None:
+        return []
+    outside = format_of(_values(model(*arguments)))
+    model.lie(FORMATS[name], outside)
+    return [f"Inside, images lie with {name}, which is faster: they are converted where they come in and go out."]
+
+
+def _values(result: Any) -> list[Any]:
+    """A model's result, as a list of what is in it."""
+    if isinstance(result, (tuple, list)):
+        return [value for each in result for value in _values(each)]
+    return [value for each in result.values() for value in _values(each)] if isinstance(result, dict) else [result]
 
 
 def _check_model(model: object) -> None:

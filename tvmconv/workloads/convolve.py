@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CHUNK_BYTES = 16 << 20  # of unfolded input that a thread holds at a time
-THREADS = min(16, os.cpu_count() or 1)  # that convolve a part each: several small images, or a part of a large one
+THREADS = min(
+    16, len(os.sched_getaffinity(0))
+)  # that convolve a part each: several small images, or a part of a large one
 
 Sizes = tuple[int, ...]
 

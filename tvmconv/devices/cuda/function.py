@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from tvmconv.devices.cuda.graphs import check
 from tvmconv.tensor_map import ALIGNMENT, NBYTES
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from tvmconv.compiler.program import Launch
 
 Parameter = int | Sequence[int]  # 64 bits, an address say, or the words of a tensor map
+_Slot = ctypes.c_uint64 * (NBYTES // 8)
 
 
 class Function:
@@ -66,39 +66,33 @@ class Function:
         laid = Laid(len(parameters))
         for place, parameter in enumerate(parameters):
             laid.put(place, parameter)
+        queue = self.launcher(shape, stream, overlap=overlap)
+        return lambda: queue(laid)
+
+    def launcher(self, shape: Launch, stream: int, *, overlap: bool = False) -> Callable[[Laid], None]:
+        """What queues a launch with the parameters that it is given, which are read before it returns.
+
+        Args: as for `prepare`.
+        """
+        from cuda.bindings import driver
+
+        config, attribute, value = driver.CUlaunchConfig(), driver.CUlaunchAttribute(), driver.CUlaunchAttributeValue()
+        config.gridDimX, config.gridDimY, config.gridDimZ = shape.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = shape.block
+        config.sharedMemBytes, config.hStream = self._dynamic_shared_bytes, stream
         if overlap:
-            early = self.early(shape, stream)
-            return lambda: early(laid)
-        return lambda: self.launch_laid(shape, laid, stream)
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            value.programmaticStreamSerializationAllowed = 1
+            attribute.value = value
+            config.attrs, config.numAttrs = [attribute], 1
+        call, function, success = driver.cuLaunchKernelEx, self._function, driver.CUresult.CUDA_SUCCESS
 
-    def early(self, shape: Launch, stream: int) -> Callable[[Laid], None]:
-        """What queues launches that overlap, as `prepare` says, each with the parameters that it is given."""
-        from cuda.bindings import driver
+        def queue(parameters: Laid) -> None:
+            result = call(config, function, parameters.address, 0)
+            if result[0] != success:
+                check(result)
 
-        config = _overlapping(*shape.grid, *shape.block, self._dynamic_shared_bytes, stream)
-        return lambda parameters: check(driver.cuLaunchKernelEx(config, self._function, parameters.address, 0))
-
-    def launch_laid(self, shape: Launch, parameters: Laid, stream: int) -> None:
-        """Queue one launch with parameters that lie ready; they are read before this returns."""
-        from cuda.bindings import driver
-
-        sizes = (*shape.grid, *shape.block, self._dynamic_shared_bytes)
-        check(driver.cuLaunchKernel(self._function, *sizes, stream, parameters.address, 0))
-
-
-def _overlapping(gx: int, gy: int, gz: int, bx: int, by: int, bz: int, shared: int, stream: int) -> Any:
-    """A launch that may begin before the one before it on the stream has ended."""
-    from cuda.bindings import driver
-
-    attribute, value, config = driver.CUlaunchAttribute(), driver.CUlaunchAttributeValue(), driver.CUlaunchConfig()
-    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    value.programmaticStreamSerializationAllowed = 1
-    attribute.value = value
-    config.gridDimX, config.gridDimY, config.gridDimZ = gx, gy, gz
-    config.blockDimX, config.blockDimY, config.blockDimZ = bx, by, bz
-    config.sharedMemBytes, config.hStream = shared, stream
-    config.attrs, config.numAttrs = [attribute], 1
-    return config
+        return queue
 
 
 class Laid:
@@ -109,15 +103,17 @@ class Laid:
     """
 
     def __init__(self, count: int) -> None:
-        self._memory = np.zeros(ALIGNMENT + NBYTES * count, "uint8")
-        start = -self._memory.ctypes.data % ALIGNMENT
-        self._slots = list(self._memory[start : start + NBYTES * count].view("uint64").reshape(-1, NBYTES // 8))
-        self._addresses = np.array([slot.ctypes.data for slot in self._slots], "uint64")
-        self.address = int(self._addresses.ctypes.data)
+        memory = ctypes.create_string_buffer(ALIGNMENT + NBYTES * count)
+        first = -ctypes.addressof(memory) % ALIGNMENT
+        self._slots = [
+            _Slot.from_buffer(memory, first + NBYTES * place) for place in range(count)
+        ]  # they keep it alive
+        self._addresses = (ctypes.c_uint64 * count)(*map(ctypes.addressof, self._slots))
+        self.address = ctypes.addressof(self._addresses)
 
     def put(self, place: int, parameter: Parameter) -> None:
         """Put a parameter at its place."""
         if isinstance(parameter, int):
             self._slots[place][0] = parameter
         else:
-            self._slots[place][: len(parameter)] = parameter
+            self._slots[place][: len(parameter)] = list(parameter)
