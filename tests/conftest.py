@@ -14,6 +14,7 @@ from tvmconv.measuring import standing
 # PoCL compiles every kernel for its work-group size, at its first launch: without its optimiser in a tenth of the time
 # and less. Kernels are judged by what they compute here, and processes that tests start inherit this.
 os.environ.setdefault("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable")
+os.environ["TVMCONV_CACHE"] = "none"  # tests build anew, and leave the user's cache alone
 lean_opencl.install()
 
 # How fast examples are drawn depends on what else the machine does, and says nothing about what is tested.

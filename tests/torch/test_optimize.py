@@ -307,6 +307,21 @@ def test_a_log_that_is_not_there_or_cannot_be_written_is_an_error(tmp_path):
         optimized(model, log=tmp_path / "folder" / "log.jsonl", seconds=1)
 
 
+def test_the_second_time_a_kernel_of_the_log_is_there_without_a_compiler(tmp_path, monkeypatch):
+    monkeypatch.setenv("TVMCONV_CACHE", str(tmp_path / "kept"))
+    model, log = torch.nn.Conv2d(4, 8, 3).eval(), tmp_path / "log.jsonl"
+    optimized(model, seconds=1, log=log)
+    monkeypatch.setattr("tvmconv.torch.kernels.build_all", lambda choices, *_, **__: [] if not choices else 1 / 0)
+    again = optimized(model, seconds=1, log=log)
+    assert [line.origin for line in again.report().lines] == ["tuned"]
+    assert differ(again, model) < 1e-5
+
+
+@torch.inference_mode()
+def test_a_model_that_is_optimised_in_inference_mode_runs_by_kernels_too(block):
+    assert all(runs(optimized(block)).values())
+
+
 def test_by_default_what_is_faster_runs(block):
     model = tvmconv.torch.optimize(block, X)
     report = model.report()

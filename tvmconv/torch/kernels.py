@@ -14,9 +14,10 @@ import torch
 from tvmconv.compiler.program import Program
 from tvmconv.devices import Device
 from tvmconv.errors import Error, ScheduleError
-from tvmconv.logs.best import Rankings, best, log_files
+from tvmconv.logs.best import Nearness, Rankings, best, log_files
 from tvmconv.logs.candidates import TUNED, Candidate, candidates
 from tvmconv.logs.shipped import shipped_logs
+from tvmconv.measuring import kept
 from tvmconv.measuring.build_all import Choice, build_all
 from tvmconv.measuring.ready import begin_processes
 from tvmconv.measuring.standing import standing
@@ -129,7 +130,9 @@ class Kernels:
 
     def _build(self, texts: list[str], rankings: Rankings) -> None:
         """Build the candidates of each workload, and others where all of them fail."""
-        left: dict[str, Iterator[Candidate]] = {text: candidates(rankings, parse(text), self.device) for text in texts}
+        left: dict[str, Iterator[Candidate]] = {
+            text: candidates(rankings, parse(text), self.device) for text in texts if not self._recall(text, rankings)
+        }
         while left:
             begun = [(text, each) for text, several in left.items() for each in self._next(text, several)]
             left = {text: several for text, several in left.items() if any(text == other for other, _ in begun)}
@@ -142,7 +145,20 @@ class Kernels:
                 else:
                     ready = Ready(text, each.schedule.name, each.origin, built.program)
                     self._ready.setdefault(text, []).append(ready)
+                    if each.origin == TUNED:
+                        kept.keep(parse(text), each.schedule, each.config, self.device, built.program)
             left = {text: several for text, several in left.items() if text not in self._ready}
+
+    def _recall(self, text: str, rankings: Rankings) -> bool:
+        """Take the kernel that was measured to be the fastest, if it was built before; whether it was."""
+        w = parse(text)
+        nearness, record = next(rankings.nearest_first(w, self.device), (None, None))
+        if record is None or nearness is not Nearness.DEVICE:
+            return False
+        program = kept.find(w, record.schedule, record.config, self.device)
+        if program is not None:
+            self._ready[text] = [Ready(text, record.schedule, TUNED, program)]
+        return program is not None
 
     def _next(self, text: str, several: Iterator[Candidate]) -> list[Candidate]:
         """The candidates to build next: one that was measured, or a few."""

@@ -57,29 +57,39 @@ def optimize(
         DeviceError: there is no such device.
         Error: the log cannot be read or written.
     """
-    told = progress or (lambda text: None)
     _check_model(model)
     arguments = example if isinstance(example, tuple) else (example,)
+    with torch.inference_mode(False), torch.no_grad():  # a copy made for inference alone would hide that it changes
+        return _optimized(model, tuple(arguments), seconds, log, device, choose, progress or (lambda text: None))
+
+
+def _optimized(
+    model: torch.nn.Module,
+    arguments: tuple[Any, ...],
+    seconds: float | None,
+    log: str | os.PathLike[str] | None,
+    device: str | None,
+    choose: Choose,
+    told: Callable[[str], None],
+) -> Optimized:
     mine = copy.deepcopy(model).eval().requires_grad_(False)
     place = _place(mine, arguments)
     ours = _device(place, device)
     optimized, parts = split(mine)
-    optimized.example, optimized.place = tuple(arguments), place
+    optimized.example, optimized.place = arguments, place
     before = _seconds_before(optimized, arguments)
     notes = [*_lay_out(optimized, arguments), OTHERWISE]
     sites = look(optimized, parts, arguments)
     kernels = Kernels(ours, place, log, told)
     kernels.find(Counter(site.text for site in sites if site.text), seconds)
     chooser = Chooser(kernels, choose)
-    with torch.no_grad():
-        wake(lambda: optimized(*arguments), place)
+    wake(lambda: optimized(*arguments), place)
     lines = [chooser.choose(site) for site in sites]
     report = Report(tuple(lines), before=before, notes=tuple(notes))
     optimized.told = chooser.whole(optimized, parts, arguments, report)
     return optimized
 
 
-@torch.no_grad()
 def _seconds_before(model: Optimized, arguments: Sequence[Any]) -> float:
     """What the model takes by PyTorch, as it is.
 
@@ -95,7 +105,6 @@ def _seconds_before(model: Optimized, arguments: Sequence[Any]) -> float:
         raise ModelError(": ".join([what, *lines[:1]])) from error
 
 
-@torch.no_grad()
 def _lay_out(model: Optimized, arguments: Sequence[Any]) -> list[str]:
     """Lay a model out in the memory format that is fastest; what there is to tell of it."""
     name = fastest_format(model, arguments, model.place)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -38,18 +39,42 @@ def _on_a_gpu(call: Callable[[], object]) -> float:
         for _ in range(WARM_UP):
             call()
         stream.synchronize()
+        if _waits(call):
+            return on_the_clock(call, torch.cuda.synchronize)
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, stream=stream):
                 for _ in range(LAUNCHES):
                     call()
         except RuntimeError:
+            _recover(stream)
             return on_the_clock(call, torch.cuda.synchronize)
         took, begun = 0.0, time.perf_counter()
         while not took or time.perf_counter() - begun < WARM_SECONDS:
             took = between(stream.cuda_stream, graph.replay, 1)[0]
         count = int(min(max(GRAPH_SECONDS / took, FEWEST), MOST))
         return statistics.median(between(stream.cuda_stream, graph.replay, count)) / LAUNCHES
+
+
+def _waits(call: Callable[[], object]) -> bool:
+    """Whether a call waits for the GPU, which in a capture it must not; as far as PyTorch sees that."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the mode, that it is a prototype
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            call()
+        except RuntimeError:
+            return True
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    return False
+
+
+def _recover(stream: torch.cuda.Stream) -> None:
+    """Capture something that can be: what failed to be captured leaves random numbers in a state of capture."""
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+        torch.zeros(1, device=stream.device)
 
 
 def wake(call: Callable[[], object], device: torch.device) -> None:

@@ -85,10 +85,10 @@ class Function:
             value.programmaticStreamSerializationAllowed = 1
             attribute.value = value
             config.attrs, config.numAttrs = [attribute], 1
-        call, function, success = driver.cuLaunchKernelEx, self._function, driver.CUresult.CUDA_SUCCESS
+        call, success = driver.cuLaunchKernelEx, driver.CUresult.CUDA_SUCCESS
 
         def queue(parameters: Laid) -> None:
-            result = call(config, function, parameters.address, 0)
+            result = call(config, self._function, parameters.address, 0)  # as long as this is there, so is the function
             if result[0] != success:
                 check(result)
 

@@ -1,0 +1,87 @@
+"""Programs that were built before: found again as long as nothing that they were made from has changed."""
+
+from dataclasses import replace
+
+import pytest
+
+import tvmconv as tc
+from tvmconv import library
+from tvmconv.measuring import kept
+
+W = tc.parse("conv2d:1x4x6x6,4x4x3x3")
+CONFIG = {"tile_c": [-1, 1, 1]}
+
+
+@pytest.fixture
+def where(tmp_path, monkeypatch):
+    monkeypatch.setenv("TVMCONV_CACHE", str(tmp_path / "kept"))
+    return tmp_path / "kept"
+
+
+@pytest.fixture(scope="module")
+def program(opencl):
+    return tc.build(W, "tiling", device=opencl).program
+
+
+@pytest.fixture
+def schedule():
+    return library.find(W, "tiling")
+
+
+def test_a_program_is_found_again(where, opencl, program, schedule):
+    assert kept.find(W, "tiling", CONFIG, opencl) is None
+    kept.keep(W, schedule, CONFIG, opencl, program)
+    found = kept.find(W, "tiling", CONFIG, opencl)
+    assert found == replace(program, steps=tuple(replace(step, resources=None) for step in program.steps))
+
+
+def test_of_other_workloads_configs_schedules_and_devices_it_is_none(where, opencl, program, schedule):
+    kept.keep(W, schedule, CONFIG, opencl, program)
+    assert kept.find(tc.parse("conv2d:1x4x6x7,4x4x3x3"), "tiling", CONFIG, opencl) is None
+    assert kept.find(W, "vthread", CONFIG, opencl) is None
+    assert kept.find(W, "tiling", {"tile_c": [-1, 2, 1]}, opencl) is None
+    assert kept.find(W, "tiling", CONFIG, replace(opencl, name="another")) is None
+
+
+def test_when_a_file_of_the_library_or_of_the_schedule_changes_it_is_gone(
+    where, opencl, program, schedule, monkeypatch
+):
+    kept.keep(W, schedule, CONFIG, opencl, program)
+    with monkeypatch.context() as patch:
+        patch.setattr(kept, "_library", lambda: "another")
+        assert kept.find(W, "tiling", CONFIG, opencl) is None
+    monkeypatch.setattr(kept, "_stamp", lambda file: [1, 2])
+    assert kept.find(W, "tiling", CONFIG, opencl) is None
+
+
+@pytest.mark.parametrize("broken", [b"", b"{}\n", b"[]\n", b'{"sources": {}, "program": "{}"}\n', b"\xff\xfe\n"])
+def test_a_file_that_is_none_of_ours_is_no_program(where, opencl, program, schedule, broken):
+    kept.keep(W, schedule, CONFIG, opencl, program)
+    (file,) = where.iterdir()
+    file.write_bytes(broken)
+    assert kept.find(W, "tiling", CONFIG, opencl) is None
+
+
+def test_the_oldest_go(where, opencl, program, schedule, monkeypatch):
+    monkeypatch.setattr(kept, "MOST", 2)
+    for number in (1, 2, 4):
+        kept.keep(W, schedule, {"tile_c": [-1, number, 1]}, opencl, program)
+    assert len(list(where.iterdir())) == 2
+    assert kept.find(W, "tiling", {"tile_c": [-1, 4, 1]}, opencl) is not None
+
+
+def test_nothing_is_kept_where_that_is_not_wanted_or_not_possible(tmp_path, opencl, program, schedule, monkeypatch):
+    monkeypatch.setenv("TVMCONV_CACHE", "none")
+    monkeypatch.chdir(tmp_path)
+    kept.keep(W, schedule, CONFIG, opencl, program)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("TVMCONV_CACHE", str(tmp_path / "file"))
+    kept.keep(W, schedule, CONFIG, opencl, program)
+    assert kept.find(W, "tiling", CONFIG, opencl) is None
+
+
+def test_by_default_it_is_in_the_users_cache(monkeypatch, tmp_path):
+    monkeypatch.delenv("TVMCONV_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert kept.folder() == tmp_path / "tvmconv"

@@ -1,0 +1,115 @@
+"""Programs that were built before, kept on disk: a kernel of a log is there again without a compiler.
+
+A program is kept under all that it is made from: the workload, the schedule, the config, the device, this library's own
+files, and the versions of the compilers. Files are data: a header in JSON, and code for the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import inspect
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+from tvmconv import builtin
+from tvmconv.compiler.program import Program
+from tvmconv.devices import Device
+from tvmconv.errors import Error
+from tvmconv.knobs import Config
+from tvmconv.library import Schedule
+from tvmconv.measuring.wire import decode_program, encode_program
+from tvmconv.workloads import Workload
+
+VARIABLE, NOWHERE = "TVMCONV_CACHE", "none"
+MOST = 4000  # files; the oldest go
+COMPILERS = ("apache-tvm", "apache-tvm-ffi", "cuda-bindings", "nvidia-cuda-nvrtc")
+
+
+def folder() -> Path | None:
+    """Where programs are kept: in `$TVMCONV_CACHE`, else in the user's cache; None for nowhere."""
+    named = os.environ.get(VARIABLE)
+    if named:
+        return None if named == NOWHERE else Path(named)
+    with contextlib.suppress(RuntimeError):  # there is no home
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tvmconv"
+    return None
+
+
+def find(workload: Workload, schedule: str, config: Config, device: Device) -> Program | None:
+    """A program that was kept; None if there is none, or a file that it was made from has changed."""
+    path = _path(workload, schedule, config, device)
+    if path is None:
+        return None
+    try:
+        header, _, code = path.read_bytes().partition(b"\n")
+        told = json.loads(header)
+        if any(_stamp(Path(name)) != stamp for name, stamp in told["sources"].items()):
+            return None
+        program, _ = decode_program(told["program"], code)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, Error):
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)  # it is no longer among the oldest
+    return program
+
+
+def keep(workload: Workload, schedule: Schedule, config: Config, device: Device, program: Program) -> None:
+    """Keep a program, if that is possible."""
+    path = _path(workload, schedule.name, config, device)
+    if path is None:
+        return
+    header, code = encode_program(program, None)
+    source = Path(inspect.getsourcefile(inspect.unwrap(schedule.function)) or __file__)
+    told = json.dumps({"program": header, "sources": {str(source): _stamp(source)}})
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as written:
+            written.write(told.encode() + b"\n" + code)
+        os.replace(written.name, path)
+        _thin(path.parent)
+
+
+def _thin(where: Path) -> None:
+    files = list(where.iterdir())
+    if len(files) > MOST:
+        for file in sorted(files, key=lambda each: each.stat().st_mtime)[: len(files) - MOST]:
+            file.unlink(missing_ok=True)
+
+
+def _path(workload: Workload, schedule: str, config: Config, device: Device) -> Path | None:
+    where = folder()
+    if where is None:
+        return None
+    place = (device.kind, device.name, device.arch, str(device.limits))
+    of = json.dumps([workload.text, schedule, sorted(config.items()), place, _library()], default=str)
+    return where / hashlib.sha256(of.encode()).hexdigest()
+
+
+@functools.cache
+def _library() -> str:
+    """What changes when this library or a compiler does."""
+    places = [Path(__file__).parents[1], *map(Path, builtin.__path__)]
+    files = sorted({file for place in places for file in place.rglob("*.py")})
+    of = json.dumps([[str(file), _stamp(file)] for file in files] + [list(_versions())])
+    return hashlib.sha256(of.encode()).hexdigest()
+
+
+def _versions() -> Iterable[str]:
+    for name in COMPILERS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            yield f"{name} {metadata.version(name)}"
+
+
+def _stamp(file: Path) -> list[int]:
+    """Size and time of a file; nothing if it is not there."""
+    try:
+        told = file.stat()
+    except OSError:
+        return []
+    return [told.st_size, told.st_mtime_ns]
