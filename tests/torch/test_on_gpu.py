@@ -74,6 +74,35 @@ def test_a_model_that_waits_for_the_gpu_runs_too():
     assert differ(tvmconv.torch.optimize(model, x, choose="tuned")(x), model(x)) < 5e-3
 
 
+class Waiting(torch.nn.Conv2d):
+    """Waits for the GPU in a way that PyTorch does not see, which ends a capture."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        torch.cuda.synchronize()
+        return y
+
+
+@torch.inference_mode()
+def test_a_capture_that_fails_leaves_nothing_behind():
+    model = torch.nn.Sequential(Waiting(4, 8, 3), torch.nn.Conv2d(8, 8, 3)).cuda().eval()
+    x = torch.randn(2, 4, 30, 34, device="cuda:0")
+    assert differ(tvmconv.torch.optimize(model, x, choose="tuned")(x), model(x)) < 5e-3
+    assert torch.randn(8, device="cuda:0").isfinite().all()
+    assert differ(tvmconv.torch.optimize(model, x, choose="tuned")(x), model(x)) < 5e-3
+
+
+@torch.inference_mode()
+def test_autocast_runs_by_kernels_of_its_dtype():
+    block = with_statistics(Block()).cuda()
+    x = torch.randn(2, 4, 30, 34, device="cuda:0")
+    with torch.autocast("cuda", torch.float16):
+        faster = tvmconv.torch.optimize(block, x, choose="tuned")
+        assert all(",f16" in line.workload and line.runs != "PyTorch" for line in faster.report().lines)
+        assert differ(faster(x), block(x)) < 5e-3
+    assert differ(faster(x), block(x)) < 5e-3  # by PyTorch, in float32
+
+
 @torch.inference_mode()
 def test_several_streams_at_once():
     block = with_statistics(Block()).cuda().half().to(memory_format=torch.channels_last)
