@@ -96,7 +96,9 @@ class Chooser:
         try:
             launcher = ready.launcher(self._kernels.device, self._kernels.place)
             operator.install(found.text, self._kernels.place, launcher)
-            found.module.take(found.x.key, found.text)
+            found.module.take(
+                found.x.key, found.text, truncates=ready.truncates(self._kernels.device, self._kernels.place)
+            )
             error, allowed = _deviation(found.module(*given), wanted), _tolerance(found.text)
         except (Error, RuntimeError) as failure:
             return str(failure).splitlines()[0]

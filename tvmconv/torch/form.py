@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads import Conv, dtypes, parse
 from tvmconv.workloads.layout import CHANNELS_LAST
 
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": functional.relu,
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "clamp": lambda y: y.clamp(0, 1),
+    "relu6": functional.relu6,
+    "hardswish": functional.hardswish,
+    "hardsigmoid": functional.hardsigmoid,
+    "sigmoid": torch.sigmoid,
+}
 MEMORY_FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}  # by axes of space, of a workload in NHWC
 
 
@@ -45,6 +57,12 @@ class Form:
     def output(self, device: torch.device) -> torch.Tensor:
         """A tensor for the output, with nothing in it."""
         return torch.empty_strided(self.output_shape, self.output_stride, dtype=self.dtype, device=device)
+
+    def activated(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What the epilogue makes of a tensor, but for bias and residual."""
+        for name in self.workload.epilogue:
+            tensor = ACTIVATIONS[name](tensor) if name in ACTIVATIONS else tensor
+        return tensor
 
     def laid(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor as it has to lie: itself, or a copy."""

@@ -26,7 +26,8 @@ from tvmconv.searching.request import Request
 from tvmconv.torch.form import form_of
 from tvmconv.torch.launch import launcher_of
 from tvmconv.torch.operator import Launcher
-from tvmconv.workloads import parse
+from tvmconv.torch.rounding import truncates
+from tvmconv.workloads import dtypes, parse
 
 LOG = "tuning.jsonl"
 FEW = 4  # kernels that are compared for a workload that was not measured on this device
@@ -48,12 +49,21 @@ class Ready:
     origin: str
     program: Program
     _launcher: Launcher | None = None
+    _truncates: bool | None = None
 
     def launcher(self, device: Device, place: torch.device) -> Launcher:
         """What runs it, loaded once; raises DeviceError if it does not load."""
         if self._launcher is None:
             self._launcher = launcher_of(form_of(self.text), self.program, device, place)
         return self._launcher
+
+    def truncates(self, device: Device, place: torch.device) -> bool:
+        """Whether it truncates its inputs to TF32; raises DeviceError as `launcher` does."""
+        if self._truncates is None:
+            form = form_of(self.text)
+            tf32 = form.workload.dtype == dtypes.TF32.name
+            self._truncates = tf32 and truncates(form, self.launcher(device, place), place)
+        return self._truncates
 
 
 class Kernels:

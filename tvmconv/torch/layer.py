@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.nn import functional
 
-from tvmconv.torch.form import form_of
+from tvmconv.torch.form import ACTIVATIONS, form_of
 from tvmconv.torch.operator import conv as operator
 from tvmconv.torch.operator import watch
+from tvmconv.torch.rounding import for_truncated_inputs
 
 CONVOLUTIONS = {torch.nn.Conv1d: 1, torch.nn.Conv2d: 2, torch.nn.Conv3d: 3}
 NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "relu": functional.relu,
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-    "clamp": lambda y: y.clamp(0, 1),
-    "relu6": functional.relu6,
-    "hardswish": functional.hardswish,
-    "hardsigmoid": functional.hardsigmoid,
-    "sigmoid": torch.sigmoid,
-}
 
 
 Key = tuple[tuple[int, ...], torch.dtype, torch.device, bool]
@@ -70,6 +60,8 @@ class TunedConv(torch.nn.Module):
         self.names = tuple(names)
         self.kernels: dict[Key, str] = {}  # the text of the workload
         self._names: dict[str, tuple[str, str]] = {}  # of the buffers with its weight and bias
+        self._formats: dict[str, torch.memory_format] = {}
+        self._truncates: dict[str, bool] = {}
         self._stamps: dict[str, tuple[object, ...]] = {}
 
     @property
@@ -94,6 +86,11 @@ class TunedConv(torch.nn.Module):
         weight, bias = self._names[text]
         if x.dtype is not dtype:  # as autocast does
             x = x.to(dtype)
+        # Here, and not only in the operator: what is compiled writes it so in the first place.
+        memory_format = self._formats[text]
+        x = x.contiguous(memory_format=memory_format)
+        if add is not None:
+            add = add.contiguous(memory_format=memory_format)
         return operator(x, self._buffers[weight], self._buffers[bias], add, text)
 
     def _is_otherwise(self) -> bool:
@@ -123,9 +120,19 @@ class TunedConv(torch.nn.Module):
             y = y + add if name == "add" else ACTIVATIONS[name](y)
         return y
 
-    def take(self, key: Key, text: str) -> None:
-        """Compute inputs of this key by the kernel of a workload, which has to be installed."""
+    def take(self, key: Key, text: str, *, truncates: bool = False) -> None:
+        """Compute inputs of this key by the kernel of a workload, which has to be installed.
+
+        Args:
+            key: of the inputs.
+            text: of the workload.
+            truncates: whether the kernel truncates its inputs to TF32.
+        """
+        if self._truncates.setdefault(text, truncates) != truncates:
+            self._truncates[text] = truncates
+            self._stamps[text] = ()  # its weight is to be packed anew
         if text not in self._names:
+            self._formats[text] = form_of(text).memory_format
             number = len(self._names)
             names = self._names[text] = f"weight{number}", f"bias{number}"
             for name, packed in zip(names, self._pack(text), strict=True):
@@ -191,5 +198,7 @@ class TunedConv(torch.nn.Module):
                 shift = shift + norm.bias.double()
             weight = weight.double() * factor.view(-1, *(1,) * (weight.dim() - 1))
             bias = shift if bias is None else bias.double() * factor + shift
+        if self._truncates[text]:
+            weight = for_truncated_inputs(weight.double())
         packed = torch.empty_like(weight, dtype=form.dtype, memory_format=form.memory_format).copy_(weight)
         return packed, None if bias is None else torch.empty_like(bias, dtype=form.bias_dtype).copy_(bias)

@@ -1,0 +1,79 @@
+"""TF32: what truncation takes away, and what is done about it; kernels that truncate are emulated."""
+
+import math
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason='PyTorch is missing: pip install "tvmconv[torch]"')
+
+from torch.nn import functional  # noqa: E402
+
+from tvmconv.torch.form import form_of  # noqa: E402
+from tvmconv.torch.rounding import LOSS, for_truncated_inputs, to_tf32, truncates  # noqa: E402
+from tvmconv.workloads.dtypes import round_operand  # noqa: E402
+
+
+def truncated(x):
+    return (x.contiguous().view(torch.int32) & -(1 << 13)).view(torch.float32)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def test_numbers_are_rounded_as_everywhere():
+    x = torch.cat(
+        [torch.randn(1000) * 10.0 ** torch.randint(-20, 20, (1000,)), torch.tensor([0.0, -0.0, 1 + 2.0**-11])]
+    )
+    assert np.array_equal(to_tf32(x).numpy(), round_operand("tf32", x.numpy()))
+    odd = torch.tensor([math.inf, -math.inf, math.nan])
+    torch.testing.assert_close(to_tf32(odd), odd, equal_nan=True)
+
+
+def test_a_random_number_loses_what_the_formula_says():
+    x = torch.exp(torch.rand(1 << 20, dtype=torch.float64) * 20 - 10).float()
+    lost = ((x - truncated(x)) / x).double().mean()
+    assert float(lost) == pytest.approx(LOSS, rel=0.01)
+
+
+def test_a_chain_of_layers_is_as_right_as_with_rounding():
+    weights = [torch.randn(16, 16, 3, 3) / 12 for _ in range(40)]
+    x = torch.randn(1, 16, 16, 16)
+
+    def result(of_input, of_weight):
+        y = x.double()
+        for weight in weights:
+            y = functional.conv2d(of_input(y), of_weight(weight), padding=1).relu() * math.sqrt(2)
+        return y.double()
+
+    wanted = result(lambda y: y, lambda weight: weight.double())
+
+    def error(of_input, of_weight):
+        y = result(lambda y: of_input(y.float()).double(), lambda weight: of_weight(weight).double())
+        return float((y - wanted).norm() / wanted.norm())
+
+    to_nearest = error(to_tf32, to_tf32)
+    made_good = error(truncated, lambda weight: for_truncated_inputs(weight.double()))
+    assert error(truncated, truncated) > 2 * made_good
+    assert made_good < 1.3 * to_nearest
+
+
+@pytest.mark.parametrize("text", ["1x8x5x7,16x8x3x3,s2,p1", "2x4x6x6,4x4x1x1", "1x8x6x6,8x1x5x5,p2,g8"])
+@pytest.mark.parametrize("epilogue", ["", ",bias,add,relu", ",sigmoid", ",add,gelu", ",hardswish,clamp"])
+def test_a_kernel_that_truncates_is_known_by_what_it_computes(text, epilogue):
+    form = form_of(f"conv2d:{text},tf32,nhwc{epilogue}")
+    w = form.workload
+
+    def kernel(of_input):
+        def launch(x, weight, bias, add):
+            y = functional.conv2d(of_input(x), weight, None, w.stride, w.padding[:2], w.dilation, w.groups)
+            return form.activated(y)
+
+        return launch
+
+    place = torch.device("cpu")
+    assert truncates(form, kernel(truncated), place)
+    assert not truncates(form, kernel(to_tf32), place)
+    assert not truncates(form, kernel(lambda x: x), place)
