@@ -48,7 +48,7 @@ def test_when_a_file_of_the_library_or_of_the_schedule_changes_it_is_gone(
 ):
     kept.keep(W, schedule, CONFIG, opencl, program)
     with monkeypatch.context() as patch:
-        patch.setattr(kept, "_library", lambda: "another")
+        patch.setattr(kept, "library", lambda: "another")
         assert kept.find(W, "tiling", CONFIG, opencl) is None
     monkeypatch.setattr(kept, "_stamp", lambda file: [1, 2])
     assert kept.find(W, "tiling", CONFIG, opencl) is None

@@ -87,12 +87,12 @@ def _path(workload: Workload, schedule: str, config: Config, device: Device) -> 
     if where is None:
         return None
     place = (device.kind, device.name, device.arch, str(device.limits))
-    of = json.dumps([workload.text, schedule, sorted(config.items()), place, _library()], default=str)
+    of = json.dumps([workload.text, schedule, sorted(config.items()), place, library()], default=str)
     return where / hashlib.sha256(of.encode()).hexdigest()
 
 
 @functools.cache
-def _library() -> str:
+def library() -> str:
     """What changes when this library or a compiler does."""
     places = [Path(__file__).parents[1], *map(Path, builtin.__path__)]
     files = sorted({file for place in places for file in place.rglob("*.py")})

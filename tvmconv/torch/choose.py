@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -13,10 +14,10 @@ from tvmconv.torch import operator
 from tvmconv.torch.form import form_of
 from tvmconv.torch.kernels import Kernels, Ready
 from tvmconv.torch.layer import Key, TunedConv
-from tvmconv.torch.look import Found, Part, Seen
+from tvmconv.torch.look import Found, Part
 from tvmconv.torch.model import Optimized
 from tvmconv.torch.report import PYTORCH, Line, Report
-from tvmconv.torch.timing import seconds_of
+from tvmconv.torch.times import Times, by_heuristics
 from tvmconv.workloads import dtypes
 
 OTHERWISE = "Inputs of other shapes and dtypes, on other devices, in training mode, or for gradients: by PyTorch."
@@ -39,13 +40,15 @@ class Chooser:
 
     Args:
         kernels: of the model's workloads.
+        times: of the model's parts.
         how: "fastest" is what is measured to be faster; "tuned" is our kernel wherever it is right.
     """
 
-    def __init__(self, kernels: Kernels, how: Choose) -> None:
-        self._kernels, self._how = kernels, how
+    def __init__(self, kernels: Kernels, times: Times, how: Choose) -> None:
+        self._kernels, self._times, self._how = kernels, times, how
         self._taken: list[tuple[TunedConv, Key]] = []
-        self._decided: dict[tuple[str, Seen, Seen | None], _Decided] = {}
+        self._programs: list[str] = []
+        self._decided: dict[str, _Decided] = {}
 
     def choose(self, found: Found) -> Line:
         """Decide on one convolution."""
@@ -56,12 +59,13 @@ class Chooser:
             return replace(line, reason=self._kernels.why_not(found.text))
         module, key = found.module, found.x.key
         given = [found.x.like(), *([found.add.like()] if found.add else [])]
-        like = (found.text, found.x, found.add)
+        like = f"{found.text}, {found.x}, {found.add}, {'no ' if module.norm is None else ''}normalisation"
         with torch.no_grad():
-            wanted = module(*given)
+            with by_heuristics():
+                wanted = module(*given)
             decided = self._decided.get(like)
             if decided is None:
-                decided = self._decided[like] = self._measured(found, given, wanted)
+                decided = self._decided[like] = self._measured(found, like, given, wanted)
             line = replace(line, before=decided.before, after=decided.after, reason=decided.reason)
             if decided.ready is None:
                 return line
@@ -70,17 +74,18 @@ class Chooser:
             module.leave(key)
             return replace(line, reason=problem)
         self._taken.append((module, key))
+        self._programs.append(f"{found.path} {decided.ready.digest}")
         return replace(line, runs=decided.ready.schedule, origin=decided.ready.origin)
 
-    def _measured(self, found: Found, given: Sequence[torch.Tensor], wanted: torch.Tensor) -> _Decided:
+    def _measured(self, found: Found, like: str, given: Sequence[torch.Tensor], wanted: torch.Tensor) -> _Decided:
         """Time PyTorch and our kernels; the fastest of those that are right."""
-        module, place, x = found.module, self._kernels.place, found.x
+        module, x = found.module, found.x
         assert x is not None
-        decided = _Decided(seconds_of(lambda: module(*given), place))
+        decided = _Decided(self._times.seconds(f"PyTorch: {like}", lambda: module(*given)))
         for ready in self._kernels.ready(found.text):
             problem = self._take(found, ready, given, wanted)
             if not problem:
-                after = seconds_of(lambda: module(*given), place)
+                after = self._times.seconds(f"{ready.digest}: {like}", lambda: module(*given))
                 if decided.after is None or after < decided.after:
                     decided.after, decided.ready, decided.reason = after, ready, ""
             elif decided.ready is None:
@@ -99,7 +104,7 @@ class Chooser:
             found.module.take(
                 found.x.key, found.text, truncates=ready.truncates(self._kernels.device, self._kernels.place)
             )
-            error, allowed = _deviation(found.module(*given), wanted), _tolerance(found.text)
+            error, allowed = deviation(found.module(*given), wanted), _tolerance(found.text)
         except (Error, RuntimeError) as failure:
             return str(failure).splitlines()[0]
         return "" if error <= allowed else f"our result differs by {error:.1e}, more than {allowed:.1e}"
@@ -118,7 +123,8 @@ class Chooser:
         for part in parts:
             part.module.leave(part.module not in ours)
         before = report.before
-        after = seconds_of(lambda: model(*arguments), self._kernels.place) if ours else before
+        programs = hashlib.sha256("\n".join(self._programs).encode()).hexdigest()
+        after = self._times.seconds(f"the whole by {programs}", lambda: model(*arguments)) if ours else before
         if ours and (self._how == "tuned" or before is None or after is None or after < before):
             return replace(report, after=after)
         for part in parts:
@@ -128,14 +134,14 @@ class Chooser:
             return replace(report, after=before)
         lines = [replace(line, runs=PYTORCH, reason=line.reason or "the whole is no faster") for line in report.lines]
         note = "All is left to PyTorch: with our kernels the whole model was no faster."
-        return Report(tuple(lines), before, before, (OTHERWISE, note))
+        return Report(tuple(lines), before, before, notes=(OTHERWISE, note))
 
 
 def _tolerance(text: str) -> float:
     return TOLERANCES * dtypes.DTYPES[form_of(text).workload.dtype].tolerance
 
 
-def _deviation(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+def deviation(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     """The relative L2 difference."""
     norm = float(theirs.double().norm())
     return float((ours.double() - theirs.double()).norm()) / norm if norm else float(ours.double().norm())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +23,7 @@ from tvmconv.measuring import kept
 from tvmconv.measuring.build_all import Choice, build_all
 from tvmconv.measuring.ready import begin_processes
 from tvmconv.measuring.standing import standing
+from tvmconv.measuring.wire import encode_program
 from tvmconv.searching.network import one_after_another
 from tvmconv.searching.request import Request
 from tvmconv.torch.form import form_of
@@ -56,6 +59,12 @@ class Ready:
         if self._launcher is None:
             self._launcher = launcher_of(form_of(self.text), self.program, device, place)
         return self._launcher
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """The same for the same program."""
+        header, code = encode_program(self.program, None)
+        return hashlib.sha256(header.encode() + code).hexdigest()
 
     def truncates(self, device: Device, place: torch.device) -> bool:
         """Whether it truncates its inputs to TF32; raises DeviceError as `launcher` does."""

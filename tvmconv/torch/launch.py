@@ -94,7 +94,7 @@ class CudaLauncher:
         self._scratch = [array.nbytes for array in program.scratch]
         self._order = tuple(name for name in form.workload.argument_names[2:-1])
         torch.cuda.init()
-        with border(device):
+        with torch.cuda.device(place), border(device):
             self._steps = [_Step(step) for step in program.steps]
 
     def __call__(

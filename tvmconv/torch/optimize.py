@@ -6,6 +6,7 @@ import copy
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,13 +14,13 @@ import torch
 from tvmconv import devices
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError, ModelError
-from tvmconv.torch.choose import OTHERWISE, Choose, Chooser
+from tvmconv.torch.choose import OTHERWISE, Choose, Chooser, deviation
 from tvmconv.torch.formats import FORMATS, fastest_format, format_of
 from tvmconv.torch.kernels import Kernels
 from tvmconv.torch.look import look, split
 from tvmconv.torch.model import Optimized
 from tvmconv.torch.report import Report
-from tvmconv.torch.timing import seconds_of, wake
+from tvmconv.torch.times import Times, by_heuristics
 
 
 def optimize(
@@ -59,58 +60,60 @@ def optimize(
     """
     _check_model(model)
     arguments = example if isinstance(example, tuple) else (example,)
+    place = _place(model, arguments)
+    ours = _device(place, device)
+    kernels = Kernels(ours, place, log, progress or (lambda text: None))
     with torch.inference_mode(False), torch.no_grad():  # a copy made for inference alone would hide that it changes
-        return _optimized(model, tuple(arguments), seconds, log, device, choose, progress or (lambda text: None))
+        if place.type != "cuda":
+            return _optimized(model, tuple(arguments), kernels, seconds, choose)
+        with torch.cuda.device(place):
+            return _optimized(model, tuple(arguments), kernels, seconds, choose)
 
 
 def _optimized(
-    model: torch.nn.Module,
-    arguments: tuple[Any, ...],
-    seconds: float | None,
-    log: str | os.PathLike[str] | None,
-    device: str | None,
-    choose: Choose,
-    told: Callable[[str], None],
+    model: torch.nn.Module, arguments: tuple[Any, ...], kernels: Kernels, seconds: float | None, choose: Choose
 ) -> Optimized:
-    mine = copy.deepcopy(model).eval().requires_grad_(False)
-    place = _place(mine, arguments)
-    ours = _device(place, device)
+    mine, place = copy.deepcopy(model).eval().requires_grad_(False), kernels.place
     optimized, parts = split(mine)
     optimized.example, optimized.place = arguments, place
-    before = _seconds_before(optimized, arguments)
-    notes = [*_lay_out(optimized, arguments), OTHERWISE]
-    sites = look(optimized, parts, arguments)
-    kernels = Kernels(ours, place, log, told)
+    times = Times(optimized, arguments, place, kernels.device.name)
+    wanted = _result(optimized, arguments)
+    before = times.seconds("the whole by PyTorch", lambda: optimized(*arguments))
+    notes = [*_lay_out(optimized, arguments, wanted), OTHERWISE]
+    with by_heuristics():
+        sites = look(optimized, parts, arguments)
     kernels.find(Counter(site.text for site in sites if site.text), seconds)
-    chooser = Chooser(kernels, choose)
-    wake(lambda: optimized(*arguments), place)
+    times.pause()
+    chooser = Chooser(kernels, times, choose)
     lines = [chooser.choose(site) for site in sites]
     report = Report(tuple(lines), before=before, notes=tuple(notes))
-    optimized.told = chooser.whole(optimized, parts, arguments, report)
+    report = chooser.whole(optimized, parts, arguments, report)
+    optimized.told = replace(report, difference=_difference(_result(optimized, arguments), wanted))
+    times.keep()
     return optimized
 
 
-def _seconds_before(model: Optimized, arguments: Sequence[Any]) -> float:
-    """What the model takes by PyTorch, as it is.
+def _result(model: Optimized, arguments: Sequence[Any]) -> list[Any]:
+    """What is in the model's result.
 
     Raises:
         ModelError: it does not run on the example.
     """
     try:
-        wake(lambda: model(*arguments), model.place)
-        return seconds_of(lambda: model(*arguments), model.place)
+        with by_heuristics():
+            return _values(model(*arguments))
     except Exception as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         what = f"the model does not run on the example: {type(error).__name__}"
         raise ModelError(": ".join([what, *lines[:1]])) from error
 
 
-def _lay_out(model: Optimized, arguments: Sequence[Any]) -> list[str]:
+def _lay_out(model: Optimized, arguments: Sequence[Any], wanted: Sequence[Any]) -> list[str]:
     """Lay a model out in the memory format that is fastest; what there is to tell of it."""
     name = fastest_format(model, arguments, model.place)
     if name is None:
         return []
-    outside = format_of(_values(model(*arguments)))
+    outside = format_of(wanted)
     model.lie(FORMATS[name], outside)
     return [f"Inside, images lie with {name}, which is faster: they are converted where they come in and go out."]
 
@@ -120,6 +123,16 @@ def _values(result: Any) -> list[Any]:
     if isinstance(result, (tuple, list)):
         return [value for each in result for value in _values(each)]
     return [value for each in result.values() for value in _values(each)] if isinstance(result, dict) else [result]
+
+
+def _difference(ours: Sequence[Any], wanted: Sequence[Any]) -> float | None:
+    """The largest difference of tensors that lie in the same places."""
+    pairs = [
+        deviation(mine, theirs)
+        for mine, theirs in zip(ours, wanted, strict=False)
+        if isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor) and theirs.is_floating_point()
+    ]
+    return max(pairs, default=None)
 
 
 def _check_model(model: object) -> None:

@@ -42,12 +42,15 @@ class Report:
         lines: one for each convolution.
         before: seconds of the whole model by PyTorch; None where it was not timed.
         after: of the optimised one.
+        difference: of its outputs for the example from PyTorch's own, the largest relative L2 difference; None where
+            there are no tensors to compare.
         notes: what else is worth telling.
     """
 
     lines: tuple[Line, ...]
     before: float | None = None
     after: float | None = None
+    difference: float | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -69,7 +72,10 @@ class Report:
         return Table(headers, rows, left=frozenset({"layer", "workload", "runs", "config, or why"}))
 
     def __str__(self) -> str:
-        return "\n".join([self.table.text(), *self.notes])
+        told = []
+        if self.difference is not None:
+            told = [f"For the example, outputs differ from PyTorch's own by {self.difference:.1e} (relative L2)."]
+        return "\n".join([self.table.text(), *told, *self.notes])
 
 
 def _times(before: float | None, after: float | None) -> Sequence[str]:
