@@ -79,7 +79,7 @@ def _run(argv: Sequence[str]) -> int:
     if isinstance(device, devices.Arch):
         raise UsageError(f"{device.text} is to compile for only")
     args.out.mkdir(parents=True, exist_ok=True)
-    note = provenance(device, shlex.join(["python", "scripts/torch_models.py", *argv]))
+    note = provenance(device, shlex.join(["python", "scripts/torch_models.py", *argv]), _library())
     for name in args.networks:
         timed, report = _network(name, device, args)
         title = "-".join(["torch", name, args.dtype, *([f"b{args.batch}"] if args.batch > 1 else [])])
@@ -87,10 +87,19 @@ def _run(argv: Sequence[str]) -> int:
         print("\n".join([title, table.text(), note, ""]), flush=True)
         page = "\n\n".join([f"# {title}", table.markdown(), report.table.markdown(), *report.notes, note])
         (args.out / f"{title}.md").write_text(page + "\n", encoding="utf-8")
-        data = {"name": title, "provenance": note, "timed": [asdict(each) for each in timed]}
+        data = {"name": title, "network": name, "dtype": args.dtype, "batch": args.batch, "provenance": note}
+        data["timed"] = [asdict(each) for each in timed]
         data["layers"] = [asdict(line) for line in report.lines]
         (args.out / f"{title}.json").write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0
+
+
+def _library() -> str:
+    import torch
+
+    version = torch.backends.cudnn.version()
+    cudnn = f"cuDNN {version // 10000}.{version // 100 % 100}, " if version else ""
+    return f"{cudnn}PyTorch {torch.__version__}"
 
 
 def _table(timed: Sequence[Timed]) -> Table:

@@ -145,6 +145,11 @@ def test_generated_sections_are_as_the_scripts_write_them(page, tmp_path, capsys
         beside = sorted(map(str, (ROOT / "tuning_logs").glob("**/*-tuned.json")))
         main = runpy.run_path(str(ROOT / "scripts/reach.py"))["main"]
         assert main([*searches, "--beside", *beside, "--into", str(again)]) == 0
+    if "torch-models" in names:
+        names.remove("torch-models")
+        runs = sorted(map(str, (ROOT / "tuning_logs").glob("*/torch/torch-*.json")))
+        main = runpy.run_path(str(ROOT / "scripts/torch_table.py"))["main"]
+        assert main([*runs, "--into", str(again)]) == 0
     for name in names:
         (measured,) = (ROOT / "tuning_logs").glob(f"*/{name}.json")
         script = "counters" if name.endswith("-counters") else "sweep"
