@@ -17,8 +17,8 @@ from tvmconv.reports.torch_models import torch_models
 SECTION = "torch-models"
 LEGEND = (
     "Microseconds of a call in a CUDA graph: by PyTorch in the faster of both memory formats, and under "
-    "`torch.compile`; of what `optimize` made, and of that under `torch.compile`. *Time ×*: the better of ours over the "
-    "better of PyTorch's. *Made in*, *again in*: seconds of `optimize`, and of the same call once more, from the log. "
+    "`torch.compile`; of what `optimize` made, and of that under `torch.compile`. *Time ×*: the better of ours over "
+    "the better of PyTorch's. *Made in*, *again in*: seconds of `optimize`, and of the same call again, from the log. "
     "*Error*: relative L2 difference of the network's output from that in float64. Each line is of one run, whose page "
     "has its layers, versions, date and command."
 )
