@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason='PyTorch is missing: pip install "tv
 from small_models import Block, Undecided, with_statistics  # noqa: E402
 
 import tvmconv.torch  # noqa: E402
+from tvmconv.torch.backend import backend  # noqa: E402
 from tvmconv.torch.operator import conv  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -163,6 +164,19 @@ def test_it_compiles_and_sees_weights_that_change(case):
     compiled, other = torch.compile(faster, fullgraph=True), copy.deepcopy(block)
     assert differ(compiled(x), other(x)) < tolerance
     for model in (faster, other):
+        model.conv1.weight.mul_(2)
+        model.bn2.running_mean.add_(1)
+    assert differ(compiled(x), other(x)) < tolerance
+
+
+@torch.no_grad()
+def test_the_backend_compiles_and_sees_weights_that_change(case):
+    block, x, _, tolerance = case
+    torch._dynamo.reset()
+    other = copy.deepcopy(block)
+    compiled = torch.compile(block, backend=backend, options={"choose": "tuned"})
+    assert differ(compiled(x), other(x)) < tolerance
+    for model in (block, other):
         model.conv1.weight.mul_(2)
         model.bn2.running_mean.add_(1)
     assert differ(compiled(x), other(x)) < tolerance

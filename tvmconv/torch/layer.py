@@ -172,7 +172,7 @@ class TunedConv(torch.nn.Module):
                     old.copy_(new)
         self._stamps[text] = stamp
 
-    def _sources(self) -> list[torch.Tensor]:
+    def sources(self) -> list[torch.Tensor]:
         """All tensors that weight and bias are made from."""
         conv, norm = self._own
         found = [*conv._parameters.values()]
@@ -182,7 +182,7 @@ class TunedConv(torch.nn.Module):
 
     def _stamp(self) -> tuple[object, ...]:
         """What changes when one of the sources does: is written to, replaced, or moved."""
-        return tuple([(tensor.data_ptr(), tensor._version) for tensor in self._sources()])
+        return tuple([(tensor.data_ptr(), tensor._version) for tensor in self.sources()])
 
     @torch.no_grad()
     def _pack(self, text: str) -> tuple[torch.Tensor, torch.Tensor | None]:

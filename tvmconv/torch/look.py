@@ -73,6 +73,7 @@ class Found:
         module: what computes it in the optimised model; None if PyTorch does.
         x: its input.
         add: the residual, if there is one.
+        site: where it was in the graph.
     """
 
     path: str
@@ -81,6 +82,7 @@ class Found:
     module: Any = None
     x: Seen | None = None
     add: Seen | None = None
+    site: Site | None = None
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ def _replaced(part: Part, seen: dict[fx.Node, Seen]) -> list[Found]:
         found.append(one)
     rewrite(part.module.graph, [site for _, site in ours])
     for one, site in ours:
-        one.module = site.module
+        one.module, one.site = site.module, site
     return found
 
 

@@ -61,7 +61,7 @@ def optimize(
     _check_model(model)
     arguments = example if isinstance(example, tuple) else (example,)
     place = _place(model, arguments)
-    ours = _device(place, device)
+    ours = device_of(place, device)
     kernels = Kernels(ours, place, log, progress or (lambda text: None))
     with torch.inference_mode(False), torch.no_grad():  # a copy made for inference alone would hide that it changes
         if place.type != "cuda":
@@ -156,8 +156,16 @@ def _place(model: torch.nn.Module, arguments: Sequence[Any]) -> torch.device:
     return place
 
 
-def _device(place: torch.device, named: str | None) -> Device:
-    """Our device for PyTorch's."""
+def device_of(place: torch.device, named: str | None) -> Device:
+    """Our device for PyTorch's.
+
+    Args:
+        place: PyTorch's.
+        named: its text; by default the same GPU, and the first device of OpenCL for the CPU.
+
+    Raises:
+        DeviceError: there is none, or it is another one than PyTorch's.
+    """
     wanted = named or (f"cuda:{place.index}" if place.type == "cuda" else "opencl:0")
     found = devices.find(wanted)
     expected = "cuda" if place.type == "cuda" else "opencl"

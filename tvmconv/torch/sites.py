@@ -120,13 +120,13 @@ def trace(model: torch.nn.Module) -> fx.GraphModule:
         for node in graph.nodes:
             if node.op in ("call_module", "get_attr"):
                 node.target = f"{MODEL}.{node.target}"
-    _strip(graph, dict(holder.named_modules()))
+    strip(graph, dict(holder.named_modules()))
     traced = fx.GraphModule(holder, graph, type(model).__name__)
     traced.model = model  # itself, in place of the shells that `GraphModule` makes of modules on the way to others
     return traced
 
 
-def _strip(graph: fx.Graph, modules: dict[str, Any]) -> None:
+def strip(graph: fx.Graph, modules: dict[str, Any]) -> None:
     """Take out what gives what it is given in evaluation mode."""
     for node in graph.nodes:
         same = False
@@ -259,10 +259,10 @@ _IN_PLACE = {name for name in dir(operator) if name.startswith("i") and name[1:]
 
 
 def rewrite(graph: fx.GraphModule, sites: list[Site]) -> None:
-    """Have modules of our own compute the sites."""
+    """Have modules of our own compute the sites: those that they have, or new ones."""
     for number, site in enumerate(sites):
         name = f"conv{number}"
-        site.module = TunedConv(site.conv, site.norm, site.names)
+        site.module = site.module or TunedConv(site.conv, site.norm, site.names)
         graph.add_submodule(name, site.module)
         first, last = site.nodes[0], site.nodes[-1]
         with graph.graph.inserting_after(last):

@@ -1,0 +1,111 @@
+"""`torch.compile(model, backend="tvmconv")`, on the CPU through OpenCL."""
+
+import copy
+import logging
+
+import pytest
+
+torch = pytest.importorskip("torch", reason='PyTorch is missing: pip install "tvmconv[torch]"')
+
+from small_models import Block, with_statistics  # noqa: E402
+
+import tvmconv.torch  # noqa: E402, F401
+from tvmconv.errors import TuningError  # noqa: E402
+from tvmconv.torch.backend import backend  # noqa: E402
+
+X = torch.randn(2, 4, 9, 11, generator=torch.Generator().manual_seed(0))
+TUNED = {"choose": "tuned", "then": "eager"}
+
+
+@pytest.fixture
+def block():
+    torch._dynamo.reset()
+    return with_statistics(Block())
+
+
+def compiled(model, **options):
+    return torch.compile(model, backend=backend, options={**TUNED, **options})
+
+
+def assert_same(ours, theirs, x=X):
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
+
+
+def told(caplog):
+    """The reports that were logged."""
+    return [record.getMessage() for record in caplog.records if record.name == "tvmconv.torch"]
+
+
+@torch.no_grad()
+def test_convolutions_of_a_compiled_model_run_by_kernels_with_what_follows_them(block, caplog):
+    caplog.set_level(logging.INFO, "tvmconv.torch")
+    assert_same(compiled(block, then="aot_eager"), block)
+    (report,) = told(caplog)
+    assert report.count("p1,bias,relu ") == report.count("p1,bias,add,relu ") == report.count("p0,bias ") == 1
+    assert "the whole model" in report
+
+
+@torch.no_grad()
+def test_weights_that_change_are_seen_and_of_others_pytorch_computes(block):
+    ours, other = compiled(block), copy.deepcopy(block)
+    assert_same(ours, other)
+    for model in (block, other):
+        model.conv1.weight.mul_(2)
+        model.bn2.running_var.mul_(3)
+    assert_same(ours, other)
+    for model in (block, other):
+        model.load_state_dict({name: value * 0.5 for name, value in other.state_dict().items()})
+    assert_same(ours, other)
+    new = torch.nn.Parameter(torch.randn_like(block.conv1.weight))
+    for model in (block, other):
+        model.conv1.weight = new
+    assert_same(ours, other)
+
+
+def test_where_a_gradient_is_asked_for_it_is_not_ours(block, caplog):
+    caplog.set_level(logging.INFO, "tvmconv.torch")
+    ours = compiled(block)
+    ours(X).sum().backward()
+    assert block.conv1.weight.grad is not None
+    assert not told(caplog)
+
+
+@torch.no_grad()
+def test_models_without_convolutions_and_in_training_mode_run_as_before(block, caplog):
+    caplog.set_level(logging.INFO, "tvmconv.torch")
+    linear = torch.nn.Linear(11, 3).eval()
+    assert_same(compiled(linear), linear)
+    assert not told(caplog)
+    block.bn1.train()
+    ours, other = compiled(block), copy.deepcopy(block)
+    assert_same(ours, other)
+    torch.testing.assert_close(block.bn1.running_mean, other.bn1.running_mean)
+
+
+class Computed(torch.nn.Module):
+    """Its weight is no parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.half = torch.nn.Parameter(torch.randn(8, 4, 3, 3))
+
+    def forward(self, x):
+        return torch.nn.functional.conv2d(x, self.half * 2, padding=1)
+
+
+@torch.no_grad()
+def test_a_weight_that_is_computed_is_left_alone():
+    torch._dynamo.reset()
+    model = Computed()
+    assert_same(compiled(model), model)
+
+
+@torch.no_grad()
+def test_by_default_the_faster_runs_and_it_is_known_by_its_name(block):
+    assert "tvmconv" in torch._dynamo.list_backends()
+    assert_same(torch.compile(block, backend="tvmconv", options={"then": "eager"}), block)
+
+
+def test_an_option_that_there_is_not_is_refused():
+    with pytest.raises(TuningError, match="option 'second': expected one of seconds, log, choose, then"):
+        backend(None, (), options={"second": 1})
