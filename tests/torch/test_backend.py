@@ -87,10 +87,10 @@ class Computed(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.half = torch.nn.Parameter(torch.randn(8, 4, 3, 3))
+        self.stored = torch.nn.Parameter(torch.randn(8, 4, 3, 3))
 
     def forward(self, x):
-        return torch.nn.functional.conv2d(x, self.half * 2, padding=1)
+        return torch.nn.functional.conv2d(x, self.stored * 2, padding=1)
 
 
 @torch.no_grad()
