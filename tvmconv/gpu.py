@@ -37,6 +37,39 @@ _OPT_IN_SHARED |= {103: 227, 110: 227, 120: 99, 121: 99}
 # multiply-add".
 _FP32_LANES = {75: 64, 80: 64, 86: 128, 87: 128, 89: 128, 90: 128, 100: 128, 103: 128, 120: 128, 121: 128}
 
+# What a multiprocessor has: threads, blocks, and shared memory in KiB, of which each block takes some for the system.
+# The guide's tables, and cuda_occupancy.h for the blocks of 11.0 and 12.
+_SM_THREADS = {70: 2048, 72: 2048, 75: 1024, 80: 2048, 86: 1536, 87: 1536, 88: 1536, 89: 1536, 90: 2048, 100: 2048}
+_SM_THREADS |= {101: 1536, 103: 2048, 110: 1536, 120: 1536, 121: 1536}
+_SM_BLOCKS = {70: 32, 72: 32, 75: 16, 80: 32, 86: 16, 87: 16, 88: 16, 89: 24, 90: 32, 100: 32}
+_SM_BLOCKS |= {101: 24, 103: 32, 110: 24, 120: 24, 121: 24}
+_SM_SHARED = {70: 96, 72: 96, 75: 64, 80: 164, 86: 100, 87: 164, 88: 100, 89: 100, 90: 228, 100: 228}
+_SM_SHARED |= {101: 228, 103: 228, 110: 228, 120: 100, 121: 100}
+RESERVED_SHARED_BYTES, RESERVED_SINCE = 1 << 10, 80
+
+
+@dataclass(frozen=True)
+class Multiprocessor:
+    """What the blocks on a multiprocessor share.
+
+    Attributes:
+        threads: that can be there at a time.
+        blocks: that can be there at a time.
+        shared_bytes: shared memory.
+        reserved_shared_bytes: of it, what each block takes beside its own.
+        shared_granularity: in multiples of which a block gets shared memory.
+        partitions: into which its warps are dealt out, each with a part of the registers.
+        register_granularity: in multiples of which a warp gets registers.
+    """
+
+    threads: int
+    blocks: int
+    shared_bytes: int
+    reserved_shared_bytes: int
+    shared_granularity: int
+    partitions: int = 4
+    register_granularity: int = 256
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -71,6 +104,19 @@ def limits(arch: str) -> Limits:
     """What a block may have at most on an NVIDIA architecture such as "sm_90"."""
     opt_in = _OPT_IN_SHARED.get(number(arch))
     return Limits(opt_in_shared_bytes=opt_in << 10 if opt_in else None, max_cluster=max_cluster(arch))
+
+
+def multiprocessor(arch: str) -> Multiprocessor | None:
+    """What a multiprocessor has, on an NVIDIA architecture such as "sm_90"; None for one that is not known.
+
+    Source of the granularities: cuda_occupancy.h of CUDA 13.0.
+    """
+    which = number(arch)
+    if which not in _SM_THREADS:
+        return None
+    reserved = RESERVED_SHARED_BYTES if which >= RESERVED_SINCE else 0
+    granularity = 128 if which >= RESERVED_SINCE else 256
+    return Multiprocessor(_SM_THREADS[which], _SM_BLOCKS[which], _SM_SHARED[which] << 10, reserved, granularity)
 
 
 def max_cluster(arch: str | None) -> int:

@@ -1,0 +1,105 @@
+"""Occupancy: by hand, and against NVIDIA's own calculator, a C header, on random kernels."""
+
+import functools
+import importlib.util
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import tvmconv as tc
+from tvmconv.analysis.occupancy import BLOCKS, BY_REGISTERS, SHARED_MEMORY, WARPS, occupancy, occupancy_of, waves
+from tvmconv.errors import AnalysisError
+from tvmconv.gpu import limits, multiprocessor
+
+ARCHS = ["sm_70", "sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121"]
+
+# Stands for CUDA's calculator: lines of compute capability, what a multiprocessor has, and a kernel; blocks come out.
+PROGRAM = r"""
+#include <stdio.h>
+#include <limits.h>
+#include <string.h>
+#include "cuda_occupancy.h"
+int main(void) {
+  int major, minor, sm_threads, sm_shared, reserved, opt_in, threads, registers, shared;
+  while (scanf("%d %d %d %d %d %d %d %d %d", &major, &minor, &sm_threads, &sm_shared, &reserved, &opt_in,
+               &threads, &registers, &shared) == 9) {
+    struct cudaOccDeviceProp p; struct cudaOccFuncAttributes a; struct cudaOccDeviceState s; struct cudaOccResult r;
+    memset(&p, 0, sizeof p); memset(&a, 0, sizeof a); memset(&s, 0, sizeof s); memset(&r, 0, sizeof r);
+    p.computeMajor = major; p.computeMinor = minor; p.maxThreadsPerBlock = 1024; p.warpSize = 32; p.numSms = 1;
+    p.maxThreadsPerMultiprocessor = sm_threads; p.regsPerBlock = p.regsPerMultiprocessor = 65536;
+    p.sharedMemPerBlock = 49152; p.sharedMemPerMultiprocessor = sm_shared; p.sharedMemPerBlockOptin = opt_in;
+    p.reservedSharedMemPerBlock = reserved;
+    a.maxThreadsPerBlock = 1024; a.numRegs = registers; a.maxDynamicSharedSizeBytes = shared;
+    a.shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN; a.numBlockBarriers = 1;
+    s.carveoutConfig = SHAREDMEM_CARVEOUT_MAX_SHARED;
+    int failed = cudaOccMaxActiveBlocksPerMultiprocessor(&r, &p, &a, &s, threads, shared);
+    printf("%d\n", failed ? -failed : r.activeBlocksPerMultiprocessor);
+  }
+}
+"""
+
+
+@functools.cache
+def header():
+    """The folder of CUDA's headers, of the compiler's package or of a toolkit; None if there is none."""
+    spec = importlib.util.find_spec("nvidia")
+    packages = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
+    places = [*(each for place in packages for each in place.glob("*/include")), Path("/usr/local/cuda/include")]
+    return next((place for place in places if (place / "cuda_occupancy.h").exists()), None)
+
+
+def test_by_hand():
+    full = occupancy("sm_90", 256, 32, 0)
+    assert (full.blocks, full.share, full.binding) == (8, 1.0, [WARPS, BY_REGISTERS])
+    assert occupancy("sm_90", 32, 16, 0).binding == [BLOCKS]
+    found = occupancy("sm_90", 128, 168, 0)  # 168 · 32 in multiples of 256 are 5,376; 3 warps of these in a partition
+    assert (found.blocks, found.binding) == (3, [BY_REGISTERS])
+    found = occupancy("sm_86", 64, 32, 40_000)  # with 1 KiB more: 2 in 100 KiB
+    assert (found.blocks, found.warps, found.binding) == (2, 4, [SHARED_MEMORY])
+    assert occupancy("sm_86", 64, 32, 100 << 10).blocks == 0
+    assert occupancy("sm_90", 1024, 128, 0).blocks == 0
+
+
+def test_an_architecture_that_is_not_known():
+    with pytest.raises(AnalysisError, match="sm_999 holds is not known"):
+        occupancy("sm_999", 32, 32, 0)
+
+
+def test_waves_and_the_tail():
+    found = waves(occupancy("sm_90", 1024, 64, 0), blocks=200, multiprocessors=132)
+    assert (found.at_a_time, round(found.count, 3), round(found.efficiency, 3), found.busy) == (132, 1.515, 0.758, 1.0)
+    assert waves(occupancy("sm_90", 256, 32, 0), 66, 132).busy == 0.5
+    with pytest.raises(AnalysisError, match="not one block fits on a multiprocessor: registers"):
+        waves(occupancy("sm_90", 1024, 128, 0), 1, 132)
+
+
+def test_a_kernel_by_what_the_compiler_reports():
+    kernel = tc.build(tc.parse("conv2d:1x4x16x16,8x4x3x3"), "tiling", arch="sm_90")
+    found = occupancy_of(kernel)
+    assert found.threads == kernel.launch.threads
+    assert found.blocks >= 1
+
+
+@pytest.mark.skipif(header() is None or shutil.which("cc") is None, reason="no C compiler, or no cuda_occupancy.h")
+def test_it_is_what_nvidias_calculator_says(tmp_path):
+    (tmp_path / "main.c").write_text(PROGRAM)
+    compiled = ["cc", "-O0", "-I", str(header()), str(tmp_path / "main.c"), "-o", str(tmp_path / "main")]
+    subprocess.run(compiled, check=True)
+    random.seed(0)
+    lines, ours = [], []
+    for arch in ARCHS:
+        there, most = multiprocessor(arch), limits(arch).all_shared_bytes
+        major, minor = divmod(int(arch.removeprefix("sm_")), 10)
+        for _ in range(1500):
+            threads, registers = random.randint(1, 1024), random.randint(1, 255)
+            shared = random.choice([0, random.randint(0, 49152), random.randint(0, most)])
+            of_device = (major, minor, there.threads, there.shared_bytes, there.reserved_shared_bytes, most)
+            lines.append(" ".join(map(str, (*of_device, threads, registers, shared))))
+            ours.append(occupancy(arch, threads, registers, shared).blocks)
+    told = subprocess.run([tmp_path / "main"], input="\n".join(lines), capture_output=True, text=True, check=True)
+    theirs = list(map(int, told.stdout.split()))
+    different = [(line, a, b) for line, a, b in zip(lines, ours, theirs, strict=True) if a != b]
+    assert not different, f"{len(different)} of {len(lines)}, such as {different[:3]}"
