@@ -66,9 +66,10 @@ class FakeDriver:
 
     def _launch_ex(self, config, function, address, extra):
         attribute = self._driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        (attr,) = config.attrs
-        assert (attr.id, attr.value.programmaticStreamSerializationAllowed, config.numAttrs) == (attribute, 1, 1)
-        self.overlapping.append(function)
+        if config.numAttrs:
+            (attr,) = config.attrs
+            assert (attr.id, attr.value.programmaticStreamSerializationAllowed, config.numAttrs) == (attribute, 1, 1)
+            self.overlapping.append(function)
         grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
         block = (config.blockDimX, config.blockDimY, config.blockDimZ)
         return self._launch(function, *grid, *block, config.sharedMemBytes, config.hStream, address, extra)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib
 import inspect
 import json
 import os
@@ -17,12 +18,11 @@ from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
-from tvmconv import builtin
 from tvmconv.compiler.program import Program
 from tvmconv.devices import Device
 from tvmconv.errors import Error
 from tvmconv.knobs import Config
-from tvmconv.library import Schedule
+from tvmconv.library import BUILT_IN, Schedule
 from tvmconv.measuring.wire import decode_program, encode_program
 from tvmconv.workloads import Workload
 
@@ -94,7 +94,7 @@ def _path(workload: Workload, schedule: str, config: Config, device: Device) -> 
 @functools.cache
 def library() -> str:
     """What changes when this library or a compiler does."""
-    places = [Path(__file__).parents[1], *map(Path, builtin.__path__)]
+    places = [Path(__file__).parents[1], *map(Path, importlib.import_module(BUILT_IN).__path__)]
     files = sorted({file for place in places for file in place.rglob("*.py")})
     of = json.dumps([[str(file), _stamp(file)] for file in files] + [list(_versions())])
     return hashlib.sha256(of.encode()).hexdigest()
