@@ -20,24 +20,20 @@ rows of 16 bytes lie in different banks. What threads store for TMA, or load beh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmconv.analysis.accesses import Access, accesses
 from tvmconv.analysis.execute import execute, zeros
 from tvmconv.analysis.machine import Kind, Space, Watch
 from tvmconv.analysis.memory import VECTOR_BYTES
-from tvmconv.analysis.tir import ASYNC_COPY, SHARED, Scope, executions, has_instructions, parts, statements, warps
-from tvmconv.errors import AnalysisError
+from tvmconv.analysis.tir import SHARED, executions, has_instructions, warps
 from tvmconv.gpu import BANK_BYTES, BANKS, WARP
-from tvmconv.workloads.dtypes import numpy_dtype
 
 if TYPE_CHECKING:
-    from tvm.tirx import PrimFunc
-
     from tvmconv.compiler.program import Launch
     from tvmconv.kernel import Kernel
 
@@ -87,7 +83,7 @@ def shared_accesses(kernel: Kernel) -> list[SharedAccess]:
             execute(step.function, step.launch, zeros(step), blocks=[FIRST_BLOCK], watch=watch)
             found += watch.accesses()
         else:
-            found += [_count(access, step.launch) for access in _accesses(step.function)]
+            found += [_count(access, step.launch) for access in accesses(step.function, _is_shared)]
     return found
 
 
@@ -96,47 +92,12 @@ def conflicts(kernel: Kernel, kind: Literal["load", "store"]) -> int:
     return sum(access.conflicts for access in shared_accesses(kernel) if access.kind == kind)
 
 
-@dataclass(frozen=True)
-class _Access:
-    """An access to a shared buffer: so many neighbouring elements, from an index on."""
-
-    kind: Literal["load", "store"]
-    buffer: Any
-    index: Any
-    elements: int
-    scope: Scope
-
-
-def _accesses(function: PrimFunc) -> Iterator[_Access]:
-    for statement, scope in statements(function):
-        for part, inside in parts(statement.value, scope):
-            kind = type(part).__name__
-            if kind == "TensorLoad" and _is_shared(part.source):
-                yield _Access("load", part.source, *_neighbours(part.indices[0]), inside)
-            elif kind == "Call" and part.op.name == ASYNC_COPY:  # where it does not load, it stores zeros
-                buffer = part.args[0].args[0]
-                elements = int(part.args[4]) // numpy_dtype(str(buffer.dtype)).itemsize
-                yield _Access("store", buffer, part.args[1], elements, inside)
-        if type(statement).__name__ == "BufferStore" and _is_shared(statement.buffer):
-            yield _Access("store", statement.buffer, *_neighbours(statement.indices[0]), scope)
-
-
-def _neighbours(index: Any) -> tuple[Any, int]:
-    """The first of the elements of an index, and how many."""
-    if type(index).__name__ != "Ramp":
-        return index, 1
-    if int(index.stride) != 1:
-        raise AnalysisError(f"a vector whose elements are no neighbours: {index}")
-    return index.base, int(index.lanes)
-
-
 def _is_shared(buffer: Any) -> bool:
     return str(buffer.scope()) in SHARED
 
 
-def _count(access: _Access, launch: Launch) -> SharedAccess:
-    itemsize = numpy_dtype(str(access.buffer.dtype)).itemsize
-    nbytes = access.elements * itemsize
+def _count(access: Access, launch: Launch) -> SharedAccess:
+    itemsize, nbytes = access.itemsize, access.nbytes
     total = np.zeros(3, np.int64)
     for executed in executions(access.scope, [access.index], launch, FIRST_BLOCK):
         (elements,) = executed.values

@@ -1,0 +1,75 @@
+"""Sectors of global memory: distinct ones of a request of a warp, counted by hand and in kernels."""
+
+import numpy as np
+import pytest
+from instructions import lowered, rows
+
+import tvmconv as tc
+from tvmconv.analysis.coalescing import global_accesses, sectors
+
+
+def of_a_warp(addresses, nbytes=4, active=True):
+    addresses = np.asarray(addresses).reshape(1, -1)
+    return sectors(addresses, np.broadcast_to(active, addresses.shape), nbytes)
+
+
+LANES = np.arange(32)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "nbytes", "expected"),
+    [
+        (LANES * 4, 4, (1, 4, 4)),
+        (LANES[::-1] * 4, 4, (1, 4, 4)),
+        (LANES * 4 + 4, 4, (1, 5, 4)),  # one element late
+        (LANES * 8, 4, (1, 8, 4)),
+        (LANES * 32, 4, (1, 32, 4)),
+        (LANES * 4096, 4, (1, 32, 4)),
+        (LANES * 0, 4, (1, 1, 1)),
+        (LANES * 2, 2, (1, 2, 2)),
+        (LANES * 16, 16, (1, 16, 16)),
+        (LANES * 64, 16, (1, 32, 16)),
+        (LANES // 8 * 128, 4, (1, 4, 1)),
+        (LANES * 16 + 24, 16, (1, 17, 16)),  # every other one lies across a border
+    ],
+)
+def test_a_request_takes_the_sectors_that_it_touches(addresses, nbytes, expected):
+    assert of_a_warp(addresses, nbytes) == expected
+
+
+def test_threads_that_take_no_part_touch_nothing():
+    assert of_a_warp(LANES * 32, active=LANES < 3) == (1, 3, 1)
+    assert of_a_warp(LANES * 32, active=LANES < 0) == (0, 0, 0)
+
+
+def by_array(kernel, kind="load"):
+    return {each.array: each for each in global_accesses(kernel) if each.kind == kind}
+
+
+def test_the_default_binding_of_the_chapter_reads_neighbouring_columns():
+    """A thread a column of the output: inputs and outputs are neighbours, and of the filter all read one number."""
+    kernel = tc.build(tc.parse("conv2d:1x4x64x64,4x4x3x3,s1,p1"), "default", arch="sm_90")
+    loads = by_array(kernel)
+    assert loads["K"].sectors == loads["K"].requests
+    assert loads["K"].efficiency == 1.0
+    store = by_array(kernel, "store")["Y"]
+    assert store.sectors == store.least
+
+
+def test_channels_last_is_read_in_pieces_by_a_schedule_for_channels_first():
+    texts = "conv2d:1x16x16x32,16x16x1x1,s1,p0", "conv2d:1x16x16x32,16x16x1x1,s1,p0,nhwc"
+    first, last = (by_array(tc.build(tc.parse(text), "default", arch="sm_90"), "store")["Y"] for text in texts)
+    assert first.requests * 4 >= first.sectors
+    assert first.efficiency >= last.efficiency
+
+
+def test_a_kernel_of_instructions_is_executed():
+    kernel = lowered(rows)
+    assert {each.kind for each in global_accesses(kernel)} <= {"load", "store"}
+
+
+def test_what_mma_sync_copies_comes_in_whole_sectors():
+    w = tc.parse("conv2d:1x64x14x14,64x64x3x3,s1,p1,f16,nhwc")
+    loads = [each for each in global_accesses(tc.build(w, "mma_sync", arch="sm_90")) if each.kind == "load"]
+    assert loads
+    assert all(each.efficiency == 1.0 for each in loads)

@@ -1,0 +1,183 @@
+"""Coalescing: the sectors of global memory that each access of a warp touches, counted without running the kernel.
+
+Global memory is moved in sectors of 32 bytes. A request of a warp takes as many as its threads touch different ones,
+whatever order they touch them in (CUDA C++ Best Practices Guide, "Coalesced Access to Global Memory"): 4 for 32
+neighbouring float32, 32 where each lies in a sector of its own. Nsight Compute counts them as
+`l1tex__t_sectors_pipe_lsu_mem_global_op_ld` and `_st`, requests as `l1tex__t_requests_...`.
+
+Counted are the accesses that the TIR makes, in one block: the middle one of the grid, as those at its border take
+less. Arrays begin at a sector, as whatever allocates them makes them. Kernels that have GPU instructions by name are
+executed, as in `banks`; what TMA copies goes another way, without requests of threads, and is not counted here. Nor
+is what is read from constant memory or through a texture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmconv.analysis.accesses import Access, accesses
+from tvmconv.analysis.execute import Block, execute, zeros
+from tvmconv.analysis.machine import Kind, Space, Watch
+from tvmconv.analysis.memory import Mapped
+from tvmconv.analysis.tir import executions, has_instructions, warps
+from tvmconv.gpu import WARP
+
+if TYPE_CHECKING:
+    from tvmconv.compiler.lower import LoweredStep
+    from tvmconv.compiler.program import Launch
+    from tvmconv.kernel import Kernel
+
+SECTOR_BYTES = 32
+GLOBAL = "global"
+
+
+@dataclass(frozen=True)
+class GlobalAccess:
+    """One load or store of global memory in the text of a kernel, over all times that it runs in one block.
+
+    Attributes:
+        kind: load or store.
+        array: its name.
+        requests: how often a warp executes it, with at least one thread taking part.
+        sectors: that these touch.
+        least: how many it would be if the bytes that each request touches lay side by side.
+        nbytes: that a thread accesses.
+    """
+
+    kind: Literal["load", "store"]
+    array: str
+    requests: int
+    sectors: int
+    least: int
+    nbytes: int
+
+    @property
+    def efficiency(self) -> float:
+        """The share of what is moved that is asked for, 0 to 1."""
+        return self.least / self.sectors if self.sectors else 1.0
+
+
+def global_accesses(kernel: Kernel, step: LoweredStep | None = None) -> list[GlobalAccess]:
+    """Every global access of a kernel's step, each counted over the middle block of the grid.
+
+    Args:
+        kernel: a built kernel, for any target.
+        step: one of `kernel.steps`; the first by default.
+
+    Raises:
+        AnalysisError: an access cannot be executed (`tvmconv.analysis.tir.executions`,
+            `tvmconv.analysis.execute.execute`), or it depends on the data.
+    """
+    step = step or kernel.steps[0]
+    x, y, z = step.launch.grid
+    block = (x // 2, y // 2, z // 2)
+    if has_instructions(step.function):
+        return _executed(step, kernel, block)
+
+    def is_global(buffer: Any) -> bool:
+        return str(buffer.scope()) == GLOBAL and kernel.spaces.get(str(buffer.name), GLOBAL) == GLOBAL
+
+    return [_count(access, step.launch, block) for access in accesses(step.function, is_global)]
+
+
+def _count(access: Access, launch: Launch, block: Block) -> GlobalAccess:
+    total = np.zeros(3, np.int64)
+    for executed in executions(access.scope, [access.index], launch, block):
+        (elements,) = executed.values
+        addresses, active = warps(elements * access.itemsize), warps(executed.active)
+        total += executed.repeats * np.array(sectors(addresses, active, access.nbytes))
+    requests, found, least = total.tolist()
+    return GlobalAccess(access.kind, str(access.buffer.name), requests, found, least, access.nbytes)
+
+
+def sectors(addresses: NDArray[Any], active: NDArray[np.bool_], nbytes: int) -> tuple[int, int, int]:
+    """Requests, the sectors that they touch, and the fewest that could hold what they touch.
+
+    Args:
+        addresses: in bytes, of shape (requests, threads of a warp).
+        active: whether the thread takes part, same shape.
+        nbytes: that a thread accesses from its address on.
+    """
+    taking = active.any(axis=1)
+    if not taking.any():
+        return 0, 0, 0
+    addresses, active = addresses[taking].astype(np.int64), active[taking]
+    first, last = addresses // SECTOR_BYTES, (addresses + nbytes - 1) // SECTOR_BYTES
+    spans = int((last - first)[active].max()) + 1
+    touched = np.minimum(first[:, :, None] + np.arange(spans), last[:, :, None])
+    found = _distinct(np.where(active[:, :, None], touched, -1).reshape(len(addresses), -1))
+    # Threads that read the same bytes do so from the same address on.
+    asked = _distinct(np.where(active, addresses, -1)) * nbytes
+    return len(addresses), int(found.sum()), int((-(-asked // SECTOR_BYTES)).sum())
+
+
+def _distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many different values each row has, those below zero not counted."""
+    ordered = np.sort(values, axis=1)
+    return ((ordered >= 0) & (np.diff(ordered, axis=1, prepend=-1) != 0)).sum(axis=1)
+
+
+def _executed(step: LoweredStep, kernel: Kernel, block: Block) -> list[GlobalAccess]:
+    arrays = zeros(step)
+    names = dict(enumerate(kernel.spaces))
+    for index, each in zip(step.arguments, arrays, strict=True):
+        array = each.array if isinstance(each, Mapped) else each
+        array.name = names.get(index, array.name)
+    watch = _Watch(-(-step.launch.threads // WARP) * WARP)
+    execute(step.function, step.launch, arrays, blocks=[block], watch=watch)
+    return watch.accesses()
+
+
+class _Watch(Watch):
+    """Adds up the global accesses of the first of the blocks that are executed.
+
+    Args:
+        lanes: of a block.
+    """
+
+    def __init__(self, lanes: int) -> None:
+        self._lanes = lanes
+        self._counts: dict[tuple[int, Kind, str, int], NDArray[np.int64]] = {}
+
+    def access(
+        self,
+        site: int,
+        space: Space,
+        kind: Kind,
+        name: str,
+        lanes: NDArray[np.intp],
+        addresses: NDArray[np.int64],
+        nbytes: int,
+        itemsize: int,
+    ) -> None:
+        """Count a global access."""
+        first = lanes < self._lanes
+        if space != GLOBAL or not first.any():
+            return
+        total = self._counts.setdefault((site, kind, name, nbytes), np.zeros(3, np.int64))
+        total += np.array(_by_lanes(lanes[first], addresses[first], nbytes))
+
+    def accesses(self) -> list[GlobalAccess]:
+        """What was counted, in the order of the text."""
+        ordered = sorted(self._counts.items(), key=lambda each: each[0][0])
+        return [
+            GlobalAccess(kind, name, int(requests), int(found), int(least), nbytes)
+            for (_, kind, name, nbytes), (requests, found, least) in ordered
+        ]
+
+
+def _by_lanes(lanes: NDArray[np.intp], addresses: NDArray[np.int64], nbytes: int) -> tuple[int, int, int]:
+    """`sectors` of lanes in any order, of which each may take part several times: once in a request."""
+    order = np.argsort(lanes, kind="stable")
+    lanes, addresses = lanes[order], addresses[order]
+    begins = np.flatnonzero(np.diff(lanes, prepend=-1))
+    turn = np.arange(len(lanes)) - np.repeat(begins, np.diff(np.append(begins, len(lanes))))
+    requests, row = np.unique(np.stack([lanes // WARP, turn]), axis=1, return_inverse=True)
+    table = np.zeros((requests.shape[1], WARP), np.int64)
+    active = np.zeros(table.shape, bool)
+    table[row.reshape(-1), lanes % WARP], active[row.reshape(-1), lanes % WARP] = addresses, True
+    return sectors(table, active, nbytes)
