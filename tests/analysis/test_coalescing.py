@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from instructions import lowered, rows
 
 import tvmconv as tc
 from tvmconv.analysis.coalescing import global_accesses, sectors
@@ -61,11 +60,6 @@ def test_channels_last_is_read_in_pieces_by_a_schedule_for_channels_first():
     first, last = (by_array(tc.build(tc.parse(text), "default", arch="sm_90"), "store")["Y"] for text in texts)
     assert first.requests * 4 >= first.sectors
     assert first.efficiency >= last.efficiency
-
-
-def test_a_kernel_of_instructions_is_executed():
-    kernel = lowered(rows)
-    assert {each.kind for each in global_accesses(kernel)} <= {"load", "store"}
 
 
 def test_what_mma_sync_copies_comes_in_whole_sectors():

@@ -34,6 +34,7 @@ from tvmconv.analysis.tir import SHARED, executions, has_instructions, warps
 from tvmconv.gpu import BANK_BYTES, BANKS, WARP
 
 if TYPE_CHECKING:
+    from tvmconv.compiler.lower import LoweredStep
     from tvmconv.compiler.program import Launch
     from tvmconv.kernel import Kernel
 
@@ -66,18 +67,19 @@ class SharedAccess:
         return self.wavefronts - self.least
 
 
-def shared_accesses(kernel: Kernel) -> list[SharedAccess]:
-    """Every shared-memory access of a kernel's text, of all its steps, each counted over the first block.
+def shared_accesses(kernel: Kernel, only: LoweredStep | None = None) -> list[SharedAccess]:
+    """Every shared-memory access of a kernel's text, each counted over the first block.
 
     Args:
         kernel: a built kernel, for any target.
+        only: of one of `kernel.steps`; by default of all.
 
     Raises:
         AnalysisError: an access cannot be executed (`tvmconv.analysis.tir.executions`,
             `tvmconv.analysis.execute.execute`), or it depends on the data.
     """
     found: list[SharedAccess] = []
-    for step in kernel.steps:
+    for step in [only] if only else kernel.steps:
         if has_instructions(step.function):
             watch = _Watch(-(-step.launch.threads // WARP) * WARP)
             execute(step.function, step.launch, zeros(step), blocks=[FIRST_BLOCK], watch=watch)

@@ -19,6 +19,7 @@ COMMANDS = (
     "suites",
     "schedules",
     "show",
+    "explain",
     "run",
     "tune",
     "build",

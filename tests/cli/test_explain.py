@@ -1,0 +1,49 @@
+"""`tvmconv explain`: a page from a kernel's code alone."""
+
+import re
+
+import pytest
+
+from tvmconv.cli import main
+
+SMALL = "conv2d:1x16x16x16,16x16x3x3,s1,p1"
+
+
+def test_a_page_on_one_kernel(capsys):
+    assert main(["explain", SMALL, "tiling", "--arch", "sm_90"]) == 0
+    page = capsys.readouterr().out
+    assert re.search(r"occupancy +\d+ blocks of \d+ warps, \d+% of 64 warps; decided by [a-z ]+ \(", page)
+    assert re.search(r"shared +padded_shared +load +4 +1 +[\d,]+ +[\d,]+ +wavefronts", page)
+    assert re.search(r"global +X +load +4 +1 +[\d,]+ +[\d,]+ +sectors", page)
+    assert re.search(r"On NVIDIA H200, bound by [a-z0-9A-Z ]+:", page)
+    least = [float(line.split()[-1]) for line in page.rpartition("at least [µs]\n")[2].splitlines()]
+    assert least == sorted(least, reverse=True)
+    assert len(least) == 5
+
+
+def test_schedules_side_by_side_show_what_differs(capsys):
+    assert main(["explain", "conv2d:1x8x32x32,16x8x3x3,s1,p1", "vthread", "columns", "--arch", "sm_80"]) == 0
+    page = capsys.readouterr().out
+    assert re.search(r"of the whole kernel +vthread +columns", page)
+    conflicts = re.search(r"bank conflicts +([\d,]+) +([\d,]+)", page)
+    assert conflicts
+    assert "bound by" not in page  # of no GPU of this architecture are the numbers known
+
+
+def test_what_several_accesses_have_in_common_is_one_line(capsys):
+    assert main(["explain", "conv2d:1x32x8x8,32x32x1x1,s1,p0,f16,nhwc", "mma_sync", "--arch", "sm_90"]) == 0
+    page = capsys.readouterr().out
+    keys = [tuple(line.split()[:4]) + (line.split()[-1],) for line in page.splitlines() if line.startswith("shared  ")]
+    assert len(keys) == len(set(keys))
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([SMALL, "tilling", "--arch", "sm_90"], "no schedule 'tilling'"),
+        ([SMALL, "tiling", "--device", "opencl:0"], "opencl:0 is none, try --arch"),
+    ],
+)
+def test_a_mistake_is_one_line(words, line, capsys):
+    assert main(["explain", *words]) == 2
+    assert line in capsys.readouterr().err

@@ -1,0 +1,58 @@
+"""`tvmconv explain`: why a kernel takes what it takes, from its code alone; no GPU is needed."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from tvmconv import devices, kernel, library, workloads
+from tvmconv.cli.options import EXAMPLE, add_place, add_set, find_place, tell_place
+from tvmconv.knowledge.features import Machine
+
+if TYPE_CHECKING:
+    from tvmconv.devices import Device
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "explain",
+        help="why a kernel takes what it takes",
+        description="Occupancy, waves, the wavefronts and sectors of each access, and the least time of each unit: "
+        "counted from a kernel's code. Of several schedules, what differs.",
+    )
+    parser.add_argument("workload", metavar="WORKLOAD", help=f"such as {EXAMPLE}")
+    parser.add_argument("schedules", metavar="SCHEDULE", nargs="+", help="such as vthread; several to compare them")
+    add_place(parser)
+    add_set(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a page."""
+    from tvmconv.reports.explain import check_arch, comparison, explanation
+
+    workload = workloads.parse(args.workload)
+    device = find_place(args)
+    config = dict(args.set)
+    built = []
+    for name in args.schedules:
+        schedule = library.find(workload, name)
+        built.append(kernel.build(workload, schedule, device=device, config=config))
+        check_arch(built[-1])
+    machine = machine_of(device)
+    print(explanation(built[0], machine) if len(built) == 1 else comparison(built, machine))
+    tell_place(args, device)
+    return 0
+
+
+def machine_of(device: Device) -> Machine | None:
+    """A device's numbers; of an architecture alone, those of the GPU that the model was taught on, if it is of it."""
+    from tvmconv.knowledge.model import known_for
+
+    if isinstance(device, devices.Arch):
+        known = known_for(device.arch)
+        return known.machine if known else None
+    if not (device.arch and device.multiprocessors and device.peak_flops and device.peak_bandwidth):
+        return None
+    return Machine(device.name, device.arch, device.multiprocessors, device.peak_flops, device.peak_bandwidth)

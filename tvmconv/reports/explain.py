@@ -1,0 +1,183 @@
+"""Why a kernel takes what it takes, as text: how full it makes the GPU, what its accesses cost, and what bounds it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from tvmconv.analysis.banks import shared_accesses
+from tvmconv.analysis.bounds import Bound, bounds
+from tvmconv.analysis.coalescing import global_accesses
+from tvmconv.analysis.occupancy import Occupancy, occupancy_of, waves
+from tvmconv.compiler.lower import LoweredStep
+from tvmconv.errors import AnalysisError
+from tvmconv.gpu import WARP
+from tvmconv.kernel import Kernel
+from tvmconv.knobs import format_value
+from tvmconv.knowledge.features import Machine
+from tvmconv.reports.tables import Table, significant
+
+WORST = 3  # accesses that are named at the end
+
+
+def explanation(kernel: Kernel, machine: Machine | None) -> str:
+    """A page on one kernel.
+
+    Args:
+        kernel: for an NVIDIA architecture.
+        machine: the GPU's numbers; without them nothing is said of times.
+
+    Raises:
+        AnalysisError: what the kernel does cannot be counted, or its architecture is not known.
+        CompileError: it does not compile.
+    """
+    config = " ".join(f"{name}={format_value(value)}" for name, value in kernel.config.items())
+    lines = [f"{kernel.workload} by {kernel.schedule.name} on {kernel.device.text}", config or "no knobs"]
+    for step in kernel.steps:
+        lines += ["", kernel.titled(step, _of_step(kernel, step, machine))]
+    lines += ["", _costs(kernel)]
+    if machine:
+        lines += ["", _bounds(bounds(kernel, machine), machine)]
+    return "\n".join(lines)
+
+
+def comparison(kernels: Sequence[Kernel], machine: Machine | None) -> str:
+    """Several kernels of a workload side by side; arguments and errors as for `explanation`."""
+    rows: dict[str, list[str]] = {}
+    for kernel in kernels:
+        for name, value in _quantities(kernel, machine).items():
+            rows.setdefault(name, []).append(value)
+    headers = ("of the whole kernel", *(kernel.schedule.name for kernel in kernels))
+    table = Table(headers, [(name, *values) for name, values in rows.items()], left=frozenset(headers[:1]))
+    return "\n".join([f"{kernels[0].workload} on {kernels[0].device.text}", "", table.text()])
+
+
+def _of_step(kernel: Kernel, step: LoweredStep, machine: Machine | None) -> str:
+    found = occupancy_of(kernel, step)
+    resources = kernel.cubin.kernels[step.name]
+    shared = resources.shared_bytes + step.dynamic_shared_bytes
+    lines = [
+        f"launch     {step.launch}",
+        f"resources  {resources.registers} registers a thread, {resources.spills} bytes of spills, "
+        f"{shared:,} bytes of shared memory a block",
+        f"occupancy  {_occupancy(found)}",
+    ]
+    if machine and found.blocks:
+        dealt = waves(found, math.prod(step.launch.grid), machine.multiprocessors)
+        lines.append(
+            f"waves      {dealt.blocks:,} blocks, {dealt.at_a_time:,} at a time: {significant(dealt.count)} waves, "
+            f"{dealt.busy:.0%} of {dealt.multiprocessors} multiprocessors have one"
+        )
+    return "\n".join(lines)
+
+
+def _occupancy(found: Occupancy) -> str:
+    others = ", ".join(f"{name} {blocks}" for name, blocks in found.limits.items())
+    return (
+        f"{found.blocks} blocks of {-(-found.threads // WARP)} warps, {found.share:.0%} of {found.most_warps} warps; "
+        f"decided by {' and '.join(found.binding)} (blocks by each: {others})"
+    )
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """An access, or several that are alike: what it takes of its unit, and what it has to."""
+
+    memory: str
+    array: str
+    kind: str
+    nbytes: int
+    unit: str
+    requests: int
+    takes: int
+    least: int
+    places: int = 1
+
+    @property
+    def times(self) -> float:
+        """How many times as much as it has to."""
+        return self.takes / self.least if self.least else 1.0
+
+    @property
+    def alike(self) -> tuple[str, str, str, int, float]:
+        """The same for accesses of which one line tells as much as several."""
+        return self.memory, self.array, self.kind, self.nbytes, self.times
+
+    def with_another(self, other: _Cost) -> _Cost:
+        """Both together."""
+        added = {name: getattr(self, name) + getattr(other, name) for name in ("requests", "takes", "least", "places")}
+        return replace(self, **added)
+
+
+def _costs(kernel: Kernel) -> str:
+    """What the accesses of the text cost, in one block; then those that cost most beyond what they have to."""
+    found: dict[tuple[str, str, str, int, float], _Cost] = {}
+    for cost in _each_cost(kernel):
+        found[cost.alike] = found[cost.alike].with_another(cost) if cost.alike in found else cost
+    headers = ("memory", "array", "access", "bytes", "places", "requests", "takes", "of", "at least", "×")
+    rows = [
+        (
+            *(each.memory, each.array, each.kind, str(each.nbytes), str(each.places)),
+            *(f"{each.requests:,}", f"{each.takes:,}", each.unit, f"{each.least:,}", significant(each.times)),
+        )
+        for each in found.values()
+    ]
+    table = Table(headers, rows, left=frozenset({"memory", "array", "access", "of"}))
+    worst = sorted((each for each in found.values() if each.takes > each.least), key=lambda e: e.least - e.takes)
+    lines = [f"  {each.kind} of {each.array}: {each.takes:,} {each.unit}, {each.least:,} would do" for each in worst]
+    return "\n".join(["One block:", table.text(), *(["Most is lost by", *lines[:WORST]] if lines else [])])
+
+
+def _each_cost(kernel: Kernel) -> Iterator[_Cost]:
+    for step in kernel.steps:
+        of = f" of {step.name}" if len(kernel.steps) > 1 else ""
+        for own in shared_accesses(kernel, step):
+            numbers = (own.requests, own.wavefronts, own.least)
+            yield _Cost("shared", own.buffer + of, own.kind, own.nbytes, "wavefronts", *numbers)
+        for touched in global_accesses(kernel, step):
+            numbers = (touched.requests, touched.sectors, touched.least)
+            yield _Cost("global", touched.array + of, touched.kind, touched.nbytes, "sectors", *numbers)
+
+
+def _bounds(found: Sequence[Bound], machine: Machine) -> str:
+    rows = [(each.unit, each.amount, significant(each.seconds * 1e6)) for each in found]
+    table = Table(("unit", "has to do", "at least [µs]"), rows, left=frozenset({"unit"}))
+    return "\n".join([f"On {machine.name}, bound by {found[0].unit}:", table.text()])
+
+
+def _quantities(kernel: Kernel, machine: Machine | None) -> dict[str, str]:
+    """What is compared of kernels."""
+    found: dict[str, list[float]] = {}
+    for step in kernel.steps:
+        blocks = math.prod(step.launch.grid)
+        own = shared_accesses(kernel, step)
+        touched = global_accesses(kernel, step)
+        for name, value in (
+            ("blocks", blocks),
+            ("global sectors", blocks * sum(each.sectors for each in touched)),
+            ("global sectors at least", blocks * sum(each.least for each in touched)),
+            ("shared wavefronts", blocks * sum(each.wavefronts for each in own)),
+            ("bank conflicts", blocks * sum(each.conflicts for each in own)),
+        ):
+            found.setdefault(name, []).append(value)
+    of_steps = [occupancy_of(kernel, step) for step in kernel.steps]
+    told = {
+        "threads a block": ", ".join(str(each.threads) for each in of_steps),
+        "registers a thread": ", ".join(str(kernel.cubin.kernels[step.name].registers) for step in kernel.steps),
+        "occupancy": ", ".join(f"{each.share:.0%}" for each in of_steps),
+        "decided by": ", ".join(" and ".join(each.binding) for each in of_steps),
+        **{name: f"{int(sum(values)):,}" for name, values in found.items()},
+    }
+    if machine:
+        first, *_ = units = bounds(kernel, machine)
+        told["bound by"] = first.unit
+        for each in sorted(units, key=lambda bound: bound.unit):
+            told[f"{each.unit} [µs]"] = significant(each.seconds * 1e6)
+    return told
+
+
+def check_arch(kernel: Kernel) -> None:
+    """Raise AnalysisError for a kernel that is for no NVIDIA architecture."""
+    if kernel.device.arch is None:
+        raise AnalysisError(f"what is counted is of NVIDIA's architectures: {kernel.device.text} is none, try --arch")
