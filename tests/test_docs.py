@@ -150,6 +150,11 @@ def test_generated_sections_are_as_the_scripts_write_them(page, tmp_path, capsys
         runs = sorted(map(str, (ROOT / "tuning_logs").glob("*/torch/torch-*.json")))
         main = runpy.run_path(str(ROOT / "scripts/torch_table.py"))["main"]
         assert main([*runs, "--into", str(again)]) == 0
+    if "agreement" in names:
+        names.remove("agreement")
+        counters = sorted(map(str, (ROOT / "tuning_logs").glob("*/*-counters.json")))
+        main = runpy.run_path(str(ROOT / "scripts/agreement.py"))["main"]
+        assert main([*counters, "--into", str(again)]) == 0
     for name in names:
         (measured,) = (ROOT / "tuning_logs").glob(f"*/{name}.json")
         script = "counters" if name.endswith("-counters") else "sweep"

@@ -33,7 +33,7 @@ def test_schedules_side_by_side_show_what_differs(capsys):
 def test_what_several_accesses_have_in_common_is_one_line(capsys):
     assert main(["explain", "conv2d:1x32x8x8,32x32x1x1,s1,p0,f16,nhwc", "mma_sync", "--arch", "sm_90"]) == 0
     page = capsys.readouterr().out
-    keys = [tuple(line.split()[:4]) + (line.split()[-1],) for line in page.splitlines() if line.startswith("shared  ")]
+    keys = [(*line.split()[:4], line.split()[-1]) for line in page.splitlines() if line.startswith("shared  ")]
     assert len(keys) == len(set(keys))
 
 
