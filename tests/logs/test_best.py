@@ -137,13 +137,13 @@ def test_the_nearest_device_comes_first_and_then_the_fastest_record(write):
     assert list(nearest_first(log, W, CPU)) == [(Nearness.KIND, opencl)]
 
 
-def test_the_best_of_a_million_lines_is_found_in_seconds(tmp_path):
+def test_the_best_of_300_thousand_lines_is_found_in_seconds(tmp_path):
     log = tmp_path / "log.jsonl"
     before, after = record(0.125).line().split("0.125")
     rng = random.Random(0)
-    times = [rng.uniform(1e-5, 1e-3) for _ in range(1_000_000)]
+    times = [rng.uniform(1e-5, 1e-3) for _ in range(300_000)]
     with log.open("w") as file:
         file.writelines(f"{before}{seconds!r}{after}\n" for seconds in times)
     start = time.process_time()
     assert best(log, W).cost == min(times)
-    assert time.process_time() - start < 5
+    assert time.process_time() - start < 1.5

@@ -335,10 +335,10 @@ def test_by_default_what_is_faster_runs(block):
 
 def test_a_search_writes_a_log_from_which_the_next_call_takes_its_kernels(tmp_path):
     model, log, told = torch.nn.Conv2d(4, 8, 3), tmp_path / "log.jsonl", []
-    optimized(model.eval(), seconds=4, log=log, progress=told.append)
+    optimized(model.eval(), seconds=2, log=log, progress=told.append)
     records = log.read_text()
     assert records.count("\n") > 2
     assert any("configs" in line for line in told)
-    again = optimized(model, seconds=4, log=log)
+    again = optimized(model, seconds=2, log=log)
     assert log.read_text() == records
     assert differ(again, model) < 1e-5
