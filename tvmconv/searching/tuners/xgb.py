@@ -15,7 +15,7 @@ from tvmconv.searching.tuners.draft import draft
 from tvmconv.searching.tuners.gaussian import GaussianProcess, Rows, log_improvement
 from tvmconv.searching.tuners.model import Ensemble, Group, Success
 
-_FOUNDERS = 10  # successful configs, drafted or at random, before a model is asked
+_FOUNDERS = 5  # successful configs, drafted or at random, before a model is asked
 _MEMBERS = 4  # ensembles' members that take turns in choosing
 _EXPLORATION = 0.05  # the share of configs proposed at random by trees, whatever they think
 _TRANSFERRED = 32  # another workload's trials count like at most so many of this one's
