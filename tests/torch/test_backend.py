@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason='PyTorch is missing: pip install "tv
 from small_models import Block, with_statistics  # noqa: E402
 
 import tvmconv.torch  # noqa: E402, F401
-from tvmconv.errors import TuningError  # noqa: E402
+from tvmconv.errors import DeviceError, TuningError  # noqa: E402
 from tvmconv.torch.backend import backend  # noqa: E402
 
 X = torch.randn(2, 4, 9, 11, generator=torch.Generator().manual_seed(0))
@@ -104,6 +104,16 @@ def test_a_weight_that_is_computed_is_left_alone():
 def test_by_default_the_faster_runs_and_it_is_known_by_its_name(block):
     assert "tvmconv" in torch._dynamo.list_backends()
     assert_same(torch.compile(block, backend="tvmconv", options={"then": "eager"}), block)
+
+
+@torch.no_grad()
+def test_without_a_device_of_ours_it_is_the_other_backend_alone(block, monkeypatch, caplog):
+    def absent(place, named):
+        raise DeviceError("there is no OpenCL device")
+
+    monkeypatch.setattr("tvmconv.torch.backend.device_of", absent)
+    assert_same(compiled(block), block)
+    assert "there is no OpenCL device: convolutions are left as they are" in told(caplog)
 
 
 def test_an_option_that_there_is_not_is_refused():

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tvmconv.errors import TuningError
+from tvmconv.errors import DeviceError, TuningError
 from tvmconv.torch.choose import Chooser
 from tvmconv.torch.kernels import Kernels
 from tvmconv.torch.layer import CONVOLUTIONS
@@ -74,8 +74,12 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
     place = _place(example_inputs)
     if place is None or _trains(gm) or not any(node.target in OPERATORS for node in gm.graph.nodes):
         return theirs
-    with torch.no_grad():
-        chosen, report = _chosen(gm, example_inputs, place, given)
+    try:
+        with torch.no_grad():
+            chosen, report = _chosen(gm, example_inputs, place, given)
+    except DeviceError as error:  # there is none of ours for PyTorch's
+        _told.warning("%s: convolutions are left as they are", error)
+        return theirs
     if not chosen:
         _told.info("%s", report)
         return theirs
