@@ -21,6 +21,21 @@ def test_a_page_on_one_kernel(capsys):
     assert len(least) == 5
 
 
+def test_one_step_of_each_knob(capsys):
+    """Beside the kernel as it is, others that differ in one knob: those that promise most come first."""
+    words = ["explain", "conv2d:1x8x8x8,8x8x3x3,s1,p1", "tiling", "--arch", "sm_90", "--steps"]
+    assert main([*words, "--set", "tile_rw=-1,1,3"]) == 0
+    _, _, table = capsys.readouterr().out.partition("One step of a knob")
+    lines = [line.split() for line in table.splitlines()[2:]]
+    assert lines[0][:3] == ["as", "it", "is"]
+    times = [float(line[-5]) for line in lines]
+    assert times[0] == 1.0
+    assert times[1:] == sorted(times[1:])
+    names = [line[0] for line in lines[1:]]
+    assert {"tile_c", "tile_h", "tile_w", "tile_rc"} <= set(names)
+    assert max(map(names.count, names)) <= 2
+
+
 def test_schedules_side_by_side_show_what_differs(capsys):
     assert main(["explain", "conv2d:1x8x32x32,16x8x3x3,s1,p1", "vthread", "columns", "--arch", "sm_80"]) == 0
     page = capsys.readouterr().out
@@ -42,6 +57,10 @@ def test_what_several_accesses_have_in_common_is_one_line(capsys):
     [
         ([SMALL, "tilling", "--arch", "sm_90"], "no schedule 'tilling'"),
         ([SMALL, "tiling", "--device", "opencl:0"], "opencl:0 is none, try --arch"),
+        (
+            [SMALL, "tiling", "--arch", "sm_80", "--steps"],
+            "--steps is for one schedule, on a GPU whose numbers are known",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(words, line, capsys):

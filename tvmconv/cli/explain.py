@@ -6,7 +6,9 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from tvmconv import devices, kernel, library, workloads
+from tvmconv.cli.errors import UsageError
 from tvmconv.cli.options import EXAMPLE, add_place, add_set, find_place, tell_place
+from tvmconv.cli.progress import progress_line
 from tvmconv.knowledge.features import Machine
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("workload", metavar="WORKLOAD", help=f"such as {EXAMPLE}")
     parser.add_argument("schedules", metavar="SCHEDULE", nargs="+", help="such as vthread; several to compare them")
+    parser.add_argument("--steps", action="store_true", help="of one schedule: what one step of each knob would change")
     add_place(parser)
     add_set(parser)
     parser.set_defaults(run=run)
@@ -30,7 +33,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a page."""
-    from tvmconv.reports.explain import check_arch, comparison, explanation
+    from tvmconv.reports.explain import check_arch, comparison, explanation, knob_steps
 
     workload = workloads.parse(args.workload)
     device = find_place(args)
@@ -42,6 +45,12 @@ def run(args: argparse.Namespace) -> int:
         check_arch(built[-1])
     machine = machine_of(device)
     print(explanation(built[0], machine) if len(built) == 1 else comparison(built, machine))
+    if args.steps:
+        if len(built) > 1 or machine is None:
+            raise UsageError("--steps is for one schedule, on a GPU whose numbers are known")
+        with progress_line("explain: ") as show:
+            table = knob_steps(built[0], machine, show)
+        print(f"\n{table}")
     tell_place(args, device)
     return 0
 

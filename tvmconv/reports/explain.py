@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tvmconv.analysis.banks import shared_accesses
 from tvmconv.analysis.bounds import Bound, bounds
 from tvmconv.analysis.coalescing import global_accesses
 from tvmconv.analysis.occupancy import Occupancy, occupancy_of, waves
+from tvmconv.analysis.steps import steps
 from tvmconv.compiler.lower import LoweredStep
-from tvmconv.errors import AnalysisError
+from tvmconv.errors import AnalysisError, CompileError
 from tvmconv.gpu import WARP
 from tvmconv.kernel import Kernel
 from tvmconv.knobs import format_value
@@ -51,6 +52,42 @@ def comparison(kernels: Sequence[Kernel], machine: Machine | None) -> str:
     headers = ("of the whole kernel", *(kernel.schedule.name for kernel in kernels))
     table = Table(headers, [(name, *values) for name, values in rows.items()], left=frozenset(headers[:1]))
     return "\n".join([f"{kernels[0].workload} on {kernels[0].device.text}", "", table.text()])
+
+
+def knob_steps(kernel: Kernel, machine: Machine, told: Callable[[str], None] = lambda text: None) -> str:
+    """What one step of each knob would change, as a table; the kernel itself is its first line.
+
+    Args:
+        kernel: for an NVIDIA architecture.
+        machine: the GPU's numbers.
+        told: is called with what is being built.
+
+    Raises:
+        AnalysisError: what a kernel does cannot be counted, or its architecture is not known.
+    """
+    now = bounds(kernel, machine)
+    found = [(1.0, ("as it is", "", *_changed(kernel, now, 1.0)))]
+    for step in steps(kernel):
+        told(f"{step.knob}={format_value(step.value)}")
+        try:
+            then = bounds(step.kernel, machine)
+            times = then[0].seconds / now[0].seconds
+            row = (step.knob, format_value(step.value), *_changed(step.kernel, then, times))
+        except (AnalysisError, CompileError):  # what the compiler does not take is no step
+            continue
+        found.append((times, row))
+    rows = [found[0][1], *(row for _, row in sorted(found[1:], key=lambda each: each[0]))]
+    headers = ("knob", "to", "bound by", "at least [µs]", "×", "occupancy", "registers", "conflicts", "sectors")
+    table = Table(headers, rows, left=frozenset({"knob", "to", "bound by"}))
+    return "\n".join(
+        ["One step of a knob (× of the least time, conflicts and sectors of the whole kernel):", table.text()]
+    )
+
+
+def _changed(kernel: Kernel, found: Sequence[Bound], times: float) -> tuple[str, ...]:
+    told = _quantities(kernel, None)
+    counts = (told["occupancy"], told["registers a thread"], told["bank conflicts"], told["global sectors"])
+    return (found[0].unit, significant(found[0].seconds * 1e6), significant(times), *counts)
 
 
 def _of_step(kernel: Kernel, step: LoweredStep, machine: Machine | None) -> str:
