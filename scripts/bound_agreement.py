@@ -1,7 +1,7 @@
 """How well a kernel's bounds, counted from its code, tell how long it takes: beside measured records of a log.
 
-    python scripts/bound_agreement.py tuning_logs/*/*.jsonl.gz --schedule direct --configs 150 \
-        conv2d:1x128x40x40,128x128x3x3,s1,p1 conv2d:1x64x80x80,64x64x3x3,s1,p1 -o results
+    python scripts/bound_agreement.py tuning_logs/*/*.jsonl.gz --schedule direct -o results \
+        --workload conv2d:1x128x40x40,128x128x3x3,s1,p1 --workload conv2d:1x64x80x80,64x64x3x3,s1,p1
 
 Of each workload so many configs are drawn, evenly over those that were measured, and built for the architecture of the
 log's device. Writes DIR/bounds-SCHEDULE.json, .md and .png.
@@ -42,19 +42,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     parser = Parser(prog="bound_agreement", description="How well bounds tell how long kernels take.")
-    parser.add_argument("logs", nargs="+", metavar="LOG|WORKLOAD", help="logs, also .gz, and workloads that they have")
+    parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="also .gz")
+    parser.add_argument("--workload", action="append", default=[], metavar="W", help="may be given several times")
     parser.add_argument("--schedule", default="direct", metavar="S", help="(default: %(default)s)")
     parser.add_argument("--configs", type=count, default=150, metavar="N", help="of each (default: %(default)s)")
     parser.add_argument("-o", dest="out", type=Path, default=Path("results"), metavar="DIR", help="where results go")
     args = parser.parse_args(argv)
-    texts = [each for each in args.logs if ":" in each]
-    records: dict[str, list[Record]] = {text: [] for text in texts}
-    for log in (each for each in args.logs if ":" not in each):
-        for record in measured(Path(log)):
+    records: dict[str, list[Record]] = {tc.parse(text).text: [] for text in args.workload}
+    for log in args.logs:
+        for record in measured(log):
             if record.workload.text in records and record.schedule == args.schedule and record.ok:
                 records[record.workload.text].append(record)
-    if not any(records.values()):
-        raise UsageError(f"the logs have no records of {args.schedule} for {', '.join(texts) or 'no workload'}")
+    for text in [text for text, own in records.items() if not own] or ([] if records else ["no workload"]):
+        raise UsageError(f"the logs have no records of {args.schedule} for {text}")
     machine = machine_of(next(own[0] for own in records.values() if own))
     points: dict[str, list[dict[str, Any]]] = {}
     with progress_line("bounds: ") as show:
@@ -97,6 +97,8 @@ def _least(units: Sequence[Bound]) -> float:
 def _table(points: dict[str, list[dict[str, Any]]]) -> Table:
     rows = []
     for text, own in points.items():
+        if not own:  # none can be built any more
+            continue
         took, least = (np.array([each[name] for each in own]) for name in ("measured", "least"))
         first = np.argsort(least, kind="stable")[: max(1, round(BEST * len(own)))]
         rows.append(

@@ -1,0 +1,37 @@
+"""`scripts/bound_agreement.py` and `scripts/torch_table.py`: tables of measured records and runs."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+W = "conv2d:1x64x80x80,64x64x3x3,s1,p1"
+
+
+@pytest.fixture
+def script():
+    return lambda name: runpy.run_path(str(ROOT / f"scripts/{name}.py"))["main"]
+
+
+def test_bounds_are_set_beside_what_was_measured(script, tmp_path, capsys):
+    log = ROOT / "tuning_logs/searches/yolov8s.jsonl.gz"
+    assert script("bound_agreement")([str(log), "--workload", W, "--configs", "3", "-o", str(tmp_path)]) == 0
+    points = json.loads((tmp_path / "bounds-direct.json").read_text())["points"][W]
+    assert len(points) == 3
+    assert all(0 < each["least"] == max(each["units"].values()) for each in points)
+    assert "rank correlation" in capsys.readouterr().out
+    assert (tmp_path / "bounds-direct.png").stat().st_size < 200_000
+
+
+def test_a_workload_that_no_log_has_is_one_line(script, tmp_path, capsys):
+    log = ROOT / "tuning_logs/searches/yolov8s.jsonl.gz"
+    assert script("bound_agreement")([str(log), "--workload", "conv2d:1x1x1x1,1x1x1x1", "-o", str(tmp_path)]) == 2
+    assert "the logs have no records of direct for conv2d:1x1x1x1" in capsys.readouterr().err
+
+
+def test_what_is_no_result_is_one_line(script, tmp_path, capsys):
+    (tmp_path / "torch.json").write_text('{"network": "x"}')
+    assert script("torch_table")([str(tmp_path / "torch.json")]) == 2
+    assert capsys.readouterr().err.startswith("torch_table: these are not of scripts/torch_models.py")
