@@ -16,8 +16,9 @@ import torch
 from tvmconv.compiler.program import Program
 from tvmconv.devices import Device
 from tvmconv.errors import Error, ScheduleError
-from tvmconv.logs.best import Nearness, Rankings, best, log_files
+from tvmconv.logs.best import Nearness, Rankings, log_files
 from tvmconv.logs.candidates import TUNED, Candidate, candidates
+from tvmconv.logs.record import Record
 from tvmconv.logs.shipped import shipped_logs
 from tvmconv.measuring import kept
 from tvmconv.measuring.build_all import Choice, build_all
@@ -30,7 +31,7 @@ from tvmconv.torch.form import form_of
 from tvmconv.torch.launch import launcher_of
 from tvmconv.torch.operator import Launcher
 from tvmconv.torch.rounding import truncates
-from tvmconv.workloads import dtypes, parse
+from tvmconv.workloads import Workload, dtypes, parse
 
 LOG = "tuning.jsonl"
 FEW = 4  # kernels that are compared for a workload that was not measured on this device
@@ -127,8 +128,8 @@ class Kernels:
         log = LOG if self._log is None else self._log
         self._log = log
         workloads = {parse(text): count for text, count in counts.items()}
-        known = Path(log).exists()
-        left = {w: n for w, n in workloads.items() if not (known and best(log, w, device=self.device.name))}
+        known = Rankings([log]) if Path(log).exists() else None
+        left = {w: count for w, count in workloads.items() if not (known and self._measured(w, known))}
         if not left:
             return
         now = time.monotonic()
@@ -168,11 +169,16 @@ class Kernels:
                         kept.keep(parse(text), each.schedule, each.config, self.device, built.program)
             left = {text: several for text, several in left.items() if text not in self._ready}
 
+    def _measured(self, w: Workload, rankings: Rankings) -> Record | None:
+        """The fastest record of a workload on this device."""
+        nearness, record = next(rankings.nearest_first(w, self.device), (None, None))
+        return record if nearness is Nearness.DEVICE else None
+
     def _recall(self, text: str, rankings: Rankings) -> bool:
         """Take the kernel that was measured to be the fastest, if it was built before; whether it was."""
         w = parse(text)
-        nearness, record = next(rankings.nearest_first(w, self.device), (None, None))
-        if record is None or nearness is not Nearness.DEVICE:
+        record = self._measured(w, rankings)
+        if record is None:
             return False
         program = kept.find(w, record.schedule, record.config, self.device)
         if program is not None:
