@@ -88,3 +88,16 @@ def _meetings(case: Case) -> set[tuple[str, ...]]:
         (operator, epilogue, dtype),
         (operator, epilogue, layout),
     }
+
+
+def once(cases: Sequence[Case]) -> list[Case]:
+    """Those of some cases with which each schedule meets every workload, epilogue, and dtype in every layout."""
+    met: set[tuple[object, ...]] = set()
+    found = []
+    for case in cases:
+        choices = {("text", case.text), ("epilogue", case.epilogue), ("type", case.dtype, case.layout)}
+        new = {(case.operator, case.schedule, *choice) for choice in choices} - met
+        if new:
+            met |= new
+            found.append(case)
+    return found

@@ -40,7 +40,7 @@ def other_problem(request):
     return tc.Problem(tc.parse(request.param))
 
 
-@pytest.mark.parametrize("turn", (0, 1, 2), ids=str)
+@pytest.mark.parametrize("turn", range(3), ids=str)
 def test_rungs_in_turn_compute_every_nasty_workload_in_the_shared_memory_of_any_gpu(turn, other_problem):
     """Every workload by three of the five; on a GPU, all compute all."""
     problem = other_problem
