@@ -4,7 +4,7 @@ import functools
 import itertools
 
 import pytest
-from combinations import DTYPES, EPILOGUES, every, in_pairs, layouts, once, schedules
+from combinations import DTYPES, EPILOGUES, every, in_pairs, in_turn, layouts, schedules
 from nasty import NASTY_1D, NASTY_2D, NASTY_3D, NASTY_DEPTHWISE, NASTY_GROUPED
 
 import tvmconv as tc
@@ -12,7 +12,7 @@ from tvmconv.compiler import nvrtc
 
 ON_OPENCL = ("f32", "bf16")  # PoCL has no 16-bit floats of OpenCL's; bfloat16 is stored as integers
 PAIRS = in_pairs(ON_OPENCL)
-FEW = once(PAIRS)  # on a GPU it is all combinations
+FEW = in_turn(PAIRS)  # on a GPU it is all combinations
 ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
 SHAPES = {"conv1d": "conv1d:1x32x3000,32x32x9,p4", "conv3d": "conv3d:1x16x8x14x14,32x16x3x3x3,p1"}
 DEPTHWISE, GROUPED = "conv2d:1x64x28x28,64x1x3x3,p1,g64", "conv2d:1x64x28x28,64x8x3x3,p1,g8"
@@ -67,9 +67,12 @@ def test_the_pairs_meet_what_they_are_meant_to():
     """Without this, the tests above could pass with a few workloads."""
     for operator, schedule, texts in schedules():
         own = [case for case in FEW if (case.operator, case.schedule) == (operator, schedule)]
-        assert {case.text for case in own} == set(texts)
+        assert len({case.text for case in own}) >= len(texts) / 2
         assert {(case.dtype, case.layout) for case in own} == set(itertools.product(ON_OPENCL, layouts(schedule)))
         assert {case.epilogue for case in own} == set(EPILOGUES)
+    for operator in {case.operator for case in FEW}:
+        texts = {text for own, _, several in schedules() if own == operator for text in several}
+        assert {case.text for case in FEW if case.operator == operator} == texts
 
 
 def test_the_pairs_are_a_small_part_of_all_and_the_same_each_time():
