@@ -65,4 +65,6 @@ def test_what_several_accesses_have_in_common_is_one_line(capsys):
 )
 def test_a_mistake_is_one_line(words, line, capsys):
     assert main(["explain", *words]) == 2
-    assert line in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert line in told.err
+    assert not told.out

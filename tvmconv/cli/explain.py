@@ -33,21 +33,19 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a page."""
-    from tvmconv.reports.explain import check_arch, comparison, explanation, knob_steps
+    from tvmconv.reports.explain import comparison, explanation, knob_steps
 
     workload = workloads.parse(args.workload)
     device = find_place(args)
-    config = dict(args.set)
-    built = []
-    for name in args.schedules:
-        schedule = library.find(workload, name)
-        built.append(kernel.build(workload, schedule, device=device, config=config))
-        check_arch(built[-1])
+    if device.arch is None:
+        raise UsageError(f"what is counted is of NVIDIA's architectures: {device.text} is none, try --arch")
     machine = machine_of(device)
+    if args.steps and (len(args.schedules) > 1 or machine is None):
+        raise UsageError("--steps is for one schedule, on a GPU whose numbers are known")
+    schedules = [library.find(workload, name) for name in args.schedules]
+    built = [kernel.build(workload, each, device=device, config=dict(args.set)) for each in schedules]
     print(explanation(built[0], machine) if len(built) == 1 else comparison(built, machine))
-    if args.steps:
-        if len(built) > 1 or machine is None:
-            raise UsageError("--steps is for one schedule, on a GPU whose numbers are known")
+    if args.steps and machine:
         with progress_line("explain: ") as show:
             table = knob_steps(built[0], machine, show)
         print(f"\n{table}")

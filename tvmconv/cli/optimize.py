@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tvmconv.cli.errors import UsageError
-from tvmconv.cli.options import positive
+from tvmconv.cli.options import model_input, positive
 from tvmconv.cli.progress import progress_line
-from tvmconv.errors import Error
 from tvmconv.models.inputs import EXAMPLE, Input
 from tvmconv.workloads import dtypes
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST, LAYOUTS
@@ -61,10 +60,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _input(text: str) -> Input:
-    try:
-        given = Input.parse(text)
-    except Error as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    given = model_input(text)
     if given.name:
         raise argparse.ArgumentTypeError(f"{text!r} has a name: arguments are given in order")
     return given

@@ -19,6 +19,7 @@ from tvmconv.experiments.run import left_out
 from tvmconv.experiments.sweep import Selection, layers_named, select_layers, select_walk
 from tvmconv.knobs import Value, parse_value
 from tvmconv.knowledge import model
+from tvmconv.models.inputs import Input
 from tvmconv.reports.charts import FORMATS
 from tvmconv.workloads import SUITES, Layer, Workload, dtypes, epilogue
 from tvmconv.workloads.layout import LAYOUTS
@@ -255,3 +256,11 @@ def add_tracker(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tracker", metavar="HOST:PORT", help="for rpc:KEY (default: TVM_TRACKER_HOST and TVM_TRACKER_PORT)"
     )
+
+
+def model_input(text: str) -> Input:
+    """An input of a model, as `--input` has it."""
+    try:
+        return Input.parse(text)
+    except Error as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

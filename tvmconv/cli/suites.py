@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from tvmconv.cli.errors import UsageError
-from tvmconv.cli.options import add_selection, chosen_layers, chosen_of, refuse_layers_options
-from tvmconv.errors import Error, ModelError
+from tvmconv.cli.options import add_selection, chosen_layers, chosen_of, model_input, refuse_layers_options
+from tvmconv.errors import ModelError
 from tvmconv.models.derive import derive
-from tvmconv.models.inputs import DTYPES, EXAMPLE, Input
+from tvmconv.models.inputs import DTYPES, EXAMPLE
 from tvmconv.reports.tables import Table
 from tvmconv.workloads import Layer, suite
 from tvmconv.workloads.suites import SUITES, write_suite
@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--input",
         metavar="[NAME=]SIZES[,DTYPE]",
-        type=_input,
+        type=model_input,
         action="append",
         default=[],
         help=f"an input of the model, such as {EXAMPLE}, in order or by name; may be given several times. Sets dynamic "
@@ -88,10 +88,3 @@ def _of_model(args: argparse.Namespace) -> list[Layer]:
 def _print(layers: Iterable[Layer]) -> None:
     rows = [[layer.name, str(layer.count), layer.workload.text] for layer in layers]
     print(Table(("layer", "times", "workload"), rows, left=frozenset({"layer", "workload"})).text())
-
-
-def _input(text: str) -> Input:
-    try:
-        return Input.parse(text)
-    except Error as error:
-        raise argparse.ArgumentTypeError(str(error)) from error

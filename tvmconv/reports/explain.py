@@ -212,9 +212,3 @@ def _quantities(kernel: Kernel, machine: Machine | None) -> dict[str, str]:
         for each in sorted(units, key=lambda bound: bound.unit):
             told[f"{each.unit} [µs]"] = significant(each.seconds * 1e6)
     return told
-
-
-def check_arch(kernel: Kernel) -> None:
-    """Raise AnalysisError for a kernel that is for no NVIDIA architecture."""
-    if kernel.device.arch is None:
-        raise AnalysisError(f"what is counted is of NVIDIA's architectures: {kernel.device.text} is none, try --arch")
