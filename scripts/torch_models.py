@@ -12,6 +12,7 @@ layer by layer. The log is DIR/torch.jsonl.
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import math
 import shlex
@@ -33,6 +34,7 @@ from tvmconv.workloads import dtypes
 OWN = {"yolov8s_backbone": (3, 640, 640), "sd_vae_decoder": (4, 64, 64)}  # of torch_networks.py, and their images
 IMAGE = (3, 224, 224)  # of torchvision's networks
 EAGER, OURS, AGAIN = "PyTorch", "tvmconv", "tvmconv, from the log"
+BY_BACKEND = "tvmconv, compiled (backend)"
 LAYOUTS = ("channels_last", "contiguous")
 SETTLING = 8  # images that normalisations take their statistics from
 
@@ -71,6 +73,7 @@ def _run(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--compile", action="append", default=[], metavar="MODE", help="torch.compile's, such as default"
     )
+    parser.add_argument("--backend", action="store_true", help="compile by our backend, too, with the log")
     parser.add_argument("--layout", choices=LAYOUTS, default="channels_last", help="(default: %(default)s)")
     parser.add_argument("--device", default="auto", metavar="D", help="(default: %(default)s)")
     parser.add_argument("-o", dest="out", type=Path, default=Path("results"), metavar="DIR", help="where results go")
@@ -124,6 +127,7 @@ def _network(name: str, device: Any, args: Any) -> tuple[list[Timed], Any]:
     import torch
 
     import tvmconv.torch
+    from tvmconv.torch.backend import backend
 
     place = torch.device(device.text if device.kind == "cuda" else "cpu")
     torch.backends.cudnn.allow_tf32 = args.dtype == "tf32"
@@ -161,11 +165,12 @@ def _network(name: str, device: Any, args: Any) -> tuple[list[Timed], Any]:
         torch._dynamo.reset()
         found.append(timed(f"{EAGER}, compiled ({mode})", torch.compile(model, mode=mode), begun))
     begun = time.perf_counter()
-    log = args.out / "torch.jsonl"
+    file = args.out / "torch.jsonl"
+    log = file if args.seconds or file.exists() else None
     with progress_line(f"{name}: ") as show:
         ours = tvmconv.torch.optimize(model, x, seconds=args.seconds, log=log, device=device.text, progress=show)
     found.append(timed(OURS, ours, begun))
-    if log.exists():
+    if log and log.exists():
         begun = time.perf_counter()
         again = tvmconv.torch.optimize(model, x, seconds=args.seconds, log=log, device=device.text)
         found.append(timed(AGAIN, again, begun))
@@ -173,18 +178,23 @@ def _network(name: str, device: Any, args: Any) -> tuple[list[Timed], Any]:
         begun = time.perf_counter()
         torch._dynamo.reset()
         found.append(timed(f"{OURS}, compiled ({mode})", torch.compile(ours, mode=mode), begun))
+    if args.backend:
+        begun = time.perf_counter()
+        torch._dynamo.reset()
+        by = functools.partial(backend, options={"seconds": args.seconds, "log": log})
+        found.append(timed(BY_BACKEND, torch.compile(model, backend=by), begun))
     return found, ours.report()
 
 
 def _made(name: str) -> tuple[Any, tuple[int, int, int]]:
     """A network with random weights, and the shape of its images."""
-    import torchvision
-
     if name in OWN:
         sys.path.insert(0, str(Path(__file__).parent))
         import torch_networks
 
         return getattr(torch_networks, name)(), OWN[name]
+    import torchvision
+
     try:
         return torchvision.models.get_model(name, weights=None), IMAGE
     except ValueError as error:
