@@ -24,6 +24,7 @@ class Access:
         index: of the first element.
         elements: how many.
         scope: where in the text.
+        statement: the index of the statement that it is of, in the order of `tvmconv.analysis.tir.statements`.
     """
 
     kind: Literal["load", "store"]
@@ -31,6 +32,7 @@ class Access:
     index: Any
     elements: int
     scope: Scope
+    statement: int
 
     @property
     def itemsize(self) -> int:
@@ -53,25 +55,25 @@ def accesses(function: PrimFunc, wanted: Callable[[Any], bool]) -> Iterator[Acce
     Raises:
         AnalysisError: the elements of a vector are no neighbours.
     """
-    for statement, scope in statements(function):
+    for number, (statement, scope) in enumerate(statements(function)):
         for part, inside in parts(statement.value, scope):
             kind = type(part).__name__
             if kind == "TensorLoad" and wanted(part.source):
-                yield Access("load", part.source, *_neighbours(part.indices[0]), inside)
+                yield Access("load", part.source, *_neighbours(part.indices[0]), inside, number)
             elif kind == "Call" and part.op.name == ASYNC_COPY:
-                yield from _copied(part, inside, wanted)
+                yield from _copied(part, inside, wanted, number)
         if type(statement).__name__ == "BufferStore" and wanted(statement.buffer):
-            yield Access("store", statement.buffer, *_neighbours(statement.indices[0]), scope)
+            yield Access("store", statement.buffer, *_neighbours(statement.indices[0]), scope, number)
 
 
-def _copied(call: Any, scope: Scope, wanted: Callable[[Any], bool]) -> Iterator[Access]:
+def _copied(call: Any, scope: Scope, wanted: Callable[[Any], bool], statement: int) -> Iterator[Access]:
     """Both sides of a copy; where it does not load, it stores zeros."""
     target, source = call.args[0].args[0], call.args[2].args[0]
     for kind, buffer, index in (("load", source, call.args[3]), ("store", target, call.args[1])):
         if wanted(buffer):
             loading = scope.where(call.args[5], True) if kind == "load" and len(call.args) > 5 else scope
             elements = int(call.args[4]) // numpy_dtype(str(buffer.dtype)).itemsize
-            yield Access(kind, buffer, index, elements, loading)  # type: ignore[arg-type]
+            yield Access(kind, buffer, index, elements, loading, statement)  # type: ignore[arg-type]
 
 
 def _neighbours(index: Any) -> tuple[Any, int]:

@@ -13,6 +13,7 @@ is what is read from constant memory or through a texture.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from tvmconv.analysis.accesses import Access, accesses
 from tvmconv.analysis.execute import Block, execute, zeros
 from tvmconv.analysis.machine import Kind, Space, Watch
-from tvmconv.analysis.memory import Mapped
+from tvmconv.analysis.memory import Array, Mapped
 from tvmconv.analysis.tir import executions, has_instructions, warps
 from tvmconv.gpu import WARP
 
@@ -73,8 +74,7 @@ def global_accesses(kernel: Kernel, step: LoweredStep | None = None) -> list[Glo
             `tvmconv.analysis.execute.execute`), or it depends on the data.
     """
     step = step or kernel.steps[0]
-    x, y, z = step.launch.grid
-    block = (x // 2, y // 2, z // 2)
+    block = middle_block(step)
     if has_instructions(step.function):
         return _executed(step, kernel, block)
 
@@ -82,6 +82,12 @@ def global_accesses(kernel: Kernel, step: LoweredStep | None = None) -> list[Glo
         return str(buffer.scope()) == GLOBAL and kernel.spaces.get(str(buffer.name), GLOBAL) == GLOBAL
 
     return [_count(access, step.launch, block) for access in accesses(step.function, is_global)]
+
+
+def middle_block(step: LoweredStep) -> Block:
+    """The block in the middle of a step's grid, as (x, y, z)."""
+    x, y, z = step.launch.grid
+    return x // 2, y // 2, z // 2
 
 
 def _count(access: Access, launch: Launch, block: Block) -> GlobalAccess:
@@ -105,14 +111,21 @@ def sectors(addresses: NDArray[Any], active: NDArray[np.bool_], nbytes: int) -> 
     taking = active.any(axis=1)
     if not taking.any():
         return 0, 0, 0
-    addresses, active = addresses[taking].astype(np.int64), active[taking]
+    found, least = sectors_of_each(addresses[taking].astype(np.int64), active[taking], nbytes)
+    return int(taking.sum()), int(found.sum()), int(least.sum())
+
+
+def sectors_of_each(
+    addresses: NDArray[np.int64], active: NDArray[np.bool_], nbytes: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The sectors that each request touches, and the fewest that could hold what it touches; as for `sectors`."""
     first, last = addresses // SECTOR_BYTES, (addresses + nbytes - 1) // SECTOR_BYTES
     spans = int((last - first)[active].max()) + 1
     touched = np.minimum(first[:, :, None] + np.arange(spans), last[:, :, None])
     found = _distinct(np.where(active[:, :, None], touched, -1).reshape(len(addresses), -1))
     # Threads that read the same bytes do so from the same address on.
     asked = _distinct(np.where(active, addresses, -1)) * nbytes
-    return len(addresses), int(found.sum()), int((-(-asked // SECTOR_BYTES)).sum())
+    return found, -(-asked // SECTOR_BYTES)
 
 
 def _distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -123,13 +136,18 @@ def _distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _executed(step: LoweredStep, kernel: Kernel, block: Block) -> list[GlobalAccess]:
     arrays = zeros(step)
+    name_arrays(arrays, step, kernel)
+    watch = _Watch(-(-step.launch.threads // WARP) * WARP)
+    execute(step.function, step.launch, arrays, blocks=[block], watch=watch)
+    return watch.accesses()
+
+
+def name_arrays(arrays: Sequence[Array | Mapped], step: LoweredStep, kernel: Kernel) -> None:
+    """Give the arrays that a step is executed on the names that they have in the kernel."""
     names = dict(enumerate(kernel.spaces))
     for index, each in zip(step.arguments, arrays, strict=True):
         array = each.array if isinstance(each, Mapped) else each
         array.name = names.get(index, array.name)
-    watch = _Watch(-(-step.launch.threads // WARP) * WARP)
-    execute(step.function, step.launch, arrays, blocks=[block], watch=watch)
-    return watch.accesses()
 
 
 class _Watch(Watch):
@@ -159,7 +177,7 @@ class _Watch(Watch):
         if space != GLOBAL or not first.any():
             return
         total = self._counts.setdefault((site, kind, name, nbytes), np.zeros(3, np.int64))
-        total += np.array(_by_lanes(lanes[first], addresses[first], nbytes))
+        total += np.array(sectors(*by_request(lanes[first], addresses[first]), nbytes))
 
     def accesses(self) -> list[GlobalAccess]:
         """What was counted, in the order of the text."""
@@ -170,8 +188,13 @@ class _Watch(Watch):
         ]
 
 
-def _by_lanes(lanes: NDArray[np.intp], addresses: NDArray[np.int64], nbytes: int) -> tuple[int, int, int]:
-    """`sectors` of lanes in any order, of which each may take part several times: once in a request."""
+def by_request(lanes: NDArray[np.intp], addresses: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Addresses and activity by request, as for `sectors`.
+
+    Args:
+        lanes: in any order; each may take part several times, once in a request.
+        addresses: of each, in bytes.
+    """
     order = np.argsort(lanes, kind="stable")
     lanes, addresses = lanes[order], addresses[order]
     begins = np.flatnonzero(np.diff(lanes, prepend=-1))
@@ -180,4 +203,4 @@ def _by_lanes(lanes: NDArray[np.intp], addresses: NDArray[np.int64], nbytes: int
     table = np.zeros((requests.shape[1], WARP), np.int64)
     active = np.zeros(table.shape, bool)
     table[row.reshape(-1), lanes % WARP], active[row.reshape(-1), lanes % WARP] = addresses, True
-    return sectors(table, active, nbytes)
+    return table, active

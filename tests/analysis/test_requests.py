@@ -1,0 +1,57 @@
+"""What a warp's request looks like on the banks and sectors, beside the counts of whole kernels."""
+
+import numpy as np
+import pytest
+
+import tvmconv as tc
+from tvmconv.analysis.banks import shared_accesses, wide_wavefronts
+from tvmconv.analysis.coalescing import global_accesses
+from tvmconv.analysis.requests import wavefronts_of_each, worst_requests
+from tvmconv.gpu import WARP
+
+LAYER = tc.parse("conv2d:1x16x14x14,32x16x3x3,s1,p1")
+
+
+def requests(schedule, workload=LAYER, **config):
+    return worst_requests(tc.build(workload, schedule, arch="sm_90", config=config))
+
+
+@pytest.mark.parametrize("nbytes", [2, 4, 8, 16])
+@pytest.mark.parametrize("stride", [1, 2, 3, 8, 32])
+def test_wavefronts_of_a_request_are_those_that_are_counted(nbytes, stride):
+    rng = np.random.default_rng(stride)
+    addresses = (np.arange(WARP) * stride + rng.integers(0, 3, (5, WARP))) * nbytes
+    active = rng.random((5, WARP)) < 0.8
+    takes, least = wavefronts_of_each(addresses, active, nbytes)
+    for row in range(5):
+        lanes = active[row].nonzero()[0]
+        assert (takes[row], least[row]) == wide_wavefronts(lanes, addresses[row, lanes], nbytes)[1:]
+
+
+@pytest.mark.parametrize("schedule", ["tiling", "vthread", "conflict_free"])
+def test_no_request_takes_more_than_its_access_could(schedule):
+    kernel = tc.build(LAYER, schedule, arch="sm_90")
+    counted = [*shared_accesses(kernel), *global_accesses(kernel)]
+    assert len(counted) == len(worst_requests(kernel))
+    for request in worst_requests(kernel):
+        assert 1 <= request.least <= request.takes <= 32 * max(1, request.nbytes // 4)
+
+
+def test_a_column_of_threads_that_reads_one_word_has_no_conflict():
+    assert all(request.takes == request.least for request in requests("conflict_free") if request.space == "shared")
+
+
+def test_requests_of_the_tensor_cores_are_seen_by_executing_the_kernel():
+    found = requests("mma_sync", tc.parse("conv2d:1x64x16x16,64x64x3x3,s1,p1,f16,nhwc"))
+    assert {request.space for request in found} == {"global", "shared"}
+    assert all(len(request.lanes) == len(request.addresses) for request in found)
+
+
+def test_a_statement_is_told_by_its_number():
+    from tvmconv.analysis.tir import statements
+
+    kernel = tc.build(LAYER, "tiling", arch="sm_90")
+    listed = list(statements(kernel.steps[0].function))
+    for request in worst_requests(kernel):
+        if request.kind == "store":
+            assert str(listed[request.statement][0].buffer.name) == request.name

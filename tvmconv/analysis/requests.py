@@ -1,0 +1,186 @@
+"""The lanes of a warp on the banks and sectors of memory: of each access, the request that takes most.
+
+A request is one access of one warp. Counts of all of them are in `banks` and `coalescing`, whose rules are the same;
+here is what one looks like: where each lane's bytes lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmconv.analysis.accesses import Access, accesses
+from tvmconv.analysis.coalescing import GLOBAL, by_request, middle_block, name_arrays, sectors_of_each
+from tvmconv.analysis.execute import execute, zeros
+from tvmconv.analysis.machine import Kind, Space, Watch
+from tvmconv.analysis.memory import VECTOR_BYTES
+from tvmconv.analysis.tir import SHARED, executions, has_instructions, warps
+from tvmconv.gpu import BANK_BYTES, BANKS, WARP
+
+if TYPE_CHECKING:
+    from tvmconv.compiler.lower import LoweredStep
+    from tvmconv.kernel import Kernel
+
+Block = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Request:
+    """The costliest request of one access.
+
+    Attributes:
+        space: global or shared memory.
+        kind: load or store.
+        name: of the array or the shared buffer.
+        statement: its index in `tvmconv.analysis.tir.statements`; None where the kernel was executed instead.
+        nbytes: that a lane accesses.
+        lanes: that take part, of the warp: 0 to 31, in order.
+        addresses: where each begins, in bytes.
+        takes: wavefronts of shared memory, or sectors.
+        least: how few would do for the same bytes.
+    """
+
+    space: Space
+    kind: Literal["load", "store"]
+    name: str
+    statement: int | None
+    nbytes: int
+    lanes: tuple[int, ...]
+    addresses: tuple[int, ...]
+    takes: int
+    least: int
+
+
+def worst_requests(kernel: Kernel, step: LoweredStep | None = None) -> list[Request]:
+    """Of each access of a kernel's step, the first request that takes most, in the order of the text.
+
+    Shared accesses are those of the first block, global ones those of the middle one, as where they are counted.
+
+    Args:
+        kernel: a built kernel, for any target.
+        step: one of `kernel.steps`; the first by default.
+
+    Raises:
+        AnalysisError: an access cannot be executed, or depends on the data.
+    """
+    step = step or kernel.steps[0]
+    if has_instructions(step.function):
+        watch = _Watch(-(-step.launch.threads // WARP) * WARP)
+        arrays = zeros(step)
+        name_arrays(arrays, step, kernel)
+        execute(step.function, step.launch, arrays, blocks=[middle_block(step)], watch=watch)
+        return watch.requests()
+    return [request for request in _evaluated(kernel, step) if request]
+
+
+def _evaluated(kernel: Kernel, step: LoweredStep) -> Iterator[Request | None]:
+    def is_wanted(buffer: Any) -> bool:
+        scope = str(buffer.scope())
+        return scope in SHARED or (scope == GLOBAL and kernel.spaces.get(str(buffer.name), GLOBAL) == GLOBAL)
+
+    for access in accesses(step.function, is_wanted):
+        space: Space = "shared" if str(access.buffer.scope()) in SHARED else "global"
+        yield _worst(access, step, space)
+
+
+def _worst(access: Access, step: LoweredStep, space: Space) -> Request | None:
+    block = (0, 0, 0) if space == "shared" else middle_block(step)
+    found: Request | None = None
+    for executed in executions(access.scope, [access.index], step.launch, block):
+        (elements,) = executed.values
+        addresses, active = warps(elements * access.itemsize), warps(executed.active)
+        name = str(access.buffer.name)
+        found = _costlier(found, space, access.kind, name, access.statement, access.nbytes, addresses, active)
+    return found
+
+
+def _costlier(
+    found: Request | None,
+    space: Space,
+    kind: Kind,
+    name: str,
+    statement: int | None,
+    nbytes: int,
+    addresses: NDArray[Any],
+    active: NDArray[np.bool_],
+) -> Request | None:
+    """What was found, or one of these requests that takes more."""
+    taking = active.any(axis=1)
+    if not taking.any():
+        return found
+    addresses, active = addresses[taking].astype(np.int64), active[taking]
+    takes, least = (wavefronts_of_each if space == "shared" else sectors_of_each)(addresses, active, nbytes)
+    worst = int(takes.argmax())
+    if found and found.takes >= takes[worst]:
+        return found
+    (lanes,) = active[worst].nonzero()
+    places = tuple(addresses[worst, lanes].tolist())
+    return Request(
+        space, kind, name, statement, nbytes, tuple(lanes.tolist()), places, int(takes[worst]), int(least[worst])
+    )
+
+
+def wavefronts_of_each(
+    addresses: NDArray[np.int64], active: NDArray[np.bool_], nbytes: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The wavefronts of shared memory that each request takes, and how few would do.
+
+    Args:
+        addresses: in bytes, of shape (requests, threads of a warp).
+        active: whether the thread takes part, same shape.
+        nbytes: that a thread accesses from its address on; those wider than 16 bytes are several accesses.
+    """
+    width = min(nbytes, VECTOR_BYTES)
+    words = max(1, width // BANK_BYTES)
+    served = np.zeros((2, len(addresses)), np.int64)
+    for first in range(0, WARP, WARP // words):  # threads that are served together
+        together = slice(first, first + WARP // words)
+        touched = (addresses[:, together] // BANK_BYTES)[:, :, None] + np.arange(words)
+        taking = np.broadcast_to(active[:, together, None], touched.shape)
+        ordered = np.sort(np.where(taking, touched, -1).reshape(len(addresses), -1), axis=1)
+        distinct = (ordered >= 0) & (np.diff(ordered, axis=1, prepend=-1) != 0)
+        row, place = distinct.nonzero()
+        per_bank = np.zeros((len(addresses), BANKS), np.int64)
+        np.add.at(per_bank, (row, ordered[row, place] % BANKS), 1)
+        served += np.stack([per_bank.max(axis=1), active[:, together].any(axis=1)])
+    takes, least = served * -(-nbytes // VECTOR_BYTES)
+    return takes, least
+
+
+class _Watch(Watch):
+    """Keeps the costliest request of each access of the first of the blocks that are executed.
+
+    Args:
+        lanes: of a block.
+    """
+
+    def __init__(self, lanes: int) -> None:
+        self._lanes = lanes
+        self._found: dict[tuple[int, Space, Kind, str, int], Request | None] = {}
+
+    def access(
+        self,
+        site: int,
+        space: Space,
+        kind: Kind,
+        name: str,
+        lanes: NDArray[np.intp],
+        addresses: NDArray[np.int64],
+        nbytes: int,
+        itemsize: int,
+    ) -> None:
+        """Look at one access of all lanes."""
+        first = lanes < self._lanes
+        if first.any():
+            key = site, space, kind, name, nbytes
+            table, active = by_request(lanes[first], addresses[first])
+            self._found[key] = _costlier(self._found.get(key), space, kind, name, None, nbytes, table, active)
+
+    def requests(self) -> list[Request]:
+        """What was found, in the order of the text."""
+        ordered = sorted(self._found.items(), key=lambda each: each[0][0])
+        return [request for _, request in ordered if request]
