@@ -7,6 +7,7 @@ import tvmconv as tc
 from tvmconv.analysis.banks import shared_accesses, wide_wavefronts
 from tvmconv.analysis.coalescing import global_accesses
 from tvmconv.analysis.requests import wavefronts_of_each, worst_requests
+from tvmconv.analysis.tir import statements
 from tvmconv.gpu import WARP
 
 LAYER = tc.parse("conv2d:1x16x14x14,32x16x3x3,s1,p1")
@@ -47,11 +48,12 @@ def test_requests_of_the_tensor_cores_are_seen_by_executing_the_kernel():
     assert all(len(request.lanes) == len(request.addresses) for request in found)
 
 
-def test_a_statement_is_told_by_its_number():
-    from tvmconv.analysis.tir import statements
-
-    kernel = tc.build(LAYER, "tiling", arch="sm_90")
-    listed = list(statements(kernel.steps[0].function))
+@pytest.mark.parametrize(
+    ("text", "schedule"),
+    [(LAYER.text, "tiling"), (LAYER.text, "direct"), ("conv2d:1x64x16x16,64x64x3x3,s1,p1,f16,nhwc", "mma_sync")],
+)
+def test_a_request_tells_its_statement(text, schedule):
+    kernel = tc.build(tc.parse(text), schedule, arch="sm_90")
+    listed = [statement for statement, _ in statements(kernel.steps[0].function)]
     for request in worst_requests(kernel):
-        if request.kind == "store":
-            assert str(listed[request.statement][0].buffer.name) == request.name
+        assert request.name in str(listed[request.statement])

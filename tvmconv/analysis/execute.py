@@ -210,10 +210,13 @@ class _Compiler(Expressions):
             case "IfThenElse":
                 return self._if(node)
             case "Bind":
+                self._statement += 1
                 return self._bind(node)
             case "BufferStore":
+                self._statement += 1
                 return self._store(node)
             case "Evaluate":
+                self._statement += 1
                 return self._evaluate(node.value)
             case "AllocBuffer":
                 return self._allocate(node.buffer)

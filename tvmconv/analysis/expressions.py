@@ -23,7 +23,7 @@ from tvmconv.analysis.arithmetic import (
     uniform,
 )
 from tvmconv.analysis.layout import Layout
-from tvmconv.analysis.machine import Machine, Mask, Pointer
+from tvmconv.analysis.machine import SITES, Machine, Mask, Pointer
 from tvmconv.analysis.memory import Array, ExecutionError, Mapped, Registers, Shared
 from tvmconv.errors import AnalysisError
 from tvmconv.workloads.dtypes import numpy_dtype
@@ -77,6 +77,7 @@ class Expressions:
         self._places: dict[Any, Place] = {}
         self._names: dict[Any, tuple[Code, bool]] = {}  # variables: how to get one, whether it never changes
         self._values: list[Value] = []
+        self._statement = -1  # the index of the one that is read
         self._sites = 0
 
     def _memory(self, data: Any) -> Place:
@@ -94,7 +95,7 @@ class Expressions:
 
     def _site(self) -> int:
         self._sites += 1
-        return self._sites
+        return self._statement * SITES + self._sites % SITES
 
     # --- accesses ---
 

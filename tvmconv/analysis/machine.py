@@ -26,6 +26,14 @@ Space = Literal["global", "shared"]
 Kind = Literal["load", "store"]
 
 
+SITES = 1 << 20  # numbers for the accesses of one statement
+
+
+def statement_of(site: int) -> int:
+    """The index, in the order of `tvmconv.analysis.tir.statements`, of the statement that an access is of."""
+    return site // SITES
+
+
 class Watch:
     """Is told of what happens, to count it; this one does not."""
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tvmconv.analysis.accesses import Access, accesses
 from tvmconv.analysis.coalescing import GLOBAL, by_request, middle_block, name_arrays, sectors_of_each
 from tvmconv.analysis.execute import execute, zeros
-from tvmconv.analysis.machine import Kind, Space, Watch
+from tvmconv.analysis.machine import Kind, Space, Watch, statement_of
 from tvmconv.analysis.memory import VECTOR_BYTES
 from tvmconv.analysis.tir import SHARED, executions, has_instructions, warps
 from tvmconv.gpu import BANK_BYTES, BANKS, WARP
@@ -36,7 +36,7 @@ class Request:
         space: global or shared memory.
         kind: load or store.
         name: of the array or the shared buffer.
-        statement: its index in `tvmconv.analysis.tir.statements`; None where the kernel was executed instead.
+        statement: its index in `tvmconv.analysis.tir.statements`.
         nbytes: that a lane accesses.
         lanes: that take part, of the warp: 0 to 31, in order.
         addresses: where each begins, in bytes.
@@ -47,7 +47,7 @@ class Request:
     space: Space
     kind: Literal["load", "store"]
     name: str
-    statement: int | None
+    statement: int
     nbytes: int
     lanes: tuple[int, ...]
     addresses: tuple[int, ...]
@@ -103,7 +103,7 @@ def _costlier(
     space: Space,
     kind: Kind,
     name: str,
-    statement: int | None,
+    statement: int,
     nbytes: int,
     addresses: NDArray[Any],
     active: NDArray[np.bool_],
@@ -178,7 +178,9 @@ class _Watch(Watch):
         if first.any():
             key = site, space, kind, name, nbytes
             table, active = by_request(lanes[first], addresses[first])
-            self._found[key] = _costlier(self._found.get(key), space, kind, name, None, nbytes, table, active)
+            self._found[key] = _costlier(
+                self._found.get(key), space, kind, name, statement_of(site), nbytes, table, active
+            )
 
     def requests(self) -> list[Request]:
         """What was found, in the order of the text."""
