@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.analysis.accesses import Access, accesses
-from tvmconv.analysis.execute import execute, zeros
+from tvmconv.analysis.execute import Block, execute, zeros
 from tvmconv.analysis.machine import Kind, Space, Watch
 from tvmconv.analysis.memory import VECTOR_BYTES
 from tvmconv.analysis.tir import SHARED, executions, has_instructions, warps
@@ -67,12 +67,13 @@ class SharedAccess:
         return self.wavefronts - self.least
 
 
-def shared_accesses(kernel: Kernel, only: LoweredStep | None = None) -> list[SharedAccess]:
-    """Every shared-memory access of a kernel's text, each counted over the first block.
+def shared_accesses(kernel: Kernel, only: LoweredStep | None = None, block: Block = FIRST_BLOCK) -> list[SharedAccess]:
+    """Every shared-memory access of a kernel's text, each counted over one block.
 
     Args:
         kernel: a built kernel, for any target.
         only: of one of `kernel.steps`; by default of all.
+        block: of the grid, as (x, y, z).
 
     Raises:
         AnalysisError: an access cannot be executed (`tvmconv.analysis.tir.executions`,
@@ -82,10 +83,10 @@ def shared_accesses(kernel: Kernel, only: LoweredStep | None = None) -> list[Sha
     for step in [only] if only else kernel.steps:
         if has_instructions(step.function):
             watch = _Watch(-(-step.launch.threads // WARP) * WARP)
-            execute(step.function, step.launch, zeros(step), blocks=[FIRST_BLOCK], watch=watch)
+            execute(step.function, step.launch, zeros(step), blocks=[block], watch=watch)
             found += watch.accesses()
         else:
-            found += [_count(access, step.launch) for access in accesses(step.function, _is_shared)]
+            found += [_count(access, step.launch, block) for access in accesses(step.function, _is_shared)]
     return found
 
 
@@ -98,10 +99,10 @@ def _is_shared(buffer: Any) -> bool:
     return str(buffer.scope()) in SHARED
 
 
-def _count(access: Access, launch: Launch) -> SharedAccess:
+def _count(access: Access, launch: Launch, block: Block) -> SharedAccess:
     itemsize, nbytes = access.itemsize, access.nbytes
     total = np.zeros(3, np.int64)
-    for executed in executions(access.scope, [access.index], launch, FIRST_BLOCK):
+    for executed in executions(access.scope, [access.index], launch, block):
         (elements,) = executed.values
         if nbytes <= BANK_BYTES:
             requests, wavefronts = bank_wavefronts(elements * itemsize // BANK_BYTES, executed.active)

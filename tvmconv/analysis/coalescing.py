@@ -5,10 +5,10 @@ whatever order they touch them in (CUDA C++ Best Practices Guide, "Coalesced Acc
 neighbouring float32, 32 where each lies in a sector of its own. Nsight Compute counts them as
 `l1tex__t_sectors_pipe_lsu_mem_global_op_ld` and `_st`, requests as `l1tex__t_requests_...`.
 
-Counted are the accesses that the TIR makes, in one block: the middle one of the grid, as those at its border take
-less. Arrays begin at a sector, as whatever allocates them makes them. Kernels that have GPU instructions by name are
-executed, as in `banks`; what TMA copies goes another way, without requests of threads, and is not counted here. Nor
-is what is read from constant memory or through a texture.
+Counted are the accesses that the TIR makes, in one block: by default the middle one of the grid, as those at its
+border take less. Arrays begin at a sector, as whatever allocates them makes them. Kernels that have GPU instructions by
+name are executed, as in `banks`; what TMA copies goes another way, without requests of threads, and is not counted
+here. Nor is what is read from constant memory or through a texture.
 """
 
 from __future__ import annotations
@@ -62,19 +62,20 @@ class GlobalAccess:
         return self.least / self.sectors if self.sectors else 1.0
 
 
-def global_accesses(kernel: Kernel, step: LoweredStep | None = None) -> list[GlobalAccess]:
-    """Every global access of a kernel's step, each counted over the middle block of the grid.
+def global_accesses(kernel: Kernel, step: LoweredStep | None = None, block: Block | None = None) -> list[GlobalAccess]:
+    """Every global access of a kernel's step, each counted over one block.
 
     Args:
         kernel: a built kernel, for any target.
         step: one of `kernel.steps`; the first by default.
+        block: of the grid, as (x, y, z); the one in the middle by default.
 
     Raises:
         AnalysisError: an access cannot be executed (`tvmconv.analysis.tir.executions`,
             `tvmconv.analysis.execute.execute`), or it depends on the data.
     """
     step = step or kernel.steps[0]
-    block = middle_block(step)
+    block = block or middle_block(step)
     if has_instructions(step.function):
         return _executed(step, kernel, block)
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tvmconv.compiler.lower import LoweredStep
     from tvmconv.kernel import Kernel
 
-Block = tuple[int, int, int]
-
 
 @dataclass(frozen=True)
 class Request:

@@ -20,6 +20,7 @@ COMMANDS = (
     "schedules",
     "show",
     "explain",
+    "counters",
     "run",
     "tune",
     "build",

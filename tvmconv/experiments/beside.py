@@ -1,0 +1,136 @@
+"""Counted from the code beside counted by the GPU: kernels that are built anywhere, and launched once under ncu."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tvmconv import workloads
+from tvmconv.analysis import ncu
+from tvmconv.analysis.counted import counted
+from tvmconv.compiler.program import Program
+from tvmconv.devices import Device, find
+from tvmconv.errors import AnalysisError, DeviceError
+from tvmconv.kernel import Kernel
+from tvmconv.measuring import programs
+
+METRICS = {
+    "global_load_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
+    "global_store_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
+    "global_load_requests": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
+    "global_store_requests": "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
+    "shared_load_wavefronts": "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
+    "shared_store_wavefronts": "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
+    "shared_wavefronts": "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared.sum",
+    "shared_load_wavefronts, pipe": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
+    "shared_store_wavefronts, pipe": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
+    "shared_load_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
+    "shared_store_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
+    "local_load_sectors": "l1tex__t_sectors_pipe_lsu_mem_local_op_ld.sum",
+    "occupancy_percent": "sm__maximum_warps_per_active_cycle_pct",
+    "blocks by registers": "launch__occupancy_limit_registers",
+    "blocks by shared memory": "launch__occupancy_limit_shared_mem",
+    "blocks by warps": "launch__occupancy_limit_warps",
+    "blocks by blocks": "launch__occupancy_limit_blocks",
+    "registers": "launch__registers_per_thread",
+    "warp_instructions": "smsp__inst_executed.sum",
+    "thread_fmas": "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum",
+    "dram_read_bytes": "dram__bytes_read.sum",
+    "dram_write_bytes": "dram__bytes_write.sum",
+    "l2_load_sectors": "lts__t_sectors_srcunit_tex_op_read.sum",
+    "nanoseconds": "gpu__time_duration.sum",
+}
+
+
+@dataclass(frozen=True)
+class Beside:
+    """One step of a kernel.
+
+    Attributes:
+        workload: its text.
+        schedule: its name.
+        config: the knobs' values.
+        step: its index among the kernel's.
+        counted: as `tvmconv.analysis.counted.Counted.plain`, or `error`, if it cannot be counted.
+        measured: by the names of `METRICS`.
+    """
+
+    workload: str
+    schedule: str
+    config: dict[str, Any]
+    step: int
+    counted: dict[str, Any]
+    measured: dict[str, float]
+
+
+def told_of(kernel: Kernel) -> dict[str, Any]:
+    """What goes with a program: what it computes, and what is counted of it."""
+    steps: list[dict[str, Any]] = []
+    for step in kernel.steps:
+        try:
+            steps.append(counted(kernel, step).plain())
+        except AnalysisError as error:
+            steps.append({"error": str(error)})
+    w = kernel.workload
+    return {
+        "workload": w.text,
+        "schedule": kernel.schedule.name,
+        "config": dict(kernel.config),
+        "arch": kernel.device.arch,
+        "steps": steps,
+    }
+
+
+def measured(built: Sequence[tuple[dict[str, Any], Program]], device: Device) -> list[Beside]:
+    """Launch each program once, and put what the GPU counted beside what is told of it.
+
+    Args:
+        built: programs, with what `told_of` tells of each.
+        device: an NVIDIA GPU.
+
+    Raises:
+        DeviceError: ncu is not installed or fails, or a program is of another architecture.
+    """
+    for told, _ in built:
+        if told["arch"] != device.arch:
+            raise DeviceError(f"the programs are for {told['arch']}, and {device.text} is {device.arch or device.kind}")
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "programs.zip"
+        programs.save(file, built)
+        read = list(ncu.profile([sys.executable, "-m", __name__, str(file), device.text], METRICS))
+    expected = sum(len(program.steps) for _, program in built)
+    if len(read) != expected:
+        raise DeviceError(f"ncu saw {len(read)} launches of {expected}")
+    return list(_rows(built, iter(read)))
+
+
+def _rows(built: Iterable[tuple[dict[str, Any], Program]], read: Iterator[dict[str, float]]) -> Iterator[Beside]:
+    for told, program in built:
+        for place in range(len(program.steps)):
+            yield Beside(
+                workload=told["workload"],
+                schedule=told["schedule"],
+                config=told["config"],
+                step=place,
+                counted=told["steps"][place],
+                measured=next(read),
+            )
+
+
+def launch_all(file: Path, device: Device, ready: Callable[[str], None] = lambda text: None) -> None:
+    """Launch each program of a file once, on random inputs."""
+    inputs: dict[str, Sequence[Any]] = {}
+    for told, program in programs.load(file):
+        text = told["workload"]
+        if text not in inputs:
+            inputs = {text: workloads.parse(text).inputs(seed=0)}  # of one at a time: they may be large
+        ready(text)
+        device.load(program).run(inputs[text])
+
+
+if __name__ == "__main__":
+    launch_all(Path(sys.argv[1]), find(sys.argv[2]))

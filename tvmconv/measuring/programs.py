@@ -1,0 +1,40 @@
+"""Programs in a file, each with what is known of it: JSON and machine code, nothing that could run by being read."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tvmconv.compiler.program import Program
+from tvmconv.errors import Error
+from tvmconv.measuring.wire import decode_program, encode_program
+
+TOLD, HEADER = "told", "program"
+
+
+def save(file: Path, programs: Iterable[tuple[dict[str, Any], Program]]) -> None:
+    """Write programs, each with what JSON has to say of it."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number, (told, program) in enumerate(programs):
+            header, code = encode_program(program, None)
+            archive.writestr(f"{number}.json", json.dumps({TOLD: told, HEADER: header}, ensure_ascii=False))
+            archive.writestr(f"{number}.bin", code)
+
+
+def load(file: Path) -> Iterator[tuple[dict[str, Any], Program]]:
+    """What `save` wrote, in that order.
+
+    Raises:
+        Error: the file cannot be read, or holds something else.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            for number in range(sum(name.endswith(".json") for name in archive.namelist())):
+                read = json.loads(archive.read(f"{number}.json"))
+                program, _ = decode_program(read[HEADER], archive.read(f"{number}.bin"))
+                yield dict(read[TOLD]), program
+    except (OSError, zipfile.BadZipFile, ValueError, LookupError, TypeError) as error:
+        raise Error(f"cannot read {file}: {error}") from error

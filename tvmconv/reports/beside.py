@@ -1,0 +1,80 @@
+"""Counted from the code beside counted by the GPU, as tables, and which kernels differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tvmconv.experiments.beside import Beside
+from tvmconv.reports.tables import NOTHING, Table, significant
+
+NEAR = 0.02
+FEW = 64  # sectors or wavefronts of a whole launch, of which a difference of some is no share worth a word
+COUNTS = {
+    "sectors, loads": "global_load_sectors",
+    "sectors, stores": "global_store_sectors",
+    "requests, loads": "global_load_requests",
+    "requests, stores": "global_store_requests",
+    "wavefronts, loads": "shared_load_wavefronts",
+    "wavefronts, stores": "shared_store_wavefronts",
+}
+LEGEND = (
+    "Counted over measured, of a whole launch; — where neither counts any. Sectors and requests of global memory: "
+    "`l1tex__t_sectors_pipe_lsu_mem_global_op_ld` and its like. Wavefronts of shared memory: "
+    "`smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ld` and `_st`. Occupancy: counted, and the measured one "
+    "where it differs (`sm__maximum_warps_per_active_cycle_pct`)."
+)
+
+
+def table(rows: Sequence[Beside]) -> Table:
+    """One line a step of a kernel."""
+    headers = ("workload", "schedule", *COUNTS, "occupancy")
+    return Table(headers, [_line(row) for row in rows], left=frozenset({"workload", "schedule"}))
+
+
+def summary(rows: Sequence[Beside]) -> Table:
+    """How many kernels agree, by what is counted."""
+    lines = []
+    for name, key in COUNTS.items():
+        shares = [share for row in rows if (share := ratio(row, key)) is not None]
+        near = sum(abs(share - 1) <= NEAR for share in shares)
+        lines.append((name, str(len(shares)), str(near), f"{near / len(shares):.0%}" if shares else NOTHING))
+    full = [row for row in rows if "occupancy" in row.counted and "occupancy_percent" in row.measured]
+    exact = sum(_same_occupancy(row) for row in full)
+    lines.append(("occupancy", str(len(full)), str(exact), f"{exact / len(full):.0%}" if full else NOTHING))
+    return Table(("counted", "steps", f"within {NEAR:.0%}", "share"), lines, left=frozenset({"counted"}))
+
+
+def differing(rows: Sequence[Beside]) -> Iterator[tuple[Beside, list[str]]]:
+    """The steps that differ by more than `NEAR` in a count, or in occupancy, each with what differs."""
+    for row in rows:
+        shares = {name: ratio(row, key) for name, key in COUNTS.items()}
+        names = [name for name, share in shares.items() if share is not None and abs(share - 1) > NEAR]
+        if "occupancy" in row.counted and "occupancy_percent" in row.measured and not _same_occupancy(row):
+            names.append("occupancy")
+        if names:
+            yield row, names
+
+
+def ratio(row: Beside, key: str) -> float | None:
+    """Counted over measured; None where neither counts any, or one is not known; 1 where both are a few."""
+    ours, theirs = row.counted.get("counts", {}).get(key, 0.0), row.measured.get(key)
+    if "error" in row.counted or theirs is None or not (ours or theirs):
+        return None
+    if abs(ours - theirs) <= FEW:
+        return 1.0
+    return ours / theirs if theirs else float("inf")
+
+
+def _same_occupancy(row: Beside) -> bool:
+    return abs(100 * row.counted["occupancy"] - row.measured["occupancy_percent"]) < 0.01
+
+
+def _line(row: Beside) -> tuple[str, ...]:
+    name = f"{row.schedule}, step {row.step}" if row.step else row.schedule
+    if "error" in row.counted:
+        return row.workload, name, *(NOTHING for _ in COUNTS), row.counted["error"]
+    shares = (ratio(row, key) for key in COUNTS.values())
+    full = f"{row.counted['occupancy']:.0%}"
+    if "occupancy_percent" in row.measured and not _same_occupancy(row):
+        full += f" ({row.measured['occupancy_percent']:.1f}%)"
+    return row.workload, name, *(NOTHING if share is None else significant(share) for share in shares), full
