@@ -1,5 +1,6 @@
 """Machine code as text (SASS), and what is in it: does the inner loop load 128 bits at once, does the kernel spill?"""
 
+import functools
 import re
 import shutil
 import subprocess
@@ -58,12 +59,13 @@ def instruction_counts(sass: str) -> dict[str, int]:
 def _disassembler() -> list[str]:
     """The command to which a cubin's path is to be added."""
     if nvdisasm := _wheel_nvdisasm() or shutil.which("nvdisasm"):
-        return [nvdisasm, "--print-code"]
+        return [nvdisasm, "--print-code", "--no-dataflow"]  # the text is the same, and there sooner
     if cuobjdump := shutil.which("cuobjdump"):
         return [cuobjdump, "--dump-sass"]
     raise CompileError('SASS needs nvdisasm, which is not installed; install it with: pip install "tvmconv[cuda]"')
 
 
+@functools.cache
 def _wheel_nvdisasm() -> str | None:
     """Find nvdisasm in the wheel `nvidia-cuda-nvdisasm`, or in a toolkit that CUDA_HOME names."""
     try:
