@@ -37,7 +37,7 @@ from tvmconv.errors import Error
 from tvmconv.knowledge.features import Machine
 from tvmconv.logs.lines import in_one_line
 from tvmconv.logs.record import Record
-from tvmconv.reports.tables import Table, significant
+from tvmconv.reports.tables import NOTHING, Table, significant, with_section
 from tvmconv.training import machine_of, measured
 from tvmconv.version import VERSION
 
@@ -63,6 +63,7 @@ def _run(argv: Sequence[str]) -> int:
     parser.add_argument("--configs", type=count, default=150, metavar="N", help="of each (default: %(default)s)")
     parser.add_argument("--held-configs", type=count, default=50, metavar="N", help="of those (default: %(default)s)")
     parser.add_argument("--again", type=Path, metavar="FILE", help="what an earlier run counted, in place of logs")
+    parser.add_argument("--into", type=Path, metavar="FILE", help="put the table between this page's markers, too")
     parser.add_argument("-o", dest="out", type=Path, default=Path("results"), metavar="DIR", help="where results go")
     args = parser.parse_args(argv)
     found = _again(args.again) if args.again else _counted(args)
@@ -71,16 +72,22 @@ def _run(argv: Sequence[str]) -> int:
     for point in (point for own in found["points"].values() for point in own):
         point["predicted"] = _predicted(point, machine, OVERLAP)
     fitted = {text: own for text, own in found["points"].items() if text not in found["held_out"]}
+    held = [point for text in found["held_out"] for point in found["points"][text]]
     table = _table(found["points"], found["held_out"])
     note = f"{machine.name}; {found['provenance']}"
     if fitted:
         note += f"; the overlap that fits best is {significant(_overlap(fitted, machine))}, in use is {OVERLAP}"
+    if found["held_out"]:
+        note += f"; the quartiles of measured over predicted held-out times are {_quartiles(held)}"
     print("\n".join([table.text(), note]))
     args.out.mkdir(parents=True, exist_ok=True)
     name = found["name"]
     (args.out / f"{name}.json").write_text(json.dumps(found, ensure_ascii=False) + "\n", encoding="utf-8")
     (args.out / f"{name}.md").write_text(f"# {name}\n\n{table.markdown()}\n\n{LEGEND}\n\n{note}\n", encoding="utf-8")
     _draw(found["points"], args.out / f"{name}.png")
+    if args.into:
+        page = args.into.read_text(encoding="utf-8")
+        args.into.write_text(with_section(page, name, f"{table.markdown()}\n\n{LEGEND}"), encoding="utf-8")
     return 0
 
 
@@ -160,17 +167,22 @@ def _table(points: dict[str, list[dict[str, Any]]], held: Sequence[str]) -> Tabl
         if not own:  # none can be built any more
             continue
         took, least, told = (np.array([each[name] for each in own]) for name in ("measured", "least", "predicted"))
-        quartiles = np.percentile(took / told, [25, 50, 75])
         rows.append(
             (
                 f"{text}{' (held out)' if text in held else ''}",
                 str(len(own)),
                 *(significant(value) for value in (*_agreement(took, least), *_agreement(took, told))),
-                " ".join(significant(value) for value in quartiles),
+                _quartiles(own),
             )
         )
     headers = ("workload", "configs", "least ρ", "least best", "predicted ρ", "predicted best", "measured / predicted")
     return Table(headers, rows, left=frozenset({"workload"}))
+
+
+def _quartiles(points: Sequence[dict[str, Any]]) -> str:
+    """Of measured over predicted."""
+    shares = [point["measured"] / point["predicted"] for point in points]
+    return " ".join(significant(value) for value in np.percentile(shares, [25, 50, 75])) if shares else NOTHING
 
 
 def _agreement(took: np.ndarray, told: np.ndarray) -> tuple[float, float]:

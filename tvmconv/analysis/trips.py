@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tvmconv.analysis.machine_code import Code, Instruction, Loop, instructions
 
@@ -31,8 +32,6 @@ def find_trips(code: Code, done: Mapping[str, float]) -> None:
         code: the function.
         done: by a thread, by the names above: multiplications, barriers, and bytes.
     """
-    from scipy.optimize import nnls
-
     loops: dict[int, Loop] = {}
     once: defaultdict[str, float] = defaultdict(float)
     more: defaultdict[tuple[str, int], float] = defaultdict(float)
@@ -48,9 +47,34 @@ def find_trips(code: Code, done: Mapping[str, float]) -> None:
     factors = np.array([_WEIGHTS[name] / done[name] for name in known])
     rows = np.array([[more[name, loop] for loop in loops] for name in known])
     values = np.array([done[name] - once[name] for name in known])
-    extra, _ = nnls(rows * factors[:, None], values * factors)
+    extra = nonnegative(rows * factors[:, None], values * factors).tolist()
     runs = dict(zip(loops, extra, strict=True))
     _assign(code, 1.0, runs)
+
+
+def nonnegative(rows: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The x of no negative number for which |rows x - values| is least.
+
+    C. Lawson, R. Hanson, "Solving Least Squares Problems", 1974, chapter 23; SciPy has it too, but takes a second to
+    be imported.
+    """
+    x = np.zeros(rows.shape[1])
+    free = np.zeros(len(x), bool)
+    for _ in range(3 * len(x)):
+        slope = np.where(free, 0.0, rows.T @ (values - rows @ x))
+        if slope.max(initial=0.0) <= 1e-10 * (1 + np.abs(values).sum()):
+            break
+        free[slope.argmax()] = True
+        while free.any():
+            found = np.zeros(len(x))
+            found[free] = np.linalg.lstsq(rows[:, free], values, rcond=None)[0]
+            below = free & (found <= 0)
+            if not below.any():
+                x = found
+                break
+            x += np.min(x[below] / (x[below] - found[below])) * (found - x)
+            free &= x > 1e-12
+    return x
 
 
 def _assign(code: Code, times: float, extra: Mapping[int, float]) -> None:

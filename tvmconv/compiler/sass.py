@@ -1,6 +1,5 @@
 """Machine code as text (SASS), and what is in it: does the inner loop load 128 bits at once, does the kernel spill?"""
 
-import functools
 import re
 import shutil
 import subprocess
@@ -65,7 +64,6 @@ def _disassembler() -> list[str]:
     raise CompileError('SASS needs nvdisasm, which is not installed; install it with: pip install "tvmconv[cuda]"')
 
 
-@functools.cache
 def _wheel_nvdisasm() -> str | None:
     """Find nvdisasm in the wheel `nvidia-cuda-nvdisasm`, or in a toolkit that CUDA_HOME names."""
     try:
