@@ -10,6 +10,7 @@ from tvmconv.analysis.banks import shared_accesses
 from tvmconv.analysis.bounds import Bound, bounds
 from tvmconv.analysis.coalescing import global_accesses
 from tvmconv.analysis.occupancy import Occupancy, occupancy_of, waves
+from tvmconv.analysis.predicted_time import QUARTILES, PredictedTime, predicted_time
 from tvmconv.analysis.steps import steps
 from tvmconv.compiler.lower import LoweredStep
 from tvmconv.errors import AnalysisError, CompileError
@@ -17,7 +18,7 @@ from tvmconv.gpu import WARP
 from tvmconv.kernel import Kernel
 from tvmconv.knobs import format_value
 from tvmconv.knowledge.features import Machine
-from tvmconv.reports.tables import Table, significant
+from tvmconv.reports.tables import NOTHING, Table, significant
 
 WORST = 3  # accesses that are named at the end
 
@@ -39,7 +40,7 @@ def explanation(kernel: Kernel, machine: Machine | None) -> str:
         lines += ["", kernel.titled(step, _of_step(kernel, step, machine))]
     lines += ["", _costs(kernel)]
     if machine:
-        lines += ["", _bounds(bounds(kernel, machine), machine)]
+        lines += ["", _bounds(bounds(kernel, machine), machine), "", _prediction(kernel, machine)]
     return "\n".join(lines)
 
 
@@ -65,29 +66,54 @@ def knob_steps(kernel: Kernel, machine: Machine, told: Callable[[str], None] = l
     Raises:
         AnalysisError: what a kernel does cannot be counted, or its architecture is not known.
     """
-    now = bounds(kernel, machine)
-    found = [(1.0, ("as it is", "", *_changed(kernel, now, 1.0)))]
+    predicting = _predicted(kernel, machine) is not None
+    now = _Outlook.of(kernel, machine, predicting)
+    found = [(1.0, ("as it is", "", *now.cells(1.0)))]
     for step in steps(kernel):
         told(f"{step.knob}={format_value(step.value)}")
         try:
-            then = bounds(step.kernel, machine)
-            times = then[0].seconds / now[0].seconds
-            row = (step.knob, format_value(step.value), *_changed(step.kernel, then, times))
+            then = _Outlook.of(step.kernel, machine, predicting)
         except (AnalysisError, CompileError):  # what the compiler does not take is no step
             continue
-        found.append((times, row))
+        times = then.seconds / now.seconds
+        found.append((times, (step.knob, format_value(step.value), *then.cells(times))))
     rows = [found[0][1], *(row for _, row in sorted(found[1:], key=lambda each: each[0]))]
-    headers = ("knob", "to", "bound by", "at least [µs]", "×", "occupancy", "registers", "conflicts", "sectors")
-    table = Table(headers, rows, left=frozenset({"knob", "to", "bound by"}))
+    time, of = ("predicted [µs]", "predicted") if predicting else ("at least [µs]", "least")
+    headers = ("knob", "to", "most by", time, "×", "occupancy", "registers", "conflicts", "sectors")
+    table = Table(headers, rows, left=frozenset({"knob", "to", "most by"}))
     return "\n".join(
-        ["One step of a knob (× of the least time, conflicts and sectors of the whole kernel):", table.text()]
+        [f"One step of a knob (× of the {of} time, conflicts and sectors of the whole kernel):", table.text()]
     )
 
 
-def _changed(kernel: Kernel, found: Sequence[Bound], times: float) -> tuple[str, ...]:
-    told = _quantities(kernel, None)
-    counts = (told["occupancy"], told["registers a thread"], told["bank conflicts"], told["global sectors"])
-    return (found[0].unit, significant(found[0].seconds * 1e6), significant(times), *counts)
+@dataclass(frozen=True)
+class _Outlook:
+    """What is told of a kernel beside others.
+
+    Attributes:
+        kernel: the kernel.
+        seconds: predicted, or at least, where that is not predicted.
+        most: what most of these go to.
+    """
+
+    kernel: Kernel
+    seconds: float
+    most: str
+
+    @staticmethod
+    def of(kernel: Kernel, machine: Machine, predicting: bool) -> _Outlook:
+        """Of a kernel; raises AnalysisError where that cannot be counted."""
+        if predicting:
+            time = predicted_time(kernel, machine)
+            return _Outlook(kernel, time.seconds, time.parts[0].name)
+        longest = bounds(kernel, machine)[0]
+        return _Outlook(kernel, longest.seconds, longest.unit)
+
+    def cells(self, times: float) -> tuple[str, ...]:
+        """Of a table; so many times as long as the kernel as it is."""
+        told = _quantities(self.kernel, None)
+        counts = (told["occupancy"], told["registers a thread"], told["bank conflicts"], told["global sectors"])
+        return (self.most, significant(self.seconds * 1e6), significant(times), *counts)
 
 
 def _of_step(kernel: Kernel, step: LoweredStep, machine: Machine | None) -> str:
@@ -183,6 +209,25 @@ def _bounds(found: Sequence[Bound], machine: Machine) -> str:
     return "\n".join([f"On {machine.name}, bound by {found[0].unit}:", table.text()])
 
 
+def _prediction(kernel: Kernel, machine: Machine) -> str:
+    time = _predicted(kernel, machine)
+    if time is None:
+        return "No time is predicted: what TMA and wgmma do is not counted, or there is no disassembler."
+    low, high = (significant(time.seconds * share * 1e6) for share in QUARTILES)
+    rows = [(part.name, significant(part.seconds * 1e6), part.formula) for part in time.parts if part.seconds]
+    table = Table(("part", "alone [µs]", "of"), rows, left=frozenset({"part", "of"}))
+    told = f"predicted {significant(time.seconds * 1e6)} µs (half of what was measured lay between {low} and {high}):"
+    return "\n".join([told, table.text()])
+
+
+def _predicted(kernel: Kernel, machine: Machine) -> PredictedTime | None:
+    """A kernel's predicted time; None where it cannot be told."""
+    try:
+        return predicted_time(kernel, machine)
+    except (AnalysisError, CompileError):
+        return None
+
+
 def _quantities(kernel: Kernel, machine: Machine | None) -> dict[str, str]:
     """What is compared of kernels."""
     found: dict[str, list[float]] = {}
@@ -211,4 +256,6 @@ def _quantities(kernel: Kernel, machine: Machine | None) -> dict[str, str]:
         told["bound by"] = first.unit
         for each in sorted(units, key=lambda bound: bound.unit):
             told[f"{each.unit} [µs]"] = significant(each.seconds * 1e6)
+        time = _predicted(kernel, machine)
+        told["predicted [µs]"] = significant(time.seconds * 1e6) if time else NOTHING
     return told
