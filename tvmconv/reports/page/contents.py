@@ -1,0 +1,113 @@
+"""What is on the page, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tvmconv.analysis.waterfall import Fall
+from tvmconv.errors import Error
+from tvmconv.kernel import Kernel
+from tvmconv.knowledge.features import Machine
+from tvmconv.logs.record import Record
+from tvmconv.reports.explain import comparison, explanation
+from tvmconv.reports.measured import Together
+from tvmconv.reports.page.agreement import agreement, provenance
+from tvmconv.reports.page.document import Section, document
+from tvmconv.reports.page.markup import Markup, element, folded, joined, paragraph
+from tvmconv.reports.page.results import network_results, workload_results
+from tvmconv.reports.page.roofline import roofline
+from tvmconv.reports.page.search import search
+from tvmconv.reports.page.waterfall import waterfall
+from tvmconv.reports.tables import significant
+from tvmconv.workloads import Layer, Workload
+
+
+@dataclass(frozen=True)
+class Contents:
+    """All that is shown.
+
+    Attributes:
+        name: the workload's text, or the network's name.
+        layers: what it is about; of one workload, that one.
+        place: what kernels were compiled for, in words.
+        machine: the GPU's numbers; None where they are not known.
+        groups: the times of each workload.
+        leading: the workload that is looked into: of a network, the layers that take the most time.
+        kernels: of it, the fastest first.
+        searches: of it, the records of each log with its name, in the order in which they came in.
+        way: its waterfall; empty where there is none.
+        no_way: why there is none.
+        counters: of each profiled kernel its name, what is counted, and what was measured.
+        provenance: what came from where.
+    """
+
+    name: str
+    layers: Sequence[Layer]
+    place: str
+    machine: Machine | None
+    groups: Mapping[Workload, Sequence[Together]]
+    leading: Workload
+    kernels: Sequence[Kernel]
+    searches: Sequence[tuple[str, Sequence[Record]]]
+    way: Sequence[Fall]
+    no_way: str
+    counters: Sequence[tuple[str, dict[str, float], dict[str, float]]]
+    provenance: Sequence[tuple[str, str]]
+
+
+def page(told: Contents) -> str:
+    """The file's text; the same for the same contents."""
+    alone = len(told.layers) == 1
+    results = workload_results(told.groups[told.leading]) if alone else network_results(told.layers, told.groups)
+    sections = [
+        Section("results", "Results", joined([results, roofline(told.layers, told.groups, told.machine)])),
+        Section("kernels", "The kernels, counted", _kernels(told)),
+        Section("search", "The search", _searches(told)),
+        Section("waterfall", "The knob waterfall", _waterfall(told)),
+        Section("agreement", "Beside the profiler", agreement(told.counters)),
+        Section("provenance", "Provenance", provenance(told.provenance)),
+    ]
+    return document(told.name, _lead(told), sections)
+
+
+def _lead(told: Contents) -> Markup:
+    flops = sum(layer.count * layer.workload.flops for layer in told.layers)
+    least = sum(layer.count * layer.workload.min_bytes for layer in told.layers)
+    convolutions = sum(layer.count for layer in told.layers)
+    of = "" if len(told.layers) == 1 else f"{convolutions} convolutions, {len(told.layers)} of them distinct: "
+    text = f"{of}{significant(flops / 1e9)} GFLOP, at least {significant(least / 1e6)} MB to move. {told.place}"
+    parts = [paragraph(text)]
+    if len(told.layers) > 1:
+        looked = next(layer for layer in told.layers if layer.workload == told.leading)
+        parts.append(paragraph(f"Looked into is {looked.name}, {told.leading}, {looked.count} of them."))
+    return joined(parts)
+
+
+def _kernels(told: Contents) -> Markup:
+    parts = []
+    if len(told.kernels) > 1:
+        parts.append(_text(lambda: comparison(told.kernels, told.machine)))
+    for kernel in told.kernels:
+        whole = _text(lambda kernel=kernel: explanation(kernel, told.machine))
+        parts.append(folded(f"{kernel.schedule.name} in full", whole, open_=len(told.kernels) == 1))
+    return joined(parts) if parts else paragraph("No kernel of this workload can be built here.", "soft")
+
+
+def _text(make) -> Markup:
+    try:
+        return element("pre", make(), tabindex="0")
+    except Error as error:
+        return paragraph(f"This cannot be counted: {error}")
+
+
+def _searches(told: Contents) -> Markup:
+    if not told.searches:
+        return paragraph("No log has a record of it.", "soft")
+    return joined(search(source, told.leading, records) for source, records in told.searches)
+
+
+def _waterfall(told: Contents) -> Markup:
+    if not told.way:
+        return paragraph(told.no_way, "soft")
+    return waterfall(f"{told.kernels[0].schedule.name} of {told.leading}", told.way)

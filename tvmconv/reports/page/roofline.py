@@ -1,0 +1,102 @@
+"""Section 1, the roofline: what each kernel reaches below the ceilings of the GPU (Williams, Waterman and Patterson,
+"Roofline", CACM 2009).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tvmconv.knowledge.features import TENSOR_CORES, Machine
+from tvmconv.reports.measured import Together
+from tvmconv.reports.page import svg
+from tvmconv.reports.page.markup import Markup, element, joined, paragraph
+from tvmconv.reports.tables import significant
+from tvmconv.workloads import Layer, Workload
+
+WIDTH, HEIGHT = 720, 420
+LEFT, RIGHT, TOP, BOTTOM = 62, 150, 28, 44
+LEGEND = (
+    "Across: operations for each byte that has to be moved at least; up: operations a second. The slanted ceiling is "
+    "the memory's bandwidth, the level one the multipliers'."
+)
+
+
+def roofline(layers: Sequence[Layer], groups: Mapping[Workload, Sequence[Together]], machine: Machine | None) -> Markup:
+    """Every time on the page below the ceilings of the device.
+
+    Args:
+        layers: one or several.
+        groups: the times of each; those of other devices than the machine are left out.
+        machine: the GPU; None where its numbers are not known.
+    """
+    if machine is None:
+        return paragraph("Of this architecture the ceilings are not known: there is no roofline.", "soft")
+    series: dict[str, list[tuple[Layer, float]]] = {}
+    for layer in layers:
+        for group in groups[layer.workload]:
+            if group.device in ("", machine.name):
+                for each in group.times:
+                    name = each.name if len(layers) == 1 or len(group.times) > 1 else group.source
+                    series.setdefault(f"{name}, computed" if group.computed else name, []).append((layer, each.seconds))
+    if not series:
+        return paragraph(f"None of the times is of {machine.name}, whose ceilings are known.", "soft")
+    return joined(
+        [
+            element("h3", f"Below the ceilings of {machine.name}"),
+            _legend(list(series)) if len(layers) > 1 else Markup(""),
+            _draw(layers, series, machine),
+            paragraph(LEGEND, "soft"),
+        ]
+    )
+
+
+def _legend(names: Sequence[str]) -> Markup:
+    entries = []
+    for place, name in enumerate(names):
+        icon = element("svg", svg.mark(place, 8, 8, name), viewBox="0 0 16 16", aria_hidden="true")
+        entries.append(element("li", icon, " ", name))
+    return element("ul", joined(entries), class_="legend")
+
+
+def _draw(layers: Sequence[Layer], series: Mapping[str, Sequence[tuple[Layer, float]]], machine: Machine) -> Markup:
+    peak = machine.flops * max(TENSOR_CORES.get(layer.workload.dtype, 1) for layer in layers)
+    rates = [layer.workload.flops / seconds for each in series.values() for layer, seconds in each]
+    intensities = [layer.workload.arithmetic_intensity for layer in layers]
+    ridge = peak / machine.bandwidth
+    low, high = min(*intensities, ridge) / 3, max(*intensities, ridge) * 3
+    x = svg.Scale(low, high, LEFT, WIDTH - RIGHT, log=True)
+    y = svg.Scale(min(*rates, peak) / 3 / 1e9, peak * 2 / 1e9, HEIGHT - BOTTOM, TOP, log=True)
+    start = max(low, y.low * 1e9 / machine.bandwidth)
+    roof = [(x(start), y(start * machine.bandwidth / 1e9)), (x(ridge), y(peak / 1e9)), (x(high), y(peak / 1e9))]
+    what = "float32" if peak == machine.flops else "tensor cores, about"
+    parts = [
+        svg.axes(x, y, "FLOP for each byte that has to be moved", "GFLOP/s"),
+        svg.path(roof, "roof"),
+        svg.text(x(high) + 6, y(peak / 1e9) + 4, f"{significant(peak / 1e12)} TFLOP/s"),
+        svg.text(x(high) + 6, y(peak / 1e9) + 18, what, class_="soft"),
+        svg.text(x(start) + 8, y(start * machine.bandwidth / 1e9) - 2, f"{significant(machine.bandwidth / 1e12)} TB/s"),
+    ]
+    marks: list[tuple[float, float, str]] = []
+    for place, (name, points) in enumerate(series.items()):
+        for layer, seconds in points:
+            w, rate = layer.workload, layer.workload.flops / seconds
+            share = rate / min(peak, w.arithmetic_intensity * machine.bandwidth)
+            told = f"{name}: {significant(rate / 1e9)} GFLOP/s, {share:.0%} of the ceiling"
+            title = told if len(layers) == 1 else f"{layer.name}, {told}"
+            at = x(w.arithmetic_intensity), y(rate / 1e9)
+            parts.append(svg.mark(place, *at, title))
+            marks.append((*at, f"{name} {share:.0%}"))
+    if len(layers) == 1:
+        parts.append(_labels(marks, y))
+    label = f"Roofline of {machine.name} with {len(rates)} kernels below it"
+    return svg.chart(label, WIDTH, HEIGHT, *parts)
+
+
+def _labels(marks: Sequence[tuple[float, float, str]], y: svg.Scale) -> Markup:
+    """A name and the share of the ceiling beside each mark, apart from one another."""
+    places = svg.apart([at for _, at, _ in marks], 14, TOP + 40, y.begin - 6)
+    parts = []
+    for (x, at, name), place in zip(marks, places, strict=True):
+        parts.append(svg.line(x + 6, at, x + 22, place, "leader"))
+        parts.append(svg.text(x + 25, place + 4, name))
+    return element("g", *parts, class_="lines")
