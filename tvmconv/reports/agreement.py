@@ -15,6 +15,7 @@ from tvmconv.kernel import Kernel
 from tvmconv.reports.tables import NOTHING, significant
 
 KINDS = ("load", "store")
+_COUNTERS = (("global", "sectors"), ("global", "requests"), ("shared", "wavefronts"))
 WHAT = tuple(f"{name}, {kind}s" for name in ("sectors", "requests", "wavefronts") for kind in KINDS)
 
 
@@ -46,9 +47,6 @@ def measured(metrics: Mapping[str, float]) -> dict[str, float]:
     """What a profiler counted, by `WHAT`; 0 for what it has not."""
     names = [f"{place}_{kind}_{what}" for place, what in _COUNTERS for kind in KINDS]
     return {what: float(metrics.get(name, 0)) for what, name in zip(WHAT, names, strict=True)}
-
-
-_COUNTERS = (("global", "sectors"), ("global", "requests"), ("shared", "wavefronts"))
 
 
 def share(count: float, measure: float) -> str:

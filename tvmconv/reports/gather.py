@@ -50,7 +50,7 @@ class Sources:
 
 
 @dataclass
-class _Found:
+class Found:
     """What the logs have, of one device.
 
     Attributes:
@@ -90,7 +90,7 @@ def gather(
         Error: a file cannot be read, a schedule is not there, or counters are of other workloads.
     """
     told("reading")
-    found = _read(sources, [layer.workload for layer in layers], place)
+    found = read_logs(sources.logs, [layer.workload for layer in layers], place)
     alone = len(layers) == 1
     groups = {layer.workload: _groups(layer.workload, found, sources, place, alone=alone) for layer in layers}
     leading = max(layers, key=lambda layer: layer.count * _seconds(layer.workload, groups)).workload
@@ -123,12 +123,12 @@ def gather(
     )
 
 
-def _read(sources: Sources, workloads: Sequence[Workload], place: Device) -> _Found:
+def read_logs(logs: Sequence[Path], workloads: Sequence[Workload], place: Device) -> Found:
     """The records of these workloads on the device that is nearest to the place."""
-    found = _Found()
+    found = Found()
     wanted, only = set(workloads), workloads[0] if len(workloads) == 1 else None
     everything: list[tuple[Path, Record]] = []
-    for file in sources.logs:
+    for file in logs:
         found.bad[file] = BadLines()
         everything += ((file, each) for each in read(file, found.bad[file], only) if each.workload in wanted)
     if not everything:
@@ -145,7 +145,7 @@ def _read(sources: Sources, workloads: Sequence[Workload], place: Device) -> _Fo
     return found
 
 
-def _groups(w: Workload, found: _Found, sources: Sources, place: Device, *, alone: bool) -> list[Together]:
+def _groups(w: Workload, found: Found, sources: Sources, place: Device, *, alone: bool) -> list[Together]:
     """The times of a workload; of a network's, from the log only the fastest."""
     logged = measured.of_log(sources.called, found.records.get(w, []))
     if logged and not alone:
@@ -163,16 +163,16 @@ def _seconds(w: Workload, groups: Mapping[Workload, Sequence[Together]]) -> floa
     return next((group.times[0].seconds for group in groups[w] if group.times), w.flops * 1e-15)
 
 
-def _kernels(w: Workload, found: _Found, sources: Sources, place: Device, told: Callable[[str], None]) -> list[Kernel]:
+def _kernels(w: Workload, found: Found, sources: Sources, place: Device, told: Callable[[str], None]) -> list[Kernel]:
     """The kernels to look into, the fastest first."""
     if sources.schedules:
         kernels = []
         for name in sources.schedules:
             told(f"building {name}")
-            kernels.append(_kernel(w, name, found, place))
+            kernels.append(fastest(w, name, found, place))
         return kernels
     told("building the fastest")
-    best = _kernel(w, None, found, place)
+    best = fastest(w, None, found, place)
     there = {schedule.name: schedule for schedule in library.schedules(w) if schedule.runs_on(place.kind, place.arch)}
     naive = library.naive(w)
     for name in (BESIDE, naive.name if naive else ""):
@@ -182,7 +182,7 @@ def _kernels(w: Workload, found: _Found, sources: Sources, place: Device, told: 
     return [best]
 
 
-def _kernel(w: Workload, name: str | None, found: _Found, place: Device) -> Kernel:
+def fastest(w: Workload, name: str | None, found: Found, place: Device) -> Kernel:
     """The fastest kernel that the log has, of a schedule if one is named; else that with the default knobs."""
     logged = any(record.ok and name in (None, record.schedule) for record in found.records.get(w, []))
     return build(w, name, device=place, log=found.files if logged else None)
@@ -194,16 +194,15 @@ def _way(
     """The waterfall of the first kernel, or why there is none."""
     if not machine:
         return [], "Of this architecture's GPUs no numbers are known: there is no bound to compute."
-    for kernel in kernels:
-        if not kernel.config:
-            return [], f"{kernel.schedule.name} has no knobs."
-        try:
-            known = known_times(records, kernel.schedule.name)
-            way = waterfall(kernel, machine, known, lambda knob: told(f"waterfall: {knob}"))
-        except Error as error:
-            return [], f"The way to this kernel cannot be counted: {error}"
-        return (way, "") if len(way) > 1 else ([], "The kernel has the default config.")
-    return [], "There is no kernel."
+    best = kernels[0]
+    if not best.config:
+        return [], f"{best.schedule.name} has no knobs."
+    try:
+        known = known_times(records, best.schedule.name)
+        way = waterfall(best, machine, known, lambda knob: told(f"waterfall: {knob}"))
+    except Error as error:
+        return [], f"The way to this kernel cannot be counted: {error}"
+    return (way, "") if len(way) > 1 else ([], f"The fastest is {best.schedule.name} with its default config.")
 
 
 def _counters(
@@ -227,7 +226,7 @@ def _counters(
     return rows, whence
 
 
-def _of_log(found: _Found, sources: Sources) -> list[tuple[str, str]]:
+def _of_log(found: Found, sources: Sources) -> list[tuple[str, str]]:
     """What the logs are: their records, when and by what they were made."""
     records = [record for own in found.records.values() for record in own]
     if not records:

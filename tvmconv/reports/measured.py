@@ -113,13 +113,13 @@ def of_code(workload: Workload, place: Device, machine: Machine) -> Together | N
                 times.append(Timed(schedule.name, first.seconds, f"bound by {first.unit}"))
             except Error as error:
                 failed.append((schedule.name, str(error)))
-    return Together(f"computed from the code, for {machine.name}", "", _fastest_first(times), tuple(failed))
+    return Together(f"the code, computed for {machine.name}", "", _fastest_first(times), tuple(failed))
 
 
 def of_model(workload: Workload, place: Device) -> Together | None:
     """What the model expects of a workload's most promising config; None where it knows nothing."""
     for best in promising(workload, place, 1)[:1]:
-        return Together("predicted by the model", "", (Timed(best.schedule, best.seconds),))
+        return Together("the model, which predicts", "", (Timed(best.schedule, best.seconds),))
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from tvmconv.analysis.waterfall import Fall
+from tvmconv.kernel import Kernel
 from tvmconv.knobs import Config, format_value
 from tvmconv.logs.record import Record
 from tvmconv.reports.tables import NOTHING, Table, significant
@@ -37,6 +38,12 @@ def _key(config: Config) -> tuple[tuple[str, object], ...]:
 def changed(fall: Fall) -> str:
     """What changed at a line: "tile_f=-1,1,8,2"; at the first, that nothing did."""
     return ", ".join(f"{name}={format_value(value)}" for name, value in fall.knobs) or "the default config"
+
+
+def waterfall_text(best: Kernel, way: Sequence[Fall]) -> str:
+    """The table with a heading and a legend, for a terminal."""
+    heading = f"{best.workload} by {best.schedule.name} on {best.device.text}, one knob at a time"
+    return "\n".join([heading, "", waterfall_table(way).text(), "", LEGEND])
 
 
 def waterfall_table(way: Sequence[Fall]) -> Table:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tvmconv.analysis.waterfall import Fall
@@ -56,19 +57,33 @@ class Contents:
     provenance: Sequence[tuple[str, str]]
 
 
+HINTS = {
+    "results": "The shorter the bar, the faster. Only times that were taken together are compared: a list is one run.",
+    "kernels": "What the code says, without running it: how full a kernel makes the GPU, and what its accesses cost.",
+    "search": "What was tried on the way to the fastest config, and what that tells of the knobs.",
+    "waterfall": "From the default config to the best one, a knob at a time, and what each knob buys on the way.",
+    "agreement": "What is counted from the code, and what Nsight Compute counted when the kernel ran.",
+    "provenance": "Where the numbers are from.",
+}
+
+
 def page(told: Contents) -> str:
     """The file's text; the same for the same contents."""
     alone = len(told.layers) == 1
     results = workload_results(told.groups[told.leading]) if alone else network_results(told.layers, told.groups)
     sections = [
-        Section("results", "Results", joined([results, roofline(told.layers, told.groups, told.machine)])),
-        Section("kernels", "The kernels, counted", _kernels(told)),
-        Section("search", "The search", _searches(told)),
-        Section("waterfall", "The knob waterfall", _waterfall(told)),
-        Section("agreement", "Beside the profiler", agreement(told.counters)),
-        Section("provenance", "Provenance", provenance(told.provenance)),
+        _section("results", "Results", results, roofline(told.layers, told.groups, told.machine)),
+        _section("kernels", "The kernels, counted", _kernels(told)),
+        _section("search", "The search", _searches(told)),
+        _section("waterfall", "The knob waterfall", _waterfall(told)),
+        _section("agreement", "Beside the profiler", agreement(told.counters)),
+        _section("provenance", "Provenance", provenance(told.provenance)),
     ]
     return document(told.name, _lead(told), sections)
+
+
+def _section(name: str, title: str, *body: Markup) -> Section:
+    return Section(name, title, joined([paragraph(HINTS[name], "soft"), *body]))
 
 
 def _lead(told: Contents) -> Markup:
@@ -87,14 +102,15 @@ def _lead(told: Contents) -> Markup:
 def _kernels(told: Contents) -> Markup:
     parts = []
     if len(told.kernels) > 1:
-        parts.append(_text(lambda: comparison(told.kernels, told.machine)))
+        parts.append(_text(functools.partial(comparison, told.kernels, told.machine)))
     for kernel in told.kernels:
-        whole = _text(lambda kernel=kernel: explanation(kernel, told.machine))
+        whole = _text(functools.partial(explanation, kernel, told.machine))
         parts.append(folded(f"{kernel.schedule.name} in full", whole, open_=len(told.kernels) == 1))
     return joined(parts) if parts else paragraph("No kernel of this workload can be built here.", "soft")
 
 
-def _text(make) -> Markup:
+def _text(make: Callable[[], str]) -> Markup:
+    """A page of text; where something cannot be counted, why."""
     try:
         return element("pre", make(), tabindex="0")
     except Error as error:
@@ -110,4 +126,4 @@ def _searches(told: Contents) -> Markup:
 def _waterfall(told: Contents) -> Markup:
     if not told.way:
         return paragraph(told.no_way, "soft")
-    return waterfall(f"{told.kernels[0].schedule.name} of {told.leading}", told.way)
+    return waterfall(told.way)

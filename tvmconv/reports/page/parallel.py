@@ -15,6 +15,7 @@ GAP, TOP, BOTTOM, HEIGHT = 92, 46, 20, 380  # between axes; above and below them
 CLASSES = (0.02, 0.1, 0.3, 0.6, 1.0)  # of trials, from the fastest: the least share of each colour
 LABELS = 14  # values that are named on an axis
 LONGEST = 13  # of a name on it
+LETTER = 6.6  # width of one, about
 
 
 def parallel(records: Sequence[Record]) -> Markup:
@@ -84,7 +85,7 @@ def _axis(
                 element(
                     "g",
                     element("title", f"{knob}={name}"),
-                    element("rect", x=x - 4, y=heights[value] - 9, width=GAP - 8, height=18, rx=3),
+                    element("rect", x=x + 2, y=heights[value] - 9, width=LETTER * len(short) + 6, height=18, rx=3),
                     svg.text(x + 5, heights[value] + 4, short),
                     class_="value",
                     data_axis=str(place),

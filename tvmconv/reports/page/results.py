@@ -21,13 +21,13 @@ def workload_results(groups: Sequence[Together]) -> Markup:
     """
     if not groups:
         return paragraph("There is no time of this workload, and nothing to compute one from.")
-    longest = max((each.seconds for group in groups for each in group.times), default=0.0)
+    longest = svg.full_width([each.seconds for group in groups for each in group.times])
     return joined(_group(group, longest) for group in groups)
 
 
 def _group(group: Together, longest: float) -> Markup:
     where = f"{group.source}, on {group.device}" if group.device else group.source
-    heading = element("h3", where[:1].upper() + where[1:])
+    heading = element("h3", f"From {where}")
     parts = [heading, *([paragraph(COMPUTED, "soft")] if group.computed else [])]
     if group.times:
         parts.append(_bars(group.times, longest))
@@ -53,7 +53,7 @@ def _bars(times: Sequence[Timed], longest: float) -> Markup:
                 element("td", svg.bar(0, each.seconds / longest, kind, label), class_="bar-cell"),
             )
         )
-    return _table(("", "time", "of the fastest", ""), lines)
+    return _table(("", "time", "× of the fastest", ""), lines)
 
 
 def _table(headers: Sequence[str], lines: Sequence[Markup]) -> Markup:
@@ -98,7 +98,7 @@ def _network(
     lines = [_total(found, layers, name) for name in series]
     lines += [_layer(layer, place, each, longest) for layer, place, each in shown]
     where = f"{source}, on {device}" if device else source
-    parts = [element("h3", where[:1].upper() + where[1:])]
+    parts = [element("h3", f"From {where}")]
     if not device:
         parts.append(paragraph(COMPUTED, "soft"))
     if len(found) < len(layers):

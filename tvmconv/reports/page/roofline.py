@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from tvmconv.knowledge.features import TENSOR_CORES, Machine
@@ -13,8 +14,8 @@ from tvmconv.reports.page.markup import Markup, element, joined, paragraph
 from tvmconv.reports.tables import significant
 from tvmconv.workloads import Layer, Workload
 
-WIDTH, HEIGHT = 720, 420
-LEFT, RIGHT, TOP, BOTTOM = 62, 150, 28, 44
+WIDTH, HEIGHT = 680, 400
+LEFT, RIGHT, TOP, BOTTOM = 62, 110, 28, 44
 LEGEND = (
     "Across: operations for each byte that has to be moved at least; up: operations a second. The slanted ceiling is "
     "the memory's bandwidth, the level one the multipliers'."
@@ -69,27 +70,36 @@ def _draw(layers: Sequence[Layer], series: Mapping[str, Sequence[tuple[Layer, fl
     start = max(low, y.low * 1e9 / machine.bandwidth)
     roof = [(x(start), y(start * machine.bandwidth / 1e9)), (x(ridge), y(peak / 1e9)), (x(high), y(peak / 1e9))]
     what = "float32" if peak == machine.flops else "tensor cores, about"
+    middle, bandwidth = x(_between(start, ridge)), f"{significant(machine.bandwidth / 1e12)} TB/s"
     parts = [
         svg.axes(x, y, "FLOP for each byte that has to be moved", "GFLOP/s"),
         svg.path(roof, "roof"),
         svg.text(x(high) + 6, y(peak / 1e9) + 4, f"{significant(peak / 1e12)} TFLOP/s"),
         svg.text(x(high) + 6, y(peak / 1e9) + 18, what, class_="soft"),
-        svg.text(x(start) + 8, y(start * machine.bandwidth / 1e9) - 2, f"{significant(machine.bandwidth / 1e12)} TB/s"),
+        svg.text(middle + 14, y(_between(start, ridge) * machine.bandwidth / 1e9) + 14, bandwidth),
     ]
     marks: list[tuple[float, float, str]] = []
     for place, (name, points) in enumerate(series.items()):
         for layer, seconds in points:
             w, rate = layer.workload, layer.workload.flops / seconds
             share = rate / min(peak, w.arithmetic_intensity * machine.bandwidth)
-            told = f"{name}: {significant(rate / 1e9)} GFLOP/s, {share:.0%} of the ceiling"
+            told = f"{name}: {significant(rate / 1e9)} GFLOP/s, {_percent(share)} of the ceiling"
             title = told if len(layers) == 1 else f"{layer.name}, {told}"
             at = x(w.arithmetic_intensity), y(rate / 1e9)
             parts.append(svg.mark(place, *at, title))
-            marks.append((*at, f"{name} {share:.0%}"))
+            marks.append((*at, f"{name} {_percent(share)}"))
     if len(layers) == 1:
-        parts.append(_labels(marks, y))
+        parts.append(_labels([(*at, name) for name, at in {name: (a, b) for a, b, name in marks}.items()], y))
     label = f"Roofline of {machine.name} with {len(rates)} kernels below it"
     return svg.chart(label, WIDTH, HEIGHT, *parts)
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.01 else f"{share:.1%}"
+
+
+def _between(low: float, high: float) -> float:
+    return math.sqrt(low * high)
 
 
 def _labels(marks: Sequence[tuple[float, float, str]], y: svg.Scale) -> Markup:

@@ -13,8 +13,10 @@ from tvmconv.reports.tables import Table, significant
 from tvmconv.reports.trials import FEW, failures, mattered
 from tvmconv.workloads import Workload
 
-WIDTH, HEIGHT = 720, 300
+WIDTH, HEIGHT = 600, 280
 LEFT, RIGHT, TOP, BOTTOM = 62, 16, 28, 44
+TRIALS = "trials"
+THINNED = "The log has few records of it: it may keep no more than the best of a search, as those do that are shipped."
 
 
 def search(source: str, workload: Workload, records: Sequence[Record]) -> Markup:
@@ -29,7 +31,7 @@ def search(source: str, workload: Workload, records: Sequence[Record]) -> Markup
     if not trials:
         return paragraph(f"{source[:1].upper()}{source[1:]}: no record of {workload}.")
     info = history_info(workload, traces(source, trials))
-    parts = [element("h3", info.title), _histories(info)]
+    parts = [element("h3", info.title), *([paragraph(THINNED, "soft")] if len(trials) < FEW else []), _histories(info)]
     for schedule in dict.fromkeys(record.schedule for record in trials):
         own = [record for record in trials if record.schedule == schedule]
         timed = [record for record in own if record.ok]
@@ -55,10 +57,10 @@ def _histories(info: HistoryInfo) -> Markup:
     )
     if not long:
         return legend
-    charts = [_history(info, "trials", [[float(i + 1) for i in range(len(h.best))] for h in info.histories])]
+    charts = [_history(info, TRIALS, [[float(i + 1) for i in range(len(h.best))] for h in info.histories])]
     if all(history.elapsed for history in info.histories):
         charts.append(_history(info, "seconds of tuning", [list(h.elapsed) for h in info.histories]))
-    return joined([legend, *charts])
+    return joined([legend, element("div", *charts, class_="grids")])
 
 
 def _history(info: HistoryInfo, unit: str, places: Sequence[Sequence[float]]) -> Markup:
@@ -66,7 +68,7 @@ def _history(info: HistoryInfo, unit: str, places: Sequence[Sequence[float]]) ->
     end = max(max(each) for each in places)
     first = min(min(each) for each in places)
     highest = max(history.best[-1] for history in info.histories)
-    x = svg.Scale(min(first, 1.0), end, LEFT, WIDTH - RIGHT)
+    x = svg.Scale(min(first, 1.0), end, LEFT, WIDTH - RIGHT, whole=unit == TRIALS)
     y = svg.Scale(0, highest * 1.08, HEIGHT - BOTTOM, TOP)
     parts = [svg.axes(x, y, unit, "GFLOP/s, the best so far")]
     for place, (history, at) in enumerate(zip(info.histories, places, strict=True)):

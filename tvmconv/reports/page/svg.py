@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tvmconv.reports.page.markup import Markup, element, joined, number, scrolling
 from tvmconv.reports.tables import significant
 
+ROOM = 12  # times the least value, beyond which bars are broken
 MARKS = 6  # shapes and colours that tell series apart: classes s0 to s5
 
 
@@ -22,6 +23,7 @@ class Scale:
         begin: coordinate of the least.
         end: coordinate of the greatest.
         log: whether equal ratios are equally long, not equal differences.
+        whole: whether only whole numbers are labelled.
     """
 
     low: float
@@ -29,6 +31,7 @@ class Scale:
     begin: float
     end: float
     log: bool = False
+    whole: bool = False
 
     def __call__(self, value: float) -> float:
         """The coordinate of a value; of one beyond the ends that of the end."""
@@ -39,7 +42,7 @@ class Scale:
     def ticks(self) -> list[float]:
         """Round values to label: 1, 2 and 5 times powers of ten, some six; powers alone where these are many."""
         if not self.log:
-            step = _round_step((self.high - self.low) / 5)
+            step = max(_round_step((self.high - self.low) / 5), float(self.whole))
             first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
             return [i * step for i in range(first, last + 1)]
         powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
@@ -71,6 +74,8 @@ def chart(label: str, width: float, height: float, *children: str, group: bool =
         "svg",
         *children,
         viewBox=f"0 0 {number(width)} {number(height)}",
+        width=width,
+        height=height,
         class_="chart",
         role="group" if group else "img",
         aria_label=label,
@@ -78,12 +83,33 @@ def chart(label: str, width: float, height: float, *children: str, group: bool =
     return element("figure", scrolling(drawn, label))
 
 
-def bar(begin: float, end: float, class_: str, label: str) -> Markup:
-    """A bar across a cell, from one share of its width to another."""
-    rect = element("rect", x=100 * begin, y=0, width=max(100 * (end - begin), 0.5), height=10, class_=class_)
-    return element(
-        "svg", rect, viewBox="0 0 100 10", preserveAspectRatio="none", class_="bar", role="img", aria_label=label
-    )
+def bar(begin: float, end: float, class_: str, label: str, tick: float | None = None) -> Markup:
+    """A bar across a cell, from one share of its width to another; one that is longer than the cell is broken.
+
+    Args:
+        begin: 0 at the left.
+        end: 1 at the right.
+        class_: its colour.
+        label: what it says, for who does not see it.
+        tick: a share at which a line is drawn, too.
+    """
+    rects = [
+        element("rect", x=100 * begin, y=0, width=max(100 * (min(end, 1.0) - begin), 0.5), height=10, class_=class_)
+    ]
+    if end > 1:
+        rects.append(element("path", d="M90 11L92 -1H94L92 11Z", class_="gap"))
+    if tick is not None:
+        rects.append(element("rect", x=100 * tick - 0.3, y=0, width=0.6, height=10, class_="measured"))
+    how = {"viewBox": "0 0 100 10", "preserveAspectRatio": "none", "class_": "bar", "role": "img"}
+    return element("svg", *rects, **how, aria_label=label)
+
+
+def full_width(values: Sequence[float]) -> float:
+    """What the longest bar stands for: the greatest value, unless it and others would leave no room for the rest.
+
+    Then it is `ROOM` times the least, and longer bars are broken.
+    """
+    return min(max(values), ROOM * min(values)) if values else 0.0
 
 
 def text(x: float, y: float, content: str, anchor: str | None = None, class_: str | None = None) -> Markup:

@@ -10,11 +10,10 @@ from tvmconv.reports.page.markup import Markup, element, folded, joined, paragra
 from tvmconv.reports.waterfall import LEGEND, changed, waterfall_table
 
 
-def waterfall(title: str, way: Sequence[Fall]) -> Markup:
+def waterfall(way: Sequence[Fall]) -> Markup:
     """From the default config to the best one.
 
     Args:
-        title: which kernel it is.
         way: the configs between, both ends included.
     """
     longest = max(max(fall.seconds, fall.measured or 0.0) for fall in way)
@@ -32,7 +31,11 @@ def waterfall(title: str, way: Sequence[Fall]) -> Markup:
                 element("th", changed(fall), element("span", measured, class_="soft"), scope="row"),
                 element("td", svg.microseconds(end)),
                 element("td", times),
-                element("td", svg.bar(low / longest, high / longest, kind, label), class_="bar-cell"),
+                element(
+                    "td",
+                    svg.bar(low / longest, high / longest, kind, label, fall.measured and fall.measured / longest),
+                    class_="bar-cell",
+                ),
             )
         )
     last = way[-1]
@@ -47,9 +50,8 @@ def waterfall(title: str, way: Sequence[Fall]) -> Markup:
     )
     return joined(
         [
-            element("h3", title),
             element("table", element("tbody", joined(lines)), class_="bars"),
-            paragraph(LEGEND, "soft"),
+            paragraph(f"{LEGEND} A line across a bar is what was measured.", "soft"),
             folded("In numbers: occupancy, registers, wavefronts and sectors", table(waterfall_table(way))),
         ]
     )
