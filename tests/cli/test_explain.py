@@ -83,6 +83,6 @@ def test_the_way_from_the_default_to_the_best_of_a_log(capsys):
 
 def test_the_way_to_what_was_set_changes_nothing_else(capsys):
     words = ["explain", "conv2d:1x8x8x8,8x8x3x3,s1,p1", "tiling", "--arch", "sm_90", "--waterfall"]
-    assert main([*words, "--set", "tile_rw=-1,1", "--set", "tile_rc=-1,2"]) == 0
+    assert main([*words, "--set", "tile_rw=-1,1,1", "--set", "tile_rc=-1,2,2"]) == 0
     page = capsys.readouterr().out
     assert {line.split("=")[0] for line in page.splitlines() if line.startswith("tile")} == {"tile_rw", "tile_rc"}

@@ -86,6 +86,7 @@ def test_an_architecture_whose_numbers_are_not_known(tmp_path):
         ([SMALL, "--suite", "resnet50"], "expected a workload or --suite"),
         ([SMALL, "--schedules", "tilling"], "no schedule 'tilling'"),
         ([SMALL, "--results", "{log}"], "no results of a sweep"),
+        ([SMALL, "--results", "tuning_logs/nvidia-h200/d2l.json"], f"no result of {SMALL} in d2l"),
         ([SMALL, "--counters", "{log}"], "no counters"),
         ([SMALL, "--log", "{log}"], f"no record of {SMALL} in log.jsonl"),
         ([SMALL, "--log", "{log}", "--only", "x"], "--only is for the layers of a suite"),

@@ -62,6 +62,7 @@ def contents(**changes):
         way=way,
         no_way="",
         counters=[],
+        bad=[],
         provenance=[("this page", "made by a test")],
     )
     return replace(told, **changes)

@@ -122,7 +122,10 @@ def test_keys_alone_reach_light_and_clear(fresh):
     assert "k0s0n59 k0s0n60" in lit(fresh)
 
 
-USABLE = "[...document.querySelectorAll('a[href], summary, .value, .scroll, pre[tabindex]')].filter(e => e.checkVisibility())"
+USABLE = (
+    "[...document.querySelectorAll('a[href], summary, .value, .scroll, pre[tabindex]')]"
+    ".filter(e => e.checkVisibility())"
+)
 
 
 def test_tab_comes_by_everything_that_can_be_used(whole):

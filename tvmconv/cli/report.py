@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from tvmconv.cli.options import (
     told_fallbacks,
 )
 from tvmconv.cli.progress import progress_line
-from tvmconv.errors import Error
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.logs.best import log_files
 from tvmconv.logs.shipped import shipped_logs
@@ -75,11 +75,13 @@ def run(args: argparse.Namespace) -> int:
             library.find(layers[0].workload, each)
     called = ", ".join(Path(each).name for each in args.log) if args.log else SHIPPED
     logs = log_files(args.log) if args.log else shipped_logs()
-    sources = Sources(logs, called, [Sweep.read(file) for file in args.results], args.counters, schedules)
+    sources = Sources(
+        logs, called, bool(args.log), [Sweep.read(file) for file in args.results], args.counters, schedules
+    )
     with told_fallbacks(), progress_line("report: ") as show:
         contents = gather(name, layers, place, machine_of(place), sources, _command(args), show)
-    if args.log and not contents.searches and not any(contents.groups[each.workload] for each in layers):
-        raise Error(f"no record of {name} in {called}")
+    for bad in contents.bad:
+        print(f"tvmconv: {bad}", file=sys.stderr)
     text = page(contents)
     args.out.write_text(text, encoding="utf-8", newline="\n")
     tell_place(args, place)

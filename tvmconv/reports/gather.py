@@ -37,13 +37,15 @@ class Sources:
     Attributes:
         logs: the files.
         called: what they are called on the page.
-        sweeps: comparisons.
+        asked: whether somebody named them, so that they should have something of what the page is about.
+    sweeps: comparisons, each of which should, too.
         counters: files of what a profiler counted.
         schedules: names of those to look into; None for the fastest and one beside it.
     """
 
     logs: Sequence[Path]
     called: str
+    asked: bool = False
     sweeps: Sequence[Sweep] = ()
     counters: Sequence[Path] = ()
     schedules: Sequence[str] | None = None
@@ -91,6 +93,11 @@ def gather(
     """
     told("reading")
     found = read_logs(sources.logs, [layer.workload for layer in layers], place)
+    if sources.asked and not found.records:
+        raise Error(f"no record of {name} in {sources.called}")
+    for sweep in sources.sweeps:
+        if not any(measured.of_sweep(sweep, layer.workload) for layer in layers):
+            raise Error(f"no result of {name} in {sweep.name}")
     alone = len(layers) == 1
     groups = {layer.workload: _groups(layer.workload, found, sources, place, alone=alone) for layer in layers}
     leading = max(layers, key=lambda layer: layer.count * _seconds(layer.workload, groups)).workload
@@ -114,6 +121,7 @@ def gather(
         way=way,
         no_way=no_way,
         counters=counters,
+        bad=[f"{file}: {bad}" for file, bad in found.bad.items() if bad.count],
         provenance=[
             ("this page", f"tvmconv {VERSION}, TVM {metadata.version('apache-tvm')}; {command}"),
             *_of_log(found, sources),

@@ -40,6 +40,7 @@ class Contents:
         way: its waterfall; empty where there is none.
         no_way: why there is none.
         counters: of each profiled kernel its name, what is counted, and what was measured.
+        bad: lines of logs that are no records, of each log that has some.
         provenance: what came from where.
     """
 
@@ -54,6 +55,7 @@ class Contents:
     way: Sequence[Fall]
     no_way: str
     counters: Sequence[tuple[str, dict[str, float], dict[str, float]]]
+    bad: Sequence[str]
     provenance: Sequence[tuple[str, str]]
 
 
