@@ -59,7 +59,8 @@ def test_a_network_has_a_line_a_layer_and_all_of_them(tmp_path):
     assert "4 convolutions, 2 of them distinct" in text
     assert "&lt;b&gt;first&lt;/b&gt; <span" in text
     assert "<b>first" not in text
-    assert "all layers, the fastest of each" in text
+    assert "All 4 together" not in text  # nobody measured the second layer
+    assert "Of 2 layers it has 1." in text
 
 
 def test_what_a_profiler_counted_is_beside_what_is_counted(tmp_path):

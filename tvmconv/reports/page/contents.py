@@ -16,7 +16,8 @@ from tvmconv.reports.measured import Together
 from tvmconv.reports.page.agreement import agreement, provenance
 from tvmconv.reports.page.document import Section, document
 from tvmconv.reports.page.markup import Markup, element, folded, joined, paragraph
-from tvmconv.reports.page.results import network_results, workload_results
+from tvmconv.reports.page.network import network_results
+from tvmconv.reports.page.results import workload_results
 from tvmconv.reports.page.roofline import roofline
 from tvmconv.reports.page.search import search
 from tvmconv.reports.page.waterfall import waterfall

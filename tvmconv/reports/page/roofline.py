@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from tvmconv.knowledge.features import TENSOR_CORES, Machine
 from tvmconv.reports.measured import Together
 from tvmconv.reports.page import svg
 from tvmconv.reports.page.markup import Markup, element, joined, paragraph
+from tvmconv.reports.page.network import named, series
 from tvmconv.reports.tables import significant
 from tvmconv.workloads import Layer, Workload
 
@@ -32,36 +34,53 @@ def roofline(layers: Sequence[Layer], groups: Mapping[Workload, Sequence[Togethe
     """
     if machine is None:
         return paragraph("Of this architecture the ceilings are not known: there is no roofline.", "soft")
-    series: dict[str, list[tuple[Layer, float]]] = {}
+    alone = len(layers) == 1
+    places = series(layers, groups)
+    points = []
     for layer in layers:
         for group in groups[layer.workload]:
             if group.device in ("", machine.name):
                 for each in group.times:
-                    name = each.name if len(layers) == 1 or len(group.times) > 1 else group.source
-                    series.setdefault(f"{name}, computed" if group.computed else name, []).append((layer, each.seconds))
-    if not series:
+                    name = each.name if alone else named(group, each)
+                    points.append(_Point(name, layer, each.seconds, int(each.library) if alone else places[name]))
+    if not points:
         return paragraph(f"None of the times is of {machine.name}, whose ceilings are known.", "soft")
     return joined(
         [
             element("h3", f"Below the ceilings of {machine.name}"),
-            _legend(list(series)) if len(layers) > 1 else Markup(""),
-            _draw(layers, series, machine),
+            _legend({"schedules": 0, "libraries": 1} if alone else {each.name: each.series for each in points}),
+            _draw(layers, points, machine),
             paragraph(LEGEND, "soft"),
         ]
     )
 
 
-def _legend(names: Sequence[str]) -> Markup:
+@dataclass(frozen=True)
+class _Point:
+    """A time, as it is drawn: by the mark of its series."""
+
+    name: str
+    layer: Layer
+    seconds: float
+    series: int
+
+    @property
+    def rate(self) -> float:
+        """FLOP/s."""
+        return self.layer.workload.flops / self.seconds
+
+
+def _legend(places: Mapping[str, int]) -> Markup:
     entries = []
-    for place, name in enumerate(names):
+    for name, place in places.items():
         icon = element("svg", svg.mark(place, 8, 8, name), viewBox="0 0 16 16", aria_hidden="true")
         entries.append(element("li", icon, " ", name))
     return element("ul", joined(entries), class_="legend")
 
 
-def _draw(layers: Sequence[Layer], series: Mapping[str, Sequence[tuple[Layer, float]]], machine: Machine) -> Markup:
+def _draw(layers: Sequence[Layer], points: Sequence[_Point], machine: Machine) -> Markup:
     peak = machine.flops * max(TENSOR_CORES.get(layer.workload.dtype, 1) for layer in layers)
-    rates = [layer.workload.flops / seconds for each in series.values() for layer, seconds in each]
+    rates = [each.rate for each in points]
     intensities = [layer.workload.arithmetic_intensity for layer in layers]
     ridge = peak / machine.bandwidth
     low, high = min(*intensities, ridge) / 3, max(*intensities, ridge) * 3
@@ -79,15 +98,13 @@ def _draw(layers: Sequence[Layer], series: Mapping[str, Sequence[tuple[Layer, fl
         svg.text(middle + 14, y(_between(start, ridge) * machine.bandwidth / 1e9) + 14, bandwidth),
     ]
     marks: list[tuple[float, float, str]] = []
-    for place, (name, points) in enumerate(series.items()):
-        for layer, seconds in points:
-            w, rate = layer.workload, layer.workload.flops / seconds
-            share = rate / min(peak, w.arithmetic_intensity * machine.bandwidth)
-            told = f"{name}: {significant(rate / 1e9)} GFLOP/s, {_percent(share)} of the ceiling"
-            title = told if len(layers) == 1 else f"{layer.name}, {told}"
-            at = x(w.arithmetic_intensity), y(rate / 1e9)
-            parts.append(svg.mark(place, *at, title))
-            marks.append((*at, f"{name} {_percent(share)}"))
+    for each in points:
+        intensity = each.layer.workload.arithmetic_intensity
+        share = each.rate / min(peak, intensity * machine.bandwidth)
+        told = f"{each.name}: {significant(each.rate / 1e9)} GFLOP/s, {_percent(share)} of the ceiling"
+        at = x(intensity), y(each.rate / 1e9)
+        parts.append(svg.mark(each.series, *at, told if len(layers) == 1 else f"{each.layer.name}, {told}"))
+        marks.append((*at, f"{each.name} {_percent(share)}"))
     if len(layers) == 1:
         parts.append(_labels([(*at, name) for name, at in {name: (a, b) for a, b, name in marks}.items()], y))
     label = f"Roofline of {machine.name} with {len(rates)} kernels below it"
