@@ -7,17 +7,21 @@ The counters are those that `scripts/counters.py` took on a GPU; the kernels are
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tvmconv as tc
-from tvmconv.cli.errors import Parser, guarded
-from tvmconv.reports.agreement import WHAT, counted, measured, read_counters, share
-from tvmconv.reports.tables import Table, with_section
+from tvmconv.analysis.banks import shared_accesses
+from tvmconv.analysis.coalescing import global_accesses
+from tvmconv.cli.errors import Parser, UsageError, guarded
+from tvmconv.reports.tables import NOTHING, Table, significant, with_section
 
 SECTION = "agreement"
+KINDS = ("load", "store")
 LEGEND = (
     "Counted over measured, of the whole kernel: the middle block times the number of blocks, over the counters "
     "`l1tex__t_sectors_pipe_lsu_mem_global_op_ld` and `_st`, their requests, and the wavefronts of shared memory."
@@ -37,10 +41,14 @@ def _run(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     rows = []
     for file in args.counters:
-        _, kernels = read_counters(file)
-        rows += [_row(each, args.arch) for each in kernels]
+        try:
+            told = json.loads(file.read_text(encoding="utf-8"))
+            rows += [_row(each, args.arch) for each in told["kernels"]]
+        except (OSError, ValueError, LookupError) as error:
+            raise UsageError(f"cannot read {file}: {type(error).__name__}: {error}") from error
     headers = ("workload", "schedule")
-    table = Table((*headers, *WHAT), rows, left=frozenset(headers))
+    what = [f"{name} {kind}s" for name in ("sectors,", "requests,", "wavefronts,") for kind in KINDS]
+    table = Table((*headers, *what), rows, left=frozenset(headers))
     print(table.text())
     if args.into:
         page = args.into.read_text(encoding="utf-8")
@@ -48,10 +56,26 @@ def _run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _row(profiled: Mapping[str, Any], arch: str) -> tuple[str, ...]:
-    kernel = tc.build(tc.parse(profiled["workload"]), profiled["schedule"], arch=arch, config=profiled.get("config"))
-    count, measure = counted(kernel), measured(profiled["metrics"])
-    return profiled["workload"], profiled["schedule"], *(share(count[what], measure[what]) for what in WHAT)
+def _row(measured: Mapping[str, Any], arch: str) -> tuple[str, ...]:
+    kernel = tc.build(tc.parse(measured["workload"]), measured["schedule"], arch=arch, config=measured.get("config"))
+    metrics, blocks = measured["metrics"], math.prod(kernel.launch.grid)
+    found, own = global_accesses(kernel), shared_accesses(kernel)
+    shares = [
+        *(_share(blocks * sum(a.sectors for a in found if a.kind == k), metrics[f"global_{k}_sectors"]) for k in KINDS),
+        *(
+            _share(blocks * sum(a.requests for a in found if a.kind == k), metrics[f"global_{k}_requests"])
+            for k in KINDS
+        ),
+        *(
+            _share(blocks * sum(a.wavefronts for a in own if a.kind == k), metrics[f"shared_{k}_wavefronts"])
+            for k in KINDS
+        ),
+    ]
+    return measured["workload"], measured["schedule"], *shares
+
+
+def _share(counted: float, measured: float) -> str:
+    return significant(counted / measured) if measured else NOTHING
 
 
 if __name__ == "__main__":
