@@ -64,14 +64,23 @@ def test_a_network_has_a_line_a_layer_and_all_of_them(tmp_path):
 
 
 def test_what_a_profiler_counted_is_beside_what_is_counted(tmp_path):
-    file, out = tmp_path / "x-counters.json", tmp_path / "page.html"
-    metrics = {"global_load_sectors": 100, "global_store_sectors": 64, "shared_load_wavefronts": 10}
-    kernel = {"workload": SMALL, "schedule": "tiling", "metrics": metrics}
-    file.write_text(json.dumps({"provenance": "a GPU", "kernels": [kernel]}), encoding="utf-8")
+    file, out = tmp_path / "counters.json", tmp_path / "page.html"
+    counted = {"counts": {"global_load_sectors": 500}, "limits": {}, "occupancy": 0.5, "registers": 40}
+    measured = {"global_load_sectors": 1000, "occupancy_percent": 50.0}
+    kernel = {"workload": SMALL, "schedule": "tiling", "config": {}, "step": 0, "counted": counted}
+    file.write_text(json.dumps({"name": "x", "provenance": "a GPU", "kernels": [{**kernel, "measured": measured}]}))
     words = ["report", SMALL, "--arch", "sm_90", "--schedules", "tiling", "--counters", str(file), "-o", str(out)]
     assert main(words) == 0
     text = out.read_text(encoding="utf-8")
-    assert re.search(r"sectors, loads</th><td>[\d,]+</td><td>100</td><td>[\d.]+</td>", text)
+    assert re.search(r'<td class="left">tiling</td><td>0\.500</td>', text)
+    assert "<dt>counters.json</dt><dd>a GPU</dd>" in text
+
+
+def test_counters_of_the_script_are_counted_anew(tmp_path):
+    out = tmp_path / "page.html"
+    words = ["report", "filter1d:67108864,k5", "--arch", "sm_90", "--schedules", "basic", "-o", str(out)]
+    assert main([*words, "--counters", "tuning_logs/nvidia-h200/filter1d-counters.json"]) == 0
+    assert re.search(r'<td class="left">caching</td><td>1\.00</td>', out.read_text(encoding="utf-8"))
 
 
 def test_an_architecture_whose_numbers_are_not_known(tmp_path):
@@ -88,7 +97,7 @@ def test_an_architecture_whose_numbers_are_not_known(tmp_path):
         ([SMALL, "--schedules", "tilling"], "no schedule 'tilling'"),
         ([SMALL, "--results", "{log}"], "no results of a sweep"),
         ([SMALL, "--results", "tuning_logs/nvidia-h200/d2l.json"], f"no result of {SMALL} in d2l"),
-        ([SMALL, "--counters", "{log}"], "no counters"),
+        ([SMALL, "--counters", "{log}"], "no such readings"),
         ([SMALL, "--log", "{log}"], f"no record of {SMALL} in log.jsonl"),
         ([SMALL, "--log", "{log}", "--only", "x"], "--only is for the layers of a suite"),
         ([SMALL, "--device", "opencl:0"], "opencl:0 is none, try --arch"),

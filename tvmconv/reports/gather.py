@@ -9,9 +9,13 @@ from importlib import metadata
 from pathlib import Path
 
 from tvmconv import library
+from tvmconv.analysis.counted import counted
 from tvmconv.analysis.waterfall import Fall, waterfall
 from tvmconv.devices import Device
 from tvmconv.errors import Error
+from tvmconv.experiments.beside import Beside
+from tvmconv.experiments.counters import Counters
+from tvmconv.experiments.readings import Readings
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.kernel import Kernel, build_on
 from tvmconv.knowledge.features import Machine
@@ -20,7 +24,7 @@ from tvmconv.logs.build import build
 from tvmconv.logs.lines import BadLines
 from tvmconv.logs.log import read
 from tvmconv.logs.record import Record
-from tvmconv.reports import agreement, measured
+from tvmconv.reports import measured
 from tvmconv.reports.measured import Together
 from tvmconv.reports.page.contents import Contents
 from tvmconv.reports.waterfall import known_times
@@ -215,23 +219,37 @@ def _way(
 
 def _counters(
     layers: Sequence[Layer], files: Sequence[Path], place: Device, told: Callable[[str], None]
-) -> tuple[list[tuple[str, dict[str, float], dict[str, float]]], list[tuple[str, str]]]:
-    """What was profiled of the workloads, counted anew; and the provenance of each file."""
+) -> tuple[list[Beside], list[tuple[str, str]]]:
+    """What was profiled of the workloads beside what is counted; and the provenance of each file."""
     rows, whence = [], []
     there = {layer.workload.text: layer.workload for layer in layers}
     for file in files:
-        provenance, kernels = agreement.read_counters(file)
-        whence.append((file.name, provenance))
-        own = [each for each in kernels if each["workload"] in there]
+        readings = _readings(file, there, place, told)
+        whence.append((file.name, readings.provenance))
+        own = [each for each in readings.kernels if each.workload in there]
         if not own:
             raise Error(f"{file}: no counters of {', '.join(there) if len(there) == 1 else 'any of these layers'}")
-        for each in own:
-            w, name = there[each["workload"]], str(each["schedule"])
-            told(f"counting {name}")
-            kernel = build_on(w, library.find(w, name), place, each.get("config"))
-            title = f"{name} of {w}" if len(there) > 1 else name
-            rows.append((title, agreement.counted(kernel), agreement.measured(each["metrics"])))
+        rows += own
     return rows, whence
+
+
+def _readings(
+    file: Path, there: Mapping[str, Workload], place: Device, told: Callable[[str], None]
+) -> Readings[Beside]:
+    """A file of `tvmconv counters`, or one of scripts/counters.py, whose kernels are counted here."""
+    try:
+        return Readings.read(file, Beside)
+    except Error:
+        read = Readings.read(file, Counters)
+    rows = []
+    for each in read.kernels:
+        if each.workload in there:
+            told(f"counting {each.schedule}")
+            w = there[each.workload]
+            kernel = build_on(w, library.find(w, each.schedule), place, None)
+            found = counted(kernel, kernel.steps[0]).plain()
+            rows.append(Beside(each.workload, each.schedule, dict(kernel.config), 0, found, dict(each.metrics)))
+    return Readings(read.name, read.provenance, rows)
 
 
 def _of_log(found: Found, sources: Sources) -> list[tuple[str, str]]:

@@ -4,29 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tvmconv.reports.agreement import WHAT, share
+from tvmconv.experiments.beside import Beside
+from tvmconv.reports import beside
 from tvmconv.reports.page.markup import Markup, element, joined, paragraph, table
-from tvmconv.reports.tables import Table
 
 
-def agreement(rows: Sequence[tuple[str, dict[str, float], dict[str, float]]]) -> Markup:
-    """A table for each kernel that was profiled.
+def agreement(rows: Sequence[Beside]) -> Markup:
+    """A line for each step of a kernel that was profiled.
 
     Args:
-        rows: of each its name, what is counted of its code, and what was measured, both by `WHAT`.
+        rows: of the workloads that the page is about.
     """
     if not rows:
-        return paragraph("No counters were given; --counters FILE takes those of scripts/counters.py.", "soft")
-    told = []
-    headers = ("of the whole kernel", "counted", "measured", "counted / measured")
-    for name, counted, measured in rows:
-        lines = [
-            (what, f"{counted[what]:,.0f}", f"{measured[what]:,.0f}", share(counted[what], measured[what]))
-            for what in WHAT
-            if counted[what] or measured[what]
-        ]
-        told.append(table(Table(headers, lines, frozenset(headers[:1])), name))
-    return joined(told)
+        return paragraph("No counters were given; --counters FILE takes what tvmconv counters writes.", "soft")
+    return joined([table(beside.table(rows), "Counted over measured"), paragraph(beside.LEGEND, "soft")])
 
 
 def provenance(lines: Sequence[tuple[str, str]]) -> Markup:

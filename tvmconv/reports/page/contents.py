@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tvmconv.analysis.waterfall import Fall
 from tvmconv.errors import Error
+from tvmconv.experiments.beside import Beside
 from tvmconv.kernel import Kernel
 from tvmconv.knowledge.features import Machine
 from tvmconv.logs.record import Record
@@ -16,10 +17,14 @@ from tvmconv.reports.measured import Together
 from tvmconv.reports.page.agreement import agreement, provenance
 from tvmconv.reports.page.document import Section, document
 from tvmconv.reports.page.markup import Markup, element, folded, joined, paragraph
+from tvmconv.reports.page.memory import LEGEND as MEMORY_LEGEND
+from tvmconv.reports.page.memory import memory
 from tvmconv.reports.page.network import network_results
 from tvmconv.reports.page.results import workload_results
 from tvmconv.reports.page.roofline import roofline
 from tvmconv.reports.page.search import search
+from tvmconv.reports.page.tiles import LEGEND as TILES_LEGEND
+from tvmconv.reports.page.tiles import tiles
 from tvmconv.reports.page.waterfall import waterfall
 from tvmconv.reports.tables import significant
 from tvmconv.workloads import Layer, Workload
@@ -40,7 +45,7 @@ class Contents:
         searches: of it, the records of each log with its name, in the order in which they came in.
         way: its waterfall; empty where there is none.
         no_way: why there is none.
-        counters: of each profiled kernel its name, what is counted, and what was measured.
+        counters: what was profiled, beside what is counted.
         bad: lines of logs that are no records, of each log that has some.
         provenance: what came from where.
     """
@@ -55,7 +60,7 @@ class Contents:
     searches: Sequence[tuple[str, Sequence[Record]]]
     way: Sequence[Fall]
     no_way: str
-    counters: Sequence[tuple[str, dict[str, float], dict[str, float]]]
+    counters: Sequence[Beside]
     bad: Sequence[str]
     provenance: Sequence[tuple[str, str]]
 
@@ -63,6 +68,7 @@ class Contents:
 HINTS = {
     "results": "The shorter the bar, the faster. Only times that were taken together are compared: a list is one run.",
     "kernels": "What the code says, without running it: how full a kernel makes the GPU, and what its accesses cost.",
+    "memory": "Which outputs a block, a warp and a thread compute, and where the bytes lie that a warp asks for.",
     "search": "What was tried on the way to the fastest config, and what that tells of the knobs.",
     "waterfall": "From the default config to the best one, a knob at a time, and what each knob buys on the way.",
     "agreement": "What is counted from the code, and what Nsight Compute counted when the kernel ran.",
@@ -77,6 +83,7 @@ def page(told: Contents) -> str:
     sections = [
         _section("results", "Results", results, roofline(told.layers, told.groups, told.machine)),
         _section("kernels", "The kernels, counted", _kernels(told)),
+        _section("memory", "Memory and tiles", _memory(told.kernels)),
         _section("search", "The search", _searches(told)),
         _section("waterfall", "The knob waterfall", _waterfall(told)),
         _section("agreement", "Beside the profiler", agreement(told.counters)),
@@ -110,6 +117,16 @@ def _kernels(told: Contents) -> Markup:
         whole = _text(functools.partial(explanation, kernel, told.machine))
         parts.append(folded(f"{kernel.schedule.name} in full", whole, open_=len(told.kernels) == 1))
     return joined(parts) if parts else paragraph("No kernel of this workload can be built here.", "soft")
+
+
+def _memory(kernels: Sequence[Kernel]) -> Markup:
+    """The pictures of each kernel, side by side where there is room."""
+    parts = [
+        element("div", element("h3", kernel.schedule.name), tiles(kernel), memory(kernel, number))
+        for number, kernel in enumerate(kernels)
+    ]
+    told = [paragraph(legend, "soft") for legend in (TILES_LEGEND, MEMORY_LEGEND)]
+    return joined([*told, element("div", *parts, class_="columns")])
 
 
 def _text(make: Callable[[], str]) -> Markup:

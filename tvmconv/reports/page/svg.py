@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from tvmconv.reports.page.markup import Markup, element, joined, number, scrolling
 from tvmconv.reports.tables import significant
 
+SHRINK = 0.75  # of its width, down to which a chart goes on a narrow screen; in steps of 100: classes w1 to w16
+WIDEST = 16
 ROOM = 12  # times the least value, beyond which bars are broken
 MARKS = 6  # shapes and colours that tell series apart: classes s0 to s5
 
@@ -76,7 +78,7 @@ def chart(label: str, width: float, height: float, *children: str, group: bool =
         viewBox=f"0 0 {number(width)} {number(height)}",
         width=width,
         height=height,
-        class_="chart",
+        class_=f"chart w{min(int(width * SHRINK / 100), WIDEST)}",
         role="group" if group else "img",
         aria_label=label,
     )
