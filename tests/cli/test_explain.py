@@ -84,3 +84,21 @@ def test_a_mistake_is_one_line(words, line, capsys):
     told = capsys.readouterr()
     assert line in told.err
     assert not told.out
+
+
+def test_the_way_from_the_default_to_the_best_of_a_log(capsys):
+    """Each line changes a knob, and the last one is the config that was measured."""
+    words = ["explain", "conv2d:1x64x56x56,64x64x3x3,s1,p1", "direct", "--arch", "sm_90", "--waterfall"]
+    assert main(words) == 0
+    page = capsys.readouterr().out
+    lines = page.partition("sectors\n")[2].partition("\n\n")[0].splitlines()
+    assert lines[0].startswith("the default config")
+    assert all("=" in line.split()[0] for line in lines[1:])
+    assert re.search(r"shared memory +10\.\d ", lines[-1])
+
+
+def test_the_way_to_what_was_set_changes_nothing_else(capsys):
+    words = ["explain", "conv2d:1x8x8x8,8x8x3x3,s1,p1", "tiling", "--arch", "sm_90", "--waterfall"]
+    assert main([*words, "--set", "tile_rw=-1,1,1", "--set", "tile_rc=-1,2,2"]) == 0
+    page = capsys.readouterr().out
+    assert {line.split("=")[0] for line in page.splitlines() if line.startswith("tile")} == {"tile_rw", "tile_rc"}

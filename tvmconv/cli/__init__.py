@@ -20,6 +20,7 @@ COMMANDS = (
     "schedules",
     "show",
     "explain",
+    "report",
     "counters",
     "run",
     "tune",

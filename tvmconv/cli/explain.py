@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from tvmconv import devices, kernel, library, workloads
 from tvmconv.cli.errors import UsageError
-from tvmconv.cli.options import EXAMPLE, add_place, add_set, find_place, tell_place
+from tvmconv.cli.options import EXAMPLE, add_place, add_set, find_place, tell_place, told_fallbacks
 from tvmconv.cli.progress import progress_line
 from tvmconv.knowledge.features import Machine
+from tvmconv.logs.best import log_files
+from tvmconv.logs.shipped import shipped_logs
 
 if TYPE_CHECKING:
     from tvmconv.devices import Device
+    from tvmconv.workloads import Workload
 
 
 def add_parser(commands: Any) -> None:
@@ -26,6 +29,15 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("workload", metavar="WORKLOAD", help=f"such as {EXAMPLE}")
     parser.add_argument("schedules", metavar="SCHEDULE", nargs="+", help="such as vthread; several to compare them")
     parser.add_argument("--steps", action="store_true", help="of one schedule: what one step of each knob would change")
+    parser.add_argument(
+        "--waterfall", action="store_true", help="of one schedule: what each knob buys, from the default to the best"
+    )
+    parser.add_argument(
+        "--log",
+        metavar="F",
+        action="append",
+        help="for --waterfall: where the best is found (default: the logs that come with tvmconv)",
+    )
     add_place(parser)
     add_set(parser)
     parser.set_defaults(run=run)
@@ -40,8 +52,17 @@ def run(args: argparse.Namespace) -> int:
     if device.arch is None:
         raise UsageError(f"what is counted is of NVIDIA's architectures: {device.text} is none, try --arch")
     machine = machine_of(device)
-    if args.steps and (len(args.schedules) > 1 or machine is None):
-        raise UsageError("--steps is for one schedule, on a GPU whose numbers are known")
+    for option in ("steps", "waterfall"):
+        if getattr(args, option) and (len(args.schedules) > 1 or machine is None):
+            raise UsageError(f"--{option} is for one schedule, on a GPU whose numbers are known")
+    if args.log and not args.waterfall:
+        raise UsageError("--log is for --waterfall")
+    if args.waterfall and args.steps:
+        raise UsageError("--steps and --waterfall are two pages: ask for one of them")
+    if args.waterfall and machine:
+        _print_waterfall(args, workload, device, machine)
+        tell_place(args, device)
+        return 0
     schedules = [library.find(workload, name) for name in args.schedules]
     built = [kernel.build(workload, each, device=device, config=dict(args.set)) for each in schedules]
     print(explanation(built[0], machine) if len(built) == 1 else comparison(built, machine))
@@ -51,6 +72,24 @@ def run(args: argparse.Namespace) -> int:
         print(f"\n{table}")
     tell_place(args, device)
     return 0
+
+
+def _print_waterfall(args: argparse.Namespace, workload: Workload, device: Device, machine: Machine) -> None:
+    """Print the way from the default config to what `--set` says, or else to the log's fastest."""
+    from tvmconv.analysis.waterfall import waterfall
+    from tvmconv.reports.gather import fastest, read_logs
+    from tvmconv.reports.waterfall import known_times, waterfall_text
+
+    schedule = library.find(workload, args.schedules[0])
+    found = read_logs(log_files(args.log) if args.log else shipped_logs(), [workload], device)
+    with told_fallbacks(), progress_line("explain: ") as show:
+        if args.set:
+            best = kernel.build(workload, schedule, device=device, config=dict(args.set))
+        else:
+            best = fastest(workload, schedule.name, found, device)
+        known = known_times(found.records.get(workload, []), schedule.name)
+        way = waterfall(best, machine, known, show)
+    print(waterfall_text(best, way))
 
 
 def machine_of(device: Device) -> Machine | None:

@@ -1,0 +1,120 @@
+"""`tvmconv report`: the page of a workload, and of a network."""
+
+import json
+import re
+
+import pytest
+
+from tvmconv.cli import main
+
+SHIPPED = "conv2d:1x64x56x56,64x64x3x3,s1,p1"  # the shipped logs have it
+SMALL = "conv2d:1x8x8x8,8x8x3x3,s1,p1"  # and not this
+LIMIT = 1_500_000  # bytes
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory):
+    out = tmp_path_factory.mktemp("report") / "page.html"
+    assert main(["report", SHIPPED, "--arch", "sm_90", "-o", str(out)]) == 0
+    return out
+
+
+def test_a_page_of_what_the_shipped_logs_have(shipped):
+    text = shipped.read_text(encoding="utf-8")
+    assert "From the logs that come with tvmconv, on NVIDIA H200" in text
+    assert re.search(r'<th scope="row">direct .*?</th><td>10\.\d µs</td>', text)
+    assert "Below the ceilings of NVIDIA H200" in text
+    assert "the default config" in text
+    assert "conflict_free in full" in text
+    assert re.search(r"resnet50\.jsonl: \d+ records on NVIDIA H200; 2026-11-\d\d; ", text)
+
+
+def test_a_page_is_small(shipped):
+    assert shipped.stat().st_size < LIMIT
+
+
+def test_the_same_page_wherever_it_is_written(shipped, tmp_path):
+    again = tmp_path / "again.html"
+    assert main(["report", SHIPPED, "--arch", "sm_90", "-o", str(again)]) == 0
+    assert again.read_bytes() == shipped.read_bytes()
+
+
+def test_without_a_time_bounds_are_shown_and_said_to_be_computed(tmp_path, capsys):
+    out = tmp_path / "page.html"
+    assert main(["report", SMALL, "--arch", "sm_90", "--schedules", "tiling,vthread", "-o", str(out)]) == 0
+    assert capsys.readouterr().out.startswith(str(out))
+    text = out.read_text(encoding="utf-8")
+    assert "no time that a kernel took" in text
+    assert "From the code, computed for NVIDIA H200" in text
+    assert "vthread in full" in text
+
+
+def test_a_network_has_a_line_a_layer_and_all_of_them(tmp_path):
+    suite, out = tmp_path / "net.json", tmp_path / "page.html"
+    layers = [{"name": "<b>first</b>", "text": SHIPPED, "count": 3}, {"name": "last", "text": SMALL}]
+    suite.write_text(json.dumps(layers), encoding="utf-8")
+    words = ["report", "--suite", str(suite), "--arch", "sm_90", "--schedules", "tiling", "-o", str(out)]
+    assert main(words) == 0
+    text = out.read_text(encoding="utf-8")
+    assert "4 convolutions, 2 of them distinct" in text
+    assert "&lt;b&gt;first&lt;/b&gt; <span" in text
+    assert "<b>first" not in text
+    assert "All 4 together" not in text  # nobody measured the second layer
+    assert "Of 2 layers it has 1." in text
+
+
+def test_what_a_profiler_counted_is_beside_what_is_counted(tmp_path):
+    file, out = tmp_path / "counters.json", tmp_path / "page.html"
+    counted = {"counts": {"global_load_sectors": 500}, "limits": {}, "occupancy": 0.5, "registers": 40}
+    measured = {"global_load_sectors": 1000, "occupancy_percent": 50.0}
+    kernel = {"workload": SMALL, "schedule": "tiling", "config": {}, "step": 0, "counted": counted}
+    file.write_text(json.dumps({"name": "x", "provenance": "a GPU", "kernels": [{**kernel, "measured": measured}]}))
+    words = ["report", SMALL, "--arch", "sm_90", "--schedules", "tiling", "--counters", str(file), "-o", str(out)]
+    assert main(words) == 0
+    text = out.read_text(encoding="utf-8")
+    assert re.search(r'<td class="left">tiling</td><td>0\.500</td>', text)
+    assert "<dt>counters.json</dt><dd>a GPU</dd>" in text
+
+
+def test_counters_of_the_script_are_counted_anew(tmp_path):
+    out = tmp_path / "page.html"
+    words = ["report", "filter1d:67108864,k5", "--arch", "sm_90", "--schedules", "basic", "-o", str(out)]
+    assert main([*words, "--counters", "tuning_logs/nvidia-h200/filter1d-counters.json"]) == 0
+    assert re.search(r'<td class="left">caching</td><td>1\.00</td>', out.read_text(encoding="utf-8"))
+
+
+def test_an_architecture_whose_numbers_are_not_known(tmp_path):
+    out = tmp_path / "page.html"
+    assert main(["report", SMALL, "--arch", "sm_80", "--schedules", "tiling", "-o", str(out)]) == 0
+    assert "there is no roofline" in out.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "expected a workload or --suite"),
+        ([SMALL, "--suite", "resnet50"], "expected a workload or --suite"),
+        ([SMALL, "--schedules", "tilling"], "no schedule 'tilling'"),
+        ([SMALL, "--results", "{log}"], "no results of a sweep"),
+        ([SMALL, "--results", "tuning_logs/nvidia-h200/d2l.json"], f"no result of {SMALL} in d2l"),
+        ([SMALL, "--counters", "{log}"], "no such readings"),
+        ([SMALL, "--log", "{log}"], f"no record of {SMALL} in log.jsonl"),
+        ([SMALL, "--log", "{log}", "--only", "x"], "--only is for the layers of a suite"),
+        ([SMALL, "--device", "opencl:0"], "opencl:0 is none, try --arch"),
+    ],
+)
+def test_a_mistake_is_one_line(words, line, tmp_path, capsys):
+    log, out = tmp_path / "log.jsonl", tmp_path / "page.html"
+    log.write_text("no record\n", encoding="utf-8")
+    words = [str(log) if word == "{log}" else word for word in words]
+    assert main(["report", *words, "-o", str(out)]) == 2
+    told = capsys.readouterr()
+    assert line in told.err
+    assert told.err.count("\n") == 1
+    assert not told.out
+    assert not out.exists()
+
+
+def test_a_folder_that_is_not_there(tmp_path, capsys):
+    assert main(["report", SMALL, "-o", str(tmp_path / "no" / "page.html")]) == 2
+    assert "there is no folder" in capsys.readouterr().err

@@ -1,0 +1,155 @@
+"""The page of `tvmconv report`: one file that asks for nothing, the same for the same contents, and safe."""
+
+import base64
+import hashlib
+import itertools
+import re
+from html.parser import HTMLParser
+
+import pytest
+from pages import contents, failed, hostile_page, record
+
+from tvmconv.reports.measured import dates, of_log
+from tvmconv.reports.page.contents import page
+from tvmconv.reports.page.markup import element, escaped, number
+from tvmconv.reports.page.svg import Scale, apart, full_width
+from tvmconv.reports.trials import failures, mattered, standing_for_all
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and the texts in them."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found = []
+        self.texts = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def test_same_contents_same_bytes():
+    assert page(contents()) == page(contents())
+
+
+def test_policy_allows_the_script_and_the_style_of_the_page_and_nothing_else():
+    text = page(contents())
+    policy = next(attrs["content"] for tag, attrs in Elements(text).found if tag == "meta" and "http-equiv" in attrs)
+    for tag, name in (("script", "script-src"), ("style", "style-src")):
+        (inner,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode()
+        assert f"{name} 'sha256-{digest}';" in policy
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+
+
+def test_nothing_is_loaded_and_nothing_styled_in_attributes():
+    for tag, attrs in Elements(page(contents())).found:
+        assert tag not in {"link", "img", "iframe", "object", "use", "image", "base"}
+        assert "style" not in attrs
+        assert not any(name.startswith("on") or name == "src" for name in attrs)
+        assert attrs.get("href", "#").startswith("#")
+
+
+def test_hostile_text_is_text():
+    shown = Elements(hostile_page())
+    assert [tag for tag, _ in shown.found].count("script") == 1
+    assert not any(tag == "img" or any(name.startswith("on") for name in attrs) for tag, attrs in shown.found)
+    assert "<script>window.pwned = 1</script>" in "".join(shown.texts)
+
+
+def test_hostile_text_can_be_written_as_utf_8():
+    assert hostile_page().encode("utf-8")
+
+
+def test_ids_are_there_once_and_what_is_named_by_them_is_there():
+    found = Elements(page(contents())).found
+    ids = [attrs["id"] for _, attrs in found if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    links = {attrs["href"][1:] for _, attrs in found if "href" in attrs}
+    labels = {attrs["aria-labelledby"] for _, attrs in found if "aria-labelledby" in attrs}
+    assert links | labels <= set(ids)
+
+
+def test_each_picture_says_what_it_shows():
+    for tag, attrs in Elements(page(contents())).found:
+        if tag == "svg":
+            assert attrs.get("aria-label") or attrs.get("aria-hidden") == "true"
+
+
+def test_numbers_are_brief():
+    assert [number(each) for each in (12.0, 0.5, 1 / 3, -0.001)] == ["12", "0.5", "0.33", "0"]
+
+
+def test_attributes_are_escaped_and_may_be_absent():
+    assert element("p", "a < b", title='"', hidden=True, lang=None) == '<p title="&quot;" hidden>a &lt; b</p>'
+
+
+def test_what_is_no_text_is_replaced():
+    assert escaped("a\x00b\ud800") == "a�b�"
+
+
+@pytest.mark.parametrize(
+    ("scale", "ticks"),
+    [
+        (Scale(0, 10, 0, 100), [0, 2, 4, 6, 8, 10]),
+        (Scale(1, 3, 0, 100, whole=True), [1, 2, 3]),
+        (Scale(5, 300, 0, 100, log=True), [5, 10, 20, 50, 100, 200]),
+        (Scale(1, 1e6, 0, 100, log=True), [1, 10, 100, 1e3, 1e4, 1e5, 1e6]),
+    ],
+)
+def test_ticks_are_round(scale, ticks):
+    assert scale.ticks() == pytest.approx(ticks)
+
+
+def test_labels_do_not_cover_one_another():
+    places = apart([10, 11, 12, 95], 10, 0, 100)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(places)]
+    assert min(gaps) >= 10
+    assert max(places) <= 100
+
+
+def test_a_bar_that_would_leave_no_room_is_broken():
+    assert full_width([1.0, 2.0, 300.0]) == 12.0
+    assert full_width([1.0, 2.0]) == 2.0
+
+
+def test_a_knob_that_decides_explains_all_and_one_that_does_not_nothing():
+    records = [record(1e-5 * (1 + i % 2), config={"decides": i % 2, "idle": i // 2 % 3}) for i in range(36)]
+    decides, idle = mattered(records)
+    assert (decides.knob, decides.share) == ("decides", pytest.approx(1))
+    assert idle.share == pytest.approx(0)
+
+
+def test_few_trials_say_nothing_of_a_knob():
+    assert mattered([record(1e-5 * (1 + i), i) for i in range(9)]) == []
+
+
+def test_failures_by_kind_have_the_first_message():
+    (found,) = failures([record(1e-5), failed("first"), failed("second")])
+    assert (found.kind, found.count, found.message) == ("compile device", 2, "first")
+
+
+def test_trials_that_stand_for_all_hold_the_fastest_and_some_of_the_others():
+    shown = standing_for_all([record(1e-6 * i, i) for i in range(1000, 0, -1)], 30)
+    costs = [round(each.cost * 1e6) for each in shown]
+    assert len(costs) == 30
+    assert costs[:10] == list(range(1, 11))
+    assert costs[-1] > 900
+
+
+def test_the_last_timings_of_a_search_count_for_more_than_its_trials():
+    group = of_log("a log", [record(1e-5), record(2e-5, final=True)])
+    assert [each.seconds for each in group.times] == [2e-5]
+
+
+def test_a_log_without_times_has_no_bars():
+    assert of_log("a log", [failed("no")]) is None
+
+
+def test_dates_are_those_of_the_records():
+    assert dates([record(1e-5, timestamp=0.0), record(1e-5, timestamp=86400.0 * 365)]) == "1971-01-01"

@@ -1,0 +1,159 @@
+"""The page in Chromium: it asks for nothing, breaks no policy, and everything can be reached with the keyboard."""
+
+import pytest
+from pages import browser_missing, contents, hostile_page, linked_page, opened, page, requests, write
+
+pytestmark = pytest.mark.skipif(bool(browser_missing()), reason=browser_missing() or "there is a browser")
+
+
+@pytest.fixture(scope="module")
+def linked(tmp_path_factory):
+    path = write(tmp_path_factory.mktemp("pages") / "linked.html", linked_page())
+    with opened(path) as driver:
+        yield driver
+
+
+@pytest.fixture
+def fresh(linked):
+    linked.refresh()
+    return linked
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    with opened(write(tmp_path_factory.mktemp("pages") / "whole.html")) as driver:
+        yield driver
+
+
+def lit(driver):
+    return driver.execute_script("return [...document.querySelectorAll('.lit')].map(e => e.dataset.groups)")
+
+
+def press(driver, *names):
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    for name in names:
+        ActionChains(driver).send_keys(getattr(Keys, name)).perform()
+
+
+def focused(driver):
+    return driver.execute_script("return document.activeElement.dataset.groups || document.activeElement.className")
+
+
+def test_no_request_leaves_and_nothing_is_reported(whole):
+    assert {address.partition(":")[0] for address in requests(whole)} <= {"file", "data"}
+    assert whole.get_log("browser") == []
+    assert not whole.execute_script("return window.violations")
+
+
+def test_a_hostile_name_does_nothing(tmp_path):
+    with opened(write(tmp_path / "hostile.html", hostile_page())) as driver:
+        assert driver.execute_script("return [window.pwned, document.images.length, document.scripts.length]") == [
+            None,
+            0,
+            1,
+        ]
+        assert "<script>window.pwned = 1</script>" in driver.execute_script("return document.body.innerText")
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_narrow_screen_does_not_scroll_sideways_and_text_can_be_read(tmp_path, width, dark):
+    with opened(write(tmp_path / "page.html"), width=width, dark=dark) as driver:
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+        assert contrasts(driver) >= 4.5
+
+
+def contrasts(driver):
+    """The least contrast of a text with the page (WCAG 2.2, 1.4.3 asks for 4.5)."""
+    return driver.execute_script(
+        """
+        const light = (rgb) => rgb.match(/[0-9.]+/g).slice(0, 3)
+          .map(c => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+          .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+        const paper = light(getComputedStyle(document.body).backgroundColor);
+        const of = (e) => light(getComputedStyle(e)[e instanceof SVGElement ? "fill" : "color"]);
+        return Math.min(...[...document.querySelectorAll("h1,h2,h3,p,a,td,th,dd,.soft,summary,svg text")]
+          .map(e => of(e)).map(ink => (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05)));
+        """
+    )
+
+
+def test_a_click_lights_what_shares_a_group_and_again_puts_it_out(fresh):
+    line = fresh.find_element("css selector", ".column[aria-label=TIR] [data-groups^='k0s0n5 ']")
+    line.click()
+    assert lit(fresh) == ["k0s0n4 k0s0n5", "k0s0n5 k0s0n6", "k0s0n6 k0s0n7"] * 2
+    line.click()
+    assert lit(fresh) == []
+
+
+def test_a_click_on_a_cell_scrolls_the_columns_to_its_lines(fresh):
+    fresh.find_element("css selector", "svg [data-groups=k0s0n52]").click()
+    assert "k0s0n52" in lit(fresh)
+    for name in ("TIR", "SASS"):
+        inside = fresh.execute_script(
+            "const box = document.querySelector(`.column[aria-label=${arguments[0]}]`).getBoundingClientRect();"
+            "const line = document.querySelector(`.column[aria-label=${arguments[0]}] .lit`).getBoundingClientRect();"
+            "return line.top >= box.top && line.bottom <= box.bottom",
+            name,
+        )
+        assert inside
+
+
+def test_what_is_lit_is_announced(fresh):
+    fresh.find_element("css selector", "svg [data-groups=k0s0n52]").click()
+    assert fresh.find_element("css selector", "[role=status]").text == (
+        "Lit: 2 in TIR, 2 in SASS, 1 in banks. Escape clears."
+    )
+
+
+def test_keys_alone_reach_light_and_clear(fresh):
+    fresh.execute_script("document.querySelector('.column').focus()")
+    press(fresh, "TAB")
+    assert focused(fresh) == "k0s0n0 k0s0n1"
+    press(fresh, "ARROW_DOWN", "ARROW_DOWN")
+    assert focused(fresh) == "k0s0n2 k0s0n3"
+    press(fresh, "ENTER")
+    assert len(lit(fresh)) == 6
+    press(fresh, "ESCAPE")
+    assert lit(fresh) == []
+    press(fresh, "END", "SPACE")
+    assert "k0s0n59 k0s0n60" in lit(fresh)
+
+
+USABLE = (
+    "[...document.querySelectorAll('a[href], summary, .value, .scroll, pre[tabindex]')]"
+    ".filter(e => e.checkVisibility())"
+)
+
+
+def test_tab_comes_by_everything_that_can_be_used(whole):
+    whole.execute_script("document.activeElement.blur(); window.scrollTo(0, 0)")
+    wanted = set(range(whole.execute_script(f"return {USABLE}.length")))
+    met = set()
+    for _ in range(2 * len(wanted)):
+        press(whole, "TAB")
+        met.add(whole.execute_script(f"return {USABLE}.indexOf(document.activeElement)"))
+    assert wanted <= met
+
+
+def test_a_value_of_a_knob_leaves_its_trials(whole):
+    whole.refresh()
+    value = whole.find_element("css selector", ".value[aria-label='slices=1']")
+    whole.execute_script("arguments[0].focus()", value)
+    press(whole, "SPACE")
+    off, all_of_them = whole.execute_script(
+        "return [document.querySelectorAll('.trial.off').length, document.querySelectorAll('.trial').length]"
+    )
+    assert (off, all_of_them) == (20, 40)
+    assert whole.find_element("css selector", "[role=status]").text.startswith("20 of 40 trials left; the fastest: ")
+    press(whole, "ESCAPE")
+    assert whole.execute_script("return document.querySelectorAll('.trial.off').length") == 0
+
+
+def test_without_scripts_all_can_be_read(tmp_path):
+    with opened(write(tmp_path / "page.html", page(contents())), script=False) as driver:
+        text = driver.find_element("css selector", "main").text
+    for word in ("Results", "10.0 µs", "100 ×", "The knob waterfall", "slices=2", "too many registers", "Provenance"):
+        assert word in text

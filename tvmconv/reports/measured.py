@@ -1,0 +1,139 @@
+"""The times of a workload that logs and comparisons have, each with those that it may be compared with."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tvmconv import kernel, library
+from tvmconv.analysis.bounds import bounds
+from tvmconv.devices import Device
+from tvmconv.errors import Error
+from tvmconv.experiments.sweep import Sweep
+from tvmconv.knowledge.choose import promising
+from tvmconv.knowledge.features import Machine
+from tvmconv.logs.record import Record
+from tvmconv.workloads import Workload
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A schedule or a library, and how long it takes.
+
+    Attributes:
+        name: of it.
+        seconds: a launch.
+        note: what else is known, such as "of 512 trials"; "" for nothing.
+        library: whether it is one.
+    """
+
+    name: str
+    seconds: float
+    note: str = ""
+    library: bool = False
+
+
+@dataclass(frozen=True)
+class Together:
+    """Times of one workload that were taken together: only these are compared.
+
+    Attributes:
+        source: where they are from.
+        device: the name of what they were measured on; "" for times that are computed.
+        times: the fastest first.
+        failed: what has no time, and why.
+    """
+
+    source: str
+    device: str
+    times: tuple[Timed, ...]
+    failed: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def computed(self) -> bool:
+        """Whether nothing was measured."""
+        return not self.device
+
+
+def of_log(source: str, records: Iterable[Record]) -> Together | None:
+    """The fastest of each schedule in a log; None if no record has a time.
+
+    Args:
+        source: the log's name.
+        records: of one workload on one device.
+    """
+    own: dict[str, list[Record]] = {}
+    for record in records:
+        own.setdefault(record.schedule, []).append(record)
+    best = {name: _fastest(each) for name, each in own.items()}
+    found = [
+        Timed(name, record.cost, f"fastest of {len(own[name]):,}" if len(own[name]) > 1 else "")
+        for name, record in best.items()
+        if record.ok
+    ]
+    device = next((record.device for record in best.values()), "")
+    return Together(source, device, _fastest_first(found)) if found else None
+
+
+def _fastest(records: Sequence[Record]) -> Record:
+    """The fastest of one schedule's records: of those that were timed for longer at the end, if there are any."""
+    finals = [record for record in records if record.final and record.ok]
+    return min(finals or records, key=lambda record: record.cost)
+
+
+def of_sweep(sweep: Sweep, workload: Workload) -> Together | None:
+    """What a comparison has of a workload; None if it has nothing."""
+    for result in sweep.results:
+        if result.workload == workload:
+            times = [
+                Timed(row.name, row.timing.median, row.schedule or "", row.library is not None)
+                for row in result.rows
+                if row.timing
+            ]
+            failed = tuple((row.name, row.failure) for row in result.rows if row.failure)
+            return Together(sweep.name, result.device_name, _fastest_first(times), failed)
+    return None
+
+
+def of_code(workload: Workload, place: Device, machine: Machine) -> Together | None:
+    """The least times of all schedules with their default knobs, by their code; None if nothing can be counted.
+
+    Args:
+        workload: what to compute.
+        place: what to compile for.
+        machine: the GPU.
+    """
+    times, failed = [], []
+    for schedule in library.schedules(workload):
+        if schedule.runs_on(place.kind, place.arch):
+            try:
+                first, *_ = bounds(kernel.build_on(workload, schedule, place, None), machine)
+                times.append(Timed(schedule.name, first.seconds, f"bound by {first.unit}"))
+            except Error as error:
+                failed.append((schedule.name, str(error)))
+    return Together(f"the code, computed for {machine.name}", "", _fastest_first(times), tuple(failed))
+
+
+def of_model(workload: Workload, place: Device) -> Together | None:
+    """What the model expects of a workload's most promising config; None where it knows nothing."""
+    for best in promising(workload, place, 1)[:1]:
+        return Together("the model, which predicts", "", (Timed(best.schedule, best.seconds),))
+    return None
+
+
+def _fastest_first(times: Sequence[Timed]) -> tuple[Timed, ...]:
+    return tuple(sorted(times, key=lambda each: each.seconds))
+
+
+def dates(records: Sequence[Record]) -> str:
+    """From when to when records are: "2026-11-20 to 2026-11-21"; "" where they do not tell."""
+    told = [record.timestamp for record in records if 0 < record.timestamp < 1e11 and math.isfinite(record.timestamp)]
+    if not told:
+        return ""
+    first, last = (
+        datetime.datetime.fromtimestamp(each, datetime.timezone.utc).date().isoformat()
+        for each in (min(told), max(told))
+    )
+    return first if first == last else f"{first} to {last}"
