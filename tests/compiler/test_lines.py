@@ -12,7 +12,6 @@ from tvmconv.compiler.lines import source_lines, tir_lines
 from tvmconv.compiler.origins import leaves
 from tvmconv.errors import AnalysisError
 
-
 in_cuda = functools.cache(lambda kernel: source_lines(kernel.module))
 in_tir = functools.cache(lambda kernel: [tir_lines(step.function) for step in kernel.steps])
 

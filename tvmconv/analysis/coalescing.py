@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from tvmconv.analysis.accesses import Access, accesses
 from tvmconv.analysis.execute import Block, execute, zeros
-from tvmconv.analysis.machine import Kind, Space, Watch
+from tvmconv.analysis.machine import Kind, Space, Watch, statement_of
 from tvmconv.analysis.memory import Array, Mapped
 from tvmconv.analysis.tir import executions, has_instructions, warps
 from tvmconv.gpu import WARP
@@ -47,6 +47,7 @@ class GlobalAccess:
         sectors: that these touch.
         least: how many it would be if the bytes that each request touches lay side by side.
         nbytes: that a thread accesses.
+        statement: the index of the statement that it is of, in the order of `tvmconv.analysis.tir.statements`.
     """
 
     kind: Literal["load", "store"]
@@ -55,6 +56,7 @@ class GlobalAccess:
     sectors: int
     least: int
     nbytes: int
+    statement: int
 
     @property
     def efficiency(self) -> float:
@@ -98,7 +100,7 @@ def _count(access: Access, launch: Launch, block: Block) -> GlobalAccess:
         addresses, active = warps(elements * access.itemsize), warps(executed.active)
         total += executed.repeats * np.array(sectors(addresses, active, access.nbytes))
     requests, found, least = total.tolist()
-    return GlobalAccess(access.kind, str(access.buffer.name), requests, found, least, access.nbytes)
+    return GlobalAccess(access.kind, str(access.buffer.name), requests, found, least, access.nbytes, access.statement)
 
 
 def sectors(addresses: NDArray[Any], active: NDArray[np.bool_], nbytes: int) -> tuple[int, int, int]:
@@ -184,8 +186,8 @@ class _Watch(Watch):
         """What was counted, in the order of the text."""
         ordered = sorted(self._counts.items(), key=lambda each: each[0][0])
         return [
-            GlobalAccess(kind, name, int(requests), int(found), int(least), nbytes)
-            for (_, kind, name, nbytes), (requests, found, least) in ordered
+            GlobalAccess(kind, name, int(requests), int(found), int(least), nbytes, statement_of(site))
+            for (site, kind, name, nbytes), (requests, found, least) in ordered
         ]
 
 
