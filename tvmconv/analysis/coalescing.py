@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from tvmconv.analysis.accesses import Access, accesses
 from tvmconv.analysis.execute import Block, execute, zeros
-from tvmconv.analysis.machine import Kind, Space, Watch
+from tvmconv.analysis.machine import Kind, Space, Watch, statement_of
 from tvmconv.analysis.memory import Array, Mapped
 from tvmconv.analysis.tir import executions, has_instructions, warps
 from tvmconv.gpu import WARP
@@ -49,6 +49,7 @@ class GlobalAccess:
         least: how many it would be if the bytes that each request touches lay side by side.
         nbytes: that a thread accesses.
         lines: of 128 bytes that the requests touch; L1 looks one up at a time.
+        statement: the index of the statement that it is of, in the order of `tvmconv.analysis.tir.statements`.
     """
 
     kind: Literal["load", "store"]
@@ -57,7 +58,8 @@ class GlobalAccess:
     sectors: int
     least: int
     nbytes: int
-    lines: int = 0
+    lines: int
+    statement: int
 
     @property
     def efficiency(self) -> float:
@@ -101,7 +103,8 @@ def _count(access: Access, launch: Launch, block: Block) -> GlobalAccess:
         addresses, active = warps(elements * access.itemsize), warps(executed.active)
         total += executed.repeats * np.array(sectors(addresses, active, access.nbytes))
     requests, found, least, lines = total.tolist()
-    return GlobalAccess(access.kind, str(access.buffer.name), requests, found, least, access.nbytes, lines)
+    name = str(access.buffer.name)
+    return GlobalAccess(access.kind, name, requests, found, least, access.nbytes, lines, access.statement)
 
 
 def sectors(addresses: NDArray[Any], active: NDArray[np.bool_], nbytes: int) -> tuple[int, int, int, int]:
@@ -193,8 +196,8 @@ class _Watch(Watch):
         """What was counted, in the order of the text."""
         ordered = sorted(self._counts.items(), key=lambda each: each[0][0])
         return [
-            GlobalAccess(kind, name, int(requests), int(found), int(least), nbytes, int(lines))
-            for (_, kind, name, nbytes), (requests, found, least, lines) in ordered
+            GlobalAccess(kind, name, int(requests), int(found), int(least), nbytes, int(lines), statement_of(site))
+            for (site, kind, name, nbytes), (requests, found, least, lines) in ordered
         ]
 
 

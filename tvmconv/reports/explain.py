@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tvmconv.analysis.banks import shared_accesses
 from tvmconv.analysis.bounds import Bound, bounds
 from tvmconv.analysis.coalescing import global_accesses
+from tvmconv.analysis.linked import Linked, linked
 from tvmconv.analysis.occupancy import Occupancy, occupancy_of, waves
 from tvmconv.analysis.predicted_time import QUARTILES, PredictedTime, predicted_time
 from tvmconv.analysis.steps import steps
@@ -18,9 +19,9 @@ from tvmconv.gpu import WARP
 from tvmconv.kernel import Kernel
 from tvmconv.knobs import format_value
 from tvmconv.knowledge.features import Machine
+from tvmconv.reports.accesses import costs, costs_text
+from tvmconv.reports.instructions import instructions
 from tvmconv.reports.tables import NOTHING, Table, significant
-
-WORST = 3  # accesses that are named at the end
 
 
 def explanation(kernel: Kernel, machine: Machine | None) -> str:
@@ -36,12 +37,22 @@ def explanation(kernel: Kernel, machine: Machine | None) -> str:
     """
     config = " ".join(f"{name}={format_value(value)}" for name, value in kernel.config.items())
     lines = [f"{kernel.workload} by {kernel.schedule.name} on {kernel.device.text}", config or "no knobs"]
-    for step in kernel.steps:
-        lines += ["", kernel.titled(step, _of_step(kernel, step, machine))]
-    lines += ["", _costs(kernel)]
+    found, failure = _linked(kernel)
+    for place, step in enumerate(kernel.steps):
+        code = instructions(found[place].listing) if found else f"instructions  {failure}"
+        lines += ["", kernel.titled(step, f"{_of_step(kernel, step, machine)}\n{code}")]
+    lines += ["", costs_text(kernel, costs(kernel, found))]
     if machine:
         lines += ["", _bounds(bounds(kernel, machine), machine), "", _prediction(kernel, machine)]
     return "\n".join(lines)
+
+
+def _linked(kernel: Kernel) -> tuple[list[Linked] | None, str]:
+    """The kernel's statements and instructions, or why they are not known."""
+    try:
+        return linked(kernel), ""
+    except CompileError as error:  # there is no disassembler
+        return None, str(error)
 
 
 def comparison(kernels: Sequence[Kernel], machine: Machine | None) -> str:
@@ -141,66 +152,6 @@ def _occupancy(found: Occupancy) -> str:
         f"{found.blocks} blocks of {-(-found.threads // WARP)} warps, {found.share:.0%} of {found.most_warps} warps; "
         f"decided by {' and '.join(found.binding)} (blocks by each: {others})"
     )
-
-
-@dataclass(frozen=True)
-class _Cost:
-    """An access, or several that are alike: what it takes of its unit, and what it has to."""
-
-    memory: str
-    array: str
-    kind: str
-    nbytes: int
-    unit: str
-    requests: int
-    takes: int
-    least: int
-    places: int = 1
-
-    @property
-    def times(self) -> float:
-        """How many times as much as it has to."""
-        return self.takes / self.least if self.least else 1.0
-
-    @property
-    def alike(self) -> tuple[str, str, str, int, float]:
-        """The same for accesses of which one line tells as much as several."""
-        return self.memory, self.array, self.kind, self.nbytes, self.times
-
-    def with_another(self, other: _Cost) -> _Cost:
-        """Both together."""
-        added = {name: getattr(self, name) + getattr(other, name) for name in ("requests", "takes", "least", "places")}
-        return replace(self, **added)
-
-
-def _costs(kernel: Kernel) -> str:
-    """What the accesses of the text cost, in one block; then those that cost most beyond what they have to."""
-    found: dict[tuple[str, str, str, int, float], _Cost] = {}
-    for cost in _each_cost(kernel):
-        found[cost.alike] = found[cost.alike].with_another(cost) if cost.alike in found else cost
-    headers = ("memory", "array", "access", "bytes", "places", "requests", "takes", "of", "at least", "×")
-    rows = [
-        (
-            *(each.memory, each.array, each.kind, str(each.nbytes), str(each.places)),
-            *(f"{each.requests:,}", f"{each.takes:,}", each.unit, f"{each.least:,}", significant(each.times)),
-        )
-        for each in found.values()
-    ]
-    table = Table(headers, rows, left=frozenset({"memory", "array", "access", "of"}))
-    worst = sorted((each for each in found.values() if each.takes > each.least), key=lambda e: e.least - e.takes)
-    lines = [f"  {each.kind} of {each.array}: {each.takes:,} {each.unit}, {each.least:,} would do" for each in worst]
-    return "\n".join(["One block:", table.text(), *(["Most is lost by", *lines[:WORST]] if lines else [])])
-
-
-def _each_cost(kernel: Kernel) -> Iterator[_Cost]:
-    for step in kernel.steps:
-        of = f" of {step.name}" if len(kernel.steps) > 1 else ""
-        for own in shared_accesses(kernel, step):
-            numbers = (own.requests, own.wavefronts, own.least)
-            yield _Cost("shared", own.buffer + of, own.kind, own.nbytes, "wavefronts", *numbers)
-        for touched in global_accesses(kernel, step):
-            numbers = (touched.requests, touched.sectors, touched.least)
-            yield _Cost("global", touched.array + of, touched.kind, touched.nbytes, "sectors", *numbers)
 
 
 def _bounds(found: Sequence[Bound], machine: Machine) -> str:
