@@ -1,0 +1,238 @@
+"""Shared accesses as the compiler makes them: neighbouring ones of a thread as one of 8 or 16 bytes.
+
+What the text reads element by element, the compiler reads in words of up to 16 bytes, where it has unrolled the loops
+around it and knows where a thread's first element lies. Which loops it has unrolled is seen from the machine code: the
+accesses of a body are merged for as many of its innermost loops as give the instructions that are there. Where none
+give them, accesses are counted as they stand in the text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmconv.analysis.accesses import Access, accesses
+from tvmconv.analysis.banks import FIRST_BLOCK, SharedAccess, count, is_shared, wavefronts_of_each
+from tvmconv.analysis.tir import executions, statements, warps
+
+if TYPE_CHECKING:
+    from tvm.tirx import PrimFunc
+
+    from tvmconv.analysis.execute import Block
+    from tvmconv.analysis.linked import Linked
+    from tvmconv.compiler.listing import Instruction
+    from tvmconv.compiler.program import Launch
+
+NEAR = 0.15  # a share by which instructions may differ from what is expected
+BARRIER = "tvm_storage_sync"
+_OPCODES = {"load": "LDS", "store": "STS"}
+_BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
+Body = tuple[Any, ...]  # the loops around a statement
+
+
+def as_compiled(linked: Linked, block: Block = FIRST_BLOCK) -> list[SharedAccess]:
+    """The shared accesses of a step in one block, by the width that the compiler gave them.
+
+    Args:
+        linked: a step whose accesses have indices (`tvmconv.analysis.tir.has_instructions` is false of it).
+        block: of the grid, as (x, y, z).
+
+    Raises:
+        AnalysisError: an access cannot be executed, or depends on the data.
+    """
+    waiting = _waiting(linked.step.function)
+    bodies: defaultdict[tuple[str, Body], list[Access]] = defaultdict(list)
+    for access in accesses(linked.step.function, is_shared):
+        loops = tuple(variable for variable, _, _ in access.scope.loops)
+        bodies[access.kind, loops].append(access)
+    found: list[SharedAccess] = []
+    for (kind, loops), own in bodies.items():
+        made = _made(linked, kind, {access.statement for access in own})
+        if not made and all(access.statement in linked.source for access in own):
+            continue  # the compiler has the values from elsewhere
+        free = next((n for n, variable in enumerate(reversed(loops)) if variable in waiting), len(loops))
+        found += _merged(own, made, free, linked.step.launch, block)
+    return found
+
+
+def _waiting(function: PrimFunc) -> set[Any]:
+    """The variables of loops that have a barrier in them: what is read before it is read again after it."""
+    return {
+        variable
+        for statement, scope in statements(function)
+        if type(statement).__name__ == "Evaluate" and BARRIER in str(statement.value)
+        for variable, _, _ in scope.loops
+    }
+
+
+def _made(linked: Linked, kind: str, statements: set[int]) -> Counter[int]:
+    """The shared instructions of some statements, by the bytes that each moves."""
+    return Counter(
+        _width(each)
+        for statement in statements
+        for each in linked.by_statement.get(statement, ())
+        if each.opcode == _OPCODES[kind]
+    )
+
+
+def _width(instruction: Instruction) -> int:
+    return next((_BYTES[m] for m in instruction.modifiers if m in _BYTES), 4)
+
+
+def _merged(own: Sequence[Access], made: Counter[int], free: int, launch: Launch, block: Block) -> list[SharedAccess]:
+    """The accesses of one body as they were made; as they stand in the text where that is not understood.
+
+    Args:
+        own: the accesses.
+        made: the instructions of their statements, by bytes.
+        free: how many of the innermost loops have no barrier in them.
+        launch: of the step.
+        block: of the grid.
+    """
+    nearest, best = NEAR, None
+    for unrolled in range(free, -1, -1):
+        placed = [_Places.of(each, unrolled, launch, block) for each in _by_buffer(own)]
+        for widest in (16, 8, 4, 2):
+            chunks = [each.cut(widest) for each in placed if each]
+            if len(chunks) == len(placed) and widest >= own[0].itemsize:
+                apart = _difference(made, sum((Counter(each.widths) for each in chunks), Counter()))
+                if apart < nearest:
+                    nearest, best = apart, chunks
+    if best is None:
+        return [count(access, launch, block) for access in own]
+    return [access for each in best for access in each.accesses()]
+
+
+def _difference(made: Counter[int], expected: Counter[int]) -> float:
+    """By how much the instructions that are there differ from those that are expected, as a share of the latter.
+
+    All of them may be there several times, or a part of them: where a loop is unrolled by a factor.
+    """
+    if not made:
+        return math.inf
+    ratio = made.total() / expected.total()
+    times = round(ratio) if ratio > 1 else 1 / round(1 / ratio)
+    return sum(abs(made[w] / times - expected[w]) for w in made.keys() | expected.keys()) / expected.total()
+
+
+def _by_buffer(own: Sequence[Access]) -> list[list[Access]]:
+    found: defaultdict[Any, list[Access]] = defaultdict(list)
+    for access in own:
+        found[access.buffer].append(access)
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class _Places:
+    """What a body accesses of one buffer.
+
+    Attributes:
+        first: the access that stands for all.
+        elements: offsets from a thread's first byte.
+        begins: the addresses of the threads' first bytes, of shape (iterations of loops that are left, threads).
+        active: which threads take part, same shape.
+        repeats: how often all of that happens.
+    """
+
+    first: Access
+    elements: tuple[int, ...]
+    begins: NDArray[np.int64]
+    active: NDArray[np.bool_]
+    repeats: int
+
+    @classmethod
+    def of(cls, own: Sequence[Access], unrolled: int, launch: Launch, block: Block) -> _Places | None:
+        """The accesses of a body to a buffer, with so many of its innermost loops unrolled; None if they differ."""
+        found = [_addresses(access, unrolled, launch, block) for access in own]
+        told = [each for each in found if each]
+        if len(told) < len(own) or len({(each.addresses.shape[0], each.repeats) for each in told}) > 1:
+            return None
+        active, repeats = told[0].active, told[0].repeats
+        if any(not np.array_equal(each.active, active) for each in told) or not active.any():
+            return None
+        together = np.concatenate([each.addresses for each in told], axis=1)
+        begins = together.min(axis=1)
+        taking = np.sort((together - begins[:, None, :]).transpose(0, 2, 1)[active], axis=1)
+        if (taking != taking[0]).any():
+            return None  # not the same bytes from the first on for all threads
+        elements = np.unique(taking[0][:, None] + np.arange(0, own[0].nbytes, own[0].itemsize)).tolist()
+        return cls(own[0], tuple(elements), begins, active, repeats)
+
+    def cut(self, widest: int) -> _Chunks:
+        """As instructions of at most so many bytes, each aligned for all threads."""
+        begins, wanted, size = self.begins[self.active], set(self.elements), self.first.itemsize
+        found, left = [], 0
+        while left < len(self.elements):
+            offset, width = self.elements[left], max(widest, size)
+            while width > size and not (
+                ((begins + offset) % width == 0).all() and all(offset + n in wanted for n in range(0, width, size))
+            ):
+                width //= 2
+            found.append((offset, width))
+            left += width // size
+        return _Chunks(self, tuple(found))
+
+
+@dataclass(frozen=True)
+class _Chunks:
+    """Instructions, as offset and bytes of each."""
+
+    places: _Places
+    cut: tuple[tuple[int, int], ...]
+
+    @property
+    def widths(self) -> list[int]:
+        """Of the instructions, in bytes."""
+        return [width for _, width in self.cut]
+
+    def accesses(self) -> Iterator[SharedAccess]:
+        """One for each width."""
+        places, active = self.places, warps(self.places.active)
+        requests = int(active.any(axis=1).sum())
+        name, kind = str(places.first.buffer.name), places.first.kind
+        for width in sorted(set(self.widths), reverse=True):
+            total = np.zeros(3, np.int64)
+            for offset, own in self.cut:
+                if own == width:
+                    takes, least = wavefronts_of_each(warps(places.begins + offset), active, width)
+                    total += np.array([requests, takes.sum(), least.sum()])
+            asked, taken, needed = (total * places.repeats).tolist()
+            yield SharedAccess(kind, name, asked, taken, needed, width, places.first.statement)
+
+
+@dataclass(frozen=True)
+class _Addresses:
+    """Where an access goes.
+
+    Attributes:
+        addresses: in bytes, of shape (iterations of the loops that are left, of those that are unrolled, threads).
+        active: which threads take part, of shape (iterations of the loops that are left, threads).
+        repeats: how often all that happens.
+    """
+
+    addresses: NDArray[np.int64]
+    active: NDArray[np.bool_]
+    repeats: int
+
+
+def _addresses(access: Access, unrolled: int, launch: Launch, block: Block) -> _Addresses | None:
+    """Where an access goes; None where threads take part in some of the iterations that are unrolled."""
+    scope = access.scope
+    used = scope.variables([access.index, *(condition for condition, _ in scope.conditions)])
+    left = len(scope.loops) - unrolled
+    outer = [extent for variable, _, extent in scope.loops[:left] if variable in used]
+    inner = math.prod(extent for variable, _, extent in scope.loops[left:] if variable in used)
+    repeats = math.prod(extent for variable, _, extent in scope.loops[:left] if variable not in used)
+    done = list(executions(scope, [access.index], launch, block))
+    shape = (math.prod(outer), inner, launch.threads)
+    elements = np.concatenate([each.values[0] for each in done]).reshape(shape)
+    active = np.concatenate([each.active for each in done]).reshape(shape)
+    if (active != active[:, :1]).any():
+        return None
+    return _Addresses(elements.astype(np.int64) * access.itemsize, active[:, 0], repeats)
