@@ -1,0 +1,1 @@
+"""The page of `tvmconv report`: one self-contained HTML file."""
