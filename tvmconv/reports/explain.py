@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from tvmconv.analysis.banks import shared_accesses
 from tvmconv.analysis.bounds import Bound, bounds
-from tvmconv.analysis.coalescing import global_accesses
+from tvmconv.analysis.counts import counts
 from tvmconv.analysis.linked import Linked, linked
 from tvmconv.analysis.occupancy import Occupancy, occupancy_of, waves
 from tvmconv.analysis.steps import steps
@@ -17,7 +16,7 @@ from tvmconv.gpu import WARP
 from tvmconv.kernel import Kernel
 from tvmconv.knobs import format_value
 from tvmconv.knowledge.features import Machine
-from tvmconv.reports.accesses import costs, costs_text
+from tvmconv.reports.accesses import Governing, costs, costs_text
 from tvmconv.reports.instructions import instructions
 from tvmconv.reports.tables import Table, significant
 
@@ -77,21 +76,22 @@ def knob_steps(kernel: Kernel, machine: Machine, told: Callable[[str], None] = l
     """
     now = bounds(kernel, machine)
     found = [(1.0, ("as it is", "", *_changed(kernel, now, 1.0)))]
+    governing = Governing(kernel)
     for step in steps(kernel):
         told(f"{step.knob}={format_value(step.value)}")
         try:
             then = bounds(step.kernel, machine)
             times = then[0].seconds / now[0].seconds
             row = (step.knob, format_value(step.value), *_changed(step.kernel, then, times))
+            governing.look(f"{step.knob}={format_value(step.value)}", step.kernel)
         except (AnalysisError, CompileError):  # what the compiler does not take is no step
             continue
         found.append((times, row))
     rows = [found[0][1], *(row for _, row in sorted(found[1:], key=lambda each: each[0]))]
     headers = ("knob", "to", "bound by", "at least [µs]", "×", "occupancy", "registers", "conflicts", "sectors")
     table = Table(headers, rows, left=frozenset({"knob", "to", "bound by"}))
-    return "\n".join(
-        ["One step of a knob (× of the least time, conflicts and sectors of the whole kernel):", table.text()]
-    )
+    title = "One step of a knob (× of the least time, conflicts and sectors of the whole kernel):"
+    return "\n".join([title, table.text(), *governing.lines()])
 
 
 def _changed(kernel: Kernel, found: Sequence[Bound], times: float) -> tuple[str, ...]:
@@ -138,8 +138,8 @@ def _quantities(kernel: Kernel, machine: Machine | None) -> dict[str, str]:
     found: dict[str, list[float]] = {}
     for step in kernel.steps:
         blocks = math.prod(step.launch.grid)
-        own = shared_accesses(kernel, step)
-        touched = global_accesses(kernel, step)
+        done = counts(kernel, step)
+        own, touched = done.shared, done.touched
         for name, value in (
             ("blocks", blocks),
             ("global sectors", blocks * sum(each.sectors for each in touched)),

@@ -1,8 +1,8 @@
 """The page's code: declaration, scheduled TIR, CUDA and machine code side by side, line by line.
 
 A line that is of statements has their groups, by which the page lights what belongs together, and its cost beside it.
-Of long texts the lines are shown that statements have, with what is around them, and of machine code the inner loop;
-what is left out is told.
+Of long texts some lines of each statement are shown, of machine code the inner loop, then the rest that statements
+have; what is left out is told.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from html import escape
 
-from tvmconv.analysis.banks import shared_accesses
-from tvmconv.analysis.coalescing import global_accesses
+from tvmconv.analysis.counts import counts
 from tvmconv.analysis.linked import Linked, linked
 from tvmconv.analysis.mix import inner_loop, reachable
 from tvmconv.errors import AnalysisError, CompileError
@@ -21,6 +20,7 @@ from tvmconv.kernel import Kernel
 
 MOST_LINES = 400  # of a column that are shown for one step
 _AROUND = 1  # lines that are shown on either side of one that a statement has
+_OF_EACH = 4  # lines of each statement that are shown before all others
 _WIDE = 160  # characters of a line that are shown
 
 
@@ -105,9 +105,10 @@ def _memory(kernel: Kernel, place: int) -> dict[int, Counter[str]]:
     step = kernel.steps[place]
     taken: defaultdict[int, Counter[str]] = defaultdict(Counter)
     try:
-        for held in shared_accesses(kernel, step):
+        done = counts(kernel, step)
+        for held in done.shared:
             taken[held.statement]["wavefronts"] += held.wavefronts
-        for touched in global_accesses(kernel, step):
+        for touched in done.touched:
             taken[touched.statement]["sectors"] += touched.sectors
     except AnalysisError:
         return {}
@@ -140,16 +141,19 @@ def _column(name: str, lines: list[_Line], prefix: str) -> str:
 
 
 def _shown(lines: list[_Line]) -> set[int]:
-    """Which lines are shown: all, or of a long column the inner loop and then those that statements have."""
+    """Which lines are shown: of a long column some of each statement, the inner loop, then the rest of statements."""
     if len(lines) <= MOST_LINES:
         return set(range(len(lines)))
-    shown = set([place for place, line in enumerate(lines) if line.kept][:MOST_LINES])
+    seen: Counter[int] = Counter()
+    first: list[int] = []
+    own: list[int] = []
     for place, line in enumerate(lines):
-        if len(shown) >= MOST_LINES:
-            break
         if line.statements:
-            shown |= set(range(max(0, place - _AROUND), min(len(lines), place + _AROUND + 1)))
-    return shown
+            own += range(max(0, place - _AROUND), min(len(lines), place + _AROUND + 1))
+            first += [place] if any(seen[each] < _OF_EACH for each in line.statements) else []
+            seen.update(line.statements)
+    kept = [place for place, line in enumerate(lines) if line.kept]
+    return set(list(dict.fromkeys([*first, *kept, *own]))[:MOST_LINES])
 
 
 def _left_out(count: int) -> str:
