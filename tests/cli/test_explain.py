@@ -13,8 +13,10 @@ def test_a_page_on_one_kernel(capsys):
     assert main(["explain", SMALL, "tiling", "--arch", "sm_90"]) == 0
     page = capsys.readouterr().out
     assert re.search(r"occupancy +\d+ blocks of \d+ warps, \d+% of 64 warps; decided by [a-z ]+ \(", page)
-    assert re.search(r"shared +padded_shared +load +4 +1 +[\d,]+ +[\d,]+ +wavefronts", page)
-    assert re.search(r"global +X +load +4 +1 +[\d,]+ +[\d,]+ +sectors", page)
+    assert re.search(
+        r"shared +padded_shared +load +4 +\d+ +(\d+×)?LDS(\.\d+)?( \d+×LDS\S*)* +1 +[\d,]+ +[\d,]+ +wavefronts", page
+    )
+    assert re.search(r"global +X +load +4 +\d+ +(\d+×)?LDG +1 +[\d,]+ +[\d,]+ +sectors", page)
     assert re.search(r"On NVIDIA H200, bound by [a-z0-9A-Z ]+:", page)
     least = [
         float(line.split()[-1]) for line in page.rpartition("at least [µs]\n")[2].partition("\n\n")[0].splitlines()
@@ -37,11 +39,20 @@ def test_no_time_is_predicted_of_what_tma_and_wgmma_do(capsys):
     assert "No time is predicted" in capsys.readouterr().out
 
 
+def test_a_page_shows_the_code_that_loses_most_and_the_inner_loop(capsys):
+    assert main(["explain", SMALL, "tiling", "--arch", "sm_90"]) == 0
+    page = capsys.readouterr().out
+    assert re.search(r"inner loop +\d+ issue slots an iteration, \d+ of them multiply and add", page)
+    assert re.search(r"load of \w+: [\d,]+ \w+, [\d,]+ would do\n +\d+: .+\[.+\] = ", page)
+
+
 def test_one_step_of_each_knob(capsys):
     """Beside the kernel as it is, others that differ in one knob: those that promise most come first."""
     words = ["explain", "conv2d:1x8x8x8,8x8x3x3,s1,p1", "tiling", "--arch", "sm_90", "--steps"]
     assert main([*words, "--set", "tile_rw=-1,1,3"]) == 0
     _, _, table = capsys.readouterr().out.partition("One step of a knob")
+    table, _, governing = table.partition("What governs")
+    assert re.search(r"  load of \w+, \w+ memory: tile_\w+=\S+ makes [\d,]+ \w+ of [\d,]+", governing)
     lines = [line.split() for line in table.splitlines()[2:]]
     assert lines[0][:3] == ["as", "it", "is"]
     times = [float(line[-5]) for line in lines]

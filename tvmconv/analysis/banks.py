@@ -87,7 +87,7 @@ def shared_accesses(kernel: Kernel, only: LoweredStep | None = None, block: Bloc
     found: list[SharedAccess] = []
     for step in [only] if only else kernel.steps:
         if has_instructions(step.function):
-            watch = _Watch(-(-step.launch.threads // WARP) * WARP)
+            watch = BankWatch(-(-step.launch.threads // WARP) * WARP)
             execute(step.function, step.launch, zeros(step), blocks=[block], watch=watch)
             found += watch.accesses()
         else:
@@ -119,7 +119,7 @@ def count(access: Access, launch: Launch, block: Block) -> SharedAccess:
     return SharedAccess(access.kind, str(access.buffer.name), requests, wavefronts, least, nbytes, access.statement)
 
 
-class _Watch(Watch):
+class BankWatch(Watch):
     """Adds up the shared accesses of the first of the blocks that are executed.
 
     Args:

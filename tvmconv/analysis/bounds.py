@@ -15,10 +15,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tvmconv.analysis.banks import shared_accesses
-from tvmconv.analysis.coalescing import global_accesses
+from tvmconv.analysis.counts import counts
 from tvmconv.analysis.footprint import dram_bytes
-from tvmconv.analysis.traffic import traffic
 from tvmconv.gpu import fp32_lanes
 from tvmconv.knowledge.features import LAUNCH_SECONDS, TENSOR_CORES, Machine
 
@@ -63,14 +61,14 @@ def bounds(kernel: Kernel, machine: Machine) -> list[Bound]:
     for step in kernel.steps:
         most = _of_a_multiprocessor(step, machine.multiprocessors)
         blocks = math.prod(step.launch.grid)
-        done = traffic(kernel, step)
+        done = counts(kernel, step)
         times = TENSOR_CORES.get(w.dtype, 1) if _on_tensor_cores(step) else 1
         flops += done.flops * blocks
         seconds += most * done.flops / (2 * lanes * times) / clock
-        own = sum(access.wavefronts for access in shared_accesses(kernel, step))
+        own = sum(access.wavefronts for access in done.shared)
         wavefronts += own * blocks
         shared += most * own / WAVEFRONTS_A_CLOCK / clock
-        touched = sum(access.sectors for access in global_accesses(kernel, step))
+        touched = sum(access.sectors for access in done.touched)
         found += touched * blocks
         moved += most * touched / SECTORS_A_CLOCK / clock
     memory = dram_bytes(kernel)

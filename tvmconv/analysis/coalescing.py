@@ -150,7 +150,7 @@ def _distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
 def _executed(step: LoweredStep, kernel: Kernel, block: Block) -> list[GlobalAccess]:
     arrays = zeros(step)
     name_arrays(arrays, step, kernel)
-    watch = _Watch(-(-step.launch.threads // WARP) * WARP)
+    watch = SectorWatch(-(-step.launch.threads // WARP) * WARP)
     execute(step.function, step.launch, arrays, blocks=[block], watch=watch)
     return watch.accesses()
 
@@ -163,7 +163,7 @@ def name_arrays(arrays: Sequence[Array | Mapped], step: LoweredStep, kernel: Ker
         array.name = names.get(index, array.name)
 
 
-class _Watch(Watch):
+class SectorWatch(Watch):
     """Adds up the global accesses of the first of the blocks that are executed.
 
     Args:

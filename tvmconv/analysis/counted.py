@@ -7,14 +7,14 @@ stands for all: of all blocks where there are few.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmconv.analysis.banks import shared_accesses
 from tvmconv.analysis.coalescing import Block, global_accesses
+from tvmconv.analysis.merged import as_compiled
 from tvmconv.analysis.occupancy import occupancy_of
 from tvmconv.analysis.tir import has_instructions
 
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from tvmconv.compiler.lower import LoweredStep
     from tvmconv.kernel import Kernel
 
-BLOCKS, EXECUTED_BLOCKS = 64, 8  # that are counted of a grid: where indices are evaluated, and where all is executed
+BLOCKS, EXECUTED_BLOCKS = (
+    64,
+    8,
+)  # of a grid that are counted: where indices are evaluated; of shared memory, or executed
 
 
 @dataclass(frozen=True)
@@ -59,14 +62,16 @@ def counted(kernel: Kernel, step: LoweredStep) -> Counted:
     """
     grid = step.launch.grid
     chosen = sampled(grid, EXECUTED_BLOCKS if has_instructions(step.function) else BLOCKS)
-    total: Counter[str] = Counter()
+    total: defaultdict[str, float] = defaultdict(float)
     for block in chosen:
         for touched in global_accesses(kernel, step, block):
             total[f"global_{touched.kind}_sectors"] += touched.sectors
             total[f"global_{touched.kind}_requests"] += touched.requests
-        for own in shared_accesses(kernel, step, block):
-            total[f"shared_{own.kind}_wavefronts"] += own.wavefronts
     scale = math.prod(grid) / len(chosen)
+    few = sampled(grid, EXECUTED_BLOCKS)
+    for block in few:
+        for own in as_compiled(kernel, step, block):
+            total[f"shared_{own.kind}_wavefronts"] += own.wavefronts * len(chosen) / len(few)
     full = occupancy_of(kernel, step)
     registers = kernel.cubin.kernels[step.name].registers
     return Counted({name: count * scale for name, count in total.items()}, dict(full.limits), full.share, registers)

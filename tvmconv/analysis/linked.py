@@ -6,6 +6,7 @@ import functools
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from tvmconv.compiler.lines import source_lines, tir_lines
 from tvmconv.compiler.origins import declared_origins, scheduled_origins
@@ -60,12 +61,21 @@ class Linked:
         return self.statement_of_line.get(instruction.line - self.hidden)
 
 
+_known: WeakKeyDictionary[Kernel, list[Linked]] = WeakKeyDictionary()
+
+
 def linked(kernel: Kernel) -> list[Linked]:
-    """The steps of a CUDA kernel with what is known of their statements.
+    """The steps of a CUDA kernel with what is known of their statements, found once for a kernel.
 
     Raises:
         CompileError: it does not compile, or there is no nvdisasm.
     """
+    if kernel not in _known:
+        _known[kernel] = _linked(kernel)
+    return _known[kernel]
+
+
+def _linked(kernel: Kernel) -> list[Linked]:
     listings = kernel.listings
     functions = [step.function for step in kernel.steps]
     scheduled = kernel.tir["main"]

@@ -18,16 +18,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.analysis.accesses import Access, accesses
-from tvmconv.analysis.banks import FIRST_BLOCK, SharedAccess, count, is_shared, wavefronts_of_each
-from tvmconv.analysis.tir import executions, statements, warps
+from tvmconv.analysis.banks import FIRST_BLOCK, SharedAccess, count, is_shared, shared_accesses, wavefronts_of_each
+from tvmconv.analysis.linked import Linked, linked
+from tvmconv.analysis.tir import executions, has_instructions, statements, warps
+from tvmconv.errors import CompileError
 
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
     from tvmconv.analysis.execute import Block
-    from tvmconv.analysis.linked import Linked
     from tvmconv.compiler.listing import Instruction
+    from tvmconv.compiler.lower import LoweredStep
     from tvmconv.compiler.program import Launch
+    from tvmconv.kernel import Kernel
 
 NEAR = 0.15  # a share by which instructions may differ from what is expected
 BARRIER = "tvm_storage_sync"
@@ -36,16 +39,29 @@ _BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 Body = tuple[Any, ...]  # the loops around a statement
 
 
-def as_compiled(linked: Linked, block: Block = FIRST_BLOCK) -> list[SharedAccess]:
+def as_compiled(kernel: Kernel, step: LoweredStep, block: Block = FIRST_BLOCK) -> list[SharedAccess]:
     """The shared accesses of a step in one block, by the width that the compiler gave them.
 
+    Kernels of instructions by name have their widths in the text; so do all where there is no nvdisasm to ask.
+
     Args:
-        linked: a step whose accesses have indices (`tvmconv.analysis.tir.has_instructions` is false of it).
+        kernel: for an NVIDIA architecture.
+        step: one of `kernel.steps`.
         block: of the grid, as (x, y, z).
 
     Raises:
         AnalysisError: an access cannot be executed, or depends on the data.
     """
+    if has_instructions(step.function):
+        return shared_accesses(kernel, step, block)
+    try:
+        (own,) = (each for each in linked(kernel) if each.step.name == step.name)
+    except CompileError:
+        return shared_accesses(kernel, step, block)
+    return _of_step(own, block)
+
+
+def _of_step(linked: Linked, block: Block) -> list[SharedAccess]:
     waiting = _waiting(linked.step.function)
     bodies: defaultdict[tuple[str, Body], list[Access]] = defaultdict(list)
     for access in accesses(linked.step.function, is_shared):

@@ -130,7 +130,7 @@ def traffic(kernel: Kernel, step: LoweredStep | None = None) -> Traffic:
     return Traffic(step.launch.threads, _outputs(step, kernel.spaces, block), counts)
 
 
-class _Watch(Watch):
+class TrafficWatch(Watch):
     """Adds up what blocks do, each for itself.
 
     Args:
@@ -216,7 +216,7 @@ def _executed(step: LoweredStep, spaces: Mapping[str, Space]) -> Traffic:
         array = each.array if isinstance(each, Mapped) else each
         array.name = names.get(i, array.name)
     blocks = with_clusters(launch, some_blocks(launch.grid))
-    watch = _Watch(len(blocks), -(-launch.threads // WARP) * WARP, spaces)
+    watch = TrafficWatch(len(blocks), -(-launch.threads // WARP) * WARP, spaces)
     execute(function, launch, arrays, blocks=blocks, watch=watch)
     return watch.busiest(launch.threads)
 

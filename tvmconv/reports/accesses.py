@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from tvmconv.analysis.banks import shared_accesses
-from tvmconv.analysis.coalescing import global_accesses
+from tvmconv.analysis.counts import counts
 from tvmconv.analysis.linked import Linked
 from tvmconv.analysis.mix import widths
 from tvmconv.kernel import Kernel
@@ -78,7 +77,7 @@ def costs(kernel: Kernel, linked: list[Linked] | None) -> list[Cost]:
         AnalysisError: what the kernel does cannot be counted.
     """
     found: dict[tuple[str, str, str, int, float], Cost] = {}
-    for cost in _each(kernel, linked):
+    for _, cost in _placed(kernel, linked):
         found[cost.alike] = found[cost.alike].with_another(cost) if cost.alike in found else cost
     return list(found.values())
 
@@ -109,18 +108,58 @@ def worst(found: list[Cost]) -> list[Cost]:
     return sorted(losing, key=lambda each: each.least - each.takes)[:WORST]
 
 
-def _each(kernel: Kernel, linked: list[Linked] | None) -> Iterator[Cost]:
+class Governing:
+    """Of the accesses of a kernel that cost most, which of the steps of its knobs changes the cost most.
+
+    Args:
+        kernel: that steps are taken from.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._names = [(each.memory, each.array, each.kind, each.unit) for each in worst(costs(kernel, None))]
+        self._now = _whole(kernel)
+        self._steps: list[tuple[str, Counter[tuple[str, str, str]]]] = []
+
+    def look(self, step: str, kernel: Kernel) -> None:
+        """Take a step into account, of which the kernel came."""
+        self._steps.append((step, _whole(kernel)))
+
+    def lines(self) -> list[str]:
+        """For each access the step that changes it most, and to what; nothing of those that no step changes."""
+        found = []
+        for *name, unit in self._names:
+            memory, array, kind = key = name[0], name[1], name[2]
+            now = self._now[key]
+            changes = [(abs(then[key] - now), step, then[key]) for step, then in self._steps if then[key]]
+            if changes and max(changes)[0]:
+                _, step, then = max(changes)
+                found.append(f"  {kind} of {array}, {memory} memory: {step} makes {then:,} {unit} of {now:,}")
+        return ["What governs the accesses that lose most, of the whole kernel:", *found] if found else []
+
+
+def _whole(kernel: Kernel) -> Counter[tuple[str, str, str]]:
+    """What the accesses to each array take in all blocks, by memory, array and kind."""
+    taken: Counter[tuple[str, str, str]] = Counter()
+    blocks = {place: step.launch.blocks for place, step in enumerate(kernel.steps)}
+    for place, cost in _placed(kernel, None):
+        taken[cost.memory, cost.array, cost.kind] += cost.takes * blocks[place]
+    return taken
+
+
+def _placed(kernel: Kernel, linked: list[Linked] | None) -> Iterator[tuple[int, Cost]]:
+    """Each access with the place of its step."""
     for place, step in enumerate(kernel.steps):
         of = f" of {step.name}" if len(kernel.steps) > 1 else ""
         own = linked[place] if linked else None
-        for held in shared_accesses(kernel, step):
+        done = counts(kernel, step)
+        for held in done.shared:
             numbers = (held.requests, held.wavefronts, held.least)
             cost = Cost("shared", held.buffer + of, held.kind, held.nbytes, "wavefronts", *numbers)
-            yield _linked(cost, own, held.statement)
-        for touched in global_accesses(kernel, step):
+            yield place, _linked(cost, own, held.statement)
+        for touched in done.touched:
             numbers = (touched.requests, touched.sectors, touched.least)
             cost = Cost("global", touched.array + of, touched.kind, touched.nbytes, "sectors", *numbers)
-            yield _linked(cost, own, touched.statement)
+            yield place, _linked(cost, own, touched.statement)
 
 
 def _linked(cost: Cost, own: Linked | None, statement: int) -> Cost:

@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tvmconv.analysis.banks import shared_accesses
 from tvmconv.analysis.bounds import Bound, bounds
-from tvmconv.analysis.coalescing import global_accesses
+from tvmconv.analysis.counts import counts
 from tvmconv.analysis.linked import Linked, linked
 from tvmconv.analysis.occupancy import Occupancy, occupancy_of, waves
 from tvmconv.analysis.predicted_time import QUARTILES, PredictedTime, predicted_time
@@ -19,7 +18,7 @@ from tvmconv.gpu import WARP
 from tvmconv.kernel import Kernel
 from tvmconv.knobs import format_value
 from tvmconv.knowledge.features import Machine
-from tvmconv.reports.accesses import costs, costs_text
+from tvmconv.reports.accesses import Governing, costs, costs_text
 from tvmconv.reports.instructions import instructions
 from tvmconv.reports.tables import NOTHING, Table, significant
 
@@ -80,10 +79,12 @@ def knob_steps(kernel: Kernel, machine: Machine, told: Callable[[str], None] = l
     predicting = _predicted(kernel, machine) is not None
     now = _Outlook.of(kernel, machine, predicting)
     found = [(1.0, ("as it is", "", *now.cells(1.0)))]
+    governing = Governing(kernel)
     for step in steps(kernel):
         told(f"{step.knob}={format_value(step.value)}")
         try:
             then = _Outlook.of(step.kernel, machine, predicting)
+            governing.look(f"{step.knob}={format_value(step.value)}", step.kernel)
         except (AnalysisError, CompileError):  # what the compiler does not take is no step
             continue
         times = then.seconds / now.seconds
@@ -92,9 +93,8 @@ def knob_steps(kernel: Kernel, machine: Machine, told: Callable[[str], None] = l
     time, of = ("predicted [µs]", "predicted") if predicting else ("at least [µs]", "least")
     headers = ("knob", "to", "most by", time, "×", "occupancy", "registers", "conflicts", "sectors")
     table = Table(headers, rows, left=frozenset({"knob", "to", "most by"}))
-    return "\n".join(
-        [f"One step of a knob (× of the {of} time, conflicts and sectors of the whole kernel):", table.text()]
-    )
+    title = f"One step of a knob (× of the {of} time, conflicts and sectors of the whole kernel):"
+    return "\n".join([title, table.text(), *governing.lines()])
 
 
 @dataclass(frozen=True)
@@ -184,8 +184,8 @@ def _quantities(kernel: Kernel, machine: Machine | None) -> dict[str, str]:
     found: dict[str, list[float]] = {}
     for step in kernel.steps:
         blocks = math.prod(step.launch.grid)
-        own = shared_accesses(kernel, step)
-        touched = global_accesses(kernel, step)
+        done = counts(kernel, step)
+        own, touched = done.shared, done.touched
         for name, value in (
             ("blocks", blocks),
             ("global sectors", blocks * sum(each.sectors for each in touched)),

@@ -1,0 +1,76 @@
+"""The page's columns of code."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+import tvmconv as tc
+from tvmconv.analysis.linked import linked
+from tvmconv.analysis.tir import statements
+from tvmconv.compiler import nvrtc
+from tvmconv.reports.page.code import MOST_LINES, code
+
+pytestmark = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    return tc.build(tc.parse("conv2d:1x64x56x56,64x64x3x3,s1,p1"), "tiling", arch="sm_90")
+
+
+@pytest.fixture(scope="module")
+def columns(kernel):
+    return dict(re.findall(r"<section><h5>(.*?)</h5>(.*?)</section>", code(kernel, 2)))
+
+
+def test_there_are_four_columns(columns):
+    assert list(columns) == ["TE", "scheduled TIR", "CUDA", "SASS"]
+
+
+def groups_of(column):
+    return set(" ".join(re.findall(r'data-groups="(.*?)"', column)).split())
+
+
+def test_every_store_of_the_kernel_is_in_the_columns_of_text(kernel, columns):
+    stores = [n for n, (each, _) in enumerate(statements(kernel.lowered)) if type(each).__name__ == "BufferStore"]
+    for name in ("TE", "scheduled TIR", "CUDA"):
+        assert {f"k2s0n{number}" for number in stores} <= groups_of(columns[name]), name
+
+
+def test_every_statement_that_machine_code_is_of_is_in_its_column(kernel, columns):
+    (own,) = linked(kernel)
+    assert {f"k2s0n{number}" for number in own.by_statement if number is not None} == groups_of(columns["SASS"])
+
+
+def test_the_line_that_loads_x_tells_its_sectors(columns):
+    (item,) = [each for each in columns["scheduled TIR"].split("<li") if " sectors</small>" in each and "X[" in each]
+    assert "wavefronts" in item
+
+
+def test_the_fragment_is_well_formed(kernel):
+    class Open(HTMLParser):
+        def __init__(self):
+            super().__init__()
+            self.tags = []
+
+        def handle_starttag(self, tag, attrs):
+            self.tags.append(tag)
+
+        def handle_endtag(self, tag):
+            assert self.tags.pop() == tag
+
+    parser = Open()
+    parser.feed(code(kernel, 0))
+    assert parser.tags == []
+
+
+def test_the_same_kernel_gives_the_same_bytes(kernel):
+    assert code(kernel, 0) == code(kernel, 0)
+
+
+def test_a_long_column_is_capped_and_says_what_it_leaves_out():
+    built = tc.build(tc.parse("filter2d:4096x4096x3,5x5"), "register", arch="sm_90")
+    sass = code(built, 0).split("<h5>SASS</h5>")[1]
+    assert sass.count("<code>") == MOST_LINES
+    assert "lines left out" in sass

@@ -1,0 +1,98 @@
+"""What one block does to shared and global memory, and its arithmetic: counted once for a kernel, whoever asks.
+
+A kernel of instructions by name is executed for that, its middle block, which takes seconds where its loops are long.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from tvmconv.analysis.banks import BankWatch, SharedAccess
+from tvmconv.analysis.coalescing import GlobalAccess, SectorWatch, global_accesses, middle_block, name_arrays
+from tvmconv.analysis.execute import execute, with_clusters, zeros
+from tvmconv.analysis.machine import Watch
+from tvmconv.analysis.merged import as_compiled
+from tvmconv.analysis.tir import has_instructions
+from tvmconv.analysis.traffic import TrafficWatch, traffic
+from tvmconv.gpu import WARP
+
+if TYPE_CHECKING:
+    from tvmconv.compiler.lower import LoweredStep
+    from tvmconv.kernel import Kernel
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What one block of a step does.
+
+    Attributes:
+        shared: its accesses to shared memory, as wide as the compiler made them.
+        touched: its accesses to global memory.
+        flops: multiplications and additions of floating-point numbers.
+    """
+
+    shared: list[SharedAccess]
+    touched: list[GlobalAccess]
+    flops: int
+
+
+_counted: WeakKeyDictionary[Kernel, dict[str, Counts]] = WeakKeyDictionary()  # steps by name
+
+
+def counts(kernel: Kernel, step: LoweredStep) -> Counts:
+    """What a block of one of a kernel's steps does.
+
+    Where indices are evaluated, shared accesses are those of the first block, global ones those of the middle one, and
+    the arithmetic that of the busiest; where the kernel is executed, all are those of the middle one.
+
+    Raises:
+        AnalysisError: what the kernel does cannot be counted, or depends on the data.
+    """
+    known = _counted.setdefault(kernel, {})
+    if step.name not in known:
+        known[step.name] = _executed(kernel, step) if has_instructions(step.function) else _evaluated(kernel, step)
+    return known[step.name]
+
+
+def _evaluated(kernel: Kernel, step: LoweredStep) -> Counts:
+    flops = traffic(kernel, step).flops
+    return Counts(as_compiled(kernel, step), global_accesses(kernel, step), flops)
+
+
+def _executed(kernel: Kernel, step: LoweredStep) -> Counts:
+    lanes = -(-step.launch.threads // WARP) * WARP
+    blocks = with_clusters(step.launch, [middle_block(step)])
+    arrays = zeros(step)
+    name_arrays(arrays, step, kernel)
+    banks, sectors, done = BankWatch(lanes), SectorWatch(lanes), TrafficWatch(len(blocks), lanes, kernel.spaces)
+    execute(step.function, step.launch, arrays, blocks=blocks, watch=_Several(banks, sectors, done))
+    return Counts(banks.accesses(), sectors.accesses(), done.busiest(step.launch.threads).flops)
+
+
+class _Several(Watch):
+    """Tells several."""
+
+    def __init__(self, *watches: Watch) -> None:
+        self._watches = watches
+
+    def begin(self, *told: Any) -> None:
+        """Tell them."""
+        for each in self._watches:
+            each.begin(*told)
+
+    def access(self, *told: Any) -> None:
+        """Tell them."""
+        for each in self._watches:
+            each.access(*told)
+
+    def bulk(self, *told: Any) -> None:
+        """Tell them."""
+        for each in self._watches:
+            each.bulk(*told)
+
+    def operation(self, *told: Any) -> None:
+        """Tell them."""
+        for each in self._watches:
+            each.operation(*told)
