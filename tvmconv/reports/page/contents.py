@@ -23,8 +23,9 @@ from tvmconv.reports.page.network import network_results
 from tvmconv.reports.page.results import workload_results
 from tvmconv.reports.page.roofline import roofline
 from tvmconv.reports.page.search import search
+from tvmconv.reports.page.svg import legend
 from tvmconv.reports.page.tiles import LEGEND as TILES_LEGEND
-from tvmconv.reports.page.tiles import tiles
+from tvmconv.reports.page.tiles import LEVELS, tiles
 from tvmconv.reports.page.waterfall import waterfall
 from tvmconv.reports.tables import significant
 from tvmconv.workloads import Layer, Workload
@@ -125,8 +126,18 @@ def _memory(kernels: Sequence[Kernel]) -> Markup:
         element("div", element("h3", kernel.schedule.name), tiles(kernel), memory(kernel, number))
         for number, kernel in enumerate(kernels)
     ]
-    told = [paragraph(legend, "soft") for legend in (TILES_LEGEND, MEMORY_LEGEND)]
-    return joined([*told, element("div", *parts, class_="columns")])
+    if not parts:
+        return paragraph("No kernel of this workload can be built here.", "soft")
+    square = {"x": 1, "y": 1, "width": 14, "height": 14}
+    swatches = {level: element("rect", **square, class_=f"tile {level}") for level in LEVELS}
+    return joined(
+        [
+            paragraph(TILES_LEGEND, "soft"),
+            legend(swatches),
+            paragraph(MEMORY_LEGEND, "soft"),
+            element("div", *parts, class_="columns"),
+        ]
+    )
 
 
 def _text(make: Callable[[], str]) -> Markup:
