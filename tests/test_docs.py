@@ -157,9 +157,12 @@ def test_generated_sections_are_as_the_scripts_write_them(page, tmp_path, capsys
         assert main([*counters, "--into", str(again)]) == 0
     for name in names:
         (measured,) = (ROOT / "tuning_logs").glob(f"*/{name}.json")
-        script = "counters" if name.endswith("-counters") else "sweep"
+        if name.startswith("bounds-"):
+            script, words = "bound_agreement", ["-o", str(tmp_path), "--again"]
+        else:
+            script, words = "counters" if name.endswith("-counters") else "sweep", ["--from"]
         main = runpy.run_path(str(ROOT / f"scripts/{script}.py"))["main"]
-        assert main(["--from", str(measured), "--into", str(again)]) == 0
+        assert main([*words, str(measured), "--into", str(again)]) == 0
     assert again.read_text(encoding="utf-8") == text
 
 

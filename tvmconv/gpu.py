@@ -37,6 +37,10 @@ _OPT_IN_SHARED |= {103: 227, 110: 227, 120: 99, 121: 99}
 # multiply-add".
 _FP32_LANES = {75: 64, 80: 64, 86: 128, 87: 128, 89: 128, 90: 128, 100: 128, 103: 128, 120: 128, 121: 128}
 
+# The L2 cache in MiB, of V100, Titan RTX, A100 (40 GB), GA102, AD102, H100 and H200, B200: NVIDIA's whitepapers.
+_L2_MIB = {70: 6, 75: 6, 80: 40, 86: 6, 89: 96, 90: 50, 100: 126}
+_L1_KIB = {70: 128, 75: 96, 80: 192, 86: 128, 89: 128, 90: 256, 100: 256}  # with shared memory, of a multiprocessor
+
 # What a multiprocessor has: threads, blocks, and shared memory in KiB, of which each block takes some for the system.
 # The guide's tables, and cuda_occupancy.h for the blocks of 11.0 and 12.
 _SM_THREADS = {70: 2048, 72: 2048, 75: 1024, 80: 2048, 86: 1536, 87: 1536, 88: 1536, 89: 1536, 90: 2048, 100: 2048}
@@ -127,3 +131,13 @@ def max_cluster(arch: str | None) -> int:
 def fp32_lanes(arch: str) -> int | None:
     """float32 multiply-adds a clock and multiprocessor; None where that is not known."""
     return _FP32_LANES.get(number(arch))
+
+
+def l2_bytes(arch: str) -> int:
+    """What the L2 cache of an architecture's largest GPU holds; of one that is not known 4 MiB."""
+    return _L2_MIB.get(number(arch), 4) << 20
+
+
+def l1_bytes(arch: str) -> int:
+    """L1 and shared memory of a multiprocessor, together; of an architecture that is not known 96 KiB."""
+    return _L1_KIB.get(number(arch), 96) << 10

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tvm.ir import IRModule
     from tvm.tirx import PrimFunc
 
+    from tvmconv.compiler.listing import Listing
     from tvmconv.compiler.nvrtc import Cubin, Resources
     from tvmconv.devices import Device, Timing
     from tvmconv.devices.base import Loaded
@@ -190,6 +191,13 @@ class Kernel:
         from tvmconv.compiler import sass
 
         return sass.disassemble(self.cubin.image)
+
+    @functools.cached_property
+    def listings(self) -> dict[str, Listing]:
+        """The instructions of each step, by its name, with their lines in `source`; raises as `sass`."""
+        from tvmconv.compiler.listing import listings
+
+        return listings(self.source, self._arch("machine code"))
 
     def stage(self, name: str, *, full: bool = False) -> str:
         """One of `STAGES` as text.

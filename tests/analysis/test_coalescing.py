@@ -18,27 +18,27 @@ LANES = np.arange(32)
 @pytest.mark.parametrize(
     ("addresses", "nbytes", "expected"),
     [
-        (LANES * 4, 4, (1, 4, 4)),
-        (LANES[::-1] * 4, 4, (1, 4, 4)),
-        (LANES * 4 + 4, 4, (1, 5, 4)),  # one element late
-        (LANES * 8, 4, (1, 8, 4)),
-        (LANES * 32, 4, (1, 32, 4)),
-        (LANES * 4096, 4, (1, 32, 4)),
-        (LANES * 0, 4, (1, 1, 1)),
-        (LANES * 2, 2, (1, 2, 2)),
-        (LANES * 16, 16, (1, 16, 16)),
-        (LANES * 64, 16, (1, 32, 16)),
-        (LANES // 8 * 128, 4, (1, 4, 1)),
-        (LANES * 16 + 24, 16, (1, 17, 16)),  # every other one lies across a border
+        (LANES * 4, 4, (1, 4, 4, 1)),
+        (LANES[::-1] * 4, 4, (1, 4, 4, 1)),
+        (LANES * 4 + 4, 4, (1, 5, 4, 2)),  # one element late
+        (LANES * 8, 4, (1, 8, 4, 2)),
+        (LANES * 32, 4, (1, 32, 4, 8)),
+        (LANES * 4096, 4, (1, 32, 4, 32)),
+        (LANES * 0, 4, (1, 1, 1, 1)),
+        (LANES * 2, 2, (1, 2, 2, 1)),
+        (LANES * 16, 16, (1, 16, 16, 4)),
+        (LANES * 64, 16, (1, 32, 16, 16)),
+        (LANES // 8 * 128, 4, (1, 4, 1, 4)),
+        (LANES * 16 + 24, 16, (1, 17, 16, 5)),  # every other one lies across a border
     ],
 )
-def test_a_request_takes_the_sectors_that_it_touches(addresses, nbytes, expected):
+def test_a_request_takes_the_sectors_and_lines_that_it_touches(addresses, nbytes, expected):
     assert of_a_warp(addresses, nbytes) == expected
 
 
 def test_threads_that_take_no_part_touch_nothing():
-    assert of_a_warp(LANES * 32, active=LANES < 3) == (1, 3, 1)
-    assert of_a_warp(LANES * 32, active=LANES < 0) == (0, 0, 0)
+    assert of_a_warp(LANES * 32, active=LANES < 3) == (1, 3, 1, 1)
+    assert of_a_warp(LANES * 32, active=LANES < 0) == (0, 0, 0, 0)
 
 
 def by_array(kernel, kind="load"):

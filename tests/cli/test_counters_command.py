@@ -1,13 +1,14 @@
 """`tvmconv counters`: kernels that are built and counted without a GPU, and what one says of them."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from tvmconv import cli
 from tvmconv.experiments.beside import METRICS, Beside
 from tvmconv.measuring import programs
-from tvmconv.reports.beside import differing, ratio, summary
+from tvmconv.reports.beside import differing, ratio, summary, table
 
 SMALL = "conv2d:1x4x8x8,16x4x3x3,p1"
 ROW = Beside(
@@ -79,3 +80,8 @@ def test_the_summary_counts_those_that_agree():
     assert lines["sectors, loads"] == ("1", "1", "100%")
     assert lines["sectors, stores"] == ("1", "0", "0%")
     assert lines["occupancy"] == ("1", "1", "100%")
+
+
+def test_what_the_gpu_does_not_count_at_all_is_shown():
+    row = replace(ROW, measured={**ROW.measured, "global_load_sectors": 0.0})
+    assert "∞" in table([row]).text()

@@ -16,9 +16,25 @@ def test_a_page_on_one_kernel(capsys):
     assert re.search(r"shared +padded_shared +load +4 +1 +[\d,]+ +[\d,]+ +wavefronts", page)
     assert re.search(r"global +X +load +4 +1 +[\d,]+ +[\d,]+ +sectors", page)
     assert re.search(r"On NVIDIA H200, bound by [a-z0-9A-Z ]+:", page)
-    least = [float(line.split()[-1]) for line in page.rpartition("at least [µs]\n")[2].splitlines()]
+    least = [
+        float(line.split()[-1]) for line in page.rpartition("at least [µs]\n")[2].partition("\n\n")[0].splitlines()
+    ]
     assert least == sorted(least, reverse=True)
     assert len(least) == 5
+
+
+def test_the_predicted_time_is_told_with_its_parts_and_how_sure_it_is(capsys):
+    assert main(["explain", SMALL, "tiling", "--arch", "sm_90"]) == 0
+    _, _, told = capsys.readouterr().out.partition("\npredicted ")
+    time, low, high = map(float, re.search(r"([\d.]+) µs \(.* between ([\d.]+) and ([\d.]+)\)", told).groups())
+    assert low < time < high
+    longest = float(re.search(r"alone \[µs\] +of\n[a-zA-Z0-9 ]+? +([\d.]+)", told)[1])
+    assert 0 < longest < time
+
+
+def test_no_time_is_predicted_of_what_tma_and_wgmma_do(capsys):
+    assert main(["explain", "conv2d:1x64x16x16,128x64x1x1,s1,p0,f16,nhwc", "hopper", "--arch", "sm_90"]) == 0
+    assert "No time is predicted" in capsys.readouterr().out
 
 
 def test_one_step_of_each_knob(capsys):

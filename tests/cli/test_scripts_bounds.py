@@ -21,8 +21,21 @@ def test_bounds_are_set_beside_what_was_measured(script, tmp_path, capsys):
     points = json.loads((tmp_path / "bounds-direct.json").read_text())["points"][W]
     assert len(points) == 3
     assert all(0 < each["least"] == max(each["units"].values()) for each in points)
-    assert "rank correlation" in capsys.readouterr().out
+    assert all(each["predicted"] > 0 for each in points)
+    assert "the overlap that fits best" in capsys.readouterr().out
     assert (tmp_path / "bounds-direct.png").stat().st_size < 200_000
+
+
+def test_what_was_counted_once_need_not_be_built_again(script, tmp_path, capsys):
+    recorded = ROOT / "tuning_logs/nvidia-h200/bounds-direct"
+    assert script("bound_agreement")(["--again", f"{recorded}.json", "-o", str(tmp_path)]) == 0
+    assert (tmp_path / "bounds-direct.md").read_text() == Path(f"{recorded}.md").read_text()
+
+
+def test_what_counts_nothing_is_one_line(script, tmp_path, capsys):
+    (tmp_path / "bounds.json").write_text("[1]")
+    assert script("bound_agreement")(["--again", str(tmp_path / "bounds.json"), "-o", str(tmp_path)]) == 2
+    assert "is not of scripts/bound_agreement.py" in capsys.readouterr().err
 
 
 def test_a_workload_that_no_log_has_is_one_line(script, tmp_path, capsys):

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from tvmconv.analysis.accesses import Access, accesses
 from tvmconv.analysis.execute import Block, execute, zeros
-from tvmconv.analysis.machine import Kind, Space, Watch
+from tvmconv.analysis.machine import Kind, Space, Watch, statement_of
 from tvmconv.analysis.memory import VECTOR_BYTES
 from tvmconv.analysis.tir import SHARED, executions, has_instructions, warps
 from tvmconv.gpu import BANK_BYTES, BANKS, WARP
@@ -52,6 +52,7 @@ class SharedAccess:
         wavefronts: how many passes over the banks these take.
         least: how many they would take without any conflict.
         nbytes: that a thread accesses, or the row of a matrix.
+        statement: the index of the statement that it is of, in the order of `tvmconv.analysis.tir.statements`.
     """
 
     kind: Literal["load", "store"]
@@ -60,6 +61,7 @@ class SharedAccess:
     wavefronts: int
     least: int
     nbytes: int
+    statement: int
 
     @property
     def conflicts(self) -> int:
@@ -115,7 +117,7 @@ def _count(access: Access, launch: Launch, block: Block) -> SharedAccess:
             continue
         total += executed.repeats * -(-nbytes // VECTOR_BYTES) * np.array(found)
     requests, wavefronts, least = total.tolist()
-    return SharedAccess(access.kind, str(access.buffer.name), requests, wavefronts, least, nbytes)
+    return SharedAccess(access.kind, str(access.buffer.name), requests, wavefronts, least, nbytes, access.statement)
 
 
 class _Watch(Watch):
@@ -159,8 +161,8 @@ class _Watch(Watch):
         """What was counted, in the order of the text."""
         ordered = sorted(self._counts.items(), key=lambda each: each[0][0])
         return [
-            SharedAccess(kind, name, int(requests), int(wavefronts), int(least), nbytes)
-            for (_, kind, name, nbytes), (requests, wavefronts, least) in ordered
+            SharedAccess(kind, name, int(requests), int(wavefronts), int(least), nbytes, statement_of(site))
+            for (site, kind, name, nbytes), (requests, wavefronts, least) in ordered
         ]
 
 

@@ -4,8 +4,9 @@ A unit of a multiprocessor does the work of the blocks that come to that multipr
 multiprocessors, the busiest has the next integer above B / M of them. Arithmetic in float32 is a multiply-add a lane
 and clock ("Arithmetic Instructions" in the CUDA C++ Programming Guide); tensor cores do many times that; shared
 memory serves a wavefront of 128 bytes a clock ("Shared Memory" there); L1 moves 4 sectors of 32 bytes a clock, and
-what lies in the memory goes at the device's bandwidth: at least each array once. A launch takes some 2 µs. None of
-these can be beaten; how near a kernel comes to the largest is a matter of latency, which occupancy hides.
+what comes from the memory goes at the device's bandwidth: each array once, and again where L2 does not keep it
+(`footprint`). A launch takes some 2 µs. None of these can be beaten, but that of memory by a kernel whose arrays lie in
+L2 already; how near a kernel comes to the largest is told by `predicted_time`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from tvmconv.analysis.banks import shared_accesses
 from tvmconv.analysis.coalescing import global_accesses
+from tvmconv.analysis.footprint import dram_bytes
 from tvmconv.analysis.traffic import traffic
 from tvmconv.gpu import fp32_lanes
 from tvmconv.knowledge.features import LAUNCH_SECONDS, TENSOR_CORES, Machine
@@ -71,11 +73,12 @@ def bounds(kernel: Kernel, machine: Machine) -> list[Bound]:
         touched = sum(access.sectors for access in global_accesses(kernel, step))
         found += touched * blocks
         moved += most * touched / SECTORS_A_CLOCK / clock
+    memory = dram_bytes(kernel)
     units = [
         Bound(ARITHMETIC, f"{flops / 1e9:.3g} GFLOP", seconds),
         Bound(SHARED, f"{wavefronts / 1e6:.3g} million wavefronts", shared),
         Bound(L1, f"{found / 1e6:.3g} million sectors", moved),
-        Bound(DRAM, f"{w.min_bytes / 1e6:.3g} MB", w.min_bytes / machine.bandwidth),
+        Bound(DRAM, f"{memory / 1e6:.3g} MB", memory / machine.bandwidth),
         Bound(LAUNCH, f"{len(kernel.steps)}", LAUNCH_SECONDS * len(kernel.steps)),
     ]
     return sorted(units, key=lambda each: -each.seconds)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from tvmconv.analysis.accesses import Access, accesses
 from tvmconv.analysis.execute import Block, execute, zeros
-from tvmconv.analysis.machine import Kind, Space, Watch
+from tvmconv.analysis.machine import Kind, Space, Watch, statement_of
 from tvmconv.analysis.memory import Array, Mapped
 from tvmconv.analysis.tir import executions, has_instructions, warps
 from tvmconv.gpu import WARP
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tvmconv.kernel import Kernel
 
 SECTOR_BYTES = 32
+LINE_BYTES = 128  # of L1
 GLOBAL = "global"
 
 
@@ -47,6 +48,8 @@ class GlobalAccess:
         sectors: that these touch.
         least: how many it would be if the bytes that each request touches lay side by side.
         nbytes: that a thread accesses.
+        lines: of 128 bytes that the requests touch; L1 looks one up at a time.
+        statement: the index of the statement that it is of, in the order of `tvmconv.analysis.tir.statements`.
     """
 
     kind: Literal["load", "store"]
@@ -55,6 +58,8 @@ class GlobalAccess:
     sectors: int
     least: int
     nbytes: int
+    lines: int
+    statement: int
 
     @property
     def efficiency(self) -> float:
@@ -92,17 +97,18 @@ def middle_block(step: LoweredStep) -> Block:
 
 
 def _count(access: Access, launch: Launch, block: Block) -> GlobalAccess:
-    total = np.zeros(3, np.int64)
+    total = np.zeros(4, np.int64)
     for executed in executions(access.scope, [access.index], launch, block):
         (elements,) = executed.values
         addresses, active = warps(elements * access.itemsize), warps(executed.active)
         total += executed.repeats * np.array(sectors(addresses, active, access.nbytes))
-    requests, found, least = total.tolist()
-    return GlobalAccess(access.kind, str(access.buffer.name), requests, found, least, access.nbytes)
+    requests, found, least, lines = total.tolist()
+    name = str(access.buffer.name)
+    return GlobalAccess(access.kind, name, requests, found, least, access.nbytes, lines, access.statement)
 
 
-def sectors(addresses: NDArray[Any], active: NDArray[np.bool_], nbytes: int) -> tuple[int, int, int]:
-    """Requests, the sectors that they touch, and the fewest that could hold what they touch.
+def sectors(addresses: NDArray[Any], active: NDArray[np.bool_], nbytes: int) -> tuple[int, int, int, int]:
+    """Requests, the sectors that they touch, the fewest that could hold what they touch, and the lines they touch.
 
     Args:
         addresses: in bytes, of shape (requests, threads of a warp).
@@ -111,22 +117,28 @@ def sectors(addresses: NDArray[Any], active: NDArray[np.bool_], nbytes: int) -> 
     """
     taking = active.any(axis=1)
     if not taking.any():
-        return 0, 0, 0
-    found, least = sectors_of_each(addresses[taking].astype(np.int64), active[taking], nbytes)
-    return int(taking.sum()), int(found.sum()), int(least.sum())
+        return 0, 0, 0, 0
+    addresses, active = addresses[taking].astype(np.int64), active[taking]
+    found, least = sectors_of_each(addresses, active, nbytes)
+    lines = _touched(addresses, active, nbytes, LINE_BYTES)
+    return int(taking.sum()), int(found.sum()), int(least.sum()), int(lines.sum())
 
 
 def sectors_of_each(
     addresses: NDArray[np.int64], active: NDArray[np.bool_], nbytes: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The sectors that each request touches, and the fewest that could hold what it touches; as for `sectors`."""
-    first, last = addresses // SECTOR_BYTES, (addresses + nbytes - 1) // SECTOR_BYTES
-    spans = int((last - first)[active].max()) + 1
-    touched = np.minimum(first[:, :, None] + np.arange(spans), last[:, :, None])
-    found = _distinct(np.where(active[:, :, None], touched, -1).reshape(len(addresses), -1))
     # Threads that read the same bytes do so from the same address on.
     asked = _distinct(np.where(active, addresses, -1)) * nbytes
-    return found, -(-asked // SECTOR_BYTES)
+    return _touched(addresses, active, nbytes, SECTOR_BYTES), -(-asked // SECTOR_BYTES)
+
+
+def _touched(addresses: NDArray[np.int64], active: NDArray[np.bool_], nbytes: int, size: int) -> NDArray[np.int64]:
+    """How many pieces of so many bytes each request touches."""
+    first, last = addresses // size, (addresses + nbytes - 1) // size
+    spans = int((last - first)[active].max()) + 1
+    touched = np.minimum(first[:, :, None] + np.arange(spans), last[:, :, None])
+    return _distinct(np.where(active[:, :, None], touched, -1).reshape(len(addresses), -1))
 
 
 def _distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -177,15 +189,15 @@ class _Watch(Watch):
         first = lanes < self._lanes
         if space != GLOBAL or not first.any():
             return
-        total = self._counts.setdefault((site, kind, name, nbytes), np.zeros(3, np.int64))
+        total = self._counts.setdefault((site, kind, name, nbytes), np.zeros(4, np.int64))
         total += np.array(sectors(*by_request(lanes[first], addresses[first]), nbytes))
 
     def accesses(self) -> list[GlobalAccess]:
         """What was counted, in the order of the text."""
         ordered = sorted(self._counts.items(), key=lambda each: each[0][0])
         return [
-            GlobalAccess(kind, name, int(requests), int(found), int(least), nbytes)
-            for (_, kind, name, nbytes), (requests, found, least) in ordered
+            GlobalAccess(kind, name, int(requests), int(found), int(least), nbytes, int(lines), statement_of(site))
+            for (site, kind, name, nbytes), (requests, found, least, lines) in ordered
         ]
 
 

@@ -54,13 +54,13 @@ def run(args: argparse.Namespace) -> int:
             return _save(args, device)
         readings = _measured(args, device)
     parts = [table(readings.kernels), summary(readings.kernels)]
-    print("\n\n".join([*(part.text() for part in parts), readings.provenance]))
     if args.out:
         page = [f"# {readings.name}", *(part.markdown() for part in reversed(parts)), f"{LEGEND} {readings.provenance}"]
         try:
             readings.write(args.out, "\n\n".join(page))
         except OSError as error:
             raise UsageError(f"cannot write to {args.out}: {error.strerror}") from error
+    print("\n\n".join([*(part.text() for part in parts), readings.provenance]))
     return 0
 
 

@@ -134,20 +134,26 @@ def architectures() -> tuple[int, ...]:
     return () if unavailable() else tuple(_nvrtc().nvrtcGetSupportedArchs()[1])
 
 
-def compile_cubin(source: str, arch: str) -> Cubin:
+FILE = "kernel.cu"  # what the text is called, in messages and where lines are told
+_LINES = "-lineinfo"
+
+
+def compile_cubin(source: str, arch: str, *, lines: bool = False) -> Cubin:
     """Compile CUDA text to machine code. May be called from several threads at once.
 
     Args:
         source: the whole text as `inspect_source()` of TVM's CUDA module gives it, or any CUDA C++ of its own. One with
             dynamic shared memory that spills is compiled once more, for a single block to be enough.
         arch: a real architecture, such as "sm_90" or "sm_90a".
+        lines: tell of each instruction which line of the text it is of; the instructions are the same.
 
     Raises:
         CompileError: NVRTC is not available, does not know `arch`, or rejects the text (with its first error).
     """
-    cubin = _cubin(source, arch)
+    more = (_LINES,) if lines else ()
+    cubin = _cubin(source, arch, *more)
     if cubin.kernels and cubin.resources.spills and _DYNAMIC_SHARED in source:
-        roomy = _cubin(source, arch, _ONE_BLOCK)
+        roomy = _cubin(source, arch, _ONE_BLOCK, *more)
         if roomy.resources.spills < cubin.resources.spills:
             return roomy
     return cubin
@@ -222,7 +228,7 @@ def _compile(source: str, arch: str, kind: str, *more: str) -> tuple[bytes, str]
 def _attempt(nvrtc, source: str, options: list[str], headers: dict[str, str], kind: str) -> tuple[bytes | None, str]:
     """One run of NVRTC with `headers` in memory before the include path: the image, or None, and the log."""
     contents, names = ([text.encode() for text in texts] for texts in (headers.values(), headers.keys()))
-    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", len(headers), contents, names)
+    _, program = nvrtc.nvrtcCreateProgram(source.encode(), FILE.encode(), len(headers), contents, names)
     try:
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
         log = _read(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)

@@ -16,19 +16,20 @@ _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z
 _KEPT_MODIFIERS = {"E", "U8", "S8", "U16", "S16", "64", "128"}
 
 
-def disassemble(image: bytes) -> str:
+def disassemble(image: bytes, *, lines: bool = False) -> str:
     """Disassemble a cubin with nvdisasm, or cuobjdump where only that is installed.
 
     Args:
         image: a cubin, as `tvmconv.compiler.nvrtc.compile_cubin` makes it.
+        lines: print the lines of the source that the image tells, in comments.
 
     Returns:
         The instructions of all its kernels, one a line behind its address in a comment.
 
     Raises:
-        CompileError: neither tool is installed, or it cannot read `image`.
+        CompileError: neither tool is installed, or it cannot read `image`; for the lines, nvdisasm is not.
     """
-    command = _disassembler()
+    command = _disassembler(lines=lines)
     with tempfile.TemporaryDirectory() as directory:
         cubin = Path(directory) / "kernel.cubin"  # the tools read a file only
         cubin.write_bytes(image)
@@ -55,11 +56,12 @@ def instruction_counts(sass: str) -> dict[str, int]:
     return dict(names.most_common())
 
 
-def _disassembler() -> list[str]:
+def _disassembler(*, lines: bool) -> list[str]:
     """The command to which a cubin's path is to be added."""
     if nvdisasm := _wheel_nvdisasm() or shutil.which("nvdisasm"):
-        return [nvdisasm, "--print-code"]
-    if cuobjdump := shutil.which("cuobjdump"):
+        told = ["--print-line-info-inline"] if lines else []
+        return [nvdisasm, "--print-code", "--no-dataflow", *told]  # so the text is the same, and there sooner
+    if not lines and (cuobjdump := shutil.which("cuobjdump")):
         return [cuobjdump, "--dump-sass"]
     raise CompileError('SASS needs nvdisasm, which is not installed; install it with: pip install "tvmconv[cuda]"')
 

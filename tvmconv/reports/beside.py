@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from tvmconv.experiments.beside import Beside
@@ -56,7 +57,7 @@ def differing(rows: Sequence[Beside]) -> Iterator[tuple[Beside, list[str]]]:
 
 
 def ratio(row: Beside, key: str) -> float | None:
-    """Counted over measured; None where neither counts any, or one is not known; 1 where both are a few."""
+    """Counted over measured; None where neither counts any, or one is not known; 1 where they differ by a few."""
     ours, theirs = row.counted.get("counts", {}).get(key, 0.0), row.measured.get(key)
     if "error" in row.counted or theirs is None or not (ours or theirs):
         return None
@@ -77,4 +78,10 @@ def _line(row: Beside) -> tuple[str, ...]:
     full = f"{row.counted['occupancy']:.0%}"
     if "occupancy_percent" in row.measured and not _same_occupancy(row):
         full += f" ({row.measured['occupancy_percent']:.1f}%)"
-    return row.workload, name, *(NOTHING if share is None else significant(share) for share in shares), full
+    return row.workload, name, *map(_shown, shares), full
+
+
+def _shown(share: float | None) -> str:
+    if share is None:
+        return NOTHING
+    return significant(share) if math.isfinite(share) else "∞"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tvmconv.analysis.banks import shared_accesses
 from tvmconv.analysis.bounds import Bound, bounds
 from tvmconv.analysis.coalescing import global_accesses
+from tvmconv.analysis.linked import Linked, linked
 from tvmconv.analysis.occupancy import Occupancy, occupancy_of, waves
+from tvmconv.analysis.predicted_time import QUARTILES, PredictedTime, predicted_time
 from tvmconv.analysis.steps import steps
 from tvmconv.compiler.lower import LoweredStep
 from tvmconv.errors import AnalysisError, CompileError
@@ -17,9 +19,9 @@ from tvmconv.gpu import WARP
 from tvmconv.kernel import Kernel
 from tvmconv.knobs import format_value
 from tvmconv.knowledge.features import Machine
-from tvmconv.reports.tables import Table, significant
-
-WORST = 3  # accesses that are named at the end
+from tvmconv.reports.accesses import costs, costs_text
+from tvmconv.reports.instructions import instructions
+from tvmconv.reports.tables import NOTHING, Table, significant
 
 
 def explanation(kernel: Kernel, machine: Machine | None) -> str:
@@ -35,12 +37,22 @@ def explanation(kernel: Kernel, machine: Machine | None) -> str:
     """
     config = " ".join(f"{name}={format_value(value)}" for name, value in kernel.config.items())
     lines = [f"{kernel.workload} by {kernel.schedule.name} on {kernel.device.text}", config or "no knobs"]
-    for step in kernel.steps:
-        lines += ["", kernel.titled(step, _of_step(kernel, step, machine))]
-    lines += ["", _costs(kernel)]
+    found, failure = _linked(kernel)
+    for place, step in enumerate(kernel.steps):
+        code = instructions(found[place].listing) if found else f"instructions  {failure}"
+        lines += ["", kernel.titled(step, f"{_of_step(kernel, step, machine)}\n{code}")]
+    lines += ["", costs_text(kernel, costs(kernel, found))]
     if machine:
-        lines += ["", _bounds(bounds(kernel, machine), machine)]
+        lines += ["", _bounds(bounds(kernel, machine), machine), "", _prediction(kernel, machine)]
     return "\n".join(lines)
+
+
+def _linked(kernel: Kernel) -> tuple[list[Linked] | None, str]:
+    """The kernel's statements and instructions, or why they are not known."""
+    try:
+        return linked(kernel), ""
+    except CompileError as error:  # there is no disassembler
+        return None, str(error)
 
 
 def comparison(kernels: Sequence[Kernel], machine: Machine | None) -> str:
@@ -65,29 +77,54 @@ def knob_steps(kernel: Kernel, machine: Machine, told: Callable[[str], None] = l
     Raises:
         AnalysisError: what a kernel does cannot be counted, or its architecture is not known.
     """
-    now = bounds(kernel, machine)
-    found = [(1.0, ("as it is", "", *_changed(kernel, now, 1.0)))]
+    predicting = _predicted(kernel, machine) is not None
+    now = _Outlook.of(kernel, machine, predicting)
+    found = [(1.0, ("as it is", "", *now.cells(1.0)))]
     for step in steps(kernel):
         told(f"{step.knob}={format_value(step.value)}")
         try:
-            then = bounds(step.kernel, machine)
-            times = then[0].seconds / now[0].seconds
-            row = (step.knob, format_value(step.value), *_changed(step.kernel, then, times))
+            then = _Outlook.of(step.kernel, machine, predicting)
         except (AnalysisError, CompileError):  # what the compiler does not take is no step
             continue
-        found.append((times, row))
+        times = then.seconds / now.seconds
+        found.append((times, (step.knob, format_value(step.value), *then.cells(times))))
     rows = [found[0][1], *(row for _, row in sorted(found[1:], key=lambda each: each[0]))]
-    headers = ("knob", "to", "bound by", "at least [µs]", "×", "occupancy", "registers", "conflicts", "sectors")
-    table = Table(headers, rows, left=frozenset({"knob", "to", "bound by"}))
+    time, of = ("predicted [µs]", "predicted") if predicting else ("at least [µs]", "least")
+    headers = ("knob", "to", "most by", time, "×", "occupancy", "registers", "conflicts", "sectors")
+    table = Table(headers, rows, left=frozenset({"knob", "to", "most by"}))
     return "\n".join(
-        ["One step of a knob (× of the least time, conflicts and sectors of the whole kernel):", table.text()]
+        [f"One step of a knob (× of the {of} time, conflicts and sectors of the whole kernel):", table.text()]
     )
 
 
-def _changed(kernel: Kernel, found: Sequence[Bound], times: float) -> tuple[str, ...]:
-    told = _quantities(kernel, None)
-    counts = (told["occupancy"], told["registers a thread"], told["bank conflicts"], told["global sectors"])
-    return (found[0].unit, significant(found[0].seconds * 1e6), significant(times), *counts)
+@dataclass(frozen=True)
+class _Outlook:
+    """What is told of a kernel beside others.
+
+    Attributes:
+        kernel: the kernel.
+        seconds: predicted, or at least, where that is not predicted.
+        most: what most of these go to.
+    """
+
+    kernel: Kernel
+    seconds: float
+    most: str
+
+    @staticmethod
+    def of(kernel: Kernel, machine: Machine, predicting: bool) -> _Outlook:
+        """Of a kernel; raises AnalysisError where that cannot be counted."""
+        if predicting:
+            time = predicted_time(kernel, machine)
+            return _Outlook(kernel, time.seconds, time.parts[0].name)
+        longest = bounds(kernel, machine)[0]
+        return _Outlook(kernel, longest.seconds, longest.unit)
+
+    def cells(self, times: float) -> tuple[str, ...]:
+        """Of a table; so many times as long as the kernel as it is."""
+        told = _quantities(self.kernel, None)
+        counts = (told["occupancy"], told["registers a thread"], told["bank conflicts"], told["global sectors"])
+        return (self.most, significant(self.seconds * 1e6), significant(times), *counts)
 
 
 def _of_step(kernel: Kernel, step: LoweredStep, machine: Machine | None) -> str:
@@ -117,70 +154,29 @@ def _occupancy(found: Occupancy) -> str:
     )
 
 
-@dataclass(frozen=True)
-class _Cost:
-    """An access, or several that are alike: what it takes of its unit, and what it has to."""
-
-    memory: str
-    array: str
-    kind: str
-    nbytes: int
-    unit: str
-    requests: int
-    takes: int
-    least: int
-    places: int = 1
-
-    @property
-    def times(self) -> float:
-        """How many times as much as it has to."""
-        return self.takes / self.least if self.least else 1.0
-
-    @property
-    def alike(self) -> tuple[str, str, str, int, float]:
-        """The same for accesses of which one line tells as much as several."""
-        return self.memory, self.array, self.kind, self.nbytes, self.times
-
-    def with_another(self, other: _Cost) -> _Cost:
-        """Both together."""
-        added = {name: getattr(self, name) + getattr(other, name) for name in ("requests", "takes", "least", "places")}
-        return replace(self, **added)
-
-
-def _costs(kernel: Kernel) -> str:
-    """What the accesses of the text cost, in one block; then those that cost most beyond what they have to."""
-    found: dict[tuple[str, str, str, int, float], _Cost] = {}
-    for cost in _each_cost(kernel):
-        found[cost.alike] = found[cost.alike].with_another(cost) if cost.alike in found else cost
-    headers = ("memory", "array", "access", "bytes", "places", "requests", "takes", "of", "at least", "×")
-    rows = [
-        (
-            *(each.memory, each.array, each.kind, str(each.nbytes), str(each.places)),
-            *(f"{each.requests:,}", f"{each.takes:,}", each.unit, f"{each.least:,}", significant(each.times)),
-        )
-        for each in found.values()
-    ]
-    table = Table(headers, rows, left=frozenset({"memory", "array", "access", "of"}))
-    worst = sorted((each for each in found.values() if each.takes > each.least), key=lambda e: e.least - e.takes)
-    lines = [f"  {each.kind} of {each.array}: {each.takes:,} {each.unit}, {each.least:,} would do" for each in worst]
-    return "\n".join(["One block:", table.text(), *(["Most is lost by", *lines[:WORST]] if lines else [])])
-
-
-def _each_cost(kernel: Kernel) -> Iterator[_Cost]:
-    for step in kernel.steps:
-        of = f" of {step.name}" if len(kernel.steps) > 1 else ""
-        for own in shared_accesses(kernel, step):
-            numbers = (own.requests, own.wavefronts, own.least)
-            yield _Cost("shared", own.buffer + of, own.kind, own.nbytes, "wavefronts", *numbers)
-        for touched in global_accesses(kernel, step):
-            numbers = (touched.requests, touched.sectors, touched.least)
-            yield _Cost("global", touched.array + of, touched.kind, touched.nbytes, "sectors", *numbers)
-
-
 def _bounds(found: Sequence[Bound], machine: Machine) -> str:
     rows = [(each.unit, each.amount, significant(each.seconds * 1e6)) for each in found]
     table = Table(("unit", "has to do", "at least [µs]"), rows, left=frozenset({"unit"}))
     return "\n".join([f"On {machine.name}, bound by {found[0].unit}:", table.text()])
+
+
+def _prediction(kernel: Kernel, machine: Machine) -> str:
+    time = _predicted(kernel, machine)
+    if time is None:
+        return "No time is predicted: what TMA and wgmma do is not counted, or there is no disassembler."
+    low, high = (significant(time.seconds * share * 1e6) for share in QUARTILES)
+    rows = [(part.name, significant(part.seconds * 1e6), part.formula) for part in time.parts if part.seconds]
+    table = Table(("part", "alone [µs]", "of"), rows, left=frozenset({"part", "of"}))
+    told = f"predicted {significant(time.seconds * 1e6)} µs (half of what was measured lay between {low} and {high}):"
+    return "\n".join([told, table.text()])
+
+
+def _predicted(kernel: Kernel, machine: Machine) -> PredictedTime | None:
+    """A kernel's predicted time; None where it cannot be told."""
+    try:
+        return predicted_time(kernel, machine)
+    except (AnalysisError, CompileError):
+        return None
 
 
 def _quantities(kernel: Kernel, machine: Machine | None) -> dict[str, str]:
@@ -211,4 +207,6 @@ def _quantities(kernel: Kernel, machine: Machine | None) -> dict[str, str]:
         told["bound by"] = first.unit
         for each in sorted(units, key=lambda bound: bound.unit):
             told[f"{each.unit} [µs]"] = significant(each.seconds * 1e6)
+        time = _predicted(kernel, machine)
+        told["predicted [µs]"] = significant(time.seconds * 1e6) if time else NOTHING
     return told

@@ -1,0 +1,90 @@
+"""Predicted times beside measured ones: on what scripts/bound_agreement.py counted of kernels that were measured."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+import tvmconv as tc
+from tvmconv.analysis.footprint import dram_bytes
+from tvmconv.analysis.predicted_time import predict, predicted_time
+from tvmconv.analysis.work import Work
+from tvmconv.knowledge.features import Machine
+
+H200 = Path(__file__).parents[2] / "tuning_logs/nvidia-h200"
+RECORDED = {name: json.loads((H200 / f"bounds-{name}.json").read_text()) for name in ("direct",)}
+LAYERS = [(name, text) for name, found in RECORDED.items() for text in found["points"]]
+MACHINE = Machine(**RECORDED["direct"]["machine"])
+WORK = Work(264, 2, 1000, 4000, 3000, 100, 0, 500, 0, 100, 200, 200, 0)
+
+
+def beside(name, text):
+    own = RECORDED[name]["points"][text]
+    predicted = [predict([Work(**step) for step in each["steps"]], MACHINE).seconds for each in own]
+    return np.array([each["measured"] for each in own]), np.array(predicted)
+
+
+def test_four_layers_have_five_hundred_configs_and_others_are_held_out():
+    found = RECORDED["direct"]
+    fitted = [own for text, own in found["points"].items() if text not in found["held_out"]]
+    assert len(fitted) == 4
+    assert sum(map(len, fitted)) >= 500
+    assert len(found["held_out"]) >= 4
+
+
+@pytest.mark.parametrize(("name", "text"), LAYERS)
+def test_the_order_of_a_layers_configs_is_told_by_their_code(name, text):
+    measured, predicted = beside(name, text)
+    assert spearmanr(measured, predicted).statistic >= 0.8
+
+
+@pytest.mark.parametrize(("name", "text"), LAYERS)
+def test_the_tenth_that_is_predicted_to_be_fastest_has_one_that_is_nearly(name, text):
+    measured, predicted = beside(name, text)
+    first = np.argsort(predicted)[: round(len(predicted) / 10)]
+    assert measured[first].min() <= 1.1 * measured.min()
+
+
+def test_more_work_takes_longer_and_more_room_does_not():
+    before = predict([WORK], MACHINE).seconds
+    for name in ("alone", "issued", "floats", "integers", "matrices", "wavefronts", "spilled", "l2_sectors"):
+        assert predict([replace(WORK, **{name: getattr(WORK, name) * 2 + 100})], MACHINE).seconds > before
+    assert predict([replace(WORK, resident=1)], MACHINE).seconds > before
+    assert predict([replace(WORK, blocks=265)], MACHINE).seconds > before  # one multiprocessor has a third
+
+
+def test_the_time_lies_between_the_longest_part_and_the_sum_of_all():
+    time = predict([WORK], MACHINE)
+    assert time.parts[0].seconds < time.seconds < sum(part.seconds for part in time.parts) + 2e-6
+
+
+def test_a_step_that_follows_adds_its_time():
+    assert predict([WORK, WORK], MACHINE).seconds == pytest.approx(2 * predict([WORK], MACHINE).seconds)
+
+
+def test_a_kernel_that_is_built_has_a_time_with_its_parts():
+    kernel = tc.build(tc.parse("conv2d:1x64x56x56,64x64x3x3,s1,p1"), "conflict_free", arch="sm_90")
+    time = predicted_time(kernel, MACHINE)
+    assert 5e-6 < time.seconds < 5e-4
+    assert {"issue", "latency", "L2"} <= {part.name for part in time.parts}
+
+
+@pytest.mark.parametrize(
+    ("text", "schedule"),
+    [("filter1d:67108864,k5", "register"), ("filter2d:8192x8192x1,5x5", "basic"), ("filter1d:67108864,k5", "caching")],
+)
+def test_bytes_from_memory_are_those_that_ncu_counted(text, schedule):
+    """Where the arrays exceed L2; the counters are those of scripts/counters.py on an H200."""
+    file = H200 / f"{text.partition(':')[0]}-counters.json"
+    counted = {each["schedule"]: each["metrics"] for each in json.loads(file.read_text())["kernels"]}[schedule]
+    kernel = tc.build(tc.parse(text), schedule, arch="sm_90")
+    assert dram_bytes(kernel) == pytest.approx(counted["dram_read_bytes"] + counted["dram_write_bytes"], rel=0.1)
+
+
+def test_what_fits_l2_comes_from_memory_once():
+    workload = tc.parse("conv2d:1x64x56x56,64x64x3x3,s1,p1")
+    kernel = tc.build(workload, "conflict_free", arch="sm_90")
+    assert dram_bytes(kernel) == pytest.approx(workload.min_bytes, rel=0.01)

@@ -1,0 +1,99 @@
+"""Which scheduled statement and which stage of the declaration a lowered statement is of."""
+
+import functools
+
+import pytest
+from library_kernels import LADDER, every_kernel, named
+
+import tvmconv as tc
+from tvmconv.compiler.lines import tir_lines
+from tvmconv.compiler.origins import declared_origins, leaves, scheduled_origins
+
+NO_ORIGIN = "storage_sync"  # lowering adds these barriers
+
+
+@functools.cache
+def shares():
+    """The share of each kernel's stores and calls whose scheduled statement is known, by the kernel."""
+    found = {}
+    for kernel in every_kernel():
+        functions = [step.function for step in kernel.steps]
+        told = total = 0
+        for function, origins in zip(functions, scheduled_origins(kernel.tir["main"], functions), strict=True):
+            asked = [leaf.number for leaf in leaves(function) if leaf.key and NO_ORIGIN not in str(leaf.key)]
+            told, total = told + sum(number in origins for number in asked), total + len(asked)
+        found[kernel] = told / total
+    return found
+
+
+def test_the_ladder_has_all_its_origins():
+    assert {share for kernel, share in shares().items() if kernel.schedule.name in LADDER} == {1.0}
+
+
+def test_of_nine_schedules_in_ten_at_least_95_percent_of_the_statements_have_origins():
+    enough = [share >= 0.95 for share in shares().values()]
+    assert sum(enough) >= 0.9 * len(enough)
+
+
+def test_origins_store_to_the_same_buffer():
+    for kernel in every_kernel():
+        functions = [step.function for step in kernel.steps]
+        scheduled = leaves(kernel.tir["main"])
+        for function, origins in zip(functions, scheduled_origins(kernel.tir["main"], functions), strict=True):
+            lowered = leaves(function)
+            assert all(lowered[a].stores == scheduled[b].stores for a, b in origins.items()), named(kernel)
+
+
+def declared_lines(text, schedule):
+    """The lines of the declaration that each lowered store is for, by the name of its buffer."""
+    kernel = tc.build(tc.parse(text), schedule, arch="sm_90")
+    declaration = kernel.workload.prim_func()
+    lines, shown = tir_lines(declaration), declaration.script().split("\n")
+    (origins,) = scheduled_origins(kernel.tir["main"], [kernel.lowered])
+    declared = declared_origins(declaration, kernel.tir["main"])
+    found = {}
+    for leaf in leaves(kernel.lowered):
+        if leaf.stores and leaf.number in origins and origins[leaf.number] in declared:
+            for number in declared[origins[leaf.number]]:
+                line = shown[lines[number].start - 1].strip()
+                found.setdefault((leaf.stores, leaf.updates), set()).add(line.split(" = ")[0].split("[")[0] + line[-4:])
+    return found
+
+
+@pytest.fixture(scope="module")
+def of_tiling():
+    return declared_lines("conv2d:1x64x56x56,64x64x3x3,s1,p1", "tiling")
+
+
+def test_a_copy_in_shared_memory_is_for_the_padding_that_it_copies(of_tiling):
+    assert {name[:6] for name in of_tiling["padded_shared", False]} == {"padded"}
+
+
+def test_what_begins_a_sum_is_for_its_initial_value_alone(of_tiling):
+    assert of_tiling["sum_local", False] == {"sum0.0)"}
+
+
+def test_what_adds_to_a_sum_is_for_its_update_alone(of_tiling):
+    assert of_tiling["sum_local", True] == {"sum_rw]"}
+
+
+def test_a_stage_that_was_inlined_is_what_its_reader_is_for():
+    found = declared_lines("conv2d:1x64x56x56,64x64x3x3,s1,p1", "default")
+    assert {name[:3] for name in found["sum_local", True]} == {"sum", "pad", "wei"}
+
+
+def test_what_begins_a_sum_is_not_for_what_was_inlined_into_it():
+    found = declared_lines("conv2d:1x64x56x56,64x64x3x3,s1,p1", "default")
+    assert found["sum_local", False] == {"sum0.0)"}
+
+
+def test_shared_memory_that_another_array_had_before_is_not_taken_for_that_array():
+    kernel = next(k for k in every_kernel() if k.schedule.name == "tensor_core" and k.workload.dtype == "float16")
+    (origins,) = scheduled_origins(kernel.tir["main"], [kernel.lowered])
+    reused = [
+        e.number
+        for e in leaves(kernel.lowered)
+        if e.stores in ("weight_reindex_shared_dyn", "padded_reindex_pad_shared_dyn") and "warp" in str(e.reads)
+    ]
+    assert reused
+    assert not set(reused) & origins.keys()

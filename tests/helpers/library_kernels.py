@@ -1,0 +1,29 @@
+"""Kernels of all schedules of the library, for what has to hold for each of them."""
+
+import functools
+
+import tvmconv as tc
+
+WORKLOADS = (
+    "conv2d:1x64x56x56,64x64x3x3,s1,p1,bias,relu",
+    "conv2d:1x512x7x7,512x512x3x3,s1,p1,f16,nhwc",  # in several steps
+    "conv2d:1x64x56x56,64x1x3x3,s1,p1,g64",
+    "conv2d:1x64x56x56,64x1x3x3,s1,p1,g64,f16,nhwc",
+    "conv2d:1x64x56x56,64x2x3x3,s1,p1,g32,f16,nhwc",
+    "conv2d:1x3x224x224,64x3x7x7,s2,p3,f16,nhwc",
+    "filter1d:16777216,k5",
+    "filter2d:4096x4096x3,5x5",
+)
+LADDER = ("default", "tiling", "vthread", "conflict_free", "columns", "direct")
+
+
+@functools.cache
+def every_kernel(arch: str = "sm_90") -> tuple[tc.Kernel, ...]:
+    """A kernel of each schedule for each of the workloads that it takes, with the default config."""
+    parsed = [tc.parse(text) for text in WORKLOADS]
+    return tuple(tc.build(w, each.name, arch=arch) for w in parsed for each in tc.schedules(w))
+
+
+def named(kernel: tc.Kernel) -> str:
+    """What a kernel is called in a failure."""
+    return f"{kernel.schedule.name} of {kernel.workload}"
