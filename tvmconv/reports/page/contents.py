@@ -15,6 +15,7 @@ from tvmconv.logs.record import Record
 from tvmconv.reports.explain import comparison, explanation
 from tvmconv.reports.measured import Together
 from tvmconv.reports.page.agreement import agreement, provenance
+from tvmconv.reports.page.code import code
 from tvmconv.reports.page.document import Section, document
 from tvmconv.reports.page.markup import Markup, element, folded, joined, paragraph
 from tvmconv.reports.page.memory import LEGEND as MEMORY_LEGEND
@@ -69,6 +70,7 @@ class Contents:
 HINTS = {
     "results": "The shorter the bar, the faster. Only times that were taken together are compared: a list is one run.",
     "kernels": "What the code says, without running it: how full a kernel makes the GPU, and what its accesses cost.",
+    "code": "A line of one column, and what came of it in the others: choose one to light them, and its accesses.",
     "memory": "Which outputs a block, a warp and a thread compute, and where the bytes lie that a warp asks for.",
     "search": "What was tried on the way to the fastest config, and what that tells of the knobs.",
     "waterfall": "From the default config to the best one, a knob at a time, and what each knob buys on the way.",
@@ -84,6 +86,7 @@ def page(told: Contents) -> str:
     sections = [
         _section("results", "Results", results, roofline(told.layers, told.groups, told.machine)),
         _section("kernels", "The kernels, counted", _kernels(told)),
+        _section("code", "The code", _code(told.kernels)),
         _section("memory", "Memory and tiles", _memory(told.kernels)),
         _section("search", "The search", _searches(told)),
         _section("waterfall", "The knob waterfall", _waterfall(told)),
@@ -118,6 +121,14 @@ def _kernels(told: Contents) -> Markup:
         whole = _text(functools.partial(explanation, kernel, told.machine))
         parts.append(folded(f"{kernel.schedule.name} in full", whole, open_=len(told.kernels) == 1))
     return joined(parts) if parts else paragraph("No kernel of this workload can be built here.", "soft")
+
+
+def _code(kernels: Sequence[Kernel]) -> Markup:
+    """The columns of each kernel, those of the fastest unfolded."""
+    return joined(
+        folded(kernel.schedule.name, Markup(code(kernel, number)), open_=number == 0)
+        for number, kernel in enumerate(kernels)
+    )
 
 
 def _memory(kernels: Sequence[Kernel]) -> Markup:
