@@ -8,8 +8,15 @@ import steps
 from instructions import lowered, product, rows
 
 import tvmconv as tc
-from tvmconv.analysis.banks import bank_wavefronts, shared_accesses, wide_wavefronts
+from tvmconv.analysis.banks import shared_accesses, wavefronts_of_each, wide_wavefronts
+from tvmconv.analysis.tir import warps
 from tvmconv.analysis.traffic import ADDITIONS, MULTIPLICATIONS, SHARED_STORES, traffic
+
+
+def bank_wavefronts(words, active):
+    """Requests and wavefronts of shared accesses of a word."""
+    active = warps(active)
+    return int(active.any(axis=1).sum()), int(wavefronts_of_each(4 * warps(words), active, 4)[0].sum())
 
 
 def wavefronts(words):
@@ -65,7 +72,7 @@ def test_wide_accesses_are_served_by_parts_of_a_warp(nbytes, stride, expected):
 
 
 def test_lanes_that_read_the_same_vectors_are_served_together():
-    assert wide_wavefronts(np.arange(32), np.arange(32) // 8 * 16, 16) == (1, 4, 4)
+    assert wide_wavefronts(np.arange(32), np.arange(32) // 8 * 16, 16) == (1, 2, 2)
 
 
 def test_the_rows_that_ldmatrix_reads_meet_in_the_banks():

@@ -1,32 +1,18 @@
 """What a warp's request looks like on the banks and sectors, beside the counts of whole kernels."""
 
-import numpy as np
 import pytest
 
 import tvmconv as tc
-from tvmconv.analysis.banks import shared_accesses, wide_wavefronts
+from tvmconv.analysis.banks import shared_accesses
 from tvmconv.analysis.coalescing import global_accesses
-from tvmconv.analysis.requests import wavefronts_of_each, worst_requests
+from tvmconv.analysis.requests import worst_requests
 from tvmconv.analysis.tir import statements
-from tvmconv.gpu import WARP
 
 LAYER = tc.parse("conv2d:1x16x14x14,32x16x3x3,s1,p1")
 
 
 def requests(schedule, workload=LAYER, **config):
     return worst_requests(tc.build(workload, schedule, arch="sm_90", config=config))
-
-
-@pytest.mark.parametrize("nbytes", [2, 4, 8, 16])
-@pytest.mark.parametrize("stride", [1, 2, 3, 8, 32])
-def test_wavefronts_of_a_request_are_those_that_are_counted(nbytes, stride):
-    rng = np.random.default_rng(stride)
-    addresses = (np.arange(WARP) * stride + rng.integers(0, 3, (5, WARP))) * nbytes
-    active = rng.random((5, WARP)) < 0.8
-    takes, least = wavefronts_of_each(addresses, active, nbytes)
-    for row in range(5):
-        lanes = active[row].nonzero()[0]
-        assert (takes[row], least[row]) == wide_wavefronts(lanes, addresses[row, lanes], nbytes)[1:]
 
 
 @pytest.mark.parametrize("schedule", ["tiling", "vthread", "conflict_free"])

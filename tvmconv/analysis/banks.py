@@ -6,8 +6,9 @@ the other, those that touch the same word are served together. An access of a wa
 busiest bank has words, and all but the first are conflicts.
 
 Counted are the accesses that the TIR makes. Two 16-bit elements share a word. Of 8 bytes the threads of half a warp
-are served together, of 16 those of a quarter: such accesses take 2 and 4 wavefronts without any conflict. So are the
-rows of 16 bytes that `ldmatrix` and `stmatrix` move, 8 at a time, and what asynchronous copies write. (The guide tells
+are served together, of 16 those of a quarter: such accesses take 2 and 4 wavefronts without any conflict. Where every
+thread has the address of its neighbour, or of the one after that, two such parts are served at once (measured on an
+H200: a load of 16 bytes from one address takes 2 wavefronts, one of 8 bytes 1). So are the rows of 16 bytes that `ldmatrix` and `stmatrix` move, 8 at a time, and what asynchronous copies write. (The guide tells
 this of 64 and 128 bits for compute capability 3.x; it is taken to hold for all since.) The compiler may merge a
 thread's neighbouring loads into wider ones: conflicts of strides of 2 or 4 words can vanish then.
 
@@ -27,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.analysis.accesses import Access, accesses
+from tvmconv.analysis.coalescing import by_request
 from tvmconv.analysis.execute import Block, execute, zeros
 from tvmconv.analysis.machine import Kind, Space, Watch, statement_of
 from tvmconv.analysis.memory import VECTOR_BYTES
@@ -106,16 +108,10 @@ def _count(access: Access, launch: Launch, block: Block) -> SharedAccess:
     total = np.zeros(3, np.int64)
     for executed in executions(access.scope, [access.index], launch, block):
         (elements,) = executed.values
-        if nbytes <= BANK_BYTES:
-            requests, wavefronts = bank_wavefronts(elements * itemsize // BANK_BYTES, executed.active)
-            found = requests, wavefronts, requests
-        elif executed.active.any():
-            lanes = np.arange(len(elements))[:, None] * (-(-launch.threads // WARP) * WARP) + np.arange(launch.threads)
-            active = executed.active
-            found = wide_wavefronts(lanes[active], elements[active] * itemsize, min(nbytes, VECTOR_BYTES))
-        else:
-            continue
-        total += executed.repeats * -(-nbytes // VECTOR_BYTES) * np.array(found)
+        addresses, active = warps(elements * itemsize), warps(executed.active)
+        takes, least = wavefronts_of_each(addresses, active, nbytes)
+        taking = int(active.any(axis=1).sum()) * -(-nbytes // VECTOR_BYTES)
+        total += executed.repeats * np.array([taking, takes.sum(), least.sum()])
     requests, wavefronts, least = total.tolist()
     return SharedAccess(access.kind, str(access.buffer.name), requests, wavefronts, least, nbytes, access.statement)
 
@@ -174,36 +170,57 @@ def wide_wavefronts(lanes: NDArray[np.intp], addresses: NDArray[np.int64], nbyte
         addresses: in bytes, of each.
         nbytes: of an access.
     """
-    words = max(1, nbytes // BANK_BYTES)
-    together = WARP // words  # threads that are served at a time
-    occurrence = np.zeros(len(lanes), np.int64)  # how many accesses of this lane are before this one
-    order = np.argsort(lanes, kind="stable")
-    run = np.flatnonzero(np.diff(lanes[order], prepend=-1))
-    occurrence[order] = np.arange(len(lanes)) - np.repeat(run, np.diff(np.append(run, len(lanes))))
-    groups = lanes // together + occurrence * (int(lanes.max()) // together + 1)
-    _, group = np.unique(groups, return_inverse=True)
-    touched = (addresses // BANK_BYTES)[:, None] + np.arange(words)
-    pairs = np.unique(np.stack([np.repeat(group, words), touched.reshape(-1)], axis=1), axis=0)  # distinct words
-    per_bank = np.zeros((int(group.max()) + 1, BANKS), int)
-    np.add.at(per_bank, (pairs[:, 0], pairs[:, 1] % BANKS), 1)
-    requests = len(np.unique(np.stack([lanes // WARP, occurrence], axis=1), axis=0))
-    return requests, int(per_bank.max(axis=1).sum()), len(per_bank)
+    table, active = by_request(lanes, addresses)
+    takes, least = wavefronts_of_each(table, active, nbytes)
+    return len(table), int(takes.sum()), int(least.sum())
 
 
-def bank_wavefronts(words: np.ndarray, active: np.ndarray) -> tuple[int, int]:
-    """Requests and wavefronts of shared accesses of at most a word.
+def wavefronts_of_each(
+    addresses: NDArray[np.int64], active: NDArray[np.bool_], nbytes: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The wavefronts that each request takes, and how few would do.
 
     Args:
-        words: the word index that each thread touches, shape (accesses, threads of the block).
+        addresses: in bytes, of shape (requests, threads of a warp).
         active: whether the thread takes part, same shape.
-
-    Returns:
-        How many warp-wide requests have an active thread, and how many wavefronts they take in all.
+        nbytes: that a thread accesses from its address on; those wider than 16 bytes are several accesses.
     """
-    active = warps(active)
-    words = np.sort(np.where(active, warps(words), -1), axis=1)
-    first = (words >= 0) & (np.diff(words, axis=1, prepend=-1) != 0)  # of the threads that share a word
-    warp = np.broadcast_to(np.arange(len(words))[:, None], words.shape)
-    per_bank = np.zeros((len(words), BANKS), int)
-    np.add.at(per_bank, (warp[first], words[first] % BANKS), 1)
-    return int(active.any(axis=1).sum()), int(per_bank.max(axis=1, initial=0).sum())
+    width = min(nbytes, VECTOR_BYTES)
+    words = max(1, width // BANK_BYTES)
+    served = np.zeros((2, len(addresses)), np.int64)
+    for first in range(0, WARP, WARP // max(1, words // 2)):
+        two = slice(first, first + WARP // max(1, words // 2))
+        if words == 1:
+            served += _passes(addresses[:, two], active[:, two], words)
+            continue
+        half = WARP // words
+        apart = [
+            _passes(addresses[:, one], active[:, one], words)
+            for one in (slice(first, first + half), slice(first + half, two.stop))
+        ]
+        together = _passes(addresses[:, two], active[:, two], words)
+        served += np.where(_in_pairs(addresses[:, two], active[:, two]), together, np.add(*apart))
+    takes, least = served * -(-nbytes // VECTOR_BYTES)
+    return takes, least
+
+
+def _passes(addresses: NDArray[np.int64], active: NDArray[np.bool_], words: int) -> NDArray[np.int64]:
+    """Of threads that are served together: the words of the busiest bank, and whether there are any."""
+    touched = (addresses // BANK_BYTES)[:, :, None] + np.arange(words)
+    taking = np.broadcast_to(active[:, :, None], touched.shape)
+    ordered = np.sort(np.where(taking, touched, -1).reshape(len(addresses), -1), axis=1)
+    distinct = (ordered >= 0) & (np.diff(ordered, axis=1, prepend=-1) != 0)
+    row, place = distinct.nonzero()
+    per_bank = np.zeros((len(addresses), BANKS), np.int64)
+    np.add.at(per_bank, (row, ordered[row, place] % BANKS), 1)
+    return np.stack([per_bank.max(axis=1), active.any(axis=1)])
+
+
+def _in_pairs(addresses: NDArray[np.int64], active: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Whether all threads have the address of their neighbour, or all that of the one after it."""
+    threads = np.arange(addresses.shape[1])
+    same = [
+        ((addresses == addresses[:, threads ^ apart]) | ~active | ~active[:, threads ^ apart]).all(axis=1)
+        for apart in (1, 2)
+    ]
+    return same[0] | same[1]

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.analysis.accesses import Access, accesses
+from tvmconv.analysis.banks import wavefronts_of_each
 from tvmconv.analysis.coalescing import GLOBAL, by_request, middle_block, name_arrays, sectors_of_each
 from tvmconv.analysis.execute import execute, zeros
 from tvmconv.analysis.machine import Kind, Space, Watch, statement_of
-from tvmconv.analysis.memory import VECTOR_BYTES
 from tvmconv.analysis.tir import SHARED, executions, has_instructions, warps
-from tvmconv.gpu import BANK_BYTES, BANKS, WARP
+from tvmconv.gpu import WARP
 
 if TYPE_CHECKING:
     from tvmconv.compiler.lower import LoweredStep
@@ -120,33 +120,6 @@ def _costlier(
     return Request(
         space, kind, name, statement, nbytes, tuple(lanes.tolist()), places, int(takes[worst]), int(least[worst])
     )
-
-
-def wavefronts_of_each(
-    addresses: NDArray[np.int64], active: NDArray[np.bool_], nbytes: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The wavefronts of shared memory that each request takes, and how few would do.
-
-    Args:
-        addresses: in bytes, of shape (requests, threads of a warp).
-        active: whether the thread takes part, same shape.
-        nbytes: that a thread accesses from its address on; those wider than 16 bytes are several accesses.
-    """
-    width = min(nbytes, VECTOR_BYTES)
-    words = max(1, width // BANK_BYTES)
-    served = np.zeros((2, len(addresses)), np.int64)
-    for first in range(0, WARP, WARP // words):  # threads that are served together
-        together = slice(first, first + WARP // words)
-        touched = (addresses[:, together] // BANK_BYTES)[:, :, None] + np.arange(words)
-        taking = np.broadcast_to(active[:, together, None], touched.shape)
-        ordered = np.sort(np.where(taking, touched, -1).reshape(len(addresses), -1), axis=1)
-        distinct = (ordered >= 0) & (np.diff(ordered, axis=1, prepend=-1) != 0)
-        row, place = distinct.nonzero()
-        per_bank = np.zeros((len(addresses), BANKS), np.int64)
-        np.add.at(per_bank, (row, ordered[row, place] % BANKS), 1)
-        served += np.stack([per_bank.max(axis=1), active[:, together].any(axis=1)])
-    takes, least = served * -(-nbytes // VECTOR_BYTES)
-    return takes, least
 
 
 class _Watch(Watch):
