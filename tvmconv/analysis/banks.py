@@ -8,9 +8,10 @@ busiest bank has words, and all but the first are conflicts.
 Counted are the accesses that the TIR makes. Two 16-bit elements share a word. Of 8 bytes the threads of half a warp
 are served together, of 16 those of a quarter: such accesses take 2 and 4 wavefronts without any conflict. Where every
 thread has the address of its neighbour, or of the one after that, two such parts are served at once (measured on an
-H200: a load of 16 bytes from one address takes 2 wavefronts, one of 8 bytes 1). So are the rows of 16 bytes that `ldmatrix` and `stmatrix` move, 8 at a time, and what asynchronous copies write. (The guide tells
-this of 64 and 128 bits for compute capability 3.x; it is taken to hold for all since.) The compiler may merge a
-thread's neighbouring loads into wider ones: conflicts of strides of 2 or 4 words can vanish then.
+H200: a load of 16 bytes from one address takes 2 wavefronts, one of 8 bytes 1). So are the rows of 16 bytes that
+`ldmatrix` and `stmatrix` move, 8 at a time, and what asynchronous copies write. (The guide tells this of 64 and 128
+bits for compute capability 3.x; it is taken to hold for all since.) The compiler may merge a thread's neighbouring
+loads into wider ones: conflicts of strides of 2 or 4 words can vanish then.
 
 Indices of buffers are evaluated for all threads and iterations at once. Where a kernel has GPU instructions by name,
 with addresses that lie in registers, its first block is executed instead (tvmconv.analysis.execute), on arrays of
