@@ -1,7 +1,9 @@
 """The page in Chromium: it asks for nothing, breaks no policy, and everything can be reached with the keyboard."""
 
 import pytest
-from pages import browser_missing, contents, hostile_page, linked_page, opened, page, requests, write
+from pages import WORKLOAD, browser_missing, contents, hostile_page, linked_page, opened, page, requests, write
+
+import tvmconv as tc
 
 pytestmark = pytest.mark.skipif(bool(browser_missing()), reason=browser_missing() or "there is a browser")
 
@@ -22,6 +24,14 @@ def fresh(linked):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     with opened(write(tmp_path_factory.mktemp("pages") / "whole.html")) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A page with the code and the memory of a kernel."""
+    kernel = tc.build(WORKLOAD, "conflict_free", arch="sm_90")
+    with opened(write(tmp_path_factory.mktemp("pages") / "built.html", page(contents(kernels=[kernel])))) as driver:
         yield driver
 
 
@@ -157,3 +167,39 @@ def test_without_scripts_all_can_be_read(tmp_path):
         text = driver.find_element("css selector", "main").text
     for word in ("Results", "10.0 µs", "100 ×", "The knob waterfall", "slices=2", "too many registers", "Provenance"):
         assert word in text
+
+
+COLUMNS = ("TE", "scheduled TIR", "CUDA", "SASS")
+
+
+def test_a_click_on_a_request_on_the_banks_lights_its_lines_in_tir_cuda_and_sass(built):
+    request = built.find_element("css selector", ".request[aria-label^='load of weight_shared']")
+    groups = set(request.get_attribute("data-groups").split())
+    built.execute_script("arguments[0].click()", request)
+    names = built.execute_script(
+        "return [...document.querySelectorAll('.columns.code section')]"
+        ".filter(e => e.querySelector('.lit')).map(e => e.querySelector('h5').textContent)"
+    )
+    assert names == list(COLUMNS)
+    assert all(groups & set(each.split()) for each in lit(built))
+    press(built, "ESCAPE")
+
+
+def test_the_lines_that_a_line_lights_are_those_of_its_statements(built):
+    """Every line with a statement in common is lit, and no other."""
+    line = built.find_element("css selector", ".columns.code li[data-groups]")
+    built.execute_script("arguments[0].click()", line)
+    groups = set(line.get_attribute("data-groups").split())
+    everything = built.execute_script(
+        "return [...document.querySelectorAll('[data-groups]')].map(e => e.dataset.groups)"
+    )
+    assert sorted(lit(built)) == sorted(each for each in everything if groups & set(each.split()))
+    press(built, "ESCAPE")
+
+
+def test_a_page_with_code_breaks_no_policy_and_is_as_narrow_as_the_screen(built):
+    assert built.get_log("browser") == []
+    assert not built.execute_script("return window.violations")
+    size = {"width": 360, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+    built.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    assert built.execute_script("return document.documentElement.scrollWidth") <= 360

@@ -15,6 +15,7 @@ from tvmconv.logs.record import Record
 from tvmconv.reports.explain import comparison, explanation
 from tvmconv.reports.measured import Together
 from tvmconv.reports.page.agreement import agreement, provenance
+from tvmconv.reports.page.code import code
 from tvmconv.reports.page.document import Section, document
 from tvmconv.reports.page.markup import Markup, element, folded, joined, paragraph
 from tvmconv.reports.page.memory import LEGEND as MEMORY_LEGEND
@@ -23,8 +24,9 @@ from tvmconv.reports.page.network import network_results
 from tvmconv.reports.page.results import workload_results
 from tvmconv.reports.page.roofline import roofline
 from tvmconv.reports.page.search import search
+from tvmconv.reports.page.svg import legend
 from tvmconv.reports.page.tiles import LEGEND as TILES_LEGEND
-from tvmconv.reports.page.tiles import tiles
+from tvmconv.reports.page.tiles import LEVELS, tiles
 from tvmconv.reports.page.waterfall import waterfall
 from tvmconv.reports.tables import significant
 from tvmconv.workloads import Layer, Workload
@@ -68,6 +70,7 @@ class Contents:
 HINTS = {
     "results": "The shorter the bar, the faster. Only times that were taken together are compared: a list is one run.",
     "kernels": "What the code says, without running it: how full a kernel makes the GPU, and what its accesses cost.",
+    "code": "A line of one column, and what came of it in the others: choose one to light them, and its accesses.",
     "memory": "Which outputs a block, a warp and a thread compute, and where the bytes lie that a warp asks for.",
     "search": "What was tried on the way to the fastest config, and what that tells of the knobs.",
     "waterfall": "From the default config to the best one, a knob at a time, and what each knob buys on the way.",
@@ -83,6 +86,7 @@ def page(told: Contents) -> str:
     sections = [
         _section("results", "Results", results, roofline(told.layers, told.groups, told.machine)),
         _section("kernels", "The kernels, counted", _kernels(told)),
+        _section("code", "The code", _code(told.kernels)),
         _section("memory", "Memory and tiles", _memory(told.kernels)),
         _section("search", "The search", _searches(told)),
         _section("waterfall", "The knob waterfall", _waterfall(told)),
@@ -119,14 +123,32 @@ def _kernels(told: Contents) -> Markup:
     return joined(parts) if parts else paragraph("No kernel of this workload can be built here.", "soft")
 
 
+def _code(kernels: Sequence[Kernel]) -> Markup:
+    """The columns of each kernel, those of the fastest unfolded."""
+    return joined(
+        folded(kernel.schedule.name, Markup(code(kernel, number)), open_=number == 0)
+        for number, kernel in enumerate(kernels)
+    )
+
+
 def _memory(kernels: Sequence[Kernel]) -> Markup:
     """The pictures of each kernel, side by side where there is room."""
     parts = [
         element("div", element("h3", kernel.schedule.name), tiles(kernel), memory(kernel, number))
         for number, kernel in enumerate(kernels)
     ]
-    told = [paragraph(legend, "soft") for legend in (TILES_LEGEND, MEMORY_LEGEND)]
-    return joined([*told, element("div", *parts, class_="columns")])
+    if not parts:
+        return paragraph("No kernel of this workload can be built here.", "soft")
+    square = {"x": 1, "y": 1, "width": 14, "height": 14}
+    swatches = {level: element("rect", **square, class_=f"tile {level}") for level in LEVELS}
+    return joined(
+        [
+            paragraph(TILES_LEGEND, "soft"),
+            legend(swatches),
+            paragraph(MEMORY_LEGEND, "soft"),
+            element("div", *parts, class_="columns"),
+        ]
+    )
 
 
 def _text(make: Callable[[], str]) -> Markup:

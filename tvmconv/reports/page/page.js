@@ -13,7 +13,8 @@
     }
 
   // One stop of the Tab key for each box of linked elements; arrow keys move within it.
-  const boxOf = (each) => each.closest(".column, svg, table, figure, section") || document.body;
+  const COLUMN = ".column, .columns ol";
+  const boxOf = (each) => each.closest(`${COLUMN}, svg, table, figure, section`) || document.body;
   const boxes = new Map();
   for (const each of linked) {
     const box = boxOf(each);
@@ -38,11 +39,11 @@
   };
   const nameOf = (box) => {
     const label = box.getAttribute("aria-label");
-    const heading = box.closest("section")?.querySelector("h2");
+    const heading = box.closest("section")?.querySelector("h2, h5");
     return label || heading?.textContent || "the page";
   };
   const show = (box, each) => {
-    if (!box.matches(".column")) return;
+    if (!box.matches(COLUMN)) return;
     const gap = each.getBoundingClientRect().top - box.getBoundingClientRect().top;
     box.scrollTop += gap - box.clientHeight / 3;
   };

@@ -45,10 +45,11 @@ def roofline(layers: Sequence[Layer], groups: Mapping[Workload, Sequence[Togethe
                     points.append(_Point(name, layer, each.seconds, int(each.library) if alone else places[name]))
     if not points:
         return paragraph(f"None of the times is of {machine.name}, whose ceilings are known.", "soft")
+    marks = {"schedules": 0, "libraries": 1} if alone else {each.name: each.series for each in points}
     return joined(
         [
             element("h3", f"Below the ceilings of {machine.name}"),
-            _legend({"schedules": 0, "libraries": 1} if alone else {each.name: each.series for each in points}),
+            svg.legend({name: svg.mark(place, 8, 8, name) for name, place in marks.items()}),
             _draw(layers, points, machine),
             paragraph(LEGEND, "soft"),
         ]
@@ -68,14 +69,6 @@ class _Point:
     def rate(self) -> float:
         """FLOP/s."""
         return self.layer.workload.flops / self.seconds
-
-
-def _legend(places: Mapping[str, int]) -> Markup:
-    entries = []
-    for name, place in places.items():
-        icon = element("svg", svg.mark(place, 8, 8, name), viewBox="0 0 16 16", aria_hidden="true")
-        entries.append(element("li", icon, " ", name))
-    return element("ul", joined(entries), class_="legend")
 
 
 def _draw(layers: Sequence[Layer], points: Sequence[_Point], machine: Machine) -> Markup:

@@ -43,17 +43,11 @@ def search(source: str, workload: Workload, records: Sequence[Record]) -> Markup
 
 def _histories(info: HistoryInfo) -> Markup:
     long = [history for history in info.histories if len(history.best) > 1 and history.best[-1]]
-    legend = element(
-        "ul",
-        joined(
-            element(
-                "li",
-                element("svg", svg.mark(place, 8, 8, history.name), viewBox="0 0 16 16", aria_hidden="true"),
-                f" {history.summary}: {significant(history.best[-1])} GFLOP/s",
-            )
+    legend = svg.legend(
+        {
+            f"{history.summary}: {significant(history.best[-1])} GFLOP/s": svg.mark(place, 8, 8, history.name)
             for place, history in enumerate(info.histories)
-        ),
-        class_="legend",
+        }
     )
     if not long:
         return legend

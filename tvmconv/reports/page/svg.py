@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tvmconv.reports.page.markup import Markup, element, joined, number, scrolling
@@ -140,6 +140,15 @@ def mark(series: int, x: float, y: float, title: str, size: float = 5) -> Markup
         return element("circle", told, cx=x, cy=y, r=size, class_=kind + " hollow" * (shape == 5))
     points = " ".join(f"{number(x + size * dx)},{number(y + size * dy)}" for dx, dy in corners[shape])
     return element("polygon", told, points=points, class_=kind)
+
+
+def legend(icons: Mapping[str, Markup]) -> Markup:
+    """What icons of 16 by 16 stand for, by what is said beside each."""
+    entries = (
+        element("li", element("svg", icon, viewBox="0 0 16 16", aria_hidden="true"), f" {name}")
+        for name, icon in icons.items()
+    )
+    return element("ul", joined(entries), class_="legend")
 
 
 def axes(x: Scale, y: Scale, x_label: str, y_label: str) -> Markup:

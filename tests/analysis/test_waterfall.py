@@ -1,0 +1,54 @@
+"""The knob waterfall: from the default config to another, each knob once."""
+
+import pytest
+
+import tvmconv as tc
+from tvmconv.analysis.bounds import bounds
+from tvmconv.analysis.waterfall import waterfall
+from tvmconv.knowledge.features import Machine
+
+H200 = Machine("NVIDIA H200", "sm_90", 132, 66.9e12, 4.8e12)
+WORKLOAD = tc.parse("conv2d:1x64x56x56,64x64x3x3,s1,p1")
+CONFIG = {"tile_f": (-1, 1, 8, 2), "tile_x": (-1, 1, 1, 4), "slices": 4}  # four slices alone take too much memory
+
+
+@pytest.fixture(scope="module")
+def best():
+    return tc.build(WORKLOAD, "direct", arch="sm_90", config=CONFIG)
+
+
+@pytest.fixture(scope="module")
+def way(best):
+    return waterfall(best, H200)
+
+
+def test_each_knob_that_differs_changes_once(way):
+    assert sorted(name for fall in way for name, _ in fall.knobs) == sorted(CONFIG)
+
+
+def test_it_begins_at_the_default_and_ends_at_the_best(best, way):
+    default = tc.build(WORKLOAD, "direct", arch="sm_90")
+    assert way[0].seconds == bounds(default, H200)[0].seconds
+    assert way[-1].seconds == bounds(best, H200)[0].seconds
+
+
+def test_the_knob_that_lowers_the_least_time_most_comes_first(way):
+    alone = [
+        bounds(tc.build(WORKLOAD, "direct", arch="sm_90", config={name: CONFIG[name]}), H200)[0].seconds
+        for name in ("tile_f", "tile_x")
+    ]
+    assert way[1].seconds == min(alone)
+
+
+def test_a_knob_waits_for_those_without_which_it_makes_no_kernel(way):
+    assert "slices" not in {name for name, _ in way[1].knobs}
+
+
+def test_times_are_those_that_are_known(best):
+    known = {tuple(sorted(best.config.items())): 1e-5}
+    times = [fall.measured for fall in waterfall(best, H200, lambda config: known.get(tuple(sorted(config.items()))))]
+    assert times == [*[None] * (len(times) - 1), 1e-5]
+
+
+def test_the_default_is_no_way():
+    assert len(waterfall(tc.build(WORKLOAD, "direct", arch="sm_90"), H200)) == 1
