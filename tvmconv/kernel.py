@@ -197,7 +197,7 @@ class Kernel:
         """The instructions of each step, by its name, with their lines in `source`; raises as `sass`."""
         from tvmconv.compiler.listing import listings
 
-        return listings(self.source, self._arch("machine code"))
+        return listings(self.source, self._arch("machine code"), self.cubin.image)
 
     def stage(self, name: str, *, full: bool = False) -> str:
         """One of `STAGES` as text.

@@ -11,6 +11,9 @@ import re
 from dataclasses import dataclass
 
 from tvmconv.compiler import nvrtc, sass
+from tvmconv.compiler.elf import code
+
+ATTEMPTS = 5
 
 # `        /*0a10*/              @!P0 LDG.E.128 R4, desc[UR6][R2.64] ;`
 _INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][A-Z0-9_]*)((?:\.\w+)*)\s*(.*?)\s*;")
@@ -56,9 +59,25 @@ class Instruction:
 Listing = tuple[Instruction, ...]
 
 
-def listings(source: str, arch: str) -> dict[str, Listing]:
-    """The instructions of each kernel of a CUDA text, by its name; arguments and errors as `nvrtc.compile_cubin`."""
-    return parse(sass.disassemble(nvrtc.compile_cubin(source, arch, lines=True).image, lines=True))
+def listings(source: str, arch: str, image: bytes) -> dict[str, Listing]:
+    """The instructions of each kernel of a CUDA text, by its name.
+
+    One in ten of NVRTC's runs with `-lineinfo` gives other code, so that is made again until it is that of the binary.
+
+    Args:
+        source: the text.
+        arch: such as "sm_90".
+        image: the binary that was compiled of it.
+
+    Raises:
+        CompileError: as `nvrtc.compile_cubin`.
+    """
+    wanted = code(image)
+    for _ in range(ATTEMPTS):
+        lined = nvrtc.compile_cubin(source, arch, lines=True).image
+        if code(lined) == wanted:
+            break
+    return parse(sass.disassemble(lined, lines=True))
 
 
 def parse(text: str) -> dict[str, Listing]:
