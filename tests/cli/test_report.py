@@ -2,13 +2,16 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from tvmconv.cli import main
 
-SHIPPED = "conv2d:1x64x56x56,64x64x3x3,s1,p1"  # the shipped logs have it
+SHIPPED = "filter1d:16777216,k5"  # the shipped logs have it
+LAYER = "conv2d:1x64x56x56,64x64x3x3,s1,p1"  # this, too
 SMALL = "conv2d:1x8x8x8,8x8x3x3,s1,p1"  # and not this
+COUNTERS = Path(__file__).parents[2] / "tuning_logs" / "nvidia-h200" / "filter1d-counters.json"
 LIMIT = 1_500_000  # bytes
 
 
@@ -22,11 +25,11 @@ def shipped(tmp_path_factory):
 def test_a_page_of_what_the_shipped_logs_have(shipped):
     text = shipped.read_text(encoding="utf-8")
     assert "From the logs that come with tvmconv, on NVIDIA H200" in text
-    assert re.search(r'<th scope="row">direct .*?</th><td>10\.\d µs</td>', text)
+    assert re.search(r'<th scope="row">register .*?</th><td>33\.\d µs</td>', text)
     assert "Below the ceilings of NVIDIA H200" in text
     assert "the default config" in text
-    assert "conflict_free in full" in text
-    assert re.search(r"resnet50\.jsonl: \d+ records on NVIDIA H200; 2026-11-\d\d; ", text)
+    assert "basic in full" in text
+    assert re.search(r"filter1d\.jsonl: \d+ records on NVIDIA H200; 2026-11-\d\d; ", text)
 
 
 def test_a_page_is_small(shipped):
@@ -51,7 +54,7 @@ def test_without_a_time_bounds_are_shown_and_said_to_be_computed(tmp_path, capsy
 
 def test_a_network_has_a_line_a_layer_and_all_of_them(tmp_path):
     suite, out = tmp_path / "net.json", tmp_path / "page.html"
-    layers = [{"name": "<b>first</b>", "text": SHIPPED, "count": 3}, {"name": "last", "text": SMALL}]
+    layers = [{"name": "<b>first</b>", "text": LAYER, "count": 3}, {"name": "last", "text": SMALL}]
     suite.write_text(json.dumps(layers), encoding="utf-8")
     words = ["report", "--suite", str(suite), "--arch", "sm_90", "--schedules", "tiling", "-o", str(out)]
     assert main(words) == 0
@@ -77,9 +80,12 @@ def test_what_a_profiler_counted_is_beside_what_is_counted(tmp_path):
 
 
 def test_counters_of_the_script_are_counted_anew(tmp_path):
-    out = tmp_path / "page.html"
+    file, out = tmp_path / "filter1d-counters.json", tmp_path / "page.html"
+    told = json.loads(COUNTERS.read_text(encoding="utf-8"))
+    told["kernels"] = [kernel for kernel in told["kernels"] if kernel["schedule"] == "caching"]
+    file.write_text(json.dumps(told), encoding="utf-8")
     words = ["report", "filter1d:67108864,k5", "--arch", "sm_90", "--schedules", "basic", "-o", str(out)]
-    assert main([*words, "--counters", "tuning_logs/nvidia-h200/filter1d-counters.json"]) == 0
+    assert main([*words, "--counters", str(file)]) == 0
     assert re.search(r'<td class="left">caching</td><td>1\.00</td>', out.read_text(encoding="utf-8"))
 
 

@@ -102,6 +102,7 @@ def gather(
     for sweep in sources.sweeps:
         if not any(measured.of_sweep(sweep, layer.workload) for layer in layers):
             raise Error(f"no result of {name} in {sweep.name}")
+    counters, counted_by = _counters(layers, sources.counters, place, told)
     alone = len(layers) == 1
     groups = {layer.workload: _groups(layer.workload, found, sources, place, alone=alone) for layer in layers}
     leading = max(layers, key=lambda layer: layer.count * _seconds(layer.workload, groups)).workload
@@ -112,7 +113,6 @@ def gather(
     kernels = _kernels(leading, found, sources, place, told)
     records = found.records.get(leading, [])
     way, no_way = _way(kernels, machine, records, told)
-    counters, counted_by = _counters(layers, sources.counters, place, told)
     return Contents(
         name=name,
         layers=layers,
