@@ -203,10 +203,10 @@ def fastest(w: Workload, name: str | None, found: Found, place: Device) -> Kerne
 def _way(
     kernels: Sequence[Kernel], machine: Machine | None, records: Sequence[Record], told: Callable[[str], None]
 ) -> tuple[list[Fall], str]:
-    """The waterfall of the first kernel, or why there is none."""
+    """The waterfall of the first kernel that is not its schedule's default, or why there is none."""
     if not machine:
         return [], "Of this architecture's GPUs no numbers are known: there is no bound to compute."
-    best = kernels[0]
+    best = next((kernel for kernel in kernels if not _is_default(kernel)), kernels[0])
     if not best.config:
         return [], f"{best.schedule.name} has no knobs."
     try:
@@ -214,7 +214,12 @@ def _way(
         way = waterfall(best, machine, known, lambda knob: told(f"waterfall: {knob}"))
     except Error as error:
         return [], f"The way to this kernel cannot be counted: {error}"
-    return (way, "") if len(way) > 1 else ([], f"The fastest is {best.schedule.name} with its default config.")
+    return (way, "") if len(way) > 1 else ([], f"{best.schedule.name} has its default config.")
+
+
+def _is_default(kernel: Kernel) -> bool:
+    space = kernel.schedule.space(kernel.workload, kernel.device.limits)
+    return space.point(kernel.config).tolist() == space.point({}).tolist()
 
 
 def _counters(

@@ -146,7 +146,7 @@ def _memory(kernels: Sequence[Kernel]) -> Markup:
             paragraph(TILES_LEGEND, "soft"),
             legend(swatches),
             paragraph(MEMORY_LEGEND, "soft"),
-            element("div", *parts, class_="columns"),
+            element("div", *parts, class_="columns pictures"),
         ]
     )
 
