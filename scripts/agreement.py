@@ -8,23 +8,22 @@ The counters are those that `scripts/counters.py` took on a GPU; the kernels are
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tvmconv as tc
-from tvmconv.analysis.banks import shared_accesses
-from tvmconv.analysis.coalescing import global_accesses
+from tvmconv.analysis.counted import counted
 from tvmconv.cli.errors import Parser, UsageError, guarded
 from tvmconv.reports.tables import NOTHING, Table, significant, with_section
 
 SECTION = "agreement"
 KINDS = ("load", "store")
+UNITS = (("global", "sectors"), ("global", "requests"), ("shared", "wavefronts"))
 LEGEND = (
-    "Counted over measured, of the whole kernel: the middle block times the number of blocks, over the counters "
-    "`l1tex__t_sectors_pipe_lsu_mem_global_op_ld` and `_st`, their requests, and the wavefronts of shared memory."
+    "Counted over measured, of the whole kernel: sectors by `l1tex__t_sectors_pipe_lsu_mem_global_op_ld` and `_st`, "
+    "their requests, and wavefronts by `l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld` and `_st`."
 )
 
 
@@ -58,20 +57,9 @@ def _run(argv: Sequence[str]) -> int:
 
 def _row(measured: Mapping[str, Any], arch: str) -> tuple[str, ...]:
     kernel = tc.build(tc.parse(measured["workload"]), measured["schedule"], arch=arch, config=measured.get("config"))
-    metrics, blocks = measured["metrics"], math.prod(kernel.launch.grid)
-    found, own = global_accesses(kernel), shared_accesses(kernel)
-    shares = [
-        *(_share(blocks * sum(a.sectors for a in found if a.kind == k), metrics[f"global_{k}_sectors"]) for k in KINDS),
-        *(
-            _share(blocks * sum(a.requests for a in found if a.kind == k), metrics[f"global_{k}_requests"])
-            for k in KINDS
-        ),
-        *(
-            _share(blocks * sum(a.wavefronts for a in own if a.kind == k), metrics[f"shared_{k}_wavefronts"])
-            for k in KINDS
-        ),
-    ]
-    return measured["workload"], measured["schedule"], *shares
+    metrics, ours = measured["metrics"], counted(kernel, kernel.steps[0]).counts
+    names = [f"{of}_{kind}_{unit}" for of, unit in UNITS for kind in KINDS]
+    return measured["workload"], measured["schedule"], *(_share(ours.get(name, 0), metrics[name]) for name in names)
 
 
 def _share(counted: float, measured: float) -> str:
