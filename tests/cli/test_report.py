@@ -42,14 +42,23 @@ def test_the_same_page_wherever_it_is_written(shipped, tmp_path):
     assert again.read_bytes() == shipped.read_bytes()
 
 
-def test_without_a_time_bounds_are_shown_and_said_to_be_computed(tmp_path, capsys):
-    out = tmp_path / "page.html"
-    assert main(["report", SMALL, "--arch", "sm_90", "--schedules", "tiling,vthread", "-o", str(out)]) == 0
-    assert capsys.readouterr().out.startswith(str(out))
-    text = out.read_text(encoding="utf-8")
-    assert "no time that a kernel took" in text
-    assert "From the code, computed for NVIDIA H200" in text
-    assert "vthread in full" in text
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """The page of a workload of which there is no time, but what a profiler counted."""
+    file, out = (tmp_path_factory.mktemp("report") / name for name in ("counters.json", "page.html"))
+    counted = {"counts": {"global_load_sectors": 500}, "limits": {}, "occupancy": 0.5, "registers": 40}
+    measured = {"global_load_sectors": 1000, "occupancy_percent": 50.0}
+    kernel = {"workload": SMALL, "schedule": "tiling", "config": {}, "step": 0, "counted": counted}
+    file.write_text(json.dumps({"name": "x", "provenance": "a GPU", "kernels": [{**kernel, "measured": measured}]}))
+    words = ["report", SMALL, "--arch", "sm_90", "--schedules", "tiling,vthread", "--counters", str(file)]
+    assert main([*words, "-o", str(out)]) == 0
+    return out.read_text(encoding="utf-8")
+
+
+def test_without_a_time_bounds_are_shown_and_said_to_be_computed(small):
+    assert "no time that a kernel took" in small
+    assert "From the code, computed for NVIDIA H200" in small
+    assert "vthread in full" in small
 
 
 def test_a_network_has_a_line_a_layer_and_all_of_them(tmp_path):
@@ -66,17 +75,9 @@ def test_a_network_has_a_line_a_layer_and_all_of_them(tmp_path):
     assert "Of 2 layers it has 1." in text
 
 
-def test_what_a_profiler_counted_is_beside_what_is_counted(tmp_path):
-    file, out = tmp_path / "counters.json", tmp_path / "page.html"
-    counted = {"counts": {"global_load_sectors": 500}, "limits": {}, "occupancy": 0.5, "registers": 40}
-    measured = {"global_load_sectors": 1000, "occupancy_percent": 50.0}
-    kernel = {"workload": SMALL, "schedule": "tiling", "config": {}, "step": 0, "counted": counted}
-    file.write_text(json.dumps({"name": "x", "provenance": "a GPU", "kernels": [{**kernel, "measured": measured}]}))
-    words = ["report", SMALL, "--arch", "sm_90", "--schedules", "tiling", "--counters", str(file), "-o", str(out)]
-    assert main(words) == 0
-    text = out.read_text(encoding="utf-8")
-    assert re.search(r'<td class="left">tiling</td><td>0\.500</td>', text)
-    assert "<dt>counters.json</dt><dd>a GPU</dd>" in text
+def test_what_a_profiler_counted_is_beside_what_is_counted(small):
+    assert re.search(r'<td class="left">tiling</td><td>0\.500</td>', small)
+    assert "<dt>counters.json</dt><dd>a GPU</dd>" in small
 
 
 def test_counters_of_the_script_are_counted_anew(tmp_path):

@@ -59,8 +59,8 @@ class Instruction:
 Listing = tuple[Instruction, ...]
 
 
-def listings(source: str, arch: str, image: bytes) -> dict[str, Listing]:
-    """The instructions of each kernel of a CUDA text, by its name.
+def disassembly(source: str, arch: str, image: bytes) -> str:
+    """The machine code of a CUDA text, with the lines of the text in comments.
 
     One in ten of NVRTC's runs with `-lineinfo` gives other code, so that is made again until it is that of the binary.
 
@@ -77,7 +77,7 @@ def listings(source: str, arch: str, image: bytes) -> dict[str, Listing]:
         lined = nvrtc.compile_cubin(source, arch, lines=True).image
         if code(lined) == wanted:
             break
-    return parse(sass.disassemble(lined, lines=True))
+    return sass.disassemble(lined, lines=True)
 
 
 def parse(text: str) -> dict[str, Listing]:
