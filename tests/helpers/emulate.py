@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tvmconv.analysis.execute import arguments, execute
-from tvmconv.analysis.machine import Watch
 from tvmconv.analysis.memory import Array
+from tvmconv.analysis.watch import Watch
 from tvmconv.compiler.lower import Lowered
 from tvmconv.workloads.dtypes import numpy_dtype
 

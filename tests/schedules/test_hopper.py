@@ -17,7 +17,7 @@ from tvmconv.builtin.conv import hopper_tiles
 import tvmconv as tc
 from tvmconv import gpu, library
 from tvmconv.analysis.banks import shared_accesses
-from tvmconv.analysis.machine import Watch
+from tvmconv.analysis.watch import Watch
 from tvmconv.compiler import sass
 from tvmconv.errors import KnobError, ScheduleError
 from tvmconv.knobs import Knobs
@@ -372,11 +372,11 @@ class Copied(Watch):
     def __init__(self):
         self.read = self.written = 0
 
-    def bulk(self, space, kind, name, lanes, addresses, nbytes, itemsize):
-        if (space, kind) == ("global", "load"):
-            self.read += nbytes * len(lanes)
-        if (space, kind) == ("shared", "store"):
-            self.written += nbytes * len(lanes)
+    def bulk(self, found):
+        if (found.space, found.kind) == ("global", "load"):
+            self.read += found.nbytes * len(found.lanes)
+        if (found.space, found.kind) == ("shared", "store"):
+            self.written += found.nbytes * len(found.lanes)
 
 
 @pytest.mark.parametrize(

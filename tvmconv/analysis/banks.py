@@ -30,10 +30,11 @@ from numpy.typing import NDArray
 
 from tvmconv.analysis.accesses import Access, accesses
 from tvmconv.analysis.coalescing import by_request
-from tvmconv.analysis.execute import Block, execute, zeros
-from tvmconv.analysis.machine import Kind, Space, Watch, statement_of
+from tvmconv.analysis.execute import Block
 from tvmconv.analysis.memory import VECTOR_BYTES
+from tvmconv.analysis.observe import lanes_of, observe
 from tvmconv.analysis.tir import SHARED, executions, has_instructions, warps
+from tvmconv.analysis.watch import Accessed, Place, Watch
 from tvmconv.gpu import BANK_BYTES, BANKS, WARP
 
 if TYPE_CHECKING:
@@ -87,8 +88,8 @@ def shared_accesses(kernel: Kernel, only: LoweredStep | None = None, block: Bloc
     found: list[SharedAccess] = []
     for step in [only] if only else kernel.steps:
         if has_instructions(step.function):
-            watch = BankWatch(-(-step.launch.threads // WARP) * WARP)
-            execute(step.function, step.launch, zeros(step), blocks=[block], watch=watch)
+            watch = BankWatch(lanes_of(step))
+            observe(step, kernel.spaces, [block], watch)
             found += watch.accesses()
         else:
             found += [count(access, step.launch, block) for access in accesses(step.function, is_shared)]
@@ -128,41 +129,31 @@ class BankWatch(Watch):
 
     def __init__(self, lanes: int) -> None:
         self._lanes = lanes
-        self._counts: dict[tuple[int, Kind, str, int], NDArray[np.int64]] = {}
+        self._counts: dict[Place, NDArray[np.int64]] = {}
         self._known: dict[tuple[bytes, bytes, int], tuple[int, int, int]] = {}  # patterns that repeat
 
-    def access(
-        self,
-        site: int,
-        space: Space,
-        kind: Kind,
-        name: str,
-        lanes: NDArray[np.intp],
-        addresses: NDArray[np.int64],
-        nbytes: int,
-        itemsize: int,
-    ) -> None:
+    def access(self, found: Accessed) -> None:
         """Count a shared access; vectors wider than 16 bytes are several."""
-        first = lanes < self._lanes
-        if space != "shared" or not first.any():
+        own = found.of_first(self._lanes)
+        if own is None or own.space != "shared":
             return
-        lanes, addresses = lanes[first], addresses[first]
-        width = min(nbytes, VECTOR_BYTES)
+        width = min(own.nbytes, VECTOR_BYTES)
         # Which banks are busy is the same for addresses that are all moved on by as many words.
-        pattern = lanes.tobytes(), (addresses - addresses[0] // BANK_BYTES * BANK_BYTES).tobytes(), width
+        moved = own.addresses - own.addresses[0] // BANK_BYTES * BANK_BYTES
+        pattern = own.lanes.tobytes(), moved.tobytes(), width
         if pattern not in self._known:
-            self._known[pattern] = wide_wavefronts(lanes, addresses, width)
-        times = -(-nbytes // VECTOR_BYTES)
-        total = self._counts.setdefault((site, kind, name, nbytes), np.zeros(3, np.int64))
-        total += times * np.array(self._known[pattern])
+            self._known[pattern] = wide_wavefronts(own.lanes, own.addresses, width)
+        total = self._counts.setdefault(own.place, np.zeros(3, np.int64))
+        total += -(-own.nbytes // VECTOR_BYTES) * np.array(self._known[pattern])
 
     def accesses(self) -> list[SharedAccess]:
         """What was counted, in the order of the text."""
-        ordered = sorted(self._counts.items(), key=lambda each: each[0][0])
-        return [
-            SharedAccess(kind, name, int(requests), int(wavefronts), int(least), nbytes, statement_of(site))
-            for (site, kind, name, nbytes), (requests, wavefronts, least) in ordered
-        ]
+        found = []
+        for place, total in sorted(self._counts.items(), key=lambda each: each[0]):
+            requests, wavefronts, least = total.tolist()
+            access = SharedAccess(place.kind, place.name, requests, wavefronts, least, place.nbytes, place.statement)
+            found.append(access)
+        return found
 
 
 def wide_wavefronts(lanes: NDArray[np.intp], addresses: NDArray[np.int64], nbytes: int) -> tuple[int, int, int]:

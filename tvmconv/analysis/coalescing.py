@@ -13,7 +13,6 @@ here. Nor is what is read from constant memory or through a texture.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.analysis.accesses import Access, accesses
-from tvmconv.analysis.execute import Block, execute, zeros
-from tvmconv.analysis.machine import Kind, Space, Watch, statement_of
-from tvmconv.analysis.memory import Array, Mapped
+from tvmconv.analysis.execute import Block
+from tvmconv.analysis.observe import lanes_of, observe
 from tvmconv.analysis.tir import executions, has_instructions, warps
+from tvmconv.analysis.watch import Accessed, Place, Watch
 from tvmconv.gpu import WARP
 
 if TYPE_CHECKING:
@@ -148,19 +147,9 @@ def _distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _executed(step: LoweredStep, kernel: Kernel, block: Block) -> list[GlobalAccess]:
-    arrays = zeros(step)
-    name_arrays(arrays, step, kernel)
-    watch = SectorWatch(-(-step.launch.threads // WARP) * WARP)
-    execute(step.function, step.launch, arrays, blocks=[block], watch=watch)
+    watch = SectorWatch(lanes_of(step))
+    observe(step, kernel.spaces, [block], watch)
     return watch.accesses()
-
-
-def name_arrays(arrays: Sequence[Array | Mapped], step: LoweredStep, kernel: Kernel) -> None:
-    """Give the arrays that a step is executed on the names that they have in the kernel."""
-    names = dict(enumerate(kernel.spaces))
-    for index, each in zip(step.arguments, arrays, strict=True):
-        array = each.array if isinstance(each, Mapped) else each
-        array.name = names.get(index, array.name)
 
 
 class SectorWatch(Watch):
@@ -172,33 +161,25 @@ class SectorWatch(Watch):
 
     def __init__(self, lanes: int) -> None:
         self._lanes = lanes
-        self._counts: dict[tuple[int, Kind, str, int], NDArray[np.int64]] = {}
+        self._counts: dict[Place, NDArray[np.int64]] = {}
 
-    def access(
-        self,
-        site: int,
-        space: Space,
-        kind: Kind,
-        name: str,
-        lanes: NDArray[np.intp],
-        addresses: NDArray[np.int64],
-        nbytes: int,
-        itemsize: int,
-    ) -> None:
+    def access(self, found: Accessed) -> None:
         """Count a global access."""
-        first = lanes < self._lanes
-        if space != GLOBAL or not first.any():
-            return
-        total = self._counts.setdefault((site, kind, name, nbytes), np.zeros(4, np.int64))
-        total += np.array(sectors(*by_request(lanes[first], addresses[first]), nbytes))
+        own = found.of_first(self._lanes)
+        if own and own.space == GLOBAL:
+            total = self._counts.setdefault(own.place, np.zeros(4, np.int64))
+            total += np.array(sectors(*by_request(own.lanes, own.addresses), own.nbytes))
 
     def accesses(self) -> list[GlobalAccess]:
         """What was counted, in the order of the text."""
-        ordered = sorted(self._counts.items(), key=lambda each: each[0][0])
-        return [
-            GlobalAccess(kind, name, int(requests), int(found), int(least), nbytes, int(lines), statement_of(site))
-            for (site, kind, name, nbytes), (requests, found, least, lines) in ordered
-        ]
+        found = []
+        for place, total in sorted(self._counts.items(), key=lambda each: each[0]):
+            requests, touched, least, lines = total.tolist()
+            access = GlobalAccess(
+                place.kind, place.name, requests, touched, least, place.nbytes, lines, place.statement
+            )
+            found.append(access)
+        return found
 
 
 def by_request(lanes: NDArray[np.intp], addresses: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

@@ -6,17 +6,17 @@ A kernel of instructions by name is executed for that, its middle block, which t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from tvmconv.analysis.banks import BankWatch, SharedAccess
-from tvmconv.analysis.coalescing import GlobalAccess, SectorWatch, global_accesses, middle_block, name_arrays
-from tvmconv.analysis.execute import execute, with_clusters, zeros
-from tvmconv.analysis.machine import Watch
+from tvmconv.analysis.coalescing import GlobalAccess, SectorWatch, global_accesses, middle_block
+from tvmconv.analysis.execute import with_clusters
 from tvmconv.analysis.merged import as_compiled
+from tvmconv.analysis.observe import lanes_of, observe
 from tvmconv.analysis.tir import has_instructions
 from tvmconv.analysis.traffic import TrafficWatch, traffic
-from tvmconv.gpu import WARP
+from tvmconv.analysis.watch import Several
 
 if TYPE_CHECKING:
     from tvmconv.compiler.lower import LoweredStep
@@ -62,37 +62,8 @@ def _evaluated(kernel: Kernel, step: LoweredStep) -> Counts:
 
 
 def _executed(kernel: Kernel, step: LoweredStep) -> Counts:
-    lanes = -(-step.launch.threads // WARP) * WARP
+    lanes = lanes_of(step)
     blocks = with_clusters(step.launch, [middle_block(step)])
-    arrays = zeros(step)
-    name_arrays(arrays, step, kernel)
     banks, sectors, done = BankWatch(lanes), SectorWatch(lanes), TrafficWatch(len(blocks), lanes, kernel.spaces)
-    execute(step.function, step.launch, arrays, blocks=blocks, watch=_Several(banks, sectors, done))
+    observe(step, kernel.spaces, blocks, Several(banks, sectors, done))
     return Counts(banks.accesses(), sectors.accesses(), done.busiest(step.launch.threads).flops)
-
-
-class _Several(Watch):
-    """Tells several."""
-
-    def __init__(self, *watches: Watch) -> None:
-        self._watches = watches
-
-    def begin(self, *told: Any) -> None:
-        """Tell them."""
-        for each in self._watches:
-            each.begin(*told)
-
-    def access(self, *told: Any) -> None:
-        """Tell them."""
-        for each in self._watches:
-            each.access(*told)
-
-    def bulk(self, *told: Any) -> None:
-        """Tell them."""
-        for each in self._watches:
-            each.bulk(*told)
-
-    def operation(self, *told: Any) -> None:
-        """Tell them."""
-        for each in self._watches:
-            each.operation(*told)

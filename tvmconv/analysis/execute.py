@@ -43,10 +43,11 @@ from tvmconv.analysis.arithmetic import (
 )
 from tvmconv.analysis.expressions import Argument, Code, Expressions, Place
 from tvmconv.analysis.layout import Layout, shared_layout
-from tvmconv.analysis.machine import Machine, Mask, Recorder, Statement, Waiting, Watch
+from tvmconv.analysis.machine import Machine, Mask, Statement, Waiting
 from tvmconv.analysis.memory import SHARED_BASE, Array, ExecutionError, Mapped, Registers, Shared
 from tvmconv.analysis.strands import DeadlockError, Fork, Steps, Turn, run
 from tvmconv.analysis.threads import Threads
+from tvmconv.analysis.watch import Recorder, Watch
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import WARP, WARPGROUP
 from tvmconv.workloads.dtypes import numpy_dtype

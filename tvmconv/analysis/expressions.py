@@ -23,8 +23,9 @@ from tvmconv.analysis.arithmetic import (
     uniform,
 )
 from tvmconv.analysis.layout import Layout
-from tvmconv.analysis.machine import SITES, Machine, Mask, Pointer
+from tvmconv.analysis.machine import Machine, Mask, Pointer
 from tvmconv.analysis.memory import Array, ExecutionError, Mapped, Registers, Shared
+from tvmconv.analysis.watch import SITES
 from tvmconv.errors import AnalysisError
 from tvmconv.workloads.dtypes import numpy_dtype
 

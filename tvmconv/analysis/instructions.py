@@ -184,8 +184,8 @@ def _start_copy(
     to.memory.copy(units, lanes, data.view(f"u{to.memory.unit}"))
     reading = lengths > 0
     itemsize = array.dtype.itemsize
-    machine.told("shared", "store", to.name, lanes, to.at, nbytes, itemsize)
-    machine.told("global", "load", source.name, lanes[reading], source.at[reading], nbytes, itemsize)
+    machine.tell("shared", "store", to.name, lanes, to.at, nbytes, itemsize)
+    machine.tell("global", "load", source.name, lanes[reading], source.at[reading], nbytes, itemsize)
 
 
 def _async_copy(call: Call, compiler: Compiler) -> Run:
@@ -262,7 +262,7 @@ def _load_matrix(
     rows, giving = _matrix_rows(machine, at, lanes, number)
     shared = machine.shared
     shared.at(rows.reshape(-1), giving, _ROW_BYTES)  # in bounds and aligned, each row as a whole
-    machine.told("shared", "load", name, giving, rows.reshape(-1), _ROW_BYTES, 2)
+    machine.tell("shared", "load", name, giving, rows.reshape(-1), _ROW_BYTES, 2)
     lane = np.arange(WARP)
     owners = lanes.reshape(-1, WARP)[:, None, :]
     if transposed:
@@ -309,7 +309,7 @@ def _stmatrix(call: Call, compiler: Compiler) -> Run:
         rows, giving = _matrix_rows(machine, where.at, lanes, number)
         shared = machine.shared
         shared.at(rows.reshape(-1), giving, _ROW_BYTES)
-        machine.told("shared", "store", where.name, giving, rows.reshape(-1), _ROW_BYTES, 2)
+        machine.tell("shared", "store", where.name, giving, rows.reshape(-1), _ROW_BYTES, 2)
         words = sources.read(mask, lanes, 4).reshape(number, -1, WARP).transpose(1, 0, 2)
         lane = np.arange(WARP)
         owners = np.broadcast_to(lanes.reshape(-1, WARP)[:, None, :], words.shape).reshape(-1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from tvmconv.analysis.mbarriers import Mbarriers
 from tvmconv.analysis.meetings import Meetings
 from tvmconv.analysis.memory import SHARED_BASE, Array, ExecutionError, Mapped, Registers, Shared
 from tvmconv.analysis.threads import Lanes, Threads
+from tvmconv.analysis.watch import Accessed, Kind, Space, Watch
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import WARP, WARPGROUP
 
@@ -22,90 +23,6 @@ if TYPE_CHECKING:
     from tvmconv.analysis.strands import Fork, Wait
 
 Mask = NDArray[np.bool_] | None  # of lanes that take part; None for all, if a block has whole warps
-Space = Literal["global", "shared"]
-Kind = Literal["load", "store"]
-
-
-SITES = 1 << 20  # numbers for the accesses of one statement
-
-
-def statement_of(site: int) -> int:
-    """The index, in the order of `tvmconv.analysis.tir.statements`, of the statement that an access is of."""
-    return site // SITES
-
-
-class Watch:
-    """Is told of what happens, to count it; this one does not."""
-
-    def begin(self, threads: Threads) -> None:
-        """Blocks begin, which are executed together; their lanes are counted from 0."""
-
-    def access(
-        self,
-        site: int,
-        space: Space,
-        kind: Kind,
-        name: str,
-        lanes: Lanes,
-        addresses: NDArray[np.int64],
-        nbytes: int,
-        itemsize: int,
-    ) -> None:
-        """Memory is accessed.
-
-        Args:
-            site: where in the text: a number that is larger further down.
-            space: which memory.
-            kind: load or store.
-            name: of the array or buffer.
-            lanes: that access it.
-            addresses: where each does, in bytes.
-            nbytes: of an access.
-            itemsize: of the elements in these.
-        """
-
-    def bulk(
-        self,
-        space: Space,
-        kind: Kind,
-        name: str,
-        lanes: Lanes,
-        addresses: NDArray[np.int64],
-        nbytes: int,
-        itemsize: int,
-    ) -> None:
-        """The async proxy accesses memory, for lanes: see `access`. It has no conflicts in banks that are known of."""
-
-    def operation(self, name: str, lanes: Lanes, elements: int, itemsize: int) -> None:
-        """Each of some lanes does arithmetic on so many elements."""
-
-
-class Recorder(Watch):
-    """Keeps what it is told, to tell another."""
-
-    def __init__(self) -> None:
-        self._told: list[tuple[str, tuple[Any, ...]]] = []
-
-    def begin(self, threads: Threads) -> None:
-        """Keep it."""
-        self._told.append(("begin", (threads,)))
-
-    def access(self, *told: Any) -> None:
-        """Keep it."""
-        self._told.append(("access", told))
-
-    def bulk(self, *told: Any) -> None:
-        """Keep it."""
-        self._told.append(("bulk", told))
-
-    def operation(self, *told: Any) -> None:
-        """Keep it."""
-        self._told.append(("operation", told))
-
-    def replay(self, watch: Watch) -> None:
-        """Tell it."""
-        for name, told in self._told:
-            getattr(watch, name)(*told)
 
 
 @dataclass(frozen=True)
@@ -261,7 +178,7 @@ class Machine:
         each = starts.shape[1]
         self.loaded = True
         if isinstance(memory, Array) and each * count == 1 and memory.dtype == dtype:
-            self._tell("global", "load", name, lanes, starts, dtype.itemsize, dtype.itemsize)
+            self.tell("global", "load", name, lanes, starts, dtype.itemsize, dtype.itemsize)
             return memory.values[starts // dtype.itemsize]
         flat, who = starts.reshape(-1), np.repeat(lanes, each) if each > 1 else lanes
         found = self.load_bytes(memory, flat, count * dtype.itemsize, who, name, dtype.itemsize)
@@ -296,13 +213,13 @@ class Machine:
         """Bytes at addresses, of shape (lanes, bytes); `blocks` says whose shared memory it is, if not their own."""
         if isinstance(memory, Array):
             found: NDArray[Any] = memory.read(addresses, nbytes)
-            self._tell("global", "load", name, lanes, addresses, nbytes, itemsize)
+            self.tell("global", "load", name, lanes, addresses, nbytes, itemsize)
             return found
         units = memory.at(addresses, lanes, nbytes, blocks)
         if blocks is not None:
             memory.from_afar(blocks, lanes)
         else:
-            self._tell("shared", "load", name, lanes, addresses, nbytes, itemsize)
+            self.tell("shared", "load", name, lanes, addresses, nbytes, itemsize)
         return np.ascontiguousarray(memory.read(units, lanes)).view(np.uint8)
 
     def store_bytes(
@@ -318,13 +235,13 @@ class Machine:
         nbytes = given.shape[1]
         if isinstance(memory, Array):
             memory.write(addresses, given)
-            self._tell("global", "store", name, lanes, addresses, nbytes, itemsize)
+            self.tell("global", "store", name, lanes, addresses, nbytes, itemsize)
             return
         units = memory.at(addresses, lanes, nbytes)
         memory.write(units, lanes, given.view(f"u{memory.unit}"))
-        self._tell("shared", "store", name, lanes, addresses, nbytes, itemsize)
+        self.tell("shared", "store", name, lanes, addresses, nbytes, itemsize)
 
-    def _tell(
+    def tell(
         self,
         space: Space,
         kind: Kind,
@@ -334,21 +251,9 @@ class Machine:
         nbytes: int,
         itemsize: int,
     ) -> None:
+        """Tell who watches of an access; see `Accessed`."""
         if self.watch is not None:
-            self.watch.access(self.site, space, kind, name, lanes, addresses.reshape(-1), nbytes, itemsize)
-
-    def told(
-        self,
-        space: Space,
-        kind: Kind,
-        name: str,
-        lanes: Lanes,
-        addresses: NDArray[np.int64],
-        nbytes: int,
-        itemsize: int,
-    ) -> None:
-        """Tell who watches of an access."""
-        self._tell(space, kind, name, lanes, addresses, nbytes, itemsize)
+            self.watch.access(Accessed(self.site, space, kind, name, lanes, addresses.reshape(-1), nbytes, itemsize))
 
     def buffer_at(self, address: int) -> str:
         """The name of the shared buffer that an address lies in."""

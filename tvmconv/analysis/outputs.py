@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.analysis.accesses import accesses
-from tvmconv.analysis.coalescing import middle_block, name_arrays
-from tvmconv.analysis.execute import execute, zeros
-from tvmconv.analysis.machine import Kind, Space, Watch
+from tvmconv.analysis.coalescing import middle_block
+from tvmconv.analysis.observe import lanes_of, observe
 from tvmconv.analysis.tir import executions, has_instructions
-from tvmconv.gpu import WARP
+from tvmconv.analysis.watch import Accessed, Watch
 from tvmconv.workloads import layout
 
 if TYPE_CHECKING:
@@ -78,10 +77,8 @@ def _evaluated(step: LoweredStep, name: str) -> Iterator[tuple[NDArray[Any], NDA
 
 
 def _executed(kernel: Kernel, step: LoweredStep, name: str) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-    arrays = zeros(step)
-    name_arrays(arrays, step, kernel)
-    watch = _Watch(name, -(-step.launch.threads // WARP) * WARP)
-    execute(step.function, step.launch, arrays, blocks=[middle_block(step)], watch=watch)
+    watch = _Watch(name, lanes_of(step))
+    observe(step, kernel.spaces, [middle_block(step)], watch)
     return watch.found
 
 
@@ -102,34 +99,18 @@ class _Watch(Watch):
         self._name, self._lanes = name, lanes
         self.found: list[tuple[NDArray[Any], NDArray[Any]]] = []
 
-    def access(
-        self,
-        site: int,
-        space: Space,
-        kind: Kind,
-        name: str,
-        lanes: NDArray[np.intp],
-        addresses: NDArray[np.int64],
-        nbytes: int,
-        itemsize: int,
-    ) -> None:
+    def access(self, found: Accessed) -> None:
         """Keep a store of threads."""
-        if space == "global" and kind == "store" and name == self._name:
-            first = lanes < self._lanes
-            self.found.append(_vectors(lanes[first], addresses[first] // itemsize, nbytes // itemsize))
+        if own := self._stored(found):
+            self.found.append(own.elements())
 
-    def bulk(
-        self,
-        space: Space,
-        kind: Kind,
-        name: str,
-        lanes: NDArray[np.intp],
-        addresses: NDArray[np.int64],
-        nbytes: int,
-        itemsize: int,
-    ) -> None:
+    def bulk(self, found: Accessed) -> None:
         """Keep a store of TMA."""
-        if space == "global" and kind == "store" and name == self._name:
-            first = lanes < self._lanes
-            threads = np.full(int(first.sum()), NOBODY)
-            self.found.append(_vectors(threads, addresses[first] // itemsize, nbytes // itemsize))
+        if own := self._stored(found):
+            lanes, elements = own.elements()
+            self.found.append((np.full_like(lanes, NOBODY), elements))
+
+    def _stored(self, found: Accessed) -> Accessed | None:
+        if (found.space, found.kind, found.name) != ("global", "store", self._name):
+            return None
+        return found.of_first(self._lanes)

@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 
 from tvmconv.analysis.accesses import Access, accesses
 from tvmconv.analysis.banks import wavefronts_of_each
-from tvmconv.analysis.coalescing import GLOBAL, by_request, middle_block, name_arrays, sectors_of_each
-from tvmconv.analysis.execute import execute, zeros
-from tvmconv.analysis.machine import Kind, Space, Watch, statement_of
+from tvmconv.analysis.coalescing import GLOBAL, by_request, middle_block, sectors_of_each
+from tvmconv.analysis.observe import lanes_of, observe
 from tvmconv.analysis.tir import SHARED, executions, has_instructions, warps
-from tvmconv.gpu import WARP
+from tvmconv.analysis.watch import SITES, Accessed, Place, Space, Watch
 
 if TYPE_CHECKING:
     from tvmconv.compiler.lower import LoweredStep
@@ -67,10 +66,8 @@ def worst_requests(kernel: Kernel, step: LoweredStep | None = None) -> list[Requ
     """
     step = step or kernel.steps[0]
     if has_instructions(step.function):
-        watch = _Watch(-(-step.launch.threads // WARP) * WARP)
-        arrays = zeros(step)
-        name_arrays(arrays, step, kernel)
-        execute(step.function, step.launch, arrays, blocks=[middle_block(step)], watch=watch)
+        watch = _Watch(lanes_of(step))
+        observe(step, kernel.spaces, [middle_block(step)], watch)
         return watch.requests()
     return [request for request in _evaluated(kernel, step) if request]
 
@@ -87,38 +84,38 @@ def _evaluated(kernel: Kernel, step: LoweredStep) -> Iterator[Request | None]:
 
 def _worst(access: Access, step: LoweredStep, space: Space) -> Request | None:
     block = (0, 0, 0) if space == "shared" else middle_block(step)
+    place = Place(access.statement * SITES, space, access.kind, str(access.buffer.name), access.nbytes)
     found: Request | None = None
     for executed in executions(access.scope, [access.index], step.launch, block):
         (elements,) = executed.values
-        addresses, active = warps(elements * access.itemsize), warps(executed.active)
-        name = str(access.buffer.name)
-        found = _costlier(found, space, access.kind, name, access.statement, access.nbytes, addresses, active)
+        found = _costlier(found, place, warps(elements * access.itemsize), warps(executed.active))
     return found
 
 
 def _costlier(
-    found: Request | None,
-    space: Space,
-    kind: Kind,
-    name: str,
-    statement: int,
-    nbytes: int,
-    addresses: NDArray[Any],
-    active: NDArray[np.bool_],
+    found: Request | None, place: Place, addresses: NDArray[Any], active: NDArray[np.bool_]
 ) -> Request | None:
     """What was found, or one of these requests that takes more."""
     taking = active.any(axis=1)
     if not taking.any():
         return found
     addresses, active = addresses[taking].astype(np.int64), active[taking]
-    takes, least = (wavefronts_of_each if space == "shared" else sectors_of_each)(addresses, active, nbytes)
+    of_each = wavefronts_of_each if place.space == "shared" else sectors_of_each
+    takes, least = of_each(addresses, active, place.nbytes)
     worst = int(takes.argmax())
     if found and found.takes >= takes[worst]:
         return found
     (lanes,) = active[worst].nonzero()
-    places = tuple(addresses[worst, lanes].tolist())
     return Request(
-        space, kind, name, statement, nbytes, tuple(lanes.tolist()), places, int(takes[worst]), int(least[worst])
+        space=place.space,
+        kind=place.kind,
+        name=place.name,
+        statement=place.statement,
+        nbytes=place.nbytes,
+        lanes=tuple(lanes.tolist()),
+        addresses=tuple(addresses[worst, lanes].tolist()),
+        takes=int(takes[worst]),
+        least=int(least[worst]),
     )
 
 
@@ -131,29 +128,14 @@ class _Watch(Watch):
 
     def __init__(self, lanes: int) -> None:
         self._lanes = lanes
-        self._found: dict[tuple[int, Space, Kind, str, int], Request | None] = {}
+        self._found: dict[Place, Request | None] = {}
 
-    def access(
-        self,
-        site: int,
-        space: Space,
-        kind: Kind,
-        name: str,
-        lanes: NDArray[np.intp],
-        addresses: NDArray[np.int64],
-        nbytes: int,
-        itemsize: int,
-    ) -> None:
+    def access(self, found: Accessed) -> None:
         """Look at one access of all lanes."""
-        first = lanes < self._lanes
-        if first.any():
-            key = site, space, kind, name, nbytes
-            table, active = by_request(lanes[first], addresses[first])
-            self._found[key] = _costlier(
-                self._found.get(key), space, kind, name, statement_of(site), nbytes, table, active
-            )
+        if own := found.of_first(self._lanes):
+            place = own.place
+            self._found[place] = _costlier(self._found.get(place), place, *by_request(own.lanes, own.addresses))
 
     def requests(self) -> list[Request]:
         """What was found, in the order of the text."""
-        ordered = sorted(self._found.items(), key=lambda each: each[0][0])
-        return [request for _, request in ordered if request]
+        return [request for place in sorted(self._found) if (request := self._found[place])]

@@ -19,6 +19,7 @@ from tvmconv.analysis.memory import Address, ExecutionError, Mapped
 from tvmconv.analysis.operands import Call, Run, address_of, nothing
 from tvmconv.analysis.readers import CHUNK
 from tvmconv.analysis.threads import Lanes
+from tvmconv.analysis.watch import Accessed, Kind
 from tvmconv.errors import AnalysisError
 from tvmconv.tensor_map import TensorMap
 
@@ -185,10 +186,10 @@ class _Tensor:
         itemsize = array.dtype.itemsize
         who = np.broadcast_to(lanes[:, None, None], words.index.shape)[words.inside]
         at = words.index[words.inside] * words.size
-        machine.watch.bulk("global", kind, array.name, who, at, words.size, itemsize)
-        other, name = "store" if kind == "load" else "load", machine.buffer_at(int(chunks[0, 0]))
-        who = np.repeat(owners, chunks.shape[1])
-        machine.watch.bulk("shared", other, name, who, chunks.reshape(-1), CHUNK, itemsize)  # type: ignore[arg-type]
+        machine.watch.bulk(Accessed(machine.site, "global", kind, array.name, who, at, words.size, itemsize))
+        other: Kind = "store" if kind == "load" else "load"
+        name, who = machine.buffer_at(int(chunks[0, 0])), np.repeat(owners, chunks.shape[1])
+        machine.watch.bulk(Accessed(machine.site, "shared", other, name, who, chunks.reshape(-1), CHUNK, itemsize))
 
 
 def _load(call: Call, compiler: Compiler) -> Run:

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.execute import Block, execute, some_blocks, with_clusters, zeros
-from tvmconv.analysis.machine import Watch
-from tvmconv.analysis.memory import Mapped
+from tvmconv.analysis.execute import Block, some_blocks, with_clusters
+from tvmconv.analysis.observe import lanes_of, observe
 from tvmconv.analysis.threads import Threads
 from tvmconv.analysis.tir import ASYNC_COPY, SHARED, Scope, executions, has_instructions, parts, statements, warps
+from tvmconv.analysis.watch import Accessed, Watch
 from tvmconv.gpu import WARP
 
 if TYPE_CHECKING:
@@ -149,39 +149,20 @@ class TrafficWatch(Watch):
         """Go on with other blocks."""
         self._before, self._now = self._now, self._now + len(threads.blocks)
 
-    def access(
-        self,
-        site: int,
-        space: str,
-        kind: str,
-        name: str,
-        lanes: NDArray[np.intp],
-        addresses: NDArray[np.int64],
-        nbytes: int,
-        itemsize: int,
-    ) -> None:
+    def access(self, found: Accessed) -> None:
         """Count an access to memory."""
-        lanes = lanes + self._before * self._lanes
-        place = self._spaces.get(name, space) if space == "global" else space
-        self._add((_LOADS if kind == "load" else _STORES)[place], lanes, nbytes // itemsize, itemsize)
-        if (place, kind) == ("global", "store"):
-            elements = (addresses[:, None] // itemsize + np.arange(nbytes // itemsize)).reshape(-1)
-            block = np.repeat(lanes // self._lanes, nbytes // itemsize)
-            found = np.unique(np.stack([block, elements], axis=1), axis=0)
-            self._stored.setdefault(name, []).append(found)
+        lanes = found.lanes + self._before * self._lanes
+        space = self._spaces.get(found.name, found.space) if found.space == "global" else found.space
+        counted = (_LOADS if found.kind == "load" else _STORES)[space]
+        self._add(counted, lanes, found.nbytes // found.itemsize, found.itemsize)
+        if (space, found.kind) == ("global", "store"):
+            by, elements = replace(found, lanes=lanes).elements()
+            stored = np.unique(np.stack([by // self._lanes, elements], axis=1), axis=0)
+            self._stored.setdefault(found.name, []).append(stored)
 
-    def bulk(
-        self,
-        space: str,
-        kind: str,
-        name: str,
-        lanes: NDArray[np.intp],
-        addresses: NDArray[np.int64],
-        nbytes: int,
-        itemsize: int,
-    ) -> None:
+    def bulk(self, found: Accessed) -> None:
         """Count what TMA and wgmma access as one request of a warp each."""
-        self.access(0, space, kind, name, lanes, addresses, nbytes, itemsize)
+        self.access(found)
 
     def operation(self, name: str, lanes: NDArray[np.intp], elements: int, itemsize: int) -> None:
         """Count arithmetic."""
@@ -209,16 +190,10 @@ _OPERATIONS = {"Mul": MULTIPLICATIONS, "Add": ADDITIONS, "Min": EXTREMA, "shuffl
 
 def _executed(step: LoweredStep, spaces: Mapping[str, Space]) -> Traffic:
     """What the busiest of some blocks does, by executing them."""
-    function, launch = step.function, step.launch
-    arrays = zeros(step)
-    names = dict(enumerate(spaces))
-    for i, each in zip(step.arguments, arrays, strict=True):
-        array = each.array if isinstance(each, Mapped) else each
-        array.name = names.get(i, array.name)
-    blocks = with_clusters(launch, some_blocks(launch.grid))
-    watch = TrafficWatch(len(blocks), -(-launch.threads // WARP) * WARP, spaces)
-    execute(function, launch, arrays, blocks=blocks, watch=watch)
-    return watch.busiest(launch.threads)
+    blocks = with_clusters(step.launch, some_blocks(step.launch.grid))
+    watch = TrafficWatch(len(blocks), lanes_of(step), spaces)
+    observe(step, spaces, blocks, watch)
+    return watch.busiest(step.launch.threads)
 
 
 class _Operation(NamedTuple):

@@ -19,6 +19,7 @@ from tvmconv.analysis.memory import ExecutionError, RaceError, Registers
 from tvmconv.analysis.operands import Call, Code, Run, same
 from tvmconv.analysis.readers import CHUNK
 from tvmconv.analysis.tma import swizzled
+from tvmconv.analysis.watch import Accessed
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import WARP, WARPGROUP
 from tvmconv.workloads.dtypes import numpy_dtype
@@ -168,7 +169,7 @@ def _tell(machine: Machine, where: NDArray[np.int64], groups: NDArray[np.intp], 
         flat = where.reshape(len(groups), -1)
         lanes = np.repeat(groups[:, 0], flat.shape[1])
         name = machine.buffer_at(int(flat[0, 0]))
-        machine.watch.bulk("shared", "load", name, lanes, flat.reshape(-1), CHUNK, itemsize)
+        machine.watch.bulk(Accessed(machine.site, "shared", "load", name, lanes, flat.reshape(-1), CHUNK, itemsize))
 
 
 def _fence(call: Call, compiler: Compiler) -> Run:

@@ -1,0 +1,152 @@
+"""Who is told what executed code does: its accesses to memory and its arithmetic, to count them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from tvmconv.analysis.threads import Lanes, Threads
+
+Space = Literal["global", "shared"]
+Kind = Literal["load", "store"]
+SITES = 1 << 20  # numbers for the accesses of one statement
+
+
+class Place(NamedTuple):
+    """What all executions of one access have in common.
+
+    Attributes:
+        site: where in the text: a number that is larger further down.
+        space: which memory.
+        kind: load or store.
+        name: of the array or buffer.
+        nbytes: of an access.
+    """
+
+    site: int
+    space: Space
+    kind: Kind
+    name: str
+    nbytes: int
+
+    @property
+    def statement(self) -> int:
+        """The index of its statement, in the order of `tvmconv.analysis.tir.statements`."""
+        return self.site // SITES
+
+
+@dataclass(frozen=True)
+class Accessed:
+    """An access to memory that some lanes made at once.
+
+    Attributes:
+        site: where in the text: a number that is larger further down.
+        space: which memory.
+        kind: load or store.
+        name: of the array or buffer.
+        lanes: that access it.
+        addresses: where each does, in bytes.
+        nbytes: of an access.
+        itemsize: of the elements in these.
+    """
+
+    site: int
+    space: Space
+    kind: Kind
+    name: str
+    lanes: Lanes
+    addresses: NDArray[np.int64]
+    nbytes: int
+    itemsize: int
+
+    @property
+    def place(self) -> Place:
+        """Which access it is an execution of."""
+        return Place(self.site, self.space, self.kind, self.name, self.nbytes)
+
+    def of_first(self, lanes: int) -> Accessed | None:
+        """The part of the first block's, which has so many lanes; None if there is none."""
+        first = self.lanes < lanes
+        return replace(self, lanes=self.lanes[first], addresses=self.addresses[first]) if first.any() else None
+
+    def elements(self) -> tuple[Lanes, NDArray[np.int64]]:
+        """Each element by itself: the lane that accesses it, and its index in the array."""
+        count = self.nbytes // self.itemsize
+        found = self.addresses[:, None] // self.itemsize + np.arange(count)
+        return np.repeat(self.lanes, count), found.reshape(-1)
+
+
+class Watch:
+    """Is told of what happens, to count it; this one does not."""
+
+    def begin(self, threads: Threads) -> None:
+        """Blocks begin, which are executed together; their lanes are counted from 0."""
+
+    def access(self, found: Accessed) -> None:
+        """Memory is accessed."""
+
+    def bulk(self, found: Accessed) -> None:
+        """The async proxy accesses memory, for lanes. It has no conflicts in banks that are known of."""
+
+    def operation(self, name: str, lanes: Lanes, elements: int, itemsize: int) -> None:
+        """Each of some lanes does arithmetic on so many elements."""
+
+
+class Several(Watch):
+    """Tells several."""
+
+    def __init__(self, *watches: Watch) -> None:
+        self._watches = watches
+
+    def begin(self, threads: Threads) -> None:
+        """Tell them."""
+        for each in self._watches:
+            each.begin(threads)
+
+    def access(self, found: Accessed) -> None:
+        """Tell them."""
+        for each in self._watches:
+            each.access(found)
+
+    def bulk(self, found: Accessed) -> None:
+        """Tell them."""
+        for each in self._watches:
+            each.bulk(found)
+
+    def operation(self, name: str, lanes: Lanes, elements: int, itemsize: int) -> None:
+        """Tell them."""
+        for each in self._watches:
+            each.operation(name, lanes, elements, itemsize)
+
+
+class Recorder(Watch):
+    """Keeps what it is told, to tell another."""
+
+    def __init__(self) -> None:
+        self._told: list[Callable[[Watch], None]] = []
+
+    def begin(self, threads: Threads) -> None:
+        """Keep it."""
+        self._told.append(lambda watch: watch.begin(threads))
+
+    def access(self, found: Accessed) -> None:
+        """Keep it."""
+        self._told.append(lambda watch: watch.access(found))
+
+    def bulk(self, found: Accessed) -> None:
+        """Keep it."""
+        self._told.append(lambda watch: watch.bulk(found))
+
+    def operation(self, name: str, lanes: Lanes, elements: int, itemsize: int) -> None:
+        """Keep it."""
+        self._told.append(lambda watch: watch.operation(name, lanes, elements, itemsize))
+
+    def replay(self, watch: Watch) -> None:
+        """Tell it."""
+        for tell in self._told:
+            tell(watch)
