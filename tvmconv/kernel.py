@@ -193,18 +193,11 @@ class Kernel:
         return sass.disassemble(self.cubin.image)
 
     @functools.cached_property
-    def lined_sass(self) -> str:
-        """`sass` with the lines of `source` in comments; raises as it, and where there is no nvdisasm."""
-        from tvmconv.compiler.listing import disassembly
-
-        return disassembly(self.source, self._arch("machine code"), self.cubin.image)
-
-    @functools.cached_property
     def listings(self) -> dict[str, Listing]:
-        """The instructions of each step, by its name, with their lines in `source`; raises as `lined_sass`."""
-        from tvmconv.compiler.listing import parse
+        """The instructions of each step, by its name, with their lines in `source`; raises as `sass`."""
+        from tvmconv.compiler.listing import disassembly, parse
 
-        return parse(self.lined_sass)
+        return parse(disassembly(self.source, self._arch("machine code"), self.cubin.image))
 
     def stage(self, name: str, *, full: bool = False) -> str:
         """One of `STAGES` as text.

@@ -5,9 +5,10 @@ import pytest
 from scipy.optimize import nnls
 
 import tvmconv as tc
-from tvmconv.analysis.machine_code import Instruction, Loop, code
+from tvmconv.analysis.machine_code import Loop, Operation, code
 from tvmconv.analysis.trips import BARRIERS, LOADED, MULTIPLICATIONS, find_trips, nonnegative
 from tvmconv.analysis.warp import L2_CLOCKS, Warp
+from tvmconv.compiler.listing import parse
 
 TEXT = """
 \t.section\t.text.one,"ax",@progbits
@@ -31,7 +32,7 @@ TEXT = """
 
 @pytest.fixture
 def one():
-    return code(TEXT)["one"]
+    return code(parse(TEXT)["one"])
 
 
 def chain(*instructions):
@@ -41,11 +42,11 @@ def chain(*instructions):
 
 
 def multiply(to, *of):
-    return Instruction("FFMA", (), (("R", to),), tuple(("R", each) for each in of))
+    return Operation("FFMA", (), (("R", to),), tuple(("R", each) for each in of))
 
 
 def test_branches_back_are_loops(one):
-    assert [type(part) for part in one] == [Instruction, Loop, Instruction, Instruction, Instruction]
+    assert [type(part) for part in one] == [Operation, Loop, Operation, Operation, Operation]
     outer = one[1]
     assert [getattr(part, "name", "loop") for part in outer.body] == ["LDG", "BAR", "loop", "BRA"]
 
@@ -89,15 +90,15 @@ def test_what_depends_on_the_result_before_waits_for_it():
 
 
 def test_asynchronous_copies_are_waited_for_by_group():
-    copy, close = Instruction("LDGSTS", (), (), ()), Instruction("LDGDEPBAR", (), (), ())
-    assert chain(copy, close, Instruction("DEPBAR", (), (), (), pending=0)) > L2_CLOCKS
-    assert chain(copy, close, Instruction("DEPBAR", (), (), (), pending=1)) < 10
+    copy, close = Operation("LDGSTS", (), (), ()), Operation("LDGDEPBAR", (), (), ())
+    assert chain(copy, close, Operation("DEPBAR", (), (), (), pending=0)) > L2_CLOCKS
+    assert chain(copy, close, Operation("DEPBAR", (), (), (), pending=1)) < 10
 
 
 @pytest.mark.parametrize("config", [{}, {"auto_unroll_max_step": 0, "tile_rc": (-1, 2)}])
 def test_a_kernel_issues_the_multiplications_of_its_text(config):
     kernel = tc.build(tc.parse("conv2d:1x16x16x16,16x16x3x3,s1,p1"), "direct", arch="sm_90", config=config)
-    found = code(kernel.sass)[kernel.steps[0].name]
+    found = code(kernel.listings[kernel.steps[0].name])
     from tvmconv.analysis.traffic import traffic
 
     needed = traffic(kernel).counts["multiplications"].elements / kernel.launch.threads

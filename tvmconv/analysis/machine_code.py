@@ -1,7 +1,7 @@
-"""Machine code as instructions with the registers that they write and read, and as loops.
+"""Machine code as operations with the registers that they write and read, and as loops.
 
-SASS is read as nvdisasm writes it; what its names mean is in the "Instruction Set Reference" of NVIDIA's CUDA Binary
-Utilities. A loop is what lies between a label and the last branch back to it. Branches forward, around what a condition
+What its names mean is in the "Instruction Set Reference" of NVIDIA's CUDA Binary Utilities. A loop is what lies between
+an instruction and the last branch back to it. Branches forward, around what a condition
 rules out, are taken to be not taken: a warp in which one thread goes on goes on.
 """
 
@@ -11,13 +11,11 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from tvmconv.compiler.listing import Instruction, Listing
+
 Register = tuple[str, int]  # its file (R, UR, P or UP) and its number
 
-_SECTION = re.compile(r"^\.text\.(\S+):")
-_LABEL = re.compile(r"^(\.L_\w+):")
-_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?(U?P\w+)\s+)?([A-Z][A-Z0-9_]*)((?:\.\w+)*)\s*(.*?)\s*;")
 _REGISTER = re.compile(r"(?<![A-Z0-9_.])(UR|R|UP|P)(\d+)(\.64)?")
-_BRANCHED_TO = re.compile(r"\.L_\w+")
 
 # These write no register; of stores the register that is stored is among what they read.
 _STORES = ("STG", "STS", "STL", "ST", "STSM")
@@ -32,7 +30,7 @@ _WIDE = {"64": 2, "128": 4}
 
 
 @dataclass(frozen=True)
-class Instruction:
+class Operation:
     """One instruction.
 
     Attributes:
@@ -41,7 +39,6 @@ class Instruction:
         writes: the registers that it writes.
         reads: those that it reads.
         words: of 4 bytes that a thread moves, of an access to memory.
-        target: the label that a branch goes to.
         pending: groups of asynchronous copies that may be under way after DEPBAR.
     """
 
@@ -50,7 +47,6 @@ class Instruction:
     writes: tuple[Register, ...]
     reads: tuple[Register, ...]
     words: int = 1
-    target: str | None = None
     pending: int = 0
 
 
@@ -63,30 +59,40 @@ class Loop:
         trips: how often the body runs each time.
     """
 
-    body: list[Instruction | Loop]
+    body: list[Operation | Loop]
     trips: float = field(default=1.0)
 
 
-Code = list[Instruction | Loop]
+Code = list[Operation | Loop]
 
 
-def code(sass: str) -> dict[str, Code]:
-    """The functions of a disassembly, by name."""
-    lines: dict[str, list[str | Instruction]] = {}
-    current: list[str | Instruction] = []
-    for line in sass.splitlines():
-        if section := _SECTION.match(line):
-            current = lines.setdefault(section[1], [])
-        elif label := _LABEL.match(line):
-            current.append(label[1])
-        elif (found := _INSTRUCTION.match(line)) and found[2] != "NOP":  # which fill up the end
-            current.append(_instruction(*found.groups(default="")))
-    return {name: _nested(own) for name, own in lines.items()}
+def code(listing: Listing) -> Code:
+    """A kernel's instructions, those of loops in these."""
+    kept = [each for each in listing if each.opcode != "NOP"]  # which fill up the end
+    places = {each.address: place for place, each in enumerate(kept)}
+    ends: dict[int, int] = {}  # the last branch back to where a loop begins
+    for place, each in enumerate(kept):
+        begin = places.get(each.target, place) if each.target is not None and each.opcode == "BRA" else place
+        if begin < place:  # and not the trap at the end, which branches to itself
+            ends[begin] = place
+
+    def nest(begin: int, end: int, *, inside: bool = False) -> Code:
+        found: Code = []
+        while begin < end:
+            if not inside and ends.get(begin, end) < end:
+                found.append(Loop(nest(begin, ends[begin] + 1, inside=True)))
+                begin = ends[begin]
+            else:
+                found.append(_operation(kept[begin]))
+            begin, inside = begin + 1, False
+        return found
+
+    return nest(0, len(kept))
 
 
 def instructions(
-    body: Iterable[Instruction | Loop], around: tuple[Loop, ...] = ()
-) -> Iterator[tuple[Instruction, tuple[Loop, ...]]]:
+    body: Iterable[Operation | Loop], around: tuple[Loop, ...] = ()
+) -> Iterator[tuple[Operation, tuple[Loop, ...]]]:
     """Every instruction with the loops around it, outermost first."""
     for part in body:
         if isinstance(part, Loop):
@@ -95,19 +101,17 @@ def instructions(
             yield part, around
 
 
-def _instruction(guard: str, name: str, modifiers: str, operands: str) -> Instruction:
-    marks = tuple(modifiers.split(".")[1:])
-    words = next((_WIDE[mark] for mark in marks if mark in _WIDE), 1)
-    first, _, others = operands.partition(",")
-    reads, writes = list(_registers(guard)), list[Register]()
-    if name in _WRITE_NOTHING:
-        reads += _registers(operands, words if name in _STORES else 1)
+def _operation(each: Instruction) -> Operation:
+    words = next((_WIDE[mark] for mark in each.modifiers if mark in _WIDE), 1)
+    first, _, others = each.operands.partition(",")
+    reads, writes = list(_registers(each.predicate)), list[Register]()
+    if each.opcode in _WRITE_NOTHING:
+        reads += _registers(each.operands, words if each.opcode in _STORES else 1)
     else:
-        writes += _registers(first, _written(name, marks, words))
-        reads += _registers(others, 2 if name == "HMMA" else 1)
-    target = _BRANCHED_TO.search(operands) if name == "BRA" else None
-    pending = int(operands.split(",")[-1], 16) if name == "DEPBAR" else 0
-    return Instruction(name, marks, tuple(writes), tuple(reads), words, target[0] if target else None, pending)
+        writes += _registers(first, _written(each.opcode, each.modifiers, words))
+        reads += _registers(others, 2 if each.opcode == "HMMA" else 1)
+    pending = int(each.operands.split(",")[-1], 16) if each.opcode == "DEPBAR" else 0
+    return Operation(each.opcode, each.modifiers, tuple(writes), tuple(reads), words, pending)
 
 
 def _written(name: str, modifiers: tuple[str, ...], words: int) -> int:
@@ -121,27 +125,3 @@ def _registers(operands: str, row: int = 1) -> Iterator[Register]:
     for kind, number, wide in _REGISTER.findall(operands):
         for offset in range(max(row, 2 if wide else 1)):
             yield kind, int(number) + offset
-
-
-def _nested(lines: list[str | Instruction]) -> Code:
-    labels = {line: place for place, line in enumerate(lines) if isinstance(line, str)}
-    ends: dict[int, int] = {}  # the last branch back to each label
-    for place, line in enumerate(lines):
-        if isinstance(line, Instruction) and line.target is not None:
-            begin = labels.get(line.target, place)
-            if any(isinstance(each, Instruction) for each in lines[begin + 1 : place]):  # not the trap at the end
-                ends[begin] = place
-
-    def nest(begin: int, end: int) -> Code:
-        found: Code = []
-        while begin < end:
-            line = lines[begin]
-            if isinstance(line, Instruction):
-                found.append(line)
-            elif ends.get(begin, end) < end:
-                found.append(Loop(nest(begin + 1, ends[begin] + 1)))
-                begin = ends[begin]
-            begin += 1
-        return found
-
-    return nest(0, len(lines))

@@ -21,6 +21,7 @@ from tvmconv.analysis.accesses import Access, accesses
 from tvmconv.analysis.banks import FIRST_BLOCK, SharedAccess, count, is_shared, shared_accesses, wavefronts_of_each
 from tvmconv.analysis.linked import Linked, linked
 from tvmconv.analysis.tir import executions, has_instructions, statements, warps
+from tvmconv.compiler.barriers import BARRIER
 from tvmconv.errors import CompileError
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from tvmconv.kernel import Kernel
 
 NEAR = 0.15  # a share by which instructions may differ from what is expected
-BARRIER = "tvm_storage_sync"
 _OPCODES = {"load": "LDS", "store": "STS"}
 _BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 Body = tuple[Any, ...]  # the loops around a statement
@@ -82,9 +82,13 @@ def _waiting(function: PrimFunc) -> set[Any]:
     return {
         variable
         for statement, scope in statements(function)
-        if type(statement).__name__ == "Evaluate" and BARRIER in str(statement.value)
+        if type(statement).__name__ == "Evaluate" and _called(statement.value) == BARRIER
         for variable, _, _ in scope.loops
     }
+
+
+def _called(value: Any) -> str | None:
+    return str(value.op.name) if type(value).__name__ == "Call" else None
 
 
 def _made(linked: Linked, kind: str, statements: set[int]) -> Counter[int]:

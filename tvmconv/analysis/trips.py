@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.machine_code import Code, Instruction, Loop, instructions
+from tvmconv.analysis.machine_code import Code, Loop, Operation, instructions
 
 MULTIPLICATIONS, BARRIERS, LOADED, STAGED, STORED = "multiplications", "barriers", "loaded", "staged", "stored"
 
@@ -84,7 +84,7 @@ def _assign(code: Code, times: float, extra: Mapping[int, float]) -> None:
             _assign(part.body, times * part.trips, extra)
 
 
-def _does(instruction: Instruction) -> tuple[str, float]:
+def _does(instruction: Operation) -> tuple[str, float]:
     match instruction.name:
         case "FFMA" | "FMUL":
             return MULTIPLICATIONS, 1

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tvmconv.analysis.machine_code import Code, Instruction, Register
+from tvmconv.analysis.machine_code import Code, Operation, Register
 
 # Clocks until a result is there. Arithmetic, and what moves numbers between register files: Z. Jia et al., "Dissecting
 # the NVIDIA Volta GPU Architecture via Microbenchmarking", 2018, table 4.1. Memory: W. Luo et al., "Benchmarking and
@@ -49,7 +49,7 @@ class Warp:
     def run(self, code: Code, times: float = 1.0) -> None:
         """Walk over code; what it issues counts so many times."""
         for part in code:
-            if isinstance(part, Instruction):
+            if isinstance(part, Operation):
                 self._issue(part)
                 self.issued[part.name] += times  # type: ignore[assignment]
                 continue
@@ -59,7 +59,7 @@ class Warp:
                 self.run(part.body, times * (part.trips - 1))
                 self._later((part.trips - 2) * (self.clocks - before))
 
-    def _issue(self, one: Instruction) -> None:
+    def _issue(self, one: Operation) -> None:
         now = max([self.clocks, *(self._there.get(each, 0.0) for each in (*one.reads, *one.writes))])
         done = now + CLOCKS.get(one.name, ARITHMETIC_CLOCKS)
         match one.name:

@@ -82,12 +82,9 @@ def work(kernel: Kernel) -> list[Work]:
 
     Raises:
         AnalysisError: it cannot be counted, depends on the data, or is done by TMA and wgmma.
-        CompileError: the kernel does not compile, or there is no disassembler.
+        CompileError: the kernel does not compile, or there is no nvdisasm.
     """
-    sass = code(kernel.lined_sass)  # which `explain` has anyway
-    if not all(step.name in sass for step in kernel.steps):
-        raise AnalysisError("this disassembler's text has no functions: nvdisasm's has")
-    return [_of_step(kernel, step, sass[step.name]) for step in kernel.steps]
+    return [_of_step(kernel, step, code(kernel.listings[step.name])) for step in kernel.steps]
 
 
 def _of_step(kernel: Kernel, step: LoweredStep, sass: Any) -> Work:
