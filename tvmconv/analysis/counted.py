@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from tvmconv.compiler.lower import LoweredStep
     from tvmconv.kernel import Kernel
 
-BLOCKS, EXECUTED_BLOCKS = (
-    64,
-    8,
-)  # of a grid that are counted: where indices are evaluated; of shared memory, or executed
+BLOCKS = 64  # of a grid that are counted
+EXECUTED_BLOCKS = 8  # of those that are executed, and of shared memory
 
 
 @dataclass(frozen=True)

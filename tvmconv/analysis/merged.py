@@ -54,6 +54,8 @@ def as_compiled(kernel: Kernel, step: LoweredStep, block: Block = FIRST_BLOCK) -
     """
     if has_instructions(step.function):
         return shared_accesses(kernel, step, block)
+    if next(accesses(step.function, is_shared), None) is None:
+        return []
     try:
         (own,) = (each for each in linked(kernel) if each.step.name == step.name)
     except CompileError:
