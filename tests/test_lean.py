@@ -51,3 +51,13 @@ def test_workers_of_other_hosts_are_asked_for_without_pytorch(tmp_path):
         tmp_path,
     )
     assert printed[0] == "True"
+
+
+def test_tvms_part_for_networks_waits_until_it_is_asked_for(tmp_path):
+    printed = run(
+        "import tvmconv as tc; tc.build(tc.parse('conv2d:1x4x8x8,8x4x3x3,p1'), 'tiling', arch='sm_90').source\n"
+        "print('tvm.relax.op' in sys.modules)\n"
+        "import tvm; print(tvm.relax.op.nn.conv2d.__name__)",
+        tmp_path,
+    )
+    assert (printed[0], printed[-2]) == ("False", "conv2d")

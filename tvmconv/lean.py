@@ -5,11 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterator, Sequence
 
 PYTORCH, SCIKIT_LEARN = "torch", "sklearn"
+NETWORKS = "tvm.relax"  # TVM's part for whole networks: half of what it imports
 _owned = False
 
 
@@ -22,6 +27,8 @@ def own_process() -> None:
 def load_tvm() -> None:
     """Import TVM; if PyTorch was not imported before, without it. What is imported later may import both.
 
+    TVM's part for networks is imported when somebody first looks into it, which lowering a kernel does not.
+
     Raises:
         ImportError: TVM cannot be imported.
     """
@@ -29,6 +36,7 @@ def load_tvm() -> None:
     with contextlib.ExitStack() as stack:
         if first:
             stack.enter_context(_without(PYTORCH))
+            stack.enter_context(_when_asked_for(NETWORKS))
             stack.enter_context(_without_garbage_collection())
         import tvm  # noqa: F401
 
@@ -69,6 +77,33 @@ def _without_garbage_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+class _Lazy(importlib.abc.MetaPathFinder):
+    """Finds one module, which is executed when an attribute of it is first asked for."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Where the module is, with a loader that waits; None of any other."""
+        found = importlib.machinery.PathFinder.find_spec(fullname, path) if fullname == self._name else None
+        if found and found.loader:
+            found.loader = importlib.util.LazyLoader(found.loader)
+        return found
+
+
+@contextlib.contextmanager
+def _when_asked_for(name: str) -> Iterator[None]:
+    """Within the block a module that is imported is not executed yet."""
+    finder = _Lazy(name)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
 
 
 @contextlib.contextmanager
