@@ -11,7 +11,7 @@ shared memory and multiply it out. Around that, two ways to keep more of the GPU
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tvm.s_tir import Schedule
@@ -30,11 +30,12 @@ from ..vocabulary import (
     split_tiles,
     unroll,
 )
-from .plan import PIPELINES, Plan
-from .sums import in_memory_order
+from .plan import PIPELINES, VECTOR, Plan
 from .tiles import element_bytes
 
 MAX_COPIES = 64  # of a thread in one step, unrolled
+
+Order = Callable[[list[LoopRV]], list[LoopRV]]
 
 
 class Nest(NamedTuple):
@@ -63,7 +64,14 @@ class Sums(NamedTuple):
 
 
 def share_out(
-    s: Schedule, block: SBlockRV, outer: LoopRV, output: list[LoopRV], reduction: list[LoopRV], plan: Plan
+    s: Schedule,
+    block: SBlockRV,
+    outer: LoopRV,
+    output: list[LoopRV],
+    reduction: list[LoopRV],
+    plan: Plan,
+    *,
+    to_output: bool = True,
 ) -> Sums:
     """Let a block sum in registers, each output's sum shared among `plan.slices` threads.
 
@@ -74,23 +82,24 @@ def share_out(
         output: its loops over the output, channels first.
         reduction: its loops over the reduction, input channels first.
         plan: how.
+        to_output: whether what it sums is stored with the epilogue, and not as it is for a later step.
     """
     if plan.slices == 1:
-        _store(s, block, plan)
+        _store(s, block, to_output)
         return Sums(block, None, outer, output, reduction)
     depth, *others = reduction
     step, piece, tap = s.split(depth, [None, plan.slices, plan.reduction[0].tap])
     s.reorder(piece, outer, *output, step, tap, *others)
     partial = s.rfactor(piece, 0)
     s.set_scope(s.cache_write(partial, 0, "local"), 0, "shared")
-    _store(s, block, plan)
+    _store(s, block, to_output)
     return Sums(partial, block, outer, output, reduction)
 
 
-def _store(s: Schedule, block: SBlockRV, plan: Plan) -> None:
-    """Let a block sum in registers and store its sums: to scratch memory if they are partial, else to the output."""
+def _store(s: Schedule, block: SBlockRV, to_output: bool) -> None:
+    """Let a block sum in registers and store its sums: to the output, or to scratch memory."""
     store = s.cache_write(block, 0, "local")
-    if plan.split_k == 1:
+    if to_output:
         inline_consumers(s, store)
 
 
@@ -147,31 +156,23 @@ def _tile_in_slices(s: Schedule, partial: SBlockRV, total: SBlockRV, plan: Plan)
 
 
 def copy_in_steps(
-    s: Schedule, w: Conv, products: SBlockRV, copies: Sequence[SBlockRV], nest: Nest, plan: Plan, *, by_tap: bool
+    s: Schedule, products: SBlockRV, copies: Sequence[SBlockRV], orders: Sequence[Order], nest: Nest, plan: Plan
 ) -> None:
     """Copy the operands to shared memory step by step, pipelined if wanted, and unroll the products of a step.
 
     Args:
         s: the schedule.
-        w: the workload.
         products: the block that multiplies.
-        copies: those of input and weight, the weight as (group, output channel, input channel, taps).
+        copies: those of its operands.
+        orders: of each copy, from its own axes to the order in which the operand lies in memory.
         nest: the loops around the products.
         plan: how.
-        by_tap: whether the copied input has an element for each tap and pixel, pixels last, and not the axes of X.
     """
-    x, k = copies
-    if plan.weight_layout == "ihwo":
-        s.transform_layout(k, ("write", 0), lambda g, o, *inner: (g, *inner, o))
-        if plan.pad:
-            word = BANK_BYTES // element_bytes(w)  # elements
-            s.storage_align(k, 0, axis=-2, factor=BANKS * word, offset=plan.pad * word)
     step = nest.step[-1] if plan.pipeline == "none" else s.fuse(*nest.step)
-    for copy in copies:
+    for copy, order in zip(copies, orders, strict=True):
         s.compute_at(copy, step, preserve_unit_loops=True)
-        own = own_loops(s, copy)
-        each = copy_together(s, own if by_tap and copy is x else in_memory_order(w, own), plan)
-        if plan.fetch == "interleaved":
+        each = copy_together(s, order(own_loops(s, copy)), plan)
+        if plan.fetch != "blocked":
             unroll(s, each, MAX_COPIES)
         if plan.pipeline == "registers":
             s.annotate(copy, "tirx.manifest_shared_memory_local_stage", 1)
@@ -187,6 +188,15 @@ def copy_in_steps(
     s.annotate(nest.tap[0], "pragma_unroll_explicit", bool(plan.explicit))
 
 
+def lay_out_weight(s: Schedule, w: Conv, copy: SBlockRV, plan: Plan) -> None:
+    """Let the copy of a weight, (group, output channel, input channel, taps), lie in shared memory as the plan says."""
+    if plan.weight_layout == "ihwo":
+        s.transform_layout(copy, ("write", 0), lambda g, o, *inner: (g, *inner, o))
+        if plan.pad:
+            word = BANK_BYTES // element_bytes(w)  # elements
+            s.storage_align(copy, 0, axis=-2, factor=BANKS * word, offset=plan.pad * word)
+
+
 def copy_together(s: Schedule, loops: Sequence[LoopRV], plan: Plan) -> LoopRV:
     """Share a copy, in the order of these loops, among all threads; returns the loop over the elements of one."""
     s.reorder(*loops)
@@ -194,6 +204,9 @@ def copy_together(s: Schedule, loops: Sequence[LoopRV], plan: Plan) -> LoopRV:
     outermost_first = tuple(reversed(plan.threads))
     if plan.fetch == "interleaved":
         each, *thread = s.split(fused, [None, *outermost_first])
+    elif plan.fetch == "vectors":
+        each, *thread, vector = s.split(fused, [None, *outermost_first, VECTOR])
+        s.vectorize(vector)
     else:
         *thread, each = s.split(fused, [*outermost_first, None])
     bind_innermost(s, "threadIdx", thread)

@@ -14,6 +14,8 @@ What the other knobs are for, each of them part of the fastest kernel of some la
   weight_pad shifts its rows by some banks, for copies without bank conflicts.
 """
 
+import functools
+
 from tvm.s_tir import Schedule
 
 from tvmconv.knobs import Columns, Knobs, nearest_factors
@@ -22,9 +24,9 @@ from tvmconv.library import schedule
 from tvmconv.workloads import Conv2d
 
 from .bias import begin_with_bias
-from .blocked import copy_in_steps, share_out, tile_output
+from .blocked import copy_in_steps, lay_out_weight, share_out, tile_output
 from .plan import Axes, Axis, Plan
-from .sums import DTYPES, loops, stage_operands, tiled_channels
+from .sums import DTYPES, in_memory_order, loops, stage_operands, tiled_channels
 from .tiles import shrink_to_shared_memory
 
 OUTPUT = {"f": (1, 8, 4), "y": (1, 2, 2), "x": (1, 16, 2)}  # virtual threads, threads, and the outputs of each
@@ -57,7 +59,9 @@ def direct(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     sums = share_out(s, s.get_sblock("sum"), outer, [channel, *space], [depth, *taps], plan)
     copies = stage_operands(s, sums.products, "shared")
     products = str(s.get(sums.products).name_hint)
-    copy_in_steps(s, w, sums.products, copies, tile_output(s, sums, plan), plan, by_tap=False)
+    lay_out_weight(s, w, copies[1], plan)
+    orders = [functools.partial(in_memory_order, w)] * 2
+    copy_in_steps(s, sums.products, copies, orders, tile_output(s, sums, plan), plan)
     return begin_with_bias(s, w, products, plan, group=1)
 
 

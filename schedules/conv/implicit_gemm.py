@@ -10,6 +10,7 @@ input channels, for small images, whose tiles alone are too few to fill a GPU. T
 memory, and a second step adds them up and applies the epilogue. Measured: tuning_logs/nvidia-h200/.
 """
 
+import functools
 import math
 
 from tvm.ir import Expr
@@ -24,10 +25,10 @@ from tvmconv.workloads import Conv
 
 from ..vocabulary import inline_producers
 from .bias import begin_with_bias
-from .blocked import copy_in_steps, share_out, tile_output
+from .blocked import copy_in_steps, lay_out_weight, share_out, tile_output
 from .conflict_free import flatten_pixels
 from .plan import Axes, Axis, Plan
-from .sums import DTYPES, add_up
+from .sums import DTYPES, add_up, in_memory_order
 
 FEW_PIXELS = 256  # up to which blocks are scarce: measured on the 14 × 14 and 7 × 7 images of ResNet-50
 KERNEL_KNOBS = ("tile_rz", "tile_ry", "tile_rx")  # of depth, height and width, as far as there are
@@ -58,12 +59,14 @@ def implicit_gemm(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     if plan.split_k > 1:
         products = split_over_blocks(s, products, plan.split_k)
     outer, channel, pixel, *reduction = s.get_loops(products)
-    sums = share_out(s, products, outer, [channel, pixel], reduction, plan)
+    sums = share_out(s, products, outer, [channel, pixel], reduction, plan, to_output=plan.split_k == 1)
     copies = [s.cache_read(sums.products, operand, "shared") for operand in (0, 1)]
     for copy in copies:
         inline_producers(s, copy)
     name = str(s.get(sums.products).name_hint)
-    copy_in_steps(s, w, sums.products, copies, tile_output(s, sums, plan), plan, by_tap=True)
+    lay_out_weight(s, w, copies[1], plan)
+    orders = [list, functools.partial(in_memory_order, w)]  # the input has an element for each tap and pixel
+    copy_in_steps(s, sums.products, copies, orders, tile_output(s, sums, plan), plan)
     return s if plan.split_k > 1 else begin_with_bias(s, w, name, plan, group=0)
 
 

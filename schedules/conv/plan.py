@@ -27,6 +27,8 @@ SLICES = (1, 2, 4, 8, 16)
 SPLITS = (1, 2, 4, 8, 16, 32)
 FEW_BLOCKS = 512  # some blocks for each multiprocessor of the largest GPUs: more gain nothing from a split reduction
 PADS = (0, 1, 4)  # words
+UNROLLED = (0, 512, 1500)  # statements
+VECTOR = 4  # elements that a thread copies at once
 SUM_BYTES = 4  # of a float32
 MAX_ACCUMULATORS = 128
 MAX_PRODUCTS = 768  # of a thread in one step, all of them unrolled: more take long to compile and gain nothing
@@ -72,8 +74,8 @@ class Plan:
         reduction: for each reduction axis, a tile of `REDUCTION_LEVELS`, of one slice.
         slices: threads that share the sums of an output.
         pipeline: one of `PIPELINES`.
-        fetch: `interleaved`: neighbouring threads copy neighbouring elements to shared memory; `blocked`: each thread a
-            contiguous run.
+        fetch: `interleaved`: neighbouring threads copy neighbouring elements to shared memory; `vectors`: likewise, of
+            `VECTOR` elements; `blocked`: each thread a contiguous run.
         max_step: up to how many statements the products of a step are unrolled.
         explicit: unrolled by TVM in the text; else by the device's compiler, with `#pragma unroll`.
         weight_layout: `ihwo`: the weight's output channels are its innermost axis in shared memory.
@@ -116,13 +118,13 @@ class Plan:
             slices=k.choice("slices", [n for n in SLICES if w.C % n == 0] if slices and dense else (1,), 1),
             pipeline=k.choice("pipeline", pipelines(w), "none"),
             fetch=k.choice("fetch", ("blocked", "interleaved"), "blocked"),
-            max_step=k.choice("auto_unroll_max_step", (0, 512, 1500), 0),
+            max_step=k.choice("auto_unroll_max_step", UNROLLED, 0),
             explicit=k.choice("unroll_explicit", (0, 1), 0),
             weight_layout=k.choice("weight_layout", ("oihw", "ihwo") if dense else ("oihw",), "oihw"),
             pad=k.choice("weight_pad", PADS, 0),
             split_k=k.choice("split_k", [n for n in SPLITS if axes.reduction[0].extent % n == 0], 1) if split_k else 1,
         )
-        plan._demand(k, lambda c: cls.of_columns(c, axes))
+        plan.demand(k, lambda c: cls.of_columns(c, axes))
         return plan
 
     @classmethod
@@ -141,7 +143,7 @@ class Plan:
             split_k=c.get("split_k", 1),
         )
 
-    def _demand(self, k: Knobs, plan: Callable[[Columns], Plan]) -> None:
+    def demand(self, k: Knobs, plan: Callable[[Columns], Plan]) -> None:
         """State what the choices of `plan(columns)` have to fulfil together, and what is worth searching."""
         k.condition(
             "slices need tiles that divide their axes and a multiple of their number of outputs a thread",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tvm import te, tirx
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from tvmconv.workloads.geometry import Geometry
 
 Index = Sequence[tirx.Expr]
+Sum = Callable[[te.Tensor, te.Tensor], te.Tensor]
 
 # What axes are called in generated code, by rank: those of the output, of the input and of the reduction.
 OUTPUT = {1: ("q",), 2: ("p", "q"), 3: ("z", "p", "q")}
@@ -22,12 +24,17 @@ INPUT = {1: ("j",), 2: ("i", "j"), 3: ("h", "i", "j")}
 TAPS = {1: ("rw",), 2: ("rh", "rw"), 3: ("rd", "rh", "rw")}
 
 
-def declare(w: Geometry) -> tuple[te.Tensor, ...]:
-    """Declare the arguments; `Conv.declare` tells the stages."""
+def declare(w: Geometry, convolve: Sum | None = None) -> tuple[te.Tensor, ...]:
+    """Declare the arguments; `Conv.declare` tells the stages.
+
+    Args:
+        w: the workload.
+        convolve: from X and K to another way to the sums, which has the indices of `sum`.
+    """
     arguments = zip(w.argument_names, w.argument_shapes, w.argument_dtypes, strict=True)
     *tensors, (_, shape, dtype) = arguments
     inputs = {name: te.placeholder(shape, dtype, name=name) for name, shape, dtype in tensors}
-    total = _sum(w, _padded(w, inputs["X"]), _weight(w, inputs["K"]))
+    total = (convolve or functools.partial(_sum, w))(inputs["X"], inputs["K"])
     filters = w.O // w.groups
 
     def output(*at: tirx.Var) -> tirx.Expr:
@@ -50,9 +57,9 @@ def _channels_second(w: Geometry, at: Index) -> Index:
     return [at[order.index(axis)] for axis in axes]
 
 
-def _padded(w: Geometry, X: te.Tensor) -> te.Tensor:
+def padded(w: Geometry, X: te.Tensor) -> te.Tensor:
     """X by group, with its zeros, which are tested for on those sides only that have any."""
-    N, C, *padded = w.padded_shape
+    N, C, *space = w.padded_shape
     channels = C // w.groups
 
     def read(n: tirx.Var, g: tirx.Var, c: tirx.Var, *at: tirx.Var) -> tirx.Expr:
@@ -63,7 +70,7 @@ def _padded(w: Geometry, X: te.Tensor) -> te.Tensor:
         return te.if_then_else(te.all(*tests), value, tirx.const(0, w.storage)) if tests else value
 
     names = ["n", "g", "c", *INPUT[w.rank]]
-    return te.compute((N, w.groups, channels, *padded), lambda *at: read(*at), name="padded", varargs_names=names)
+    return te.compute((N, w.groups, channels, *space), lambda *at: read(*at), name="padded", varargs_names=names)
 
 
 def _inside(i: tirx.Var, before: int, behind: int, size: int) -> list[tirx.Expr]:
@@ -71,7 +78,7 @@ def _inside(i: tirx.Var, before: int, behind: int, size: int) -> list[tirx.Expr]
     return [i >= before] * (before > 0) + [i < before + size] * (behind > 0)
 
 
-def _weight(w: Geometry, K: te.Tensor) -> te.Tensor:
+def weight(w: Geometry, K: te.Tensor) -> te.Tensor:
     """K by group."""
     filters = w.O // w.groups
     return te.compute(
@@ -82,14 +89,15 @@ def _weight(w: Geometry, K: te.Tensor) -> te.Tensor:
     )
 
 
-def _sum(w: Geometry, padded: te.Tensor, weight: te.Tensor) -> te.Tensor:
+def _sum(w: Geometry, X: te.Tensor, K: te.Tensor) -> te.Tensor:
     """The sum of products over input channels and taps, each of which is widened first."""
+    images, filters = padded(w, X), weight(w, K)
     names = ("rc", *TAPS[w.rank])
     rc, *taps = (te.reduce_axis((0, size), name) for size, name in zip(w.weight_shape[1:], names, strict=True))
 
     def convolve(n: tirx.Var, g: tirx.Var, o: tirx.Var, *at: tirx.Var) -> tirx.Expr:
         place = (i * s + r * d for i, s, r, d in zip(at, w.stride, taps, w.dilation, strict=True))
-        x, k = padded(n, g, rc, *place), weight(g, o, rc, *taps)
+        x, k = images(n, g, rc, *place), filters(g, o, rc, *taps)
         return te.sum(x.astype(ACCUMULATOR) * k.astype(ACCUMULATOR), axis=[rc, *taps])
 
     shape = (w.N, w.groups, w.O // w.groups, *w.out)

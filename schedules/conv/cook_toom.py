@@ -1,0 +1,81 @@
+"""The matrices of minimal filtering F(m, r), by the algorithm of Cook and Toom, in exact rationals.
+
+m outputs of a filter of r taps depend on α = m + r - 1 inputs. Where the product of polynomials of degree m - 1 and
+r - 1 is found from its values at α - 1 points and at infinity, the transposed algorithm computes those outputs with α
+multiplications in place of m·r. Along two axes it is applied to rows and columns.
+
+Sources: Winograd, *Arithmetic Complexity of Computations*, 1980; Lavin, Gray, "Fast Algorithms for Convolutional Neural
+Networks", 2015 (arXiv:1509.09308), whose A, B and G these are; the points: Barabasz, Anderson, Soodhalter, Gregg,
+"Error Analysis and Improving the Accuracy of Winograd Convolution for Deep Neural Networks", 2018 (arXiv:1803.10986).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from fractions import Fraction
+from typing import NamedTuple
+
+Matrix = tuple[tuple[Fraction, ...], ...]
+
+_HALF, _QUARTER = Fraction(1, 2), Fraction(1, 4)
+# Taken in this order, so many as are needed; those of TVM's templates. At six and more, points that are each other's
+# negatives or reciprocals err least.
+POINTS = {
+    **dict.fromkeys(range(3, 7), (0, -1, 1, _HALF, -2, -_HALF)),
+    **dict.fromkeys(range(7, 11), (0, -1, 1, _HALF, -_HALF, 2, -2, -_QUARTER, 4, Fraction(3, 4))),
+    11: (0, -1, 1, _HALF, -_HALF, 2, -2, -_QUARTER, 4, Fraction(3, 4), Fraction(-4, 3)),
+}
+
+
+class Transforms(NamedTuple):
+    """The matrices of F(m, r): for inputs d (α) and a filter g (r), the outputs are Aᵀ ((G g) · (Bᵀ d)).
+
+    Attributes:
+        A: of the outputs, (α, m).
+        B: of the inputs, (α, α).
+        G: of the filter, (α, r).
+    """
+
+    A: Matrix
+    B: Matrix
+    G: Matrix
+
+
+@functools.cache
+def transforms(m: int, r: int) -> Transforms:
+    """The matrices for m outputs of a filter of r taps, which have m + r - 2 of the `POINTS`."""
+    alpha = m + r - 1
+    points = [Fraction(point) for point in POINTS[alpha - 1][: alpha - 1]]
+    scales = [math.prod((a - b for b in points if b != a), start=Fraction(1)) for a in points]
+    last = [Fraction(0)]
+    return Transforms(
+        A=(*(_powers(a, m) for a in points), (*last * (m - 1), Fraction(1))),
+        B=_transposed(
+            [
+                *([*_with_roots([b for b in points if b != a]), *last] for a in points),
+                _with_roots(points),
+            ]
+        ),
+        G=(
+            *(tuple(x / scale for x in _powers(a, r)) for a, scale in zip(points, scales, strict=True)),
+            (*last * (r - 1), Fraction(1)),
+        ),
+    )
+
+
+def _powers(point: Fraction, count: int) -> tuple[Fraction, ...]:
+    return tuple(point**i for i in range(count))
+
+
+def _with_roots(roots: list[Fraction]) -> list[Fraction]:
+    """The coefficients, constant first, of the polynomial with these roots whose leading coefficient is 1."""
+    polynomial = [Fraction(1)]
+    for root in roots:
+        shifted, scaled = [Fraction(0), *polynomial], [*(-root * c for c in polynomial), Fraction(0)]
+        polynomial = [a + b for a, b in zip(shifted, scaled, strict=True)]
+    return polynomial
+
+
+def _transposed(rows: list[list[Fraction]]) -> Matrix:
+    return tuple(zip(*rows, strict=True))

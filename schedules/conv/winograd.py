@@ -1,0 +1,108 @@
+"""AutoTVM's Winograd convolution: fewer products, as a product of matrices for each place in a tile of outputs.
+
+Tiles of m × m outputs take α² multiplications, α = m + R - 1, in place of m²·R²: for 3×3 filters 2.25 times fewer with
+m = 2, 4 times with m = 4, 5.06 times with m = 6, at the price of digits, and of transformed operands that pass through
+memory. It pays where channels are many, and the batch or the image is large; where all is small, `direct` does.
+
+Four kernels: one transforms the filters, which a caller whose weights stay the same does once; one transforms the
+inputs; one multiplies; one transforms the outputs and applies the epilogue. The knobs tile_b, tile_y, tile_x, tile_rc,
+auto_unroll_max_step and unroll_explicit mean what they mean in AutoTVM's template `conv2d_nchw_winograd.cuda`: tile_b
+are the α² products, tile_y output channels, tile_x tiles of outputs, tile_rc input channels. With the other knobs at
+their defaults the kernels are AutoTVM's. What those are for:
+
+* tile_m: m; AutoTVM took 4 where the image's height is divisible by 8, and else 2.
+* slices, pipeline: as in `direct`.
+* fetch: `vectors`: a thread copies four neighbouring elements at once.
+
+Where a tile of the product overhangs an axis, that axis is made longer in memory, so that nothing is tested for.
+"""
+
+from __future__ import annotations
+
+from tvm import te
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from tvmconv.knobs import Knobs
+from tvmconv.library import schedule
+from tvmconv.workloads import Conv2d
+
+from ..vocabulary import inline_producers
+from .blocked import copy_in_steps, share_out, tile_output
+from .plan import Plan
+from .sums import DTYPES
+from .winograd_plan import Grid, applies, ask, usage
+from .winograd_stages import declare
+
+THREADS = 128  # of a block that transforms
+
+
+@schedule("conv2d", dtypes=DTYPES, usage=usage, condition=applies)
+def winograd(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
+    """Tiles of channels and of output tiles are (block, virtual thread, thread, local); reduction tiles (step, tap)."""
+    grid, plan = ask(k, w)
+    channels, tiles = (tile.extent for tile in plan.output)
+    s = Schedule(te.create_prim_func(list(declare(w, grid, channels, tiles))))
+    _transform(s, "g", "gG", "U")
+    _transform(s, "d", "Bd", "V")
+    _multiply(s, plan)
+    _transform_outputs(s, w, grid)
+    return s
+
+
+def _transform(s: Schedule, operand: str, half: str, whole: str) -> None:
+    """Let each thread transform one channel's part of an operand, along both axes."""
+    source, along_columns, along_both = (s.get_sblock(name) for name in (operand, half, whole))
+    u, v, *place = s.get_loops(along_both)
+    store = s.cache_write(along_both, 0, "local")
+    s.reorder(*place, u, v)
+    thread = _share(s, place)
+    s.reverse_compute_at(store, thread)
+    inline_producers(s, source)
+    for block in (along_columns, source):
+        s.compute_at(block, thread)
+        s.set_scope(block, 0, "local")
+    _unroll_below(s, thread, [source, along_columns, along_both, store])
+
+
+def _multiply(s: Schedule, plan: Plan) -> None:
+    """Multiply the matrices of all places, each by blocks of its own, from shared memory."""
+    products = s.get_sblock("M")
+    u, v, channel, tile, depth = s.get_loops(products)
+    sums = share_out(s, products, s.fuse(u, v), [channel, tile], [depth], plan, to_output=False)
+    copies = [s.cache_read(sums.products, operand, "shared") for operand in (0, 1)]
+    copy_in_steps(s, sums.products, copies, [list, list], tile_output(s, sums, plan), plan)
+
+
+def _transform_outputs(s: Schedule, w: Conv2d, grid: Grid) -> None:
+    """Let each thread transform one tile of outputs, and store it with the epilogue."""
+    s.compute_inline(s.get_sblock("sum"))
+    outputs = s.get_sblock("Y")
+    axes = s.get_loops(outputs)
+    image, channel, row, column = axes if w.layout == "nchw" else (axes[0], axes[3], axes[1], axes[2])
+    (row, u), (column, v) = (s.split(axis, [None, grid.m]) for axis in (row, column))
+    s.reorder(image, channel, row, column, u, v)
+    thread = _share(s, [image, channel, row, column])
+    stages = [s.get_sblock(name) for name in ("AMA", "MA")]
+    for block in stages:
+        s.compute_at(block, thread)
+        s.set_scope(block, 0, "local")
+    _unroll_below(s, thread, [outputs, *stages])
+
+
+def _share(s: Schedule, loops: list[LoopRV]) -> LoopRV:
+    """Share these loops out to threads, in blocks of `THREADS`; returns the threads' loop."""
+    block, thread = s.split(s.fuse(*loops), [None, THREADS])
+    s.bind(block, "blockIdx.x")
+    s.bind(thread, "threadIdx.x")
+    return thread
+
+
+def _unroll_below(s: Schedule, thread: LoopRV, blocks: list[SBlockRV]) -> None:
+    """Let TVM unroll all that a thread does, so that each statement knows which of a matrix's entries it has."""
+    outer = s.get(thread).loop_var
+    for block in blocks:
+        path = s.get_loops(block)
+        depth = next(i for i, loop in enumerate(path) if s.get(loop).loop_var.same_as(outer))
+        for loop in path[depth + 1 :]:
+            s.unroll(loop)
