@@ -9,7 +9,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmconv.gpu import MAX_BLOCKS_YZ
 from tvmconv.knobs import Tile
-from tvmconv.marks import HOIST_GUARDS, SPACES, Space
+from tvmconv.marks import HOIST_GUARDS, KEPT, SPACES, Space
 
 
 def bind_grid(s: Schedule, z: LoopRV, y: LoopRV, x: LoopRV) -> None:
@@ -87,6 +87,11 @@ def cooperative_copy(
 def place(s: Schedule, **arguments: Space) -> None:
     """Say which arguments, by their names, lie in constant memory or are read through a texture."""
     s.annotate(s.get_sblock("root"), SPACES, arguments)
+
+
+def keep(s: Schedule, *arguments: str) -> None:
+    """Say which arguments stay as they are from launch to launch: what steps make of these alone is made once."""
+    s.annotate(s.get_sblock("root"), KEPT, list(arguments))
 
 
 def hoist_guards(s: Schedule) -> None:

@@ -5,4 +5,5 @@ from typing import Literal
 Space = Literal["global", "constant", "texture"]  # where an argument may lie
 
 SPACES = "tvmconv.space"  # a space by argument name
+KEPT = "tvmconv.kept"  # names of arguments that stay as they are from launch to launch
 HOIST_GUARDS = "tvmconv.hoist_guards"  # tests that only threads and blocks decide are made outside the loops

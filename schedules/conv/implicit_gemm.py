@@ -25,7 +25,7 @@ from tvmconv.workloads import Conv
 
 from ..vocabulary import inline_producers
 from .bias import begin_with_bias
-from .blocked import copy_in_steps, lay_out_weight, share_out, tile_output
+from .blocked import Order, copy_in_steps, lay_out_weight, share_out, tile_output
 from .conflict_free import flatten_pixels
 from .plan import Axes, Axis, Plan
 from .sums import DTYPES, add_up, in_memory_order
@@ -65,7 +65,10 @@ def implicit_gemm(s: Schedule, w: Conv, k: Knobs) -> Schedule:
         inline_producers(s, copy)
     name = str(s.get(sums.products).name_hint)
     lay_out_weight(s, w, copies[1], plan)
-    orders = [list, functools.partial(in_memory_order, w)]  # the input has an element for each tap and pixel
+    orders: list[Order] = [
+        list,
+        functools.partial(in_memory_order, w),
+    ]  # the input has an element for each tap and pixel
     copy_in_steps(s, sums.products, copies, orders, tile_output(s, sums, plan), plan)
     return s if plan.split_k > 1 else begin_with_bias(s, w, name, plan, group=0)
 

@@ -27,17 +27,17 @@ from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Conv2d
 
-from ..vocabulary import inline_producers
+from ..vocabulary import extent, hoist_guards, inline_producers, keep
 from .blocked import copy_in_steps, share_out, tile_output
 from .plan import Plan
 from .sums import DTYPES
-from .winograd_plan import Grid, applies, ask, usage
+from .winograd_plan import Grid, applies, ask, is_promising, usage
 from .winograd_stages import declare
 
 THREADS = 128  # of a block that transforms
 
 
-@schedule("conv2d", dtypes=DTYPES, usage=usage, condition=applies)
+@schedule("conv2d", dtypes=DTYPES, usage=usage, condition=applies, promising=is_promising)
 def winograd(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """Tiles of channels and of output tiles are (block, virtual thread, thread, local); reduction tiles (step, tap)."""
     grid, plan = ask(k, w)
@@ -47,6 +47,8 @@ def winograd(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     _transform(s, "d", "Bd", "V")
     _multiply(s, plan)
     _transform_outputs(s, w, grid)
+    keep(s, "K")
+    hoist_guards(s)
     return s
 
 
@@ -92,7 +94,8 @@ def _transform_outputs(s: Schedule, w: Conv2d, grid: Grid) -> None:
 
 def _share(s: Schedule, loops: list[LoopRV]) -> LoopRV:
     """Share these loops out to threads, in blocks of `THREADS`; returns the threads' loop."""
-    block, thread = s.split(s.fuse(*loops), [None, THREADS])
+    fused = s.fuse(*loops)
+    block, thread = s.split(fused, [None, min(THREADS, extent(s, fused))])
     s.bind(block, "blockIdx.x")
     s.bind(thread, "threadIdx.x")
     return thread

@@ -24,6 +24,8 @@ PLACES = ("block", "vthread", "thread", "local")  # of the product's batch, the 
 UNROLLED = (0, 128, 1500)  # statements
 FETCHES = ("interleaved", "vectors", "blocked")
 OVERHANG, FEW_TILES, OVERHANG_OF_FEW = 0.15, 1024, 0.35
+LEAST_SAVED = 20  # operations for a byte, of which GPUs do 10 to 40 while they move one
+LEAST_FLOPS = 1e9  # of which several launches are a small part
 MARGIN = 1.15  # of an expected error against the tolerance
 
 
@@ -55,6 +57,18 @@ def applies(w: Conv2d) -> bool:
     """Whether the filter is square, of 3 to 7 taps, is applied to each pixel, and some tile is right."""
     plain = w.groups == 1 and set(w.stride) == {1} and set(w.dilation) == {1}
     return plain and w.R == w.S and 3 <= w.R <= 7 and bool(tile_sizes(w))
+
+
+def is_promising(w: Conv2d) -> bool:
+    """Whether it saves enough arithmetic for the bytes of the transformed operands, and for its launches.
+
+    For each tile 2·(m²·R² - α²)·C·O operations are saved, and the 4·α²·(C + O) bytes of its transformed inputs and of
+    its products are written and read.
+    """
+    m = default_tile_size(w)
+    alpha = m + w.R - 1
+    saved, moved = 2 * (m * m * w.R * w.S - alpha**2) * w.C * w.O, 8 * alpha**2 * (w.C + w.O)
+    return w.dtype == ACCUMULATOR and saved >= LEAST_SAVED * moved and w.flops >= LEAST_FLOPS
 
 
 def tile_sizes(w: Conv2d) -> tuple[int, ...]:
@@ -105,6 +119,10 @@ def ask(k: Knobs, w: Conv2d) -> tuple[Grid, Plan]:
         weight_layout="oihw",
         pad=0,
     )
+    k.search_only(
+        "a tile of the product is less than twice what there is",
+        lambda c: c["tile_x"][:, 1:].prod(axis=1) < 2 * Grid.of(w, c["tile_m"]).count,
+    )
     k.condition("each place in a tile is a block of its own", lambda c: np.all(c["tile_b"][:, 1:] == 1, axis=1))
     plan.demand(k, lambda c: of_columns(w, c)[1])
     k.condition(
@@ -129,7 +147,7 @@ def of_columns(w: Conv2d, c: Columns) -> tuple[Grid, Plan]:
         max_step=c["auto_unroll_max_step"],
         explicit=c["unroll_explicit"],
         weight_layout="oihw",
-        pad=0,
+        pad=0 * c["slices"],
     )
 
 
@@ -142,9 +160,7 @@ def whole(tile: Tile) -> Tile:
 def _vectors_fit(plan: Plan) -> Any:
     """Whether each operand's part of a step is so many vectors for each thread."""
     rows = plan.slices * plan.reduction[0].tap
-    fits = [
-        (tile.size % VECTOR == 0) & (rows * tile.size % (VECTOR * plan.block_threads) == 0) for tile in plan.output
-    ]
+    fits = [(tile.size % VECTOR == 0) & (rows * tile.size % (VECTOR * plan.block_threads) == 0) for tile in plan.output]
     return np.all(fits, axis=0)
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+
 from tvm import te, tirx
 
 from tvmconv.workloads import Conv2d
@@ -96,9 +97,7 @@ def _inputs(w: Conv2d, grid: Grid, tiles: int, B: Matrix, X: te.Tensor) -> te.Te
     shape = (w.C, tiles, alpha, alpha)
     d = te.compute(shape, read, name="d")
     Bd = te.compute(shape, lambda c, p, u, j: times(lambda i: d(c, p, i, j), B, u), name="Bd")
-    return te.compute(
-        (alpha, alpha, w.C, tiles), lambda u, v, c, p: times(lambda j: Bd(c, p, u, j), B, v), name="V"
-    )
+    return te.compute((alpha, alpha, w.C, tiles), lambda u, v, c, p: times(lambda j: Bd(c, p, u, j), B, v), name="V")
 
 
 def _or_zero(index: tirx.Var, count: int, value: tirx.Expr) -> tirx.Expr:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from nasty import NASTY_1D, NASTY_2D, NASTY_3D, NASTY_DEPTHWISE, NASTY_GROUPED
+from nasty import NASTY_1D, NASTY_2D, NASTY_3D, NASTY_DEPTHWISE, NASTY_GROUPED, NASTY_WINOGRAD
 
 import tvmconv as tc
 
@@ -16,6 +16,7 @@ LAYOUTS = ("nchw", "nhwc")
 DTYPES = ("f32", "f16", "bf16")
 LISTS = {"conv1d": NASTY_1D, "conv2d": NASTY_2D, "conv3d": NASTY_3D}
 OWN_LISTS = {"depthwise": NASTY_DEPTHWISE, "depthwise_nhwc": NASTY_DEPTHWISE, "grouped_nhwc": NASTY_GROUPED}
+OWN_LISTS["winograd"] = NASTY_WINOGRAD[::3]  # test_winograd.py has all of them
 
 
 class Case(NamedTuple):

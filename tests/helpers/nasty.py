@@ -130,6 +130,48 @@ NASTY_GROUPED = (
     "conv2d:2x16x11x3,48x8x3x1,s2x3,p2x1,d3,g2",
     "conv2d:1x8x9x22,8x2x2x3,s2,d1x3,g4",
 )
+NASTY_WINOGRAD = (
+    "conv2d:1x1x1x1,1x1x3x3,s1,p1",
+    "conv2d:1x1x3x3,1x1x3x3,s1,p0",  # a single output pixel
+    "conv2d:1x1x4x4,1x1x3x3,s1,p0",  # a single tile of 2
+    "conv2d:1x3x8x8,5x3x3x3,s1,p1",  # tiles of 4 by default
+    "conv2d:1x3x8x7,5x3x3x3,s1,p1",
+    "conv2d:1x3x7x8,5x3x3x3,s1,p1",
+    "conv2d:2x3x9x9,4x3x3x3,s1,p0",
+    "conv2d:3x7x5x5,2x7x3x3,s1,p2",  # more padding than the filter needs
+    "conv2d:7x2x3x3,2x2x3x3,s1,p2",
+    "conv2d:1x4x3x40,4x4x3x3,s1,p1",
+    "conv2d:1x4x40x3,4x4x3x3,s1,p1",
+    "conv2d:1x13x17x19,11x13x3x3,s1,p1",  # primes
+    "conv2d:1x64x3x3,40x64x3x3,s1,p1",
+    "conv2d:5x33x8x8,33x33x3x3,s1,p1",
+    "conv2d:1x16x16x16,32x16x3x3,s1,p1",
+    "conv2d:2x8x16x13,6x8x3x3,s1,p1x0x2x1",  # padding that differs on all sides
+    "conv2d:1x8x16x16,8x8x3x3,s1,p0x3",
+    "conv2d:1x8x16x16,8x8x3x3,s1,p3x0x0x2",
+    "conv2d:1x1x64x64,1x1x3x3,s1,p1",
+    "conv2d:4x16x14x14,16x16x3x3,s1,p1",
+    "conv2d:9x5x2x2,3x5x3x3,s1,p1",
+    "conv2d:1x128x6x6,1x128x3x3,s1,p1",
+    "conv2d:1x1x6x6,128x1x3x3,s1,p1",
+    "conv2d:1x100x7x7,100x100x3x3,s1,p1",
+    "conv2d:1x2x129x5,67x2x3x3,s1,p1",
+    "conv2d:1x5x8x8,7x5x4x4,s1,p1",
+    "conv2d:1x5x9x11,7x5x4x4,s1,p2x1x1x2",
+    "conv2d:2x6x16x16,4x6x4x4,s1,p0",
+    "conv2d:1x5x16x16,7x5x5x5,s1,p2",
+    "conv2d:2x3x11x13,4x3x5x5,s1,p2",
+    "conv2d:1x9x5x5,3x9x5x5,s1,p0",
+    "conv2d:1x1x24x9,2x1x5x5,s1,p4",
+    "conv2d:1x4x12x12,4x4x6x6,s1,p3",
+    "conv2d:2x3x8x10,5x3x6x6,s1,p2x3x3x2",
+    "conv2d:1x4x16x16,3x4x7x7,s1,p3",
+    "conv2d:1x3x33x35,8x3x7x7,s1,p3",
+    "conv2d:2x2x7x7,2x2x7x7,s1,p0",
+    "conv2d:1x2x3x3,2x2x7x7,s1,p3",  # a filter larger than the image
+    "conv2d:1x24x10x6,20x24x3x3,s1,p1",
+    "conv2d:6x4x10x10,4x4x3x3,s1,p1x2",
+)
 # Few, of which many configs are tried.
 CHANNELS_LAST = (
     "conv2d:2x8x9x13,16x1x3x3,s1,p1,g8,nhwc,bias,add",

@@ -22,7 +22,7 @@ from tvmconv.compiler.source import (
     waits_for_the_grid_before,
 )
 from tvmconv.errors import AnalysisError, CompileError
-from tvmconv.marks import HOIST_GUARDS, Space
+from tvmconv.marks import HOIST_GUARDS, KEPT, Space
 from tvmconv.tensor_map import TensorMap
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ class Lowered:
         arrays: the PrimFunc's arguments, inputs first and the output last.
         scratch: memory that steps leave for later ones.
         spaces: where each of the arrays lies, by its name.
+        prepared: how many steps, at the beginning, read nothing but arguments that stay as they are.
         host: the host side, which checks arguments, allocates scratch memory and launches.
         device: the module of the device functions alone.
     """
@@ -89,6 +90,7 @@ class Lowered:
     arrays: tuple[ArrayType, ...]
     scratch: tuple[ArrayType, ...]
     spaces: Mapping[str, Space]
+    prepared: int
     host: IRModule
     device: IRModule
 
@@ -118,7 +120,7 @@ class Lowered:
         cubin = self.cubin if self.target.kind.name == "cuda" else None
         code = cubin.image if cubin else self.source.encode()
         steps = tuple(self._compiled(step, code, cubin) for step in self.steps)
-        return Program(steps, self.arrays, self.scratch)
+        return Program(steps, self.arrays, self.scratch, self.prepared)
 
     def _compiled(self, step: LoweredStep, code: bytes, cubin: Cubin | None) -> Step:
         placed = dict(enumerate(self.spaces.values()))
@@ -302,9 +304,19 @@ def lower(mod: IRModule, target: Target) -> Lowered:
         arrays=arrays,
         scratch=runs.scratch,
         spaces=spaces.read(mod),
+        prepared=_prepared(mod, runs.calls),
         host=finalized,
         device=device_mods[0],
     )
+
+
+def _prepared(mod: IRModule, calls: Sequence[host_side.Call]) -> int:
+    """How many launches, at the beginning, take of the arguments only those that are marked as kept."""
+    kept = set(map(str, spaces.root_annotations(mod).get(KEPT, ())))
+    others = {i for i, parameter in enumerate(mod["main"].params) if str(parameter.name) not in kept}
+    if not kept:
+        return 0
+    return next((i for i, call in enumerate(calls) if others & set(call.arguments)), len(calls) - 1)
 
 
 def _step(function: PrimFunc, call: host_side.Call, kind: str) -> LoweredStep:

@@ -104,11 +104,15 @@ class Program:
         steps: in their order, at least one.
         arrays: the PrimFunc's arguments, inputs first and the output last.
         scratch: memory that one step leaves for the next, allocated by whoever launches; nothing is in it before.
+        prepared: how many steps, at the beginning, read nothing but arguments that stay as they are, a weight, say:
+            whoever launches again with the same ones, and with the same scratch memory, may leave these steps out. They
+            are in no time.
     """
 
     steps: tuple[Step, ...]
     arrays: tuple[ArrayType, ...]
     scratch: tuple[ArrayType, ...] = ()
+    prepared: int = 0
 
     @property
     def output(self) -> ArrayType:

@@ -80,8 +80,9 @@ def describe(kernel: Kernel, verification: Verification | None) -> dict[str, Any
     `constant` or `texture`) and, in CUDA's constant memory, the symbol to fill. `steps` are the device functions in the
     order of their launches; `parameters` names those arguments and `scratch` memory that one takes the address or the
     texture object of, in its order; for those at the places that `tensor_maps` tells it takes a tensor map
-    (`tvmconv.tensor_map`). What a single step has is beside `steps`, too. Times are in seconds. `code` is the
-    architecture that `kernel.cu` has to be compiled for, where it is not `arch`.
+    (`tvmconv.tensor_map`). The first `prepared` of them read nothing but the weight: who calls again with the same one
+    may leave them out. What a single step has is beside `steps`, too. Times are in seconds. `code` is the architecture
+    that `kernel.cu` has to be compiled for, where it is not `arch`.
     """
     from importlib import metadata
 
@@ -110,6 +111,7 @@ def describe(kernel: Kernel, verification: Verification | None) -> dict[str, Any
             for name, array in zip(names[len(program.arrays) :], program.scratch, strict=True)
         ],
         "steps": steps,
+        "prepared": program.prepared,
         **(steps[0] if len(steps) == 1 else {}),
         "measured": record
         and {

@@ -1,11 +1,11 @@
 """AutoTVM's words in a log line, and what they are called here: tasks and their arguments, knobs, targets.
 
-A task is a template's name and its arguments. Two of AutoTVM's templates have a schedule of the same knobs here, so
+A task is a template's name and its arguments. Three of AutoTVM's templates have a schedule of the same knobs here, so
 that its own readers understand our lines and we its. Every other schedule is a task of our own, whose only argument is
 the workload's text.
 
 Source: TVM 0.7 to 0.19, `python/tvm/autotvm/record.py`, `task/space.py` (`ConfigEntity.to_json_dict`) and
-`topi/cuda/conv2d.py`, `depthwise_conv2d.py`.
+`topi/cuda/conv2d.py`, `depthwise_conv2d.py`, `conv2d_winograd.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from tvmconv.workloads import Conv2d, Workload, parse
 from tvmconv.workloads.layout import CHANNELS_FIRST
 from tvmconv.workloads.text import quote
 
-DIRECT, DEPTHWISE = "conv2d_nchw.cuda", "depthwise_conv2d_nchw.cuda"
+DIRECT, DEPTHWISE, WINOGRAD = "conv2d_nchw.cuda", "depthwise_conv2d_nchw.cuda", "conv2d_nchw_winograd.cuda"
+WINOGRAD_OF_TRANSFORMED = "conv2d_nchw_winograd_without_weight_transform.cuda"  # whose weight is (α, α, C, O)
+_SCHEDULES = {DIRECT: "direct", DEPTHWISE: "depthwise", WINOGRAD: "winograd", WINOGRAD_OF_TRANSFORMED: "winograd"}
 _OWN = "tvmconv"  # tasks of our own: tvmconv.OPERATOR.SCHEDULE
 _SPLIT, _OTHER = "sp", "ot"  # the kinds of knob that GPU templates have; AutoTVM also had orders and annotations
 
@@ -33,8 +35,12 @@ def encode_task(workload: Workload, schedule: str) -> tuple[str, list[Any]]:
     if isinstance(workload, Conv2d) and _is_autotvms(workload):
         w = workload
         options = [list(w.stride), list(w.padding), list(w.dilation), w.dtype]
-        if schedule == "direct" and w.groups == 1:
-            return DIRECT, [_tensor(w.input_shape, w.dtype), _tensor(w.weight_shape, w.dtype), *options]
+        if schedule in ("direct", "winograd") and w.groups == 1:
+            return DIRECT if schedule == "direct" else WINOGRAD, [
+                _tensor(w.input_shape, w.dtype),
+                _tensor(w.weight_shape, w.dtype),
+                *options,
+            ]
         if schedule == "depthwise" and w.groups == w.C:
             weight = (w.C, w.O // w.C, w.R, w.S)
             return DEPTHWISE, [_tensor(w.input_shape, w.dtype), _tensor(weight, w.dtype), *options]
@@ -57,13 +63,11 @@ def decode_task(task: str, args: Sequence[Any]) -> tuple[Workload, str]:
     Raises:
         RecordError: there is no schedule for the task, or its arguments make no workload.
     """
-    if task in (DIRECT, DEPTHWISE):
-        return _convolution(task, args), "direct" if task == DIRECT else "depthwise"
+    if task in _SCHEDULES:
+        return _convolution(task, args), _SCHEDULES[task]
     if task.startswith(f"{_OWN}.") and task.count(".") == 2 and len(args) == 1:
         return parse_workload(fields.text(args[0], "the task's argument")), task.rpartition(".")[2]
-    if "winograd" in task:
-        raise RecordError(f"task {quote(task)} is a Winograd convolution, for which there is no schedule")
-    raise RecordError(f"there is no schedule for task {quote(task)}: expected {DIRECT} or {DEPTHWISE}")
+    raise RecordError(f"there is no schedule for task {quote(task)}: expected one of {', '.join(_SCHEDULES)}")
 
 
 def _tensor(shape: Sequence[int], dtype: str) -> list[Any]:
@@ -83,6 +87,9 @@ def _convolution(task: str, args: Sequence[Any]) -> Conv2d:
         raise RecordError("input, weight and output differ in their dtypes", dtypes)
     O, channels, R, S = weight  # noqa: E741
     groups = 1
+    if task == WINOGRAD_OF_TRANSFORMED:
+        alpha, _, channels, O = weight  # noqa: E741
+        R = S = _taps(alpha, H)
     if task == DEPTHWISE:  # its weight is (C, multiplier, R, S)
         O, channels, groups = O * channels, O, C  # noqa: E741
     if channels != C:
@@ -93,6 +100,11 @@ def _convolution(task: str, args: Sequence[Any]) -> Conv2d:
         return Conv2d(N, C, H, W, O, R, S, **steps, groups=groups, dtype=dtype)
     except WorkloadError as error:
         raise RecordError(f"the arguments of task {task} make no workload", str(error)) from error
+
+
+def _taps(alpha: int, height: int) -> int:
+    """The taps of a filter that was transformed to α: AutoTVM's tiles went by the height of the image."""
+    return alpha + 1 - (4 if height % 8 == 0 else 2)
 
 
 def _read_tensor(value: object, name: str) -> tuple[list[int], str]:

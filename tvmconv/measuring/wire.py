@@ -55,6 +55,7 @@ def encode_program(program: Program, best: float | None) -> tuple[str, bytes]:
         "steps": [{**_plain(step), "code": codes.index(step.code)} for step in program.steps],
         "arrays": [(array.shape, array.dtype) for array in program.arrays],
         "scratch": [(array.shape, array.dtype) for array in program.scratch],
+        "prepared": program.prepared,
         "best": best if best is not None and math.isfinite(best) else None,
         "final": best is None,
     }
@@ -92,6 +93,7 @@ def decode_program(header: str, code: bytes) -> tuple[Program, float | None]:
         steps=tuple(_step(step, codes) for step in told["steps"]),
         arrays=_array_types(told["arrays"]),
         scratch=_array_types(told["scratch"]),
+        prepared=int(told.get("prepared", 0)),
     )
     if told.get("final"):
         return program, None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -14,17 +14,17 @@ from tvmconv.devices.cuda.function import Function, Laid
 from tvmconv.devices.cuda.kernel import border
 from tvmconv.devices.cuda.tensor_map import encode
 from tvmconv.errors import DeviceError
+from tvmconv.torch import operator
 from tvmconv.torch.form import Form
 
 if TYPE_CHECKING:
     from tvmconv.compiler.program import Program, Step
     from tvmconv.devices import Device
-    from tvmconv.torch.operator import Launcher
 
 MOST_MAPS = 64  # tensor maps that are kept, by the address of their arrays
 
 
-def launcher_of(form: Form, program: Program, device: Device, place: torch.device) -> Launcher:
+def launcher_of(form: Form, program: Program, device: Device, place: torch.device) -> operator.Launcher:
     """What runs a program.
 
     Args:
@@ -92,6 +92,8 @@ class CudaLauncher:
         self._form, self.program, self.device = form, program, device
         self._place, self._index = place, int(device.index)
         self._scratch = [array.nbytes for array in program.scratch]
+        arrays, first = len(program.arrays), program.steps[: program.prepared]
+        self._of_weight = sorted({i - arrays for step in first for i in step.arguments if i >= arrays})
         self._order = tuple(name for name in form.workload.argument_names[2:-1])
         torch.cuda.init()
         with torch.cuda.device(place), border(device):
@@ -102,23 +104,54 @@ class CudaLauncher:
     ) -> torch.Tensor:
         """Queue it; the tensors lie as the form says."""
         output = self._form.output(self._place)
+        made = self._prepared(weight) if self._of_weight else {}
         # PyTorch has it back when this returns: who takes the memory next, queues behind these launches.
-        scratch = [torch.empty(nbytes, dtype=torch.uint8, device=self._place) for nbytes in self._scratch]
+        scratch = [made[i] if i in made else self._fresh(nbytes) for i, nbytes in enumerate(self._scratch)]
         pointers = [x.data_ptr(), weight.data_ptr()]
         pointers += [(bias if name == "bias" else add).data_ptr() for name in self._order]  # type: ignore[union-attr]
         pointers.append(output.data_ptr())
         pointers += [tensor.data_ptr() for tensor in scratch]
+        steps = self._steps[self.program.prepared :] if made else self._steps
         if torch.cuda.current_device() == self._index:
-            self._queue(pointers)
+            self._queue(steps, pointers)
         else:
             with torch.cuda.device(self._index):
-                self._queue(pointers)
+                self._queue(steps, pointers)
         return output
 
-    def _queue(self, pointers: Sequence[int]) -> None:
+    def _queue(self, steps: Sequence[_Step], pointers: Sequence[int]) -> None:
         stream = _stream(self._index)
-        for step in self._steps:
+        for step in steps:
             step.launch(pointers, stream)
+
+    def _fresh(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device=self._place)
+
+    def _prepared(self, weight: torch.Tensor) -> Mapping[int, torch.Tensor]:
+        """The scratch memory that the first steps have filled from a weight, once, by its number.
+
+        It is made anew, in the same memory, when the weight was written to. Of a weight that may end without a word
+        there is none.
+        """
+        kept = operator.kept(weight)
+        if kept is None:
+            return {}
+        version, made = kept.get(self, (None, {}))
+        if version == weight._version:
+            return made
+        with torch.cuda.device(self._index):
+            if torch.cuda.is_current_stream_capturing():
+                return {}  # a graph of these steps makes it with every replay, but not now
+            made = made or {i: self._fresh(self._scratch[i]) for i in self._of_weight}
+            arrays = len(self.program.arrays)
+            pointers = [0] * (arrays + len(self._scratch))
+            pointers[1] = weight.data_ptr()
+            for i, tensor in made.items():
+                pointers[arrays + i] = tensor.data_ptr()
+            self._queue(self._steps[: self.program.prepared], pointers)
+            torch.cuda.current_stream().synchronize()  # other streams will read it
+        kept[self] = weight._version, made
+        return made
 
 
 def _raw_stream(index: int) -> int:

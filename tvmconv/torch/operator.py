@@ -21,8 +21,22 @@ SCHEMA = "conv(Tensor x, Tensor weight, Tensor? bias, Tensor? add, str workload)
 # From x, weight, bias and residual, which lie as the form says, to the output.
 Launcher = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None", "torch.Tensor | None"], torch.Tensor]
 
+
+class _Watched:
+    """A weight that tells when it ends.
+
+    Attributes:
+        refresh: what brings it up to date.
+        kept: what launchers have made of it, each by itself, with the version of the weight that it was made of.
+    """
+
+    def __init__(self) -> None:
+        self.refresh: list[Callable[[], None]] = []
+        self.kept: dict[Launcher, tuple[int, Any]] = {}
+
+
 _launchers: dict[tuple[str, torch.device], tuple[Launcher, Form]] = {}
-_watched: dict[int, list[Callable[[], None]]] = {}  # by the address of the weight
+_watched: dict[int, _Watched] = {}  # by the address of the weight
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _library.define(SCHEMA, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
 
@@ -51,14 +65,21 @@ def _installed(text: str, device: torch.device) -> tuple[Launcher, Form]:
 def watch(weight: torch.Tensor, refresh: Callable[[], None]) -> None:
     """As long as there is a weight, have a function called before a kernel reads it: to bring it up to date."""
     pointer = weight.data_ptr()
-    _watched.setdefault(pointer, []).append(refresh)
+    _watched.setdefault(pointer, _Watched()).refresh.append(refresh)
     weakref.finalize(weight, _forget, pointer, refresh)
 
 
 def _forget(pointer: int, refresh: Callable[[], None]) -> None:
-    left = [each for each in _watched.pop(pointer, []) if each is not refresh]
-    if left:
-        _watched[pointer] = left
+    if watched := _watched.get(pointer):
+        watched.refresh = [each for each in watched.refresh if each is not refresh]
+        if not watched.refresh:
+            del _watched[pointer]
+
+
+def kept(weight: torch.Tensor) -> dict[Launcher, tuple[int, Any]] | None:
+    """Where launchers keep what they make of a weight, as long as it lives; None for one of which that is not known."""
+    watched = _watched.get(weight.data_ptr())
+    return None if watched is None else watched.kept
 
 
 def _conv(
@@ -66,8 +87,9 @@ def _conv(
 ) -> torch.Tensor:
     launch, form = _installed(workload, x.device)
     _check(form, x, weight, bias, add)
-    for refresh in _watched.get(weight.data_ptr(), ()):
-        refresh()
+    if watched := _watched.get(weight.data_ptr()):
+        for refresh in watched.refresh:
+            refresh()
     laid = form.laid
     return launch(laid(x), laid(weight), bias, add if add is None else laid(add))
 

@@ -102,7 +102,8 @@ class Bound:
     """A kernel with its arrays where it reads them.
 
     What it reads from constant memory was copied there, on the stream, what it reads through textures has texture
-    objects, what TMA copies has tensor maps, and it has scratch memory of its own. All launches of a loaded kernel
+    objects, what TMA copies has tensor maps, and it has scratch memory of its own, in which is what the steps make that
+    are prepared. All launches of a loaded kernel
     share its constant memory: it is bound to one set of constants at a time.
     """
 
@@ -131,15 +132,19 @@ class Bound:
             for step, function in zip(program.steps, functions, strict=True):
                 for index, symbol in step.constants:
                     function.fill(symbol, pointers[index], program.arrays[index].nbytes, stream)
-            self._launches = [
+            first = program.steps[program.prepared]
+            launches = [
                 function.prepare(
                     step.launch,
                     _parameters(step, read, seen),
                     stream,
-                    overlap=overlap and step.overlaps and (follows or step is not program.steps[0]),
+                    overlap=overlap and step.overlaps and (follows or step is not first),
                 )
                 for step, function in zip(program.steps, functions, strict=True)
             ]
+            for launch in launches[: program.prepared]:
+                launch()
+            self._launches = launches[program.prepared :]
             self._owned = owned.pop_all()
         self._waits = bool(seen) or own
 
@@ -150,7 +155,7 @@ class Bound:
         self.close()
 
     def launch(self) -> None:
-        """Queue one launch of every step on the stream."""
+        """Queue one launch of every step on the stream, but for those that are prepared."""
         for launch in self._launches:
             launch()
 

@@ -65,7 +65,7 @@ class OpenclLoaded(Loaded):
 
     def run_on(self, buffers: Sequence[Any], output: NDArray[Any]) -> NDArray[Any]:
         """Run once on buffers on the device, and fill `output` from the last of them; within `border`."""
-        self._launch([*buffers, *self.scratch()])[-1].wait()
+        self._launch([*buffers, *self.scratch(buffers)])[-1].wait()
         download(self._queue, output, buffers[-1])
         return output
 
@@ -76,7 +76,8 @@ class OpenclLoaded(Loaded):
         sets = BufferSets.choose(self.program.nbytes, self.device.l2_bytes or 0, cold=cold)
         samples: list[float] = []
         with self.border():
-            buffers = [[*upload(self._queue, [*inputs, output]), *self.scratch()] for _ in range(sets.count)]
+            arrays = [upload(self._queue, [*inputs, output]) for _ in range(sets.count)]
+            buffers = [[*each, *self.scratch(each)] for each in arrays]
             self._launch(buffers[-1])[-1].wait()  # PoCL compiles for the work-group's size at the first launch
             while len(samples) < MIN_SAMPLES or (sum(samples) < seconds and len(samples) < MAX_SAMPLES):
                 samples.append(self.sample(buffers[len(samples) % sets.count]))
@@ -84,7 +85,9 @@ class OpenclLoaded(Loaded):
         return Timing(tuple(samples), method, cold)
 
     def sample(self, buffers: Sequence[Any]) -> float:
-        """Seconds that one launch takes, from the begin of its first step to the end of its last; within `border`.
+        """Seconds that one launch takes, from the begin of its first step that is timed to the end of its last.
+
+        Within `border`.
 
         Args:
             buffers: of the program's `arrays` and its `scratch`.
@@ -93,16 +96,24 @@ class OpenclLoaded(Loaded):
         events[-1].wait()
         return (events[-1].profile.end - events[0].profile.start) / 1e9
 
-    def scratch(self) -> list[Any]:
-        """Fresh scratch memory, full of NaN."""
-        return upload(self._queue, [poisoned(array) for array in self.program.scratch])
+    def scratch(self, buffers: Sequence[Any]) -> list[Any]:
+        """Fresh scratch memory, full of NaN but for what the prepared steps make of the program's `arrays`."""
+        fresh = upload(self._queue, [poisoned(array) for array in self.program.scratch])
+        self._launch([*buffers, *fresh], range(self.program.prepared))
+        return fresh
 
-    def _launch(self, buffers: Sequence[Any]) -> list[Any]:
-        """Queue every step on buffers in the order of the program's `arrays` and `scratch`; their events."""
+    def _launch(self, buffers: Sequence[Any], steps: range | None = None) -> list[Any]:
+        """Queue steps, by default all but those that are prepared; their events.
+
+        Args:
+            buffers: of the program's `arrays` and its `scratch`.
+            steps: their numbers.
+        """
         import pyopencl as cl
 
         events: list[Any] = []
-        for step, kernel in zip(self.program.steps, self._kernels, strict=True):
+        for number in range(self.program.prepared, len(self.program.steps)) if steps is None else steps:
+            step, kernel = self.program.steps[number], self._kernels[number]
             grid, block = step.launch.grid, step.launch.block
             kernel.set_args(*(buffers[i] for i in step.arguments))
             work_items = tuple(blocks * threads for blocks, threads in zip(grid, block, strict=True))
@@ -155,7 +166,8 @@ class OpenclBench(Bench):
         assert isinstance(kernel, OpenclLoaded)
         with kernel.border():
             output = upload(self._queue, [poisoned(kernel.program.output)])
-            buffers = [*self._buffers, *output, *kernel.scratch()]
+            arrays = [*self._buffers, *output]
+            buffers = [*arrays, *kernel.scratch(arrays)]
             samples = [kernel.sample(buffers)]
             if seconds := effort(samples[0], best) * BENCH_SECONDS:
                 count = min(max(seconds / samples[0], MIN_SAMPLES), MAX_BENCH_SAMPLES)

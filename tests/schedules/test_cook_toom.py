@@ -1,0 +1,33 @@
+"""The matrices of minimal filtering compute the filter: as an identity of rationals."""
+
+import itertools
+from fractions import Fraction
+
+import pytest
+from tvmconv.builtin.conv.cook_toom import transforms
+
+SIZES = [(m, r) for m in range(2, 7) for r in range(3, 8) if m + r - 2 <= 11]
+
+
+@pytest.mark.parametrize(("m", "r"), SIZES)
+def test_outputs_are_the_sums_of_the_filter_exactly(m, r):
+    """Output j is the sum over k of input j + k times tap k, and of nothing else: for each input, output and tap."""
+    A, B, G = transforms(m, r)
+    alpha = m + r - 1
+    for i, j, k in itertools.product(range(alpha), range(m), range(r)):
+        weight = sum(A[e][j] * G[e][k] * B[i][e] for e in range(alpha))
+        assert weight == (i == j + k), (i, j, k)
+
+
+@pytest.mark.parametrize(("m", "r"), SIZES)
+def test_matrices_have_their_shapes_and_are_exact(m, r):
+    A, B, G = transforms(m, r)
+    alpha = m + r - 1
+    assert [(len(matrix), len(matrix[0])) for matrix in (A, B, G)] == [(alpha, m), (alpha, alpha), (alpha, r)]
+    assert all(isinstance(value, (int, Fraction)) for matrix in (A, B, G) for row in matrix for value in row)
+
+
+def test_what_inputs_and_outputs_are_multiplied_by_is_exact_in_float32_up_to_tiles_of_four_outputs():
+    for m in (2, 4):
+        A, B, _ = transforms(m, 3)
+        assert all(Fraction(float(value)) == value for matrix in (A, B) for row in matrix for value in row)

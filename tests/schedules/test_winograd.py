@@ -1,0 +1,234 @@
+"""Winograd convolutions: AutoTVM's kernels from its records, right within their tolerance, the weight's part once."""
+
+import functools
+import gzip
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cubins import needs_nvrtc
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from nasty import NASTY_WINOGRAD
+from points import covering
+from tvmconv.builtin.conv.winograd_plan import expected_error, tile_sizes
+
+import tvmconv as tc
+from tvmconv import library
+from tvmconv.logs.record import Record
+
+RECORDS = Path(__file__).parents[1] / "data/tophub-winograd.jsonl.gz"
+SMALL = (
+    "conv2d:1x16x16x16,32x16x3x3,s1,p1",
+    "conv2d:2x24x13x17,20x24x3x3,s1,p1x0x2x1,bias,relu",
+    "conv2d:1x16x12x12,24x16x5x5,s1,p2,nhwc,add",
+)
+LAYER = tc.parse("conv2d:1x64x56x56,64x64x3x3,s1,p1")
+
+
+@functools.cache
+def records():
+    lines = gzip.decompress(RECORDS.read_bytes()).decode().splitlines()
+    return [Record.parse(line) for line in lines if not line.startswith("#")]
+
+
+def build(workload, device=None, **config):
+    place = {"device": device} if device else {"arch": "sm_90"}
+    return tc.build(workload, "winograd", config=config, **place)
+
+
+@functools.cache
+def problem(text):
+    return tc.Problem(tc.parse(text), seed=1)
+
+
+def check_rebuilt(record):
+    """Three kernels after that of the weight, as AutoTVM's template launched them."""
+    w, config = record.workload, record.config
+    m = 4 if w.H % 8 == 0 else 2
+    alpha = m + w.R - 1
+    tiles = w.N * math.ceil(w.P / m) * math.ceil(w.Q / m)
+    (y, x), taps = (math.prod(config[f"tile_{axis}"][1:]) for axis in "yx"), config["tile_rc"][1]
+    kernel = tc.build(w, "winograd", config=config, arch="sm_75")
+    inputs, products, outputs = kernel.steps[1:]
+    assert inputs.launch.grid == (math.ceil(w.C * tiles / 128), 1, 1)
+    assert products.launch.grid == (math.ceil(tiles / x), math.ceil(w.O / y), alpha**2)
+    assert outputs.launch.grid == (math.ceil(w.O * tiles / 128), 1, 1)
+    assert products.launch.block == (config["tile_x"][2], config["tile_y"][2], 1)
+    assert inputs.launch.block == outputs.launch.block == (128, 1, 1)
+    assert products.shared_bytes == 4 * taps * (y + x)
+    assert config.items() <= kernel.config.items()
+
+
+def test_all_records_are_of_this_schedule():
+    assert len(records()) == 95
+    assert {record.schedule for record in records()} == {"winograd"}
+    sizes = [4 if record.workload.H % 8 == 0 else 2 for record in records()]
+    assert (sizes.count(2), sizes.count(4)) == (52, 43)
+
+
+@pytest.mark.parametrize("number", range(0, 95, 9))
+def test_a_rebuilt_kernel_has_the_launches_of_its_record(number):
+    check_rebuilt(records()[number])
+
+
+@pytest.mark.gpu
+def test_every_rebuilt_kernel_has_the_launches_of_its_record():
+    """Takes no GPU, but a minute of a processor."""
+    for record in records():
+        check_rebuilt(record)
+
+
+@pytest.mark.gpu
+def test_every_rebuilt_kernel_is_right_on_a_gpu(gpu):
+    for record in records():
+        found = tc.build(record.workload, "winograd", config=record.config, device=gpu).verify()
+        assert found.ok, (record, found)
+
+
+def test_a_transformed_weight_is_one_of_its_filter():
+    """AutoTVM had a task for weights that were transformed before: (α, α, C, O)."""
+    line = gzip.decompress(RECORDS.read_bytes()).decode().splitlines()[1]
+    w = Record.parse(line).workload
+    alpha = (4 if w.H % 8 == 0 else 2) + 2
+    shapes = f"[{w.O}, {w.C}, 3, 3]", f"[{alpha}, {alpha}, {w.C}, {w.O}]"
+    edited = line.replace("winograd.cuda", "winograd_without_weight_transform.cuda").replace(*shapes)
+    assert edited != line
+    assert Record.parse(edited).workload == w
+
+
+@pytest.mark.parametrize("text", NASTY_WINOGRAD)
+def test_tiles_of_some_size_compute_any_workload(text):
+    """Sizes in turn: every one has every third workload."""
+    workload = tc.parse(text)
+    sizes = tile_sizes(workload)
+    m = sizes[NASTY_WINOGRAD.index(text) % len(sizes)]
+    assert build(workload, "opencl:0", tile_m=m).verify(problem(text)).ok
+
+
+@pytest.mark.gpu
+def test_tiles_of_every_size_compute_any_workload_on_a_gpu(gpu):
+    for text in NASTY_WINOGRAD:
+        for m in tile_sizes(tc.parse(text)):
+            found = build(tc.parse(text), gpu, tile_m=m).verify(problem(text))
+            assert found.ok, (text, m, found)
+
+
+@pytest.mark.parametrize("text", SMALL)
+def test_searched_configs_compute_the_convolution(text):
+    for config in covering(library.find(tc.parse(text), "winograd").space(tc.parse(text)), 8, seed=0):
+        found = tc.build(tc.parse(text), "winograd", config=config, device="opencl:0").verify(problem(text))
+        assert found.ok, (config, found)
+
+
+def test_the_searched_configs_above_try_what_they_are_meant_to():
+    tried = {
+        f"{knob}={config[knob]}"
+        for text in SMALL
+        for config in covering(library.find(tc.parse(text), "winograd").space(tc.parse(text)), 8, seed=0)
+        for knob in ("tile_m", "slices", "pipeline", "fetch")
+    }
+    assert tried >= {"tile_m=2", "tile_m=4", "tile_m=6", "fetch=vectors", "fetch=blocked", "fetch=interleaved"}
+    assert tried >= {"slices=1", "slices=2", "slices=4", "pipeline=registers", "pipeline=async2", "pipeline=async4"}
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    sizes=st.tuples(*(st.integers(1, most) for most in (3, 20, 14, 14, 20))),
+    r=st.integers(3, 5),
+    padding=st.tuples(*[st.integers(0, 3)] * 4),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_searched_config_computes_any_workload(sizes, r, padding, seed):
+    n, c, h, w, o = sizes
+    assume(min(h + padding[0] + padding[2], w + padding[1] + padding[3]) >= r)
+    workload = tc.Conv2d(n, c, h, w, o, r, r, padding=padding)
+    space = library.find(workload, "winograd").space(workload)
+    sample = list(map(space.config, space.sample(1, np.random.default_rng(seed))))
+    assume(sample)
+    assert tc.build(workload, "winograd", config=sample[0], device="opencl:0").verify().ok
+
+
+def test_a_tile_of_the_product_that_overhangs_costs_no_test():
+    """The axis is made longer in memory: 14 × 14 pixels are 49 tiles, 64 with those beyond."""
+    kernel = build(tc.parse("conv2d:1x32x14x14,30x32x3x3,s1,p1"), tile_m=2, tile_y=(-1, 1, 8, 4), tile_x=(-1, 1, 16, 4))
+    product = kernel.steps[2]
+    assert product.launch.grid == (1, 1, 16)
+    assert "if (" not in kernel.source[kernel.source.index("main_kernel_2(float") :].partition("main_kernel_3")[0]
+    assert sorted(array.nbytes for array in kernel.program.scratch) == [4 * 16 * 32 * n for n in (32, 64, 64)]
+
+
+def test_the_error_that_is_expected_is_the_one_there_is():
+    """Within a third: one random problem each, of other sizes than those of the fit."""
+    for text, m in (("conv2d:1x48x24x24,8x48x3x3,s1,p1", 2), ("conv2d:1x96x24x24,8x96x3x3,s1,p1", 4)):
+        w = tc.parse(text)
+        found = build(w, "opencl:0", tile_m=m).verify()
+        assert found.error == pytest.approx(expected_error(m, 3, w.C), rel=1 / 3)
+
+
+def test_tiles_whose_error_is_too_large_are_none_to_choose():
+    few, many = (tc.parse(f"conv2d:1x{c}x24x24,8x{c}x3x3,s1,p1") for c in (64, 2560))
+    assert tile_sizes(few) == (2, 4, 6)
+    assert tile_sizes(many) == (2, 4)
+    assert tile_sizes(tc.parse("conv2d:1x64x24x24,8x64x7x7,s1,p3")) == (2,)
+    with pytest.raises(tc.KnobError, match="knob tile_m takes one of 2, 4, not 6"):
+        build(many, tile_m=6)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d:1x8x9x9,8x8x3x3,s2,p1",
+        "conv2d:1x8x9x9,8x4x3x3,s1,p1,g2",
+        "conv2d:1x8x9x9,8x8x3x3,s1,p1,d2",
+        "conv2d:1x8x9x9,8x8x3x5,s1,p1",
+        "conv2d:1x8x9x9,8x8x1x1,s1,p0",
+        "conv2d:1x8x9x9,8x8x8x8,s1,p0",
+    ],
+)
+def test_it_is_for_square_filters_of_three_to_seven_taps_at_each_pixel(text):
+    assert "winograd" not in [s.name for s in tc.schedules(tc.parse(text))]
+
+
+def test_it_promises_something_where_channels_and_pixels_are_many():
+    """The first is of ResNet-50 at batch 1, the second at batch 64, the third of a network's stem."""
+    texts = (
+        "conv2d:1x64x56x56,64x64x3x3,s1,p1",
+        "conv2d:64x128x28x28,128x128x3x3,s1,p1",
+        "conv2d:8x3x224x224,64x3x3x3,s1,p1",
+    )
+    named = [[s.name for s in library.to_tune(tc.parse(text), "cuda", "sm_90")] for text in texts]
+    assert ["winograd" in names for names in named] == [False, True, False]
+
+
+def test_the_weight_is_transformed_once_and_not_timed():
+    kernel = build(LAYER)
+    assert kernel.program.prepared == 1
+    assert kernel.source.count("__global__ void __launch_bounds__(128) main_kernel(float* __restrict__ K_ptr") == 2
+    assert 0 not in {i for step in kernel.steps[:1] for i in step.arguments}
+
+
+def test_a_call_with_another_weight_transforms_it_anew():
+    text = SMALL[0]
+    kernel = build(tc.parse(text), "opencl:0")
+    for seed in (3, 4):
+        assert kernel.verify(tc.Problem(tc.parse(text), seed=seed)).ok
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(("m", "arch"), [*itertools.product((2, 4, 6), ("sm_75", "sm_90"))])
+def test_transforms_stay_in_registers(m, arch):
+    kernel = tc.build(LAYER, "winograd", config={"tile_m": m}, arch=arch)
+    assert {resources.spills for resources in kernel.cubin.kernels.values()} == {0}
+    assert {resources.stack_bytes for resources in kernel.cubin.kernels.values()} == {0}
+
+
+@needs_nvrtc
+def test_vectors_are_copied_sixteen_bytes_at_a_time():
+    tiles = {"tile_y": (-1, 2, 8, 4), "tile_x": (-1, 2, 16, 4), "tile_rc": (-1, 8)}
+    sass = build(LAYER, fetch="vectors", pipeline="async3", auto_unroll_max_step=1500, **tiles).sass
+    assert "LDGSTS.E.BYPASS.128" in sass
+    assert "LDGSTS.E " not in sass
+    assert "LDS.128" in sass
