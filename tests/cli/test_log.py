@@ -109,10 +109,10 @@ def test_import_tells_what_it_refuses_in_a_line_each(capsys, tmp_path):
     out = tmp_path / "new.jsonl"
     status, stdout, err = run(capsys, "import", SAMPLE, "-o", out)
     assert status == 0
-    assert stdout == f"{out}: 25 records imported, 4 refused\n"
-    assert len(err.splitlines()) == 1
-    assert "refused 4 lines, the first line 25: task 'conv2d_nchw_winograd.cuda' is a Winograd convolution" in err
-    assert len(out.read_text().splitlines()) == 25
+    assert stdout == f"{out}: 29 records imported, 4 refused\n"
+    assert len(err.splitlines()) == 2
+    assert "refused 3 lines, the first line 31: there is no schedule for task 'conv2d_transpose_nchw.cuda'" in err
+    assert len(out.read_text().splitlines()) == 29
 
 
 def test_merge_writes_each_measurement_once(capsys, log, tmp_path):

@@ -14,7 +14,7 @@ DIRECT = LINES[0]
 OPEN = next(line for line in LINES if "[1, 2, 1, 2]" in line)
 DEPTHWISE = next(line for line in LINES if "depthwise" in line)
 WINOGRAD = next(line for line in LINES if "winograd" in line)
-SUPPORTED = [line for line in LINES if "winograd" not in line]
+SUPPORTED = [line for line in LINES if "transpose_nchw" not in line and "batch_matmul" not in line]
 
 
 def edited(line, args=None, **keys):
@@ -53,6 +53,20 @@ def test_a_depthwise_line_is_a_grouped_convolution():
     record = Record.parse(DEPTHWISE)
     assert record.workload == tc.parse("conv2d:1x256x28x28,256x1x3x3,s2,p1,g256")
     assert record.schedule == "depthwise"
+
+
+def test_a_winograd_line_is_a_record_of_the_winograd_schedule():
+    record = Record.parse(WINOGRAD)
+    assert record.workload == tc.parse("conv2d:1x128x56x56,32x128x3x3,p1")
+    assert record.schedule == "winograd"
+    assert list(record.config.items()) == [
+        ("tile_b", (36, 1, 1, 1)),
+        ("tile_y", (1, 1, 4, 8)),
+        ("tile_x", (7, 1, 14, 2)),
+        ("tile_rc", (8, 16)),
+        ("auto_unroll_max_step", 128),
+        ("unroll_explicit", 1),
+    ]
 
 
 def test_a_channel_multiplier_multiplies_the_output_channels():
@@ -138,10 +152,6 @@ def with_task(name):
 
 
 REFUSALS = {
-    "Winograd": (
-        WINOGRAD,
-        "task 'conv2d_nchw_winograd.cuda' is a Winograd convolution, for which there is no schedule",
-    ),
     "another operator": (with_task("dense.cuda"), "no schedule for task 'dense.cuda'"),
     "another target's template": (with_task("conv2d_nchw_spatial_pack.mali"), "'conv2d_nchw_spatial_pack.mali'"),
     "another dtype": (DIRECT.replace("float32", "int8"), "dtype='int8'"),
