@@ -26,10 +26,11 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Conv2d
+from tvmconv.workloads.dtypes import ACCUMULATOR
 
 from ..vocabulary import extent, hoist_guards, inline_producers, keep
 from .blocked import copy_in_steps, share_out, tile_output
-from .plan import Plan
+from .plan import VECTOR, Plan
 from .sums import DTYPES
 from .winograd_plan import Grid, applies, ask, is_promising, usage
 from .winograd_stages import declare
@@ -73,7 +74,11 @@ def _multiply(s: Schedule, plan: Plan) -> None:
     u, v, channel, tile, depth = s.get_loops(products)
     sums = share_out(s, products, s.fuse(u, v), [channel, tile], [depth], plan, to_output=False)
     copies = [s.cache_read(sums.products, operand, "shared") for operand in (0, 1)]
-    copy_in_steps(s, sums.products, copies, [list, list], tile_output(s, sums, plan), plan)
+    nest = tile_output(s, sums, plan)
+    if plan.fetch == "vectors" and plan.slices == 1 and plan.output[1].local % VECTOR == 0:
+        (store,) = s.get_consumers(sums.products)
+        s.vectorize(s.split(s.get_loops(store)[-1], [None, VECTOR])[1])
+    copy_in_steps(s, sums.products, copies, [list, list], nest, plan)
 
 
 def _transform_outputs(s: Schedule, w: Conv2d, grid: Grid) -> None:
@@ -90,6 +95,8 @@ def _transform_outputs(s: Schedule, w: Conv2d, grid: Grid) -> None:
         s.compute_at(block, thread)
         s.set_scope(block, 0, "local")
     _unroll_below(s, thread, [outputs, *stages])
+    if w.layout == "nchw" and w.storage == ACCUMULATOR and w.Q % grid.m == 0 and grid.m <= VECTOR:
+        s.vectorize(v)
 
 
 def _share(s: Schedule, loops: list[LoopRV]) -> LoopRV:
