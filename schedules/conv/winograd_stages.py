@@ -48,7 +48,7 @@ def declare(w: Conv2d, grid: Grid, channels: int, tiles: int) -> tuple[te.Tensor
 def _outputs(w: Conv2d, grid: Grid, channels: int, tiles: int, X: te.Tensor, K: te.Tensor) -> te.Tensor:
     """The sums, by tiles."""
     m, (A, B, G) = grid.m, transforms(grid.m, w.R)
-    U, V = _filters(w, grid, channels, _transposed(G), K), _inputs(w, grid, tiles, B, X)
+    U, V = _filters(w, grid, channels, transposed(G), K), _inputs(w, grid, tiles, B, X)
     c = te.reduce_axis((0, w.C), "c")
     M = te.compute(
         (grid.alpha, grid.alpha, channels, tiles),
@@ -110,14 +110,14 @@ def times(vector: Callable[[int], tirx.Expr], matrix: Matrix, column: tirx.Expr)
 
     Where the loop over `column` is unrolled, one of the sums is left.
     """
-    sums = [_sum(vector, weights) for weights in _transposed(matrix)]
+    sums = [weighted(vector, weights) for weights in transposed(matrix)]
     chosen = sums[-1]
     for i, each in enumerate(sums[:-1]):
         chosen = tirx.Select(column == i, each, chosen)
     return chosen
 
 
-def _sum(vector: Callable[[int], tirx.Expr], weights: Sequence[Fraction]) -> tirx.Expr:
+def weighted(vector: Callable[[int], tirx.Expr], weights: Sequence[Fraction]) -> tirx.Expr:
     """The sum of a vector's elements, weighted; one that has weight 1 comes first, if there is one."""
     first, *others = sorted((i for i, weight in enumerate(weights) if weight), key=lambda i: (weights[i] != 1, i))
     total = vector(first) if weights[first] == 1 else _constant(weights[first]) * vector(first)
@@ -133,5 +133,6 @@ def _constant(value: Fraction) -> tirx.Expr:
     return tirx.const(float(value), ACCUMULATOR)
 
 
-def _transposed(matrix: Matrix) -> Matrix:
+def transposed(matrix: Matrix) -> Matrix:
+    """Its columns as rows."""
     return tuple(zip(*matrix, strict=True))

@@ -27,7 +27,9 @@ size_t __ovld __cnfn get_num_groups(uint);
 size_t __ovld __cnfn get_group_id(uint);
 void __ovld __conv barrier(cl_mem_fence_flags);
 
-#define UNARY(name) float __ovld __cnfn name(float);
+#define OF_FLOATS(define) define(float) define(float2) define(float4)
+#define UNARY_OF(type, name) type __ovld __cnfn name(type);
+#define UNARY(name) UNARY_OF(float, name) UNARY_OF(float2, name) UNARY_OF(float4, name)
 #define BINARY(name) float __ovld __cnfn name(float, float);
 UNARY(exp) UNARY(exp2) UNARY(exp10) UNARY(log) UNARY(log2) UNARY(log10) UNARY(erf) UNARY(tanh) UNARY(sin) UNARY(cos)
 UNARY(sqrt) UNARY(rsqrt) UNARY(fabs) UNARY(floor) UNARY(ceil) UNARY(round) UNARY(trunc)
@@ -37,7 +39,7 @@ float __ovld __cnfn mad(float, float, float);
 
 #define EXTREMA(type) type __ovld __cnfn max(type, type); type __ovld __cnfn min(type, type);
 EXTREMA(char) EXTREMA(uchar) EXTREMA(short) EXTREMA(ushort) EXTREMA(int) EXTREMA(uint) EXTREMA(long) EXTREMA(ulong)
-EXTREMA(float)
+OF_FLOATS(EXTREMA)
 
 #define CONVERT(to, from) to __ovld __cnfn convert_##to(from);
 #define CONVERT_ALL(to) CONVERT(to, char) CONVERT(to, uchar) CONVERT(to, short) CONVERT(to, ushort) CONVERT(to, int) \

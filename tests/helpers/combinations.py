@@ -16,7 +16,7 @@ LAYOUTS = ("nchw", "nhwc")
 DTYPES = ("f32", "f16", "bf16")
 LISTS = {"conv1d": NASTY_1D, "conv2d": NASTY_2D, "conv3d": NASTY_3D}
 OWN_LISTS = {"depthwise": NASTY_DEPTHWISE, "depthwise_nhwc": NASTY_DEPTHWISE, "grouped_nhwc": NASTY_GROUPED}
-OWN_LISTS["winograd"] = NASTY_WINOGRAD[::3]  # test_winograd.py has all of them
+OWN_LISTS |= {"winograd": NASTY_WINOGRAD[::3], "winograd_fused": NASTY_WINOGRAD[1::3]}  # test_winograd.py has all
 
 
 class Case(NamedTuple):

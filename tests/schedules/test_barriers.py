@@ -60,7 +60,7 @@ def single_elements(workload, schedule):
     """A config of few threads, which have one output each and stage one tap at a time."""
     config = {}
     for name, knob in library.find(workload, schedule).space(workload).knobs.items():
-        if isinstance(knob, Split):
+        if isinstance(knob, Split) and name != "tile_b":  # winograd's, which is all blocks
             threads = 1 if name.startswith("tile_r") else min(knob.extent, 6)
             config[name] = (-1, *[1] * (knob.parts - 3), threads, 1) if knob.parts > 2 else (-1, 1)
     return config

@@ -4,6 +4,7 @@ import functools
 import gzip
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from points import covering
 from tvmconv.builtin.conv.winograd_plan import expected_error, tile_sizes
 
 import tvmconv as tc
-from tvmconv import library
+from tvmconv import devices, library
 from tvmconv.logs.record import Record
 
 RECORDS = Path(__file__).parents[1] / "data/tophub-winograd.jsonl.gz"
@@ -26,6 +27,7 @@ SMALL = (
     "conv2d:1x16x12x12,24x16x5x5,s1,p2,nhwc,add",
 )
 LAYER = tc.parse("conv2d:1x64x56x56,64x64x3x3,s1,p1")
+SCHEDULES = ("winograd", FUSED := "winograd_fused")
 
 
 @functools.cache
@@ -37,6 +39,12 @@ def records():
 def build(workload, device=None, **config):
     place = {"device": device} if device else {"arch": "sm_90"}
     return tc.build(workload, "winograd", config=config, **place)
+
+
+def places(workload, m):
+    """A number of a thread's places that few enough threads share out."""
+    count = (m + workload.R - 1) ** 2
+    return next(n for n in (1, 2, 3, 4, 6, 7, 8, 9) if count % n == 0 and count // n <= 32)
 
 
 @functools.cache
@@ -100,55 +108,74 @@ def test_a_transformed_weight_is_one_of_its_filter():
 
 
 @pytest.mark.parametrize("text", NASTY_WINOGRAD)
-def test_tiles_of_some_size_compute_any_workload(text):
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_tiles_of_some_size_compute_any_workload(name, text):
     """Sizes in turn: every one has every third workload."""
     workload = tc.parse(text)
     sizes = tile_sizes(workload)
-    m = sizes[NASTY_WINOGRAD.index(text) % len(sizes)]
-    assert build(workload, "opencl:0", tile_m=m).verify(problem(text)).ok
+    m = sizes[(NASTY_WINOGRAD.index(text) + SCHEDULES.index(name)) % len(sizes)]
+    if name == FUSED:
+        config = {"tile_m": m, "places": places(workload, m), "local_y": 2, "local_x": 2, "taps": 1, "exchanged": 2}
+    else:
+        config = {"tile_m": m}
+    kernel = tc.build(workload, name, config=config, device="opencl:0")
+    assert kernel.verify(problem(text)).ok
 
 
 @pytest.mark.gpu
 def test_tiles_of_every_size_compute_any_workload_on_a_gpu(gpu):
     for text in NASTY_WINOGRAD:
-        for m in tile_sizes(tc.parse(text)):
-            found = build(tc.parse(text), gpu, tile_m=m).verify(problem(text))
-            assert found.ok, (text, m, found)
+        workload = tc.parse(text)
+        for m in tile_sizes(workload):
+            for name, config in (("winograd", {}), (FUSED, {"places": places(workload, m), "taps": 1, "local_x": 2})):
+                config["tile_m"] = m
+                found = tc.build(workload, name, config=config, device=gpu).verify(problem(text))
+                assert found.ok, (text, name, m, found)
 
 
-@pytest.mark.parametrize("text", SMALL)
-def test_searched_configs_compute_the_convolution(text):
-    for config in covering(library.find(tc.parse(text), "winograd").space(tc.parse(text)), 8, seed=0):
-        found = tc.build(tc.parse(text), "winograd", config=config, device="opencl:0").verify(problem(text))
-        assert found.ok, (config, found)
+@functools.cache
+def searched(name):
+    """Legal configs of the small workloads, that together try as much as possible."""
+    seen = set()
+    limits = devices.find("opencl:0").limits
+    spaces = [(text, library.find(tc.parse(text), name).space(tc.parse(text), limits)) for text in SMALL]
+    return [(text, config) for text, space in spaces for config in covering(space, 3, 0, seen)]
+
+
+@pytest.mark.parametrize("turn", range(3))
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_searched_configs_compute_the_convolution(name, turn):
+    for text, config in searched(name)[turn::3]:
+        found = tc.build(tc.parse(text), name, config=config, device="opencl:0").verify(problem(text))
+        assert found.ok, (text, config, found)
 
 
 def test_the_searched_configs_above_try_what_they_are_meant_to():
     tried = {
         f"{knob}={config[knob]}"
-        for text in SMALL
-        for config in covering(library.find(tc.parse(text), "winograd").space(tc.parse(text)), 8, seed=0)
+        for _, config in searched("winograd")
         for knob in ("tile_m", "slices", "pipeline", "fetch")
     }
     assert tried >= {"tile_m=2", "tile_m=4", "tile_m=6", "fetch=vectors", "fetch=blocked", "fetch=interleaved"}
     assert tried >= {"slices=1", "slices=2", "slices=4", "pipeline=registers", "pipeline=async2", "pipeline=async4"}
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.parametrize("name", SCHEDULES)
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     sizes=st.tuples(*(st.integers(1, most) for most in (3, 20, 14, 14, 20))),
     r=st.integers(3, 5),
     padding=st.tuples(*[st.integers(0, 3)] * 4),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_any_searched_config_computes_any_workload(sizes, r, padding, seed):
+def test_any_searched_config_computes_any_workload(name, sizes, r, padding, seed):
     n, c, h, w, o = sizes
     assume(min(h + padding[0] + padding[2], w + padding[1] + padding[3]) >= r)
     workload = tc.Conv2d(n, c, h, w, o, r, r, padding=padding)
-    space = library.find(workload, "winograd").space(workload)
+    space = library.find(workload, name).space(workload, devices.find("opencl:0").limits)
     sample = list(map(space.config, space.sample(1, np.random.default_rng(seed))))
     assume(sample)
-    assert tc.build(workload, "winograd", config=sample[0], device="opencl:0").verify().ok
+    assert tc.build(workload, name, config=sample[0], device="opencl:0").verify().ok
 
 
 def test_a_tile_of_the_product_that_overhangs_costs_no_test():
@@ -201,26 +228,42 @@ def test_it_promises_something_where_channels_and_pixels_are_many():
     )
     named = [[s.name for s in library.to_tune(tc.parse(text), "cuda", "sm_90")] for text in texts]
     assert ["winograd" in names for names in named] == [False, True, False]
+    assert [FUSED in names for names in named] == [True, True, False]
 
 
-def test_the_weight_is_transformed_once_and_not_timed():
-    kernel = build(LAYER)
-    assert kernel.program.prepared == 1
-    assert kernel.source.count("__global__ void __launch_bounds__(128) main_kernel(float* __restrict__ K_ptr") == 2
-    assert 0 not in {i for step in kernel.steps[:1] for i in step.arguments}
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_weight_is_transformed_by_a_step_of_its_own(name):
+    kernel = tc.build(LAYER, name, arch="sm_90")
+    assert kernel.module.prepared == 1
+    x, k = (kernel.workload.argument_names.index(argument) for argument in "XK")
+    assert [x in step.arguments for step in kernel.steps[:2]] == [False, True]
+    assert [k in step.arguments for step in kernel.steps] == [True, *[False] * (len(kernel.steps) - 1)]
 
 
-def test_a_call_with_another_weight_transforms_it_anew():
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_call_with_another_weight_transforms_it_anew(name):
     text = SMALL[0]
-    kernel = build(tc.parse(text), "opencl:0")
+    kernel = tc.build(tc.parse(text), name, device="opencl:0")
     for seed in (3, 4):
         assert kernel.verify(tc.Problem(tc.parse(text), seed=seed)).ok
 
 
+def test_what_is_prepared_is_in_no_time():
+    """A weight of which there is a thousand times as much as of all else: without its transform, little is left."""
+    w = tc.parse("conv2d:1x256x1x1,256x256x3x3,s1,p1")
+    loaded = build(w, "opencl:0", tile_m=2, tile_y=(-1, 1, 16, 1), tile_rc=(-1, 256)).loaded
+    whole = replace(loaded.program, prepared=0)
+    inputs = tc.Problem(w).inputs
+    once, each = (loaded.device.load(program).time(inputs, seconds=0.1).best for program in (loaded.program, whole))
+    assert once < each
+
+
 @needs_nvrtc
+@pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize(("m", "arch"), [*itertools.product((2, 4, 6), ("sm_75", "sm_90"))])
-def test_transforms_stay_in_registers(m, arch):
-    kernel = tc.build(LAYER, "winograd", config={"tile_m": m}, arch=arch)
+def test_transforms_stay_in_registers(m, arch, name):
+    few = {"places": places(LAYER, m), "local_y": 4, "local_x": 2, "taps": 2} if name == FUSED else {}
+    kernel = tc.build(LAYER, name, config={"tile_m": m, **few}, arch=arch)
     assert {resources.spills for resources in kernel.cubin.kernels.values()} == {0}
     assert {resources.stack_bytes for resources in kernel.cubin.kernels.values()} == {0}
 
