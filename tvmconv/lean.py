@@ -27,7 +27,8 @@ def own_process() -> None:
 def load_tvm() -> None:
     """Import TVM; if PyTorch was not imported before, without it. What is imported later may import both.
 
-    TVM's part for networks is imported when somebody first looks into it, which lowering a kernel does not.
+    TVM's part for networks is imported when somebody first looks into it, which lowering a kernel does not, and
+    TVMScript does; it comes without PyTorch, too, unless that is there by then.
 
     Raises:
         ImportError: TVM cannot be imported.
@@ -39,6 +40,17 @@ def load_tvm() -> None:
             stack.enter_context(_when_asked_for(NETWORKS))
             stack.enter_context(_without_garbage_collection())
         import tvm  # noqa: F401
+
+        if first:
+            _remember_annotations()
+
+
+def _remember_annotations() -> None:
+    """Have TVM, which checks the arguments of each step of a schedule, take its annotations apart but once."""
+    from tvm.s_tir.schedule import _type_checker
+
+    for name in ("_dispatcher", "_type2str"):
+        setattr(_type_checker, name, functools.lru_cache(maxsize=1024)(getattr(_type_checker, name)))
 
 
 @functools.cache
@@ -79,6 +91,22 @@ def _without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+class _WithoutPyTorch(importlib.abc.Loader):
+    """Executes a module as another loader does, and like TVM itself without garbage collection and without PyTorch."""
+
+    def __init__(self, loader: importlib.abc.Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        """The module, or None for Python to make it."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Execute it."""
+        with _without(PYTORCH), _without_garbage_collection():
+            self._loader.exec_module(module)
+
+
 class _Lazy(importlib.abc.MetaPathFinder):
     """Finds one module, which is executed when an attribute of it is first asked for."""
 
@@ -91,7 +119,7 @@ class _Lazy(importlib.abc.MetaPathFinder):
         """Where the module is, with a loader that waits; None of any other."""
         found = importlib.machinery.PathFinder.find_spec(fullname, path) if fullname == self._name else None
         if found and found.loader:
-            found.loader = importlib.util.LazyLoader(found.loader)
+            found.loader = importlib.util.LazyLoader(_WithoutPyTorch(found.loader))
         return found
 
 
