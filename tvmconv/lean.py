@@ -1,4 +1,7 @@
-"""TVM and xgboost without what they import only because it is installed: that takes seconds, and is not needed here."""
+"""TVM and xgboost without what they import only because it is installed: that takes seconds, and is not needed here.
+
+And TVM without what it finds out anew each time it is asked, which takes a good part of building a kernel.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ import gc
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import inspect
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 PYTORCH, SCIKIT_LEARN = "torch", "sklearn"
 NETWORKS = "tvm.relax"  # TVM's part for whole networks: half of what it imports
@@ -42,15 +47,31 @@ def load_tvm() -> None:
         import tvm  # noqa: F401
 
         if first:
-            _remember_annotations()
+            _hasten()
 
 
-def _remember_annotations() -> None:
-    """Have TVM, which checks the arguments of each step of a schedule, take its annotations apart but once."""
+def _hasten() -> None:
+    """Have TVM do with less what it does for each step of a schedule, and for each call of a function in TVMScript."""
     from tvm.s_tir.schedule import _type_checker
+    from tvm.script.parser.core.parser import ScriptMacro
 
-    for name in ("_dispatcher", "_type2str"):
+    for name in ("_dispatcher", "_type2str"):  # it takes annotations apart to check arguments: let it remember
         setattr(_type_checker, name, functools.lru_cache(maxsize=1024)(getattr(_type_checker, name)))
+    ScriptMacro._find_parser_def = _find_parser
+
+
+def _find_parser(macro: Any) -> Any:
+    """What parses the text that calls a macro; TVM's own `_find_parser_def` looks up the files of all callers first.
+
+    Raises:
+        RuntimeError: nothing does.
+    """
+    frame = inspect.currentframe()
+    while frame:
+        if parser := frame.f_globals.get(macro.parser_object_name):
+            return parser
+        frame = frame.f_back
+    raise RuntimeError(f"{macro.parser_object_name} not available")
 
 
 @functools.cache
