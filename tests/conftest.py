@@ -1,4 +1,5 @@
 import functools
+import gc
 import os
 
 import lean_opencl
@@ -6,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from instant import Instant
 
-from tvmconv import library
+from tvmconv import lean, library
 from tvmconv.devices import find
 from tvmconv.devices.base import AbsentError
 from tvmconv.measuring import standing
@@ -19,10 +20,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ["TVMCONV_CACHE"] = "none"  # tests build anew, and leave the user's cache alone
 lean_opencl.install()
+lean.load_tvm()  # as whoever uses the package does: before helpers import it with all that it imports by itself
 
 # How fast examples are drawn depends on what else the machine does, and says nothing about what is tested.
 settings.register_profile("any machine", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("any machine")
+
+
+def pytest_collection_finish():
+    """What is there before the first test stays: to go through it again and again takes seconds of each worker."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item):

@@ -5,6 +5,7 @@ package's `__init__` before a module of it is imported, of which the text says n
 """
 
 import ast
+import functools
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -72,10 +73,13 @@ def imported(module: str, text: str, *, is_package: bool) -> Iterator[str]:
         yield from (name for name in names if name in FILES)
 
 
-ARROWS = {
-    module: {name for name in imported(module, file.read_text(), is_package=file.name == "__init__.py")} - {module}
-    for module, file in FILES.items()
-}
+@functools.cache
+def arrows() -> dict[str, set[str]]:
+    """The modules of ours that each of them imports."""
+    return {
+        module: {name for name in imported(module, file.read_text(), is_package=file.name == "__init__.py")} - {module}
+        for module, file in FILES.items()
+    }
 
 
 def test_every_file_is_in_a_room():
@@ -84,7 +88,7 @@ def test_every_file_is_in_a_room():
 
 def test_no_two_files_need_each_other():
     try:
-        TopologicalSorter(ARROWS).prepare()
+        TopologicalSorter(arrows()).prepare()
     except CycleError as error:
         pytest.fail("a circle: " + " <- ".join(error.args[1]))
 
@@ -92,7 +96,7 @@ def test_no_two_files_need_each_other():
 def test_imports_go_down_the_list_of_rooms():
     against = [
         f"{module} imports {other}"
-        for module, others in ARROWS.items()
+        for module, others in arrows().items()
         for other in sorted(others)
         if room(module) != BUILTIN and (room(other) == BUILTIN or LEVELS[room(other)] < LEVELS[room(module)])
     ]
@@ -102,7 +106,7 @@ def test_imports_go_down_the_list_of_rooms():
 def test_schedules_know_workloads_knobs_and_the_library_alone():
     against = [
         f"{module} imports {other}"
-        for module, others in ARROWS.items()
+        for module, others in arrows().items()
         for other in sorted(others)
         if room(module) == BUILTIN and room(other) not in BUILTIN_MAY_IMPORT
     ]

@@ -53,11 +53,25 @@ def test_workers_of_other_hosts_are_asked_for_without_pytorch(tmp_path):
     assert printed[0] == "True"
 
 
-def test_tvms_part_for_networks_waits_until_it_is_asked_for(tmp_path):
+def test_tvms_part_for_networks_waits_until_it_is_asked_for_and_then_comes_without_pytorch_too(tmp_path):
     printed = run(
         "import tvmconv as tc; tc.build(tc.parse('conv2d:1x4x8x8,8x4x3x3,p1'), 'tiling', arch='sm_90').source\n"
         "print('tvm.relax.op' in sys.modules)\n"
         "import tvm; print(tvm.relax.op.nn.conv2d.__name__)",
         tmp_path,
     )
-    assert (printed[0], printed[-2]) == ("False", "conv2d")
+    assert printed == ["False", "conv2d", ""]
+
+
+def test_that_tvm_remembers_its_annotations_does_not_make_it_take_anything(tmp_path):
+    printed = run(
+        "from tvmconv.lean import load_tvm; load_tvm(); import tvm; from tvm import te\n"
+        "x = te.placeholder((8,), name='x'); y = te.compute((8,), lambda i: x[i] + 1, name='y')\n"
+        "s = tvm.s_tir.Schedule(te.create_prim_func([x, y])); (loop,) = s.get_loops(s.get_sblock('y'))\n"
+        "for factors in ('ab', [2, 4.5], [2, 4]):\n"
+        "    try: s.split(loop, factors); print('split')\n"
+        "    except TypeError as error: print(error)",
+        tmp_path,
+    )
+    assert ["wrong type" in line for line in printed[:2]] == [True, True]
+    assert printed[2] == "split"

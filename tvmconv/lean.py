@@ -1,4 +1,7 @@
-"""TVM and xgboost without what they import only because it is installed: that takes seconds, and is not needed here."""
+"""TVM and xgboost without what they import only because it is installed: that takes seconds, and is not needed here.
+
+And TVM without what it finds out anew each time it is asked, which takes a good part of building a kernel.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ import gc
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import inspect
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 PYTORCH, SCIKIT_LEARN = "torch", "sklearn"
 NETWORKS = "tvm.relax"  # TVM's part for whole networks: half of what it imports
@@ -27,7 +32,8 @@ def own_process() -> None:
 def load_tvm() -> None:
     """Import TVM; if PyTorch was not imported before, without it. What is imported later may import both.
 
-    TVM's part for networks is imported when somebody first looks into it, which lowering a kernel does not.
+    TVM's part for networks is imported when somebody first looks into it, which lowering a kernel does not, and
+    TVMScript does; it comes without PyTorch, too, unless that is there by then.
 
     Raises:
         ImportError: TVM cannot be imported.
@@ -39,6 +45,33 @@ def load_tvm() -> None:
             stack.enter_context(_when_asked_for(NETWORKS))
             stack.enter_context(_without_garbage_collection())
         import tvm  # noqa: F401
+
+        if first:
+            _hasten()
+
+
+def _hasten() -> None:
+    """Have TVM do with less what it does for each step of a schedule, and for each call of a function in TVMScript."""
+    from tvm.s_tir.schedule import _type_checker
+    from tvm.script.parser.core.parser import ScriptMacro
+
+    for name in ("_dispatcher", "_type2str"):  # it takes annotations apart to check arguments: let it remember
+        setattr(_type_checker, name, functools.lru_cache(maxsize=1024)(getattr(_type_checker, name)))
+    ScriptMacro._find_parser_def = _find_parser
+
+
+def _find_parser(macro: Any) -> Any:
+    """What parses the text that calls a macro; TVM's own `_find_parser_def` looks up the files of all callers first.
+
+    Raises:
+        RuntimeError: nothing does.
+    """
+    frame = inspect.currentframe()
+    while frame:
+        if parser := frame.f_globals.get(macro.parser_object_name):
+            return parser
+        frame = frame.f_back
+    raise RuntimeError(f"{macro.parser_object_name} not available")
 
 
 @functools.cache
@@ -79,6 +112,22 @@ def _without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+class _WithoutPyTorch(importlib.abc.Loader):
+    """Executes a module as another loader does, and like TVM itself without garbage collection and without PyTorch."""
+
+    def __init__(self, loader: importlib.abc.Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        """The module, or None for Python to make it."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Execute it."""
+        with _without(PYTORCH), _without_garbage_collection():
+            self._loader.exec_module(module)
+
+
 class _Lazy(importlib.abc.MetaPathFinder):
     """Finds one module, which is executed when an attribute of it is first asked for."""
 
@@ -91,7 +140,7 @@ class _Lazy(importlib.abc.MetaPathFinder):
         """Where the module is, with a loader that waits; None of any other."""
         found = importlib.machinery.PathFinder.find_spec(fullname, path) if fullname == self._name else None
         if found and found.loader:
-            found.loader = importlib.util.LazyLoader(found.loader)
+            found.loader = importlib.util.LazyLoader(_WithoutPyTorch(found.loader))
         return found
 
 

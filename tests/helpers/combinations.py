@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -68,13 +68,17 @@ def in_pairs(dtypes: Sequence[str]) -> list[Case]:
 
     A schedule meets every workload, and every dtype in every layout that it computes.
     """
-    missing = {case: _meetings(case) for case in every(dtypes)}
+    met_by: dict[tuple[str, ...], list[Case]] = defaultdict(list)
+    for case in every(dtypes):
+        for meeting in _meetings(case):
+            met_by[meeting].append(case)
+    missing = dict.fromkeys(every(dtypes), 0) | Counter(case for cases in met_by.values() for case in cases)
     chosen = []
-    while missing:
-        best = max(missing, key=lambda case: len(missing[case]))
+    while any(missing.values()):
+        best = max(missing, key=missing.__getitem__)
         chosen.append(best)
-        met = missing[best]
-        missing = {case: left for case, others in missing.items() if (left := others - met)}
+        for meeting in _meetings(best):
+            missing |= {case: missing[case] - 1 for case in met_by.pop(meeting, ())}
     return sorted(chosen)
 
 

@@ -31,7 +31,11 @@ SMALL = (
     "conv2d:2x6x11x11,12x1x3x3,s2,p1,g6",
     *VARIED,
 )
-CASES = [(text, schedule.name) for text in SMALL for schedule in tc.schedules(tc.parse(text))]
+CASES = [  # every other of the schedules of each workload, so that each has half of those that it computes
+    (text, schedule.name)
+    for number, text in enumerate(SMALL)
+    for schedule in tc.schedules(tc.parse(text))[number % 2 :: 2]
+]
 
 
 @functools.cache

@@ -26,6 +26,8 @@ VARIANTS = {
 }  # fmt: skip
 SMALL = (tc.parse("filter1d:700,k9,clamp"), tc.parse("filter2d:45x50x2,5x3"))  # every knob has something to do
 
+ARCHITECTURES = ("sm_75", "sm_90", "sm_120")
+
 needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
 
 
@@ -66,7 +68,7 @@ def test_every_variant_computes_every_nasty_filter_on_a_gpu(gpu, workload, sched
     assert tc.build(workload, schedule, device=gpu).verify(problem(workload)).error <= 1e-5
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(workload=filters(), data=st.data())
 def test_every_variant_computes_any_filter(workload, data):
     schedule = data.draw(st.sampled_from([s.name for s in tc.schedules(workload) if "opencl" in s.kinds]))
@@ -92,7 +94,7 @@ def check_worked(workload, kernel):
 
 @pytest.mark.parametrize(("workload", "schedule"), cases(SMALL, "opencl"), ids=str)
 def test_a_variant_of_any_configuration_computes_its_filter(workload, schedule):
-    for config in covering(library.find(workload, schedule).space(workload), 4):
+    for config in covering(library.find(workload, schedule).space(workload), 3):
         kernel = tc.build(workload, schedule, device="opencl:0", config=config)
         assert kernel.verify(problem(workload)).error <= 1e-5, config
 
@@ -105,13 +107,29 @@ def test_a_variant_of_any_configuration_computes_its_filter_on_a_gpu(gpu, worklo
         assert kernel.verify(problem(workload)).error <= 1e-5, config
 
 
-@needs_nvrtc
-@pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_120"])
-@pytest.mark.parametrize(("workload", "schedule"), cases(VARIANTS, "cuda"), ids=str)
-def test_every_variant_compiles_without_spills_at_the_usual_sizes(workload, schedule, arch):
+def check_compiles(workload, schedule, arch):
     resources = tc.build(workload, schedule, arch=arch).resources
     assert resources.spills == 0
     assert 0 < resources.registers <= 255
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("workload", "schedule", "arch"),
+    [(*case, ARCHITECTURES[number % 3]) for number, case in enumerate(cases(VARIANTS, "cuda"))],
+    ids=str,
+)
+def test_every_variant_compiles_without_spills_at_the_usual_sizes(workload, schedule, arch):
+    check_compiles(workload, schedule, arch)
+
+
+@pytest.mark.gpu
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(("workload", "schedule"), cases(VARIANTS, "cuda"), ids=str)
+def test_every_variant_compiles_without_spills_for_every_architecture(workload, schedule, arch):
+    """Takes no GPU: it is run where the GPU's long tests are."""
+    check_compiles(workload, schedule, arch)
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def suited(workload, schedule):
 
 
 @pytest.mark.parametrize("schedule", ["direct", "implicit_gemm", "depthwise", "depthwise_nhwc", "grouped_nhwc"])
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(workload=convolutions(max_flops=2_000_000), seed=st.integers(0, 2**32 - 1))
 def test_any_searched_config_computes_any_workload(schedule, workload, seed):
     workload = suited(workload, schedule)

@@ -182,20 +182,19 @@ def _copies_asynchronously(target: Target) -> bool:
 
 def _without_async_stages(mod: IRModule) -> IRModule:
     """The module with its pipelines' asynchronous copies made synchronous."""
+    import tvm
     import tvm_ffi
-    from tvm import s_tir
+    from tvm import tirx
 
-    blocks: list[str] = []
-    tvm_ffi.structural_walk(
-        mod["main"].body, (s_tir.SBlock, lambda block: blocks.append(str(block.name_hint))), order="post"
-    )
-    s = s_tir.Schedule(mod)
-    for name in blocks:
-        if name != "root":
-            for loop in s.get_loops(s.get_sblock(name)):
-                if _ASYNC_STAGES in s.get(loop).annotations:
-                    s.unannotate(loop, _ASYNC_STAGES)
-    return s.mod
+    def synchronous(loop: Any) -> Any:
+        if _ASYNC_STAGES not in loop.annotations:
+            return loop
+        left = {key: value for key, value in loop.annotations.items() if key != _ASYNC_STAGES}
+        kept = (loop.loop_var, loop.min, loop.extent, loop.kind, loop.body, loop.thread_binding)
+        return tirx.For(*kept, left, loop.step, loop.span)
+
+    body = tvm_ffi.structural_map(mod["main"].body, (tirx.For, synchronous), order="post")
+    return tvm.IRModule({"main": mod["main"].with_body(body)}, attrs=mod.attrs)
 
 
 def _spreads_over_lanes(mod: IRModule) -> bool:
