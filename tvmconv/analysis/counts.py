@@ -15,7 +15,7 @@ from tvmconv.analysis.execute import with_clusters
 from tvmconv.analysis.merged import as_compiled
 from tvmconv.analysis.observe import lanes_of, observe
 from tvmconv.analysis.tir import has_instructions
-from tvmconv.analysis.traffic import TrafficWatch, traffic
+from tvmconv.analysis.traffic import Traffic, TrafficWatch, traffic
 from tvmconv.analysis.watch import Several
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ class Counts:
     Attributes:
         shared: its accesses to shared memory, as wide as the compiler made them.
         touched: its accesses to global memory.
-        flops: multiplications and additions of floating-point numbers.
+        done: all of its operations. What TMA and wgmma access is not among them.
     """
 
     shared: list[SharedAccess]
     touched: list[GlobalAccess]
-    flops: int
+    done: Traffic
 
 
 _counted: WeakKeyDictionary[Kernel, dict[str, Counts]] = WeakKeyDictionary()  # steps by name
@@ -57,13 +57,14 @@ def counts(kernel: Kernel, step: LoweredStep) -> Counts:
 
 
 def _evaluated(kernel: Kernel, step: LoweredStep) -> Counts:
-    flops = traffic(kernel, step).flops
-    return Counts(as_compiled(kernel, step), global_accesses(kernel, step), flops)
+    touched, done = global_accesses(kernel, step), traffic(kernel, step)
+    return Counts(as_compiled(kernel, step), touched, done)  # what needs the machine code last, as it may be on its way
 
 
 def _executed(kernel: Kernel, step: LoweredStep) -> Counts:
     lanes = lanes_of(step)
     blocks = with_clusters(step.launch, [middle_block(step)])
-    banks, sectors, done = BankWatch(lanes), SectorWatch(lanes), TrafficWatch(len(blocks), lanes, kernel.spaces)
+    banks, sectors = BankWatch(lanes), SectorWatch(lanes)
+    done = TrafficWatch(len(blocks), lanes, kernel.spaces, wants_bulk=False)
     observe(step, kernel.spaces, blocks, Several(banks, sectors, done))
-    return Counts(banks.accesses(), sectors.accesses(), done.busiest(step.launch.threads).flops)
+    return Counts(banks.accesses(), sectors.accesses(), done.busiest(step.launch.threads))

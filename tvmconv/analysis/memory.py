@@ -9,7 +9,7 @@ Lanes are threads: those of all blocks that are executed together, a multiple of
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -161,8 +161,10 @@ class Shared:
         unit: bytes that are told apart.
         clocks: what each lane knows of the others.
         readers: what reads behind its thread's back.
+        checked: whether races are looked for, and values kept.
     """
 
+    checked: ClassVar[bool] = True
     threads: Threads
     nbytes: int
     unit: int

@@ -89,6 +89,8 @@ def bits_of(value: Any, lanes: Lanes, itemsize: int) -> NDArray[Any]:
 
 def same(value: Any, lanes: Lanes) -> int:
     """A number that is the same in all lanes."""
+    if isinstance(value, int):
+        return value
     found = np.asarray(value)
     found = found if found.ndim == 0 else found[lanes]
     first = int(found.reshape(-1)[0])
@@ -107,6 +109,13 @@ class Destinations:
         """Write unsigned integers of shape (lanes, registers), widened as far as the registers are wider."""
         for i, (registers, index) in enumerate(self._operands):
             write_bits(registers, same(index(mask), lanes), lanes, columns[:, i], whole=mask is None, loaded=loaded)
+
+    def mark(self, mask: Mask, lanes: Lanes) -> None:
+        """Note that they are written, with what depends on memory and does not matter."""
+        for registers, index in self._operands:
+            at = same(index(mask), lanes)
+            registers.written[at, slice(None) if mask is None else lanes] = True
+            registers.loaded[at] = True
 
 
 def write_bits(

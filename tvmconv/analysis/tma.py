@@ -178,10 +178,16 @@ class _Tensor:
             )
         return swizzled(addresses[:, None] + np.arange(0, self.nbytes, CHUNK), self.of.told.swizzle)
 
+    def read(self, words: _Words) -> NDArray[np.uint8]:
+        """What words of the array are, zeros where there are none; shape (copies, chunks, 16)."""
+        found = self.of.array.raw.reshape(-1, words.size)[words.index]
+        found[~words.inside] = 0
+        return found.reshape(len(found), -1, CHUNK)
+
     def tell(self, kind: Any, words: _Words, lanes: Lanes, chunks: NDArray[np.int64], owners: Lanes) -> None:
         """Tell who watches of words of the array, and chunks of shared memory of the blocks of `owners`."""
         machine, array = self._machine, self.of.array
-        if machine.watch is None:
+        if machine.watch is None or not machine.tells_bulk:
             return
         itemsize = array.dtype.itemsize
         who = np.broadcast_to(lanes[:, None, None], words.index.shape)[words.inside]
@@ -206,23 +212,24 @@ def _load(call: Call, compiler: Compiler) -> Run:
     def load(mask: Mask) -> None:
         lanes = machine.lanes(mask)
         where, signal = (address_of(call, machine.decided(code, mask), machine, lanes) for code in (to, barrier))
-        words = _words(tensor.of, tensor.box(mask, lanes))
-        found = tensor.of.array.raw.reshape(-1, words.size)[words.index]
-        found[~words.inside] = 0
-        data = found.reshape(len(lanes), -1, CHUNK)
+        seen = machine.checked or machine.tells_bulk
+        words = _words(tensor.of, tensor.box(mask, lanes)) if seen else None
+        data = tensor.read(words) if words and machine.checked else None
         which, blocks = _targets(machine, where, lanes, machine.decided(everywhere, mask) if everywhere else None)
         who = lanes[which]
         told = barriers.find(Address(shared, signal.at[which], signal.name, blocks), who, by_async=True)
-        places = tensor.chunks(where.at[which])
-        chunks = shared.chunks(places, blocks)
-        shared.write_async(chunks, who, np.array([each.agent for each in told]))
         for each in told:
             each.under_way += 1
-        owners = blocks * machine.threads.padded + who % machine.threads.padded
-        tensor.tell("load", words, lanes, places, owners)
+        if words:
+            places = tensor.chunks(where.at[which])
+            chunks = shared.chunks(places, blocks)
+            shared.write_async(chunks, who, np.array([each.agent for each in told]))
+            owners = blocks * machine.threads.padded + who % machine.threads.padded
+            tensor.tell("load", words, lanes, places, owners)
 
         def land() -> None:
-            shared.land(chunks, data[which])
+            if data is not None:
+                shared.land(chunks, data[which])
             for each in told:
                 barriers.land(each, tensor.nbytes)
 
@@ -255,15 +262,19 @@ def _store(call: Call, compiler: Compiler) -> Run:
     def store(mask: Mask) -> None:
         lanes = machine.lanes(mask)
         where = address_of(plain, machine.decided(source, mask), machine, lanes)
+        if not (machine.checked or machine.tells_bulk):
+            return
         places = tensor.chunks(where.at)
+        words = _words(tensor.of, tensor.box(mask, lanes))
+        tensor.tell("store", words, lanes, places, lanes)
+        if not machine.checked:
+            return
         chunks = machine.shared.chunks(places, lanes // machine.threads.padded)
         found = machine.shared.read_async(chunks, lanes[:, None], "a bulk copy")
-        words = _words(tensor.of, tensor.box(mask, lanes))
         rows = np.ascontiguousarray(found).reshape(*words.index.shape, words.size)
         tensor.of.array.raw.reshape(-1, words.size)[words.index[words.inside]] = rows[words.inside]
         for lane, read in zip(lanes.tolist(), chunks, strict=True):
             machine.bulk_groups.issue(lane, read)
-        tensor.tell("store", words, lanes, places, lanes)
 
     return store
 

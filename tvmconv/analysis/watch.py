@@ -72,7 +72,9 @@ class Accessed:
     def of_first(self, lanes: int) -> Accessed | None:
         """The part of the first block's, which has so many lanes; None if there is none."""
         first = self.lanes < lanes
-        return replace(self, lanes=self.lanes[first], addresses=self.addresses[first]) if first.any() else None
+        if not first.any():
+            return None
+        return self if first.all() else replace(self, lanes=self.lanes[first], addresses=self.addresses[first])
 
     def elements(self) -> tuple[Lanes, NDArray[np.int64]]:
         """Each element by itself: the lane that accesses it, and its index in the array."""
@@ -82,7 +84,13 @@ class Accessed:
 
 
 class Watch:
-    """Is told of what happens, to count it; this one does not."""
+    """Is told of what happens, to count it; this one does not.
+
+    Attributes:
+        wants_bulk: whether it is to be told of what the async proxy accesses.
+    """
+
+    wants_bulk: bool = False
 
     def begin(self, threads: Threads) -> None:
         """Blocks begin, which are executed together; their lanes are counted from 0."""
@@ -102,6 +110,7 @@ class Several(Watch):
 
     def __init__(self, *watches: Watch) -> None:
         self._watches = watches
+        self.wants_bulk = any(each.wants_bulk for each in watches)
 
     def begin(self, threads: Threads) -> None:
         """Tell them."""
@@ -116,7 +125,8 @@ class Several(Watch):
     def bulk(self, found: Accessed) -> None:
         """Tell them."""
         for each in self._watches:
-            each.bulk(found)
+            if each.wants_bulk:
+                each.bulk(found)
 
     def operation(self, name: str, lanes: Lanes, elements: int, itemsize: int) -> None:
         """Tell them."""
@@ -125,9 +135,14 @@ class Several(Watch):
 
 
 class Recorder(Watch):
-    """Keeps what it is told, to tell another."""
+    """Keeps what it is told, to tell another.
 
-    def __init__(self) -> None:
+    Args:
+        wants_bulk: whether that one is to be told of what the async proxy accesses.
+    """
+
+    def __init__(self, *, wants_bulk: bool = False) -> None:
+        self.wants_bulk = wants_bulk
         self._told: list[Callable[[Watch], None]] = []
 
     def begin(self, threads: Threads) -> None:

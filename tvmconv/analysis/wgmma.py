@@ -113,12 +113,41 @@ def _multiply(call: Call, compiler: Compiler) -> Run:
         raise AnalysisError(f"{call} into registers of several buffers")
     machine = compiler.machine
     accumulators = _Registers(into[0][0], [index for _, index in into])
-    watched = machine.multiplications.accumulators(accumulators.registers)
     left, right, keeps = (compiler.code(operand) for operand in call.operands[n // 2 : n // 2 + 3])
     signs = [int(operand) for operand in call.operands[n // 2 + 3 : n // 2 + 5]]
     if any(int(operand) for operand in call.operands[n // 2 + 5 :]):
         raise AnalysisError(f"{call} of operands that are not K-major")
+    k = K_BYTES // numpy_dtype(_DTYPES[kinds[0]]).itemsize
+    operands = ((left, M, kinds[0]), (right, n, kinds[1]))
+
+    def tell(lanes: NDArray[np.intp]) -> None:
+        if machine.watch is not None:
+            for name in ("Mul", "Add"):
+                machine.watch.operation(name, lanes, M * n * k // WARPGROUP, 4)
+
+    def where_of(
+        code: Code, count: int, kind: str, mask: Mask, groups: NDArray[np.intp]
+    ) -> NDArray[np.int64]:
+        where = _rows(_descriptors(machine, machine.decided(code, mask), groups, call), count, str(call))
+        _tell(machine, where, groups, kind)
+        return where
+
+    def pretend(mask: Mask) -> None:
+        """What is accessed, and not what comes of it."""
+        groups = machine.warpgroups(mask)
+        lanes = groups.reshape(-1)
+        rows = accumulators.rows(lanes)
+        accumulators.registers.written[rows[:, None], lanes] = True
+        accumulators.registers.loaded[rows] = True
+        if machine.tells_bulk:
+            for operand in operands:
+                where_of(*operand, mask, groups)
+        tell(lanes)
+
+    if not machine.checked:
+        return pretend
     sign = np.float32(signs[0] * signs[1])
+    watched = machine.multiplications.accumulators(accumulators.registers)
     data = accumulators.registers.data
 
     def multiply(mask: Mask) -> None:
@@ -129,13 +158,12 @@ def _multiply(call: Call, compiler: Compiler) -> Run:
             raise RaceError(f"race: {call} into {watched.name} with no wgmma.fence behind what accessed it before")
         blocks = groups[:, 0] // machine.threads.padded
         chunks, values = [], []
-        for code, count, kind in ((left, M, kinds[0]), (right, n, kinds[1])):
-            where = _rows(_descriptors(machine, machine.decided(code, mask), groups, call), count, str(call))
+        for code, count, kind in operands:
+            where = where_of(code, count, kind, mask, groups)
             at = machine.shared.chunks(where.reshape(len(groups), -1), blocks)
             found = machine.shared.read_async(at, groups, "wgmma")
             values.append(_values(found.reshape(len(groups), count, K_BYTES), kind))
             chunks.append(at)
-            _tell(machine, where, groups, kind)
         sums = np.matmul(values[0], values[1].transpose(0, 2, 1)) * sign
         keep = machine.rows(keeps(mask), lanes).astype(bool).reshape(groups.shape)
         if (keep != keep[:, :1]).any():
@@ -147,10 +175,7 @@ def _multiply(call: Call, compiler: Compiler) -> Run:
         accumulators.registers.written[rows[:, None], lanes] = True
         accumulators.registers.loaded[rows] = True
         machine.multiplications.issue(groups, np.concatenate(chunks, axis=1), watched, rows)
-        if machine.watch is not None:
-            k = values[0].shape[2]
-            for name in ("Mul", "Add"):
-                machine.watch.operation(name, lanes, M * n * k // WARPGROUP, 4)
+        tell(lanes)
 
     return multiply
 
@@ -164,7 +189,7 @@ def _descriptors(machine: Machine, value: Any, groups: NDArray[np.intp], call: C
 
 
 def _tell(machine: Machine, where: NDArray[np.int64], groups: NDArray[np.intp], kind: str) -> None:
-    if machine.watch is not None:
+    if machine.watch is not None and machine.tells_bulk:
         itemsize = numpy_dtype(_DTYPES[kind]).itemsize
         flat = where.reshape(len(groups), -1)
         lanes = np.repeat(groups[:, 0], flat.shape[1])

@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvmconv.analysis.banks import SharedAccess, shared_accesses
-from tvmconv.analysis.coalescing import SECTOR_BYTES, GlobalAccess, global_accesses
+from tvmconv.analysis.coalescing import SECTOR_BYTES, GlobalAccess
+from tvmconv.analysis.counts import Counts, counts
 from tvmconv.analysis.footprint import Footprints, footprints, step_bytes
-from tvmconv.analysis.machine_code import code
+from tvmconv.analysis.machine_code import code, instructions
 from tvmconv.analysis.occupancy import occupancy_of
-from tvmconv.analysis.tir import statements
-from tvmconv.analysis.traffic import MULTIPLICATIONS, SHARED_STORES, traffic
+from tvmconv.analysis.tir import has_instructions, statements
+from tvmconv.analysis.traffic import MULTIPLICATIONS, SHARED_STORES
 from tvmconv.analysis.trips import BARRIERS, LOADED, STAGED, STORED, find_trips
 from tvmconv.analysis.trips import MULTIPLICATIONS as MULTIPLIED
 from tvmconv.analysis.warp import Warp
@@ -90,12 +91,14 @@ def work(kernel: Kernel) -> list[Work]:
 def _of_step(kernel: Kernel, step: LoweredStep, sass: Any) -> Work:
     found = occupancy_of(kernel, step)
     warps = -(-step.launch.threads // WARP)
-    own, touched = shared_accesses(kernel, step), global_accesses(kernel, step)
-    find_trips(sass, _of_a_thread(kernel, step, touched))
+    if any(each.name in _BULK for each, _ in instructions(sass)):
+        raise AnalysisError("the time of what TMA and wgmma do is not predicted")
+    done = counts(kernel, step)
+    touched = done.touched
+    own = done.shared if has_instructions(step.function) else shared_accesses(kernel, step)
+    find_trips(sass, _of_a_thread(step, done))
     warp = Warp()
     warp.run(sass)
-    if any(name in warp.issued for name in _BULK):
-        raise AnalysisError("the time of what TMA and wgmma do is not predicted")
     if not found.blocks:
         raise AnalysisError(f"not one block fits on a multiprocessor: {', '.join(found.binding)}")
 
@@ -123,12 +126,12 @@ def _of_step(kernel: Kernel, step: LoweredStep, sass: Any) -> Work:
     )
 
 
-def _of_a_thread(kernel: Kernel, step: LoweredStep, touched: list[GlobalAccess]) -> Mapping[str, float]:
+def _of_a_thread(step: LoweredStep, found: Counts) -> Mapping[str, float]:
     """What a thread does by the lowered TIR."""
     threads = step.launch.threads
-    done = traffic(kernel, step)
+    done = found.done
     moved = {
-        kind: sum(each.requests * each.nbytes for each in touched if each.kind == kind) for kind in ("load", "store")
+        kind: sum(each.requests * each.nbytes for each in found.touched if each.kind == kind) for kind in ("load", "store")
     }
     warps = -(-threads // WARP)
     return {

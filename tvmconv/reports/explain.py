@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tvmconv.analysis.bounds import Bound, bounds
 from tvmconv.analysis.counts import counts
-from tvmconv.analysis.linked import Linked, linked
+from tvmconv.analysis.linked import Linked, begin, linked
 from tvmconv.analysis.occupancy import Occupancy, occupancy_of, waves
 from tvmconv.analysis.predicted_time import QUARTILES, PredictedTime, predicted_time
 from tvmconv.analysis.steps import steps
@@ -35,6 +35,9 @@ def explanation(kernel: Kernel, machine: Machine | None) -> str:
         CompileError: it does not compile.
     """
     config = " ".join(f"{name}={format_value(value)}" for name, value in kernel.config.items())
+    begin(kernel)
+    for step in kernel.steps:  # which needs none of the machine code at first
+        counts(kernel, step)
     lines = [f"{kernel.workload} by {kernel.schedule.name} on {kernel.device.text}", config or "no knobs"]
     found, failure = _linked(kernel)
     for place, step in enumerate(kernel.steps):
