@@ -121,13 +121,13 @@ def count(access: Access, launch: Launch, block: Block) -> SharedAccess:
 
 
 class BankWatch(Watch):
-    """Adds up the shared accesses of the first of the blocks that are executed.
+    """Adds up the shared accesses of the blocks that are executed.
 
     Args:
-        lanes: of a block.
+        lanes: of a block, for those of the first alone; None for all.
     """
 
-    def __init__(self, lanes: int) -> None:
+    def __init__(self, lanes: int | None = None) -> None:
         self._lanes = lanes
         self._counts: dict[Place, NDArray[np.int64]] = {}
         self._known: dict[tuple[bytes, bytes, int], tuple[int, int, int]] = {}  # patterns that repeat

@@ -153,13 +153,13 @@ def _executed(step: LoweredStep, kernel: Kernel, block: Block) -> list[GlobalAcc
 
 
 class SectorWatch(Watch):
-    """Adds up the global accesses of the first of the blocks that are executed.
+    """Adds up the global accesses of the blocks that are executed.
 
     Args:
-        lanes: of a block.
+        lanes: of a block, for those of the first alone; None for all.
     """
 
-    def __init__(self, lanes: int) -> None:
+    def __init__(self, lanes: int | None = None) -> None:
         self._lanes = lanes
         self._counts: dict[Place, NDArray[np.int64]] = {}
         self._known: dict[tuple[bytes, bytes, int], NDArray[np.int64]] = {}  # patterns that repeat

@@ -63,14 +63,18 @@ def as_compiled(kernel: Kernel, step: LoweredStep, block: Block = FIRST_BLOCK) -
     return _of_step(own, block)
 
 
+def bodies(function: PrimFunc) -> dict[tuple[str, Body], list[Access]]:
+    """The shared accesses of a function's text that may be merged: those of a kind with the same loops around them."""
+    found: defaultdict[tuple[str, Body], list[Access]] = defaultdict(list)
+    for access in accesses(function, is_shared):
+        found[access.kind, tuple(variable for variable, _, _ in access.scope.loops)].append(access)
+    return dict(found)
+
+
 def _of_step(linked: Linked, block: Block) -> list[SharedAccess]:
     waiting = _waiting(linked.step.function)
-    bodies: defaultdict[tuple[str, Body], list[Access]] = defaultdict(list)
-    for access in accesses(linked.step.function, is_shared):
-        loops = tuple(variable for variable, _, _ in access.scope.loops)
-        bodies[access.kind, loops].append(access)
     found: list[SharedAccess] = []
-    for (kind, loops), own in bodies.items():
+    for (kind, loops), own in bodies(linked.step.function).items():
         made = _made(linked, kind, {access.statement for access in own})
         if not made and all(access.statement in linked.source for access in own):
             continue  # the compiler has the values from elsewhere

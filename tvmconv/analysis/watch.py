@@ -69,9 +69,9 @@ class Accessed:
         """Which access it is an execution of."""
         return Place(self.site, self.space, self.kind, self.name, self.nbytes)
 
-    def of_first(self, lanes: int) -> Accessed | None:
-        """The part of the first block's, which has so many lanes; None if there is none."""
-        first = self.lanes < lanes
+    def of_first(self, lanes: int | None) -> Accessed | None:
+        """The part of the first block's, which has so many lanes (None: of all blocks); None if there is none."""
+        first = self.lanes < (len(self.lanes) and self.lanes.max() + 1 if lanes is None else lanes)
         if not first.any():
             return None
         return self if first.all() else replace(self, lanes=self.lanes[first], addresses=self.addresses[first])
