@@ -7,9 +7,9 @@ merges what they access (`merged`).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tvmconv.analysis.linked import linked
 from tvmconv.analysis.merged import bodies
@@ -20,7 +20,6 @@ from tvmconv.errors import CompileError
 if TYPE_CHECKING:
     from tvmconv.analysis.banks import SharedAccess
     from tvmconv.analysis.coalescing import GlobalAccess
-    from tvmconv.analysis.linked import Linked
     from tvmconv.analysis.source_view import Executed
     from tvmconv.compiler.lower import LoweredStep
     from tvmconv.kernel import Kernel
@@ -111,7 +110,5 @@ class Accesses:
 def _first_of_bodies(step: LoweredStep) -> dict[tuple[str, int | None], int]:
     """The first statement of the body that a statement is of, for its shared accesses of a kind."""
     return {
-        (kind, access.statement): own[0].statement
-        for (kind, _), own in bodies(step.function).items()
-        for access in own
+        (kind, access.statement): own[0].statement for (kind, _), own in bodies(step.function).items() for access in own
     }

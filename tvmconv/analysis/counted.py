@@ -81,9 +81,7 @@ def counted(kernel: Kernel, step: LoweredStep) -> Counted:
     return Counted(dict(total), dict(full.limits), full.share, registers, by_access.all())
 
 
-def _of_blocks(
-    kernel: Kernel, step: LoweredStep
-) -> Iterator[tuple[list[GlobalAccess], list[SharedAccess], float]]:
+def _of_blocks(kernel: Kernel, step: LoweredStep) -> Iterator[tuple[list[GlobalAccess], list[SharedAccess], float]]:
     """The accesses of some blocks, and how many blocks of the grid these stand for."""
     grid = step.launch.grid
     if has_instructions(step.function):

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from tvmconv.analysis.banks import BankWatch, SharedAccess
-from tvmconv.analysis.coalescing import GlobalAccess, SectorWatch, global_accesses, middle_block
+from tvmconv.analysis.coalescing import GlobalAccess, SectorWatch, middle_block
 from tvmconv.analysis.execute import with_clusters
 from tvmconv.analysis.merged import as_compiled
 from tvmconv.analysis.observe import lanes_of, observe
+from tvmconv.analysis.runs import done_and_touched
 from tvmconv.analysis.tir import has_instructions
-from tvmconv.analysis.traffic import Traffic, TrafficWatch, traffic
+from tvmconv.analysis.traffic import Traffic, TrafficWatch
 from tvmconv.analysis.watch import Several
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def counts(kernel: Kernel, step: LoweredStep) -> Counts:
 
 
 def _evaluated(kernel: Kernel, step: LoweredStep) -> Counts:
-    touched, done = global_accesses(kernel, step), traffic(kernel, step)
+    done, touched = done_and_touched(kernel, step)
     return Counts(as_compiled(kernel, step), touched, done)  # what needs the machine code last, as it may be on its way
 
 

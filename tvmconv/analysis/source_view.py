@@ -1,8 +1,8 @@
 """Nsight Compute's source view as CSV: of each instruction of a launch how often it ran, and what it took of memory.
 
 It is what `ncu --import REPORT --page source --csv` prints of a report with the section SourceCounters. Each kernel
-begins with its name and a header of its own, as ncu leaves out columns in which a kernel has nothing. Instructions are in
-the order of the machine code. Columns: Nsight Compute, Kernel Profiling Guide, "Source Counters".
+begins with its name and a header of its own, as ncu leaves out columns in which a kernel has nothing. Instructions are
+in the order of the machine code. Columns: Nsight Compute, Kernel Profiling Guide, "Source Counters".
 """
 
 from __future__ import annotations

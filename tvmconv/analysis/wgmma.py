@@ -125,9 +125,7 @@ def _multiply(call: Call, compiler: Compiler) -> Run:
             for name in ("Mul", "Add"):
                 machine.watch.operation(name, lanes, M * n * k // WARPGROUP, 4)
 
-    def where_of(
-        code: Code, count: int, kind: str, mask: Mask, groups: NDArray[np.intp]
-    ) -> NDArray[np.int64]:
+    def where_of(code: Code, count: int, kind: str, mask: Mask, groups: NDArray[np.intp]) -> NDArray[np.int64]:
         where = _rows(_descriptors(machine, machine.decided(code, mask), groups, call), count, str(call))
         _tell(machine, where, groups, kind)
         return where
