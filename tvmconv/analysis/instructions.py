@@ -181,7 +181,7 @@ def _start_copy(
         to.memory.copy(units, lanes, data.view(f"u{to.memory.unit}"))
     reading = lengths > 0
     itemsize = array.dtype.itemsize
-    machine.tell("shared", "store", to.name, lanes, to.at, nbytes, itemsize)
+    machine.tell("shared", "store", to.name, lanes, to.at, nbytes, itemsize, np.where(reading, source.at, -1))
     machine.tell("global", "load", source.name, lanes[reading], source.at[reading], nbytes, itemsize)
 
 

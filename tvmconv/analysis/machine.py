@@ -283,10 +283,12 @@ class Machine:
         addresses: NDArray[np.int64],
         nbytes: int,
         itemsize: int,
+        source: NDArray[np.int64] | None = None,
     ) -> None:
         """Tell who watches of an access; see `Accessed`."""
         if self.watch is not None:
-            self.watch.access(Accessed(self.site, space, kind, name, lanes, addresses.reshape(-1), nbytes, itemsize))
+            at = addresses.reshape(-1)
+            self.watch.access(Accessed(self.site, space, kind, name, lanes, at, nbytes, itemsize, source))
 
     def buffer_at(self, address: int) -> str:
         """The name of the shared buffer that an address lies in."""

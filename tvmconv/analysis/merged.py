@@ -152,7 +152,9 @@ def _merged(own: Sequence[Access], made: _Made, free: int, launch: Launch, block
                 nearest, best = min((nearest, best), (how, chunks), key=lambda each: each[0])
     if best is None:
         return [count(access, launch, block) for access in own]
-    return [access for each in best for access in each.accesses()]
+    expected = sum(len(each.cut) for each in best)
+    more = max(1.0, made.widths.total() / expected / _times(made.widths.total(), expected))
+    return [access for each in best for access in each.accesses(more)]
 
 
 def _runs(chunks: Sequence[_Chunks]) -> float:
@@ -167,9 +169,14 @@ def _difference(made: Counter[int], expected: Counter[int]) -> float:
     """
     if not made:
         return math.inf
-    ratio = made.total() / expected.total()
-    times = round(ratio) if ratio > 1 else 1 / round(1 / ratio)
+    times = _times(made.total(), expected.total())
     return sum(abs(made[w] / times - expected[w]) for w in made.keys() | expected.keys()) / expected.total()
+
+
+def _times(made: int, expected: int) -> float:
+    """How many times what is expected is there, as a whole number, or one over that."""
+    ratio = made / expected
+    return round(ratio) if ratio > 1 else 1 / round(1 / ratio)
 
 
 def _by_buffer(own: Sequence[Access]) -> list[list[Access]]:
@@ -251,8 +258,12 @@ class _Chunks:
         """Of the instructions, in bytes."""
         return [width for _, width in self.cut]
 
-    def accesses(self) -> Iterator[SharedAccess]:
-        """One for each width."""
+    def accesses(self, more: float) -> Iterator[SharedAccess]:
+        """One for each width.
+
+        Args:
+            more: so many times as many instructions are there, where the compiler cuts some otherwise.
+        """
         places, active = self.places, warps(self.places.active)
         requests = int(active.any(axis=1).sum())
         name, kind = str(places.first.buffer.name), places.first.kind
@@ -262,7 +273,7 @@ class _Chunks:
                 if own == width:
                     takes, least = wavefronts_of_each(warps(places.begins + offset), active, width)
                     total += np.array([requests, takes.sum(), least.sum()])
-            asked, taken, needed = (total * places.repeats).tolist()
+            asked, taken, needed = np.rint(total * (places.repeats * more)).astype(np.int64).tolist()
             yield SharedAccess(kind, name, asked, taken, needed, width, places.first.statement)
 
 

@@ -53,6 +53,7 @@ class Accessed:
         addresses: where each does, in bytes.
         nbytes: of an access.
         itemsize: of the elements in these.
+        source: of a copy from global to shared memory, where it reads each, in bytes; -1 where it stores zeros.
     """
 
     site: int
@@ -63,6 +64,7 @@ class Accessed:
     addresses: NDArray[np.int64]
     nbytes: int
     itemsize: int
+    source: NDArray[np.int64] | None = None
 
     @property
     def place(self) -> Place:
@@ -74,7 +76,10 @@ class Accessed:
         first = self.lanes < (len(self.lanes) and self.lanes.max() + 1 if lanes is None else lanes)
         if not first.any():
             return None
-        return self if first.all() else replace(self, lanes=self.lanes[first], addresses=self.addresses[first])
+        if first.all():
+            return self
+        source = None if self.source is None else self.source[first]
+        return replace(self, lanes=self.lanes[first], addresses=self.addresses[first], source=source)
 
     def elements(self) -> tuple[Lanes, NDArray[np.int64]]:
         """Each element by itself: the lane that accesses it, and its index in the array."""
