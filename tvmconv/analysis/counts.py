@@ -5,7 +5,7 @@ A kernel of instructions by name is executed for that, its middle block, which t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -15,6 +15,7 @@ from tvmconv.analysis.execute import with_clusters
 from tvmconv.analysis.merged import as_compiled
 from tvmconv.analysis.observe import lanes_of, observe
 from tvmconv.analysis.runs import done_and_touched
+from tvmconv.analysis.swizzles import SwizzleWatch, Tile
 from tvmconv.analysis.tir import has_instructions
 from tvmconv.analysis.traffic import Traffic, TrafficWatch
 from tvmconv.analysis.watch import Several
@@ -32,11 +33,13 @@ class Counts:
         shared: its accesses to shared memory, as wide as the compiler made them.
         touched: its accesses to global memory.
         done: all of its operations. What TMA and wgmma access is not among them.
+        tiles: the shared memory that TMA copies to and from.
     """
 
     shared: list[SharedAccess]
     touched: list[GlobalAccess]
     done: Traffic
+    tiles: list[Tile] = field(default_factory=list)
 
 
 _counted: WeakKeyDictionary[Kernel, dict[str, Counts]] = WeakKeyDictionary()  # steps by name
@@ -67,5 +70,6 @@ def _executed(kernel: Kernel, step: LoweredStep) -> Counts:
     blocks = with_clusters(step.launch, [middle_block(step)])
     banks, sectors = BankWatch(lanes), SectorWatch(lanes)
     done = TrafficWatch(len(blocks), lanes, kernel.spaces, wants_bulk=False)
-    observe(step, kernel.spaces, blocks, Several(banks, sectors, done))
-    return Counts(banks.accesses(), sectors.accesses(), done.busiest(step.launch.threads))
+    swizzles = SwizzleWatch(lanes)
+    observe(step, kernel.spaces, blocks, Several(banks, sectors, done, swizzles))
+    return Counts(banks.accesses(), sectors.accesses(), done.busiest(step.launch.threads), swizzles.tiles())

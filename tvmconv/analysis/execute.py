@@ -122,7 +122,7 @@ def _execute(
     together = any("wgmma" in name for name in _calls(function))
     memory = Shared if checked else Unchecked
     for size in (None, WARPGROUP, WARP) if waits else (None,):
-        recorded = Recorder(wants_bulk=watch.wants_bulk) if watch is not None and waits else watch
+        recorded = Recorder(watch) if watch is not None and waits else watch
         machine = Machine(threads, memory(threads, layout.nbytes, layout.unit), recorded)
         program = _Compiler(machine, layout, dict(zip(function.params, arrays, strict=True)))
         code = program.statement(function.body)

@@ -85,8 +85,8 @@ class Machine:
 
     @property
     def tells_bulk(self) -> bool:
-        """Whether somebody wants to know what the async proxy accesses."""
-        return self.watch is not None and self.watch.wants_bulk
+        """Whether somebody wants to know what the async proxy accesses next."""
+        return self.watch is not None and self.watch.wants_bulk and self.watch.wants(self.site)
 
     @property
     def clocks(self) -> Clocks:

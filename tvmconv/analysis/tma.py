@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -187,7 +187,7 @@ class _Tensor:
     def tell(self, kind: Any, words: _Words, lanes: Lanes, chunks: NDArray[np.int64], owners: Lanes) -> None:
         """Tell who watches of words of the array, and chunks of shared memory of the blocks of `owners`."""
         machine, array = self._machine, self.of.array
-        if machine.watch is None or not machine.tells_bulk:
+        if machine.watch is None:
             return
         itemsize = array.dtype.itemsize
         who = np.broadcast_to(lanes[:, None, None], words.index.shape)[words.inside]
@@ -195,7 +195,9 @@ class _Tensor:
         machine.watch.bulk(Accessed(machine.site, "global", kind, array.name, who, at, words.size, itemsize))
         other: Kind = "store" if kind == "load" else "load"
         name, who = machine.buffer_at(int(chunks[0, 0])), np.repeat(owners, chunks.shape[1])
-        machine.watch.bulk(Accessed(machine.site, "shared", other, name, who, chunks.reshape(-1), CHUNK, itemsize))
+        at = chunks.reshape(-1)
+        told = Accessed(machine.site, "shared", other, name, who, at, CHUNK, itemsize)
+        machine.watch.bulk(replace(told, swizzle=self.of.told.swizzle, array=array.name))
 
 
 def _load(call: Call, compiler: Compiler) -> Run:

@@ -54,6 +54,9 @@ class Accessed:
         nbytes: of an access.
         itemsize: of the elements in these.
         source: of a copy from global to shared memory, where it reads each, in bytes; -1 where it stores zeros.
+        swizzle: of what the async proxy accesses in shared memory, the bytes within which its chunks are swizzled; 0
+            where they are not.
+        array: of a copy by TMA, the array on its other side.
     """
 
     site: int
@@ -65,6 +68,8 @@ class Accessed:
     nbytes: int
     itemsize: int
     source: NDArray[np.int64] | None = None
+    swizzle: int = 0
+    array: str = ""
 
     @property
     def place(self) -> Place:
@@ -97,6 +102,10 @@ class Watch:
 
     wants_bulk: bool = False
 
+    def wants(self, site: int) -> bool:
+        """Of those that want to be told of it: whether what comes next at a site is of interest."""
+        return self.wants_bulk
+
     def begin(self, threads: Threads) -> None:
         """Blocks begin, which are executed together; their lanes are counted from 0."""
 
@@ -116,6 +125,10 @@ class Several(Watch):
     def __init__(self, *watches: Watch) -> None:
         self._watches = watches
         self.wants_bulk = any(each.wants_bulk for each in watches)
+
+    def wants(self, site: int) -> bool:
+        """Whether one of them wants it."""
+        return any([each.wants(site) for each in self._watches])
 
     def begin(self, threads: Threads) -> None:
         """Tell them."""
@@ -143,11 +156,11 @@ class Recorder(Watch):
     """Keeps what it is told, to tell another.
 
     Args:
-        wants_bulk: whether that one is to be told of what the async proxy accesses.
+        of: that one.
     """
 
-    def __init__(self, *, wants_bulk: bool = False) -> None:
-        self.wants_bulk = wants_bulk
+    def __init__(self, of: Watch) -> None:
+        self.wants_bulk, self._of = of.wants_bulk, of
         self._told: list[Callable[[Watch], None]] = []
 
     def begin(self, threads: Threads) -> None:
@@ -165,6 +178,10 @@ class Recorder(Watch):
     def operation(self, name: str, lanes: Lanes, elements: int, itemsize: int) -> None:
         """Keep it."""
         self._told.append(lambda watch: watch.operation(name, lanes, elements, itemsize))
+
+    def wants(self, site: int) -> bool:
+        """Whether that one wants it."""
+        return self._of.wants(site)
 
     def replay(self, watch: Watch) -> None:
         """Tell it."""

@@ -30,7 +30,7 @@ _SWIZZLES = {0: 0, 1: 128, 2: 64, 3: 32}
 _FIELD = 0x3FFF  # of a descriptor: addresses and distances by 16 bytes
 
 
-def _rows(descriptor: NDArray[np.uint64], count: int, what: str) -> NDArray[np.int64]:
+def _rows(descriptor: NDArray[np.uint64], count: int, what: str) -> tuple[NDArray[np.int64], int]:
     """Where the 2 chunks of 16 bytes of each row of an operand lie.
 
     Args:
@@ -39,7 +39,7 @@ def _rows(descriptor: NDArray[np.uint64], count: int, what: str) -> NDArray[np.i
         what: the instruction, in messages.
 
     Returns:
-        Addresses in shared memory, shape (warpgroups, rows, 2).
+        Addresses in shared memory, shape (warpgroups, rows, 2), and the bytes of the swizzle.
     """
 
     def field(shift: int, bits: int = _FIELD) -> NDArray[np.int64]:
@@ -52,8 +52,8 @@ def _rows(descriptor: NDArray[np.uint64], count: int, what: str) -> NDArray[np.i
     swizzle = _SWIZZLES[int(kinds[0])]
     row, chunk = np.arange(count)[:, None], np.arange(K_BYTES // CHUNK)
     if swizzle == 0:  # by core matrices of 8 rows of 16 bytes
-        return start + row // 8 * stride + row % 8 * CHUNK + chunk * leading
-    return swizzled(start + row // 8 * stride + row % 8 * swizzle + chunk * CHUNK, swizzle)
+        return start + row // 8 * stride + row % 8 * CHUNK + chunk * leading, swizzle
+    return swizzled(start + row // 8 * stride + row % 8 * swizzle + chunk * CHUNK, swizzle), swizzle
 
 
 def _values(found: NDArray[np.uint8], kind: str) -> NDArray[np.float32]:
@@ -126,8 +126,9 @@ def _multiply(call: Call, compiler: Compiler) -> Run:
                 machine.watch.operation(name, lanes, M * n * k // WARPGROUP, 4)
 
     def where_of(code: Code, count: int, kind: str, mask: Mask, groups: NDArray[np.intp]) -> NDArray[np.int64]:
-        where = _rows(_descriptors(machine, machine.decided(code, mask), groups, call), count, str(call))
-        _tell(machine, where, groups, kind)
+        descriptors = _descriptors(machine, machine.decided(code, mask), groups, call)
+        where, swizzle = _rows(descriptors, count, str(call))
+        _tell(machine, where, groups, kind, swizzle)
         return where
 
     def pretend(mask: Mask) -> None:
@@ -186,13 +187,14 @@ def _descriptors(machine: Machine, value: Any, groups: NDArray[np.intp], call: C
     return found[:, 0]
 
 
-def _tell(machine: Machine, where: NDArray[np.int64], groups: NDArray[np.intp], kind: str) -> None:
-    if machine.watch is not None and machine.tells_bulk:
+def _tell(machine: Machine, where: NDArray[np.int64], groups: NDArray[np.intp], kind: str, swizzle: int) -> None:
+    if machine.watch is not None:
         itemsize = numpy_dtype(_DTYPES[kind]).itemsize
         flat = where.reshape(len(groups), -1)
-        lanes = np.repeat(groups[:, 0], flat.shape[1])
+        lanes, at = np.repeat(groups[:, 0], flat.shape[1]), flat.reshape(-1)
         name = machine.buffer_at(int(flat[0, 0]))
-        machine.watch.bulk(Accessed(machine.site, "shared", "load", name, lanes, flat.reshape(-1), CHUNK, itemsize))
+        told = Accessed(machine.site, "shared", "load", name, lanes, at, CHUNK, itemsize, swizzle=swizzle)
+        machine.watch.bulk(told)
 
 
 def _fence(call: Call, compiler: Compiler) -> Run:

@@ -20,6 +20,7 @@ from tvmconv.knobs import format_value
 from tvmconv.knowledge.features import Machine
 from tvmconv.reports.accesses import Governing, costs, costs_text
 from tvmconv.reports.instructions import instructions
+from tvmconv.reports.swizzles import tiles_text
 from tvmconv.reports.tables import NOTHING, Table, significant
 
 
@@ -44,6 +45,9 @@ def explanation(kernel: Kernel, machine: Machine | None) -> str:
         code = instructions(found[place].listing) if found else f"instructions  {failure}"
         lines += ["", kernel.titled(step, f"{_of_step(kernel, step, machine)}\n{code}")]
     lines += ["", costs_text(kernel, costs(kernel, found))]
+    lines += [
+        text for step in kernel.steps if (tiles := counts(kernel, step).tiles) for text in ("", tiles_text(tiles))
+    ]
     if machine:
         lines += ["", _bounds(bounds(kernel, machine), machine), "", _prediction(kernel, machine)]
     return "\n".join(lines)
