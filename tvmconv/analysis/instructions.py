@@ -138,7 +138,13 @@ def _load(call: Call, compiler: Compiler) -> Run:
         lanes = machine.lanes(mask)
         where = address_of(call, machine.decided(address, mask), machine, lanes)
         told = where.memory.dtype.itemsize if isinstance(where.memory, Array) else itemsize
-        found = machine.load_bytes(where.memory, where.at, count * itemsize, lanes, where.name, told, where.blocks)
+
+        def bytes_there() -> NDArray[Any]:
+            return machine.load_bytes(where.memory, where.at, count * itemsize, lanes, where.name, told, where.blocks)
+
+        if not machine.checked and isinstance(where.memory, Shared):
+            return destinations.mark(mask, lanes, machine.later(bytes_there))
+        found = bytes_there()
         if not machine.checked:
             return destinations.mark(mask, lanes)
         destinations.write(mask, lanes, found.view(f"u{itemsize}"))
@@ -159,6 +165,7 @@ def _store(call: Call, compiler: Compiler) -> Run:
         where = address_of(call, machine.decided(address, mask), machine, lanes)
         told = where.memory.dtype.itemsize if isinstance(where.memory, Array) else itemsize
         if not machine.checked:
+            sources.touch(mask)
             return machine.reach(where.memory, "store", where.name, lanes, where.at, count * itemsize, told)
         rows = np.ascontiguousarray(sources.read(mask, lanes, itemsize).T).view(np.uint8)
         machine.store_bytes(where.memory, where.at, rows, lanes, where.name, told)
@@ -304,9 +311,13 @@ def _ldmatrix(call: Call, compiler: Compiler) -> Run:
     def load(mask: Mask) -> None:
         lanes = machine.warps(mask)
         where = address_of(call, machine.decided(address, mask), machine, lanes)
-        found = _load_matrix(machine, where.name, where.at, lanes, number, transposed=transposed)
+
+        def matrices() -> NDArray[np.uint32]:
+            return _load_matrix(machine, where.name, where.at, lanes, number, transposed=transposed)
+
         if not machine.checked:
-            return destinations.mark(mask, lanes)
+            return destinations.mark(mask, lanes, machine.later(matrices))
+        found = matrices()
         destinations.write(mask, lanes, found)
 
     return load
@@ -326,7 +337,7 @@ def _stmatrix(call: Call, compiler: Compiler) -> Run:
         shared.at(rows.reshape(-1), giving, _ROW_BYTES)
         machine.tell("shared", "store", where.name, giving, rows.reshape(-1), _ROW_BYTES, 2)
         if not machine.checked:
-            return
+            return sources.touch(mask)
         words = sources.read(mask, lanes, 4).reshape(number, -1, WARP).transpose(1, 0, 2)
         lane = np.arange(WARP)
         owners = np.broadcast_to(lanes.reshape(-1, WARP)[:, None, :], words.shape).reshape(-1)
@@ -430,6 +441,8 @@ def _mma(call: Call, compiler: Compiler) -> Run:
         lanes = machine.warps(mask)
         _told_mma(machine, shape, lanes)
         if not machine.checked:
+            for operand in (left, right, sums):
+                operand.touch(mask)
             return destinations.mark(mask, lanes)
         found = _multiply(
             shape,
@@ -456,6 +469,7 @@ def _convert_two(call: Call, compiler: Compiler) -> Run:
     def convert(mask: Mask) -> None:
         lanes = machine.lanes(mask)
         if not machine.checked:
+            sources.touch(mask)
             return destinations.mark(mask, lanes)
         exact = sources.read(mask, lanes, 4).view(np.float32)
         rounded = (np.maximum(exact, 0) if "relu" in call.modifiers else exact).astype(kind)

@@ -254,6 +254,17 @@ class Machine:
         memory.write(units, lanes, given.view(f"u{memory.unit}"))
         self.tell("shared", "store", name, lanes, addresses, nbytes, itemsize)
 
+    def later(self, access: Callable[[], object]) -> Callable[[], None]:
+        """An access that is told of later, as of where the text is now."""
+        site = self.site
+
+        def told() -> None:
+            now, self.site = self.site, site
+            access()
+            self.site = now
+
+        return told
+
     def reach(
         self,
         memory: Array | Shared,

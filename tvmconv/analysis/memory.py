@@ -8,6 +8,7 @@ Lanes are threads: those of all blocks that are executed together, a multiple of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -534,6 +535,7 @@ class Registers:
         written: whether they have been, same shape.
         loaded: whether what is in them depends on what is in memory, shape (elements,).
         accumulators: how they are used, if wgmma writes them.
+        waiting: by element, what is to be told of the load that it comes from, if it is ever read.
     """
 
     name: str
@@ -541,6 +543,7 @@ class Registers:
     written: NDArray[np.bool_]
     loaded: NDArray[np.bool_]
     accumulators: Accumulators | None = None
+    waiting: dict[int, Callable[[], None]] = field(default_factory=dict)
 
     @classmethod
     def unwritten(cls, name: str, dtype: str, size: int, lanes: int) -> Registers:
@@ -548,6 +551,12 @@ class Registers:
         kind = numpy_dtype(dtype)
         data = np.full(size * lanes * kind.itemsize, 0xFF, np.uint8).view(kind).reshape(size, lanes)
         return cls(name, data, np.zeros((size, lanes), bool), np.zeros(size, bool))
+
+    def read(self, at: Any) -> None:
+        """Elements are read: tell of the loads that they come from."""
+        for each in [at] if isinstance(at, int) else np.unique(at).tolist():
+            if told := self.waiting.pop(each, None):
+                told()
 
     def forget(self) -> None:
         """Nobody has written them."""

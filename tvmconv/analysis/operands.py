@@ -110,10 +110,27 @@ class Destinations:
         for i, (registers, index) in enumerate(self._operands):
             write_bits(registers, same(index(mask), lanes), lanes, columns[:, i], whole=mask is None, loaded=loaded)
 
-    def mark(self, mask: Mask, lanes: Lanes) -> None:
-        """Note that they are written, with what depends on memory and does not matter."""
+    def mark(self, mask: Mask, lanes: Lanes, told: Callable[[], None] | None = None) -> None:
+        """Note that they are written, with what depends on memory and does not matter.
+
+        Args:
+            mask: the lanes.
+            lanes: the same.
+            told: tells of the load that they come from, which the compiler drops if nobody reads any of them.
+        """
+        if told is not None and mask is not None:
+            told()
+        once = iter([told] if told is not None and mask is None else [])
+
+        def tell() -> None:
+            for each in once:
+                each()
+
         for registers, index in self._operands:
             at = same(index(mask), lanes)
+            registers.waiting.pop(at, None)
+            if told is not None and mask is None:
+                registers.waiting[at] = tell
             registers.written[at, slice(None) if mask is None else lanes] = True
             registers.loaded[at] = True
 
@@ -145,6 +162,11 @@ class Sources:
 
     def __init__(self, operands: Sequence[Any], compiler: Compiler) -> None:
         self._codes = [compiler.code(operand) for operand in operands]
+
+    def touch(self, mask: Mask) -> None:
+        """Read them where what they are does not matter."""
+        for code in self._codes:
+            code(mask)
 
     def read(self, mask: Mask, lanes: Lanes, itemsize: int) -> NDArray[Any]:
         """Their bits, of shape (registers, lanes)."""
