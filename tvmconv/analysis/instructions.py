@@ -139,12 +139,13 @@ def _load(call: Call, compiler: Compiler) -> Run:
         where = address_of(call, machine.decided(address, mask), machine, lanes)
         told = where.memory.dtype.itemsize if isinstance(where.memory, Array) else itemsize
 
-        def bytes_there() -> NDArray[Any]:
-            return machine.load_bytes(where.memory, where.at, count * itemsize, lanes, where.name, told, where.blocks)
+        def reach(reading: Mask) -> None:
+            some = slice(None) if reading is None else reading[lanes]
+            machine.reach(where.memory, "load", where.name, lanes[some], where.at[some], count * itemsize, told)
 
-        if not machine.checked and isinstance(where.memory, Shared):
-            return destinations.mark(mask, lanes, machine.later(bytes_there))
-        found = bytes_there()
+        if not machine.checked and isinstance(where.memory, Shared) and where.blocks is None:
+            return destinations.mark(mask, lanes, machine.later(reach))
+        found = machine.load_bytes(where.memory, where.at, count * itemsize, lanes, where.name, told, where.blocks)
         if not machine.checked:
             return destinations.mark(mask, lanes)
         destinations.write(mask, lanes, found.view(f"u{itemsize}"))
@@ -316,7 +317,7 @@ def _ldmatrix(call: Call, compiler: Compiler) -> Run:
             return _load_matrix(machine, where.name, where.at, lanes, number, transposed=transposed)
 
         if not machine.checked:
-            return destinations.mark(mask, lanes, machine.later(matrices))
+            return destinations.mark(mask, lanes, machine.later(lambda reading: matrices()))
         found = matrices()
         destinations.write(mask, lanes, found)
 

@@ -254,13 +254,13 @@ class Machine:
         memory.write(units, lanes, given.view(f"u{memory.unit}"))
         self.tell("shared", "store", name, lanes, addresses, nbytes, itemsize)
 
-    def later(self, access: Callable[[], object]) -> Callable[[], None]:
-        """An access that is told of later, as of where the text is now."""
+    def later(self, access: Callable[[Mask], object]) -> Callable[[Mask], None]:
+        """An access by the lanes of a mask that is told of later, as of where the text is now."""
         site = self.site
 
-        def told() -> None:
+        def told(mask: Mask) -> None:
             now, self.site = self.site, site
-            access()
+            access(mask)
             self.site = now
 
         return told

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.analysis.machine import Compiler, Machine, Mask, Pointer
-from tvmconv.analysis.memory import Address, Array, ExecutionError, Mapped, Registers
+from tvmconv.analysis.memory import Address, Array, ExecutionError, Later, Mapped, Registers
 from tvmconv.analysis.threads import Lanes
 from tvmconv.errors import AnalysisError
 
@@ -110,27 +110,23 @@ class Destinations:
         for i, (registers, index) in enumerate(self._operands):
             write_bits(registers, same(index(mask), lanes), lanes, columns[:, i], whole=mask is None, loaded=loaded)
 
-    def mark(self, mask: Mask, lanes: Lanes, told: Callable[[], None] | None = None) -> None:
+    def mark(self, mask: Mask, lanes: Lanes, told: Callable[[Mask], None] | None = None) -> None:
         """Note that they are written, with what depends on memory and does not matter.
 
         Args:
             mask: the lanes.
             lanes: the same.
-            told: tells of the load that they come from, which the compiler drops if nobody reads any of them.
+            told: tells of the load that they come from, for the lanes of a mask: the compiler drops it if nobody reads
+                any of them, and does it where they are read.
         """
-        if told is not None and mask is not None:
-            told()
-        once = iter([told] if told is not None and mask is None else [])
-
-        def tell() -> None:
-            for each in once:
-                each()
-
+        later = None if told is None else Later(told, mask)
         for registers, index in self._operands:
             at = same(index(mask), lanes)
-            registers.waiting.pop(at, None)
-            if told is not None and mask is None:
-                registers.waiting[at] = tell
+            before = registers.waiting.pop(at, None)
+            if before is not None and not before.is_of(mask):
+                before.tell(None)
+            if later is not None:
+                registers.waiting[at] = later
             registers.written[at, slice(None) if mask is None else lanes] = True
             registers.loaded[at] = True
 
