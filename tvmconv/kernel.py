@@ -197,7 +197,7 @@ class Kernel:
         """The instructions of each step, by its name, with their lines in `source`; raises as `sass`."""
         from tvmconv.compiler.listing import disassembly, parse
 
-        return parse(disassembly(self.source, self._arch("machine code"), self.cubin.image))
+        return parse(disassembly(self.source, self._arch("machine code"), lambda: self.cubin.image))
 
     def stage(self, name: str, *, full: bool = False) -> str:
         """One of `STAGES` as text.

@@ -8,7 +8,7 @@ import steps
 from instructions import lowered, product, rows
 
 import tvmconv as tc
-from tvmconv.analysis.banks import shared_accesses, wavefronts_of_each, wide_wavefronts
+from tvmconv.analysis.banks import copy_wavefronts, shared_accesses, wavefronts_of_each, wide_wavefronts
 from tvmconv.analysis.tir import warps
 from tvmconv.analysis.traffic import ADDITIONS, MULTIPLICATIONS, SHARED_STORES, traffic
 
@@ -132,3 +132,22 @@ def test_each_step_has_its_own_traffic():
     products, sums = (traffic(kernel, step) for step in kernel.steps)
     assert (products.counts[MULTIPLICATIONS].elements, products.counts[ADDITIONS].elements) == (64, 0)
     assert (sums.counts[MULTIPLICATIONS].elements, sums.counts[ADDITIONS].elements) == (0, 3 * 64)
+
+
+ALIGNED = 16 * np.arange(32)
+
+
+@pytest.mark.parametrize(
+    ("to", "source", "wavefronts"),
+    [
+        (ALIGNED, ALIGNED, 4),
+        (ALIGNED + 96, ALIGNED, 8),  # each line goes to two rows
+        (ALIGNED, np.full(32, -1), 4),  # zeros alone
+        (ALIGNED, np.where(ALIGNED < 128, -1, ALIGNED), 7),  # a quarter of zeros, and lines for the others
+        (ALIGNED, np.where(ALIGNED < 256, -1, ALIGNED), 6),
+    ],
+)
+def test_copies_take_a_wavefront_for_each_line_and_row_and_one_more_for_rows_where_some_are_zeros(
+    to, source, wavefronts
+):
+    assert copy_wavefronts(np.arange(32), to, source).tolist() == [1, wavefronts, 4]

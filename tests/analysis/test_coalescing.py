@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import tvmconv as tc
-from tvmconv.analysis.coalescing import global_accesses, sectors
+from tvmconv.analysis.coalescing import SECTOR_BYTES, global_accesses, sectors
+from tvmconv.gpu import WARP
 
 
 def of_a_warp(addresses, nbytes=4, active=True):
@@ -66,4 +67,13 @@ def test_what_mma_sync_copies_comes_in_whole_sectors():
     w = tc.parse("conv2d:1x64x14x14,64x64x3x3,s1,p1,f16,nhwc")
     loads = [each for each in global_accesses(tc.build(w, "mma_sync", arch="sm_90")) if each.kind == "load"]
     assert loads
-    assert all(each.efficiency == 1.0 for each in loads)
+    assert all(each.sectors * SECTOR_BYTES <= each.requests * WARP * each.nbytes for each in loads)
+
+
+def test_what_quarters_of_a_warp_touch_again_counts_again_but_at_their_ends():
+    lanes = np.arange(32)
+    active = np.ones((1, 32), bool)
+    again = (lanes % 16 * 16)[None, :]  # two rows of 256 bytes that are the same
+    assert sectors(again, active, 16)[1] == 16
+    shifted = (lanes * 16 + 16)[None, :]  # a sector lies over the end of each quarter
+    assert sectors(shifted, active, 16)[1] == 17

@@ -372,6 +372,8 @@ class Copied(Watch):
     def __init__(self):
         self.read = self.written = 0
 
+    wants_bulk = True
+
     def bulk(self, found):
         if (found.space, found.kind) == ("global", "load"):
             self.read += found.nbytes * len(found.lanes)

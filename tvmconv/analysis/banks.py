@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.analysis.accesses import Access, accesses
-from tvmconv.analysis.coalescing import by_request
+from tvmconv.analysis.coalescing import LINE_BYTES, by_request, distinct
 from tvmconv.analysis.execute import Block
 from tvmconv.analysis.memory import VECTOR_BYTES
 from tvmconv.analysis.observe import lanes_of, observe
@@ -121,13 +121,13 @@ def count(access: Access, launch: Launch, block: Block) -> SharedAccess:
 
 
 class BankWatch(Watch):
-    """Adds up the shared accesses of the first of the blocks that are executed.
+    """Adds up the shared accesses of the blocks that are executed.
 
     Args:
-        lanes: of a block.
+        lanes: of a block, for those of the first alone; None for all.
     """
 
-    def __init__(self, lanes: int) -> None:
+    def __init__(self, lanes: int | None = None) -> None:
         self._lanes = lanes
         self._counts: dict[Place, NDArray[np.int64]] = {}
         self._known: dict[tuple[bytes, bytes, int], tuple[int, int, int]] = {}  # patterns that repeat
@@ -138,12 +138,15 @@ class BankWatch(Watch):
         if own is None or own.space != "shared":
             return
         width = min(own.nbytes, VECTOR_BYTES)
+        total = self._counts.setdefault(own.place, np.zeros(3, np.int64))
+        if own.source is not None and own.nbytes == VECTOR_BYTES:
+            total += copy_wavefronts(own.lanes, own.addresses, own.source)
+            return
         # Which banks are busy is the same for addresses that are all moved on by as many words.
         moved = own.addresses - own.addresses[0] // BANK_BYTES * BANK_BYTES
         pattern = own.lanes.tobytes(), moved.tobytes(), width
         if pattern not in self._known:
             self._known[pattern] = wide_wavefronts(own.lanes, own.addresses, width)
-        total = self._counts.setdefault(own.place, np.zeros(3, np.int64))
         total += -(-own.nbytes // VECTOR_BYTES) * np.array(self._known[pattern])
 
     def accesses(self) -> list[SharedAccess]:
@@ -167,6 +170,30 @@ def wide_wavefronts(lanes: NDArray[np.intp], addresses: NDArray[np.int64], nbyte
     table, active = by_request(lanes, addresses)
     takes, least = wavefronts_of_each(table, active, nbytes)
     return len(table), int(takes.sum()), int(least.sum())
+
+
+def copy_wavefronts(
+    lanes: NDArray[np.intp], addresses: NDArray[np.int64], sources: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Requests and wavefronts of asynchronous copies of 16 bytes, and how few wavefronts there can be.
+
+    What comes of a line of 128 bytes goes to a row of the banks in one wavefront, 8 threads at a time; where some
+    threads of a warp store zeros, all of its rows are written once more (measured on an H200).
+
+    Args:
+        lanes: that copy.
+        addresses: to where, in bytes.
+        sources: from where; -1 for zeros.
+    """
+    table, active = by_request(lanes, addresses)
+    source, _ = by_request(lanes, sources)
+    loads = active & (source >= 0)
+    quarter = np.arange(WARP) // (WARP // 4)
+    rows = table // LINE_BYTES * 4 + quarter
+    served = distinct(np.where(loads, rows + (source // LINE_BYTES << 32), -1))
+    fills = (active & ~loads).any(axis=1)
+    served = served + np.where(fills, distinct(np.where(active, rows, -1)), 0)
+    return np.array([len(table), served.sum(), wavefronts_of_each(table, active, VECTOR_BYTES)[1].sum()])
 
 
 def wavefronts_of_each(

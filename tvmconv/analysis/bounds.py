@@ -63,8 +63,8 @@ def bounds(kernel: Kernel, machine: Machine) -> list[Bound]:
         blocks = math.prod(step.launch.grid)
         done = counts(kernel, step)
         times = TENSOR_CORES.get(w.dtype, 1) if _on_tensor_cores(step) else 1
-        flops += done.flops * blocks
-        seconds += most * done.flops / (2 * lanes * times) / clock
+        flops += done.done.flops * blocks
+        seconds += most * done.done.flops / (2 * lanes * times) / clock
         own = sum(access.wavefronts for access in done.shared)
         wavefronts += own * blocks
         shared += most * own / WAVEFRONTS_A_CLOCK / clock

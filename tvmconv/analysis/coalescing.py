@@ -2,7 +2,9 @@
 
 Global memory is moved in sectors of 32 bytes. A request of a warp takes as many as its threads touch different ones,
 whatever order they touch them in (CUDA C++ Best Practices Guide, "Coalesced Access to Global Memory"): 4 for 32
-neighbouring float32, 32 where each lies in a sector of its own. Nsight Compute counts them as
+neighbouring float32, 32 where each lies in a sector of its own. Accesses of 16 bytes are served by quarters of a warp:
+what one touches again that another has touched counts again, but for a sector that the last thread of one has in common
+with the first of the next (measured on an H200). Nsight Compute counts sectors as
 `l1tex__t_sectors_pipe_lsu_mem_global_op_ld` and `_st`, requests as `l1tex__t_requests_...`.
 
 Counted are the accesses that the TIR makes, in one block: by default the middle one of the grid, as those at its
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 
 from tvmconv.analysis.accesses import Access, accesses
 from tvmconv.analysis.execute import Block
+from tvmconv.analysis.memory import VECTOR_BYTES
 from tvmconv.analysis.observe import lanes_of, observe
 from tvmconv.analysis.tir import executions, has_instructions, warps
 from tvmconv.analysis.watch import Accessed, Place, Watch
@@ -128,19 +131,29 @@ def sectors_of_each(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The sectors that each request touches, and the fewest that could hold what it touches; as for `sectors`."""
     # Threads that read the same bytes do so from the same address on.
-    asked = _distinct(np.where(active, addresses, -1)) * nbytes
-    return _touched(addresses, active, nbytes, SECTOR_BYTES), -(-asked // SECTOR_BYTES)
+    asked = distinct(np.where(active, addresses, -1)) * nbytes
+    touched = _touched(addresses, active, nbytes, SECTOR_BYTES)
+    if nbytes == VECTOR_BYTES:
+        touched = _by_quarters(addresses // SECTOR_BYTES, active)
+    return touched, -(-asked // SECTOR_BYTES)
+
+
+def _by_quarters(sectors: NDArray[np.int64], active: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """How many sectors the quarters of each request touch, one that two share at their ends counted once."""
+    own = np.where(active, sectors, -1).reshape(len(sectors), 4, -1)
+    shared = (own[:, 1:, 0] == own[:, :-1, -1]) & (own[:, 1:, 0] >= 0)
+    return distinct(own.reshape(-1, own.shape[2])).reshape(-1, 4).sum(axis=1) - shared.sum(axis=1)
 
 
 def _touched(addresses: NDArray[np.int64], active: NDArray[np.bool_], nbytes: int, size: int) -> NDArray[np.int64]:
     """How many pieces of so many bytes each request touches."""
     first, last = addresses // size, (addresses + nbytes - 1) // size
-    spans = int((last - first)[active].max()) + 1
+    spans = int((last - first)[active].max(initial=0)) + 1
     touched = np.minimum(first[:, :, None] + np.arange(spans), last[:, :, None])
-    return _distinct(np.where(active[:, :, None], touched, -1).reshape(len(addresses), -1))
+    return distinct(np.where(active[:, :, None], touched, -1).reshape(len(addresses), -1))
 
 
-def _distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
+def distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
     """How many different values each row has, those below zero not counted."""
     ordered = np.sort(values, axis=1)
     return ((ordered >= 0) & (np.diff(ordered, axis=1, prepend=-1) != 0)).sum(axis=1)
@@ -153,22 +166,30 @@ def _executed(step: LoweredStep, kernel: Kernel, block: Block) -> list[GlobalAcc
 
 
 class SectorWatch(Watch):
-    """Adds up the global accesses of the first of the blocks that are executed.
+    """Adds up the global accesses of the blocks that are executed.
 
     Args:
-        lanes: of a block.
+        lanes: of a block, for those of the first alone; None for all.
     """
 
-    def __init__(self, lanes: int) -> None:
+    def __init__(self, lanes: int | None = None) -> None:
         self._lanes = lanes
         self._counts: dict[Place, NDArray[np.int64]] = {}
+        self._known: dict[tuple[bytes, bytes, int], NDArray[np.int64]] = {}  # patterns that repeat
 
     def access(self, found: Accessed) -> None:
         """Count a global access."""
         own = found.of_first(self._lanes)
-        if own and own.space == GLOBAL:
-            total = self._counts.setdefault(own.place, np.zeros(4, np.int64))
-            total += np.array(sectors(*by_request(own.lanes, own.addresses), own.nbytes))
+        if own is None or own.space != GLOBAL:
+            return
+        # What is touched is the same for addresses that are all moved on by as many lines.
+        moved = own.addresses - own.addresses[0] // LINE_BYTES * LINE_BYTES
+        pattern = own.lanes.tobytes(), moved.tobytes(), own.nbytes
+        if pattern not in self._known:
+            moved += LINE_BYTES - moved.min() // LINE_BYTES * LINE_BYTES  # addresses below zero stand for nobody
+            self._known[pattern] = np.array(sectors(*by_request(own.lanes, moved), own.nbytes))
+        self._counts.setdefault(own.place, np.zeros(4, np.int64))
+        self._counts[own.place] += self._known[pattern]
 
     def accesses(self) -> list[GlobalAccess]:
         """What was counted, in the order of the text."""
@@ -189,6 +210,12 @@ def by_request(lanes: NDArray[np.intp], addresses: NDArray[np.int64]) -> tuple[N
         lanes: in any order; each may take part several times, once in a request.
         addresses: of each, in bytes.
     """
+    if (np.diff(lanes) > 0).all():  # each once, in order
+        (taking,) = np.bincount(lanes // WARP).nonzero()
+        table, active = np.zeros((len(taking), WARP), np.int64), np.zeros((len(taking), WARP), bool)
+        row = np.searchsorted(taking, lanes // WARP)
+        table[row, lanes % WARP], active[row, lanes % WARP] = addresses, True
+        return table, active
     order = np.argsort(lanes, kind="stable")
     lanes, addresses = lanes[order], addresses[order]
     begins = np.flatnonzero(np.diff(lanes, prepend=-1))

@@ -8,22 +8,29 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmconv.analysis.coalescing import Block, global_accesses
+from tvmconv.analysis.banks import BankWatch, SharedAccess
+from tvmconv.analysis.by_access import Accesses, ByAccess
+from tvmconv.analysis.coalescing import Block, GlobalAccess, SectorWatch, global_accesses
+from tvmconv.analysis.execute import with_clusters
 from tvmconv.analysis.merged import as_compiled
+from tvmconv.analysis.observe import observe
 from tvmconv.analysis.occupancy import occupancy_of
 from tvmconv.analysis.tir import has_instructions
+from tvmconv.analysis.watch import Several
 
 if TYPE_CHECKING:
     from tvmconv.compiler.lower import LoweredStep
     from tvmconv.kernel import Kernel
 
 BLOCKS = 64  # of a grid that are counted
-EXECUTED_BLOCKS = 8  # of those that are executed, and of shared memory
+SHARED_BLOCKS = 8  # whose shared memory is counted, of those that are evaluated
+EXECUTED_BLOCKS = 256  # of those that are executed
 
 
 @dataclass(frozen=True)
@@ -35,12 +42,14 @@ class Counted:
         limits: blocks on a multiprocessor that each limit would allow, as `tvmconv.analysis.occupancy` names them.
         occupancy: the share of a multiprocessor's warps that the blocks have which fit, 0 to 1.
         registers: a thread's.
+        accesses: the same counts by access.
     """
 
     counts: dict[str, float]
     limits: dict[str, int]
     occupancy: float
     registers: int
+    accesses: list[ByAccess]
 
     def plain(self) -> dict[str, Any]:
         """As what JSON has."""
@@ -58,21 +67,35 @@ def counted(kernel: Kernel, step: LoweredStep) -> Counted:
         AnalysisError: an access cannot be executed, or depends on the data.
         CompileError: it does not compile.
     """
-    grid = step.launch.grid
-    chosen = sampled(grid, EXECUTED_BLOCKS if has_instructions(step.function) else BLOCKS)
+    by_access = Accesses(kernel, step)
     total: defaultdict[str, float] = defaultdict(float)
-    for block in chosen:
-        for touched in global_accesses(kernel, step, block):
-            total[f"global_{touched.kind}_sectors"] += touched.sectors
-            total[f"global_{touched.kind}_requests"] += touched.requests
-    scale = math.prod(grid) / len(chosen)
-    few = sampled(grid, EXECUTED_BLOCKS)
-    for block in few:
-        for own in as_compiled(kernel, step, block):
-            total[f"shared_{own.kind}_wavefronts"] += own.wavefronts * len(chosen) / len(few)
+    for touched, owned, blocks in _of_blocks(kernel, step):
+        by_access.add([*touched, *owned], blocks)
+        for each in touched:
+            total[f"global_{each.kind}_sectors"] += each.sectors * blocks
+            total[f"global_{each.kind}_requests"] += each.requests * blocks
+        for own in owned:
+            total[f"shared_{own.kind}_wavefronts"] += own.wavefronts * blocks
     full = occupancy_of(kernel, step)
     registers = kernel.cubin.kernels[step.name].registers
-    return Counted({name: count * scale for name, count in total.items()}, dict(full.limits), full.share, registers)
+    return Counted(dict(total), dict(full.limits), full.share, registers, by_access.all())
+
+
+def _of_blocks(kernel: Kernel, step: LoweredStep) -> Iterator[tuple[list[GlobalAccess], list[SharedAccess], float]]:
+    """The accesses of some blocks, and how many blocks of the grid these stand for."""
+    grid = step.launch.grid
+    if has_instructions(step.function):
+        chosen = with_clusters(step.launch, sampled(grid, EXECUTED_BLOCKS))
+        banks, sectors = BankWatch(), SectorWatch()
+        observe(step, kernel.spaces, chosen, Several(banks, sectors))
+        yield sectors.accesses(), banks.accesses(), math.prod(grid) / len(chosen)
+        return
+    chosen = sampled(grid, BLOCKS)
+    for block in chosen:
+        yield global_accesses(kernel, step, block), [], math.prod(grid) / len(chosen)
+    chosen = sampled(grid, SHARED_BLOCKS)
+    for block in chosen:
+        yield [], as_compiled(kernel, step, block), math.prod(grid) / len(chosen)
 
 
 def sampled(grid: Block, most: int) -> list[Block]:

@@ -5,17 +5,19 @@ A kernel of instructions by name is executed for that, its middle block, which t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from tvmconv.analysis.banks import BankWatch, SharedAccess
-from tvmconv.analysis.coalescing import GlobalAccess, SectorWatch, global_accesses, middle_block
+from tvmconv.analysis.coalescing import GlobalAccess, SectorWatch, middle_block
 from tvmconv.analysis.execute import with_clusters
 from tvmconv.analysis.merged import as_compiled
 from tvmconv.analysis.observe import lanes_of, observe
+from tvmconv.analysis.runs import done_and_touched
+from tvmconv.analysis.swizzles import SwizzleWatch, Tile
 from tvmconv.analysis.tir import has_instructions
-from tvmconv.analysis.traffic import TrafficWatch, traffic
+from tvmconv.analysis.traffic import Traffic, TrafficWatch
 from tvmconv.analysis.watch import Several
 
 if TYPE_CHECKING:
@@ -30,12 +32,14 @@ class Counts:
     Attributes:
         shared: its accesses to shared memory, as wide as the compiler made them.
         touched: its accesses to global memory.
-        flops: multiplications and additions of floating-point numbers.
+        done: all of its operations. What TMA and wgmma access is not among them.
+        tiles: the shared memory that TMA copies to and from.
     """
 
     shared: list[SharedAccess]
     touched: list[GlobalAccess]
-    flops: int
+    done: Traffic
+    tiles: list[Tile] = field(default_factory=list)
 
 
 _counted: WeakKeyDictionary[Kernel, dict[str, Counts]] = WeakKeyDictionary()  # steps by name
@@ -57,13 +61,15 @@ def counts(kernel: Kernel, step: LoweredStep) -> Counts:
 
 
 def _evaluated(kernel: Kernel, step: LoweredStep) -> Counts:
-    flops = traffic(kernel, step).flops
-    return Counts(as_compiled(kernel, step), global_accesses(kernel, step), flops)
+    done, touched = done_and_touched(kernel, step)
+    return Counts(as_compiled(kernel, step), touched, done)  # what needs the machine code last, as it may be on its way
 
 
 def _executed(kernel: Kernel, step: LoweredStep) -> Counts:
     lanes = lanes_of(step)
     blocks = with_clusters(step.launch, [middle_block(step)])
-    banks, sectors, done = BankWatch(lanes), SectorWatch(lanes), TrafficWatch(len(blocks), lanes, kernel.spaces)
-    observe(step, kernel.spaces, blocks, Several(banks, sectors, done))
-    return Counts(banks.accesses(), sectors.accesses(), done.busiest(step.launch.threads).flops)
+    banks, sectors = BankWatch(lanes), SectorWatch(lanes)
+    done = TrafficWatch(len(blocks), lanes, kernel.spaces, wants_bulk=False)
+    swizzles = SwizzleWatch(lanes)
+    observe(step, kernel.spaces, blocks, Several(banks, sectors, done, swizzles))
+    return Counts(banks.accesses(), sectors.accesses(), done.busiest(step.launch.threads), swizzles.tiles())

@@ -47,6 +47,7 @@ from tvmconv.analysis.machine import Machine, Mask, Statement, Waiting
 from tvmconv.analysis.memory import SHARED_BASE, Array, ExecutionError, Mapped, Registers, Shared
 from tvmconv.analysis.strands import DeadlockError, Fork, Steps, Turn, run
 from tvmconv.analysis.threads import Threads
+from tvmconv.analysis.unchecked import Unchecked
 from tvmconv.analysis.watch import Recorder, Watch
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import WARP, WARPGROUP
@@ -72,6 +73,7 @@ def execute(
     *,
     blocks: Sequence[Block] | None = None,
     watch: Watch | None = None,
+    checked: bool = True,
 ) -> None:
     """Run a lowered device function on arrays, which it changes.
 
@@ -81,6 +83,8 @@ def execute(
         arrays: what its parameters point to, or are tensor maps of: see `arguments`.
         blocks: which blocks of the grid to run, as (x, y, z), with the others of their clusters; all by default.
         watch: is told of what happens.
+        checked: whether values matter, and races; if not, `watch` is told what is accessed and arrays are left as
+            they are.
 
     Raises:
         ExecutionError: the function does what no kernel may.
@@ -94,7 +98,7 @@ def execute(
     step = max(1, fitting // cluster) * cluster
     for start in range(0, len(blocks), step):
         threads = Threads(launch.block, np.array(blocks[start : start + step], np.int64), launch.cluster)
-        _execute(function, threads, layout, arrays, watch)
+        _execute(function, threads, layout, arrays, watch, checked)
 
 
 def arguments(step: LoweredStep, arrays: Sequence[Array]) -> list[Argument]:
@@ -104,15 +108,22 @@ def arguments(step: LoweredStep, arrays: Sequence[Array]) -> list[Argument]:
 
 
 def _execute(
-    function: PrimFunc, threads: Threads, layout: Layout, arrays: Sequence[Argument], watch: Watch | None
+    function: PrimFunc,
+    threads: Threads,
+    layout: Layout,
+    arrays: Sequence[Argument],
+    watch: Watch | None,
+    checked: bool,
 ) -> None:
     """Run blocks together: in lock step as far as they can, and by warpgroup or warp where they wait for each other."""
     given = [each.array if isinstance(each, Mapped) else each for each in arrays]
-    before = [array.raw.copy() for array in given] if _waits(function) else []
+    waits = _waits(function)
+    before = [array.raw.copy() for array in given] if waits and checked else []
     together = any("wgmma" in name for name in _calls(function))
-    for size in (None, WARPGROUP, WARP) if before else (None,):
-        recorded = Recorder() if watch is not None and before else watch
-        machine = Machine(threads, Shared(threads, layout.nbytes, layout.unit), recorded)
+    memory = Shared if checked else Unchecked
+    for size in (None, WARPGROUP, WARP) if waits else (None,):
+        recorded = Recorder(watch) if watch is not None and waits else watch
+        machine = Machine(threads, memory(threads, layout.nbytes, layout.unit), recorded)
         program = _Compiler(machine, layout, dict(zip(function.params, arrays, strict=True)))
         code = program.statement(function.body)
         if recorded is not None:
@@ -121,13 +132,15 @@ def _execute(
             with np.errstate(all="ignore"):
                 program.run(code, size, together)
         except DeadlockError:
-            if not before or size == WARP:
+            if not waits or size == WARP:
                 raise
-            for array, raw in zip(given, before, strict=True):
-                array.raw[:] = raw
+            if checked:
+                for array, raw in zip(given, before, strict=True):
+                    array.raw[:] = raw
             continue
-        machine.mbarriers.leave()
-        machine.shared.end()
+        if checked:
+            machine.mbarriers.leave()
+            machine.shared.end()
         if isinstance(recorded, Recorder) and watch is not None:
             recorded.replay(watch)
         return

@@ -165,6 +165,8 @@ class Expressions:
 
         def load(mask: Mask) -> Value:
             at = index(mask)
+            if registers.waiting:
+                registers.read(at, mask)
             if registers.accumulators is not None:
                 registers.accumulators.touch(at, mask)
             if isinstance(at, int):

@@ -138,7 +138,16 @@ def _load(call: Call, compiler: Compiler) -> Run:
         lanes = machine.lanes(mask)
         where = address_of(call, machine.decided(address, mask), machine, lanes)
         told = where.memory.dtype.itemsize if isinstance(where.memory, Array) else itemsize
+
+        def reach(reading: Mask) -> None:
+            some = slice(None) if reading is None else reading[lanes]
+            machine.reach(where.memory, "load", where.name, lanes[some], where.at[some], count * itemsize, told)
+
+        if not machine.checked and isinstance(where.memory, Shared) and where.blocks is None:
+            return destinations.mark(mask, lanes, machine.later(reach))
         found = machine.load_bytes(where.memory, where.at, count * itemsize, lanes, where.name, told, where.blocks)
+        if not machine.checked:
+            return destinations.mark(mask, lanes)
         destinations.write(mask, lanes, found.view(f"u{itemsize}"))
 
     return load
@@ -155,8 +164,11 @@ def _store(call: Call, compiler: Compiler) -> Run:
     def store(mask: Mask) -> None:
         lanes = machine.lanes(mask)
         where = address_of(call, machine.decided(address, mask), machine, lanes)
-        rows = np.ascontiguousarray(sources.read(mask, lanes, itemsize).T).view(np.uint8)
         told = where.memory.dtype.itemsize if isinstance(where.memory, Array) else itemsize
+        if not machine.checked:
+            sources.touch(mask)
+            return machine.reach(where.memory, "store", where.name, lanes, where.at, count * itemsize, told)
+        rows = np.ascontiguousarray(sources.read(mask, lanes, itemsize).T).view(np.uint8)
         machine.store_bytes(where.memory, where.at, rows, lanes, where.name, told)
 
     return store
@@ -169,23 +181,30 @@ def _start_copy(
     if not isinstance(to.memory, Shared) or not isinstance(source.memory, Array):
         raise ExecutionError("an asynchronous copy from other than global to shared memory")
     array = source.memory
-    data = np.zeros((len(lanes), nbytes), np.uint8)
     if ((lengths < 0) | (lengths > nbytes)).any():
         raise ExecutionError(f"an asynchronous copy of {nbytes} bytes that reads another number of them")
+    units = to.memory.at(to.at, lanes, nbytes)
+    if machine.checked:
+        data = _copied(array, source.at, nbytes, lengths)
+        to.memory.copy(units, lanes, data.view(f"u{to.memory.unit}"))
+    reading = lengths > 0
+    itemsize = array.dtype.itemsize
+    machine.tell("shared", "store", to.name, lanes, to.at, nbytes, itemsize, np.where(reading, source.at, -1))
+    machine.tell("global", "load", source.name, lanes[reading], source.at[reading], nbytes, itemsize)
+
+
+def _copied(array: Array, at: NDArray[np.int64], nbytes: int, lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """What copies of so many bytes write, of which they read but the first `lengths`."""
+    data = np.zeros((len(at), nbytes), np.uint8)
     whole = lengths == nbytes
     if whole.any():
-        data[whole] = array.read(source.at[whole], nbytes)
+        data[whole] = array.read(at[whole], nbytes)
     for i in np.flatnonzero(~whole & (lengths > 0)):
-        first, length = int(source.at[i]), int(lengths[i])
+        first, length = int(at[i]), int(lengths[i])
         if first < 0 or first + length > array.nbytes:
             raise ExecutionError(f"out of bounds: {length} bytes at byte {first} of {array.name}")
         data[i, :length] = array.raw[first : first + length]
-    units = to.memory.at(to.at, lanes, nbytes)
-    to.memory.copy(units, lanes, data.view(f"u{to.memory.unit}"))
-    reading = lengths > 0
-    itemsize = array.dtype.itemsize
-    machine.tell("shared", "store", to.name, lanes, to.at, nbytes, itemsize)
-    machine.tell("global", "load", source.name, lanes[reading], source.at[reading], nbytes, itemsize)
+    return data
 
 
 def _async_copy(call: Call, compiler: Compiler) -> Run:
@@ -263,6 +282,8 @@ def _load_matrix(
     shared = machine.shared
     shared.at(rows.reshape(-1), giving, _ROW_BYTES)  # in bounds and aligned, each row as a whole
     machine.tell("shared", "load", name, giving, rows.reshape(-1), _ROW_BYTES, 2)
+    if not machine.checked:
+        return np.zeros((len(lanes), number), np.uint32)
     lane = np.arange(WARP)
     owners = lanes.reshape(-1, WARP)[:, None, :]
     if transposed:
@@ -291,7 +312,13 @@ def _ldmatrix(call: Call, compiler: Compiler) -> Run:
     def load(mask: Mask) -> None:
         lanes = machine.warps(mask)
         where = address_of(call, machine.decided(address, mask), machine, lanes)
-        found = _load_matrix(machine, where.name, where.at, lanes, number, transposed=transposed)
+
+        def matrices() -> NDArray[np.uint32]:
+            return _load_matrix(machine, where.name, where.at, lanes, number, transposed=transposed)
+
+        if not machine.checked:
+            return destinations.mark(mask, lanes, machine.later(lambda reading: matrices()))
+        found = matrices()
         destinations.write(mask, lanes, found)
 
     return load
@@ -310,6 +337,8 @@ def _stmatrix(call: Call, compiler: Compiler) -> Run:
         shared = machine.shared
         shared.at(rows.reshape(-1), giving, _ROW_BYTES)
         machine.tell("shared", "store", where.name, giving, rows.reshape(-1), _ROW_BYTES, 2)
+        if not machine.checked:
+            return sources.touch(mask)
         words = sources.read(mask, lanes, 4).reshape(number, -1, WARP).transpose(1, 0, 2)
         lane = np.arange(WARP)
         owners = np.broadcast_to(lanes.reshape(-1, WARP)[:, None, :], words.shape).reshape(-1)
@@ -411,6 +440,11 @@ def _mma(call: Call, compiler: Compiler) -> Run:
 
     def multiply(mask: Mask) -> None:
         lanes = machine.warps(mask)
+        _told_mma(machine, shape, lanes)
+        if not machine.checked:
+            for operand in (left, right, sums):
+                operand.touch(mask)
+            return destinations.mark(mask, lanes)
         found = _multiply(
             shape,
             _elements(shape, left.read(mask, lanes, 4)),
@@ -418,7 +452,6 @@ def _mma(call: Call, compiler: Compiler) -> Run:
             sums.read(mask, lanes, 4).view(np.float32),
         )
         destinations.write(mask, lanes, np.ascontiguousarray(found).view(np.uint32).T)
-        _told_mma(machine, shape, lanes)
 
     return multiply
 
@@ -436,6 +469,9 @@ def _convert_two(call: Call, compiler: Compiler) -> Run:
 
     def convert(mask: Mask) -> None:
         lanes = machine.lanes(mask)
+        if not machine.checked:
+            sources.touch(mask)
+            return destinations.mark(mask, lanes)
         exact = sources.read(mask, lanes, 4).view(np.float32)
         rounded = (np.maximum(exact, 0) if "relu" in call.modifiers else exact).astype(kind)
         upper, lower = rounded.view(np.uint16).astype(np.uint32)
@@ -679,6 +715,11 @@ def _own_mma(node: Any, compiler: Compiler) -> Run:
     def multiply(mask: Mask) -> None:
         lanes = machine.warps(mask)
         at, bt, ct = (same(code(mask), lanes) for code in offsets)
+        _told_mma(machine, shape, lanes)
+        if not machine.checked:
+            for i in range(4):
+                write_bits(c, ct + i, lanes, np.zeros(len(lanes), np.uint32), whole=mask is None)
+            return
         found = _multiply(
             shape,
             _own_elements(shape, a, at, shape.a, lanes),
@@ -688,7 +729,6 @@ def _own_mma(node: Any, compiler: Compiler) -> Run:
         for i in range(4):
             bits = np.ascontiguousarray(found[i]).view(np.uint32)
             write_bits(c, ct + i, lanes, bits, whole=mask is None)
-        _told_mma(machine, shape, lanes)
 
     return multiply
 

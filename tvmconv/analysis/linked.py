@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -64,6 +65,19 @@ class Linked:
 _known: WeakKeyDictionary[Kernel, list[Linked]] = WeakKeyDictionary()
 
 
+_begun: WeakKeyDictionary[Kernel, Future[object]] = WeakKeyDictionary()  # machine code that is being made
+
+
+def begin(kernel: Kernel) -> None:
+    """Have the machine code of a CUDA kernel made and read, on another core, for `linked` to have it sooner."""
+    if kernel in _known or kernel in _begun:
+        return
+    assert kernel.source  # TVM writes it here, and not there
+    beside = ThreadPoolExecutor(1)
+    _begun[kernel] = beside.submit(lambda: kernel.listings)
+    beside.shutdown(wait=False)
+
+
 def linked(kernel: Kernel) -> list[Linked]:
     """The steps of a CUDA kernel with what is known of their statements, found once for a kernel.
 
@@ -76,6 +90,8 @@ def linked(kernel: Kernel) -> list[Linked]:
 
 
 def _linked(kernel: Kernel) -> list[Linked]:
+    if begun := _begun.pop(kernel, None):
+        begun.result()
     listings = kernel.listings
     functions = [step.function for step in kernel.steps]
     scheduled = kernel.tir["main"]

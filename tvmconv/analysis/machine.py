@@ -60,6 +60,7 @@ class Machine:
         multiplications: those by wgmma that are under way.
         bulk_groups: copies to global memory that are under way.
         under_way: what lets a copy to shared memory land, in the order in which these were issued.
+        checked: whether races are looked for, and values kept.
     """
 
     threads: Threads
@@ -71,6 +72,7 @@ class Machine:
 
     def __post_init__(self) -> None:
         """The lanes and their masks."""
+        self.checked = self.shared.checked
         self.all_lanes: Lanes = np.arange(self.threads.lanes)
         self.real = self.all_lanes % self.threads.padded < self.threads.real
         self.everybody: Mask = None if bool(self.real.all()) else self.real
@@ -80,6 +82,11 @@ class Machine:
         self.multiplications = Multiplications(self.shared)
         self.bulk_groups = BulkGroups(self.shared)
         self.under_way: list[Callable[[], None]] = []
+
+    @property
+    def tells_bulk(self) -> bool:
+        """Whether somebody wants to know what the async proxy accesses next."""
+        return self.watch is not None and self.watch.wants_bulk and self.watch.wants(self.site)
 
     @property
     def clocks(self) -> Clocks:
@@ -177,7 +184,7 @@ class Machine:
         """Elements in a row, of each lane from one start or from several; shape (lanes, elements)."""
         each = starts.shape[1]
         self.loaded = True
-        if isinstance(memory, Array) and each * count == 1 and memory.dtype == dtype:
+        if self.checked and isinstance(memory, Array) and each * count == 1 and memory.dtype == dtype:
             self.tell("global", "load", name, lanes, starts, dtype.itemsize, dtype.itemsize)
             return memory.values[starts // dtype.itemsize]
         flat, who = starts.reshape(-1), np.repeat(lanes, each) if each > 1 else lanes
@@ -211,6 +218,9 @@ class Machine:
         blocks: Lanes | None = None,
     ) -> NDArray[Any]:
         """Bytes at addresses, of shape (lanes, bytes); `blocks` says whose shared memory it is, if not their own."""
+        if not self.checked:
+            self.reach(memory, "load", name, lanes, addresses, nbytes, itemsize, blocks)
+            return np.zeros((len(addresses), nbytes), np.uint8)
         if isinstance(memory, Array):
             found: NDArray[Any] = memory.read(addresses, nbytes)
             self.tell("global", "load", name, lanes, addresses, nbytes, itemsize)
@@ -233,6 +243,9 @@ class Machine:
     ) -> None:
         """Store rows of bytes at addresses."""
         nbytes = given.shape[1]
+        if not self.checked:
+            self.reach(memory, "store", name, lanes, addresses, nbytes, itemsize)
+            return
         if isinstance(memory, Array):
             memory.write(addresses, given)
             self.tell("global", "store", name, lanes, addresses, nbytes, itemsize)
@@ -240,6 +253,37 @@ class Machine:
         units = memory.at(addresses, lanes, nbytes)
         memory.write(units, lanes, given.view(f"u{memory.unit}"))
         self.tell("shared", "store", name, lanes, addresses, nbytes, itemsize)
+
+    def later(self, access: Callable[[Mask], object]) -> Callable[[Mask], None]:
+        """An access by the lanes of a mask that is told of later, as of where the text is now."""
+        site = self.site
+
+        def told(mask: Mask) -> None:
+            now, self.site = self.site, site
+            access(mask)
+            self.site = now
+
+        return told
+
+    def reach(
+        self,
+        memory: Array | Shared,
+        kind: Kind,
+        name: str,
+        lanes: Lanes,
+        addresses: NDArray[np.int64],
+        nbytes: int,
+        itemsize: int,
+        blocks: Lanes | None = None,
+    ) -> None:
+        """Access bytes whose values do not matter; as for `load_bytes`."""
+        if isinstance(memory, Array):
+            memory.check(addresses, nbytes)
+            self.tell("global", kind, name, lanes, addresses, nbytes, itemsize)
+            return
+        memory.at(addresses, lanes, nbytes, blocks)
+        if blocks is None:
+            self.tell("shared", kind, name, lanes, addresses, nbytes, itemsize)
 
     def tell(
         self,
@@ -250,10 +294,12 @@ class Machine:
         addresses: NDArray[np.int64],
         nbytes: int,
         itemsize: int,
+        source: NDArray[np.int64] | None = None,
     ) -> None:
         """Tell who watches of an access; see `Accessed`."""
         if self.watch is not None:
-            self.watch.access(Accessed(self.site, space, kind, name, lanes, addresses.reshape(-1), nbytes, itemsize))
+            at = addresses.reshape(-1)
+            self.watch.access(Accessed(self.site, space, kind, name, lanes, at, nbytes, itemsize, source))
 
     def buffer_at(self, address: int) -> str:
         """The name of the shared buffer that an address lies in."""

@@ -8,9 +8,10 @@ give them, accesses are counted as they stand in the text.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from tvmconv.analysis.accesses import Access, accesses
 from tvmconv.analysis.banks import FIRST_BLOCK, SharedAccess, count, is_shared, shared_accesses, wavefronts_of_each
 from tvmconv.analysis.linked import Linked, linked
+from tvmconv.analysis.runs import runs
 from tvmconv.analysis.tir import executions, has_instructions, statements, warps
 from tvmconv.compiler.barriers import BARRIER
 from tvmconv.errors import CompileError
@@ -60,19 +62,23 @@ def as_compiled(kernel: Kernel, step: LoweredStep, block: Block = FIRST_BLOCK) -
         (own,) = (each for each in linked(kernel) if each.step.name == step.name)
     except CompileError:
         return shared_accesses(kernel, step, block)
-    return _of_step(own, block)
+    return _of_step(own, runs(kernel, step, own.listing), block)
 
 
-def _of_step(linked: Linked, block: Block) -> list[SharedAccess]:
+def bodies(function: PrimFunc) -> dict[tuple[str, Body], list[Access]]:
+    """The shared accesses of a function's text that may be merged: those of a kind with the same loops around them."""
+    found: defaultdict[tuple[str, Body], list[Access]] = defaultdict(list)
+    for access in accesses(function, is_shared):
+        found[access.kind, tuple(variable for variable, _, _ in access.scope.loops)].append(access)
+    return dict(found)
+
+
+def _of_step(linked: Linked, often: Mapping[Instruction, float], block: Block) -> list[SharedAccess]:
     waiting = _waiting(linked.step.function)
-    bodies: defaultdict[tuple[str, Body], list[Access]] = defaultdict(list)
-    for access in accesses(linked.step.function, is_shared):
-        loops = tuple(variable for variable, _, _ in access.scope.loops)
-        bodies[access.kind, loops].append(access)
     found: list[SharedAccess] = []
-    for (kind, loops), own in bodies.items():
-        made = _made(linked, kind, {access.statement for access in own})
-        if not made and all(access.statement in linked.source for access in own):
+    for (kind, loops), own in bodies(linked.step.function).items():
+        made = _Made.of(linked, kind, {access.statement for access in own}, often)
+        if not made.widths and all(access.statement in linked.source for access in own):
             continue  # the compiler has the values from elsewhere
         free = next((n for n, variable in enumerate(reversed(loops)) if variable in waiting), len(loops))
         found += _merged(own, made, free, linked.step.launch, block)
@@ -93,42 +99,67 @@ def _called(value: Any) -> str | None:
     return str(value.op.name) if type(value).__name__ == "Call" else None
 
 
-def _made(linked: Linked, kind: str, statements: set[int]) -> Counter[int]:
-    """The shared instructions of some statements, by the bytes that each moves."""
-    return Counter(
-        _width(each)
-        for statement in statements
-        for each in linked.by_statement.get(statement, ())
-        if each.opcode == _OPCODES[kind]
-    )
+@dataclass(frozen=True)
+class _Made:
+    """The shared instructions of some statements.
+
+    Attributes:
+        widths: how many there are, by the bytes that each moves.
+        runs: how often a warp runs them, by these bytes.
+    """
+
+    widths: Counter[int]
+    runs: Mapping[int, float]
+
+    @classmethod
+    def of(cls, linked: Linked, kind: str, statements: set[int], often: Mapping[Instruction, float]) -> _Made:
+        """Those of a kind."""
+        widths: Counter[int] = Counter()
+        runs: defaultdict[int, float] = defaultdict(float)
+        for statement in statements:
+            for each in linked.by_statement.get(statement, ()):
+                if each.opcode == _OPCODES[kind]:
+                    widths[_width(each)] += 1
+                    runs[_width(each)] += often[each]
+        return cls(widths, runs)
 
 
 def _width(instruction: Instruction) -> int:
     return next((_BYTES[m] for m in instruction.modifiers if m in _BYTES), 4)
 
 
-def _merged(own: Sequence[Access], made: Counter[int], free: int, launch: Launch, block: Block) -> list[SharedAccess]:
+def _merged(own: Sequence[Access], made: _Made, free: int, launch: Launch, block: Block) -> list[SharedAccess]:
     """The accesses of one body as they were made; as they stand in the text where that is not understood.
 
     Args:
         own: the accesses.
-        made: the instructions of their statements, by bytes.
+        made: the instructions of their statements.
         free: how many of the innermost loops have no barrier in them.
         launch: of the step.
         block: of the grid.
     """
-    nearest, best = NEAR, None
+    nearest, best = (math.inf, math.inf), None
     for unrolled in range(free, -1, -1):
         placed = [_Places.of(each, unrolled, launch, block) for each in _by_buffer(own)]
-        for widest in (16, 8, 4, 2):
-            chunks = [each.cut(widest) for each in placed if each]
-            if len(chunks) == len(placed) and widest >= own[0].itemsize:
-                apart = _difference(made, sum((Counter(each.widths) for each in chunks), Counter()))
-                if apart < nearest:
-                    nearest, best = apart, chunks
+        known = [each for each in placed if each]
+        if len(known) < len(placed):
+            continue
+        for widest, roomy in itertools.product((16, 8, 4, 2), (False, True)):
+            chunks = [each.cut(widest, roomy=roomy) for each in known]
+            apart = _difference(made.widths, sum((Counter(each.widths) for each in chunks), Counter()))
+            if widest >= own[0].itemsize and apart < NEAR:
+                how = round(abs(math.log(_runs(chunks) / sum(made.runs.values()))), 1), apart
+                nearest, best = min((nearest, best), (how, chunks), key=lambda each: each[0])
     if best is None:
         return [count(access, launch, block) for access in own]
-    return [access for each in best for access in each.accesses()]
+    expected = sum(len(each.cut) for each in best)
+    more = max(1.0, made.widths.total() / expected / _times(made.widths.total(), expected))
+    return [access for each in best for access in each.accesses(more)]
+
+
+def _runs(chunks: Sequence[_Chunks]) -> float:
+    """How often a warp would run some instructions."""
+    return sum(len(each.cut) * each.places.repeats * len(each.places.begins) for each in chunks)
 
 
 def _difference(made: Counter[int], expected: Counter[int]) -> float:
@@ -138,9 +169,14 @@ def _difference(made: Counter[int], expected: Counter[int]) -> float:
     """
     if not made:
         return math.inf
-    ratio = made.total() / expected.total()
-    times = round(ratio) if ratio > 1 else 1 / round(1 / ratio)
+    times = _times(made.total(), expected.total())
     return sum(abs(made[w] / times - expected[w]) for w in made.keys() | expected.keys()) / expected.total()
+
+
+def _times(made: int, expected: int) -> float:
+    """How many times what is expected is there, as a whole number, or one over that."""
+    ratio = made / expected
+    return round(ratio) if ratio > 1 else 1 / round(1 / ratio)
 
 
 def _by_buffer(own: Sequence[Access]) -> list[list[Access]]:
@@ -186,18 +222,27 @@ class _Places:
         elements = np.unique(taking[0][:, None] + np.arange(0, own[0].nbytes, own[0].itemsize)).tolist()
         return cls(own[0], tuple(elements), begins, active, repeats)
 
-    def cut(self, widest: int) -> _Chunks:
-        """As instructions of at most so many bytes, each aligned for all threads."""
+    def cut(self, widest: int, *, roomy: bool = False) -> _Chunks:
+        """As instructions of at most so many bytes, each aligned for all threads.
+
+        Args:
+            widest: of them.
+            roomy: whether one reads on behind the last element, up to half of it, and drops what it finds there.
+        """
         begins, wanted, size = self.begins[self.active], set(self.elements), self.first.itemsize
+        end = self.elements[-1] + size
+
+        def has(offset: int, width: int) -> bool:
+            there = [offset + n in wanted or (roomy and offset + n >= end) for n in range(0, width, size)]
+            return all(there) and offset + width // 2 < end
+
         found, left = [], 0
         while left < len(self.elements):
             offset, width = self.elements[left], max(widest, size)
-            while width > size and not (
-                ((begins + offset) % width == 0).all() and all(offset + n in wanted for n in range(0, width, size))
-            ):
+            while width > size and not (((begins + offset) % width == 0).all() and has(offset, width)):
                 width //= 2
             found.append((offset, width))
-            left += width // size
+            left += sum(offset + n in wanted for n in range(0, width, size))
         return _Chunks(self, tuple(found))
 
 
@@ -213,8 +258,12 @@ class _Chunks:
         """Of the instructions, in bytes."""
         return [width for _, width in self.cut]
 
-    def accesses(self) -> Iterator[SharedAccess]:
-        """One for each width."""
+    def accesses(self, more: float) -> Iterator[SharedAccess]:
+        """One for each width.
+
+        Args:
+            more: so many times as many instructions are there, where the compiler cuts some otherwise.
+        """
         places, active = self.places, warps(self.places.active)
         requests = int(active.any(axis=1).sum())
         name, kind = str(places.first.buffer.name), places.first.kind
@@ -224,7 +273,7 @@ class _Chunks:
                 if own == width:
                     takes, least = wavefronts_of_each(warps(places.begins + offset), active, width)
                     total += np.array([requests, takes.sum(), least.sum()])
-            asked, taken, needed = (total * places.repeats).tolist()
+            asked, taken, needed = np.rint(total * (places.repeats * more)).astype(np.int64).tolist()
             yield SharedAccess(kind, name, asked, taken, needed, width, places.first.statement)
 
 

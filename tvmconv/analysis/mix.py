@@ -155,7 +155,7 @@ def _pending(wait: Instruction) -> int:
     return int(wait.operands.split(",")[1], 0)
 
 
-_ACCESSES: dict[tuple[str, str], tuple[str, ...]] = {
+ACCESSES: dict[tuple[str, str], tuple[str, ...]] = {
     ("shared", "load"): ("LDS", "LDSM"),
     ("shared", "store"): ("STS", "STSM", "LDGSTS"),
     ("global", "load"): ("LDG", "LDGSTS"),
@@ -168,7 +168,7 @@ def widths(
     instructions: Iterable[Instruction], space: Literal["global", "shared"], kind: Literal["load", "store"]
 ) -> dict[str, int]:
     """The accesses of some instructions to a memory, as `LDS.128`, and how many of each; the most frequent first."""
-    wanted = _ACCESSES[space, kind]
+    wanted = ACCESSES[space, kind]
     found = Counter(
         ".".join((each.opcode, *(m for m in each.modifiers if m in _WIDTHS)))
         for each in instructions

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 
-from tvmconv.errors import DeviceError
+from tvmconv.analysis.source_view import Executed, parse
+from tvmconv.errors import DeviceError, Error
 
 KERNEL = "main_kernel"  # what every kernel of this project is called on the device
 
@@ -29,21 +31,50 @@ def profile(command: Sequence[str], metrics: Mapping[str, str]) -> Iterator[dict
     Raises:
         DeviceError: ncu is not installed, or fails: it may lack the right to read the counters.
     """
-    ncu = shutil.which("ncu")
-    if ncu is None:
-        raise DeviceError("ncu is not on the PATH: install Nsight Compute, which comes with the CUDA toolkit")
-    options = ["--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none"]
-    asked = ["--kernel-name", f"regex:{KERNEL}", "--metrics", ",".join(dict.fromkeys(metrics.values()))]
-    done = subprocess.run([ncu, *options, *asked, *command], capture_output=True, text=True, check=False)
-    lines = done.stdout.splitlines()
+    options = ["--csv", "--page", "raw", "--print-units", "base"]
+    asked = ["--metrics", ",".join(dict.fromkeys(metrics.values()))]
+    lines = _run([*options, *_OURS, *asked, *command])
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
-    if done.returncode or start is None:
-        reason = (done.stderr.strip() or done.stdout.strip() or "it printed nothing").splitlines()[-1]
-        raise DeviceError(f"ncu failed: {reason}")
+    if start is None:
+        raise _failed(lines)
     for row in csv.DictReader(lines[start:]):
         if row["ID"]:  # the line below the header has the units
             read = {name: _number(row.get(metric)) for name, metric in metrics.items()}
             yield {name: value for name, value in read.items() if value is not None}
+
+
+def source_view(command: Sequence[str]) -> list[list[Executed]]:
+    """Run a command, and read of each instruction of the kernels that it launches what it took; see `profile`.
+
+    Raises:
+        DeviceError: ncu is not installed, or fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        report = f"{folder}/source.ncu-rep"
+        _run(["--set", "none", "--section", "SourceCounters", *_OURS, "--export", report, *command])
+        lines = _run(["--import", report, "--page", "source", "--csv"])
+    try:
+        return parse(lines)
+    except Error as error:
+        raise DeviceError(str(error)) from error
+
+
+_OURS = ("--clock-control", "none", "--kernel-name", f"regex:{KERNEL}")
+
+
+def _run(arguments: Sequence[str]) -> list[str]:
+    """The lines that ncu prints."""
+    ncu = shutil.which("ncu")
+    if ncu is None:
+        raise DeviceError("ncu is not on the PATH: install Nsight Compute, which comes with the CUDA toolkit")
+    done = subprocess.run([ncu, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise _failed((done.stderr.strip() or done.stdout.strip()).splitlines())
+    return done.stdout.splitlines()
+
+
+def _failed(told: Sequence[str]) -> DeviceError:
+    return DeviceError(f"ncu failed: {[*told, 'it printed nothing'][len(told) - 1 if told else 0]}")
 
 
 def _number(cell: str | None) -> float | None:

@@ -30,7 +30,7 @@ def observe(step: LoweredStep, arguments: Iterable[str], blocks: Sequence[Block]
     for index, each in zip(step.arguments, arrays, strict=True):
         array = each.array if isinstance(each, Mapped) else each
         array.name = names.get(index, array.name)
-    execute(step.function, step.launch, arrays, blocks=blocks, watch=watch)
+    execute(step.function, step.launch, arrays, blocks=blocks, watch=watch, checked=False)
 
 
 def lanes_of(step: LoweredStep) -> int:

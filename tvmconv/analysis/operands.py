@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.analysis.machine import Compiler, Machine, Mask, Pointer
-from tvmconv.analysis.memory import Address, Array, ExecutionError, Mapped, Registers
+from tvmconv.analysis.memory import Address, Array, ExecutionError, Later, Mapped, Registers
 from tvmconv.analysis.threads import Lanes
 from tvmconv.errors import AnalysisError
 
@@ -89,6 +89,8 @@ def bits_of(value: Any, lanes: Lanes, itemsize: int) -> NDArray[Any]:
 
 def same(value: Any, lanes: Lanes) -> int:
     """A number that is the same in all lanes."""
+    if isinstance(value, int):
+        return value
     found = np.asarray(value)
     found = found if found.ndim == 0 else found[lanes]
     first = int(found.reshape(-1)[0])
@@ -107,6 +109,26 @@ class Destinations:
         """Write unsigned integers of shape (lanes, registers), widened as far as the registers are wider."""
         for i, (registers, index) in enumerate(self._operands):
             write_bits(registers, same(index(mask), lanes), lanes, columns[:, i], whole=mask is None, loaded=loaded)
+
+    def mark(self, mask: Mask, lanes: Lanes, told: Callable[[Mask], None] | None = None) -> None:
+        """Note that they are written, with what depends on memory and does not matter.
+
+        Args:
+            mask: the lanes.
+            lanes: the same.
+            told: tells of the load that they come from, for the lanes of a mask: the compiler drops it if nobody reads
+                any of them, and does it where they are read.
+        """
+        later = None if told is None else Later(told, mask)
+        for registers, index in self._operands:
+            at = same(index(mask), lanes)
+            before = registers.waiting.pop(at, None)
+            if before is not None and not before.is_of(mask):
+                before.tell(None)
+            if later is not None:
+                registers.waiting[at] = later
+            registers.written[at, slice(None) if mask is None else lanes] = True
+            registers.loaded[at] = True
 
 
 def write_bits(
@@ -136,6 +158,11 @@ class Sources:
 
     def __init__(self, operands: Sequence[Any], compiler: Compiler) -> None:
         self._codes = [compiler.code(operand) for operand in operands]
+
+    def touch(self, mask: Mask) -> None:
+        """Read them where what they are does not matter."""
+        for code in self._codes:
+            code(mask)
 
     def read(self, mask: Mask, lanes: Lanes, itemsize: int) -> NDArray[Any]:
         """Their bits, of shape (registers, lanes)."""

@@ -96,7 +96,7 @@ class _Watch(Watch):
     """
 
     def __init__(self, name: str, lanes: int) -> None:
-        self._name, self._lanes = name, lanes
+        self._name, self._lanes, self.wants_bulk = name, lanes, True
         self.found: list[tuple[NDArray[Any], NDArray[Any]]] = []
 
     def access(self, found: Accessed) -> None:

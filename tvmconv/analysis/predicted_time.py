@@ -6,8 +6,8 @@ as fit) of them at a time. In clocks of this multiprocessor, with all counts tho
 * issue: n × instructions / 4. Four schedulers issue one a clock each: CUDA C++ Programming Guide, "Hardware
   Multithreading".
 * arithmetic: n × floats × 32 / lanes, and integers: n × integers × 32 / 64. The guide's "Arithmetic Instructions".
-* tensor cores: n × multiplications × 1.6. One of 16×8×16 a clock, of which mma.sync reaches 62%: Luo et al.,
-  see `warp`.
+* tensor cores: n × multiplications × 1.6. One of 16×8×16 a clock, of which mma.sync reaches 62.9% on average: Luo et
+  al., see `warp`.
 * shared memory and L1: n × (wavefronts + spills + max(lines, sectors / 4)). Both have one path for data, of 128 bytes a
   clock, and L1 looks up a line a clock: Nsight Compute, "Kernel Profiling Guide", L1TEX.
 * L2: n × sectors / 2, that is 64 bytes a clock and multiprocessor: NVIDIA A100 whitepaper, "A100 L2 cache".

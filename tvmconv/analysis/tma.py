@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -178,6 +178,12 @@ class _Tensor:
             )
         return swizzled(addresses[:, None] + np.arange(0, self.nbytes, CHUNK), self.of.told.swizzle)
 
+    def read(self, words: _Words) -> NDArray[np.uint8]:
+        """What words of the array are, zeros where there are none; shape (copies, chunks, 16)."""
+        found = self.of.array.raw.reshape(-1, words.size)[words.index]
+        found[~words.inside] = 0
+        return found.reshape(len(found), -1, CHUNK)
+
     def tell(self, kind: Any, words: _Words, lanes: Lanes, chunks: NDArray[np.int64], owners: Lanes) -> None:
         """Tell who watches of words of the array, and chunks of shared memory of the blocks of `owners`."""
         machine, array = self._machine, self.of.array
@@ -189,7 +195,9 @@ class _Tensor:
         machine.watch.bulk(Accessed(machine.site, "global", kind, array.name, who, at, words.size, itemsize))
         other: Kind = "store" if kind == "load" else "load"
         name, who = machine.buffer_at(int(chunks[0, 0])), np.repeat(owners, chunks.shape[1])
-        machine.watch.bulk(Accessed(machine.site, "shared", other, name, who, chunks.reshape(-1), CHUNK, itemsize))
+        at = chunks.reshape(-1)
+        told = Accessed(machine.site, "shared", other, name, who, at, CHUNK, itemsize)
+        machine.watch.bulk(replace(told, swizzle=self.of.told.swizzle, array=array.name))
 
 
 def _load(call: Call, compiler: Compiler) -> Run:
@@ -206,23 +214,24 @@ def _load(call: Call, compiler: Compiler) -> Run:
     def load(mask: Mask) -> None:
         lanes = machine.lanes(mask)
         where, signal = (address_of(call, machine.decided(code, mask), machine, lanes) for code in (to, barrier))
-        words = _words(tensor.of, tensor.box(mask, lanes))
-        found = tensor.of.array.raw.reshape(-1, words.size)[words.index]
-        found[~words.inside] = 0
-        data = found.reshape(len(lanes), -1, CHUNK)
+        seen = machine.checked or machine.tells_bulk
+        words = _words(tensor.of, tensor.box(mask, lanes)) if seen else None
+        data = tensor.read(words) if words and machine.checked else None
         which, blocks = _targets(machine, where, lanes, machine.decided(everywhere, mask) if everywhere else None)
         who = lanes[which]
         told = barriers.find(Address(shared, signal.at[which], signal.name, blocks), who, by_async=True)
-        places = tensor.chunks(where.at[which])
-        chunks = shared.chunks(places, blocks)
-        shared.write_async(chunks, who, np.array([each.agent for each in told]))
         for each in told:
             each.under_way += 1
-        owners = blocks * machine.threads.padded + who % machine.threads.padded
-        tensor.tell("load", words, lanes, places, owners)
+        if words:
+            places = tensor.chunks(where.at[which])
+            chunks = shared.chunks(places, blocks)
+            shared.write_async(chunks, who, np.array([each.agent for each in told]))
+            owners = blocks * machine.threads.padded + who % machine.threads.padded
+            tensor.tell("load", words, lanes, places, owners)
 
         def land() -> None:
-            shared.land(chunks, data[which])
+            if data is not None:
+                shared.land(chunks, data[which])
             for each in told:
                 barriers.land(each, tensor.nbytes)
 
@@ -255,15 +264,19 @@ def _store(call: Call, compiler: Compiler) -> Run:
     def store(mask: Mask) -> None:
         lanes = machine.lanes(mask)
         where = address_of(plain, machine.decided(source, mask), machine, lanes)
+        if not (machine.checked or machine.tells_bulk):
+            return
         places = tensor.chunks(where.at)
+        words = _words(tensor.of, tensor.box(mask, lanes))
+        tensor.tell("store", words, lanes, places, lanes)
+        if not machine.checked:
+            return
         chunks = machine.shared.chunks(places, lanes // machine.threads.padded)
         found = machine.shared.read_async(chunks, lanes[:, None], "a bulk copy")
-        words = _words(tensor.of, tensor.box(mask, lanes))
         rows = np.ascontiguousarray(found).reshape(*words.index.shape, words.size)
         tensor.of.array.raw.reshape(-1, words.size)[words.index[words.inside]] = rows[words.inside]
         for lane, read in zip(lanes.tolist(), chunks, strict=True):
             machine.bulk_groups.issue(lane, read)
-        tensor.tell("store", words, lanes, places, lanes)
 
     return store
 

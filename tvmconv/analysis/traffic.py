@@ -137,9 +137,11 @@ class TrafficWatch(Watch):
         blocks: how many.
         lanes: of a block.
         spaces: where each argument lies.
+        wants_bulk: whether what TMA and wgmma access counts.
     """
 
-    def __init__(self, blocks: int, lanes: int, spaces: Mapping[str, Space]) -> None:
+    def __init__(self, blocks: int, lanes: int, spaces: Mapping[str, Space], *, wants_bulk: bool = True) -> None:
+        self.wants_bulk = wants_bulk
         self._blocks, self._lanes, self._spaces = blocks, lanes, spaces
         self._before = self._now = 0  # blocks of the pieces before this one, and with it
         self._counts = {name: np.zeros((3, blocks), np.int64) for name in (*MEMORY, *ARITHMETIC)}
@@ -170,8 +172,9 @@ class TrafficWatch(Watch):
 
     def _add(self, name: str, lanes: NDArray[np.intp], elements: int, itemsize: int) -> None:
         times = elements * np.bincount(lanes // self._lanes, minlength=self._blocks)
-        taking = np.unique(lanes // WARP)
-        requests = np.bincount(taking * WARP // self._lanes, minlength=self._blocks)
+        taking = np.zeros((self._blocks, self._lanes // WARP), bool)
+        taking.reshape(-1)[lanes // WARP] = True
+        requests = taking.sum(axis=1)
         self._counts[name] += np.stack([times, requests, times * itemsize])
 
     def busiest(self, threads: int) -> Traffic:

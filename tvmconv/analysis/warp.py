@@ -18,8 +18,8 @@ from tvmconv.analysis.machine_code import Code, Operation, Register
 
 # Clocks until a result is there. Arithmetic, and what moves numbers between register files: Z. Jia et al., "Dissecting
 # the NVIDIA Volta GPU Architecture via Microbenchmarking", 2018, table 4.1. Memory: W. Luo et al., "Benchmarking and
-# Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking", 2024, table of latencies of H100: shared memory
-# 29, L1 41, L2 263. What is loaded is taken to come from L2, where the arrays lie once they have been read.
+# Dissecting the Nvidia Hopper GPU Architecture", 2024, arXiv 2402.13499, table of latencies, of H800: shared memory 29,
+# L1 41, L2 263. What is loaded is taken to come from L2, where the arrays lie once they have been read.
 ARITHMETIC_CLOCKS = 4
 L2_CLOCKS = 263
 CLOCKS = {

@@ -53,6 +53,10 @@ class Accessed:
         addresses: where each does, in bytes.
         nbytes: of an access.
         itemsize: of the elements in these.
+        source: of a copy from global to shared memory, where it reads each, in bytes; -1 where it stores zeros.
+        swizzle: of what the async proxy accesses in shared memory, the bytes within which its chunks are swizzled; 0
+            where they are not.
+        array: of a copy by TMA, the array on its other side.
     """
 
     site: int
@@ -63,16 +67,24 @@ class Accessed:
     addresses: NDArray[np.int64]
     nbytes: int
     itemsize: int
+    source: NDArray[np.int64] | None = None
+    swizzle: int = 0
+    array: str = ""
 
     @property
     def place(self) -> Place:
         """Which access it is an execution of."""
         return Place(self.site, self.space, self.kind, self.name, self.nbytes)
 
-    def of_first(self, lanes: int) -> Accessed | None:
-        """The part of the first block's, which has so many lanes; None if there is none."""
-        first = self.lanes < lanes
-        return replace(self, lanes=self.lanes[first], addresses=self.addresses[first]) if first.any() else None
+    def of_first(self, lanes: int | None) -> Accessed | None:
+        """The part of the first block's, which has so many lanes (None: of all blocks); None if there is none."""
+        first = self.lanes < (len(self.lanes) and self.lanes.max() + 1 if lanes is None else lanes)
+        if not first.any():
+            return None
+        if first.all():
+            return self
+        source = None if self.source is None else self.source[first]
+        return replace(self, lanes=self.lanes[first], addresses=self.addresses[first], source=source)
 
     def elements(self) -> tuple[Lanes, NDArray[np.int64]]:
         """Each element by itself: the lane that accesses it, and its index in the array."""
@@ -82,7 +94,17 @@ class Accessed:
 
 
 class Watch:
-    """Is told of what happens, to count it; this one does not."""
+    """Is told of what happens, to count it; this one does not.
+
+    Attributes:
+        wants_bulk: whether it is to be told of what the async proxy accesses.
+    """
+
+    wants_bulk: bool = False
+
+    def wants(self, site: int) -> bool:
+        """Of those that want to be told of it: whether what comes next at a site is of interest."""
+        return self.wants_bulk
 
     def begin(self, threads: Threads) -> None:
         """Blocks begin, which are executed together; their lanes are counted from 0."""
@@ -102,6 +124,11 @@ class Several(Watch):
 
     def __init__(self, *watches: Watch) -> None:
         self._watches = watches
+        self.wants_bulk = any(each.wants_bulk for each in watches)
+
+    def wants(self, site: int) -> bool:
+        """Whether one of them wants it."""
+        return any([each.wants(site) for each in self._watches])
 
     def begin(self, threads: Threads) -> None:
         """Tell them."""
@@ -116,7 +143,8 @@ class Several(Watch):
     def bulk(self, found: Accessed) -> None:
         """Tell them."""
         for each in self._watches:
-            each.bulk(found)
+            if each.wants_bulk:
+                each.bulk(found)
 
     def operation(self, name: str, lanes: Lanes, elements: int, itemsize: int) -> None:
         """Tell them."""
@@ -125,9 +153,14 @@ class Several(Watch):
 
 
 class Recorder(Watch):
-    """Keeps what it is told, to tell another."""
+    """Keeps what it is told, to tell another.
 
-    def __init__(self) -> None:
+    Args:
+        of: that one.
+    """
+
+    def __init__(self, of: Watch) -> None:
+        self.wants_bulk, self._of = of.wants_bulk, of
         self._told: list[Callable[[Watch], None]] = []
 
     def begin(self, threads: Threads) -> None:
@@ -145,6 +178,10 @@ class Recorder(Watch):
     def operation(self, name: str, lanes: Lanes, elements: int, itemsize: int) -> None:
         """Keep it."""
         self._told.append(lambda watch: watch.operation(name, lanes, elements, itemsize))
+
+    def wants(self, site: int) -> bool:
+        """Whether that one wants it."""
+        return self._of.wants(site)
 
     def replay(self, watch: Watch) -> None:
         """Tell it."""

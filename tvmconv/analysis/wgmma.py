@@ -30,7 +30,7 @@ _SWIZZLES = {0: 0, 1: 128, 2: 64, 3: 32}
 _FIELD = 0x3FFF  # of a descriptor: addresses and distances by 16 bytes
 
 
-def _rows(descriptor: NDArray[np.uint64], count: int, what: str) -> NDArray[np.int64]:
+def _rows(descriptor: NDArray[np.uint64], count: int, what: str) -> tuple[NDArray[np.int64], int]:
     """Where the 2 chunks of 16 bytes of each row of an operand lie.
 
     Args:
@@ -39,7 +39,7 @@ def _rows(descriptor: NDArray[np.uint64], count: int, what: str) -> NDArray[np.i
         what: the instruction, in messages.
 
     Returns:
-        Addresses in shared memory, shape (warpgroups, rows, 2).
+        Addresses in shared memory, shape (warpgroups, rows, 2), and the bytes of the swizzle.
     """
 
     def field(shift: int, bits: int = _FIELD) -> NDArray[np.int64]:
@@ -52,8 +52,8 @@ def _rows(descriptor: NDArray[np.uint64], count: int, what: str) -> NDArray[np.i
     swizzle = _SWIZZLES[int(kinds[0])]
     row, chunk = np.arange(count)[:, None], np.arange(K_BYTES // CHUNK)
     if swizzle == 0:  # by core matrices of 8 rows of 16 bytes
-        return start + row // 8 * stride + row % 8 * CHUNK + chunk * leading
-    return swizzled(start + row // 8 * stride + row % 8 * swizzle + chunk * CHUNK, swizzle)
+        return start + row // 8 * stride + row % 8 * CHUNK + chunk * leading, swizzle
+    return swizzled(start + row // 8 * stride + row % 8 * swizzle + chunk * CHUNK, swizzle), swizzle
 
 
 def _values(found: NDArray[np.uint8], kind: str) -> NDArray[np.float32]:
@@ -113,12 +113,40 @@ def _multiply(call: Call, compiler: Compiler) -> Run:
         raise AnalysisError(f"{call} into registers of several buffers")
     machine = compiler.machine
     accumulators = _Registers(into[0][0], [index for _, index in into])
-    watched = machine.multiplications.accumulators(accumulators.registers)
     left, right, keeps = (compiler.code(operand) for operand in call.operands[n // 2 : n // 2 + 3])
     signs = [int(operand) for operand in call.operands[n // 2 + 3 : n // 2 + 5]]
     if any(int(operand) for operand in call.operands[n // 2 + 5 :]):
         raise AnalysisError(f"{call} of operands that are not K-major")
+    k = K_BYTES // numpy_dtype(_DTYPES[kinds[0]]).itemsize
+    operands = ((left, M, kinds[0]), (right, n, kinds[1]))
+
+    def tell(lanes: NDArray[np.intp]) -> None:
+        if machine.watch is not None:
+            for name in ("Mul", "Add"):
+                machine.watch.operation(name, lanes, M * n * k // WARPGROUP, 4)
+
+    def where_of(code: Code, count: int, kind: str, mask: Mask, groups: NDArray[np.intp]) -> NDArray[np.int64]:
+        descriptors = _descriptors(machine, machine.decided(code, mask), groups, call)
+        where, swizzle = _rows(descriptors, count, str(call))
+        _tell(machine, where, groups, kind, swizzle)
+        return where
+
+    def pretend(mask: Mask) -> None:
+        """What is accessed, and not what comes of it."""
+        groups = machine.warpgroups(mask)
+        lanes = groups.reshape(-1)
+        rows = accumulators.rows(lanes)
+        accumulators.registers.written[rows[:, None], lanes] = True
+        accumulators.registers.loaded[rows] = True
+        if machine.tells_bulk:
+            for operand in operands:
+                where_of(*operand, mask, groups)
+        tell(lanes)
+
+    if not machine.checked:
+        return pretend
     sign = np.float32(signs[0] * signs[1])
+    watched = machine.multiplications.accumulators(accumulators.registers)
     data = accumulators.registers.data
 
     def multiply(mask: Mask) -> None:
@@ -129,13 +157,12 @@ def _multiply(call: Call, compiler: Compiler) -> Run:
             raise RaceError(f"race: {call} into {watched.name} with no wgmma.fence behind what accessed it before")
         blocks = groups[:, 0] // machine.threads.padded
         chunks, values = [], []
-        for code, count, kind in ((left, M, kinds[0]), (right, n, kinds[1])):
-            where = _rows(_descriptors(machine, machine.decided(code, mask), groups, call), count, str(call))
+        for code, count, kind in operands:
+            where = where_of(code, count, kind, mask, groups)
             at = machine.shared.chunks(where.reshape(len(groups), -1), blocks)
             found = machine.shared.read_async(at, groups, "wgmma")
             values.append(_values(found.reshape(len(groups), count, K_BYTES), kind))
             chunks.append(at)
-            _tell(machine, where, groups, kind)
         sums = np.matmul(values[0], values[1].transpose(0, 2, 1)) * sign
         keep = machine.rows(keeps(mask), lanes).astype(bool).reshape(groups.shape)
         if (keep != keep[:, :1]).any():
@@ -147,10 +174,7 @@ def _multiply(call: Call, compiler: Compiler) -> Run:
         accumulators.registers.written[rows[:, None], lanes] = True
         accumulators.registers.loaded[rows] = True
         machine.multiplications.issue(groups, np.concatenate(chunks, axis=1), watched, rows)
-        if machine.watch is not None:
-            k = values[0].shape[2]
-            for name in ("Mul", "Add"):
-                machine.watch.operation(name, lanes, M * n * k // WARPGROUP, 4)
+        tell(lanes)
 
     return multiply
 
@@ -163,13 +187,14 @@ def _descriptors(machine: Machine, value: Any, groups: NDArray[np.intp], call: C
     return found[:, 0]
 
 
-def _tell(machine: Machine, where: NDArray[np.int64], groups: NDArray[np.intp], kind: str) -> None:
+def _tell(machine: Machine, where: NDArray[np.int64], groups: NDArray[np.intp], kind: str, swizzle: int) -> None:
     if machine.watch is not None:
         itemsize = numpy_dtype(_DTYPES[kind]).itemsize
         flat = where.reshape(len(groups), -1)
-        lanes = np.repeat(groups[:, 0], flat.shape[1])
+        lanes, at = np.repeat(groups[:, 0], flat.shape[1]), flat.reshape(-1)
         name = machine.buffer_at(int(flat[0, 0]))
-        machine.watch.bulk(Accessed(machine.site, "shared", "load", name, lanes, flat.reshape(-1), CHUNK, itemsize))
+        told = Accessed(machine.site, "shared", "load", name, lanes, at, CHUNK, itemsize, swizzle=swizzle)
+        machine.watch.bulk(told)
 
 
 def _fence(call: Call, compiler: Compiler) -> Run:

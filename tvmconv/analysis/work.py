@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvmconv.analysis.banks import SharedAccess, shared_accesses
-from tvmconv.analysis.coalescing import SECTOR_BYTES, GlobalAccess, global_accesses
+from tvmconv.analysis.coalescing import SECTOR_BYTES, GlobalAccess
+from tvmconv.analysis.counts import counts
 from tvmconv.analysis.footprint import Footprints, footprints, step_bytes
-from tvmconv.analysis.machine_code import code
+from tvmconv.analysis.machine_code import code, instructions
 from tvmconv.analysis.occupancy import occupancy_of
-from tvmconv.analysis.tir import statements
-from tvmconv.analysis.traffic import MULTIPLICATIONS, SHARED_STORES, traffic
-from tvmconv.analysis.trips import BARRIERS, LOADED, STAGED, STORED, find_trips
-from tvmconv.analysis.trips import MULTIPLICATIONS as MULTIPLIED
+from tvmconv.analysis.runs import of_a_thread
+from tvmconv.analysis.tir import has_instructions
+from tvmconv.analysis.trips import find_trips
 from tvmconv.analysis.warp import Warp
-from tvmconv.compiler.barriers import BARRIER
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import WARP, l1_bytes, l2_bytes
 
@@ -35,7 +33,6 @@ _INTEGER = frozenset(
 _FLOAT = frozenset(["FFMA", "FMUL", "FADD", "HFMA2", "HADD2", "HMUL2"])
 _SHARED_LOADS, _SHARED_STORES = ("LDS", "LDSM"), ("STS", "STSM", "LDGSTS")
 _BULK = ("UTMALDG", "UTMASTG", "UBLKCP", "HGMMA")  # what TMA and wgmma do is not of a warp's making
-_BARRIERS = (BARRIER, "tirx.cuda.cta_sync")
 
 
 @dataclass(frozen=True)
@@ -90,12 +87,14 @@ def work(kernel: Kernel) -> list[Work]:
 def _of_step(kernel: Kernel, step: LoweredStep, sass: Any) -> Work:
     found = occupancy_of(kernel, step)
     warps = -(-step.launch.threads // WARP)
-    own, touched = shared_accesses(kernel, step), global_accesses(kernel, step)
-    find_trips(sass, _of_a_thread(kernel, step, touched))
+    if any(each.name in _BULK for each, _ in instructions(sass)):
+        raise AnalysisError("the time of what TMA and wgmma do is not predicted")
+    done = counts(kernel, step)
+    touched = done.touched
+    own = done.shared if has_instructions(step.function) else shared_accesses(kernel, step)
+    find_trips(sass, of_a_thread(step, done.done, touched))
     warp = Warp()
     warp.run(sass)
-    if any(name in warp.issued for name in _BULK):
-        raise AnalysisError("the time of what TMA and wgmma do is not predicted")
     if not found.blocks:
         raise AnalysisError(f"not one block fits on a multiprocessor: {', '.join(found.binding)}")
 
@@ -120,32 +119,6 @@ def _of_step(kernel: Kernel, step: LoweredStep, sass: Any) -> Work:
         l1_sectors=sum(each.sectors for each in touched),
         l2_sectors=_from_l2(touched, there, l1_bytes(arch) // found.blocks - shared),
         dram_bytes=0 if _all_bytes(kernel, there) <= capacity else step_bytes(kernel, step, there, capacity),
-    )
-
-
-def _of_a_thread(kernel: Kernel, step: LoweredStep, touched: list[GlobalAccess]) -> Mapping[str, float]:
-    """What a thread does by the lowered TIR."""
-    threads = step.launch.threads
-    done = traffic(kernel, step)
-    moved = {
-        kind: sum(each.requests * each.nbytes for each in touched if each.kind == kind) for kind in ("load", "store")
-    }
-    warps = -(-threads // WARP)
-    return {
-        MULTIPLIED: done.counts[MULTIPLICATIONS].elements / threads,
-        BARRIERS: _barriers(step),
-        LOADED: moved["load"] / warps,
-        STORED: moved["store"] / warps,
-        STAGED: done.counts[SHARED_STORES].bytes / threads,
-    }
-
-
-def _barriers(step: LoweredStep) -> int:
-    """How many barriers a thread meets."""
-    return sum(
-        math.prod(extent for _, _, extent in scope.loops)
-        for statement, scope in statements(step.function)
-        if type(statement).__name__ == "Evaluate" and str(getattr(statement.value.op, "name", "")) in _BARRIERS
     )
 
 

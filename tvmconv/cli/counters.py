@@ -27,8 +27,9 @@ def add_parser(commands: Any) -> None:
         "counters",
         help="what is counted from the code beside what a GPU counts",
         description="Sectors, requests, wavefronts and occupancy: counted from kernels' code, and measured by Nsight "
-        "Compute (ncu). Each kernel is launched once. With --arch, kernels are built and counted without a GPU, into "
-        "the file that --programs names, to be measured where there is one.",
+        "Compute (ncu), of each kernel and each of its accesses. Each kernel is launched once for either. With --arch, "
+        "kernels are built and counted without a GPU, into the file that --programs names, to be measured where there "
+        "is one.",
     )
     parser.add_argument("workloads", metavar="WORKLOAD", nargs="*", help=f"such as {EXAMPLE}")
     parser.add_argument("--schedules", metavar="A,B", help="these (default: all that apply)")
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print and write."""
     from tvmconv.experiments.beside import Beside
     from tvmconv.experiments.readings import Readings
-    from tvmconv.reports.beside import LEGEND, summary, table
+    from tvmconv.reports.beside import ACCESS_LEGEND, LEGEND, by_access, summary, table
 
     if args.file:
         readings = Readings.read(args.file, Beside)
@@ -54,12 +55,15 @@ def run(args: argparse.Namespace) -> int:
             return _save(args, device)
         readings = _measured(args, device)
     parts = [table(readings.kernels), summary(readings.kernels)]
+    accesses = by_access(readings.kernels)
     if args.out:
         page = [f"# {readings.name}", *(part.markdown() for part in reversed(parts)), f"{LEGEND} {readings.provenance}"]
+        page += [accesses.markdown(), ACCESS_LEGEND] if accesses.rows else []
         try:
             readings.write(args.out, "\n\n".join(page))
         except OSError as error:
             raise UsageError(f"cannot write to {args.out}: {error.strerror}") from error
+    parts += [accesses] if accesses.rows else []
     print("\n\n".join([*(part.text() for part in parts), readings.provenance]))
     return 0
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tvmconv.compiler import nvrtc, sass
@@ -59,25 +61,34 @@ class Instruction:
 Listing = tuple[Instruction, ...]
 
 
-def disassembly(source: str, arch: str, image: bytes) -> str:
+def disassembly(source: str, arch: str, image: Callable[[], bytes]) -> str:
     """The machine code of a CUDA text, with the lines of the text in comments.
 
     One in ten of NVRTC's runs with `-lineinfo` gives other code, so that is made again until it is that of the binary.
+    The first of them is made, and disassembled, while the binary is.
 
     Args:
         source: the text.
         arch: such as "sm_90".
-        image: the binary that was compiled of it.
+        image: gives the binary that is compiled of it.
 
     Raises:
         CompileError: as `nvrtc.compile_cubin`.
     """
-    wanted = code(image)
-    for _ in range(ATTEMPTS):
+
+    def attempt() -> tuple[bytes, str]:
         lined = nvrtc.compile_cubin(source, arch, lines=True).image
+        return lined, sass.disassemble(lined, lines=True)
+
+    with ThreadPoolExecutor(1) as beside:
+        first = beside.submit(attempt)
+        wanted = code(image())
+        lined, text = first.result()
+    for _ in range(ATTEMPTS - 1):
         if code(lined) == wanted:
             break
-    return sass.disassemble(lined, lines=True)
+        lined, text = attempt()
+    return text
 
 
 def parse(text: str) -> dict[str, Listing]:

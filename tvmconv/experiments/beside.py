@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tvmconv import workloads
 from tvmconv.analysis import ncu
+from tvmconv.analysis.by_access import ByAccess
 from tvmconv.analysis.counted import counted
+from tvmconv.analysis.source_view import Executed
 from tvmconv.compiler.program import Program
 from tvmconv.devices import Device, find
 from tvmconv.errors import AnalysisError, DeviceError
@@ -57,6 +59,7 @@ class Beside:
         step: its index among the kernel's.
         counted: as `tvmconv.analysis.counted.Counted.plain`, or `error`, if it cannot be counted.
         measured: by the names of `METRICS`.
+        accesses: as `of_accesses` tells them; none in files of before that was measured.
     """
 
     workload: str
@@ -65,6 +68,7 @@ class Beside:
     step: int
     counted: dict[str, Any]
     measured: dict[str, float]
+    accesses: list[dict[str, Any]] = field(default_factory=list)
 
 
 def told_of(kernel: Kernel) -> dict[str, Any]:
@@ -101,23 +105,53 @@ def measured(built: Sequence[tuple[dict[str, Any], Program]], device: Device) ->
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "programs.zip"
         programs.save(file, built)
-        read = list(ncu.profile([sys.executable, "-m", __name__, str(file), device.text], METRICS))
+        command = [sys.executable, "-m", __name__, str(file), device.text]
+        read, launches = list(ncu.profile(command, METRICS)), ncu.source_view(command)
     expected = sum(len(program.steps) for _, program in built)
-    if len(read) != expected:
-        raise DeviceError(f"ncu saw {len(read)} launches of {expected}")
-    return list(_rows(built, iter(read)))
+    if {len(read), len(launches)} != {expected}:
+        raise DeviceError(f"ncu saw {len(read)} and {len(launches)} launches of {expected}")
+    return list(_rows(built, iter(read), iter(launches)))
 
 
-def _rows(built: Iterable[tuple[dict[str, Any], Program]], read: Iterator[dict[str, float]]) -> Iterator[Beside]:
+def of_accesses(counted: Mapping[str, Any], launch: Sequence[Executed]) -> list[dict[str, Any]]:
+    """What a launch took for each access that is counted, beside that.
+
+    Args:
+        counted: as `told_of` tells of a step.
+        launch: its instructions.
+
+    Returns:
+        For each access its space, kind, arrays, line and counts, as `ByAccess` has them, how many instructions it
+        became, and what was measured.
+
+    Raises:
+        DeviceError: it is the launch of something else.
+    """
+    found = []
+    for each in (ByAccess(**access) for access in counted.get("accesses", ())):
+        if max(each.rows, default=0) >= len(launch):
+            raise DeviceError(f"ncu tells of {len(launch)} instructions, which are fewer than the kernel has")
+        told = asdict(each)
+        found.append(told | {"rows": len(told["rows"]), "measured": dict(each.measured(launch))})
+    return found
+
+
+def _rows(
+    built: Iterable[tuple[dict[str, Any], Program]],
+    read: Iterator[dict[str, float]],
+    launches: Iterator[Sequence[Executed]],
+) -> Iterator[Beside]:
     for told, program in built:
         for place in range(len(program.steps)):
+            counted = told["steps"][place]
             yield Beside(
                 workload=told["workload"],
                 schedule=told["schedule"],
                 config=told["config"],
                 step=place,
-                counted=told["steps"][place],
+                counted={name: value for name, value in counted.items() if name != "accesses"},
                 measured=next(read),
+                accesses=of_accesses(counted, next(launches)),
             )
 
 

@@ -18,6 +18,12 @@ COUNTS = {
     "wavefronts, loads": "shared_load_wavefronts",
     "wavefronts, stores": "shared_store_wavefronts",
 }
+ACCESS_LEGEND = (
+    "By access: the line of `tvmconv show --stage lowered` at which it, or the body that it is in, begins; the "
+    "instructions that the compiler made of it; sectors and wavefronts that are counted and those that Nsight "
+    "Compute's source view tells of these instructions. What the compiler has moved to a line without a statement, "
+    "or to another statement's, counts there."
+)
 LEGEND = (
     "Counted over measured, of a whole launch; — where neither counts any. Sectors and requests of global memory: "
     "`l1tex__t_sectors_pipe_lsu_mem_global_op_ld` and its like. Wavefronts of shared memory: "
@@ -30,6 +36,23 @@ def table(rows: Sequence[Beside]) -> Table:
     """One line a step of a kernel."""
     headers = ("workload", "schedule", *COUNTS, "occupancy")
     return Table(headers, [_line(row) for row in rows], left=frozenset({"workload", "schedule"}))
+
+
+def by_access(rows: Sequence[Beside]) -> Table:
+    """One line an access of a kernel: what is counted of it and what was measured, by the source view."""
+    headers = ("workload", "schedule", "line", "access", "instructions", "of", "counted", "measured", "×")
+    lines = []
+    for row in rows:
+        for each in row.accesses:
+            unit = "wavefronts" if each["space"] == "shared" else "sectors"
+            ours, theirs = each["counts"].get(unit, 0.0), each["measured"].get(unit, 0)
+            if ours or theirs:
+                name = f"{each['kind']} of {', '.join(each['arrays']) or NOTHING}, {each['space']}"
+                share = _shown(_ratio(ours, theirs))
+                line = NOTHING if each["line"] is None else str(each["line"])
+                counts = (str(each["rows"]), unit, f"{ours:,.0f}", f"{theirs:,}", share)
+                lines.append((row.workload, _name(row), line, name, *counts))
+    return Table(headers, lines, left=frozenset({"workload", "schedule", "access", "of"}))
 
 
 def summary(rows: Sequence[Beside]) -> Table:
@@ -61,6 +84,10 @@ def ratio(row: Beside, key: str) -> float | None:
     ours, theirs = row.counted.get("counts", {}).get(key, 0.0), row.measured.get(key)
     if "error" in row.counted or theirs is None or not (ours or theirs):
         return None
+    return _ratio(ours, theirs)
+
+
+def _ratio(ours: float, theirs: float) -> float:
     if abs(ours - theirs) <= FEW:
         return 1.0
     return ours / theirs if theirs else float("inf")
@@ -70,8 +97,12 @@ def _same_occupancy(row: Beside) -> bool:
     return abs(100 * row.counted["occupancy"] - row.measured["occupancy_percent"]) < 0.01
 
 
+def _name(row: Beside) -> str:
+    return f"{row.schedule}, step {row.step}" if row.step else row.schedule
+
+
 def _line(row: Beside) -> tuple[str, ...]:
-    name = f"{row.schedule}, step {row.step}" if row.step else row.schedule
+    name = _name(row)
     if "error" in row.counted:
         return row.workload, name, *(NOTHING for _ in COUNTS), row.counted["error"]
     shares = (ratio(row, key) for key in COUNTS.values())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tvmconv.analysis.bounds import Bound, bounds
 from tvmconv.analysis.counts import counts
-from tvmconv.analysis.linked import Linked, linked
+from tvmconv.analysis.linked import Linked, begin, linked
 from tvmconv.analysis.occupancy import Occupancy, occupancy_of, waves
 from tvmconv.analysis.predicted_time import QUARTILES, PredictedTime, predicted_time
 from tvmconv.analysis.steps import steps
@@ -20,6 +20,7 @@ from tvmconv.knobs import format_value
 from tvmconv.knowledge.features import Machine
 from tvmconv.reports.accesses import Governing, costs, costs_text
 from tvmconv.reports.instructions import instructions
+from tvmconv.reports.swizzles import tiles_text
 from tvmconv.reports.tables import NOTHING, Table, significant
 
 
@@ -35,12 +36,18 @@ def explanation(kernel: Kernel, machine: Machine | None) -> str:
         CompileError: it does not compile.
     """
     config = " ".join(f"{name}={format_value(value)}" for name, value in kernel.config.items())
+    begin(kernel)
+    for step in kernel.steps:  # which needs none of the machine code at first
+        counts(kernel, step)
     lines = [f"{kernel.workload} by {kernel.schedule.name} on {kernel.device.text}", config or "no knobs"]
     found, failure = _linked(kernel)
     for place, step in enumerate(kernel.steps):
         code = instructions(found[place].listing) if found else f"instructions  {failure}"
         lines += ["", kernel.titled(step, f"{_of_step(kernel, step, machine)}\n{code}")]
     lines += ["", costs_text(kernel, costs(kernel, found))]
+    lines += [
+        text for step in kernel.steps if (tiles := counts(kernel, step).tiles) for text in ("", tiles_text(tiles))
+    ]
     if machine:
         lines += ["", _bounds(bounds(kernel, machine), machine), "", _prediction(kernel, machine)]
     return "\n".join(lines)

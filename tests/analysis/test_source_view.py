@@ -1,0 +1,93 @@
+"""Nsight Compute's source view, of two launches on an H200, joined to what is counted of their kernels.
+
+The data is from `ncu --set none --section SourceCounters python -m tvmconv.experiments.beside KERNELS cuda:0` and
+`ncu --import REPORT --page source --csv`: two of 24 kernels, with all columns.
+"""
+
+import lzma
+from pathlib import Path
+
+import pytest
+
+import tvmconv as tc
+from tvmconv.analysis.counted import counted
+from tvmconv.analysis.source_view import parse
+from tvmconv.errors import Error
+from tvmconv.experiments.beside import Beside, of_accesses
+from tvmconv.reports.beside import by_access
+from tvmconv.reports.tables import NOTHING
+
+FILE = Path(__file__).parents[1] / "data" / "ncu_source.csv.xz"
+TILES = {"slices": 1, "pipeline": "none", "fetch": "blocked", "weight_layout": "oihw", "weight_pad": 0}
+UNROLLED = {"auto_unroll_max_step": 0, "unroll_explicit": 0}
+KERNELS = {
+    "conv2d:4x256x14x14,512x256x1x1,s1,p0,f16,nhwc": {"tile_f": [-1, 1, 8, 4], "tile_p": [-1, 1, 31, 2]},
+    "conv2d:1x96x56x56,96x1x7x7,s1,p3,g96,f16,nhwc": {"tile_f": [-1, 1, 1, 1], "tile_p": [-1, 1, 32, 2]},
+}
+TAPS = {
+    "conv2d:4x256x14x14,512x256x1x1,s1,p0,f16,nhwc": {"tile_rc": [-1, 8], "tile_ry": [-1, 1], "tile_rx": [-1, 1]},
+    "conv2d:1x96x56x56,96x1x7x7,s1,p3,g96,f16,nhwc": {"tile_rc": [-1, 1], "tile_ry": [-1, 1], "tile_rx": [-1, 7]},
+}
+ATTEMPTS = 5  # to get the same code of NVRTC, which makes other code one time in ten
+
+
+@pytest.fixture(scope="module")
+def launches():
+    return parse(lzma.open(FILE, "rt", encoding="utf-8"))
+
+
+@pytest.fixture(scope="module", params=range(len(KERNELS)), ids=["branches", "depthwise"])
+def joined(request, launches):
+    text, launch = list(KERNELS)[request.param], launches[request.param]
+    for _ in range(ATTEMPTS):
+        config = KERNELS[text] | TAPS[text] | TILES | UNROLLED
+        kernel = tc.build(tc.parse(text), "implicit_gemm", arch="sm_90", config=config)
+        (step,) = kernel.steps
+        if [each.name for each in kernel.listings[step.name]] == [_name(each.text) for each in launch]:
+            plain = counted(kernel, step).plain()
+            return Beside(text, "implicit_gemm", config, 0, plain, {}, of_accesses(plain, launch)), launch
+    pytest.skip("this NVRTC makes other machine code than that which was measured")
+
+
+def _name(text):
+    return next(word for word in text.split() if not word.startswith("@"))
+
+
+def test_each_launch_has_its_instructions_in_order(launches):
+    assert list(map(len, launches)) == [184, 168]
+    assert all(launch[0].text == "LDC R1, c[0x0][0x28]" for launch in launches)
+
+
+def test_a_column_that_a_kernel_has_not_is_zero():
+    header, row = '"Address","Source","Instructions Executed"', '"0x7f00","  EXIT","1,024"'
+    ((only,),) = parse(['"Kernel Name","main_kernel",', header, row])
+    assert (only.text, only.times, only.sectors, only.wavefronts) == ("EXIT", 1024, 0, 0)
+
+
+@pytest.mark.parametrize("row", ['"0x7f00","EXIT"', '"0x7f00","EXIT","many"'])
+def test_something_else_is_refused(row):
+    with pytest.raises(Error, match="no source view"):
+        parse(['"Kernel Name","main_kernel",', '"Address","Source","Instructions Executed"', row])
+
+
+def test_every_access_is_counted_within_two_percent_of_what_was_measured(joined):
+    row, _ = joined
+    assert {(each["kind"], each["space"]) for each in row.accesses} == {
+        (kind, space) for kind in ("load", "store") for space in ("global", "shared")
+    }
+    for each in row.accesses:
+        for unit, count in each["counts"].items():
+            assert count == pytest.approx(each["measured"][unit], rel=0.02)
+
+
+@pytest.mark.parametrize("unit", ["wavefronts", "sectors", "tags"])
+def test_all_that_was_measured_is_of_an_access(joined, unit):
+    row, launch = joined
+    assert sum(each["measured"].get(unit, 0) for each in row.accesses) == sum(getattr(each, unit) for each in launch)
+
+
+def test_the_table_names_each_access_with_its_line(joined):
+    row, _ = joined
+    table = by_access([row])
+    assert len(table.rows) == len(row.accesses)
+    assert all(line[2] != NOTHING and float(line[-1]) == pytest.approx(1, abs=0.02) for line in table.rows)

@@ -1,0 +1,36 @@
+"""How tiles lie in shared memory that TMA copies and wgmma multiplies."""
+
+import numpy as np
+import pytest
+
+import tvmconv as tc
+from tvmconv.analysis.counts import counts
+from tvmconv.analysis.swizzles import Tile, core_wavefronts
+from tvmconv.analysis.tma import swizzled
+from tvmconv.reports.swizzles import tiles_text
+
+ROWS = np.arange(8)[:, None]
+
+
+@pytest.mark.parametrize(("nbytes", "plain"), [(32, 2), (64, 4), (128, 8)])
+def test_a_swizzle_of_as_many_bytes_as_a_row_has_spreads_rows_over_the_banks(nbytes, plain):
+    rows = 1024 + ROWS * nbytes + np.arange(2) * 16
+    assert core_wavefronts(rows).tolist() == [plain] * 2
+    assert core_wavefronts(swizzled(rows, nbytes)).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("row_bytes", [32, 64, 128])
+def test_hoppers_operands_lie_as_wgmma_reads_them_and_without_conflicts(row_bytes):
+    w = tc.parse("conv2d:1x64x16x16,64x64x3x3,s1,p1,f16,nhwc")
+    kernel = tc.build(w, "hopper", arch="sm_90", config={"row_bytes": row_bytes, "block_n": 32, "stages": 2})
+    loaded = {each.array: each for each in counts(kernel, kernel.steps[0]).tiles if each.kind == "load"}
+    assert set(loaded) == {"X", "K"}
+    for tile in loaded.values():
+        assert tile.read_with == {tile.swizzle} == {row_bytes}
+        assert tile.matrices == tile.wavefronts > 0
+
+
+def test_a_tile_that_is_read_with_another_swizzle_is_told_of():
+    text = tiles_text([Tile("X", "load", 64, {128}, 8, 16)])
+    assert "128 bytes: it does not lie so" in text
+    assert text.endswith("2.00")
