@@ -31,9 +31,12 @@ WHOLE = Parts()
 VARIANTS = {
     "all of it": WHOLE,
     "with neighbours of the best": replace(WHOLE, near=True),
-    "logarithms in place of ranks": replace(WHOLE, ranks=False),
-    "features alone, knobs not compared": replace(WHOLE, knobs=False),
-    "trees in place of the process": replace(WHOLE, process=False),
+    "ranks alone": replace(WHOLE, shares=False),
+    "shares alone": replace(WHOLE, ranks=False),
+    "blind to how often two divides": replace(WHOLE, twos=False),
+    "numbers compared like words": replace(WHOLE, numbers=True),
+    "numbers like words, and blind": replace(WHOLE, twos=False, numbers=True),
+    "trees in place of the processes": replace(WHOLE, process=False),
     "trees, with neighbours": replace(WHOLE, process=False, near=True),
 }
 AFTER = (25, 50, 100)

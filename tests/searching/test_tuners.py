@@ -15,8 +15,9 @@ from tvmconv.knobs.space import Space, Usage
 from tvmconv.searching.replay import Recorded
 from tvmconv.searching.tuners import TUNERS, make
 from tvmconv.searching.tuners.draft import draft
-from tvmconv.searching.tuners.gaussian import GaussianProcess, Rows, log_improvement
+from tvmconv.searching.tuners.gaussian import GaussianProcess, log_improvement
 from tvmconv.searching.tuners.model import Group
+from tvmconv.searching.tuners.rows import Comparison, Rows
 from tvmconv.searching.tuners.xgb import Parts, XGBTuner
 
 
@@ -255,7 +256,64 @@ def test_no_monotone_change_of_the_costs_changes_what_the_process_learns():
     assert scores.sum() == pytest.approx(0)
 
 
-@pytest.mark.parametrize("switched", [{"process": False}, {"trees": True}, {"near": True}, {"knobs": False}])
+def test_shares_do_not_tell_apart_the_slower_half():
+    shares = Group(np.zeros((6, 1)), np.array([4.0, 1.0, np.inf, 2.0, 900.0, 8.0])).upper_shares()
+    assert shares.tolist() == [0.25, 1, 0.5, 0.25, 0.25]
+
+
+def test_with_a_margin_a_little_better_is_no_improvement():
+    rows = Rows(np.linspace(0, 1, 8)[:, None], np.zeros((8, 0), dtype=np.int32))
+    values = np.linspace(0, 1, 8)
+    without, with_margin = (GaussianProcess(rows, values, margin=margin) for margin in (0.0, 0.5))
+    assert with_margin.best == pytest.approx(without.best + 0.5 / values.std())
+
+
+def compared(knobs, **asked):
+    space = Space(knobs)
+    points = space.walk(0, space.size)
+    features, _ = space.features(points)
+    return Comparison(space, **{"twos": True, "numbers": False, **asked}).rows(points, features)
+
+
+def test_numbers_are_compared_by_how_often_two_divides_them():
+    knobs = {"width": Choice("width", (96, 112, 128, 144), 96)}
+    assert compared(knobs).features[:, 1].tolist() == [5, 4, 7, 4]
+    assert compared(knobs, twos=False).features.shape == (4, 1)
+
+
+@pytest.mark.parametrize("options", [(1, 2, 4), (3, 6), (0, 1, 3), ("a", "b", "c"), (0.5, 1.0, 1.5)])
+def test_what_is_no_choice_of_numbers_with_odd_factors_has_its_features_alone(options):
+    space = Space({"knob": Choice("knob", options, options[0])})
+    features, _ = space.features(space.walk(0, space.size))
+    assert compared(space.knobs).features.tolist() == features.tolist()
+
+
+def test_words_and_splits_are_equal_or_not_and_numbers_if_asked():
+    knobs = {
+        "word": Choice("word", ("a", "b", "c"), "a"),
+        "number": Choice("number", (1, 2, 3), 1),
+        "pair": Choice("pair", (0, 1), 0),
+        "tile": Split("tile", 8, 2, (-1, 1)),
+    }
+    assert compared(knobs).points.shape[1] == 2
+    assert compared(knobs, numbers=True).points.shape[1] == 3
+
+
+def test_requests_of_one_ask_the_processes_in_turn():
+    space = conv_space()
+    together, one_by_one = (XGBTuner(space, seed=1) for _ in range(2))
+    for tuner in (together, one_by_one):
+        search(tuner, 40)
+    first, second = together.propose(2)
+    assert one_by_one.propose(1) == [first]
+    assert one_by_one.propose(1) != [first]
+    assert second != first
+
+
+@pytest.mark.parametrize(
+    "switched",
+    [{"process": False}, {"trees": True}, {"near": True}, {"shares": False}, {"twos": False}, {"numbers": True}],
+)
 def test_each_part_of_the_tuner_can_be_switched(switched):
     space = conv_space()
     tuner = XGBTuner(space)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -12,12 +13,14 @@ from tvmconv.knobs.moves import Moves
 from tvmconv.knobs.space import Space, distinct
 from tvmconv.searching.tuners.base import Trial, Tuner, default_point, points_and_costs
 from tvmconv.searching.tuners.draft import draft
-from tvmconv.searching.tuners.gaussian import GaussianProcess, Rows, log_improvement
+from tvmconv.searching.tuners.gaussian import GaussianProcess, log_improvement
 from tvmconv.searching.tuners.model import Ensemble, Group, Success
+from tvmconv.searching.tuners.rows import Comparison, Rows
 
 _FOUNDERS = 5  # successful configs, drafted or at random, before a model is asked
 _MEMBERS = 4  # ensembles' members that take turns in choosing
 _EXPLORATION = 0.05  # the share of configs proposed at random by trees, whatever they think
+_MARGIN = 0.05  # a process of shares goes for configs that are faster by so much of the best one's speed
 _TRANSFERRED = 32  # another workload's trials count like at most so many of this one's
 
 _SCORED_WHOLE = 8192  # spaces of up to so many legal points are scored in full, of listed ones as many; of larger ones:
@@ -38,23 +41,27 @@ class Parts:
     """What the tuner is made of; `scripts/ablation.py` leaves out one after another.
 
     Attributes:
-        process: a Gaussian process chooses, by the improvement that it expects.
+        process: Gaussian processes choose, by the improvement that they expect.
         trees: boosted trees choose, each member of an ensemble in its turn; without a process, or where another
             workload's trials are known, they do anyway.
         near: every second proposal is a neighbour of the best config.
-        knobs: the process sees which knobs are equal, besides the features.
-        ranks: the process learns ranks, not logarithms of the costs.
+        ranks: a process learns ranks.
+        shares: a process learns shares of the speed; with ranks as well, the two take turns.
+        twos: processes see how often two divides a number.
+        numbers: processes see which numbers are equal, as they do of other knobs.
     """
 
     process: bool = True
     trees: bool = False
     near: bool = False
-    knobs: bool = True
     ranks: bool = True
+    shares: bool = True
+    twos: bool = True
+    numbers: bool = False
 
 
 class XGBTuner(Tuner):
-    """Proposes where a Gaussian process expects the largest improvement.
+    """Proposes where Gaussian processes expect the largest improvement, each in its turn.
 
     Boosted trees tell what fails, and they choose as well once another workload's trials are known. Two proposals of a
     batch differ in at least two knobs.
@@ -71,8 +78,8 @@ class XGBTuner(Tuner):
         self._moves = Moves(space)
         self._others: list[Group] = []
         self._draft = draft(space)
-        self._parameters: np.ndarray | None = None  # of the last Gaussian process, from which the next one begins
-        self._compared = [place for place, size in enumerate(space.sizes) if size > 2]  # of two, features tell all
+        self._parameters: dict[str, np.ndarray] = {}  # of the last process of each target, to begin the next one with
+        self._proposed = 0  # by models
         self._turns = itertools.cycle((False, True))  # whether the next proposal is near the best
         self._guess: Guess | None = None
 
@@ -91,6 +98,10 @@ class XGBTuner(Tuner):
     def guide(self, guess: Guess) -> None:
         """Take somebody's word for what is fast: as a draft while nothing is known, then as one more feature."""
         self._guess = guess
+
+    @functools.cached_property
+    def _comparison(self) -> Comparison:
+        return Comparison(self.space, self.parts.twos, self.parts.numbers)
 
     def _drafted(self) -> Iterable[np.ndarray]:
         """What to measure before anything is known: what was guessed to be fast, or what the schedule estimates."""
@@ -128,32 +139,37 @@ class XGBTuner(Tuner):
         criterion = criterion or log_improvement
         groups = self._groups()
         success = Success(groups, self._rng)
-        process = self._process() if self.parts.process and self._succeeded() >= _FOUNDERS else None
-        with_trees = process is None or self.parts.trees or bool(self._others)
+        processes = list(self._processes()) if self._succeeded() >= _FOUNDERS else []
+        with_trees = not processes or self.parts.trees or bool(self._others)
         trees = Ensemble(groups, _MEMBERS, self._rng) if with_trees else None
 
         def scores(points: np.ndarray) -> np.ndarray:
             features = self._features(points)
-            voices = []
-            if process:
-                voices += [criterion(process, self._rows(points, features))] * (_MEMBERS if trees else 1)
+            rows = self._comparison.rows(points, features)
+            voices = [criterion(process, rows) for process in processes]
             if trees:
-                voices += list(trees.scores(features))
+                members = list(trees.scores(features))
+                voices = voices * (_MEMBERS // len(voices)) + members if voices else members
             return np.stack(voices) + success.log_likelihood(features)
 
         return scores
 
-    def _process(self) -> GaussianProcess:
+    def _processes(self) -> Iterator[GaussianProcess]:
+        """One of ranks and one of shares, where the parts say so."""
+        if not self.parts.process:
+            return
         points = np.stack([point for point, _ in self._learnt.values()])
         own = self._group(self.space, list(self._learnt.values()))
-        values = own.normal_scores() if self.parts.ranks else -np.log(own.costs[own.succeeded])
-        rows = self._rows(points[own.succeeded], own.features[own.succeeded])
-        process = GaussianProcess(rows, values, self._parameters)
-        self._parameters = process.parameters
-        return process
-
-    def _rows(self, points: np.ndarray, features: np.ndarray) -> Rows:
-        return Rows(features.astype(float), points[:, self._compared if self.parts.knobs else []])
+        rows = self._comparison.rows(points[own.succeeded], own.features[own.succeeded])
+        targets: dict[str, tuple[np.ndarray, float]] = {}
+        if self.parts.ranks:
+            targets["ranks"] = own.normal_scores(), 0.0
+        if self.parts.shares:
+            targets["shares"] = own.upper_shares(), _MARGIN
+        for name, (values, margin) in targets.items():
+            process = GaussianProcess(rows, values, self._parameters.get(name), margin)
+            self._parameters[name] = process.parameters
+            yield process
 
     def _groups(self) -> list[Group]:
         own = [self._group(self.space, list(self._learnt.values()))] if self._learnt else []
@@ -211,7 +227,8 @@ class XGBTuner(Tuner):
         taken, copies, beside = np.zeros((3, len(candidates)), dtype=bool)
         if self.parts.near and self._succeeded():
             beside = np.count_nonzero(candidates != self._ranked()[0], axis=1) == 1
-        for order in itertools.cycle(np.argsort(-scores, axis=1, kind="stable")):
+        orders = itertools.cycle(np.argsort(-scores, axis=1, kind="stable"))
+        for order in itertools.islice(orders, self._proposed % 2, None):  # requests of one do not ask one process alone
             if not self.parts.process and self._rng.random() < _EXPLORATION:
                 yield from itertools.islice(self._random, 1)
             left = order[(beside & ~taken)[order]] if next(self._turns) else order[:0]
@@ -223,4 +240,5 @@ class XGBTuner(Tuner):
                 return
             taken[left[0]] = True
             copies |= np.count_nonzero(candidates != candidates[left[0]], axis=1) < 2
+            self._proposed += 1
             yield candidates[left[0]]
