@@ -24,7 +24,8 @@ from tvmconv.reports.tables import Table
 from tvmconv.searching.recordings import find
 from tvmconv.searching.replay import Recording
 from tvmconv.searching.simulate import Summary, search
-from tvmconv.searching.tuners.xgb import Parts, XGBTuner
+from tvmconv.searching.tuners.parts import Parts
+from tvmconv.searching.tuners.xgb import XGBTuner
 from tvmconv.version import VERSION
 
 WHOLE = Parts()
@@ -35,9 +36,8 @@ VARIANTS = {
     "shares alone": replace(WHOLE, ranks=False),
     "blind to how often two divides": replace(WHOLE, twos=False),
     "numbers compared like words": replace(WHOLE, numbers=True),
-    "numbers like words, and blind": replace(WHOLE, twos=False, numbers=True),
+    "without rivals": replace(WHOLE, rivals=False),
     "trees in place of the processes": replace(WHOLE, process=False),
-    "trees, with neighbours": replace(WHOLE, process=False, near=True),
 }
 AFTER = (25, 50, 100)
 TITLE = "# What each part of the tuner is worth"

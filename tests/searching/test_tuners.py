@@ -17,8 +17,10 @@ from tvmconv.searching.tuners import TUNERS, make
 from tvmconv.searching.tuners.draft import draft
 from tvmconv.searching.tuners.gaussian import GaussianProcess, log_improvement
 from tvmconv.searching.tuners.model import Group
+from tvmconv.searching.tuners.parts import Parts
+from tvmconv.searching.tuners.rivals import Side, other_side
 from tvmconv.searching.tuners.rows import Comparison, Rows
-from tvmconv.searching.tuners.xgb import Parts, XGBTuner
+from tvmconv.searching.tuners.xgb import XGBTuner
 
 
 def usage(columns):
@@ -299,6 +301,36 @@ def test_words_and_splits_are_equal_or_not_and_numbers_if_asked():
     assert compared(knobs, numbers=True).points.shape[1] == 3
 
 
+def proposed_after(measured, rivals):
+    """Eight proposals after so many trials, where side 1 is ten times as slow."""
+    numbers = tuple(range(1, 33))
+    space = Space({"side": Choice("side", (0, 1), 0), "a": Choice("a", numbers, 1), "b": Choice("b", numbers, 1)})
+    tuner = XGBTuner(space)
+    tuner.parts = Parts(rivals=rivals)
+    configs = make("random", space, seed=2).propose(measured)
+    tuner.learn(Recorded(config, (config["a"] + config["b"]) * 10.0 ** config["side"]) for config in configs)
+    return tuner.propose(8)
+
+
+def test_the_eighth_config_is_a_rival_on_the_other_side_of_a_choice_of_two():
+    proposed = proposed_after(60, rivals=True)
+    assert proposed[:7] == proposed_after(60, rivals=False)[:7]
+    assert proposed[7]["side"] == 1
+    assert proposed[7] != proposed_after(60, rivals=False)[7]
+
+
+def test_rivals_wait_until_something_is_tuned():
+    assert proposed_after(40, rivals=True) == proposed_after(40, rivals=False)
+
+
+def test_sides_are_those_of_each_knob_of_two_in_turn():
+    knobs = [Choice("pad", (0, 1), 0), Choice("unroll", (0, 64, 512), 0), Choice("order", ("ab", "ba"), "ab")]
+    space = Space({knob.name: knob for knob in knobs})
+    best = space.point({"pad": 1, "unroll": 64, "order": "ab"})
+    assert [other_side(space, best, turn) for turn in range(3)] == [Side(0, 0), Side(2, 1), Side(0, 0)]
+    assert other_side(Space({"unroll": knobs[1]}), best[1:2], turn=0) is None
+
+
 def test_requests_of_one_ask_the_processes_in_turn():
     space = conv_space()
     together, one_by_one = (XGBTuner(space, seed=1) for _ in range(2))
@@ -312,7 +344,15 @@ def test_requests_of_one_ask_the_processes_in_turn():
 
 @pytest.mark.parametrize(
     "switched",
-    [{"process": False}, {"trees": True}, {"near": True}, {"shares": False}, {"twos": False}, {"numbers": True}],
+    [
+        {"process": False},
+        {"trees": True},
+        {"near": True},
+        {"shares": False},
+        {"twos": False},
+        {"numbers": True},
+        {"rivals": False},
+    ],
 )
 def test_each_part_of_the_tuner_can_be_switched(switched):
     space = conv_space()

@@ -81,15 +81,15 @@ class GaussianProcess:
         return Rows((rows.features - self._low) / self._range, rows.points)
 
 
-def log_improvement(process: GaussianProcess, rows: Rows) -> np.ndarray:
-    """The logarithm of the improvement on the best that is to be expected: float (n,).
+def log_improvement(process: GaussianProcess, rows: Rows, best: float | None = None) -> np.ndarray:
+    """The logarithm of the improvement that is to be expected, on the best of all or on another prediction: float (n,).
 
     (Mockus, "Bayesian Approach to Global Optimization", Kluwer 1989; of what is hopeless, an asymptote's logarithm.)
     """
     from scipy.special import log_ndtr, ndtr
 
     mean, deviation = process.predict(rows)
-    ahead = (mean - process.best) / deviation
+    ahead = (mean - (process.best if best is None else best)) / deviation
     density = np.exp(-(ahead**2) / 2) / np.sqrt(2 * np.pi)
     with np.errstate(divide="ignore", invalid="ignore"):
         near = np.log(ahead * ndtr(ahead) + density)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,12 +15,17 @@ from tvmconv.searching.tuners.base import Trial, Tuner, default_point, points_an
 from tvmconv.searching.tuners.draft import draft
 from tvmconv.searching.tuners.gaussian import GaussianProcess, log_improvement
 from tvmconv.searching.tuners.model import Ensemble, Group, Success
+from tvmconv.searching.tuners.parts import Parts
+from tvmconv.searching.tuners.rivals import Side, other_side
 from tvmconv.searching.tuners.rows import Comparison, Rows
 
 _FOUNDERS = 5  # successful configs, drafted or at random, before a model is asked
 _MEMBERS = 4  # ensembles' members that take turns in choosing
 _EXPLORATION = 0.05  # the share of configs proposed at random by trees, whatever they think
 _MARGIN = 0.05  # a process of shares goes for configs that are faster by so much of the best one's speed
+_RIVALS_AFTER = 48  # trials; before, what is tuned is worth more
+_LAST = 1e4  # what makes the score of configs that are no rivals worse than that of any
+_TURNS = 8  # of processes; the last one looks for a rival
 _TRANSFERRED = 32  # another workload's trials count like at most so many of this one's
 
 _SCORED_WHOLE = 8192  # spaces of up to so many legal points are scored in full, of listed ones as many; of larger ones:
@@ -34,30 +39,6 @@ Scores = Callable[[np.ndarray], np.ndarray]  # from points (n, knobs) to what ea
 Guess = Callable[[np.ndarray], np.ndarray]  # from points (n, knobs) to how slow somebody else thinks them to be: (n,)
 
 Criterion = Callable[[GaussianProcess, Rows], np.ndarray]  # what a process thinks of configs: (n,)
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What the tuner is made of; `scripts/ablation.py` leaves out one after another.
-
-    Attributes:
-        process: Gaussian processes choose, by the improvement that they expect.
-        trees: boosted trees choose, each member of an ensemble in its turn; without a process, or where another
-            workload's trials are known, they do anyway.
-        near: every second proposal is a neighbour of the best config.
-        ranks: a process learns ranks.
-        shares: a process learns shares of the speed; with ranks as well, the two take turns.
-        twos: processes see how often two divides a number.
-        numbers: processes see which numbers are equal, as they do of other knobs.
-    """
-
-    process: bool = True
-    trees: bool = False
-    near: bool = False
-    ranks: bool = True
-    shares: bool = True
-    twos: bool = True
-    numbers: bool = False
 
 
 class XGBTuner(Tuner):
@@ -135,24 +116,43 @@ class XGBTuner(Tuner):
         return points[np.argsort(-places.mean(axis=0), kind="stable")]
 
     def _models(self, criterion: Criterion | None = None) -> Scores:
-        """The models, taught what was measured until now; a process goes by the criterion, or by the improvement."""
-        criterion = criterion or log_improvement
+        """The models in turn, taught what was measured; processes go by the criterion, or by improvement and rivals."""
         groups = self._groups()
         success = Success(groups, self._rng)
         processes = list(self._processes()) if self._succeeded() >= _FOUNDERS else []
         with_trees = not processes or self.parts.trees or bool(self._others)
         trees = Ensemble(groups, _MEMBERS, self._rng) if with_trees else None
+        side = None if criterion or with_trees else self._rivals()
 
         def scores(points: np.ndarray) -> np.ndarray:
             features = self._features(points)
             rows = self._comparison.rows(points, features)
-            voices = [criterion(process, rows) for process in processes]
+            voices = [(criterion or log_improvement)(process, rows) for process in processes]
+            if side:
+                voices *= _TURNS // len(voices)
+                rivals = log_improvement(processes[-1], rows, self._best_of(side, processes[-1]))
+                voices[-1] = np.where(side.has(points), rivals, voices[-1] - _LAST)
+            first = self._proposed % max(len(voices), 1)  # requests of one are to ask more than one
+            voices = voices[first:] + voices[:first]
             if trees:
-                members = list(trees.scores(features))
-                voices = voices * (_MEMBERS // len(voices)) + members if voices else members
+                voices = voices * (_MEMBERS // max(len(voices), 1)) + list(trees.scores(features))
             return np.stack(voices) + success.log_likelihood(features)
 
         return scores
+
+    def _rivals(self) -> Side | None:
+        """Where to look for a rival of the best config, if it is time."""
+        if not self.parts.rivals or len(self._learnt) < _RIVALS_AFTER:
+            return None
+        return other_side(self.space, self._ranked()[0], self._proposed // _TURNS)
+
+    def _best_of(self, side: Side, process: GaussianProcess) -> float:
+        """What a process thinks of the best config that was measured on a side; of none, that it is average."""
+        points = np.stack([point for point, cost in self._learnt.values() if math.isfinite(cost)])
+        points = points[side.has(points)]
+        if not len(points):
+            return 0.0
+        return float(process.predict(self._comparison.rows(points, self._features(points)))[0].max())
 
     def _processes(self) -> Iterator[GaussianProcess]:
         """One of ranks and one of shares, where the parts say so."""
@@ -227,8 +227,7 @@ class XGBTuner(Tuner):
         taken, copies, beside = np.zeros((3, len(candidates)), dtype=bool)
         if self.parts.near and self._succeeded():
             beside = np.count_nonzero(candidates != self._ranked()[0], axis=1) == 1
-        orders = itertools.cycle(np.argsort(-scores, axis=1, kind="stable"))
-        for order in itertools.islice(orders, self._proposed % 2, None):  # requests of one do not ask one process alone
+        for order in itertools.cycle(np.argsort(-scores, axis=1, kind="stable")):
             if not self.parts.process and self._rng.random() < _EXPLORATION:
                 yield from itertools.islice(self._random, 1)
             left = order[(beside & ~taken)[order]] if next(self._turns) else order[:0]
