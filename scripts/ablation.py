@@ -24,17 +24,20 @@ from tvmconv.reports.tables import Table
 from tvmconv.searching.recordings import find
 from tvmconv.searching.replay import Recording
 from tvmconv.searching.simulate import Summary, search
-from tvmconv.searching.tuners.xgb import Parts, XGBTuner
+from tvmconv.searching.tuners.parts import Parts
+from tvmconv.searching.tuners.xgb import XGBTuner
 from tvmconv.version import VERSION
 
 WHOLE = Parts()
 VARIANTS = {
     "all of it": WHOLE,
     "with neighbours of the best": replace(WHOLE, near=True),
-    "logarithms in place of ranks": replace(WHOLE, ranks=False),
-    "features alone, knobs not compared": replace(WHOLE, knobs=False),
-    "trees in place of the process": replace(WHOLE, process=False),
-    "trees, with neighbours": replace(WHOLE, process=False, near=True),
+    "ranks alone": replace(WHOLE, shares=False),
+    "shares alone": replace(WHOLE, ranks=False),
+    "blind to how often two divides": replace(WHOLE, twos=False),
+    "numbers compared like words": replace(WHOLE, numbers=True),
+    "without rivals": replace(WHOLE, rivals=False),
+    "trees in place of the processes": replace(WHOLE, process=False),
 }
 AFTER = (25, 50, 100)
 TITLE = "# What each part of the tuner is worth"

@@ -10,7 +10,8 @@ import pytest
 
 from tvmconv.searching.replay import Recorded, Recording, load
 from tvmconv.searching.simulate import Run, Summary, checkpoints, search
-from tvmconv.searching.tuners.xgb import Parts, XGBTuner
+from tvmconv.searching.tuners.parts import Parts
+from tvmconv.searching.tuners.xgb import XGBTuner
 
 DATA = Path(__file__).parents[1] / "data"
 

@@ -15,9 +15,12 @@ from tvmconv.knobs.space import Space, Usage
 from tvmconv.searching.replay import Recorded
 from tvmconv.searching.tuners import TUNERS, make
 from tvmconv.searching.tuners.draft import draft
-from tvmconv.searching.tuners.gaussian import GaussianProcess, Rows, log_improvement
+from tvmconv.searching.tuners.gaussian import GaussianProcess, log_improvement
 from tvmconv.searching.tuners.model import Group
-from tvmconv.searching.tuners.xgb import Parts, XGBTuner
+from tvmconv.searching.tuners.parts import Parts
+from tvmconv.searching.tuners.rivals import Side, other_side
+from tvmconv.searching.tuners.rows import Comparison, Rows
+from tvmconv.searching.tuners.xgb import XGBTuner
 
 
 def usage(columns):
@@ -255,7 +258,102 @@ def test_no_monotone_change_of_the_costs_changes_what_the_process_learns():
     assert scores.sum() == pytest.approx(0)
 
 
-@pytest.mark.parametrize("switched", [{"process": False}, {"trees": True}, {"near": True}, {"knobs": False}])
+def test_shares_do_not_tell_apart_the_slower_half():
+    shares = Group(np.zeros((6, 1)), np.array([4.0, 1.0, np.inf, 2.0, 900.0, 8.0])).upper_shares()
+    assert shares.tolist() == [0.25, 1, 0.5, 0.25, 0.25]
+
+
+def test_with_a_margin_a_little_better_is_no_improvement():
+    rows = Rows(np.linspace(0, 1, 8)[:, None], np.zeros((8, 0), dtype=np.int32))
+    values = np.linspace(0, 1, 8)
+    without, with_margin = (GaussianProcess(rows, values, margin=margin) for margin in (0.0, 0.5))
+    assert with_margin.best == pytest.approx(without.best + 0.5 / values.std())
+
+
+def compared(knobs, **asked):
+    space = Space(knobs)
+    points = space.walk(0, space.size)
+    features, _ = space.features(points)
+    return Comparison(space, **{"twos": True, "numbers": False, **asked}).rows(points, features)
+
+
+def test_numbers_are_compared_by_how_often_two_divides_them():
+    knobs = {"width": Choice("width", (96, 112, 128, 144), 96)}
+    assert compared(knobs).features[:, 1].tolist() == [5, 4, 7, 4]
+    assert compared(knobs, twos=False).features.shape == (4, 1)
+
+
+@pytest.mark.parametrize("options", [(1, 2, 4), (3, 6), (0, 1, 3), ("a", "b", "c"), (0.5, 1.0, 1.5)])
+def test_what_is_no_choice_of_numbers_with_odd_factors_has_its_features_alone(options):
+    space = Space({"knob": Choice("knob", options, options[0])})
+    features, _ = space.features(space.walk(0, space.size))
+    assert compared(space.knobs).features.tolist() == features.tolist()
+
+
+def test_words_and_splits_are_equal_or_not_and_numbers_if_asked():
+    knobs = {
+        "word": Choice("word", ("a", "b", "c"), "a"),
+        "number": Choice("number", (1, 2, 3), 1),
+        "pair": Choice("pair", (0, 1), 0),
+        "tile": Split("tile", 8, 2, (-1, 1)),
+    }
+    assert compared(knobs).points.shape[1] == 2
+    assert compared(knobs, numbers=True).points.shape[1] == 3
+
+
+def proposed_after(measured, rivals):
+    """Eight proposals after so many trials, where side 1 is ten times as slow."""
+    numbers = tuple(range(1, 33))
+    space = Space({"side": Choice("side", (0, 1), 0), "a": Choice("a", numbers, 1), "b": Choice("b", numbers, 1)})
+    tuner = XGBTuner(space)
+    tuner.parts = Parts(rivals=rivals)
+    configs = make("random", space, seed=2).propose(measured)
+    tuner.learn(Recorded(config, (config["a"] + config["b"]) * 10.0 ** config["side"]) for config in configs)
+    return tuner.propose(8)
+
+
+def test_the_eighth_config_is_a_rival_on_the_other_side_of_a_choice_of_two():
+    proposed = proposed_after(60, rivals=True)
+    assert proposed[:7] == proposed_after(60, rivals=False)[:7]
+    assert proposed[7]["side"] == 1
+    assert proposed[7] != proposed_after(60, rivals=False)[7]
+
+
+def test_rivals_wait_until_something_is_tuned():
+    assert proposed_after(40, rivals=True) == proposed_after(40, rivals=False)
+
+
+def test_sides_are_those_of_each_knob_of_two_in_turn():
+    knobs = [Choice("pad", (0, 1), 0), Choice("unroll", (0, 64, 512), 0), Choice("order", ("ab", "ba"), "ab")]
+    space = Space({knob.name: knob for knob in knobs})
+    best = space.point({"pad": 1, "unroll": 64, "order": "ab"})
+    assert [other_side(space, best, turn) for turn in range(3)] == [Side(0, 0), Side(2, 1), Side(0, 0)]
+    assert other_side(Space({"unroll": knobs[1]}), best[1:2], turn=0) is None
+
+
+def test_requests_of_one_ask_the_processes_in_turn():
+    space = conv_space()
+    together, one_by_one = (XGBTuner(space, seed=1) for _ in range(2))
+    for tuner in (together, one_by_one):
+        search(tuner, 40)
+    first, second = together.propose(2)
+    assert one_by_one.propose(1) == [first]
+    assert one_by_one.propose(1) != [first]
+    assert second != first
+
+
+@pytest.mark.parametrize(
+    "switched",
+    [
+        {"process": False},
+        {"trees": True},
+        {"near": True},
+        {"shares": False},
+        {"twos": False},
+        {"numbers": True},
+        {"rivals": False},
+    ],
+)
 def test_each_part_of_the_tuner_can_be_switched(switched):
     space = conv_space()
     tuner = XGBTuner(space)

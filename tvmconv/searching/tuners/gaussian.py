@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tvmconv.searching.tuners.rows import Rows
+
 _MOST_ROWS = 192  # measurements that it goes by, the best half of them the best of all
 _MOST_FITTED = 96  # of these, to fit the kernel to: a step takes time cubic in them
 _STEPS = 12  # of the fit
@@ -16,22 +18,6 @@ _JITTER = 1e-6
 _WEIGHT, _KNOB_WEIGHT, _WEIGHT_SPREAD = 0.0, -2.0, 1.5  # of a squared distance in a feature, of a knob that differs
 _VARIANCE, _VARIANCE_SPREAD = 0.0, 0.7
 _NOISE, _NOISE_SPREAD = -5.0, 1.5
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Configs as the process compares them.
-
-    Attributes:
-        features: float (n, features).
-        points: option indices, int32 (n, knobs): knobs are equal or not, whatever their features.
-    """
-
-    features: np.ndarray
-    points: np.ndarray
-
-    def __getitem__(self, chosen: np.ndarray) -> Rows:
-        return Rows(self.features[chosen], self.points[chosen])
 
 
 class GaussianProcess:
@@ -46,21 +32,23 @@ class GaussianProcess:
         values: how good they are: float (n,), the larger the better. A first guess of them, by another model, is to be
             subtracted before, and added to what is predicted.
         parameters: where to begin the fit: those of an earlier process of the same features and knobs.
+        margin: by how much a value has to exceed the largest to count as an improvement.
 
     Attributes:
         parameters: of the kernel.
-        best: the largest value, in the units of predictions.
+        best: the largest value and the margin, in the units of predictions.
     """
 
-    def __init__(self, rows: Rows, values: np.ndarray, parameters: np.ndarray | None = None):
+    def __init__(self, rows: Rows, values: np.ndarray, parameters: np.ndarray | None = None, margin: float = 0.0):
         kept = _best_and_others(values, _MOST_ROWS)
         rows, values = rows[kept], values[kept]
         self._low = rows.features.min(axis=0)
         self._range = np.ptp(rows.features, axis=0)
         self._range[self._range == 0] = 1
         self._rows = self._scaled(rows)
-        targets = (values - values.mean()) / max(values.std(), 1e-9)
-        self.best = float(targets.max())
+        spread = max(values.std(), 1e-9)
+        targets = (values - values.mean()) / spread
+        self.best = float(targets.max() + margin / spread)
         distances = _distances(self._rows)
         fitted = _best_and_others(targets, _MOST_FITTED)
         square = np.ix_(fitted, fitted)
@@ -93,15 +81,15 @@ class GaussianProcess:
         return Rows((rows.features - self._low) / self._range, rows.points)
 
 
-def log_improvement(process: GaussianProcess, rows: Rows) -> np.ndarray:
-    """The logarithm of the improvement on the best that is to be expected: float (n,).
+def log_improvement(process: GaussianProcess, rows: Rows, best: float | None = None) -> np.ndarray:
+    """The logarithm of the improvement that is to be expected, on the best of all or on another prediction: float (n,).
 
     (Mockus, "Bayesian Approach to Global Optimization", Kluwer 1989; of what is hopeless, an asymptote's logarithm.)
     """
     from scipy.special import log_ndtr, ndtr
 
     mean, deviation = process.predict(rows)
-    ahead = (mean - process.best) / deviation
+    ahead = (mean - (process.best if best is None else best)) / deviation
     density = np.exp(-(ahead**2) / 2) / np.sqrt(2 * np.pi)
     with np.errstate(divide="ignore", invalid="ignore"):
         near = np.log(ahead * ndtr(ahead) + density)

@@ -45,13 +45,22 @@ class Group:
         ranks = np.argsort(np.argsort(-costs, kind="stable"), kind="stable")
         return ndtri((ranks + 0.5) / len(ranks))
 
-    def targets(self) -> np.ndarray:
-        """How good the trials that succeeded are: their share of the best one's speed, standardised.
+    def shares(self) -> np.ndarray:
+        """How good the trials that succeeded are: their share of the best one's speed.
 
         Shares of the speed, and not the logarithm of the cost: how bad the bad ones are is of no interest.
         """
         costs = self.costs[self.succeeded]
-        shares = costs.min(initial=np.inf) / costs
+        return costs.min(initial=np.inf) / costs
+
+    def upper_shares(self) -> np.ndarray:
+        """The shares, none below their median: which of the slower half are the slowest is of no interest, either."""
+        shares = self.shares()
+        return np.maximum(shares, np.median(shares)) if len(shares) else shares
+
+    def targets(self) -> np.ndarray:
+        """The shares, standardised."""
+        shares = self.shares()
         return (shares - shares.mean()) / max(shares.std(), 1e-6) if len(shares) else shares
 
 

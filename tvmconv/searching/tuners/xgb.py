@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,12 +13,19 @@ from tvmconv.knobs.moves import Moves
 from tvmconv.knobs.space import Space, distinct
 from tvmconv.searching.tuners.base import Trial, Tuner, default_point, points_and_costs
 from tvmconv.searching.tuners.draft import draft
-from tvmconv.searching.tuners.gaussian import GaussianProcess, Rows, log_improvement
+from tvmconv.searching.tuners.gaussian import GaussianProcess, log_improvement
 from tvmconv.searching.tuners.model import Ensemble, Group, Success
+from tvmconv.searching.tuners.parts import Parts
+from tvmconv.searching.tuners.rivals import Side, other_side
+from tvmconv.searching.tuners.rows import Comparison, Rows
 
 _FOUNDERS = 5  # successful configs, drafted or at random, before a model is asked
 _MEMBERS = 4  # ensembles' members that take turns in choosing
 _EXPLORATION = 0.05  # the share of configs proposed at random by trees, whatever they think
+_MARGIN = 0.05  # a process of shares goes for configs that are faster by so much of the best one's speed
+_RIVALS_AFTER = 48  # trials; before, what is tuned is worth more
+_LAST = 1e4  # what makes the score of configs that are no rivals worse than that of any
+_TURNS = 8  # of processes; the last one looks for a rival
 _TRANSFERRED = 32  # another workload's trials count like at most so many of this one's
 
 _SCORED_WHOLE = 8192  # spaces of up to so many legal points are scored in full, of listed ones as many; of larger ones:
@@ -33,28 +41,8 @@ Guess = Callable[[np.ndarray], np.ndarray]  # from points (n, knobs) to how slow
 Criterion = Callable[[GaussianProcess, Rows], np.ndarray]  # what a process thinks of configs: (n,)
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What the tuner is made of; `scripts/ablation.py` leaves out one after another.
-
-    Attributes:
-        process: a Gaussian process chooses, by the improvement that it expects.
-        trees: boosted trees choose, each member of an ensemble in its turn; without a process, or where another
-            workload's trials are known, they do anyway.
-        near: every second proposal is a neighbour of the best config.
-        knobs: the process sees which knobs are equal, besides the features.
-        ranks: the process learns ranks, not logarithms of the costs.
-    """
-
-    process: bool = True
-    trees: bool = False
-    near: bool = False
-    knobs: bool = True
-    ranks: bool = True
-
-
 class XGBTuner(Tuner):
-    """Proposes where a Gaussian process expects the largest improvement.
+    """Proposes where Gaussian processes expect the largest improvement, each in its turn.
 
     Boosted trees tell what fails, and they choose as well once another workload's trials are known. Two proposals of a
     batch differ in at least two knobs.
@@ -71,8 +59,8 @@ class XGBTuner(Tuner):
         self._moves = Moves(space)
         self._others: list[Group] = []
         self._draft = draft(space)
-        self._parameters: np.ndarray | None = None  # of the last Gaussian process, from which the next one begins
-        self._compared = [place for place, size in enumerate(space.sizes) if size > 2]  # of two, features tell all
+        self._parameters: dict[str, np.ndarray] = {}  # of the last process of each target, to begin the next one with
+        self._proposed = 0  # by models
         self._turns = itertools.cycle((False, True))  # whether the next proposal is near the best
         self._guess: Guess | None = None
 
@@ -91,6 +79,10 @@ class XGBTuner(Tuner):
     def guide(self, guess: Guess) -> None:
         """Take somebody's word for what is fast: as a draft while nothing is known, then as one more feature."""
         self._guess = guess
+
+    @functools.cached_property
+    def _comparison(self) -> Comparison:
+        return Comparison(self.space, self.parts.twos, self.parts.numbers)
 
     def _drafted(self) -> Iterable[np.ndarray]:
         """What to measure before anything is known: what was guessed to be fast, or what the schedule estimates."""
@@ -124,36 +116,60 @@ class XGBTuner(Tuner):
         return points[np.argsort(-places.mean(axis=0), kind="stable")]
 
     def _models(self, criterion: Criterion | None = None) -> Scores:
-        """The models, taught what was measured until now; a process goes by the criterion, or by the improvement."""
-        criterion = criterion or log_improvement
+        """The models in turn, taught what was measured; processes go by the criterion, or by improvement and rivals."""
         groups = self._groups()
         success = Success(groups, self._rng)
-        process = self._process() if self.parts.process and self._succeeded() >= _FOUNDERS else None
-        with_trees = process is None or self.parts.trees or bool(self._others)
+        processes = list(self._processes()) if self._succeeded() >= _FOUNDERS else []
+        with_trees = not processes or self.parts.trees or bool(self._others)
         trees = Ensemble(groups, _MEMBERS, self._rng) if with_trees else None
+        side = None if criterion or with_trees else self._rivals()
 
         def scores(points: np.ndarray) -> np.ndarray:
             features = self._features(points)
-            voices = []
-            if process:
-                voices += [criterion(process, self._rows(points, features))] * (_MEMBERS if trees else 1)
+            rows = self._comparison.rows(points, features)
+            voices = [(criterion or log_improvement)(process, rows) for process in processes]
+            if side:
+                voices *= _TURNS // len(voices)
+                rivals = log_improvement(processes[-1], rows, self._best_of(side, processes[-1]))
+                voices[-1] = np.where(side.has(points), rivals, voices[-1] - _LAST)
+            first = self._proposed % max(len(voices), 1)  # requests of one are to ask more than one
+            voices = voices[first:] + voices[:first]
             if trees:
-                voices += list(trees.scores(features))
+                voices = voices * (_MEMBERS // max(len(voices), 1)) + list(trees.scores(features))
             return np.stack(voices) + success.log_likelihood(features)
 
         return scores
 
-    def _process(self) -> GaussianProcess:
+    def _rivals(self) -> Side | None:
+        """Where to look for a rival of the best config, if it is time."""
+        if not self.parts.rivals or len(self._learnt) < _RIVALS_AFTER:
+            return None
+        return other_side(self.space, self._ranked()[0], self._proposed // _TURNS)
+
+    def _best_of(self, side: Side, process: GaussianProcess) -> float:
+        """What a process thinks of the best config that was measured on a side; of none, that it is average."""
+        points = np.stack([point for point, cost in self._learnt.values() if math.isfinite(cost)])
+        points = points[side.has(points)]
+        if not len(points):
+            return 0.0
+        return float(process.predict(self._comparison.rows(points, self._features(points)))[0].max())
+
+    def _processes(self) -> Iterator[GaussianProcess]:
+        """One of ranks and one of shares, where the parts say so."""
+        if not self.parts.process:
+            return
         points = np.stack([point for point, _ in self._learnt.values()])
         own = self._group(self.space, list(self._learnt.values()))
-        values = own.normal_scores() if self.parts.ranks else -np.log(own.costs[own.succeeded])
-        rows = self._rows(points[own.succeeded], own.features[own.succeeded])
-        process = GaussianProcess(rows, values, self._parameters)
-        self._parameters = process.parameters
-        return process
-
-    def _rows(self, points: np.ndarray, features: np.ndarray) -> Rows:
-        return Rows(features.astype(float), points[:, self._compared if self.parts.knobs else []])
+        rows = self._comparison.rows(points[own.succeeded], own.features[own.succeeded])
+        targets: dict[str, tuple[np.ndarray, float]] = {}
+        if self.parts.ranks:
+            targets["ranks"] = own.normal_scores(), 0.0
+        if self.parts.shares:
+            targets["shares"] = own.upper_shares(), _MARGIN
+        for name, (values, margin) in targets.items():
+            process = GaussianProcess(rows, values, self._parameters.get(name), margin)
+            self._parameters[name] = process.parameters
+            yield process
 
     def _groups(self) -> list[Group]:
         own = [self._group(self.space, list(self._learnt.values()))] if self._learnt else []
@@ -223,4 +239,5 @@ class XGBTuner(Tuner):
                 return
             taken[left[0]] = True
             copies |= np.count_nonzero(candidates != candidates[left[0]], axis=1) < 2
+            self._proposed += 1
             yield candidates[left[0]]
