@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmconv.analysis.coalescing import Block, global_accesses
+from tvmconv.analysis.coalescing import Block, accesses_of_each
 from tvmconv.analysis.merged import as_compiled
 from tvmconv.analysis.occupancy import occupancy_of
 from tvmconv.analysis.tir import has_instructions
@@ -61,8 +61,8 @@ def counted(kernel: Kernel, step: LoweredStep) -> Counted:
     grid = step.launch.grid
     chosen = sampled(grid, EXECUTED_BLOCKS if has_instructions(step.function) else BLOCKS)
     total: defaultdict[str, float] = defaultdict(float)
-    for block in chosen:
-        for touched in global_accesses(kernel, step, block):
+    for accesses in accesses_of_each(kernel, step, chosen):
+        for touched in accesses:
             total[f"global_{touched.kind}_sectors"] += touched.sectors
             total[f"global_{touched.kind}_requests"] += touched.requests
     scale = math.prod(grid) / len(chosen)
