@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 
-from processes import processes_of, wait_for
+from processes import GONE_SECONDS, processes_of, wait_for
 
 from tvmconv.devices import rpc
 
@@ -66,8 +66,8 @@ class Farm:
         for worker in self.workers:
             worker.terminate()
             worker.wait()
-        wait_for(lambda: not any(rpc.count_workers(self.tracker, key) for key in self._keys), 5)
-        wait_for(lambda: not processes_of(self.folder), 5)
+        wait_for(lambda: not any(rpc.count_workers(self.tracker, key) for key in self._keys), GONE_SECONDS)
+        wait_for(lambda: not processes_of(self.folder), GONE_SECONDS)
 
 
 def start(module, *words, environment):

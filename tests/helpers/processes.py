@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 START_SECONDS = 60.0
+GONE_SECONDS = 30.0  # for what ends or is removed in a moment, on a machine that does a great deal else
 SHARED_MEMORY = Path("/dev/shm")
 
 

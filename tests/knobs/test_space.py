@@ -37,11 +37,11 @@ def usage_of_tile(columns):
 
 
 def test_a_large_space_costs_nothing_to_hold():
-    start = time.perf_counter()
+    start = time.process_time()
     assert HUGE.size == 1771**8 > 10**25
     assert HUGE.index(HUGE.from_index(10**25)) == 10**25
     assert len(HUGE.sample(100, np.random.default_rng(0))) == 100
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 @given(st.integers(0, SMALL.size - 1))

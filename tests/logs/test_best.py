@@ -146,4 +146,4 @@ def test_the_best_of_300_thousand_lines_is_found_in_seconds(tmp_path):
         file.writelines(f"{before}{seconds!r}{after}\n" for seconds in times)
     start = time.process_time()
     assert best(log, W).cost == min(times)
-    assert time.process_time() - start < 4
+    assert time.process_time() - start < 10  # about 2 s on a machine that does nothing else

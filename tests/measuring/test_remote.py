@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from farm import Farm
-from processes import processes_of, wait_for
+from processes import GONE_SECONDS, processes_of, wait_for
 
 from tvmconv import library
 from tvmconv.cli import main
@@ -58,8 +58,8 @@ def test_a_killed_worker_leaves_nothing_behind(farm, schedule, configs):
         measure(measurer, 1)
         farm.workers[0].kill()
         farm.workers[0].wait()
-        wait_for(lambda: not processes_of(farm.folder), 5)
-    wait_for(lambda: not [*farm.folder.iterdir()], 5)
+        wait_for(lambda: not processes_of(farm.folder), GONE_SECONDS)
+    wait_for(lambda: not [*farm.folder.iterdir()], GONE_SECONDS)
 
 
 def test_without_any_worker_left_the_search_ends_with_a_line(farm, schedule, configs):
@@ -109,7 +109,7 @@ def test_a_worker_serves_one_search_after_another_and_outlives_a_session_that_cr
 def test_an_interrupted_worker_ends(farm):
     farm.lend("k")
     farm.workers[0].send_signal(signal.SIGINT)
-    assert farm.workers[0].wait(timeout=5) == 130
+    assert farm.workers[0].wait(timeout=GONE_SECONDS) == 130
 
 
 @pytest.mark.parametrize("place", [("--host", "192.0.2.1"), ("--port", "70000")])

@@ -13,7 +13,7 @@ import time
 
 import pytest
 from farm import Farm
-from processes import abandoned, processes_of, shared_memory, wait_for
+from processes import GONE_SECONDS, abandoned, processes_of, shared_memory, wait_for
 
 from tvmconv.logs.lines import BadLines
 from tvmconv.logs.log import read
@@ -80,9 +80,9 @@ class Searches:
 
     def nothing_left(self):
         """Whether no process, temporary file or shared memory is left, at the latest after some seconds."""
-        wait_for(lambda: not processes_of(self.folder), 5)
-        wait_for(lambda: not [*self.folder.iterdir()], 5)
-        return wait_for(lambda: not abandoned(self._shared), 5)
+        wait_for(lambda: not processes_of(self.folder), GONE_SECONDS)
+        wait_for(lambda: not [*self.folder.iterdir()], GONE_SECONDS)
+        return wait_for(lambda: not abandoned(self._shared), GONE_SECONDS)
 
     def close(self):
         for process in self._started:
@@ -112,7 +112,7 @@ def test_a_search_killed_8_times_over_loses_and_repeats_nothing(searches):
         time.sleep(moment.uniform(0.0, 1.0))
         search.kill()
         search.wait()
-        wait_for(lambda: not processes_of(searches.folder), 5)
+        wait_for(lambda: not processes_of(searches.folder), GONE_SECONDS)
         now = searches.lines()
         assert now[: len(before)] == before
         before = now

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from faulty_schedules import SCHEDULE
 from measuring import DEADLINE, collect, measure, measurer
-from processes import children, wait_for
+from processes import GONE_SECONDS, children, wait_for
 
 import tvmconv as tc
 from tvmconv.library import find as find_schedule
@@ -179,8 +179,8 @@ with standing():
         started = children(parent.pid)
         assert len(started) >= 2
         parent.kill()
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started), 5)
-    wait_for(lambda: not [*tmp_path.iterdir()], 5)
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started), GONE_SECONDS)
+    wait_for(lambda: not [*tmp_path.iterdir()], GONE_SECONDS)
 
 
 @pytest.mark.parametrize(("held", "kept"), [(1 << 20, True), (1 << 39, False)])

@@ -15,6 +15,7 @@ here. Nor is what is read from constant memory or through a texture.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -82,14 +83,20 @@ def global_accesses(kernel: Kernel, step: LoweredStep | None = None, block: Bloc
             `tvmconv.analysis.execute.execute`), or it depends on the data.
     """
     step = step or kernel.steps[0]
-    block = block or middle_block(step)
+    return next(accesses_of_each(kernel, step, [block or middle_block(step)]))
+
+
+def accesses_of_each(kernel: Kernel, step: LoweredStep, blocks: Iterable[Block]) -> Iterator[list[GlobalAccess]]:
+    """What `global_accesses` counts over each of several blocks of a step: its text is read but once."""
     if has_instructions(step.function):
-        return _executed(step, kernel, block)
+        yield from (_executed(step, kernel, block) for block in blocks)
+        return
 
     def is_global(buffer: Any) -> bool:
         return str(buffer.scope()) == GLOBAL and kernel.spaces.get(str(buffer.name), GLOBAL) == GLOBAL
 
-    return [_count(access, step.launch, block) for access in accesses(step.function, is_global)]
+    found = list(accesses(step.function, is_global))
+    yield from ([_count(access, step.launch, block) for access in found] for block in blocks)
 
 
 def middle_block(step: LoweredStep) -> Block:

@@ -16,7 +16,7 @@ import numpy as np
 
 from tvmconv.analysis.banks import BankWatch, SharedAccess
 from tvmconv.analysis.by_access import Accesses, ByAccess
-from tvmconv.analysis.coalescing import Block, GlobalAccess, SectorWatch, global_accesses
+from tvmconv.analysis.coalescing import Block, GlobalAccess, SectorWatch, accesses_of_each
 from tvmconv.analysis.execute import with_clusters
 from tvmconv.analysis.merged import as_compiled
 from tvmconv.analysis.observe import observe
@@ -91,8 +91,8 @@ def _of_blocks(kernel: Kernel, step: LoweredStep) -> Iterator[tuple[list[GlobalA
         yield sectors.accesses(), banks.accesses(), math.prod(grid) / len(chosen)
         return
     chosen = sampled(grid, BLOCKS)
-    for block in chosen:
-        yield global_accesses(kernel, step, block), [], math.prod(grid) / len(chosen)
+    for accesses in accesses_of_each(kernel, step, chosen):
+        yield accesses, [], math.prod(grid) / len(chosen)
     chosen = sampled(grid, SHARED_BLOCKS)
     for block in chosen:
         yield [], as_compiled(kernel, step, block), math.prod(grid) / len(chosen)
