@@ -20,6 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ["TVMCONV_CACHE"] = "none"  # tests build anew, and leave the user's cache alone
 lean_opencl.install()
+lean_opencl.install_in_children()
 lean.load_tvm()  # as whoever uses the package does: before helpers import it with all that it imports by itself
 
 # How fast examples are drawn depends on what else the machine does, and says nothing about what is tested.

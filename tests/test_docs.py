@@ -100,7 +100,8 @@ def run(folder, block, number):
     script.write_text(block.text, encoding="utf-8")
     command = {"python": [sys.executable], "sh": ["bash", "-eu"]}[block.language]
     path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "PATH": path}
+    modules = os.pathsep.join([str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": modules, "PATH": path}
     ran = subprocess.run(
         [*command, script.name], cwd=folder, env=environment, timeout=SECONDS, capture_output=True, text=True
     )
