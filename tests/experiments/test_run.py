@@ -14,6 +14,7 @@ from tvmconv.kernel import Kernel
 from tvmconv.workloads import Conv2d, parse
 
 ALL = ["default", "tiling", "columns", "vthread", "conflict_free", "direct", "implicit_gemm"]
+ALL += ["winograd", "winograd_fused"]
 SMALL = parse("conv2d:1x4x6x6,8x4x3x3,p1")
 
 

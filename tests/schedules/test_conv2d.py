@@ -25,7 +25,8 @@ def layer_problem(request):
 
 
 def test_the_ladder_is_listed_from_the_baseline_up_and_then_what_is_made_to_be_tuned():
-    assert tuple(s.name for s in tc.schedules(CHAPTER)) == (*LADDER, "direct", "implicit_gemm")
+    tuned = ("direct", "implicit_gemm", "winograd", "winograd_fused")
+    assert tuple(s.name for s in tc.schedules(CHAPTER)) == (*LADDER, *tuned)
 
 
 def test_depthwise_is_listed_for_filters_of_one_channel_alone():

@@ -227,10 +227,11 @@ def test_fragments_ahead_have_registers_for_two_slices():
 
 @pytest.mark.parametrize("block_k", [16, 32, 64])
 @pytest.mark.parametrize("dtype", ["f16", "tf32"])
-def test_it_has_no_bank_conflicts_where_channels_are_last(dtype, block_k):
+def test_what_is_read_has_no_bank_conflicts_where_channels_are_last(dtype, block_k):
+    """Asynchronous copies take a wavefront for each line that they come from, wherever they go."""
     w = tc.parse(f"conv2d:1x128x6x8,64x128x1x1,{dtype},nhwc")
     kernel = built(w, {"block_k": block_k, "fragments": "now"})
-    assert conflicts(kernel, "load") == conflicts(kernel, "store") == 0
+    assert conflicts(kernel, "load") == 0
 
 
 def test_single_elements_meet_in_banks_as_they_are_copied_but_not_as_they_are_read():
