@@ -94,7 +94,7 @@ def answers(*messages):
         thread = threading.Thread(target=serve_until_left, args=(theirs,))
         thread.start()
         answered = []
-        while ours.poll(10.0 if not answered else 1.0):
+        while ours.poll(10.0 if not answered else 4.0):
             answered.append(ours.recv())
         ours.close()
         thread.join(10.0)
