@@ -291,12 +291,12 @@ def find(w: Workload, name: str) -> Schedule:
     Raises:
         ScheduleError: there is none.
     """
-    known = {s.name: s for s in schedules(w)}
-    if name not in known:
-        raise ScheduleError(
-            f"no schedule {name!r} for {w.operator} in {w.dtype}; there are: {', '.join(known) or 'none'}"
-        )
-    return known[name]
+    _load()
+    found = _registry.get((w.operator, name))
+    if not found or not found.applies(w):  # only now are the others asked, which some take their time to answer
+        known = ", ".join(s.name for s in schedules(w))
+        raise ScheduleError(f"no schedule {name!r} for {w.operator} in {w.dtype}; there are: {known or 'none'}")
+    return found
 
 
 def in_reserve(w: Workload, kind: str, arch: str | None = None) -> list[Schedule]:

@@ -48,7 +48,7 @@ def test_a_page_shows_the_code_that_loses_most_and_the_inner_loop(capsys):
 
 def test_one_step_of_each_knob(capsys):
     """Beside the kernel as it is, others that differ in one knob: those that promise most come first."""
-    words = ["explain", "conv2d:1x8x8x8,8x8x3x3,s1,p1", "tiling", "--arch", "sm_90", "--steps"]
+    words = ["explain", "conv2d:1x4x4x8,4x4x3x3,s1,p1", "tiling", "--arch", "sm_90", "--steps"]
     assert main([*words, "--set", "tile_rw=-1,1,3"]) == 0
     _, _, table = capsys.readouterr().out.partition("One step of a knob")
     table, _, governing = table.partition("What governs")

@@ -19,9 +19,12 @@ LADDER = ("default", "tiling", "vthread", "conflict_free", "columns", "direct")
 
 @functools.cache
 def every_kernel(arch: str = "sm_90") -> tuple[tc.Kernel, ...]:
-    """A kernel of each schedule for each of the workloads that it takes, with the default config."""
-    parsed = [tc.parse(text) for text in WORKLOADS]
-    return tuple(tc.build(w, each.name, arch=arch) for w in parsed for each in tc.schedules(w))
+    """A kernel of each schedule in each dtype, of the first of the workloads that it takes, with its default config."""
+    first: dict[tuple[str, str, str], tc.workloads.Workload] = {}
+    for w in map(tc.parse, WORKLOADS):
+        for each in tc.schedules(w):
+            first.setdefault((w.operator, each.name, w.dtype), w)
+    return tuple(tc.build(w, name, arch=arch) for (_, name, _), w in first.items())
 
 
 def named(kernel: tc.Kernel) -> str:

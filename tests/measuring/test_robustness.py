@@ -102,12 +102,12 @@ def once(records):
     return len({record.identity for record in records}) == len(records)
 
 
-def test_a_search_killed_8_times_over_loses_and_repeats_nothing(searches):
+def test_a_search_killed_again_and_again_loses_and_repeats_nothing(searches):
     moment = random.Random(0)
     before = []
-    for life in range(8):
+    for life in range(6):
         search = searches.start("--trials=500")
-        if life % 4 == 3:  # once it measures; else while it starts
+        if life % 3 == 2:  # once it measures; else while it starts
             searches.wait_for_lines(len(before) + 1)
         time.sleep(moment.uniform(0.0, 1.0))
         search.kill()
@@ -155,11 +155,11 @@ def test_ctrl_c_while_it_starts_ends_it_too(searches):
 
 
 def test_searches_at_once_share_a_log_and_lose_and_tear_nothing(searches):
-    rivals = [searches.start("--trials=12", f"--seed={seed}") for seed in (1, 2)]
+    rivals = [searches.start("--trials=8", f"--seed={seed}") for seed in (1, 2)]
     other = searches.start("--trials=4", workload=OTHER)
     assert [search.wait(DEADLINE) for search in (*rivals, other)] == [0, 0, 0]
     trials = searches.trials()
-    assert 12 <= len(trials) <= 14  # the last of both may come in at once
+    assert 8 <= len(trials) <= 10  # the last of both may come in at once
     assert len(trials) - len({record.identity for record in trials}) <= 2
     assert len(searches.trials(OTHER)) == 4
     assert searches.nothing_left()

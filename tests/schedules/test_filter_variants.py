@@ -1,5 +1,6 @@
 """Each variant of the filters is what its docstring says: seen in its text, its machine code and its launch."""
 
+import functools
 import math
 import re
 
@@ -22,8 +23,9 @@ STAGED = [
 CONSTANT = [(SIGNAL, "constant"), (IMAGE, "constant"), *STAGED]
 
 
-def build(workload, schedule, **config):
-    return tc.build(workload, schedule, arch="sm_90", config=config)
+@functools.cache
+def build(workload, schedule, arch="sm_90", **config):
+    return tc.build(workload, schedule, arch=arch, config=config)
 
 
 def taps(workload):
@@ -44,7 +46,7 @@ def shared_stores(kernel):
 @needs_nvrtc
 @pytest.mark.parametrize(("workload", "schedule"), CONSTANT, ids=str)
 def test_taps_are_operands_of_the_multiplication_before_hopper(workload, schedule):
-    sass = tc.build(workload, schedule, arch="sm_89").sass
+    sass = build(workload, schedule, arch="sm_89").sass
     assert set(re.findall(r"FFMA.*c\[0x3\]\[(0x[0-9a-f]+)\]", sass)) == {hex(WORD * i) for i in range(taps(workload))}
 
 

@@ -38,7 +38,7 @@ LAYERS = {
     **{depthwise(*layer, batch=batch): "depthwise_nhwc" for layer in (*EFFICIENTNET, *CONVNEXT) for batch in (1, 32)},
     **{grouped(*layer): "grouped_nhwc" for layer in RESNEXT},
 }
-IN_TURN = [(layer, name, ARCHITECTURES[i % 6]) for i, (layer, name) in enumerate(LAYERS.items()) if i % 3 == 0]
+IN_TURN = [(layer, name, ARCHITECTURES[i % 6]) for i, (layer, name) in enumerate(LAYERS.items()) if i % 5 == 0]
 
 
 @functools.cache
