@@ -85,6 +85,16 @@ def unrolled(extent: int, name: str) -> AbstractContextManager[Expr]:
     return _named(ir.unroll(extent), name)
 
 
+@contextmanager
+def vectorized(extent: int) -> Iterator[Expr]:
+    """A loop over the elements of one access; of one element, none."""
+    if extent == 1:
+        yield 0
+        return
+    with ir.vectorized(extent) as lane:
+        yield lane
+
+
 def serial(extent: Expr, name: str) -> AbstractContextManager[Expr]:
     """A loop."""
     return _named(ir.serial(extent), name)

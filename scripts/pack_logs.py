@@ -10,12 +10,10 @@ from __future__ import annotations
 import gzip
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from tvmconv.cli.errors import Parser, guarded
 from tvmconv.logs.best import log_files
-from tvmconv.logs.record import Record
 from tvmconv.training import measured
 
 
@@ -29,23 +27,12 @@ def _run(argv: Sequence[str]) -> int:
     parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="logs, or folders of logs")
     parser.add_argument("-o", dest="out", type=Path, required=True, metavar="FILE", help="a .jsonl.gz")
     args = parser.parse_args(argv)
-    lines = dict.fromkeys(_thinned(record).line() for log in log_files(args.logs) for record in measured(log))
+    lines = dict.fromkeys(record.thinned().line() for log in log_files(args.logs) for record in measured(log))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with open(args.out, "wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as packed:
         packed.writelines(f"{line}\n".encode() for line in lines)
     print(f"{len(lines):,} records in {args.out}, {args.out.stat().st_size / 1e6:.2f} MB")
     return 0
-
-
-def _thinned(record: Record) -> Record:
-    return replace(
-        record,
-        times=tuple(float(f"{seconds:.5g}") for seconds in record.times),
-        deviation=None if record.deviation is None else float(f"{record.deviation:.1e}"),
-        cost_seconds=round(record.cost_seconds, 2),
-        timestamp=float(round(record.timestamp)),
-        elapsed=None if record.elapsed is None else round(record.elapsed, 2),
-    )
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Conv2d
 from tvmconv.workloads.dtypes import ACCUMULATOR
+from tvmconv.workloads.layout import CHANNELS_FIRST, stored
 
 from ..vocabulary import extent, hoist_guards, inline_producers, keep
 from .blocked import copy_in_steps, share_out, tile_output
@@ -85,8 +86,8 @@ def _transform_outputs(s: Schedule, w: Conv2d, grid: Grid) -> None:
     """Let each thread transform one tile of outputs, and store it with the epilogue."""
     s.compute_inline(s.get_sblock("sum"))
     outputs = s.get_sblock("Y")
-    axes = s.get_loops(outputs)
-    image, channel, row, column = axes if w.layout == "nchw" else (axes[0], axes[3], axes[1], axes[2])
+    axes = dict(zip(stored(w.layout, "nopq"), s.get_loops(outputs), strict=True))
+    image, channel, row, column = (axes[name] for name in "nopq")
     (row, u), (column, v) = (s.split(axis, [None, grid.m]) for axis in (row, column))
     s.reorder(image, channel, row, column, u, v)
     thread = _share(s, [image, channel, row, column])
@@ -95,7 +96,7 @@ def _transform_outputs(s: Schedule, w: Conv2d, grid: Grid) -> None:
         s.compute_at(block, thread)
         s.set_scope(block, 0, "local")
     _unroll_below(s, thread, [outputs, *stages])
-    if w.layout == "nchw" and w.storage == ACCUMULATOR and w.Q % grid.m == 0 and grid.m <= VECTOR:
+    if w.layout == CHANNELS_FIRST and w.storage == ACCUMULATOR and w.Q % grid.m == 0 and grid.m <= VECTOR:
         s.vectorize(v)
 
 

@@ -17,9 +17,8 @@ TIR. Source of the idea: Lavin, Gray, "Fast Algorithms for Convolutional Neural 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
@@ -31,7 +30,7 @@ from tvmconv.workloads import Conv2d, epilogue
 from tvmconv.workloads.dtypes import ACCUMULATOR
 from tvmconv.workloads.layout import stored
 
-from ..program import Buffer, Expr, allocate, both, parallel, serial, store, unrolled, when, write
+from ..program import Buffer, Expr, allocate, both, parallel, serial, store, unrolled, vectorized, when, write, zeros
 from ..vocabulary import keep
 from .cook_toom import Matrix, transforms
 from .plan import SUM_BYTES
@@ -112,10 +111,8 @@ class Program:
         across, down = tile.threads_x, tile.threads_y
         self.of_tile, self.of_channel = thread % across, thread // across % down
         self.of_place = thread // (across * down)
-        locals_ = tile.places, tile.local_y, tile.local_x
-        self.sums = allocate("sums", math.prod(locals_), ACCUMULATOR)
-        with unrolled(math.prod(locals_), "i") as i:
-            store(self.sums, i, T.float32(0))
+        self.sums = allocate("sums", tile.accumulators, ACCUMULATOR)
+        zeros(self.sums, tile.accumulators)
         with serial(tile.depth // tile.taps, "step") as step:
             self._copy_filters(step)
             self._transform_inputs(step)
@@ -133,7 +130,7 @@ class Program:
                 o, rest = unit % (row // vector) * vector, unit // (row // vector)
                 c, place = rest % tile.taps, rest // tile.taps
                 source = (place * tile.depth + step * tile.taps + c) * self.channels + self.first_channel + o
-                with _vectorized(vector) as lane:
+                with vectorized(vector) as lane:
                     store(self.shared, unit * vector + lane, self.filters[source + lane])
 
     def _transform_inputs(self, step: Expr) -> None:
@@ -145,14 +142,13 @@ class Program:
             with when(unit < count if count % tile.threads else True):
                 c = step * tile.taps + unit // tile.tiles
                 p = self.first_tile + unit % tile.tiles
-                n, place = p // (grid.rows * grid.columns), p % (grid.rows * grid.columns)
-                top = place // grid.columns * grid.m - w.before[0]
-                left = place % grid.columns * grid.m - w.before[1]
+                n, top, left = grid.place(p)
                 there = both(p < grid.count, c < w.C)
 
                 def read(i: int, j: int) -> Expr:
-                    inside = both(there, top + i >= 0, top + i < w.H, left + j >= 0, left + j < w.W)
-                    return self._read("X", inside, (n, c, top + i, left + j))
+                    row, column = top + (i - w.before[0]), left + (j - w.before[1])
+                    inside = both(there, row >= 0, row < w.H, column >= 0, column < w.W)
+                    return self._read("X", inside, (n, c, row, column))
 
                 for place, value in enumerate(along_both(read, self.B)):
                     store(self.shared, self.inputs_at + place * count + unit, value)
@@ -197,8 +193,7 @@ class Program:
         w, grid = self.w, self.grid
         values = along_both(lambda i, j: self.shared[(i * self.alpha + j) * items + unit], self.A)
         outputs = hold("y", values)
-        n, place = p // (grid.rows * grid.columns), p % (grid.rows * grid.columns)
-        top, left = place // grid.columns * grid.m, place % grid.columns * grid.m
+        n, top, left = grid.place(p)
         with when(both(o < w.O, p < grid.count)):
             for i, j in itertools.product(range(grid.m), repeat=2):
                 row, column = top + i, left + j
@@ -238,12 +233,3 @@ def hold(name: str, values: Iterable[Expr]) -> list[Expr]:
     for i, value in enumerate(found):
         store(held, i, value)
     return [held[i] for i in range(len(found))]
-
-
-@contextmanager
-def _vectorized(extent: int) -> Iterator[Expr]:
-    if extent == 1:
-        yield 0
-        return
-    with ir.vectorized(extent) as lane:
-        yield lane

@@ -52,6 +52,11 @@ class Grid(NamedTuple):
         rows, columns = -(-w.P // m), -(-w.Q // m)
         return cls(m, m + w.R - 1, rows, columns, w.N * rows * columns)
 
+    def place(self, tile: Any) -> tuple[Any, Any, Any]:
+        """The image that a tile is of, by its number, and the first row and column of its outputs."""
+        each = self.rows * self.columns
+        return tile // each, tile % each // self.columns * self.m, tile % self.columns * self.m
+
 
 def applies(w: Conv2d) -> bool:
     """Whether the filter is square, of 3 to 7 taps, is applied to each pixel, and some tile is right."""

@@ -90,9 +90,8 @@ def _inputs(w: Conv2d, grid: Grid, tiles: int, B: Matrix, X: te.Tensor) -> te.Te
     images = padded(dataclasses.replace(w, padding=(top, left, bottom + more[0], right + more[1])), X)
 
     def read(c: tirx.Var, p: tirx.Var, i: tirx.Var, j: tirx.Var) -> tirx.Expr:
-        image, place = p // (grid.rows * grid.columns), p % (grid.rows * grid.columns)
-        row, column = place // grid.columns, place % grid.columns
-        return _or_zero(p, grid.count, images(image, 0, c, row * m + i, column * m + j).astype(ACCUMULATOR))
+        image, top, left = grid.place(p)
+        return _or_zero(p, grid.count, images(image, 0, c, top + i, left + j).astype(ACCUMULATOR))
 
     shape = (w.C, tiles, alpha, alpha)
     d = te.compute(shape, read, name="d")

@@ -53,6 +53,15 @@ def test_best_writes_a_log(capsys, log, tmp_path):
     assert [Record.parse(line) for line in out.read_text().splitlines()] == [FAST, ELSEWHERE]
 
 
+def test_a_log_of_the_best_keeps_times_to_five_digits(capsys, log, tmp_path):
+    exact = tmp_path / "exact.jsonl"
+    exact.write_text(replace(FAST, times=(1.23456789e-5,), timestamp=17.25).line() + "\n")
+    out = tmp_path / "best.jsonl"
+    assert run(capsys, "best", exact, "-o", out)[0] == 0
+    (kept,) = map(Record.parse, out.read_text().splitlines())
+    assert (kept.times, kept.timestamp) == ((1.2346e-5,), 17.0)
+
+
 def test_best_gives_as_many_of_each_workload_and_device_as_asked(capsys, log, tmp_path):
     more = tmp_path / "more.jsonl"
     others = [replace(FAST, config={"tile_c": (-1, c, 1)}, times=(c * 1e-5,)) for c in (4, 2)]

@@ -299,7 +299,7 @@ class Machine:
         """Tell who watches of an access; see `Accessed`."""
         if self.watch is not None:
             at = addresses.reshape(-1)
-            self.watch.access(Accessed(self.site, space, kind, name, lanes, at, nbytes, itemsize, source))
+            self.watch.access(Accessed(self.site, space, kind, name, nbytes, lanes, at, itemsize, source))
 
     def buffer_at(self, address: int) -> str:
         """The name of the shared buffer that an address lies in."""

@@ -192,11 +192,11 @@ class _Tensor:
         itemsize = array.dtype.itemsize
         who = np.broadcast_to(lanes[:, None, None], words.index.shape)[words.inside]
         at = words.index[words.inside] * words.size
-        machine.watch.bulk(Accessed(machine.site, "global", kind, array.name, who, at, words.size, itemsize))
+        machine.watch.bulk(Accessed(machine.site, "global", kind, array.name, words.size, who, at, itemsize))
         other: Kind = "store" if kind == "load" else "load"
         name, who = machine.buffer_at(int(chunks[0, 0])), np.repeat(owners, chunks.shape[1])
         at = chunks.reshape(-1)
-        told = Accessed(machine.site, "shared", other, name, who, at, CHUNK, itemsize)
+        told = Accessed(machine.site, "shared", other, name, CHUNK, who, at, itemsize)
         machine.watch.bulk(replace(told, swizzle=self.of.told.swizzle, array=array.name))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,8 @@ Kind = Literal["load", "store"]
 SITES = 1 << 20  # numbers for the accesses of one statement
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True, order=True)
+class Place:
     """What all executions of one access have in common.
 
     Attributes:
@@ -40,18 +41,13 @@ class Place(NamedTuple):
         return self.site // SITES
 
 
-@dataclass(frozen=True)
-class Accessed:
+@dataclass(frozen=True, eq=False)
+class Accessed(Place):
     """An access to memory that some lanes made at once.
 
     Attributes:
-        site: where in the text: a number that is larger further down.
-        space: which memory.
-        kind: load or store.
-        name: of the array or buffer.
         lanes: that access it.
         addresses: where each does, in bytes.
-        nbytes: of an access.
         itemsize: of the elements in these.
         source: of a copy from global to shared memory, where it reads each, in bytes; -1 where it stores zeros.
         swizzle: of what the async proxy accesses in shared memory, the bytes within which its chunks are swizzled; 0
@@ -59,13 +55,8 @@ class Accessed:
         array: of a copy by TMA, the array on its other side.
     """
 
-    site: int
-    space: Space
-    kind: Kind
-    name: str
     lanes: Lanes
     addresses: NDArray[np.int64]
-    nbytes: int
     itemsize: int
     source: NDArray[np.int64] | None = None
     swizzle: int = 0

@@ -193,7 +193,7 @@ def _tell(machine: Machine, where: NDArray[np.int64], groups: NDArray[np.intp], 
         flat = where.reshape(len(groups), -1)
         lanes, at = np.repeat(groups[:, 0], flat.shape[1]), flat.reshape(-1)
         name = machine.buffer_at(int(flat[0, 0]))
-        told = Accessed(machine.site, "shared", "load", name, lanes, at, CHUNK, itemsize, swizzle=swizzle)
+        told = Accessed(machine.site, "shared", "load", name, CHUNK, lanes, at, itemsize, swizzle=swizzle)
         machine.watch.bulk(told)
 
 

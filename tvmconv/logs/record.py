@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tvmconv.errors import RecordError
@@ -93,6 +93,17 @@ class Record:
     def identity(self) -> tuple[str, str, str, str]:
         """The same for two measurements of one config on one device."""
         return self.workload.text, self.schedule, self.device, json.dumps(self.config, sort_keys=True)
+
+    def thinned(self) -> Record:
+        """The same in fewer digits, as logs are kept: times with five, moments to the second."""
+        return replace(
+            self,
+            times=tuple(float(f"{seconds:.5g}") for seconds in self.times),
+            deviation=None if self.deviation is None else float(f"{self.deviation:.1e}"),
+            cost_seconds=round(self.cost_seconds, 2),
+            timestamp=float(round(self.timestamp)),
+            elapsed=None if self.elapsed is None else round(self.elapsed, 2),
+        )
 
     @classmethod
     def of(cls, measured: Measurement, elapsed: float | None = None) -> Record:
