@@ -1,12 +1,14 @@
 """Run every schedule under compute-sanitizer: illegal accesses (memcheck) and races in shared memory (racecheck).
 
     python scripts/sanitize.py --device cuda:0 conv2d:1x13x17x19,11x13x3x3,s1,p1
+    python scripts/sanitize.py --device cuda:0 --schedule winograd --drawn 6 conv2d:2x24x13x17,20x24x3x3,s1,p1
 
 Needs compute-sanitizer on the PATH. Prints a line for each tool and workload; exit status 1 if a tool reports anything.
 """
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 import sys
@@ -19,6 +21,7 @@ import numpy as np
 import tvmconv as tc
 from tvmconv import devices
 from tvmconv.cli.errors import Parser, guarded
+from tvmconv.cli.options import count
 from tvmconv.errors import DeviceError
 from tvmconv.gpu import Limits
 from tvmconv.knobs import Config
@@ -74,12 +77,14 @@ def _run(argv: Sequence[str]) -> int:
     parser = Parser(prog="sanitize", description="Every schedule under compute-sanitizer.")
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", default=WORKLOADS, help="(default: nasty ones)")
     parser.add_argument("--device", default="cuda:0", help="a CUDA device (default: %(default)s)")
+    parser.add_argument("--schedule", action="append", metavar="NAME", help="only this one; may be given several times")
+    parser.add_argument("--drawn", type=count, default=1, metavar="N", help="configs drawn of each (default: 1)")
     parser.add_argument("--launch-only", action="store_true", help="verify each kernel once, for the sanitizer")
     args = parser.parse_args(argv)
 
     workloads = [tc.parse(text) for text in args.workloads]
     if args.launch_only:
-        return 0 if all(_verified(w, args.device) for w in workloads) else 1
+        return 0 if all(_verified(w, args) for w in workloads) else 1
     devices.find(args.device)
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:
@@ -87,7 +92,9 @@ def _run(argv: Sequence[str]) -> int:
 
     def check(task: tuple[Workload, str]) -> subprocess.CompletedProcess[str]:
         w, tool = task
-        command = [sys.executable, __file__, "--launch-only", "--device", args.device, str(w)]
+        named = [part for name in args.schedule or () for part in ("--schedule", name)]
+        choice = ["--device", args.device, "--drawn", str(args.drawn), *named]
+        command = [sys.executable, __file__, "--launch-only", *choice, str(w)]
         options = ["--tool", tool, *TOOLS[tool], "--error-exitcode", str(FOUND), "--target-processes", "all"]
         return subprocess.run([sanitizer, *options, *command], capture_output=True, text=True, check=False)
 
@@ -103,25 +110,25 @@ def _run(argv: Sequence[str]) -> int:
     return 0 if clean else 1
 
 
-def _verified(w: Workload, device: str) -> bool:
-    problem, place = tc.Problem(w), devices.find(device)
+def _verified(w: Workload, args: argparse.Namespace) -> bool:
+    problem, place = tc.Problem(w), devices.find(args.device)
     return all(
-        tc.build(w, schedule, device=device, config=config).verify(problem).ok
+        tc.build(w, schedule, device=args.device, config=config).verify(problem).ok
         for schedule in tc.schedules(w)
-        if schedule.runs_on(place.kind, place.arch)
-        for config in _configs(schedule, w, place.limits)
+        if schedule.runs_on(place.kind, place.arch) and schedule.name in (args.schedule or [schedule.name])
+        for config in _configs(schedule, w, place.limits, args.drawn)
     )
 
 
-def _configs(schedule: tc.Schedule, w: Workload, limits: Limits) -> list[Config]:
-    """The default, the same with as many steps as there can be, and one that a search could draw."""
+def _configs(schedule: tc.Schedule, w: Workload, limits: Limits, drawn: int) -> list[Config]:
+    """The default, the same with as many steps as there can be, and some that a search could draw."""
     space = schedule.space(w, limits)
     split = space.knobs.get("split_k")
     several = split is not None and split.size > 1 and "tile_rc" in space.knobs
     return [
         {},
         *([{"split_k": split.options[-1], "tile_rc": (-1, 1)}] if split and several else []),
-        *(space.config(point) for point in (space.sample(1, np.random.default_rng(0)) if space.knobs else ())),
+        *(space.config(point) for point in (space.sample(drawn, np.random.default_rng(0)) if space.knobs else ())),
     ]
 
 
