@@ -188,10 +188,10 @@ def test_a_search_leaves_out_what_is_not_for_the_device(registry):
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("conv2d:1x64x56x56,64x64x3x3,s1,p1", ["direct", "winograd_fused"]),
+        ("conv2d:1x64x56x56,64x64x3x3,s1,p1", ["direct", "winograd"]),
         ("conv2d:1x64x56x56,64x64x1x1,s1,p0", ["direct", "implicit_gemm"]),
-        ("conv2d:1x512x7x7,512x512x3x3,s1,p1", ["direct", "implicit_gemm", "winograd_fused"]),
-        ("conv2d:8x512x7x7,512x512x3x3,s1,p1", ["direct", "winograd", "winograd_fused"]),
+        ("conv2d:1x512x7x7,512x512x3x3,s1,p1", ["direct", "implicit_gemm", "winograd"]),
+        ("conv2d:8x512x7x7,512x512x3x3,s1,p1", ["direct", "winograd"]),
         ("conv2d:1x512x7x7,512x1x3x3,s1,p1,g512", ["depthwise"]),
         ("conv2d:1x512x7x7,512x1x3x3,s1,p1,g512,f16,nhwc", ["depthwise_nhwc"]),
         ("conv2d:1x256x28x28,256x8x3x3,s1,p1,g32,f16,nhwc", ["grouped_nhwc", "mma_sync"]),

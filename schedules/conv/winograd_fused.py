@@ -39,16 +39,10 @@ from .winograd_fused_tile import Tile, ask, usage
 from .winograd_plan import applies
 from .winograd_stages import transposed, weighted
 
-LEAST_CHANNELS, LEAST_FLOPS = 32, 1e8
 TRANSFORMING = 128  # threads of a block that transforms filters
 
 
-def is_worth_it(w: Conv2d) -> bool:
-    """Whether there are products enough to be saved, in float32, which no tensor core multiplies."""
-    return w.dtype == ACCUMULATOR and min(w.C, w.O) >= LEAST_CHANNELS and w.flops >= LEAST_FLOPS
-
-
-@schedule("conv2d", dtypes=DTYPES, usage=usage, condition=applies, promising=is_worth_it)
+@schedule("conv2d", dtypes=DTYPES, usage=usage, condition=applies)
 def winograd_fused(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """A block's tile is output channels × output tiles, each (thread, local), for all places."""
     written = write(w, Program(ask(w, k)).emit)

@@ -219,16 +219,18 @@ def test_it_is_for_square_filters_of_three_to_seven_taps_at_each_pixel(text):
     assert "winograd" not in [s.name for s in tc.schedules(tc.parse(text))]
 
 
-def test_it_promises_something_where_channels_and_pixels_are_many():
-    """The first is of ResNet-50 at batch 1, the second at batch 64, the third of a network's stem."""
+def test_it_is_searched_where_channels_are_many():
+    """The first is of ResNet-50 at batch 1, the others have too few channels or too little to compute."""
     texts = (
         "conv2d:1x64x56x56,64x64x3x3,s1,p1",
         "conv2d:64x128x28x28,128x128x3x3,s1,p1",
         "conv2d:8x3x224x224,64x3x3x3,s1,p1",
+        "conv2d:1x64x10x10,64x64x3x3,s1,p1",
     )
-    named = [[s.name for s in library.to_tune(tc.parse(text), "cuda", "sm_90")] for text in texts]
-    assert ["winograd" in names for names in named] == [False, True, False]
-    assert [FUSED in names for names in named] == [True, True, False]
+    searched = [[s.name for s in library.to_tune(tc.parse(text), "cuda", "sm_90")] for text in texts]
+    assert ["winograd" in names for names in searched] == [True, True, False, False]
+    assert not any(FUSED in names for names in searched)
+    assert FUSED in [s.name for s in library.in_reserve(tc.parse(texts[0]), "cuda", "sm_90")]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
