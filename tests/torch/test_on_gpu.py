@@ -9,8 +9,12 @@ torch = pytest.importorskip("torch", reason='PyTorch is missing: pip install "tv
 
 from small_models import Block, Undecided, with_statistics  # noqa: E402
 
+import tvmconv as tc  # noqa: E402
 import tvmconv.torch  # noqa: E402
+from tvmconv.torch import operator  # noqa: E402
 from tvmconv.torch.backend import backend  # noqa: E402
+from tvmconv.torch.form import form_of  # noqa: E402
+from tvmconv.torch.launch import launcher_of  # noqa: E402
 from tvmconv.torch.operator import conv  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -197,3 +201,36 @@ def test_it_is_an_operator_as_pytorch_wants_it(case):
     add = torch.randn(2, 8, 30, 34, device=x.device, dtype=x.dtype) if "add" in module.names else None
     results = torch.library.opcheck(conv, (given, module.weight0, module.bias0, add, text))
     assert set(results.values()) == {"SUCCESS"}
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def test_what_is_made_of_a_weight_is_made_once_and_again_when_it_was_written_to(monkeypatch):
+    """Of a weight that nobody keeps, with every call."""
+    workload = tc.parse("conv2d:2x24x13x17,20x24x3x3,s1,p1")
+    kernel = tc.build(workload, "winograd", device="cuda:0")
+    launch = launcher_of(form_of(workload.text), kernel.program, kernel.device, torch.device("cuda:0"))
+    launched = []
+    queue = launch._queue
+    monkeypatch.setattr(launch, "_queue", lambda steps, pointers: (launched.append(len(steps)), queue(steps, pointers)))
+    x, weight = torch.randn(2, 24, 13, 17, device="cuda:0"), torch.randn(20, 24, 3, 3, device="cuda:0")
+
+    def check():
+        wanted = torch.nn.functional.conv2d(x.double(), weight.double(), padding=1)
+        assert differ(launch(x, weight, None, None), wanted) < 1e-5
+
+    check()
+    assert launched == [4]
+    operator.watch(weight, lambda: None)
+    check()
+    check()
+    weight.mul_(-2)
+    check()
+    assert launched == [4, 1, 3, 3, 1, 3]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = launch(x, weight, None, None)
+    x.normal_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert differ(y, torch.nn.functional.conv2d(x.double(), weight.double(), padding=1)) < 1e-5
