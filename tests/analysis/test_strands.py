@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tvm.script import tirx as T  # noqa: N812
 
-from tvmconv.analysis import strands
-from tvmconv.analysis.memory import ExecutionError, RaceError
-from tvmconv.analysis.strands import DeadlockError
+from tvmconv.analysis.emulation.memory.shared import ExecutionError, RaceError
+from tvmconv.analysis.emulation.synchronization import strands
+from tvmconv.analysis.emulation.synchronization.strands import DeadlockError
 from tvmconv.builtin import program as p
 
 WORDS = 128

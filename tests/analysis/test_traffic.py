@@ -9,8 +9,8 @@ from instructions import lowered, product, rows
 from tvm.script import tirx as T  # noqa: N812
 
 import tvmconv as tc
-from tvmconv.analysis.banks import shared_accesses
-from tvmconv.analysis.traffic import (
+from tvmconv.analysis.memory.banks import shared_accesses
+from tvmconv.analysis.memory.traffic import (
     ADDITIONS,
     CONSTANT_LOADS,
     EXTREMA,
@@ -306,7 +306,7 @@ def test_an_asynchronous_copy_loads_no_more_than_it_reads():
 def test_what_is_counted_from_the_text_is_what_an_execution_counts(text, schedule, config, monkeypatch):
     kernel = build(text, schedule, **config)
     from_text = traffic(kernel)
-    monkeypatch.setattr("tvmconv.analysis.traffic.has_instructions", lambda function: True)
+    monkeypatch.setattr("tvmconv.analysis.memory.traffic.has_instructions", lambda function: True)
     assert traffic(kernel) == from_text
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 import tvmconv as tc
-from tvmconv.analysis.traffic import (
+from tvmconv.analysis.memory.traffic import (
     ADDITIONS,
     ARITHMETIC,
     CONSTANT_LOADS,
