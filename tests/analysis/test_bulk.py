@@ -5,8 +5,8 @@ import emulate
 import numpy as np
 import pytest
 
+from tvmconv.analysis.emulation.errors import ExecutionError, RaceError
 from tvmconv.analysis.emulation.instructions import dispatch
-from tvmconv.analysis.emulation.memory.shared import ExecutionError, RaceError
 from tvmconv.tensor_map import TensorMap, im2col, tiled
 from tvmconv.workloads.dtypes import numpy_dtype
 

@@ -9,8 +9,8 @@ from instructions import lowered
 from tvm.script import tirx as T  # noqa: N812
 
 import tvmconv as tc
+from tvmconv.analysis.emulation.errors import ExecutionError
 from tvmconv.analysis.emulation.instructions import dispatch
-from tvmconv.analysis.emulation.memory.shared import ExecutionError
 from tvmconv.analysis.races import races
 
 PLAIN = "conv2d:1x32x8x8,32x32x3x3,s1,p1"

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from tvm.script import tirx as T  # noqa: N812
 
-from tvmconv.analysis.emulation.memory.shared import ExecutionError, RaceError
+from tvmconv.analysis.emulation.errors import DeadlockError, ExecutionError, RaceError
 from tvmconv.analysis.emulation.synchronization import strands
-from tvmconv.analysis.emulation.synchronization.strands import DeadlockError
 from tvmconv.builtin import program as p
 
 WORDS = 128

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tvmconv.analysis.emulation.execute import arguments, execute
-from tvmconv.analysis.emulation.memory.shared import Array
+from tvmconv.analysis.emulation.memory.arrays import Array
 from tvmconv.analysis.emulation.watch import Watch
 from tvmconv.compiler.lower import Lowered
 from tvmconv.workloads.dtypes import numpy_dtype

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tvmconv.analysis.emulation.errors import RaceError
 from tvmconv.analysis.emulation.execute import Block, execute, some_blocks, zeros
-from tvmconv.analysis.emulation.memory.shared import Mapped, RaceError
+from tvmconv.analysis.emulation.memory.arrays import Mapped
 
 if TYPE_CHECKING:
     from tvmconv.kernel import Kernel

@@ -36,11 +36,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvmconv.analysis.emulation.errors import DeadlockError, ExecutionError
 from tvmconv.analysis.emulation.instructions import dispatch
 from tvmconv.analysis.emulation.machine import Machine, Mask, Statement, Waiting
-from tvmconv.analysis.emulation.memory.shared import SHARED_BASE, Array, ExecutionError, Mapped, Registers, Shared
+from tvmconv.analysis.emulation.memory.arrays import Array, Mapped
+from tvmconv.analysis.emulation.memory.history import SHARED_BASE
+from tvmconv.analysis.emulation.memory.registers import Registers
+from tvmconv.analysis.emulation.memory.shared import Shared
 from tvmconv.analysis.emulation.memory.unchecked import Unchecked
-from tvmconv.analysis.emulation.synchronization.strands import DeadlockError, Fork, Steps, Turn, run
+from tvmconv.analysis.emulation.synchronization.strands import Fork, Steps, Turn, run
 from tvmconv.analysis.emulation.threads import Threads
 from tvmconv.analysis.emulation.translation.arithmetic import (
     Value,

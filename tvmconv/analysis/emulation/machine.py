@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.emulation.memory.shared import SHARED_BASE, Array, ExecutionError, Mapped, Registers, Shared
+from tvmconv.analysis.emulation.errors import ExecutionError
+from tvmconv.analysis.emulation.memory.arrays import Array, Mapped
+from tvmconv.analysis.emulation.memory.history import SHARED_BASE
+from tvmconv.analysis.emulation.memory.registers import Registers
+from tvmconv.analysis.emulation.memory.shared import Shared
 from tvmconv.analysis.emulation.synchronization.groups import BulkGroups, Multiplications
 from tvmconv.analysis.emulation.synchronization.mbarriers import Mbarriers
 from tvmconv.analysis.emulation.synchronization.meetings import Meetings

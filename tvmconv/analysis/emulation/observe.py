@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tvmconv.analysis.emulation.execute import Block, execute, zeros
-from tvmconv.analysis.emulation.memory.shared import Mapped
+from tvmconv.analysis.emulation.memory.arrays import Mapped
 from tvmconv.gpu import WARP
 
 if TYPE_CHECKING:

@@ -29,13 +29,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.analysis.emulation.execute import Block
-from tvmconv.analysis.emulation.memory.shared import VECTOR_BYTES
 from tvmconv.analysis.emulation.observe import lanes_of, observe
 from tvmconv.analysis.emulation.watch import Accessed, Place, Watch
 from tvmconv.analysis.lowered.accesses import Access, accesses
 from tvmconv.analysis.lowered.tir import SHARED, executions, has_instructions, warps
 from tvmconv.analysis.memory.coalescing import LINE_BYTES, by_request, distinct
-from tvmconv.gpu import BANK_BYTES, BANKS, WARP
+from tvmconv.gpu import BANK_BYTES, BANKS, VECTOR_BYTES, WARP
 
 if TYPE_CHECKING:
     from tvmconv.compiler.lower import LoweredStep

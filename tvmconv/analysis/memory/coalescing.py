@@ -23,12 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.analysis.emulation.execute import Block
-from tvmconv.analysis.emulation.memory.shared import VECTOR_BYTES
 from tvmconv.analysis.emulation.observe import lanes_of, observe
 from tvmconv.analysis.emulation.watch import Accessed, Place, Watch
 from tvmconv.analysis.lowered.accesses import Access, accesses
 from tvmconv.analysis.lowered.tir import executions, has_instructions, warps
-from tvmconv.gpu import WARP
+from tvmconv.gpu import VECTOR_BYTES, WARP
 
 if TYPE_CHECKING:
     from tvmconv.compiler.lower import LoweredStep

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmconv.analysis.emulation.errors import ExecutionError
 from tvmconv.analysis.emulation.instructions import signals, tma, wgmma
 from tvmconv.analysis.emulation.instructions.operands import (
     CLUSTER_WINDOW,
@@ -30,7 +31,9 @@ from tvmconv.analysis.emulation.instructions.operands import (
     write_bits,
 )
 from tvmconv.analysis.emulation.machine import Compiler, Machine, Mask, Pointer, Statement, Waiting
-from tvmconv.analysis.emulation.memory.shared import Address, Array, ExecutionError, Registers, Shared
+from tvmconv.analysis.emulation.memory.arrays import Array
+from tvmconv.analysis.emulation.memory.registers import Registers
+from tvmconv.analysis.emulation.memory.shared import Address, Shared
 from tvmconv.analysis.emulation.threads import Lanes
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import WARP

@@ -14,8 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmconv.analysis.emulation.errors import ExecutionError
 from tvmconv.analysis.emulation.machine import Compiler, Machine, Mask, Pointer
-from tvmconv.analysis.emulation.memory.shared import Address, Array, ExecutionError, Later, Mapped, Registers
+from tvmconv.analysis.emulation.memory.arrays import Array, Mapped
+from tvmconv.analysis.emulation.memory.registers import Later, Registers
+from tvmconv.analysis.emulation.memory.shared import Address
 from tvmconv.analysis.emulation.threads import Lanes
 from tvmconv.errors import AnalysisError
 

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmconv.analysis.emulation.errors import ExecutionError
 from tvmconv.analysis.emulation.instructions.operands import Call, Run, address_of, nothing
 from tvmconv.analysis.emulation.machine import Compiler, Machine, Mask, Pointer
+from tvmconv.analysis.emulation.memory.arrays import Mapped
 from tvmconv.analysis.emulation.memory.readers import CHUNK
-from tvmconv.analysis.emulation.memory.shared import Address, ExecutionError, Mapped
+from tvmconv.analysis.emulation.memory.shared import Address
 from tvmconv.analysis.emulation.threads import Lanes
 from tvmconv.analysis.emulation.watch import Accessed, Kind
 from tvmconv.errors import AnalysisError

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.analysis.emulation.memory.readers import Reader
-from tvmconv.analysis.emulation.memory.shared import Accumulators, Registers
+from tvmconv.analysis.emulation.memory.registers import Accumulators, Registers
 from tvmconv.gpu import WARP, WARPGROUP
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.emulation.memory.shared import ExecutionError, RaceError
+from tvmconv.analysis.emulation.errors import ExecutionError, RaceError
 from tvmconv.gpu import WARP
 
 if TYPE_CHECKING:

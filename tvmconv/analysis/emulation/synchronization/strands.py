@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from tvmconv.analysis.emulation.memory.shared import RaceError
+from tvmconv.analysis.emulation.errors import DeadlockError
 
 MAX_TURNS = 100_000  # of loops in a row in which nothing else happens
 MAX_TOLD = 8  # who waits for what, in a message
@@ -45,10 +45,6 @@ class Fork:
     """Strands that are executed before the one that yields this goes on."""
 
     strands: tuple[Steps, ...]
-
-
-class DeadlockError(RaceError):
-    """Nobody can go on."""
 
 
 class _Strand:

@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmconv.analysis.emulation.errors import ExecutionError
 from tvmconv.analysis.emulation.instructions import dispatch
 from tvmconv.analysis.emulation.machine import Machine, Mask, Pointer
-from tvmconv.analysis.emulation.memory.shared import Array, ExecutionError, Mapped, Registers, Shared
+from tvmconv.analysis.emulation.memory.arrays import Array, Mapped
+from tvmconv.analysis.emulation.memory.registers import Registers
+from tvmconv.analysis.emulation.memory.shared import Shared
 from tvmconv.analysis.emulation.translation.arithmetic import (
     ARITHMETIC,
     CALLED_ARITHMETIC,
