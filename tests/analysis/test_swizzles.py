@@ -5,7 +5,7 @@ import pytest
 
 import tvmconv as tc
 from tvmconv.analysis.counts import counts
-from tvmconv.analysis.emulation.instructions.tma import swizzled
+from tvmconv.analysis.emulation.instructions.boxes import swizzled
 from tvmconv.analysis.memory.swizzles import Tile, core_wavefronts
 from tvmconv.reports.swizzles import tiles_text
 

@@ -9,7 +9,7 @@ from tvm.script import tirx as T  # noqa: N812
 
 import tvmconv as tc
 from tvmconv.analysis.emulation.errors import ExecutionError
-from tvmconv.analysis.emulation.instructions.dispatch import to_tf32
+from tvmconv.analysis.emulation.instructions.conversions import to_tf32
 from tvmconv.workloads.dtypes import numpy_dtype
 
 

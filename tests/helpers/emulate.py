@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tvmconv.analysis.emulation.execute import arguments, execute
+from tvmconv.analysis.emulation.arguments import arguments
+from tvmconv.analysis.emulation.execute import execute
 from tvmconv.analysis.emulation.memory.arrays import Array
 from tvmconv.analysis.emulation.watch import Watch
 from tvmconv.compiler.lower import Lowered

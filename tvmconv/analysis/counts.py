@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from tvmconv.analysis.emulation.execute import with_clusters
-from tvmconv.analysis.emulation.observe import lanes_of, observe
+from tvmconv.analysis.emulation.blocks import lanes_of, with_clusters
+from tvmconv.analysis.emulation.observe import observe
 from tvmconv.analysis.emulation.watch import Several
 from tvmconv.analysis.lowered.tir import has_instructions
 from tvmconv.analysis.machine_code.merged import as_compiled

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tvmconv.analysis.emulation.arguments import zeros
+from tvmconv.analysis.emulation.blocks import Block, some_blocks
 from tvmconv.analysis.emulation.errors import RaceError
-from tvmconv.analysis.emulation.execute import Block, execute, some_blocks, zeros
+from tvmconv.analysis.emulation.execute import execute
 from tvmconv.analysis.emulation.memory.arrays import Mapped
 
 if TYPE_CHECKING:

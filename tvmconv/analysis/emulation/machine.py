@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.analysis.emulation.errors import ExecutionError
-from tvmconv.analysis.emulation.memory.arrays import Array, Mapped
+from tvmconv.analysis.emulation.memory.arrays import Array
 from tvmconv.analysis.emulation.memory.history import SHARED_BASE
-from tvmconv.analysis.emulation.memory.registers import Registers
 from tvmconv.analysis.emulation.memory.shared import Shared
 from tvmconv.analysis.emulation.synchronization.groups import BulkGroups, Multiplications
 from tvmconv.analysis.emulation.synchronization.mbarriers import Mbarriers
@@ -24,28 +23,8 @@ from tvmconv.gpu import WARP, WARPGROUP
 
 if TYPE_CHECKING:
     from tvmconv.analysis.emulation.memory.clocks import Clocks
-    from tvmconv.analysis.emulation.synchronization.strands import Fork, Wait
 
 Mask = NDArray[np.bool_] | None  # of lanes that take part; None for all, if a block has whole warps
-
-
-@dataclass(frozen=True)
-class Pointer:
-    """Where a pointer points to: a memory and a place in bytes, one for all lanes or for each."""
-
-    memory: Array | Mapped | Registers | Shared
-    offset: Any
-    name: str
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """A statement at which lanes may have to wait: `run` yields what for, and goes on when that has come."""
-
-    run: Callable[[Mask], Iterator[Wait | Fork]]
-
-
-Statement: TypeAlias = Callable[[Mask], None] | Waiting
 
 
 @dataclass
@@ -309,15 +288,3 @@ class Machine:
         """The name of the shared buffer that an address lies in."""
         before = [(start, name) for start, name in self.buffers if start <= address]
         return max(before)[1] if before else f"address {address - SHARED_BASE}"
-
-
-class Compiler(Protocol):
-    """What the instructions ask of what compiles TIR."""
-
-    machine: Machine
-
-    def code(self, node: Any) -> Callable[[Mask], Any]:
-        """How to evaluate an expression."""
-
-    def registers(self, node: Any) -> tuple[Registers, Callable[[Mask], Any]]:
-        """The registers that an operand such as `acc[3]` is, and the index in them."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from tvmconv.analysis.emulation.execute import Block, execute, zeros
+from tvmconv.analysis.emulation.arguments import zeros
+from tvmconv.analysis.emulation.blocks import Block
+from tvmconv.analysis.emulation.execute import execute
 from tvmconv.analysis.emulation.memory.arrays import Mapped
-from tvmconv.gpu import WARP
 
 if TYPE_CHECKING:
     from tvmconv.analysis.emulation.watch import Watch
@@ -31,8 +32,3 @@ def observe(step: LoweredStep, arguments: Iterable[str], blocks: Sequence[Block]
         array = each.array if isinstance(each, Mapped) else each
         array.name = names.get(index, array.name)
     execute(step.function, step.launch, arrays, blocks=blocks, watch=watch, checked=False)
-
-
-def lanes_of(step: LoweredStep) -> int:
-    """The lanes that a block has where it is executed: its threads, in whole warps."""
-    return -(-step.launch.threads // WARP) * WARP

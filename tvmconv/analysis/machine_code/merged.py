@@ -36,7 +36,7 @@ from tvmconv.errors import CompileError
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
-    from tvmconv.analysis.emulation.execute import Block
+    from tvmconv.analysis.emulation.blocks import Block
     from tvmconv.compiler.listing import Instruction
     from tvmconv.compiler.lower import LoweredStep
     from tvmconv.compiler.program import Launch

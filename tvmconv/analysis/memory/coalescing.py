@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.emulation.execute import Block
-from tvmconv.analysis.emulation.observe import lanes_of, observe
+from tvmconv.analysis.emulation.blocks import Block, lanes_of
+from tvmconv.analysis.emulation.observe import observe
 from tvmconv.analysis.emulation.watch import Accessed, Place, Watch
 from tvmconv.analysis.lowered.accesses import Access, accesses
 from tvmconv.analysis.lowered.tir import executions, has_instructions, warps

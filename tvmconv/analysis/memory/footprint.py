@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.emulation.execute import Block
+from tvmconv.analysis.emulation.blocks import Block
 from tvmconv.analysis.lowered.accesses import Access, accesses
 from tvmconv.analysis.lowered.tir import executions, has_instructions
 from tvmconv.analysis.memory.coalescing import GLOBAL, SECTOR_BYTES

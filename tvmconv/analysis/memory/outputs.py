@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.emulation.observe import lanes_of, observe
+from tvmconv.analysis.emulation.blocks import lanes_of
+from tvmconv.analysis.emulation.observe import observe
 from tvmconv.analysis.emulation.watch import Accessed, Watch
 from tvmconv.analysis.lowered.accesses import accesses
 from tvmconv.analysis.lowered.tir import executions, has_instructions

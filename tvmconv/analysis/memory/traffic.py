@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.emulation.execute import Block, some_blocks, with_clusters
-from tvmconv.analysis.emulation.observe import lanes_of, observe
+from tvmconv.analysis.emulation.blocks import Block, lanes_of, some_blocks, with_clusters
+from tvmconv.analysis.emulation.observe import observe
 from tvmconv.analysis.emulation.threads import Threads
 from tvmconv.analysis.emulation.watch import Accessed, Watch
 from tvmconv.analysis.lowered.tir import (

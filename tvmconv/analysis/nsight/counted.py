@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmconv.analysis.emulation.execute import with_clusters
+from tvmconv.analysis.emulation.blocks import Block, with_clusters
 from tvmconv.analysis.emulation.observe import observe
 from tvmconv.analysis.emulation.watch import Several
 from tvmconv.analysis.lowered.tir import has_instructions
 from tvmconv.analysis.machine_code.merged import as_compiled
 from tvmconv.analysis.memory.banks import BankWatch, SharedAccess
-from tvmconv.analysis.memory.coalescing import Block, GlobalAccess, SectorWatch, accesses_of_each
+from tvmconv.analysis.memory.coalescing import GlobalAccess, SectorWatch, accesses_of_each
 from tvmconv.analysis.nsight.by_access import Accesses, ByAccess
 from tvmconv.analysis.occupancy import occupancy_of
 

@@ -14,16 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmconv.analysis.emulation.compiled import Compiler, Pointer, Run
 from tvmconv.analysis.emulation.errors import ExecutionError
-from tvmconv.analysis.emulation.machine import Compiler, Machine, Mask, Pointer
+from tvmconv.analysis.emulation.machine import Machine, Mask
 from tvmconv.analysis.emulation.memory.arrays import Array, Mapped
 from tvmconv.analysis.emulation.memory.registers import Later, Registers
 from tvmconv.analysis.emulation.memory.shared import Address
 from tvmconv.analysis.emulation.threads import Lanes
 from tvmconv.errors import AnalysisError
-
-Code = Callable[[Mask], Any]
-Run = Callable[[Mask], None]
 
 PTX = "tirx.ptx."
 CLUSTER_WINDOW = 1 << 24  # bytes of the shared addresses of each block of a cluster, as seen from all of them

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmconv.analysis.emulation.instructions.operands import Call, Destinations, Run, address_of, nothing, same
-from tvmconv.analysis.emulation.machine import Compiler, Mask, Statement, Waiting
+from tvmconv.analysis.emulation.compiled import Compiler, Run, Statement, Waiting
+from tvmconv.analysis.emulation.instructions.operands import Call, Destinations, address_of, nothing, same
+from tvmconv.analysis.emulation.machine import Mask
 from tvmconv.analysis.emulation.memory.shared import Address
 from tvmconv.analysis.emulation.synchronization.meetings import CLUSTER
 from tvmconv.analysis.emulation.threads import Lanes

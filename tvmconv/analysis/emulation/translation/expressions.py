@@ -1,20 +1,17 @@
-"""Expressions of TIR as Python functions: loads, arithmetic, calls, addresses."""
+"""Expressions of TIR as Python functions: arithmetic, selections, vectors, calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tvmconv.analysis.emulation.errors import ExecutionError
+from tvmconv.analysis.emulation.compiled import Code, Pointer
 from tvmconv.analysis.emulation.instructions import dispatch
-from tvmconv.analysis.emulation.machine import Machine, Mask, Pointer
-from tvmconv.analysis.emulation.memory.arrays import Array, Mapped
-from tvmconv.analysis.emulation.memory.registers import Registers
-from tvmconv.analysis.emulation.memory.shared import Shared
+from tvmconv.analysis.emulation.machine import Machine, Mask
+from tvmconv.analysis.emulation.memory.arrays import Argument
+from tvmconv.analysis.emulation.translation.accesses import Accesses
 from tvmconv.analysis.emulation.translation.arithmetic import (
     ARITHMETIC,
     CALLED_ARITHMETIC,
@@ -24,48 +21,16 @@ from tvmconv.analysis.emulation.translation.arithmetic import (
     Value,
     as_uint64,
     function_of,
-    integers,
     uniform,
 )
+from tvmconv.analysis.emulation.translation.conversions import converted, reinterpreted
 from tvmconv.analysis.emulation.translation.layout import Layout
-from tvmconv.analysis.emulation.watch import SITES
+from tvmconv.analysis.emulation.translation.places import reads_memory
 from tvmconv.errors import AnalysisError
 from tvmconv.workloads.dtypes import numpy_dtype
 
-Code = Callable[[Mask], Value]
-Argument = Array | Mapped  # what a parameter is given
 
-
-@dataclass(frozen=True)
-class Place:
-    """Where a buffer lies.
-
-    Attributes:
-        memory: an array, registers, or the shared memory.
-        dtype: of an element, as the buffer has it.
-        offset: of its first element, in bytes.
-        size: elements.
-        name: of the buffer.
-    """
-
-    memory: Array | Registers | Shared
-    dtype: np.dtype[Any]
-    offset: int
-    size: int
-    name: str
-
-
-def reads_memory(node: Any, places: Mapping[Any, Place]) -> bool:
-    """Whether an expression loads from other than registers."""
-    import tvm_ffi
-    from tvm.ir import TensorLoad
-
-    found: list[Any] = []
-    tvm_ffi.structural_walk(node, (TensorLoad, found.append), order="post")
-    return any(each.source not in places or not isinstance(places[each.source].memory, Registers) for each in found)
-
-
-class Expressions:
+class Expressions(Accesses):
     """Makes Python functions of expressions, once, that are called as often as they are evaluated.
 
     Args:
@@ -75,127 +40,9 @@ class Expressions:
     """
 
     def __init__(self, machine: Machine, layout: Layout, arrays: Mapping[Any, Argument]) -> None:
-        self.machine = machine
-        self._layout = layout
-        self._arrays = arrays
-        self._places: dict[Any, Place] = {}
+        super().__init__(machine, layout, arrays)
         self._names: dict[Any, tuple[Code, bool]] = {}  # variables: how to get one, whether it never changes
         self._values: list[Value] = []
-        self._statement = -1  # the index of the one that is read
-        self._sites = 0
-
-    def _memory(self, data: Any) -> Place:
-        """Where a pointer to a buffer as a whole points to."""
-        if type(data).__name__ == "Call" and str(data.op.name) == "tirx.buffer_data":
-            data = data.args[0]
-        if data in self._places:
-            return self._places[data]
-        if data in self._arrays:
-            array = self._arrays[data]
-            if isinstance(array, Mapped):
-                raise AnalysisError(f"the elements of a tensor map: {data}")
-            return Place(array, array.dtype, 0, array.size, array.name)
-        raise AnalysisError(f"memory of which it is not known what it is: {data}")
-
-    def _site(self) -> int:
-        self._sites += 1
-        return self._statement * SITES + self._sites % SITES
-
-    # --- accesses ---
-
-    def _picked(self, at: Value, active: NDArray[np.intp], lanes: int) -> NDArray[np.int64]:
-        """The indices of active lanes, of shape (active, elements of the vector)."""
-        at = np.asarray(at, np.int64)
-        if at.ndim == 0:
-            return np.full((len(active), 1), at)
-        if at.ndim == 1:
-            return at[active][:, None]
-        return np.broadcast_to(at, (len(active), lanes)) if len(at) == 1 else at[active]
-
-    @staticmethod
-    def _check_index(place: Place, at: NDArray[np.int64]) -> None:
-        if at.size and (int(at.min()) < 0 or int(at.max()) >= place.size):
-            worst = int(at.min()) if int(at.min()) < 0 else int(at.max())
-            raise ExecutionError(f"out of bounds: element {worst} of {place.name}, which has {place.size}")
-
-    @staticmethod
-    def _whole(at: NDArray[np.int64], place: Place) -> tuple[NDArray[np.int64], int]:
-        """Where accesses begin, in bytes, and how many elements each of them has in a row."""
-        count = at.shape[1]
-        if count > 1 and np.any(np.diff(at, axis=1) != 1):
-            return at * place.dtype.itemsize + place.offset, 1
-        return at[:, :1] * place.dtype.itemsize + place.offset, count
-
-    def _load(self, node: Any) -> Code:
-        place = self._places.get(node.source)
-        if place is None:
-            raise AnalysisError(f"memory of which it is not known what it is: {node.source}")
-        index = self.code(node.indices[0])
-        machine, dtype = self.machine, place.dtype
-        lanes = node.ty.dtype.lanes
-        integer = dtype.kind in "iub"
-        if isinstance(place.memory, Registers):
-            return self._load_registers(place, index, integer=integer)
-        memory, site = place.memory, self._site()
-
-        def load(mask: Mask) -> Value:
-            active = machine.lanes(mask)
-            at = self._picked(machine.decided(index, mask), active, lanes)
-            self._check_index(place, at)
-            machine.site = site
-            rows = machine.load(memory, *self._whole(at, place), dtype, active, place.name)
-            rows = rows.astype(integers(dtype)) if integer else rows
-            rows = rows[:, 0] if lanes == 1 else rows
-            if mask is None:
-                return rows
-            full = np.zeros((machine.threads.lanes, *rows.shape[1:]), rows.dtype)
-            full[active] = rows
-            return full
-
-        return load
-
-    def _load_registers(self, place: Place, index: Code, *, integer: bool) -> Code:
-        registers, machine = place.memory, self.machine
-        assert isinstance(registers, Registers)
-        data, written, loaded = registers.data.view(place.dtype), registers.written, registers.loaded
-
-        kind = integers(place.dtype)
-
-        def check(known: NDArray[np.bool_], mask: Mask) -> None:
-            real: NDArray[np.bool_] = machine.real if mask is None else mask
-            if not known.all() and not known[real].all():
-                raise ExecutionError(f"{place.name} is read before it is written")
-
-        def load(mask: Mask) -> Value:
-            at = index(mask)
-            if registers.waiting:
-                registers.read(at, mask)
-            if registers.accumulators is not None:
-                registers.accumulators.touch(at, mask)
-            if isinstance(at, int):
-                if not 0 <= at < place.size:
-                    raise ExecutionError(f"out of bounds: element {at} of {place.name}, which has {place.size}")
-                machine.loaded |= bool(loaded[at])
-                if integer:
-                    check(written[at], mask)
-                    return data[at].astype(kind)
-                return data[at]
-            at = np.asarray(at)
-            at = at[:, None] if at.ndim == 1 else at
-            at = np.broadcast_to(at, (machine.threads.lanes, at.shape[1]))
-            real = machine.real if mask is None else mask
-            self._check_index(place, at[real])
-            at = np.where(real[:, None], at, 0)
-            machine.loaded |= bool(loaded[at].any())
-            lane = machine.all_lanes[:, None]
-            if integer:
-                check(np.asarray(written[at, lane].all(axis=1)), mask)
-            found = data[at, lane].astype(kind) if integer else data[at, lane]
-            return found[:, 0] if found.shape[1] == 1 else found
-
-        return load
-
-    # --- expressions ---
 
     def code(self, node: Any) -> Code:
         """A function that evaluates an expression for the lanes of a mask; what never changes, once."""
@@ -361,33 +208,7 @@ class Expressions:
 
     def _cast(self, node: Any) -> tuple[Code, bool]:
         value, static = self._expression(node.value)
-        to, source = node.ty.dtype, node.value.ty.dtype
-        text = str(to).partition("x")[0]
-        if to.is_float:
-            kind = numpy_dtype(text)
-            return (lambda mask: np.asarray(value(mask)).astype(kind)[()]), static
-        if to.is_bool:
-            return (lambda mask: value(mask) != 0), static
-        bits = min(int(to.bits), 63)
-
-        def cast(mask: Mask) -> Value:
-            found = value(mask)
-            if text == "uint64" and not source.is_float:
-                return as_uint64(found)
-            if source.is_float:
-                found = np.trunc(np.asarray(found, np.float64)).astype(np.int64)[()]
-            elif isinstance(found, np.ndarray):
-                found = found.astype(np.int64, copy=False)
-            else:
-                found = int(found)
-            if text.startswith("uint"):
-                return found & ((1 << bits) - 1)
-            if bits < 63 and not (source.is_integer and source.bits < to.bits):
-                half = 1 << (bits - 1)
-                return ((found + half) & ((1 << bits) - 1)) - half
-            return found
-
-        return cast, static
+        return converted(value, node.ty.dtype, node.value.ty.dtype), static
 
     def _shuffle(self, node: Any) -> tuple[Code, bool]:
         vectors = [self.code(vector) for vector in node.vectors]
@@ -449,30 +270,4 @@ class Expressions:
         value, static = self._expression(node.args[-1])
         if str(node.ty).startswith("T.handle"):  # of a pointer, which stays what it is
             return value, static
-        source = numpy_dtype(str(node.args[-1].ty.dtype).partition("x")[0])
-        to = numpy_dtype(str(node.ty.dtype).partition("x")[0])
-
-        def reinterpret(mask: Mask) -> Value:
-            found = np.asarray(value(mask))
-            shape = found.shape
-            found = np.ascontiguousarray(found.astype(source)).reshape(-1).view(to).reshape(shape)
-            return found.astype(integers(to))[()] if to.kind in "iu" else found[()]
-
-        return reinterpret, static
-
-    def _address(self, load: Any) -> Code:
-        place = self._places.get(load.source)
-        if place is None:
-            raise AnalysisError(f"the address of {load.source}, of which it is not known what it is")
-        index, size = self.code(load.indices[0]), place.dtype.itemsize
-        return lambda mask: Pointer(place.memory, place.offset + index(mask) * size, place.name)
-
-    # --- what instructions ask for ---
-
-    def registers(self, node: Any) -> tuple[Registers, Code]:
-        """The registers that an operand such as `acc[3]` is, and the index in them."""
-        if type(node).__name__ == "TensorLoad":
-            place = self._places.get(node.source)
-            if place is not None and isinstance(place.memory, Registers):
-                return place.memory, self.code(node.indices[0])
-        raise AnalysisError(f"an operand that is no register: {node}")
+        return reinterpreted(value, str(node.ty.dtype), str(node.args[-1].ty.dtype)), static
