@@ -42,8 +42,8 @@ class Compiler(Protocol):
 
     machine: Machine
 
-    def code(self, node: Any) -> Callable[[Mask], Any]:
+    def code(self, node: Any) -> Code:
         """How to evaluate an expression."""
 
-    def registers(self, node: Any) -> tuple[Registers, Callable[[Mask], Any]]:
+    def registers(self, node: Any) -> tuple[Registers, Code]:
         """The registers that an operand such as `acc[3]` is, and the index in them."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvmconv.analysis.lowered.expressions import IF_THEN_ELSE, Values, children, evaluate, variables_of
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import WARP
 
@@ -27,33 +28,7 @@ SHARED = ("shared", "shared.dyn")  # scopes: shared memory, static and dynamic
 MAX_ITERATIONS = 1 << 16  # of the loops that one scope or index depends on: seconds, for a block of 1,024 threads
 CHUNK = 1 << 20  # iterations × threads that are evaluated at once
 
-Values = Any  # an array of integers or truth values that broadcasts over (iterations, lanes), or a scalar
 
-_BINARY: dict[str, Callable[[Values, Values], Values]] = {
-    "Add": np.add,
-    "Sub": np.subtract,
-    "Mul": np.multiply,
-    "FloorDiv": np.floor_divide,
-    "FloorMod": np.mod,
-    "Div": lambda a, b: np.trunc(a / b).astype(np.int64),  # of integers in C: toward zero
-    "Mod": np.fmod,
-    "Min": np.minimum,
-    "Max": np.maximum,
-    "EQ": np.equal,
-    "NE": np.not_equal,
-    "LT": np.less,
-    "LE": np.less_equal,
-    "GT": np.greater,
-    "GE": np.greater_equal,
-    "And": np.logical_and,
-    "Or": np.logical_or,
-    "LShift": np.left_shift,
-    "RShift": np.right_shift,
-    "BitwiseAnd": np.bitwise_and,
-    "BitwiseOr": np.bitwise_or,
-    "BitwiseXor": np.bitwise_xor,
-}
-_IF_THEN_ELSE = "prim.if_then_else"
 _ADDRESS_OF = "tirx.address_of"
 
 
@@ -79,10 +54,10 @@ class Scope:
 
     def variables(self, expressions: Iterable[Any]) -> set[Any]:
         """The variables that expressions have in them, themselves or through what is bound."""
-        found = [variable for expression in expressions for variable in _variables(expression)]
+        found = [variable for expression in expressions for variable in variables_of(expression)]
         for variable in found:  # grows while it is read
             if variable in self.bindings:
-                found += _variables(self.bindings[variable])
+                found += variables_of(self.bindings[variable])
         return set(found)
 
 
@@ -138,15 +113,15 @@ def parts(
     called = str(expression.op.name) if kind == "Call" else None
     if called == _ADDRESS_OF:  # of something in memory, which is not read
         return
-    if kind == "Select" or called == _IF_THEN_ELSE:
-        condition, *branches = _children(expression)
+    if kind == "Select" or called == IF_THEN_ELSE:
+        condition, *branches = children(expression)
         yield from parts(condition, scope, whole)
         for branch, outcome in zip(branches, (True, False), strict=True):
             yield from parts(branch, scope.where(condition, outcome), whole)
         return
     yield expression, scope
     if not whole(expression):
-        for child in _children(expression):
+        for child in children(expression):
             yield from parts(child, scope, whole)
 
 
@@ -222,32 +197,6 @@ def _axes(scope: Scope, launch: Launch, block: tuple[int, int, int]) -> dict[Any
     return {variable: values[tag] for tag, variable in scope.axes.items()}
 
 
-def evaluate(expression: Any, values: Mapping[Any, Values]) -> Values:
-    """The value of an integer or boolean expression.
-
-    Args:
-        expression: TIR without memory accesses.
-        values: an array for each variable; all broadcast against one another.
-
-    Raises:
-        AnalysisError: the expression has a node that index arithmetic does not have.
-    """
-    kind = type(expression).__name__
-    if kind == "IntImm":
-        return int(expression.value)
-    if kind == "Var":
-        return values[expression]
-    if kind in _BINARY:
-        return _BINARY[kind](evaluate(expression.a, values), evaluate(expression.b, values))
-    if kind == "Not":
-        return np.logical_not(evaluate(expression.a, values))
-    if kind == "Cast":
-        return evaluate(expression.value, values)
-    if kind == "Select" or (kind == "Call" and expression.op.name == _IF_THEN_ELSE):
-        return np.where(*(evaluate(part, values) for part in _children(expression)))
-    raise AnalysisError(f"{kind} in index arithmetic: {expression}")
-
-
 INSTRUCTIONS = (
     "tirx.ptx.",
     "tirx.ptx_legacy.",
@@ -271,40 +220,6 @@ def warps(threads: NDArray[Any]) -> NDArray[Any]:
     The last warp of an iteration is filled up with zeros.
     """
     return np.pad(threads, ((0, 0), (0, -threads.shape[1] % WARP))).reshape(-1, WARP)
-
-
-def _children(expression: Any) -> Sequence[Any]:
-    """The expressions that an expression is made of; of a selection the condition first."""
-    kind = type(expression).__name__
-    if kind in _BINARY:
-        return (expression.a, expression.b)
-    match kind:
-        case "Select":
-            return (expression.condition, expression.true_value, expression.false_value)
-        case "Call":
-            return tuple(expression.args)
-        case "TensorLoad":
-            return tuple(expression.indices)
-        case "Ramp":
-            return (expression.base, expression.stride)
-        case "Cast" | "Broadcast":
-            return (expression.value,)
-        case "Shuffle":
-            return (*expression.vectors, *expression.indices)
-        case "Not":
-            return (expression.a,)
-        case "IntImm" | "FloatImm" | "StringImm" | "Var":
-            return ()
-    raise AnalysisError(f"{kind} in {expression}")
-
-
-def _variables(expression: Any) -> list[Any]:
-    import tvm_ffi
-    from tvm import tirx
-
-    found: list[Any] = []
-    tvm_ffi.structural_walk(expression, (tirx.Var, found.append), order="post")
-    return found
 
 
 def _constant(extent: Any) -> int:

@@ -90,9 +90,9 @@ def _ldmatrix(node: Any, compiler: Compiler) -> Run:
         start = same(first(mask), lanes)
         at = machine.rows(pointer.offset + by * itemsize, lanes)
         words = load_matrix(machine, pointer.name, at, lanes, number, transposed=transposed)
-        elements = words.view(f"u{registers.data.dtype.itemsize}").reshape(len(lanes), number * each)
+        columns = words.view(f"u{registers.data.dtype.itemsize}").reshape(len(lanes), number * each)
         for i in range(number * each):
-            write_bits(registers, start + i, lanes, elements[:, i], whole=mask is None)
+            write_bits(registers, start + i, lanes, columns[:, i], whole=mask is None)
 
     return load
 

@@ -25,9 +25,9 @@ def elected(machine: Machine) -> Code:
     def elect(mask: Mask) -> NDArray[np.int64]:
         taking = machine.real if mask is None else mask
         first = taking.reshape(-1, WARP).argmax(axis=1) + np.arange(0, len(taking), WARP)
-        elected = np.zeros(len(taking), np.int64)
-        elected[first] = 1
-        return elected * taking
+        found = np.zeros(len(taking), np.int64)
+        found[first] = 1
+        return found * taking
 
     return elect
 
@@ -38,10 +38,10 @@ def _elect_sync(call: Call, compiler: Compiler) -> Run:
     elect = elected(machine)
 
     def run(mask: Mask) -> None:
-        lanes, elected = machine.lanes(mask), np.asarray(elect(mask))
-        by_warp = elected.reshape(-1, WARP)
+        lanes, found = machine.lanes(mask), np.asarray(elect(mask))
+        by_warp = found.reshape(-1, WARP)
         leader = np.repeat(by_warp.argmax(axis=1), WARP)
-        columns = np.stack([leader[lanes], elected[lanes]], axis=1).astype(np.uint8)
+        columns = np.stack([leader[lanes], found[lanes]], axis=1).astype(np.uint8)
         destinations.write(mask, lanes, columns, loaded=False)
 
     return run
