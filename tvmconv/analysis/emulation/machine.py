@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmconv.analysis.emulation.addresses import SHARED_BASE
 from tvmconv.analysis.emulation.errors import ExecutionError
 from tvmconv.analysis.emulation.memory.arrays import Array
-from tvmconv.analysis.emulation.memory.history import SHARED_BASE
 from tvmconv.analysis.emulation.memory.shared import Shared
 from tvmconv.analysis.emulation.synchronization.groups import BulkGroups, Multiplications
 from tvmconv.analysis.emulation.synchronization.mbarriers import Mbarriers

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.emulation.memory.history import SHARED_BASE
-from tvmconv.analysis.emulation.memory.readers import CHUNK
+from tvmconv.analysis.emulation.addresses import CHUNK, SHARED_BASE
 from tvmconv.analysis.emulation.watch import Accessed, Watch
 from tvmconv.gpu import BANK_BYTES, BANKS, WARPGROUP
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmconv.analysis.emulation.addresses import CHUNK
 from tvmconv.analysis.emulation.errors import ExecutionError
 from tvmconv.analysis.emulation.memory.arrays import Mapped
-from tvmconv.analysis.emulation.memory.readers import CHUNK
 from tvmconv.tensor_map import TensorMap
 
 

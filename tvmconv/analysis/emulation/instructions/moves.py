@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tvmconv.analysis.emulation.addresses import CLUSTER_WINDOW
 from tvmconv.analysis.emulation.compiled import Compiler, Run
 from tvmconv.analysis.emulation.errors import ExecutionError
-from tvmconv.analysis.emulation.instructions.operands import CLUSTER_WINDOW, Call, Destinations, Sources, address_of
+from tvmconv.analysis.emulation.instructions.operands import Call, Destinations, Sources, address_of
 from tvmconv.analysis.emulation.machine import Mask
 from tvmconv.analysis.emulation.memory.arrays import Array
 from tvmconv.analysis.emulation.memory.shared import Shared

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmconv.analysis.emulation.addresses import CLUSTER_WINDOW
 from tvmconv.analysis.emulation.compiled import Compiler, Pointer, Run
 from tvmconv.analysis.emulation.errors import ExecutionError
 from tvmconv.analysis.emulation.machine import Machine, Mask
@@ -24,7 +25,6 @@ from tvmconv.analysis.emulation.threads import Lanes
 from tvmconv.errors import AnalysisError
 
 PTX = "tirx.ptx."
-CLUSTER_WINDOW = 1 << 24  # bytes of the shared addresses of each block of a cluster, as seen from all of them
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmconv.analysis.emulation.addresses import CHUNK
 from tvmconv.analysis.emulation.compiled import Compiler, Pointer, Run
 from tvmconv.analysis.emulation.errors import ExecutionError
 from tvmconv.analysis.emulation.instructions.boxes import Box, Words, pixels, swizzled, tiles, words_of
 from tvmconv.analysis.emulation.instructions.operands import Call, address_of, nothing
 from tvmconv.analysis.emulation.machine import Machine, Mask
 from tvmconv.analysis.emulation.memory.arrays import Mapped
-from tvmconv.analysis.emulation.memory.readers import CHUNK
 from tvmconv.analysis.emulation.memory.shared import Address
 from tvmconv.analysis.emulation.threads import Lanes
 from tvmconv.analysis.emulation.watch import Accessed, Kind

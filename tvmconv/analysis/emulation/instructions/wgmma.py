@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmconv.analysis.emulation.addresses import CHUNK
 from tvmconv.analysis.emulation.compiled import Code, Compiler, Run
 from tvmconv.analysis.emulation.errors import ExecutionError, RaceError
 from tvmconv.analysis.emulation.instructions.boxes import swizzled
 from tvmconv.analysis.emulation.instructions.operands import Call, same
 from tvmconv.analysis.emulation.machine import Machine, Mask
-from tvmconv.analysis.emulation.memory.readers import CHUNK
 from tvmconv.analysis.emulation.memory.registers import Registers
 from tvmconv.analysis.emulation.watch import Accessed
 from tvmconv.errors import AnalysisError

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmconv.analysis.emulation.addresses import CHUNK, SHARED_BASE
 from tvmconv.analysis.emulation.errors import ExecutionError, RaceError
 from tvmconv.analysis.emulation.memory.arrays import check_aligned
 from tvmconv.analysis.emulation.memory.clocks import FENCED, SEEN, Clocks
-from tvmconv.analysis.emulation.memory.readers import CHUNK, PENDING, Readers
+from tvmconv.analysis.emulation.memory.readers import PENDING, Readers
 from tvmconv.analysis.emulation.threads import Lanes, Threads
 from tvmconv.gpu import WARP
 
-SHARED_BASE = 1024  # where shared memory begins, so that the address 0 is nowhere
 ALIGNMENT = 128  # bytes, of a shared buffer
 MBARRIER = -2  # the writer of what is an mbarrier
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from tvmconv.analysis.emulation.memory.clocks import Clocks
     from tvmconv.analysis.emulation.threads import Lanes, Threads
 
-CHUNK = 16  # bytes: what the async proxy reads and writes is a multiple of it
 PENDING = 1 << 30  # the time of an access that is under way
 
 

@@ -14,11 +14,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmconv.analysis.emulation.addresses import CHUNK
 from tvmconv.analysis.emulation.errors import RaceError
 from tvmconv.analysis.emulation.memory.arrays import Array, Bytes
 from tvmconv.analysis.emulation.memory.clocks import SEEN
 from tvmconv.analysis.emulation.memory.history import MBARRIER, History
-from tvmconv.analysis.emulation.memory.readers import CHUNK, PENDING
+from tvmconv.analysis.emulation.memory.readers import PENDING
 from tvmconv.analysis.emulation.threads import Lanes
 
 

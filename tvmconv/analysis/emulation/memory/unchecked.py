@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmconv.analysis.emulation.addresses import CHUNK
 from tvmconv.analysis.emulation.memory.arrays import Bytes
 from tvmconv.analysis.emulation.memory.clocks import Clocks
-from tvmconv.analysis.emulation.memory.readers import CHUNK, PENDING, Reader, Readers
+from tvmconv.analysis.emulation.memory.readers import PENDING, Reader, Readers
 from tvmconv.analysis.emulation.memory.shared import Shared
 
 if TYPE_CHECKING:

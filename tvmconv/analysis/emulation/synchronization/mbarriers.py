@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmconv.analysis.emulation.addresses import SHARED_BASE
 from tvmconv.analysis.emulation.errors import ExecutionError, RaceError
 from tvmconv.analysis.emulation.memory.arrays import check_aligned
 from tvmconv.analysis.emulation.memory.clocks import SEEN
-from tvmconv.analysis.emulation.memory.history import SHARED_BASE
 
 if TYPE_CHECKING:
     from tvmconv.analysis.emulation.memory.shared import Address, Shared

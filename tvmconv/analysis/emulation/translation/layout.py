@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tvmconv.analysis.emulation.addresses import SHARED_BASE
 from tvmconv.analysis.emulation.instructions import dispatch
-from tvmconv.analysis.emulation.memory.history import SHARED_BASE
 from tvmconv.errors import AnalysisError
 from tvmconv.workloads.dtypes import numpy_dtype
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from tvmconv.analysis.emulation.addresses import SHARED_BASE
 from tvmconv.analysis.emulation.machine import Machine, Mask
 from tvmconv.analysis.emulation.memory.arrays import Argument, Array, Mapped
-from tvmconv.analysis.emulation.memory.history import SHARED_BASE
 from tvmconv.analysis.emulation.memory.registers import Registers
 from tvmconv.analysis.emulation.memory.shared import Shared
 from tvmconv.analysis.emulation.translation.layout import Layout
