@@ -8,9 +8,10 @@ import steps
 from instructions import lowered, product, rows
 
 import tvmconv as tc
+from tvmconv.analysis.lowered.operations import ADDITIONS, MULTIPLICATIONS, SHARED_STORES
 from tvmconv.analysis.lowered.tir import warps
 from tvmconv.analysis.memory.banks import copy_wavefronts, shared_accesses, wavefronts_of_each, wide_wavefronts
-from tvmconv.analysis.memory.traffic import ADDITIONS, MULTIPLICATIONS, SHARED_STORES, traffic
+from tvmconv.analysis.memory.traffic import traffic
 
 
 def bank_wavefronts(words, active):

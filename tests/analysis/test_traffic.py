@@ -9,8 +9,7 @@ from instructions import lowered, product, rows
 from tvm.script import tirx as T  # noqa: N812
 
 import tvmconv as tc
-from tvmconv.analysis.memory.banks import shared_accesses
-from tvmconv.analysis.memory.traffic import (
+from tvmconv.analysis.lowered.operations import (
     ADDITIONS,
     CONSTANT_LOADS,
     EXTREMA,
@@ -21,9 +20,9 @@ from tvmconv.analysis.memory.traffic import (
     SHARED_STORES,
     SHUFFLES,
     TEXTURE_FETCHES,
-    Count,
-    traffic,
 )
+from tvmconv.analysis.memory.banks import shared_accesses
+from tvmconv.analysis.memory.traffic import Count, traffic
 from tvmconv.compiler.program import Launch
 from tvmconv.errors import AnalysisError
 

@@ -20,13 +20,7 @@ from tvmconv.analysis.lowered.tir import has_instructions, statements
 from tvmconv.analysis.machine_code.chunks import Chunks, Places
 from tvmconv.analysis.machine_code.linked import Linked, linked
 from tvmconv.analysis.machine_code.runs import runs
-from tvmconv.analysis.memory.banks import (
-    FIRST_BLOCK,
-    SharedAccess,
-    count,
-    is_shared,
-    shared_accesses,
-)
+from tvmconv.analysis.memory.banks import FIRST_BLOCK, SharedAccess, count, is_shared, shared_accesses
 from tvmconv.compiler.barriers import BARRIER
 from tvmconv.errors import CompileError
 

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from tvmconv.analysis.lowered.operations import MULTIPLICATIONS, SHARED_STORES
 from tvmconv.analysis.lowered.tir import statements
 from tvmconv.analysis.machine_code.operations import code, instructions
 from tvmconv.analysis.machine_code.trips import BARRIERS, LOADED, STAGED, STORED, find_trips
 from tvmconv.analysis.machine_code.trips import MULTIPLICATIONS as MULTIPLIED
 from tvmconv.analysis.memory.coalescing import GlobalAccess, global_accesses
-from tvmconv.analysis.memory.traffic import MULTIPLICATIONS, SHARED_STORES, Traffic, traffic
+from tvmconv.analysis.memory.traffic import Traffic, traffic
 from tvmconv.compiler.barriers import BARRIER
 from tvmconv.gpu import WARP
 

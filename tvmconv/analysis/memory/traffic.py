@@ -15,9 +15,9 @@ that the text has in global memory in a register, and makes one instruction of a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,35 +26,28 @@ from tvmconv.analysis.emulation.blocks import Block, lanes_of, some_blocks, with
 from tvmconv.analysis.emulation.observe import observe
 from tvmconv.analysis.emulation.threads import Threads
 from tvmconv.analysis.emulation.watch import Accessed, Watch
-from tvmconv.analysis.lowered.tir import (
-    ASYNC_COPY,
-    SHARED,
-    Scope,
-    executions,
-    has_instructions,
-    parts,
-    statements,
-    warps,
+from tvmconv.analysis.lowered.operations import (
+    ADDITIONS,
+    ARITHMETIC,
+    EXTREMA,
+    GLOBAL_LOADS,
+    GLOBAL_STORES,
+    LOADS,
+    MEMORY,
+    MULTIPLICATIONS,
+    SHUFFLES,
+    STORES,
+    TEXTURE_FETCHES,
+    operations,
+    space_of,
 )
+from tvmconv.analysis.lowered.tir import Scope, executions, has_instructions, statements, warps
 from tvmconv.gpu import WARP
 
 if TYPE_CHECKING:
     from tvmconv.compiler.lower import LoweredStep
     from tvmconv.compiler.spaces import Space
     from tvmconv.kernel import Kernel
-
-GLOBAL_LOADS, GLOBAL_STORES, TEXTURE_FETCHES = "global loads", "global stores", "texture fetches"
-CONSTANT_LOADS, SHARED_LOADS, SHARED_STORES = "constant loads", "shared loads", "shared stores"
-SHUFFLES = "warp shuffles"
-MULTIPLICATIONS, ADDITIONS, EXTREMA = "multiplications", "additions", "minima and maxima"
-MEMORY = (GLOBAL_LOADS, GLOBAL_STORES, TEXTURE_FETCHES, CONSTANT_LOADS, SHARED_LOADS, SHARED_STORES, SHUFFLES)
-ARITHMETIC = (MULTIPLICATIONS, ADDITIONS, EXTREMA)
-
-_LOADS = {"global": GLOBAL_LOADS, "constant": CONSTANT_LOADS, "shared": SHARED_LOADS}
-_STORES = {"global": GLOBAL_STORES, "shared": SHARED_STORES}
-_NODES = {"Mul": MULTIPLICATIONS, "Add": ADDITIONS, "Sub": ADDITIONS, "Min": EXTREMA, "Max": EXTREMA}
-_EXTERN, _FETCH = "tirx.call_pure_extern", "tex2D"
-_SHUFFLE = "tirx.cuda.__shfl"
 
 
 @dataclass(frozen=True)
@@ -128,12 +121,12 @@ def traffic(kernel: Kernel, step: LoweredStep | None = None) -> Traffic:
     step = step or kernel.steps[0]
     if has_instructions(step.function):
         return _executed(step, kernel.spaces)
-    operations = list(_operations(step, kernel.spaces))
-    scopes = dict.fromkeys(operation.scope for operation in operations)
+    found = list(operations(step, kernel.spaces))
+    scopes = dict.fromkeys(operation.scope for operation in found)
     executed = {block: {s: _times(s, step, block) for s in scopes} for block in some_blocks(step.launch.grid)}
     block, times = max(executed.items(), key=lambda each: sum(count.elements for count in each[1].values()))
     counts = dict.fromkeys((*MEMORY, *ARITHMETIC), Count())
-    for name, scope, lanes, itemsize in operations:
+    for name, scope, lanes, itemsize in found:
         elements = lanes * times[scope].elements
         counts[name] += Count(elements, times[scope].requests, elements * itemsize)
     return Traffic(step.launch.threads, _outputs(step, kernel.spaces, block), counts)
@@ -164,7 +157,7 @@ class TrafficWatch(Watch):
         """Count an access to memory."""
         lanes = found.lanes + self._before * self._lanes
         space = self._spaces.get(found.name, found.space) if found.space == "global" else found.space
-        counted = (_LOADS if found.kind == "load" else _STORES)[space]
+        counted = (LOADS if found.kind == "load" else STORES)[space]
         self._add(counted, lanes, found.nbytes // found.itemsize, found.itemsize)
         if (space, found.kind) == ("global", "store"):
             by, elements = replace(found, lanes=lanes).elements()
@@ -208,65 +201,6 @@ def _executed(step: LoweredStep, spaces: Mapping[str, Space]) -> Traffic:
     return watch.busiest(step.launch.threads)
 
 
-class _Operation(NamedTuple):
-    """One operation of the text: its name in `MEMORY` or `ARITHMETIC`, where it is, and of how many elements."""
-
-    name: str
-    scope: Scope
-    lanes: int
-    itemsize: int
-
-
-def _operations(step: LoweredStep, spaces: Mapping[str, Space]) -> Iterator[_Operation]:
-    for statement, scope in statements(step.function):
-        if type(statement).__name__ == "BufferStore":
-            space = _space(statement.buffer, spaces)
-            if space in _STORES:
-                yield _Operation(_STORES[space], scope, *_lanes(statement.value))
-        for part, inside in parts(statement.value, scope, whole=_is_fetch):  # its coordinates are an address
-            kind = type(part).__name__
-            if kind == "TensorLoad":
-                space = _space(part.source, spaces)
-                if space in _LOADS:
-                    yield _Operation(_LOADS[space], inside, *_lanes(part))
-            elif kind in _NODES and part.ty.dtype.is_float:
-                yield _Operation(_NODES[kind], inside, *_lanes(part))
-            elif kind == "Call":
-                yield from _called(part, inside)
-
-
-def _called(call: Any, scope: Scope) -> Iterator[_Operation]:
-    """What a call does: a texture fetch, a shuffle or an asynchronous copy; nothing, for all others."""
-    name = str(call.op.name)
-    if name.startswith(_SHUFFLE):
-        yield _Operation(SHUFFLES, scope, *_lanes(call))
-    elif _is_fetch(call):
-        yield _Operation(TEXTURE_FETCHES, scope, *_lanes(call))
-    elif name == ASYNC_COPY:  # of (destination, offset, source, offset, bytes, whether to load and not to store zeros)
-        itemsize = call.args[0].args[0].ty.dtype.dtype.itemsize
-        copied = int(call.args[4]) // itemsize
-        yield _Operation(SHARED_STORES, scope, copied, itemsize)
-        loading = scope.where(call.args[5], True) if len(call.args) > 5 else scope
-        yield _Operation(GLOBAL_LOADS, loading, copied, itemsize)
-
-
-def _is_fetch(node: Any) -> bool:
-    """Whether an expression is a texture fetch."""
-    return type(node).__name__ == "Call" and node.op.name == _EXTERN and str(node.args[0].value).startswith(_FETCH)
-
-
-def _space(buffer: Any, spaces: Mapping[str, Space]) -> str:
-    """Where a buffer lies: an argument where the schedule puts it, all others in the scope of their allocation."""
-    scope = str(buffer.scope())
-    return spaces.get(str(buffer.name), "shared" if scope in SHARED else scope)
-
-
-def _lanes(expression: Any) -> tuple[int, int]:
-    """Elements of an expression, and the bytes of one."""
-    dtype = expression.ty.dtype
-    return dtype.lanes, dtype.itemsize // dtype.lanes
-
-
 def _times(scope: Scope, step: LoweredStep, block: Block) -> Count:
     """How often a scope is executed: threads as elements, and warps as requests."""
     threads = requests = 0
@@ -283,7 +217,7 @@ def _outputs(step: LoweredStep, spaces: Mapping[str, Space], block: Block) -> in
     """
     found = [np.empty(0, np.int64)]
     for statement, scope in statements(step.function):
-        if type(statement).__name__ == "BufferStore" and _space(statement.buffer, spaces) == "global":
+        if type(statement).__name__ == "BufferStore" and space_of(statement.buffer, spaces) == "global":
             index = statement.indices[0]
             ramp = type(index).__name__ == "Ramp"
             first, stride, lanes = (index.base, int(index.stride), int(index.lanes)) if ramp else (index, 1, 1)
