@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tvmconv as tc
-from tvmconv.analysis.counted import counted
+from tvmconv.analysis.nsight.counted import counted
 from tvmconv.cli.errors import Parser, UsageError, guarded
 from tvmconv.reports.tables import NOTHING, Table, significant, with_section
 

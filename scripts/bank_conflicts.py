@@ -1,4 +1,4 @@
-"""Bank conflicts of shared memory: measured by Nsight Compute beside what tvmconv.analysis.banks counts from the TIR.
+"""Bank conflicts of shared memory: measured by Nsight Compute beside what `analysis.memory.banks` counts from the TIR.
 
     python scripts/bank_conflicts.py --device cuda:0 -o results
     python scripts/bank_conflicts.py --suite resnet50 --only 3x3 --device cuda:0 -o results
@@ -20,7 +20,8 @@ from pathlib import Path
 
 import tvmconv as tc
 from tvmconv import devices
-from tvmconv.analysis import banks, ncu
+from tvmconv.analysis.memory import banks
+from tvmconv.analysis.nsight import ncu
 from tvmconv.cli.errors import Parser, guarded
 from tvmconv.cli.options import add_suite, chosen_layers
 from tvmconv.errors import DeviceError

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import tvmconv as tc
 from tvmconv import devices
-from tvmconv.analysis import ncu
+from tvmconv.analysis.nsight import ncu
 from tvmconv.cli.errors import Parser, guarded
 from tvmconv.cli.options import tell_choice, told_fallbacks
 from tvmconv.errors import Error

@@ -33,7 +33,7 @@ from prebuild import entries
 
 import tvmconv as tc
 from tvmconv import devices
-from tvmconv.analysis import ncu
+from tvmconv.analysis.nsight import ncu
 from tvmconv.cli.errors import Parser, UsageError, guarded
 from tvmconv.cli.options import add_suite, chosen_layers, count, told_fallbacks
 from tvmconv.devices.base import LostError

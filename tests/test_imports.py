@@ -14,8 +14,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
+BUILTIN = "builtin"  # the folder `schedules`, found by the library by its name; it knows no other rooms than
+BUILTIN_MAY_IMPORT = {BUILTIN, "library", "marks", "knobs", "workloads", "gpu", "tensor_map", "errors"}
+
 # Each room may import those further down, and those beside it as long as that makes no circle.
 ROOMS = (
+    (BUILTIN,),
     ("", "__main__"),  # `import tvmconv` and `python -m tvmconv`: what users see
     ("cli",),
     ("torch",),
@@ -33,9 +37,32 @@ ROOMS = (
     ("workloads",),
     ("gpu", "tensor_map", "errors", "scratch", "version", "moved", "lean"),
 )
-LEVELS = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
-BUILTIN = "builtin"  # the folder `schedules`, found by the library by its name; it knows no other rooms than
-BUILTIN_MAY_IMPORT = {BUILTIN, "library", "marks", "knobs", "workloads", "gpu", "tensor_map", "errors"}
+# Rooms that are long have rooms of their own, to which the same applies.
+ANALYSIS = (
+    ("", "bounds", "predicted_time", "races", "steps", "waterfall", "work"),
+    ("counts", "nsight"),
+    ("machine_code",),
+    ("memory",),
+    ("lowered", "emulation"),
+    ("occupancy",),
+)
+EMULATION = (
+    ("", "execute", "observe"),
+    ("translation",),
+    ("instructions",),
+    ("compiled",),
+    ("machine",),
+    ("arguments", "synchronization", "watch"),
+    ("memory",),
+    ("addresses", "blocks", "errors", "threads"),
+)
+FOLDERS = {"tvmconv": ROOMS, "tvmconv.analysis": ANALYSIS, "tvmconv.analysis.emulation": EMULATION}
+LEVELS = {
+    folder: {room: level for level, rooms in enumerate(order) for room in rooms} for folder, order in FOLDERS.items()
+}
+# What others may import of a room of whose inside they need not know.
+EMULATED = "tvmconv.analysis.emulation"
+DOORS = {"addresses", "arguments", "blocks", "errors", "execute", "memory.arrays", "observe", "threads", "watch"}
 
 
 def module_name(file: Path) -> str:
@@ -46,9 +73,14 @@ def module_name(file: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def room(module: str) -> str:
-    """The room of a module: the folder, or the file, in `tvmconv/`."""
-    return module.partition(".")[2].partition(".")[0]
+def room(module: str, folder: str = "tvmconv") -> str:
+    """The room of a module: the folder, or the file, in a folder that it is in."""
+    return module.removeprefix(folder).removeprefix(".").partition(".")[0]
+
+
+def inside(module: str, folder: str) -> bool:
+    """Whether a module is a folder's, or the folder itself."""
+    return f"{module}.".startswith(f"{folder}.")
 
 
 FILES = {
@@ -82,8 +114,9 @@ def arrows() -> dict[str, set[str]]:
     }
 
 
-def test_every_file_is_in_a_room():
-    assert {room(module) for module in FILES} <= {*LEVELS, BUILTIN}
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_file_is_in_a_room(folder):
+    assert {room(module, folder) for module in FILES if inside(module, folder)} <= set(LEVELS[folder])
 
 
 def test_no_two_files_need_each_other():
@@ -93,12 +126,25 @@ def test_no_two_files_need_each_other():
         pytest.fail("a circle: " + " <- ".join(error.args[1]))
 
 
-def test_imports_go_down_the_list_of_rooms():
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_imports_go_down_the_list_of_rooms(folder):
+    levels = LEVELS[folder]
     against = [
         f"{module} imports {other}"
         for module, others in arrows().items()
         for other in sorted(others)
-        if room(module) != BUILTIN and (room(other) == BUILTIN or LEVELS[room(other)] < LEVELS[room(module)])
+        if inside(module, folder) and inside(other, folder)
+        if levels[room(other, folder)] < levels[room(module, folder)]
+    ]
+    assert against == []
+
+
+def test_who_is_above_the_emulation_knows_its_doors_alone():
+    against = [
+        f"{module} imports {other}"
+        for module, others in arrows().items()
+        for other in sorted(others)
+        if inside(other, EMULATED) and not inside(module, EMULATED) and other.removeprefix(f"{EMULATED}.") not in DOORS
     ]
     assert against == []
 

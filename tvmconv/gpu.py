@@ -13,6 +13,7 @@ WARP = 32  # threads that execute together
 WARPGROUP = 128  # threads that multiply together since compute capability 9.0: four warps, the first a multiple of 4
 BANKS = 32  # of shared memory
 BANK_BYTES = 4  # that a bank serves at a time
+VECTOR_BYTES = 16  # of the widest access of a thread; wider vectors are several of them
 
 MAX_THREADS = 1024  # of a block
 MAX_THREADS_Z = 64  # of a block along z

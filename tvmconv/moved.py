@@ -18,7 +18,11 @@ TAKEN = "schedules"  # a name that others may use
 MOVED = {
     TAKEN: BUILT_IN,
     "tvmconv.tuning": "tvmconv.searching",
+    "tvmconv.analysis.banks": "tvmconv.analysis.memory.banks",
     "tvmconv.analysis.barriers": "tvmconv.compiler.barriers",
+    "tvmconv.analysis.ncu": "tvmconv.analysis.nsight.ncu",
+    "tvmconv.analysis.tir": "tvmconv.analysis.lowered.tir",
+    "tvmconv.analysis.traffic": "tvmconv.analysis.memory.traffic",
     "tvmconv.devices.cuda_bench": "tvmconv.devices.cuda.bench",
     "tvmconv.devices.cuda_kernel": "tvmconv.devices.cuda.kernel",
     "tvmconv.devices.dlpack": "tvmconv.devices.cuda.dlpack",

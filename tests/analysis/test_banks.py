@@ -8,9 +8,10 @@ import steps
 from instructions import lowered, product, rows
 
 import tvmconv as tc
-from tvmconv.analysis.banks import copy_wavefronts, shared_accesses, wavefronts_of_each, wide_wavefronts
-from tvmconv.analysis.tir import warps
-from tvmconv.analysis.traffic import ADDITIONS, MULTIPLICATIONS, SHARED_STORES, traffic
+from tvmconv.analysis.lowered.operations import ADDITIONS, MULTIPLICATIONS, SHARED_STORES
+from tvmconv.analysis.lowered.tir import warps
+from tvmconv.analysis.memory.banks import copy_wavefronts, shared_accesses, wavefronts_of_each, wide_wavefronts
+from tvmconv.analysis.memory.traffic import traffic
 
 
 def bank_wavefronts(words, active):
@@ -107,7 +108,7 @@ def test_a_kernels_shared_loads_are_all_found():
 def test_what_is_counted_from_the_text_is_what_an_execution_counts(config, monkeypatch):
     kernel = tc.build(tc.parse("conv2d:1x16x8x8,16x16x3x3,s1,p1"), "implicit_gemm", arch="sm_90", config=config)
     from_text = shared_accesses(kernel)
-    monkeypatch.setattr("tvmconv.analysis.banks.has_instructions", lambda function: True)
+    monkeypatch.setattr("tvmconv.analysis.memory.banks.has_instructions", lambda function: True)
 
     def merged(accesses):  # what is not accessed at all is not seen by an execution
         return sorted(

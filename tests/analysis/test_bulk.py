@@ -5,8 +5,8 @@ import emulate
 import numpy as np
 import pytest
 
-from tvmconv.analysis import instructions
-from tvmconv.analysis.memory import ExecutionError, RaceError
+from tvmconv.analysis.emulation.errors import ExecutionError, RaceError
+from tvmconv.analysis.emulation.instructions import dispatch
 from tvmconv.tensor_map import TensorMap, im2col, tiled
 from tvmconv.workloads.dtypes import numpy_dtype
 
@@ -211,7 +211,7 @@ ORDERING = ("fence", "wait", "sync", "arrive", "commit", "mbarrier_init")
     [(bulk.product, [(64, 320), (16, 320)], "float16"), (bulk.stored, [(64, 32)], "float32")],
 )
 def test_whatever_orders_and_is_left_out_is_missed(kernel, shapes, dtype, monkeypatch):
-    whole, lowered, inputs = instructions.statement, kernel(), [random(shape, dtype) for shape in shapes]
+    whole, lowered, inputs = dispatch.statement, kernel(), [random(shape, dtype) for shape in shapes]
     seen, count = 0, 0
 
     def without(left_out):
@@ -227,7 +227,7 @@ def test_whatever_orders_and_is_left_out_is_missed(kernel, shapes, dtype, monkey
                     return lambda mask: None
             return whole(node, compiler)
 
-        monkeypatch.setattr(instructions, "statement", statement)
+        monkeypatch.setattr(dispatch, "statement", statement)
         return emulate.run(lowered, inputs)
 
     without(None)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tvmconv as tc
-from tvmconv.analysis.coalescing import SECTOR_BYTES, global_accesses, sectors
+from tvmconv.analysis.memory.coalescing import SECTOR_BYTES, global_accesses, sectors
 from tvmconv.gpu import WARP
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import tvmconv as tc
-from tvmconv.analysis.coalescing import global_accesses
-from tvmconv.analysis.counted import counted, sampled
+from tvmconv.analysis.memory.coalescing import global_accesses
+from tvmconv.analysis.nsight.counted import counted, sampled
 
 COUNTERS = sorted((Path(__file__).parents[2] / "tuning_logs" / "nvidia-h200").glob("filter*-counters.json"))
 MEASURED = [row for file in COUNTERS for row in json.loads(file.read_text())["kernels"]]

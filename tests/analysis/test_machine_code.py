@@ -5,9 +5,9 @@ import pytest
 from scipy.optimize import nnls
 
 import tvmconv as tc
-from tvmconv.analysis.machine_code import Loop, Operation, code
-from tvmconv.analysis.trips import BARRIERS, LOADED, MULTIPLICATIONS, find_trips, nonnegative
-from tvmconv.analysis.warp import L2_CLOCKS, Warp
+from tvmconv.analysis.machine_code.operations import Loop, Operation, code
+from tvmconv.analysis.machine_code.trips import BARRIERS, LOADED, MULTIPLICATIONS, find_trips, nonnegative
+from tvmconv.analysis.machine_code.warp import L2_CLOCKS, Warp
 from tvmconv.compiler.listing import parse
 
 TEXT = """
@@ -99,7 +99,7 @@ def test_asynchronous_copies_are_waited_for_by_group():
 def test_a_kernel_issues_the_multiplications_of_its_text(config):
     kernel = tc.build(tc.parse("conv2d:1x16x16x16,16x16x3x3,s1,p1"), "direct", arch="sm_90", config=config)
     found = code(kernel.listings[kernel.steps[0].name])
-    from tvmconv.analysis.traffic import traffic
+    from tvmconv.analysis.memory.traffic import traffic
 
     needed = traffic(kernel).counts["multiplications"].elements / kernel.launch.threads
     find_trips(found, {MULTIPLICATIONS: needed})

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import tvmconv as tc
-from tvmconv.analysis.banks import shared_accesses
-from tvmconv.analysis.merged import as_compiled
+from tvmconv.analysis.machine_code.merged import as_compiled
+from tvmconv.analysis.memory.banks import shared_accesses
 from tvmconv.compiler import sass
 from tvmconv.errors import CompileError
 

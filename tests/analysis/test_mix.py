@@ -3,9 +3,9 @@
 import pytest
 
 import tvmconv as tc
-from tvmconv.analysis.linked import linked
-from tvmconv.analysis.loops import loops
-from tvmconv.analysis.mix import ARITHMETIC, MOVES, SHARED, TENSOR, class_of, mix, widths
+from tvmconv.analysis.machine_code.linked import linked
+from tvmconv.analysis.machine_code.loops import loops
+from tvmconv.analysis.machine_code.mix import ARITHMETIC, MOVES, SHARED, TENSOR, class_of, mix, widths
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.listing import parse
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tvmconv.analysis.ncu import profile
+from tvmconv.analysis.nsight.ncu import profile
 from tvmconv.errors import DeviceError
 
 METRICS = {"read": "dram__bytes_read.sum", "stall": "smsp__stall.ratio", "unknown": "no__such_metric.sum"}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tvmconv as tc
-from tvmconv.analysis.outputs import NOBODY, outputs
+from tvmconv.analysis.memory.outputs import NOBODY, outputs
 
 LAYER = "conv2d:1x16x14x14,32x16x3x3,s1,p1"
 HALF = "conv2d:2x64x16x16,64x64x3x3,s1,p1,f16,nhwc"

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import spearmanr
 
 import tvmconv as tc
-from tvmconv.analysis.footprint import dram_bytes
+from tvmconv.analysis.memory.footprint import dram_bytes
 from tvmconv.analysis.predicted_time import predict, predicted_time
 from tvmconv.analysis.work import Work
 from tvmconv.knowledge.features import Machine

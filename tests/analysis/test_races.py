@@ -9,8 +9,8 @@ from instructions import lowered
 from tvm.script import tirx as T  # noqa: N812
 
 import tvmconv as tc
-from tvmconv.analysis import instructions
-from tvmconv.analysis.memory import ExecutionError
+from tvmconv.analysis.emulation.errors import ExecutionError
+from tvmconv.analysis.emulation.instructions import dispatch
 from tvmconv.analysis.races import races
 
 PLAIN = "conv2d:1x32x8x8,32x32x3x3,s1,p1"
@@ -50,7 +50,7 @@ BARRIERS = ("tirx.cuda.cta_sync", "tirx.cuda.cluster_sync", "tirx.tvm_storage_sy
 )
 def test_any_barrier_that_is_left_out_is_missed(text, schedule, config, monkeypatch):
     kernel = tc.build(tc.parse(text), schedule, arch="sm_90", config=config)
-    whole, seen = instructions.statement, 0
+    whole, seen = dispatch.statement, 0
 
     def without(left_out):
         def statement(node, compiler):
@@ -59,7 +59,7 @@ def test_any_barrier_that_is_left_out_is_missed(text, schedule, config, monkeypa
             is_it = str(node.op.name) in BARRIERS and seen == left_out
             return (lambda mask: None) if is_it else whole(node, compiler)
 
-        monkeypatch.setattr(instructions, "statement", statement)
+        monkeypatch.setattr(dispatch, "statement", statement)
         return races(kernel, [(0, 0, 0)])
 
     assert without(None) == []

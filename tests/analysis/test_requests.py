@@ -3,10 +3,10 @@
 import pytest
 
 import tvmconv as tc
-from tvmconv.analysis.banks import shared_accesses
-from tvmconv.analysis.coalescing import global_accesses
-from tvmconv.analysis.requests import worst_requests
-from tvmconv.analysis.tir import statements
+from tvmconv.analysis.lowered.tir import statements
+from tvmconv.analysis.memory.banks import shared_accesses
+from tvmconv.analysis.memory.coalescing import global_accesses
+from tvmconv.analysis.memory.requests import worst_requests
 
 LAYER = tc.parse("conv2d:1x16x14x14,32x16x3x3,s1,p1")
 

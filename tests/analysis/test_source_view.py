@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import tvmconv as tc
-from tvmconv.analysis.counted import counted
-from tvmconv.analysis.source_view import parse
+from tvmconv.analysis.nsight.counted import counted
+from tvmconv.analysis.nsight.source_view import parse
 from tvmconv.errors import Error
 from tvmconv.experiments.beside import Beside, of_accesses
 from tvmconv.reports.beside import by_access

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from tvm.script import tirx as T  # noqa: N812
 
-from tvmconv.analysis import strands
-from tvmconv.analysis.memory import ExecutionError, RaceError
-from tvmconv.analysis.strands import DeadlockError
+from tvmconv.analysis.emulation.errors import DeadlockError, ExecutionError, RaceError
+from tvmconv.analysis.emulation.synchronization import strands
 from tvmconv.builtin import program as p
 
 WORDS = 128

@@ -5,8 +5,8 @@ import pytest
 
 import tvmconv as tc
 from tvmconv.analysis.counts import counts
-from tvmconv.analysis.swizzles import Tile, core_wavefronts
-from tvmconv.analysis.tma import swizzled
+from tvmconv.analysis.emulation.instructions.boxes import swizzled
+from tvmconv.analysis.memory.swizzles import Tile, core_wavefronts
 from tvmconv.reports.swizzles import tiles_text
 
 ROWS = np.arange(8)[:, None]

@@ -9,8 +9,7 @@ from instructions import lowered, product, rows
 from tvm.script import tirx as T  # noqa: N812
 
 import tvmconv as tc
-from tvmconv.analysis.banks import shared_accesses
-from tvmconv.analysis.traffic import (
+from tvmconv.analysis.lowered.operations import (
     ADDITIONS,
     CONSTANT_LOADS,
     EXTREMA,
@@ -21,9 +20,9 @@ from tvmconv.analysis.traffic import (
     SHARED_STORES,
     SHUFFLES,
     TEXTURE_FETCHES,
-    Count,
-    traffic,
 )
+from tvmconv.analysis.memory.banks import shared_accesses
+from tvmconv.analysis.memory.traffic import Count, traffic
 from tvmconv.compiler.program import Launch
 from tvmconv.errors import AnalysisError
 
@@ -306,7 +305,7 @@ def test_an_asynchronous_copy_loads_no_more_than_it_reads():
 def test_what_is_counted_from_the_text_is_what_an_execution_counts(text, schedule, config, monkeypatch):
     kernel = build(text, schedule, **config)
     from_text = traffic(kernel)
-    monkeypatch.setattr("tvmconv.analysis.traffic.has_instructions", lambda function: True)
+    monkeypatch.setattr("tvmconv.analysis.memory.traffic.has_instructions", lambda function: True)
     assert traffic(kernel) == from_text
 
 

@@ -8,8 +8,8 @@ from instructions import MMA, M, N, lowered, product
 from tvm.script import tirx as T  # noqa: N812
 
 import tvmconv as tc
-from tvmconv.analysis.instructions import to_tf32
-from tvmconv.analysis.memory import ExecutionError
+from tvmconv.analysis.emulation.errors import ExecutionError
+from tvmconv.analysis.emulation.instructions.conversions import to_tf32
 from tvmconv.workloads.dtypes import numpy_dtype
 
 

@@ -7,7 +7,7 @@ import re
 from library_kernels import every_kernel, named
 
 import tvmconv as tc
-from tvmconv.analysis.tir import statements
+from tvmconv.analysis.lowered.tir import statements
 from tvmconv.compiler.lines import source_lines, tir_lines
 from tvmconv.compiler.origins import leaves
 from tvmconv.errors import AnalysisError

@@ -1,4 +1,4 @@
-"""Kernels run without a GPU, for tests: what was lowered for CUDA, executed by `tvmconv.analysis.execute`.
+"""Kernels run without a GPU, for tests: what was lowered for CUDA, executed by `tvmconv.analysis.emulation.execute`.
 
 Where a kernel does what no kernel may (it races, leaves its arrays, ...), `ExecutionError` is raised.
 """
@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tvmconv.analysis.execute import arguments, execute
-from tvmconv.analysis.memory import Array
-from tvmconv.analysis.watch import Watch
+from tvmconv.analysis.emulation.arguments import arguments
+from tvmconv.analysis.emulation.execute import execute
+from tvmconv.analysis.emulation.memory.arrays import Array
+from tvmconv.analysis.emulation.watch import Watch
 from tvmconv.compiler.lower import Lowered
 from tvmconv.workloads.dtypes import numpy_dtype
 

@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 import pytest
 
 import tvmconv as tc
-from tvmconv.analysis.linked import linked
-from tvmconv.analysis.tir import statements
+from tvmconv.analysis.lowered.tir import statements
+from tvmconv.analysis.machine_code.linked import linked
 from tvmconv.compiler import nvrtc
 from tvmconv.reports.page.code import MOST_LINES, code
 

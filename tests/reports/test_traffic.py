@@ -3,7 +3,7 @@
 import pytest
 
 import tvmconv as tc
-from tvmconv.analysis.traffic import (
+from tvmconv.analysis.lowered.operations import (
     ADDITIONS,
     ARITHMETIC,
     CONSTANT_LOADS,
@@ -11,9 +11,8 @@ from tvmconv.analysis.traffic import (
     GLOBAL_STORES,
     MEMORY,
     MULTIPLICATIONS,
-    Count,
-    Traffic,
 )
+from tvmconv.analysis.memory.traffic import Count, Traffic
 from tvmconv.reports.stages import STAGES, stage_text
 from tvmconv.reports.traffic import table, text
 

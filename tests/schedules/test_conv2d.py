@@ -7,7 +7,7 @@ from nasty import LARGE, NASTY, NASTY_2D
 from strategies import convolutions
 
 import tvmconv as tc
-from tvmconv.analysis.banks import conflicts
+from tvmconv.analysis.memory.banks import conflicts
 
 LADDER = ("default", "tiling", "columns", "vthread", "conflict_free")
 CHAPTER = tc.parse("conv2d:1x64x64x64,64x64x3x3,s1,p1")

@@ -16,8 +16,8 @@ from tvmconv.builtin.conv import hopper_tiles
 
 import tvmconv as tc
 from tvmconv import gpu, library
-from tvmconv.analysis.banks import shared_accesses
-from tvmconv.analysis.watch import Watch
+from tvmconv.analysis.emulation.watch import Watch
+from tvmconv.analysis.memory.banks import shared_accesses
 from tvmconv.compiler import sass
 from tvmconv.errors import KnobError, ScheduleError
 from tvmconv.knobs import Knobs

@@ -10,7 +10,7 @@ from tvmconv.builtin.conv import stem
 
 import tvmconv as tc
 from tvmconv import library
-from tvmconv.analysis.banks import shared_accesses
+from tvmconv.analysis.memory.banks import shared_accesses
 from tvmconv.compiler.lower import lower
 from tvmconv.devices import find
 from tvmconv.gpu import limits

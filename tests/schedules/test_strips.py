@@ -11,8 +11,9 @@ from points import covering, features
 
 import tvmconv as tc
 from tvmconv import library
-from tvmconv.analysis.banks import conflicts
-from tvmconv.analysis.traffic import GLOBAL_LOADS, traffic
+from tvmconv.analysis.lowered.operations import GLOBAL_LOADS
+from tvmconv.analysis.memory.banks import conflicts
+from tvmconv.analysis.memory.traffic import traffic
 from tvmconv.compiler.sass import instruction_counts
 
 NAMES = ("depthwise_nhwc", "grouped_nhwc")

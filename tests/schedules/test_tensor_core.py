@@ -13,7 +13,7 @@ from tvmconv.builtin.conv.tensor_plan import LEAST_SHARED_BYTES
 
 import tvmconv as tc
 from tvmconv import gpu, library
-from tvmconv.analysis.banks import conflicts
+from tvmconv.analysis.memory.banks import conflicts
 
 LAYER = "conv2d:1x64x56x56,64x64x3x3,s1,p1"
 

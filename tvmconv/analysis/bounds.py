@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tvmconv.analysis.counts import counts
-from tvmconv.analysis.footprint import dram_bytes
+from tvmconv.analysis.memory.footprint import dram_bytes
 from tvmconv.gpu import fp32_lanes
 from tvmconv.knowledge.features import LAUNCH_SECONDS, TENSOR_CORES, Machine
 

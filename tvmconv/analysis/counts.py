@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from tvmconv.analysis.banks import BankWatch, SharedAccess
-from tvmconv.analysis.coalescing import GlobalAccess, SectorWatch, middle_block
-from tvmconv.analysis.execute import with_clusters
-from tvmconv.analysis.merged import as_compiled
-from tvmconv.analysis.observe import lanes_of, observe
-from tvmconv.analysis.runs import done_and_touched
-from tvmconv.analysis.swizzles import SwizzleWatch, Tile
-from tvmconv.analysis.tir import has_instructions
-from tvmconv.analysis.traffic import Traffic, TrafficWatch
-from tvmconv.analysis.watch import Several
+from tvmconv.analysis.emulation.blocks import lanes_of, with_clusters
+from tvmconv.analysis.emulation.observe import observe
+from tvmconv.analysis.emulation.watch import Several
+from tvmconv.analysis.lowered.tir import has_instructions
+from tvmconv.analysis.machine_code.merged import as_compiled
+from tvmconv.analysis.machine_code.runs import done_and_touched
+from tvmconv.analysis.memory.banks import BankWatch, SharedAccess
+from tvmconv.analysis.memory.coalescing import GlobalAccess, SectorWatch, middle_block
+from tvmconv.analysis.memory.swizzles import SwizzleWatch, Tile
+from tvmconv.analysis.memory.traffic import Traffic, TrafficWatch
 
 if TYPE_CHECKING:
     from tvmconv.compiler.lower import LoweredStep

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tvmconv.analysis.execute import Block, execute, some_blocks, zeros
-from tvmconv.analysis.memory import Mapped, RaceError
+from tvmconv.analysis.emulation.arguments import zeros
+from tvmconv.analysis.emulation.blocks import Block, some_blocks
+from tvmconv.analysis.emulation.errors import RaceError
+from tvmconv.analysis.emulation.execute import execute
+from tvmconv.analysis.emulation.memory.arrays import Mapped
 
 if TYPE_CHECKING:
     from tvmconv.kernel import Kernel
@@ -32,7 +35,7 @@ def races(kernel: Kernel, blocks: Sequence[Block] | None = None) -> list[str]:
 
     Raises:
         ExecutionError: the kernel leaves its arrays, or an access is misaligned.
-        AnalysisError: it cannot be executed (`tvmconv.analysis.execute.execute`).
+        AnalysisError: it cannot be executed (`tvmconv.analysis.emulation.execute.execute`).
     """
     found = []
     for step in kernel.steps:

@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tvmconv.analysis.banks import shared_accesses
 from tvmconv.analysis.bounds import bounds
-from tvmconv.analysis.coalescing import global_accesses
+from tvmconv.analysis.memory.banks import shared_accesses
+from tvmconv.analysis.memory.coalescing import global_accesses
 from tvmconv.analysis.occupancy import occupancy_of
 from tvmconv.errors import Error
 from tvmconv.kernel import Kernel, build_on

@@ -6,16 +6,16 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from tvmconv.analysis.banks import SharedAccess, shared_accesses
-from tvmconv.analysis.coalescing import SECTOR_BYTES, GlobalAccess
 from tvmconv.analysis.counts import counts
-from tvmconv.analysis.footprint import Footprints, footprints, step_bytes
-from tvmconv.analysis.machine_code import code, instructions
+from tvmconv.analysis.lowered.tir import has_instructions
+from tvmconv.analysis.machine_code.operations import code, instructions
+from tvmconv.analysis.machine_code.runs import of_a_thread
+from tvmconv.analysis.machine_code.trips import find_trips
+from tvmconv.analysis.machine_code.warp import Warp
+from tvmconv.analysis.memory.banks import SharedAccess, shared_accesses
+from tvmconv.analysis.memory.coalescing import SECTOR_BYTES, GlobalAccess
+from tvmconv.analysis.memory.footprint import Footprints, footprints, step_bytes
 from tvmconv.analysis.occupancy import occupancy_of
-from tvmconv.analysis.runs import of_a_thread
-from tvmconv.analysis.tir import has_instructions
-from tvmconv.analysis.trips import find_trips
-from tvmconv.analysis.warp import Warp
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import WARP, l1_bytes, l2_bytes
 

@@ -30,8 +30,8 @@ def tir_lines(function: PrimFunc) -> Lines | None:
         function: TIR, lowered or not.
 
     Returns:
-        By `BufferStore`, `Evaluate` and `Bind`, in the order of `tvmconv.analysis.tir.statements`; None where it cannot
-        be told.
+        By `BufferStore`, `Evaluate` and `Bind`, in the order of `tvmconv.analysis.lowered.tir.statements`; None where
+        it cannot be told.
     """
     marked, count = _marked(function, 0)
     found = _located(function.script(), marked.script(), [count])

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from tvmconv import workloads
-from tvmconv.analysis import ncu
-from tvmconv.analysis.by_access import ByAccess
-from tvmconv.analysis.counted import counted
-from tvmconv.analysis.source_view import Executed
+from tvmconv.analysis.nsight import ncu
+from tvmconv.analysis.nsight.by_access import ByAccess
+from tvmconv.analysis.nsight.counted import counted
+from tvmconv.analysis.nsight.source_view import Executed
 from tvmconv.compiler.program import Program
 from tvmconv.devices import Device, find
 from tvmconv.errors import AnalysisError, DeviceError
@@ -57,7 +57,7 @@ class Beside:
         schedule: its name.
         config: the knobs' values.
         step: its index among the kernel's.
-        counted: as `tvmconv.analysis.counted.Counted.plain`, or `error`, if it cannot be counted.
+        counted: as `tvmconv.analysis.nsight.counted.Counted.plain`, or `error`, if it cannot be counted.
         measured: by the names of `METRICS`.
         accesses: as `of_accesses` tells them; none in files of before that was measured.
     """

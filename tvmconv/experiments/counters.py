@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tvmconv.analysis.traffic import traffic
+from tvmconv.analysis.memory.traffic import traffic
 from tvmconv.devices import Device
 from tvmconv.experiments.run import TUNED, choose
 from tvmconv.gpu import WARP
@@ -73,7 +73,7 @@ class Counters:
         outputs: elements of the output.
         metrics: what ncu read, by the names of `METRICS` that it knows.
         stalls: warps waiting when an instruction is issued, by the reasons of `STALLS`.
-        code: requests of warps for each 32 outputs of the busiest block, as `tvmconv.analysis.traffic` counts them.
+        code: requests of warps for each 32 outputs of the busiest block, as `analysis.memory.traffic` counts them.
         ratio: floating-point operations for each element read from global memory, likewise; None if none is read.
     """
 

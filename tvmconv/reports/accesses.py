@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tvmconv.analysis.counts import counts
-from tvmconv.analysis.linked import Linked
-from tvmconv.analysis.mix import widths
+from tvmconv.analysis.machine_code.linked import Linked
+from tvmconv.analysis.machine_code.mix import widths
 from tvmconv.kernel import Kernel
 from tvmconv.reports.tables import NOTHING, Table, significant
 

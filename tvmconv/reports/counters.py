@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from tvmconv.analysis.traffic import (
+from tvmconv.analysis.lowered.operations import (
     CONSTANT_LOADS,
     GLOBAL_LOADS,
     SHARED_LOADS,

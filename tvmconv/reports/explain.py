@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tvmconv.analysis.bounds import Bound, bounds
 from tvmconv.analysis.counts import counts
-from tvmconv.analysis.linked import Linked, begin, linked
+from tvmconv.analysis.machine_code.linked import Linked, begin, linked
 from tvmconv.analysis.occupancy import Occupancy, occupancy_of, waves
 from tvmconv.analysis.predicted_time import QUARTILES, PredictedTime, predicted_time
 from tvmconv.analysis.steps import steps

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from tvmconv import library
-from tvmconv.analysis.counted import counted
+from tvmconv.analysis.nsight.counted import counted
 from tvmconv.analysis.waterfall import Fall, waterfall
 from tvmconv.devices import Device
 from tvmconv.errors import Error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tvmconv.analysis.mix import Mix, mix
+from tvmconv.analysis.machine_code.mix import Mix, mix
 from tvmconv.compiler.listing import Listing
 
 

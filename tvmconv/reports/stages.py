@@ -24,7 +24,7 @@ def stage_text(built: Kernel, name: str, *, full: bool = False) -> str:
     """
     if name != TRAFFIC:
         return built.stage(name, full=full)
-    from tvmconv.analysis.traffic import traffic
+    from tvmconv.analysis.memory.traffic import traffic
     from tvmconv.reports.traffic import text
 
     return "\n\n".join(built.titled(step, text(traffic(built, step))) for step in built.steps)

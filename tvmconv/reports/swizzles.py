@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tvmconv.analysis.swizzles import Tile
+from tvmconv.analysis.memory.swizzles import Tile
 from tvmconv.reports.tables import NOTHING, Table, significant
 
 

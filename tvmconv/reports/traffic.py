@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tvmconv.analysis.traffic import Traffic
+from tvmconv.analysis.memory.traffic import Traffic
 from tvmconv.reports.tables import NOTHING, Table, significant
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from html import escape
 
 from tvmconv.analysis.counts import counts
-from tvmconv.analysis.linked import Linked, linked
-from tvmconv.analysis.mix import inner_loop, reachable
+from tvmconv.analysis.machine_code.linked import Linked, linked
+from tvmconv.analysis.machine_code.mix import inner_loop, reachable
 from tvmconv.errors import AnalysisError, CompileError
 from tvmconv.kernel import Kernel
 

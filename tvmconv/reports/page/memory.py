@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tvmconv.analysis.coalescing import SECTOR_BYTES
-from tvmconv.analysis.memory import VECTOR_BYTES
-from tvmconv.analysis.requests import Request, worst_requests
+from tvmconv.analysis.memory.coalescing import SECTOR_BYTES
+from tvmconv.analysis.memory.requests import Request, worst_requests
 from tvmconv.errors import AnalysisError
-from tvmconv.gpu import BANK_BYTES, BANKS, WARP
+from tvmconv.gpu import BANK_BYTES, BANKS, VECTOR_BYTES, WARP
 from tvmconv.kernel import Kernel
 from tvmconv.reports.page.markup import Markup, element, joined, paragraph
 from tvmconv.reports.page.svg import chart, line, text

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.outputs import NOBODY, Outputs, outputs
+from tvmconv.analysis.memory.outputs import NOBODY, Outputs, outputs
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import WARP
 from tvmconv.kernel import Kernel

@@ -1,0 +1,1 @@
+"""What GPU instructions do, one kind a file."""

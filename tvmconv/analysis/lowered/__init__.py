@@ -1,0 +1,1 @@
+"""The text of a lowered kernel: its statements and accesses, and how often and where each of them is executed."""
