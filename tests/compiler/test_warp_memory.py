@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from tvmconv.builtin.conv import tensor_plan
+from tvmconv.builtin.conv.tensor_cores import tensor_plan
 
 import tvmconv as tc
 from tvmconv.compiler.lower import _pass_context, _warp_buffers, lower

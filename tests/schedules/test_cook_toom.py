@@ -4,7 +4,7 @@ import itertools
 from fractions import Fraction
 
 import pytest
-from tvmconv.builtin.conv.cook_toom import transforms
+from tvmconv.builtin.conv.winograd.cook_toom import transforms
 
 SIZES = [(m, r) for m in range(2, 7) for r in range(3, 8) if m + r - 2 <= 11]
 

@@ -11,8 +11,8 @@ import pytest
 from cubins import check_spills, needs_nvrtc, space_of
 from pairs import in_pairs
 from points import covering, features
-from tvmconv.builtin.conv import hopper as program
-from tvmconv.builtin.conv import hopper_tiles
+from tvmconv.builtin.conv.tensor_cores.hopper import schedule as program
+from tvmconv.builtin.conv.tensor_cores.hopper import tiles as hopper_tiles
 
 import tvmconv as tc
 from tvmconv import gpu, library

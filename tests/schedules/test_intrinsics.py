@@ -6,7 +6,7 @@ import pytest
 from tvm import te
 from tvm.s_tir import Schedule
 from tvm.tirx import IndexMap
-from tvmconv.builtin.conv.intrinsics import REGISTERS, SHARED, SIDE, intrinsics, sums_layout
+from tvmconv.builtin.conv.tensor_cores.intrinsics import REGISTERS, SHARED, SIDE, intrinsics, sums_layout
 
 from tvmconv.compiler.lower import lower
 from tvmconv.devices import find

@@ -6,7 +6,7 @@ import pytest
 from cubins import ARCHITECTURES, check_spills, needs_nvrtc
 from emulate import error
 from points import covering
-from tvmconv.builtin.conv import stem
+from tvmconv.builtin.conv.tensor_cores.stem import schedule as stem
 
 import tvmconv as tc
 from tvmconv import library

@@ -9,7 +9,7 @@ from combinations import EPILOGUES, LAYOUTS
 from cubins import ARCHITECTURES, DTYPES, check_spills, needs_nvrtc, space_of
 from nasty import LARGE, NASTY, NASTY_1D, NASTY_2D, NASTY_3D, NASTY_DEPTHWISE, VARIED
 from points import covering
-from tvmconv.builtin.conv.tensor_plan import LEAST_SHARED_BYTES
+from tvmconv.builtin.conv.tensor_cores.tensor_plan import LEAST_SHARED_BYTES
 
 import tvmconv as tc
 from tvmconv import gpu, library

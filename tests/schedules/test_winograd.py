@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from nasty import NASTY_WINOGRAD
 from points import covering
-from tvmconv.builtin.conv.winograd_plan import expected_error, tile_sizes
+from tvmconv.builtin.conv.winograd.plan import expected_error, tile_sizes
 
 import tvmconv as tc
 from tvmconv import devices, library

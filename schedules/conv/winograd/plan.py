@@ -16,8 +16,8 @@ from tvmconv.knobs.space import Usage
 from tvmconv.workloads import Conv2d
 from tvmconv.workloads.dtypes import ACCUMULATOR, DTYPES
 
+from ..plan import OUTPUT_LEVELS, PIPELINES, REDUCTION_LEVELS, SLICES, VECTOR, Plan
 from .cook_toom import transforms
-from .plan import OUTPUT_LEVELS, PIPELINES, REDUCTION_LEVELS, SLICES, VECTOR, Plan
 
 TILE_SIZES = (2, 4, 6)
 PLACES = ("block", "vthread", "thread", "local")  # of the product's batch, the places in a tile; all blocks

@@ -38,7 +38,7 @@ from tvmconv.library import schedule
 from tvmconv.workloads import Conv, epilogue
 from tvmconv.workloads.layout import CHANNELS_LAST
 
-from ..program import (
+from ....program import (
     Buffer,
     Expr,
     allocate,
@@ -60,8 +60,8 @@ from ..program import (
     write,
     zeros,
 )
-from .outputs import finish, read_argument, without_relu
-from .warp_tiles import CHUNK, MMA_BYTES, MMA_M, MMA_N, SUM_BYTES, Product, WarpTiles
+from ..outputs import finish, read_argument, without_relu
+from ..warp_tiles import CHUNK, MMA_BYTES, MMA_M, MMA_N, SUM_BYTES, Product, WarpTiles
 
 DTYPES = ("float16", "bfloat16", "tf32")
 MMA = {

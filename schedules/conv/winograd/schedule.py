@@ -29,12 +29,12 @@ from tvmconv.workloads import Conv2d
 from tvmconv.workloads.dtypes import ACCUMULATOR
 from tvmconv.workloads.layout import CHANNELS_FIRST, stored
 
-from ..vocabulary import extent, hoist_guards, inline_producers, keep
-from .blocked import copy_in_steps, share_out, tile_output
-from .plan import VECTOR, Plan
-from .sums import DTYPES
-from .winograd_plan import Grid, applies, ask, is_promising, usage
-from .winograd_stages import declare
+from ...vocabulary import extent, hoist_guards, inline_producers, keep
+from ..blocked import copy_in_steps, share_out, tile_output
+from ..plan import VECTOR, Plan
+from ..sums import DTYPES
+from .plan import Grid, applies, ask, is_promising, usage
+from .stages import declare
 
 THREADS = 128  # of a block that transforms
 

@@ -48,7 +48,7 @@ from tvmconv.library import schedule
 from tvmconv.workloads import Conv2d, epilogue
 from tvmconv.workloads.dtypes import ACCUMULATOR
 
-from ..program import (
+from ....program import (
     Buffer,
     Expr,
     allocate,
@@ -70,7 +70,7 @@ from ..program import (
     write,
     zeros,
 )
-from .stem_tile import CHANNELS, PIXELS, QUAD_WORDS, STEP_WORDS, SUM_BYTES, VECTOR, WORD, Tile
+from .tile import CHANNELS, PIXELS, QUAD_WORDS, STEP_WORDS, SUM_BYTES, VECTOR, WORD, Tile
 
 DTYPES = ("float16", "bfloat16", "tf32")
 MAX_CHANNELS = 8  # eight of 16 bits fill 16 bytes, and other schedules have nothing to lose

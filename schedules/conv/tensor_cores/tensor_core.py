@@ -40,12 +40,12 @@ from tvmconv.workloads import Conv
 from tvmconv.workloads.declaration import OUTPUT, TAPS
 from tvmconv.workloads.layout import CHANNELS_FIRST
 
-from ..vocabulary import bind_grid, inline_consumers, inline_producers
+from ...vocabulary import bind_grid, inline_consumers, inline_producers
+from ..plan import ASYNC_BYTES
+from ..sums import add_up
+from ..tiles import element_bytes
 from .intrinsics import REGISTERS, SHARED, SIDE, Layout, intrinsics, sums_layout
-from .plan import ASYNC_BYTES
-from .sums import add_up
 from .tensor_plan import AHEAD, COPIED, SUM_ROW, ask, channels_last, copies_16_bytes, summed, usage
-from .tiles import element_bytes
 
 ROWS = 8  # of 16 bytes, that ldmatrix reads together, and eight lanes copy
 STORED = 4  # neighbouring sums that a lane stores

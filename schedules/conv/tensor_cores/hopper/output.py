@@ -7,7 +7,7 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 from tvmconv.gpu import WARP
 from tvmconv.workloads import epilogue
 
-from ..program import (
+from ....program import (
     Expr,
     both,
     call,
@@ -24,10 +24,10 @@ from ..program import (
     when,
     zeros,
 )
-from .hopper_block import Block
-from .hopper_tiles import SLAB_BYTES, SUM_BYTES, WARPGROUP, WGMMA_M
-from .outputs import finish, without_relu
-from .warp_tiles import CHUNK
+from ..outputs import finish, without_relu
+from ..warp_tiles import CHUNK
+from .block import Block
+from .tiles import SLAB_BYTES, SUM_BYTES, WARPGROUP, WGMMA_M
 
 STMATRIX = "stmatrix.sync.aligned.m8n8.x4.shared.b16"
 LDMATRIX = "ldmatrix.sync.aligned.m8n8.x4.shared.b16"

@@ -45,7 +45,7 @@ from tvmconv.library import schedule
 from tvmconv.workloads import Conv
 from tvmconv.workloads.layout import CHANNELS_LAST
 
-from ..program import (
+from ....program import (
     Expr,
     both,
     call,
@@ -56,14 +56,14 @@ from ..program import (
     when,
     write,
 )
-from .hopper_output import Output
-from .hopper_tiles import (
+from ..warp_tiles import CHUNK, Product
+from .output import Output
+from .tiles import (
     WARPGROUP,
     WGMMA_BYTES,
     WGMMA_M,
     HopperTiles,
 )
-from .warp_tiles import CHUNK, Product
 
 DTYPES = ("float16", "bfloat16", "tf32")
 OPERAND = {"float16": "f16", "bfloat16": "bf16", "tf32": "tf32"}

@@ -30,14 +30,14 @@ from tvmconv.workloads import Conv2d, epilogue
 from tvmconv.workloads.dtypes import ACCUMULATOR
 from tvmconv.workloads.layout import stored
 
-from ..program import Buffer, Expr, allocate, both, parallel, serial, store, unrolled, vectorized, when, write, zeros
-from ..vocabulary import keep
+from ...program import Buffer, Expr, allocate, both, parallel, serial, store, unrolled, vectorized, when, write, zeros
+from ...vocabulary import keep
+from ..plan import SUM_BYTES
+from ..sums import DTYPES
 from .cook_toom import Matrix, transforms
-from .plan import SUM_BYTES
-from .sums import DTYPES
-from .winograd_fused_tile import Tile, ask, usage
-from .winograd_plan import applies
-from .winograd_stages import transposed, weighted
+from .fused_tile import Tile, ask, usage
+from .plan import applies
+from .stages import transposed, weighted
 
 TRANSFORMING = 128  # threads of a block that transforms filters
 

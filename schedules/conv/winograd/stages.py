@@ -27,7 +27,7 @@ from tvmconv.workloads.declaration import padded, weight
 from tvmconv.workloads.dtypes import ACCUMULATOR
 
 from .cook_toom import Matrix, transforms
-from .winograd_plan import Grid
+from .plan import Grid
 
 
 def declare(w: Conv2d, grid: Grid, channels: int, tiles: int) -> tuple[te.Tensor, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tvmconv.workloads import Conv, epilogue
 
-from ..program import Buffer, Expr, load_global, pack, store, unpack
+from ...program import Buffer, Expr, load_global, pack, store, unpack
 
 
 def read_argument(

@@ -16,9 +16,9 @@ from tvmconv.knobs import Columns, Knobs
 from tvmconv.knobs.space import Usage
 from tvmconv.workloads import Conv
 
+from ..plan import FEW_BLOCKS, SPLITS, SUM_BYTES
+from ..tiles import element_bytes
 from .intrinsics import DEPTH_BYTES, SIDE
-from .plan import FEW_BLOCKS, SPLITS, SUM_BYTES
-from .tiles import element_bytes
 
 COPIED = 16  # bytes, by one cp.async
 SUM_ROW = 8  # words by which a row of sums begins behind a multiple of all banks: pairs of sums meet in none

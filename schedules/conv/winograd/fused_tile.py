@@ -12,8 +12,8 @@ from tvmconv.knobs import Columns, Knobs
 from tvmconv.knobs.space import Usage
 from tvmconv.workloads import Conv2d
 
-from .plan import MAX_ACCUMULATORS, MAX_PRODUCTS, MIN_THREADS, SUM_BYTES, VECTOR
-from .winograd_plan import Grid, default_tile_size, tile_sizes
+from ..plan import MAX_ACCUMULATORS, MAX_PRODUCTS, MIN_THREADS, SUM_BYTES, VECTOR
+from .plan import Grid, default_tile_size, tile_sizes
 
 SIZES = (1, 2, 4, 8, 16)
 TAPS = (1, 2, 4, 8)

@@ -1,0 +1,3 @@
+"""`stem`: first layers, of few input channels."""
+
+from . import schedule  # noqa: F401
