@@ -13,7 +13,7 @@ from tvmconv.gpu import WARP
 from tvmconv.workloads import Conv, epilogue
 
 from ....program import Buffer, Expr, allocate, call, parallel, ptx, serial, store, tensor_map, uint, when
-from ..warp_tiles import CHUNK, Product
+from ..product import CHUNK, Product
 from .tiles import BARRIER_BYTES, LINE, WARPGROUP, WGMMA_M, HopperTiles, residual
 
 COPY = "cp.async.bulk.tensor.{rank}d.shared::cluster.global{mode}.mbarrier::complete_tx::bytes{multicast}"

@@ -25,7 +25,7 @@ from ....program import (
     zeros,
 )
 from ..outputs import finish, without_relu
-from ..warp_tiles import CHUNK
+from ..product import CHUNK
 from .block import Block
 from .tiles import SLAB_BYTES, SUM_BYTES, WARPGROUP, WGMMA_M
 

@@ -56,7 +56,7 @@ from ....program import (
     when,
     write,
 )
-from ..warp_tiles import CHUNK, Product
+from ..product import CHUNK, Product
 from .output import Output
 from .tiles import (
     WARPGROUP,

@@ -19,7 +19,7 @@ from tvmconv.knobs import Columns, Knobs
 from tvmconv.knobs.space import Usage
 from tvmconv.workloads import Conv, epilogue
 
-from ..warp_tiles import CHUNK, SUM_BYTES, Product
+from ..product import CHUNK, SUM_BYTES, Product
 
 WARPGROUP = 4 * WARP  # threads that a wgmma is of
 WGMMA_M = 64  # pixels of a wgmma
