@@ -11,8 +11,10 @@ import pytest
 from cubins import check_spills, needs_nvrtc, space_of
 from pairs import in_pairs
 from points import covering, features
-from tvmconv.builtin.conv.tensor_cores.hopper import schedule as program
+from tvmconv.builtin.conv.tensor_cores.hopper import choice, estimate, schedule
 from tvmconv.builtin.conv.tensor_cores.hopper import tiles as hopper_tiles
+from tvmconv.builtin.conv.tensor_cores.hopper.workload import WGMMA_BYTES
+from tvmconv.builtin.conv.tensor_cores.product import Product
 
 import tvmconv as tc
 from tvmconv import gpu, library
@@ -114,9 +116,10 @@ def check(text, config=None):
 @contextmanager
 def few_multiprocessors(count=2, in_clusters=8):
     """A GPU so small that its blocks take tiles in turn."""
-    caches = (hopper_tiles.preferred, hopper_tiles._candidates)
+    caches = (estimate.preferred, estimate._candidates)
     with ExitStack() as patches:
-        patches.enter_context(mock.patch.object(hopper_tiles, "MULTIPROCESSORS", count))
+        for module in (hopper_tiles, choice):
+            patches.enter_context(mock.patch.object(module, "MULTIPROCESSORS", count))
         patches.enter_context(mock.patch.object(hopper_tiles, "IN_CLUSTERS", in_clusters))
         for cache in caches:
             cache.cache_clear()
@@ -279,7 +282,7 @@ def test_a_search_on_sm_90_tries_it_and_leaves_the_simpler_ones_out():
 )
 def test_what_does_not_go_together_is_refused_before_anything_is_built(config, complaint):
     building = mock.Mock(side_effect=AssertionError("it is built"))
-    with mock.patch.object(program, "write", building), pytest.raises(KnobError, match=complaint) as refused:
+    with mock.patch.object(schedule, "write", building), pytest.raises(KnobError, match=complaint) as refused:
         built(tc.parse(LAYER), {**SMALL, **config})
     assert "\n" not in str(refused.value)
 
@@ -348,7 +351,7 @@ def test_the_wgmmas_of_a_step_follow_one_another(dtype, config):
     kernel = built(tc.parse(f"{WIDE},{dtype},nhwc,bias,relu"), {**SMALL, "stages": 2, **config})
     order = [match[0] for match in MULTIPLIERS.finditer(sass.disassemble(kernel.cubin.image))]
     groups = [list(each) for is_wgmma, each in itertools.groupby(order, lambda name: name == "HGMMA") if is_wgmma]
-    of_step = kernel.config["rows"] * kernel.config["row_bytes"] // hopper_tiles.WGMMA_BYTES
+    of_step = kernel.config["rows"] * kernel.config["row_bytes"] // WGMMA_BYTES
     assert groups
     assert all(len(group) % of_step == 0 for group in groups), order
     assert sum("DEPBAR" in name for name in order) <= 2 * len(groups)
@@ -401,7 +404,7 @@ def test_tma_copies_as_many_bytes_as_there_are_tiles_steps_and_stages(config):
         copied = Copied()
         emulate.run(kernel.module, w.inputs(seed=0), watch=copied)
         tiles = hopper_tiles.HopperTiles.of_columns(kernel.config, w)
-        p = program.Product.of(w)
+        p = Product.of(w)
         assert copied.written == tiles.tiles(p) * tiles.all_steps(p) * tiles.stage_bytes()
         assert copied.read == space.usage(space.point(kernel.config)[None]).more["traffic"][0]
 

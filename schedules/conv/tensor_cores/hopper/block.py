@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
@@ -14,7 +15,8 @@ from tvmconv.workloads import Conv, epilogue
 
 from ....program import Buffer, Expr, allocate, call, parallel, ptx, serial, store, tensor_map, uint, when
 from ..product import CHUNK, Product
-from .tiles import BARRIER_BYTES, LINE, WARPGROUP, WGMMA_M, HopperTiles, residual
+from .tiles import BARRIER_BYTES, LINE, HopperTiles
+from .workload import WARPGROUP, WGMMA_M, residual
 
 COPY = "cp.async.bulk.tensor.{rank}d.shared::cluster.global{mode}.mbarrier::complete_tx::bytes{multicast}"
 
@@ -185,6 +187,20 @@ class Block:
         self.at_m = (which // across % down * t.sharers_m + self.rank_m) * self.block_m
         self.at_n = (which % across * t.sharers_n + self.rank_n) * t.block_n
         self.of_group = which // (across * down)
+
+    def _own_steps(self) -> Expr:
+        """How many steps this block has of a tile."""
+        if self.all_steps % self.steps == 0:
+            return self.steps
+        return T.min(self.steps, self.all_steps - self.part * self.steps)
+
+    def _rank_of(self, m: Any, n: Any) -> Expr:
+        """The rank in the cluster of a block."""
+        return (self.rank_m if m is True else m) * self.t.sharers_n + (self.rank_n if n is True else n)
+
+    def _stage(self) -> Expr:
+        """Where the next stage lies."""
+        return self.memory[0] + uint(self.slot[0] * self.stage_bytes)
 
     def _barrier(self, number: Expr) -> Expr:
         """Where an mbarrier lies."""

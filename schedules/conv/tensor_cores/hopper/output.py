@@ -25,9 +25,10 @@ from ....program import (
     zeros,
 )
 from ..outputs import finish, without_relu
-from ..product import CHUNK
+from ..product import CHUNK, SUM_BYTES
 from .block import Block
-from .tiles import SLAB_BYTES, SUM_BYTES, WARPGROUP, WGMMA_M
+from .tiles import SLAB_BYTES
+from .workload import WARPGROUP, WGMMA_M
 
 STMATRIX = "stmatrix.sync.aligned.m8n8.x4.shared.b16"
 LDMATRIX = "ldmatrix.sync.aligned.m8n8.x4.shared.b16"

@@ -1,4 +1,4 @@
-"""How `hopper` cuts up a convolution, pixels × channels × taps, and what that takes of a GPU.
+"""How `hopper` cuts up a convolution, pixels × channels × taps, and what a block has of it.
 
 A `HopperTiles` holds one config as numbers, or many configs as columns: each formula is written once, and serves the
 program, the limits of a search and the choice of the defaults.
@@ -6,24 +6,18 @@ program, the limits of a search and the choice of the defaults.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from tvmconv import tensor_map
-from tvmconv.gpu import MAX_REGISTERS, REGISTERS, WARP
-from tvmconv.knobs import Columns, Knobs
-from tvmconv.knobs.space import Usage
+from tvmconv.gpu import REGISTERS, WARP
+from tvmconv.knobs import Columns
 from tvmconv.workloads import Conv, epilogue
 
 from ..product import CHUNK, SUM_BYTES, Product
+from .workload import WARPGROUP, WGMMA_M, reach, residual, stores_by_tma
 
-WARPGROUP = 4 * WARP  # threads that a wgmma is of
-WGMMA_M = 64  # pixels of a wgmma
-WGMMA_BYTES = 32  # of the reduction, of a wgmma
 LINE = 1024  # bytes: 8 rows of 128, after which a swizzle repeats
 BARRIER_BYTES = 8
 
@@ -40,14 +34,10 @@ SHARERS_M, SHARERS_N = (1, 2, 4), (1, 2)
 # multiprocessors are left over, as a cluster stays in one group of 16 or 18 (cuOccupancyMaxActiveClusters). Elsewhere
 # some blocks wait for others.
 MULTIPROCESSORS, IN_CLUSTERS = 132, 120
-MAX_ACCUMULATORS = 128  # of a thread
 OWN_REGISTERS = 28  # of a thread, besides its accumulators
-PARTITIONS = 4  # of a multiprocessor, each with a part of the registers, among which a block's warps are dealt out
-SHARED_BYTES = 227 << 10  # of a block
 ALL_SHARED_BYTES, RESERVED_BYTES = 228 << 10, 1 << 10  # of a multiprocessor, and of it the driver's for each block
 RESIDENT_THREADS = 2048  # of a multiprocessor
 SLAB_BYTES = 128  # of channels that are stored at a time, at most
-SEARCHED = 2.5  # times the best estimate
 
 
 @dataclass(frozen=True)
@@ -79,31 +69,9 @@ class HopperTiles:
     reach: Any = 0
 
     @classmethod
-    def ask(cls, k: Knobs, w: Conv) -> HopperTiles:
-        """The tiles from knobs; the defaults suit the workload."""
-        default = preferred(w)
-        choices = dict(zip(TILES, CHOICES, strict=True))
-        chosen = {name: k.choice(name, choices[name], getattr(default, name)) for name in TILES}
-        taps = k.choice("taps", tap_choices(w), default.taps) if can_share_taps(w) else 1
-        tiles = cls(**chosen, taps=taps, reach=reach(w))
-        tiles._demand(k, w)
-        return tiles
-
-    @classmethod
     def of_columns(cls, c: Columns, w: Conv) -> HopperTiles:
         """The tiles of many configs."""
         return cls(**{name: c[name] for name in TILES}, taps=c.get("taps", 1), reach=reach(w))
-
-    def _demand(self, k: Knobs, w: Conv) -> None:
-        """State what the choices have to fulfil together, and what is worth searching."""
-
-        def of_columns(holds: Callable[[HopperTiles], Any]) -> Callable[[Columns], Any]:
-            return lambda c: holds(self.of_columns(c, w))
-
-        for text, holds in (*legal(w), *fitting(w)):
-            k.condition(text, of_columns(holds))
-        for text, holds in promising(w):
-            k.search_only(text, of_columns(holds))
 
     @property
     def block_m(self) -> Any:
@@ -255,197 +223,6 @@ class HopperTiles:
         wanted = -(-self.tiles(p) * self.split_k // self.at_a_time)
         return np.where(self.meets(w), np.clip(np.minimum(occupancy, wanted), 1, None), 1)
 
-    def estimate(self, w: Conv, gpu: Rates | None = None) -> Any:
-        """Microseconds that a launch takes, about: to begin with, and to leave out what cannot be good.
-
-        Blocks run in rounds. Each step of a block takes what limits it most: the tensor cores, shared memory, the copy
-        engine, which takes row by row, or what every step takes. A stage is at hand again when it has been multiplied
-        and filled, `turn` steps later: with fewer stages the block waits.
-        """
-        gpu, p = gpu or H200, Product.of(w)
-        together = self.together(w)
-        blocks = self.tiles(p) * self.split_k
-        rounds = -(-blocks // np.minimum(blocks, self.at_a_time * together))
-        products = self.block_m * self.block_n * self.block_k(p.itemsize)
-        rows = self.pixel_rows * (self.block_m / WGMMA_M) / self.sharers_n + self.block_n * self.taps / self.sharers_m
-        wgmmas = self.row_bytes // WGMMA_BYTES * self.rows * self.warpgroups * self.taps
-        shared = wgmmas * (WGMMA_M + self.block_n) * WGMMA_BYTES + self.stage_bytes()
-        step = _norm(
-            together * products * self.taps * (p.itemsize / 2) / gpu.products,
-            together * shared / gpu.shared,
-            together * rows / gpu.rows,
-            gpu.step,
-        )
-        turn = (gpu.turn * step + (self.sharers > 1) * gpu.sharing) / np.minimum(self.stages, self.steps(p))
-        end = gpu.end * self.accumulators + self.meets(w) * gpu.meet * self.block_m * self.block_n
-        total = gpu.launch + rounds * (self.steps(p) * _norm(step, turn) + together * end)
-        total = total + (rounds > 1) * rounds * gpu.begin + (self.split_k > 1) * gpu.cluster
-        return _norm(total, gpu.launch + p.least_bytes / gpu.memory)
-
-    def usage(self, w: Conv) -> Usage:
-        """What configs use of a device."""
-        p = Product.of(w)
-        steps, tiles = self.steps(p), self.tiles(p)
-        shared = self.shared_bytes(w)
-        pixels = np.where(self.taps > 1, self.block_m // WGMMA_M * (WGMMA_M + self.reach), self.block_m)
-        fetched = (pixels / self.sharers_n + self.block_n * self.taps / self.sharers_m) * self.row_bytes
-        return Usage(
-            threads=self.all_threads(w),
-            shared_bytes=0 * shared,
-            dynamic_shared_bytes=shared,
-            cluster=self.cluster,
-            accumulators=self.accumulators,
-            blocks=self.blocks(w),
-            steps=steps,
-            registers=self.registers(),
-            rounds=tiles * self.split_k / MULTIPROCESSORS,
-            products=self.block_m * self.block_n * self.block_k(p.itemsize) * self.taps * steps,
-            intensity=self.block_m * self.block_n / (self.block_m + self.block_n),
-            traffic=tiles * self.split_k * steps * fetched,
-            waste=tiles * self.block_m * self.block_n / (p.groups * p.m * p.n),
-            in_flight=self.ring_bytes(),
-            estimate=self.estimate(w),
-        )
-
 
 TILES = [field.name for field in fields(HopperTiles)][:-2]  # the knobs of every workload
 CHOICES = (WARPGROUPS, ROWS, BLOCK_N, ROW_BYTES, STAGES, SPLITS, SHARERS_M, SHARERS_N)
-
-Rule = tuple[str, Callable[[HopperTiles], Any]]
-
-
-def legal(w: Conv) -> list[Rule]:
-    """What the instructions demand."""
-    p = Product.of(w)
-    return [
-        ("a wgmma's sums fit in its threads' registers", lambda t: t.accumulators <= MAX_ACCUMULATORS),
-        ("channels of a group fill the steps", lambda t: (p.groups == 1) | (p.depth % t.block_k(p.itemsize) == 0)),
-        ("a copy takes at most 1,024 pixels", lambda t: t.block_m // t.sharers_n <= tensor_map.MAX_PIXELS),
-        ("a split reduction shares no operands", lambda t: (t.split_k == 1) | (t.sharers == 1)),
-        ("blocks share operands where TMA stores", lambda t: (t.sharers == 1) | ~t.meets(w)),
-        (
-            "taps share the pixels that one block fetches, in one panel",
-            lambda t: (t.taps == 1) | ((t.sharers_n == 1) & (t.row_bytes <= PANEL_BYTES)),
-        ),
-        ("the parts of a shared operand are whole swizzles", lambda t: t.block_n // t.sharers_m % 8 == 0),
-        (
-            "each block of a split reduction has a step",
-            lambda t: t.steps(p) * (t.split_k - 1) < t.all_steps(p),
-        ),
-    ]
-
-
-def fitting(w: Conv) -> list[Rule]:
-    """What a block has room for."""
-
-    def registers(t: HopperTiles) -> Any:
-        warps = -(-t.all_threads(w) // (PARTITIONS * WARP))  # of a partition
-        return t.registers() <= np.minimum(MAX_REGISTERS, REGISTERS // (PARTITIONS * WARP) // warps // 8 * 8)
-
-    return [
-        ("all threads' registers fit", registers),
-        (f"at most {SHARED_BYTES} bytes of shared memory", lambda t: t.shared_bytes(w) <= SHARED_BYTES),
-    ]
-
-
-def promising(w: Conv) -> list[Rule]:
-    """What is worth searching."""
-    p = Product.of(w)
-    best = preferred_estimate(w)
-    return [
-        ("tiles are not twice the product", lambda t: (t.block_m < 2 * max(p.m, 64)) & (t.block_n < 2 * max(p.n, 16))),
-        ("rows are not twice the channels", lambda t: t.block_k(p.itemsize) < 2 * max(p.depth, 16)),
-        ("no more stages than steps", lambda t: (t.stages <= t.steps(p) + 1) | (t.stages == STAGES[0])),
-        ("a reduction is split where tiles are few", lambda t: (t.split_k == 1) | (t.tiles(p) <= MULTIPROCESSORS)),
-        (
-            "operands are shared where tiles are many",
-            lambda t: (t.sharers == 1) | (2 * t.tiles(p) >= MULTIPROCESSORS),
-        ),
-        ("neighbouring channels are there to share the input", lambda t: (t.sharers_n == 1) | (p.n > t.block_n)),
-        (f"estimated to take at most {SEARCHED} times the best", lambda t: t.estimate(w) <= SEARCHED * best),
-    ]
-
-
-def reach(w: Conv) -> int:
-    """Pixels by which the last tap of a filter's line is further on than the first."""
-    return w.dilation[-1] * (w.kernel[-1] - 1)
-
-
-def tap_choices(w: Conv) -> tuple[int, ...]:
-    """How many taps of a line may share a copy of the pixels."""
-    return (1, w.kernel[-1]) if can_share_taps(w) else (1,)
-
-
-def can_share_taps(w: Conv) -> bool:
-    """Whether the taps of a line read neighbouring pixels, and the pixels of a wgmma lie in one line of the output."""
-    lines = w.out[-1] % WGMMA_M == 0 and w.stride[-1] == 1
-    return lines and w.kernel[-1] > 1 and WGMMA_M + reach(w) <= tensor_map.MAX_BOX
-
-
-def residual(w: Conv) -> str | None:
-    """The operation that reads a tensor like the output; None if none does, or several do."""
-    reading = [operation.name for operation in epilogue.steps(w.epilogue) if operation.takes == "output"]
-    return reading[0] if len(reading) == 1 else None
-
-
-def stores_by_tma(w: Conv) -> bool:
-    """Whether the output's rows are whole chunks, for each group, and at most one tensor like it is read."""
-    p = Product.of(w)
-    reading = [operation for operation in epilogue.steps(w.epilogue) if operation.takes == "output"]
-    return p.n * p.itemsize % CHUNK == 0 and len(reading) <= 1
-
-
-class Rates(NamedTuple):
-    """What `HopperTiles.estimate` takes a GPU to be able to do; times in microseconds, traffic in bytes a microsecond.
-
-    The numbers were fitted to 2,301 timings in float16 on one H200: 172 layers of ResNet-50, d2l-tvm's, YOLOv8s,
-    EfficientNet-B0, ConvNeXt-T and Stable Diffusion 1.5, at batch 1, 2 and 32. Half of all estimates are within 8 % of
-    what was measured. Of what was measured of a layer, the config with the best estimate takes 1.04 times the fastest
-    one's time (geometric mean; more than 1.15 times for 11 of the layers).
-    """
-
-    products: float = 4.67e6  # 16-bit multiply-adds of a multiprocessor
-    shared: float = 2.68e5  # shared memory of a multiprocessor
-    rows: float = 1.08e3  # pixels and channels that are copied, of a multiprocessor
-    memory: float = 3.93e6  # global memory, for what has to be moved
-    step: float = 0.128  # of a step whatever is in it
-    turn: float = 2.89  # steps after which a stage can be multiplied again
-    sharing: float = 0.58  # more until then, where blocks of a cluster wait for each other
-    end: float = 0.0037  # of a tile, for each accumulator of a thread
-    meet: float = 1.8e-4  # of a tile whose sums meet, for each of them
-    begin: float = 0.59  # of a tile, where a block has several
-    cluster: float = 1.23  # of a cluster that shares sums
-    launch: float = 1.53
-
-
-H200 = Rates()
-SHARPNESS = 4  # of the maximum of what limits a step: its p-norm
-
-
-@functools.lru_cache(maxsize=256)
-def preferred(w: Conv) -> HopperTiles:
-    """The default tiles: those of the best estimate."""
-    tiles, estimates = _candidates(w)
-    best = int(np.argmin(estimates))
-    return HopperTiles(**{name: getattr(tiles, name)[best].item() for name in (*TILES, "taps")}, reach=reach(w))
-
-
-def preferred_estimate(w: Conv) -> float:
-    """The best estimate."""
-    return float(np.min(_candidates(w)[1]))
-
-
-@functools.lru_cache(maxsize=16)
-def _candidates(w: Conv) -> tuple[HopperTiles, Any]:
-    """All tiles that are legal for a workload, as columns, and their estimates."""
-    grid = np.meshgrid(*CHOICES, tap_choices(w), indexing="ij")
-    columns = {name: column.ravel() for name, column in zip((*TILES, "taps"), grid, strict=True)}
-    tiles = HopperTiles(**columns, reach=reach(w))
-    good = functools.reduce(np.logical_and, (holds(tiles) for _, holds in (*legal(w), *fitting(w))))
-    tiles = HopperTiles(**{name: column[good] for name, column in columns.items()}, reach=reach(w))
-    return tiles, tiles.estimate(w)
-
-
-def _norm(*quantities: Any) -> Any:
-    """The largest of several quantities, smoothed: more where others come near to it."""
-    return sum(np.asarray(quantity, float) ** SHARPNESS for quantity in quantities) ** (1 / SHARPNESS)
