@@ -17,9 +17,9 @@ from tvmconv.gpu import WARP
 from tvmconv.knobs import Knobs, Tile
 from tvmconv.workloads import Conv2d
 
-from .plan import searched_overhang
-from .strips import LEVELS, Strip, reach, threads_across
-from .tiles import element_bytes
+from ..plan import searched_overhang
+from ..tiles import element_bytes
+from .strip import LEVELS, Strip, reach, threads_across
 
 # Of an H200.
 MULTIPROCESSORS = 132

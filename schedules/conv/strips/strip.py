@@ -23,8 +23,8 @@ from tvmconv.knobs.factors import divisors
 from tvmconv.workloads import Conv2d, epilogue
 from tvmconv.workloads.dtypes import ACCUMULATOR, numpy_dtype
 
-from .sums import DTYPES
-from .tiles import element_bytes
+from ..sums import DTYPES
+from ..tiles import element_bytes
 
 STRIP_DTYPES = (*DTYPES, "tf32")  # which has float32's products: there is nothing to gain from fewer digits
 LEVELS = ("block", "thread", "local")

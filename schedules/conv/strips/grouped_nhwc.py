@@ -31,8 +31,9 @@ from tvmconv.knobs.space import Usage
 from tvmconv.library import schedule
 from tvmconv.workloads import Conv2d
 
-from .strip_choice import WORD, Candidates, ask_strip, cycles, halo, least
-from .strips import (
+from ..tiles import element_bytes
+from .choice import WORD, Candidates, ask_strip, cycles, halo, least
+from .strip import (
     LOAD_BYTES,
     STRIP_DTYPES,
     VECTORS,
@@ -50,7 +51,6 @@ from .strips import (
     stage_filters,
     vectors,
 )
-from .tiles import element_bytes
 
 UNROLLED = ("row", "tap")  # what of the filter is unrolled: a row at a time, or nothing
 WEIGHTS = ("shared", "global")

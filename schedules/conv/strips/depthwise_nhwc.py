@@ -15,7 +15,7 @@ block turns its part of it around in shared memory (`weight`); the first line of
 each thread loads the filters of all its channels, which follow each other, in vectors, and keeps them in registers.
 
 Small images have few strips: threads then take fewer channels and pixels, until there are enough of them for a large
-GPU. The defaults are those of the least estimate (`strip_choice`).
+GPU. The defaults are those of the least estimate (`choice`).
 
 From `depthwise`, whose blocks stage a tile of the input channel by channel: vector loads, and four times the outputs a
 load. Tensor expressions cannot say it, because which output row and which row of the filter meet depends on the line.
@@ -42,8 +42,10 @@ from tvmconv.knobs.space import Usage
 from tvmconv.library import schedule
 from tvmconv.workloads import Conv2d
 
-from .strip_choice import WORD, Candidates, ask_strip, cycles, halo, least
-from .strips import (
+from ..sums import has_filter_per_channel
+from ..tiles import element_bytes
+from .choice import WORD, Candidates, ask_strip, cycles, halo, least
+from .strip import (
     STRIP_DTYPES,
     Outputs,
     Place,
@@ -60,8 +62,6 @@ from .strips import (
     stage_filters,
     vectors,
 )
-from .sums import has_filter_per_channel
-from .tiles import element_bytes
 
 UNROLLED = ("filter", "row", "tap")  # what of the filter is unrolled: all of it, a row at a time, or nothing
 WEIGHTS = ("shared", "registers", "global")
