@@ -25,69 +25,23 @@ It is written as TIR.
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from tvm.s_tir import Schedule
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for it)
 
-from tvmconv.gpu import MAX_THREADS_Z, STATIC_SHARED_BYTES
-from tvmconv.knobs import Columns, Knobs
-from tvmconv.knobs.space import Usage
+from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Conv2d
 
 from ..sums import has_filter_per_channel
-from ..tiles import element_bytes
-from .choice import WORD, Candidates, ask_strip, cycles, halo, least
-from .strip import (
-    STRIP_DTYPES,
-    Outputs,
-    Place,
-    Strip,
-    Window,
-    arguments,
-    copy,
-    distinct,
-    launched,
-    local,
-    loop,
-    own_channel,
-    places,
-    stage_filters,
-    vectors,
-)
-
-UNROLLED = ("filter", "row", "tap")  # what of the filter is unrolled: all of it, a row at a time, or nothing
-WEIGHTS = ("shared", "registers", "global")
-MAX_PRODUCTS = 2048  # of a thread, unrolled: NVRTC takes two seconds for them
-MAX_LOADS = 128  # likewise, of the input: each has tests of its own
-MAX_HELD = 176  # registers of a thread for sums, windows and weights, by estimate
-MAX_HELD_BY_DEFAULT, MAX_PRODUCTS_BY_DEFAULT = 128, 1024  # beyond them some spill
-MIN_THREADS = 32
-
-
-def usage(w: Conv2d, c: Columns) -> Usage:
-    """What configs use of a device; `issued` is an estimate of the instructions of a thread for each output."""
-    plan = Plan.of_columns(w, c)
-    strip = plan.strip
-    blocks = strip.blocks(w)
-    return Usage(
-        threads=strip.threads,
-        shared_bytes=np.where(plan.weight == "shared", plan.shared_bytes(w), 0),
-        accumulators=strip.sums,
-        blocks=blocks,
-        all_threads=blocks * strip.threads,
-        held=plan.held(w),
-        issued=plan.issued(w) / strip.sums,
-        halo=halo(w, strip),
-        estimate=plan.time(w),
-    )
+from .depthwise_plan import Plan, ask, usage
+from .outputs import Outputs
+from .strip import STRIP_DTYPES, places
+from .window import Window
+from .writing import Place, arguments, copy, launched, local, loop, own_channel, stage_filters
 
 
 @schedule(
@@ -101,141 +55,6 @@ def usage(w: Conv2d, c: Columns) -> Usage:
 def depthwise_nhwc(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """A thread computes a vector of channels for a strip of pixels, (block, thread, local) of the rows and columns."""
     return program(w, ask(w, k))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How the convolution is computed; one config, or columns of many.
-
-    Attributes:
-        strip: what a thread computes.
-        unrolled: of the filter, one of `UNROLLED`.
-        weight: where threads read the filters, one of `WEIGHTS`: turned around in shared memory, in registers, or one
-            by one in global memory.
-    """
-
-    strip: Strip
-    unrolled: Any
-    weight: Any
-
-    @classmethod
-    def of_columns(cls, w: Conv2d, c: Columns) -> Plan:
-        """The plans of many configs."""
-        return cls(Strip.of_columns(w, c), c["unrolled"], c["weight"])
-
-    def products(self, w: Conv2d) -> Any:
-        """Multiplications of a thread in the kernel's text."""
-        return self.strip.sums * self._by(w.R * w.S, w.S, 1)
-
-    def loads(self, w: Conv2d) -> Any:
-        """Vectors of the input that a thread loads in the kernel's text."""
-        rows = self.strip.rows.local
-        return self.window(w) * self._by(distinct(rows, w.stride[0], w.R, w.dilation[0]), rows, rows)
-
-    def loaded(self, w: Conv2d) -> Any:
-        """Vectors of the input that a thread loads."""
-        return self.loads(w) * self._by(1, w.R, w.R * w.S)
-
-    def window(self, w: Conv2d) -> Any:
-        """Vectors of an input line that a thread loads at a time."""
-        columns = self.strip.columns.local
-        line = distinct(columns, w.stride[1], w.S, w.dilation[1])
-        return self._by(line, line, columns)
-
-    def widened(self, w: Conv2d) -> Any:
-        """Vectors of the filters that a thread reads."""
-        return w.R * w.S * self._by(1, self.strip.rows.local, self.strip.rows.local)
-
-    def issued(self, w: Conv2d) -> Any:
-        """Instructions of a thread, about: products, operands that are widened, loads with their tests, stores."""
-        strip = self.strip
-        wide = strip.vector * (element_bytes(w) < WORD)
-        operands = self.loaded(w) * (wide + 3) + self.widened(w) * (wide + 1)
-        return strip.sums * w.R * w.S + operands + 4 * strip.rows.local * strip.columns.local * (1 + strip.vector / 4)
-
-    def held(self, w: Conv2d) -> Any:
-        """Registers of a thread for its sums, two windows of the input, and what it holds of the filters."""
-        words = self.strip.vector * element_bytes(w) / WORD
-        window = 2 * words * self.window(w)
-        weights = np.where(np.equal(self.weight, "registers"), words * w.R * w.S, words * self._by(w.S, w.S, 1))
-        return self.strip.sums + window + weights
-
-    def shared_bytes(self, w: Conv2d) -> Any:
-        """Shared memory of a block for its filters."""
-        return w.R * w.S * self.strip.channels.thread * self.strip.vector * element_bytes(w)
-
-    def time(self, w: Conv2d) -> Any:
-        """An estimate to choose defaults by; see `cycles`."""
-        strip, taps = self.strip, w.R * w.S
-        channels = strip.channels.thread * strip.vector
-        shared = np.equal(self.weight, "shared")
-        scattered = np.where(np.equal(self.weight, "global"), self.widened(w) * strip.vector, taps) * ~shared
-        return cycles(
-            w,
-            strip,
-            issued=self.issued(w) + np.where(shared, 3 * taps * channels / strip.threads, scattered),
-            loads=self.loaded(w),
-            shared=np.where(shared, self.widened(w), 0),
-            scattered=scattered,
-            filters=2 * taps * channels * element_bytes(w),  # their sectors are read for one element at a time
-        )
-
-    def fits(self, w: Conv2d) -> Any:
-        """Whether a default may be so."""
-        shared = np.equal(self.weight, "shared") & (self.shared_bytes(w) > STATIC_SHARED_BYTES)
-        whole = np.not_equal(self.weight, "registers") | np.equal(self.unrolled, "filter")
-        unrolled = (self.products(w) <= MAX_PRODUCTS_BY_DEFAULT) & (self.loads(w) <= MAX_LOADS)
-        return unrolled & (self.held(w) <= MAX_HELD_BY_DEFAULT) & ~shared & whole
-
-    def _by(self, whole: Any, row: Any, tap: Any) -> Any:
-        """One of three numbers, by what is unrolled."""
-        return np.select([np.equal(self.unrolled, "filter"), np.equal(self.unrolled, "row")], [whole, row], tap)
-
-
-def ask(w: Conv2d, k: Knobs) -> Plan:
-    """The plan, from knobs; the defaults are those of the least estimate."""
-    multiplier = w.O // w.groups
-    widths = vectors(w, lambda v: v % multiplier == 0 or multiplier % v == 0)
-    best = _default(w, widths)
-    strip = ask_strip(k, w, widths, best)
-    unrolled = k.choice("unrolled", UNROLLED, best["unrolled"])
-    weight = k.choice("weight", WEIGHTS, best["weight"])
-
-    def plan(c: Columns) -> Plan:
-        return Plan.of_columns(w, c)
-
-    k.condition(
-        f"at most {MAX_PRODUCTS} products of a thread are unrolled", lambda c: plan(c).products(w) <= MAX_PRODUCTS
-    )
-    k.condition(f"at most {MAX_LOADS} loads of a thread are unrolled", lambda c: plan(c).loads(w) <= MAX_LOADS)
-    k.condition(
-        "filters in registers need the whole filter unrolled",
-        lambda c: (c["weight"] != "registers") | (c["unrolled"] == "filter"),
-    )
-    k.condition(
-        f"the filters of a block have at most {STATIC_SHARED_BYTES} bytes in shared memory",
-        lambda c: (c["weight"] != "shared") | (plan(c).shared_bytes(w) <= STATIC_SHARED_BYTES),
-    )
-    k.condition(f"at most {MAX_THREADS_Z} threads along the rows", lambda c: c["tile_y"][:, 1] <= MAX_THREADS_Z)
-    k.search_only(f"a thread holds at most {MAX_HELD} registers", lambda c: plan(c).held(w) <= MAX_HELD)
-    k.search_only(f"at least {MIN_THREADS} threads", lambda c: plan(c).strip.threads >= MIN_THREADS)
-    k.search_only(
-        "threads along the channels overhang them by a quarter at most",
-        lambda c: plan(c).strip.channels.block * c["threads_c"] <= 1.25 * plan(c).strip.channels.extent,
-    )
-    return Plan(strip, unrolled, weight)
-
-
-@functools.lru_cache(maxsize=64)
-def _default(w: Conv2d, widths: tuple[int, ...]) -> dict[str, Any]:
-    """The knobs of the least estimate."""
-
-    def ways(strip: Strip) -> Iterator[Candidates]:
-        for unrolled, weight in itertools.product(UNROLLED, WEIGHTS):
-            plan = Plan(strip, unrolled, weight)
-            yield Candidates({"unrolled": unrolled, "weight": weight}, plan.fits(w), plan.time(w))
-
-    return least(w, widths, ways)
 
 
 def program(w: Conv2d, plan: Plan) -> Schedule:

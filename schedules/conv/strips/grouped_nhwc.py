@@ -14,69 +14,24 @@ From `depthwise_nhwc`, whose strips these are: a sum over the channels of the gr
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from tvm.s_tir import Schedule
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for it)
 
-from tvmconv.gpu import MAX_THREADS_Z, STATIC_SHARED_BYTES
-from tvmconv.knobs import Columns, Knobs
-from tvmconv.knobs.space import Usage
+from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Conv2d
 
-from ..tiles import element_bytes
-from .choice import WORD, Candidates, ask_strip, cycles, halo, least
-from .strip import (
-    LOAD_BYTES,
-    STRIP_DTYPES,
-    VECTORS,
-    Outputs,
-    Place,
-    Strip,
-    Window,
-    arguments,
-    copy,
-    distinct,
-    launched,
-    local,
-    loop,
-    own_channel,
-    stage_filters,
-    vectors,
-)
+from .grouped_plan import Plan, ask, usage
+from .outputs import Outputs
+from .strip import STRIP_DTYPES
+from .window import Window
+from .writing import Place, arguments, copy, launched, local, loop, own_channel, stage_filters
 
-UNROLLED = ("row", "tap")  # what of the filter is unrolled: a row at a time, or nothing
-WEIGHTS = ("shared", "global")
-MAX_PRODUCTS = 2048  # of a thread, unrolled: NVRTC takes two seconds for them
-MAX_HELD = 176  # registers of a thread for sums, window and weights, by estimate
-MAX_HELD_BY_DEFAULT = 128
-MIN_THREADS = 32
 FEW_CHANNELS = 32  # of a group: more had better be multiplied as matrices
-
-
-def usage(w: Conv2d, c: Columns) -> Usage:
-    """What configs use of a device; `issued` is an estimate of the instructions of a thread for each output."""
-    plan = Plan.of_columns(w, c)
-    strip = plan.strip
-    blocks = strip.blocks(w)
-    return Usage(
-        threads=strip.threads,
-        shared_bytes=np.where(plan.weight == "shared", plan.shared_bytes(w), 0),
-        accumulators=strip.sums,
-        blocks=blocks,
-        all_threads=blocks * strip.threads,
-        held=plan.held(w),
-        issued=plan.issued(w) / strip.sums,
-        halo=halo(w, strip),
-        estimate=plan.time(w),
-    )
 
 
 def has_groups(w: Conv2d) -> bool:
@@ -95,135 +50,6 @@ def has_groups(w: Conv2d) -> bool:
 def grouped_nhwc(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """A thread computes a vector of channels for a strip of pixels, (block, thread, local) of the rows and columns."""
     return program(w, ask(w, k))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How the convolution is computed; one config, or columns of many.
-
-    Attributes:
-        strip: what a thread computes.
-        depth: input channels of a step.
-        unrolled: of the filter, one of `UNROLLED`.
-        weight: where threads read the filters, one of `WEIGHTS`.
-    """
-
-    strip: Strip
-    depth: Any
-    unrolled: Any
-    weight: Any
-
-    @classmethod
-    def of_columns(cls, w: Conv2d, c: Columns) -> Plan:
-        """The plans of many configs."""
-        return cls(Strip.of_columns(w, c), c["depth"], c["unrolled"], c["weight"])
-
-    def products(self, w: Conv2d) -> Any:
-        """Multiplications of a thread in the kernel's text."""
-        return self.strip.sums * self.depth * self._by(w.S, 1)
-
-    def window(self, w: Conv2d) -> Any:
-        """Vectors of an input line that a thread loads in a step."""
-        columns = self.strip.columns.local
-        return self._by(distinct(columns, w.stride[1], w.S, w.dilation[1]), columns)
-
-    def loaded(self, w: Conv2d) -> Any:
-        """Vectors of the input that a thread loads."""
-        steps = w.R * (w.C // w.groups // self.depth) * self._by(1, w.S)
-        return steps * self.strip.rows.local * self.window(w)
-
-    def read(self, w: Conv2d) -> Any:
-        """Vectors of the filters that a thread reads."""
-        depth = w.C // w.groups
-        return w.R * w.S * np.where(np.equal(self.weight, "shared"), depth, depth // self.depth * self.strip.vector)
-
-    def issued(self, w: Conv2d) -> Any:
-        """Instructions of a thread, about: products, operands that are widened, loads with their tests, stores."""
-        strip, depth, half = self.strip, w.C // w.groups, element_bytes(w) < WORD
-        widened = half * (self.loaded(w) * self.depth + w.R * w.S * depth * strip.vector)
-        stores = 4 * strip.rows.local * strip.columns.local * (1 + strip.vector / 4)
-        return strip.sums * w.R * w.S * depth + widened + 3 * self.loaded(w) + self.read(w) + stores
-
-    def held(self, w: Conv2d) -> Any:
-        """Registers of a thread for its sums, the window of a step, and the weights of a tap."""
-        words = element_bytes(w) / WORD
-        window = self.strip.rows.local * self.window(w) * self.depth * words
-        return self.strip.sums + window + self.depth * self.strip.vector * words
-
-    def shared_bytes(self, w: Conv2d) -> Any:
-        """Shared memory of a block for its filters."""
-        channels = self.strip.channels.thread * self.strip.vector
-        return w.R * w.S * (w.C // w.groups) * channels * element_bytes(w)
-
-    def time(self, w: Conv2d) -> Any:
-        """An estimate to choose defaults by; see `cycles`."""
-        strip, filters = self.strip, self.shared_bytes(w)
-        shared = np.equal(self.weight, "shared")
-        copied = np.where(shared, 3 * filters / element_bytes(w) / strip.threads, 0)
-        return cycles(
-            w,
-            strip,
-            issued=self.issued(w) + copied,
-            loads=self.loaded(w),
-            shared=np.where(shared, self.read(w), 0),
-            scattered=np.where(shared, 0, self.read(w)),
-            filters=filters,
-        )
-
-    def fits(self, w: Conv2d) -> Any:
-        """Whether a default may be so."""
-        shared = np.equal(self.weight, "shared") & (self.shared_bytes(w) > STATIC_SHARED_BYTES)
-        return (self.products(w) <= MAX_PRODUCTS) & (self.held(w) <= MAX_HELD_BY_DEFAULT) & ~shared
-
-    def _by(self, row: Any, tap: Any) -> Any:
-        """One of two numbers, by what is unrolled."""
-        return np.where(np.equal(self.unrolled, "row"), row, tap)
-
-
-def depths(w: Conv2d) -> tuple[int, ...]:
-    """The numbers of input channels that a step may have: those of one load at most that divide a group."""
-    return tuple(d for d in VECTORS if d * element_bytes(w) <= LOAD_BYTES and w.C // w.groups % d == 0)
-
-
-def ask(w: Conv2d, k: Knobs) -> Plan:
-    """The plan, from knobs; the defaults are those of the least estimate."""
-    widths = vectors(w, lambda v: w.O // w.groups % v == 0)
-    best = _default(w, widths)
-    strip = ask_strip(k, w, widths, best)
-    depth = k.choice("depth", depths(w), best["depth"])
-    unrolled = k.choice("unrolled", UNROLLED, best["unrolled"])
-    weight = k.choice("weight", WEIGHTS, best["weight"])
-
-    def plan(c: Columns) -> Plan:
-        return Plan.of_columns(w, c)
-
-    k.condition(
-        f"at most {MAX_PRODUCTS} products of a thread are unrolled", lambda c: plan(c).products(w) <= MAX_PRODUCTS
-    )
-    k.condition(
-        f"the filters of a block have at most {STATIC_SHARED_BYTES} bytes in shared memory",
-        lambda c: (c["weight"] != "shared") | (plan(c).shared_bytes(w) <= STATIC_SHARED_BYTES),
-    )
-    k.condition(f"at most {MAX_THREADS_Z} threads along the rows", lambda c: c["tile_y"][:, 1] <= MAX_THREADS_Z)
-    k.search_only(f"a thread holds at most {MAX_HELD} registers", lambda c: plan(c).held(w) <= MAX_HELD)
-    k.search_only(f"at least {MIN_THREADS} threads", lambda c: plan(c).strip.threads >= MIN_THREADS)
-    k.search_only(
-        "threads along the channels overhang them by a quarter at most",
-        lambda c: plan(c).strip.channels.block * c["threads_c"] <= 1.25 * plan(c).strip.channels.extent,
-    )
-    return Plan(strip, depth, unrolled, weight)
-
-
-@functools.lru_cache(maxsize=64)
-def _default(w: Conv2d, widths: tuple[int, ...]) -> dict[str, Any]:
-    """The knobs of the least estimate."""
-
-    def ways(strip: Strip) -> Iterator[Candidates]:
-        for depth, unrolled, weight in itertools.product(depths(w), UNROLLED, WEIGHTS):
-            plan = Plan(strip, depth, unrolled, weight)
-            yield Candidates({"depth": depth, "unrolled": unrolled, "weight": weight}, plan.fits(w), plan.time(w))
-
-    return least(w, widths, ways)
 
 
 def program(w: Conv2d, plan: Plan) -> Schedule:
