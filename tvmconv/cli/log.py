@@ -34,7 +34,9 @@ def add_parser(commands: Any) -> None:
     best.add_argument("--workload", metavar="W", help="only of this workload")
     best.add_argument("--device", metavar="D", help='only of the device of this name, such as "NVIDIA H200"')
     best.add_argument("--json", action="store_true", help="print the records as they stand in a log")
-    best.add_argument("-o", dest="out", metavar="OUT", type=Path, help="write them to a log instead, times with five digits")
+    best.add_argument(
+        "-o", dest="out", metavar="OUT", type=Path, help="write them to a log instead, times with five digits"
+    )
 
     stats = _add(actions, "stats", _stats, "how many records, errors and bad lines; the best of each search")
     stats.add_argument("--json", action="store_true", help="print JSON")
