@@ -35,9 +35,22 @@ def write(w: Workload, body: Callable[[dict[str, Buffer]], None]) -> Schedule:
         ir.func_name("main")
         arguments = zip(w.argument_names, w.argument_shapes, w.argument_dtypes, strict=True)
         buffers = {name: ir.arg(name, ir.buffer(shape, dtype)) for name, shape, dtype in arguments}
-        with ir.sblock("root"):
+        with block("root"):
             body(buffers)
     return Schedule(builder.get())
+
+
+@contextmanager
+def block(name: str) -> Iterator[None]:
+    """The statements inside, and the arrays that are allocated there.
+
+    TVM works out what other blocks read and write, and makes one around all that uses an array where its allocation is
+    further out: of long statements that takes longer than anything else. Nothing asks for it.
+    """
+    with ir.sblock(name):
+        ir.reads([])
+        ir.writes([])
+        yield
 
 
 def allocate(name: str, extent: int, dtype: str, scope: str = "local") -> Buffer:

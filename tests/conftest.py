@@ -2,6 +2,10 @@ import functools
 import gc
 import os
 
+# Workers are more than processors: threads that wait for one another in numerical libraries would wait at their cost.
+# The libraries read this as they are imported.
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
 import lean_opencl
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,9 +19,6 @@ from tvmconv.measuring import standing
 # PoCL compiles every kernel for its work-group size, at its first launch: without its optimiser in a tenth of the time
 # and less. Kernels are judged by what they compute here, and processes that tests start inherit this.
 os.environ.setdefault("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable")
-# Workers are more than processors: threads that wait for one another in numerical libraries would wait at their cost.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ["TVMCONV_CACHE"] = "none"  # tests build anew, and leave the user's cache alone
 lean_opencl.install()
 lean_opencl.install_in_children()

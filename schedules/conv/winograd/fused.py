@@ -30,7 +30,21 @@ from tvmconv.workloads import Conv2d, epilogue
 from tvmconv.workloads.dtypes import ACCUMULATOR
 from tvmconv.workloads.layout import stored
 
-from ...program import Buffer, Expr, allocate, both, parallel, serial, store, unrolled, vectorized, when, write, zeros
+from ...program import (
+    Buffer,
+    Expr,
+    allocate,
+    block,
+    both,
+    parallel,
+    serial,
+    store,
+    unrolled,
+    vectorized,
+    when,
+    write,
+    zeros,
+)
 from ...vocabulary import keep
 from ..plan import SUM_BYTES
 from ..sums import DTYPES
@@ -80,11 +94,11 @@ class Program:
         tile, w = self.tile, self.w
         count = tile.depth * self.channels
         blocks = -(-count // TRANSFORMING)
-        with parallel(blocks, "blockIdx.x") as block, parallel(TRANSFORMING, "threadIdx.x") as thread:
-            at = block * TRANSFORMING + thread
+        with parallel(blocks, "blockIdx.x") as of_grid, parallel(TRANSFORMING, "threadIdx.x") as thread:
+            at = of_grid * TRANSFORMING + thread
             c, o = at // self.channels, at % self.channels
             there = both(c < w.C, o < w.O)
-            with when(at < count):
+            with when(at < count), block("filters"):
                 values = along_both(lambda r, s: self._read("K", there, (o, c, r, s)), transposed(self.G))
                 for place, value in enumerate(values):
                     store(self.filters, place * count + at, value)
@@ -133,7 +147,7 @@ class Program:
         count = tile.taps * tile.tiles
         with serial(-(-count // tile.threads), "i") as i:
             unit = i * tile.threads + self.thread
-            with when(unit < count if count % tile.threads else True):
+            with when(unit < count if count % tile.threads else True), block("transform"):
                 c = step * tile.taps + unit // tile.tiles
                 p = self.first_tile + unit % tile.tiles
                 n, top, left = grid.place(p)
@@ -177,7 +191,7 @@ class Program:
                 store(self.shared, row * width + self.of_tile * tile.local_x + j, self.sums[at])
             with serial(-(-items // tile.threads), "i") as i:
                 unit = i * tile.threads + self.thread
-                with when(unit < items if items % tile.threads else True):
+                with when(unit < items if items % tile.threads else True), block("outputs"):
                     met = unit // width
                     channel = met // each * tile.local_y + part * each + met % each
                     self._store_outputs(unit, items, self.first_channel + channel, self.first_tile + unit % width)

@@ -23,7 +23,7 @@ class Rows:
     features: np.ndarray
     points: np.ndarray
 
-    def __getitem__(self, chosen: np.ndarray) -> Rows:
+    def __getitem__(self, chosen: np.ndarray | slice) -> Rows:
         return Rows(self.features[chosen], self.points[chosen])
 
 
