@@ -2,7 +2,7 @@
 
 Tiles of m × m outputs take α² multiplications, α = m + R - 1, in place of m²·R²: for 3×3 filters 2.25 times fewer with
 m = 2, 4 times with m = 4, 5.06 times with m = 6, at the price of digits, and of transformed operands that pass through
-memory. It pays from some 32 channels on, the more the more there are (docs/winograd.md); with three or four, `direct` does.
+memory. It pays from some 32 channels on, and the more there are, the more; with three or four, `direct` is faster.
 
 Four kernels: one transforms the filters, which a caller whose weights stay the same does once; one transforms the
 inputs; one multiplies; one transforms the outputs and applies the epilogue. The knobs tile_b, tile_y, tile_x, tile_rc,
