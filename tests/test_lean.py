@@ -75,3 +75,34 @@ def test_that_tvm_remembers_its_annotations_does_not_make_it_take_anything(tmp_p
     )
     assert ["wrong type" in line for line in printed[:2]] == [True, True]
     assert printed[2] == "split"
+
+
+def test_functions_in_tvmscript_are_told_from_those_of_a_class_without_looking_up_every_caller(tmp_path):
+    (tmp_path / "written.py").write_text(
+        "from __future__ import annotations\n"
+        "from tvmconv.lean import load_tvm; load_tvm()\n"
+        "from tvm.script import ir as I, tirx as T\n"
+        "def alone(n):\n"
+        "    @T.prim_func\n"
+        "    def main(x: T.Buffer((n,), 'float32')):\n"
+        "        x[0] = x[n - 1]\n"
+        "    return main\n"
+        "@I.ir_module\n"
+        "class Module:\n"
+        "    @T.prim_func\n"
+        "    def main(x: T.Buffer((8,), 'float32')):\n"
+        "        x[0] = x[7]\n"
+    )
+    printed = run("import written; print(written.alone(8).params[0].shape, list(written.Module.functions))", tmp_path)
+    assert printed[0] == '(8,) [I.GlobalVar("main")]'
+
+
+def test_operators_are_named_in_texts_as_where_tvm_is_imported_by_itself(tmp_path):
+    names = (
+        "from tvm.ir import Op\n"
+        "for name in sorted(map(str, Op.list_op_names())): print(name, Op.get(name).get_attr('TScriptPrinterName'))"
+    )
+    by_itself = run(f"sys.modules['torch'] = None\nimport tvm\n{names}", tmp_path)
+    named = run(f"from tvmconv.lean import load_tvm; load_tvm()\n{names}", tmp_path)
+    assert len(named) > 500
+    assert named == by_itself

@@ -12,6 +12,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import inspect
+import linecache
 import sys
 import threading
 import types
@@ -19,7 +20,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 PYTORCH, SCIKIT_LEARN = "torch", "sklearn"
+SEVERAL_HOSTS = "tvm.runtime.disco"  # what it takes is not in the wheel
+NAMES = "tvm.tirx.script.builder.ir"  # asks for many operators that are not there, to name them in texts
 NETWORKS = "tvm.relax"  # TVM's part for whole networks: half of what it imports
+_NAMED = "TScriptPrinterName"  # the attribute of an operator that names it
+_DECORATED = 2  # the place in the stack of what defines a function, or the class that it is in
 _owned = False
 
 
@@ -33,7 +38,8 @@ def load_tvm() -> None:
     """Import TVM; if PyTorch was not imported before, without it. What is imported later may import both.
 
     TVM's part for networks is imported when somebody first looks into it, which lowering a kernel does not, and
-    TVMScript does; it comes without PyTorch, too, unless that is there by then.
+    TVMScript does; it comes without PyTorch, too, unless that is there by then. Nothing is asked for that is known not
+    to be there: to describe the first error of a process, TVM reads the symbols of all its libraries.
 
     Raises:
         ImportError: TVM cannot be imported.
@@ -42,7 +48,9 @@ def load_tvm() -> None:
     with contextlib.ExitStack() as stack:
         if first:
             stack.enter_context(_without(PYTORCH))
-            stack.enter_context(_when_asked_for(NETWORKS))
+            stack.enter_context(_without(SEVERAL_HOSTS))
+            stack.enter_context(_found_by(_Lazy(NETWORKS)))
+            stack.enter_context(_operators_by_name())
             stack.enter_context(_without_garbage_collection())
         import tvm  # noqa: F401
 
@@ -51,13 +59,31 @@ def load_tvm() -> None:
 
 
 def _hasten() -> None:
-    """Have TVM do with less what it does for each step of a schedule, and for each call of a function in TVMScript."""
+    """Have TVM do with less what it does for each step of a schedule, and for each function and call in TVMScript."""
     from tvm.s_tir.schedule import _type_checker
     from tvm.script.parser.core.parser import ScriptMacro
+    from tvm.tirx.script.parser import entry
 
     for name in ("_dispatcher", "_type2str"):  # it takes annotations apart to check arguments: let it remember
         setattr(_type_checker, name, functools.lru_cache(maxsize=1024)(getattr(_type_checker, name)))
     ScriptMacro._find_parser_def = _find_parser
+    entry.inspect = types.SimpleNamespace(**{**vars(inspect), "stack": _callers})
+
+
+def _callers() -> list[inspect.FrameInfo]:
+    """What `inspect.stack` gives TVM's `prim_func`, with the line's text of the one frame that it reads it of.
+
+    To find the others' takes longer than all else that a function in TVMScript takes.
+    """
+    frames: list[inspect.FrameInfo] = []
+    frame = inspect.currentframe()
+    while frame and (frame := frame.f_back):
+        code, context = frame.f_code, None
+        if len(frames) == _DECORATED:
+            linecache.checkcache(code.co_filename)
+            context = [linecache.getline(code.co_filename, frame.f_lineno, frame.f_globals)]
+        frames.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, context, 0))
+    return frames
 
 
 def _find_parser(macro: Any) -> Any:
@@ -144,10 +170,56 @@ class _Lazy(importlib.abc.MetaPathFinder):
         return found
 
 
+class _Operators(importlib.abc.MetaPathFinder):
+    """Finds no module, but sees one coming; from then on operators that are not there are told without TVM."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._theirs: dict[str, Any] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """None, so that others find it."""
+        if fullname == self._name:
+            from tvm.ir import Op, _ffi_api
+
+            self._known = frozenset(map(str, Op.list_op_names()))
+            for name, ours in (("GetOp", self._get), ("RegisterOpAttr", self._register)):
+                self._theirs[name] = getattr(_ffi_api, name)
+                setattr(_ffi_api, name, ours)
+        return None
+
+    def restore(self) -> None:
+        """TVM is asked again."""
+        for name, function in self._theirs.items():
+            setattr(sys.modules["tvm.ir._ffi_api"], name, function)
+
+    def _get(self, name: str) -> Any:
+        if name not in self._known:
+            raise AttributeError(f"Operator {name} is not registered")  # as TVM's own error is
+        return self._theirs["GetOp"](name)
+
+    def _register(self, name: str, key: str, value: Any, level: int) -> None:
+        if key == _NAMED and name in self._known and self._theirs["GetOp"](name).get_attr(key) == value:
+            return  # a second time would be an error
+        self._theirs["RegisterOpAttr"](name, key, value, level)
+
+
 @contextlib.contextmanager
-def _when_asked_for(name: str) -> Iterator[None]:
-    """Within the block a module that is imported is not executed yet."""
-    finder = _Lazy(name)
+def _operators_by_name() -> Iterator[None]:
+    """Within the block, in which TVM is imported, errors that it makes and ignores are made without it."""
+    operators = _Operators(NAMES)
+    try:
+        with _found_by(operators):
+            yield
+    finally:
+        operators.restore()
+
+
+@contextlib.contextmanager
+def _found_by(finder: importlib.abc.MetaPathFinder) -> Iterator[None]:
+    """Within the block a finder is asked before all others."""
     sys.meta_path.insert(0, finder)
     try:
         yield
