@@ -137,7 +137,7 @@ def test_a_build_that_hangs_is_ended():
 
 @pytest.mark.usefixtures("shared_processes")
 def test_a_kernel_that_hangs_is_ended():
-    records = measure([{"fault": "endless"}, {"fault": "none", "number": 1}], run_timeout=6.0)  # likewise its first launch
+    records = measure([{"fault": "endless"}, {"fault": "none", "number": 1}], run_timeout=6.0)
     assert [record.error for record in records] == [ErrorKind.RUN_TIMEOUT, ErrorKind.NONE]
     assert records[0].message == "the kernel runs longer than 6 s"
 
