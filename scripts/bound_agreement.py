@@ -171,7 +171,8 @@ def _table(points: dict[str, list[dict[str, Any]]], held: Sequence[str]) -> Tabl
             (
                 f"{text}{' (held out)' if text in held else ''}",
                 str(len(own)),
-                *(significant(value) for value in (*_agreement(took, least), *_agreement(took, told))),
+                *_agreement(took, least),
+                *_agreement(took, told),
                 _quartiles(own),
             )
         )
@@ -185,12 +186,16 @@ def _quartiles(points: Sequence[dict[str, Any]]) -> str:
     return " ".join(significant(value) for value in np.percentile(shares, [25, 50, 75])) if shares else NOTHING
 
 
-def _agreement(took: np.ndarray, told: np.ndarray) -> tuple[float, float]:
-    """Spearman's rank correlation, where ties share their mean rank; and the best of the tenth that is told to be."""
+def _agreement(took: np.ndarray, told: np.ndarray) -> tuple[str, str]:
+    """Spearman's rank correlation, where ties share their mean rank; and the best of the tenth that is told to be.
+
+    There is no correlation where all are told to take the same.
+    """
     from scipy.stats import spearmanr
 
     first = np.argsort(told, kind="stable")[: max(1, round(BEST * len(told)))]
-    return float(spearmanr(took, told).statistic), float(took.min() / took[first].min())
+    best = significant(float(took.min() / took[first].min()))
+    return (significant(float(spearmanr(took, told).statistic)) if np.ptp(told) else NOTHING), best
 
 
 def _draw(points: dict[str, list[dict[str, Any]]], file: Path) -> None:
