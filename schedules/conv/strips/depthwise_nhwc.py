@@ -29,7 +29,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tvm.s_tir import Schedule
-from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.knobs import Knobs
@@ -41,7 +40,7 @@ from .depthwise_plan import Plan, ask, usage
 from .outputs import Outputs
 from .strip import STRIP_DTYPES, places
 from .window import Window
-from .writing import Place, arguments, copy, launched, local, loop, own_channel, stage_filters
+from .writing import Place, copy, local, loop, own_channel, program, stage_filters
 
 
 @schedule(
@@ -54,17 +53,8 @@ from .writing import Place, arguments, copy, launched, local, loop, own_channel,
 )
 def depthwise_nhwc(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """A thread computes a vector of channels for a strip of pixels, (block, thread, local) of the rows and columns."""
-    return program(w, ask(w, k))
-
-
-def program(w: Conv2d, plan: Plan) -> Schedule:
-    """The convolution as a scheduled function of its arguments."""
-    with IRBuilder() as builder, T.prim_func(s_tir=True):
-        T.func_name("main")
-        arrays = arguments(w)
-        with launched(w, plan.strip) as at:
-            Writer(w, plan, arrays, at).write()
-    return Schedule(builder.get())
+    plan = ask(w, k)
+    return program(w, plan.strip, lambda arrays, at: Writer(w, plan, arrays, at).write())
 
 
 class Writer:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tvm import tirx
+from tvm.s_tir import Schedule
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for it)
 
@@ -39,10 +40,21 @@ class Place(NamedTuple):
     number: Any
 
 
-def arguments(w: Conv2d) -> dict[str, Any]:
-    """The function's arguments by name."""
-    described = zip(w.argument_names, w.argument_shapes, w.argument_dtypes, strict=True)
-    return {name: T.arg(name, T.Buffer(shape, dtype)) for name, shape, dtype in described}
+def program(w: Conv2d, strip: Strip, write: Callable[[dict[str, Any], Place], None]) -> Schedule:
+    """A convolution as a scheduled function of its arguments.
+
+    Args:
+        w: the convolution.
+        strip: of a thread.
+        write: writes what a thread does, given the arguments by name and where the thread is.
+    """
+    with IRBuilder() as builder, T.prim_func(s_tir=True):
+        T.func_name("main")
+        described = zip(w.argument_names, w.argument_shapes, w.argument_dtypes, strict=True)
+        arrays = {name: T.arg(name, T.Buffer(shape, dtype)) for name, shape, dtype in described}
+        with launched(w, strip) as at:
+            write(arrays, at)
+    return Schedule(builder.get())
 
 
 def local(name: str, shape: Sequence[int], dtype: str) -> Any:
