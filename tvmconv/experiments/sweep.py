@@ -64,10 +64,10 @@ class Sweep:
         return self.over_sizes and all(result.memory_bound for result in self.results)
 
     def to_json(self) -> str:
-        """The sweep as JSON, one layer a line."""
+        """The sweep as JSON, one layer a line, of numbers six digits."""
         counts = [{"count": count} for count in self.counts] or [{}] * len(self.labels)
         layers = [
-            json.dumps({"label": label, **count, "result": result.to_json()}, ensure_ascii=False)
+            json.dumps({"label": label, **count, "result": _shortened(result.to_json())}, ensure_ascii=False)
             for label, count, result in zip(self.labels, counts, self.results, strict=True)
         ]
         head = json.dumps({"name": self.name, "provenance": self.provenance}, ensure_ascii=False)
@@ -92,6 +92,15 @@ class Sweep:
             return cls.from_json(json.loads(file.read_text(encoding="utf-8")))
         except (ValueError, LookupError, TypeError) as error:
             raise Error(f"{file}: no results of a sweep ({type(error).__name__}: {error})") from error
+
+
+def _shortened(data: Any) -> Any:
+    """JSON's values with no more digits than measurements have."""
+    if isinstance(data, float):
+        return float(f"{data:.6g}")
+    if isinstance(data, Mapping):
+        return {key: _shortened(value) for key, value in data.items()}
+    return [_shortened(value) for value in data] if isinstance(data, (list, tuple)) else data
 
 
 def size_and_rest(workload: Workload) -> tuple[str, str]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from tvmconv.gpu import WARP
 from tvmconv.knobs import Knobs, Tile
+from tvmconv.knobs.space import Usage
 from tvmconv.workloads import Conv2d
 
 from ..plan import searched_overhang
@@ -56,6 +57,23 @@ def halo(w: Conv2d, strip: Strip) -> Any:
         for tile, stride, taps in zip((strip.rows, strip.columns), w.stride, reach(w), strict=True)
     )
     return math.prod(shares)
+
+
+def usage_of(w: Conv2d, plan: Any) -> Usage:
+    """What plans use of a device, one or columns of many; `issued` is an estimate of a thread's for each output."""
+    strip = plan.strip
+    blocks = strip.blocks(w)
+    return Usage(
+        threads=strip.threads,
+        shared_bytes=np.where(plan.weight == "shared", plan.shared_bytes(w), 0),
+        accumulators=strip.sums,
+        blocks=blocks,
+        all_threads=blocks * strip.threads,
+        held=plan.held(w),
+        issued=plan.issued(w) / strip.sums,
+        halo=halo(w, strip),
+        estimate=plan.time(w),
+    )
 
 
 def cycles(w: Conv2d, strip: Strip, *, issued: Any, loads: Any, shared: Any, scattered: Any, filters: Any) -> Any:

@@ -16,7 +16,7 @@ from tvmconv.knobs.space import Usage
 from tvmconv.workloads import Conv2d
 
 from ..tiles import element_bytes
-from .choice import WORD, Candidates, ask_strip, cycles, halo, least
+from .choice import WORD, Candidates, ask_strip, cycles, least, usage_of
 from .strip import LOAD_BYTES, VECTORS, Strip, distinct, vectors
 
 UNROLLED = ("row", "tap")  # what of the filter is unrolled: a row at a time, or nothing
@@ -157,18 +157,5 @@ def _default(w: Conv2d, widths: tuple[int, ...]) -> dict[str, Any]:
 
 
 def usage(w: Conv2d, c: Columns) -> Usage:
-    """What configs use of a device; `issued` is an estimate of the instructions of a thread for each output."""
-    plan = Plan.of_columns(w, c)
-    strip = plan.strip
-    blocks = strip.blocks(w)
-    return Usage(
-        threads=strip.threads,
-        shared_bytes=np.where(plan.weight == "shared", plan.shared_bytes(w), 0),
-        accumulators=strip.sums,
-        blocks=blocks,
-        all_threads=blocks * strip.threads,
-        held=plan.held(w),
-        issued=plan.issued(w) / strip.sums,
-        halo=halo(w, strip),
-        estimate=plan.time(w),
-    )
+    """What configs use of a device."""
+    return usage_of(w, Plan.of_columns(w, c))

@@ -15,6 +15,7 @@ from tvmconv.gpu import MAX_BLOCKS_YZ
 from tvmconv.workloads import Conv2d
 from tvmconv.workloads.dtypes import numpy_dtype
 
+from ...program import write
 from .strip import LOAD_BYTES, Strip
 
 MAX_COPIES = 32  # of a thread to shared memory, unrolled
@@ -40,21 +41,20 @@ class Place(NamedTuple):
     number: Any
 
 
-def program(w: Conv2d, strip: Strip, write: Callable[[dict[str, Any], Place], None]) -> Schedule:
+def program(w: Conv2d, strip: Strip, emit: Callable[[dict[str, Any], Place], None]) -> Schedule:
     """A convolution as a scheduled function of its arguments.
 
     Args:
         w: the convolution.
         strip: of a thread.
-        write: writes what a thread does, given the arguments by name and where the thread is.
+        emit: writes what a thread does, given the arguments by name and where the thread is.
     """
-    with IRBuilder() as builder, T.prim_func(s_tir=True):
-        T.func_name("main")
-        described = zip(w.argument_names, w.argument_shapes, w.argument_dtypes, strict=True)
-        arrays = {name: T.arg(name, T.Buffer(shape, dtype)) for name, shape, dtype in described}
+
+    def body(arguments: dict[str, Any]) -> None:
         with launched(w, strip) as at:
-            write(arrays, at)
-    return Schedule(builder.get())
+            emit(arguments, at)
+
+    return write(w, body)
 
 
 def local(name: str, shape: Sequence[int], dtype: str) -> Any:
