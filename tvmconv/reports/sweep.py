@@ -84,9 +84,9 @@ def draw(sweep: Sweep, path: Path) -> None:
 
 
 def write(sweep: Sweep, folder: Path) -> None:
-    """Write NAME.json, NAME.md and the chart NAME.png."""
+    """Write NAME.json, and of its numbers NAME.md and the chart NAME.png."""
     write_numbers(sweep, folder)
-    draw(sweep, folder / f"{sweep.name}.png")
+    write_again(Sweep.read(folder / f"{sweep.name}.json"), folder)
 
 
 def write_numbers(sweep: Sweep, folder: Path) -> None:
