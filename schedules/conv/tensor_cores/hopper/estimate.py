@@ -9,6 +9,7 @@ import numpy as np
 
 from tvmconv.workloads import Conv
 
+from ..overlap import overlapped
 from ..product import Product
 from .rules import fitting, legal
 from .tiles import CHOICES, TILES, HopperTiles
@@ -39,7 +40,6 @@ class Rates(NamedTuple):
 
 
 H200 = Rates()
-SHARPNESS = 4  # of the maximum of what limits a step: its p-norm
 
 
 def estimate(t: HopperTiles, w: Conv, gpu: Rates | None = None) -> Any:
@@ -57,7 +57,7 @@ def estimate(t: HopperTiles, w: Conv, gpu: Rates | None = None) -> Any:
     rows = t.pixel_rows * (t.block_m / WGMMA_M) / t.sharers_n + t.block_n * t.taps / t.sharers_m
     wgmmas = t.row_bytes // WGMMA_BYTES * t.rows * t.warpgroups * t.taps
     shared = wgmmas * (WGMMA_M + t.block_n) * WGMMA_BYTES + t.stage_bytes()
-    step = _norm(
+    step = overlapped(
         together * products * t.taps * (p.itemsize / 2) / gpu.products,
         together * shared / gpu.shared,
         together * rows / gpu.rows,
@@ -65,9 +65,9 @@ def estimate(t: HopperTiles, w: Conv, gpu: Rates | None = None) -> Any:
     )
     turn = (gpu.turn * step + (t.sharers > 1) * gpu.sharing) / np.minimum(t.stages, t.steps(p))
     end = gpu.end * t.accumulators + t.meets(w) * gpu.meet * t.block_m * t.block_n
-    total = gpu.launch + rounds * (t.steps(p) * _norm(step, turn) + together * end)
+    total = gpu.launch + rounds * (t.steps(p) * overlapped(step, turn) + together * end)
     total = total + (rounds > 1) * rounds * gpu.begin + (t.split_k > 1) * gpu.cluster
-    return _norm(total, gpu.launch + p.least_bytes / gpu.memory)
+    return overlapped(total, gpu.launch + p.least_bytes / gpu.memory)
 
 
 @functools.lru_cache(maxsize=256)
@@ -92,8 +92,3 @@ def _candidates(w: Conv) -> tuple[HopperTiles, Any]:
     good = functools.reduce(np.logical_and, (holds(tiles) for _, holds in (*legal(w), *fitting(w))))
     tiles = HopperTiles(**{name: column[good] for name, column in columns.items()}, reach=reach(w))
     return tiles, estimate(tiles, w)
-
-
-def _norm(*quantities: Any) -> Any:
-    """The largest of several quantities, smoothed: more where others come near to it."""
-    return sum(np.asarray(quantity, float) ** SHARPNESS for quantity in quantities) ** (1 / SHARPNESS)

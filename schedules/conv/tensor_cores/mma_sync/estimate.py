@@ -10,6 +10,7 @@ import numpy as np
 from tvmconv.gpu import MAX_REGISTERS, REGISTERS, WARP
 from tvmconv.workloads import Conv
 
+from ..overlap import overlapped
 from ..product import CHUNK, SUM_BYTES, Product
 from .tiles import (
     BLOCK_K_BYTES,
@@ -56,7 +57,6 @@ class Rates(NamedTuple):
 
 
 H200 = Rates()
-SHARPNESS = 4  # of the maximum of what limits a step: its p-norm
 
 
 def estimate(t: WarpTiles, p: Product, gpu: Rates | None = None) -> Any:
@@ -71,7 +71,7 @@ def estimate(t: WarpTiles, p: Product, gpu: Rates | None = None) -> Any:
     rounds = np.floor(load / together)
     left = np.ceil(load - rounds * together)
     total = gpu.launch + rounds * _round(t, p, gpu, together) + (left > 0) * _round(t, p, gpu, left)
-    total = _norm(total, gpu.launch + p.least_bytes / gpu.memory)
+    total = overlapped(total, gpu.launch + p.least_bytes / gpu.memory)
     sums = p.groups * p.m * p.n * SUM_BYTES * t.split_k
     total = total + t.in_scratch * (gpu.scratch + 2 * sums / gpu.memory)
     return total + t.in_cluster * (gpu.cluster * t.split_k + sums / gpu.l2)
@@ -94,7 +94,7 @@ def _round(t: WarpTiles, p: Product, gpu: Rates, together: Any) -> Any:
     staged = t.stage_bytes(p)
     read = (t.block_m * t.warps_n + t.block_n * t.warps_m) * t.block_k * p.itemsize
     mmas = products * p.itemsize // (MMA_M * MMA_N * MMA_BYTES) / (warps_m_n * t.warps_k)
-    step = _norm(
+    step = overlapped(
         together * products * (p.itemsize / 2) / gpu.products,
         together * (read + staged) / gpu.shared,
         together * gpu.multiprocessors * staged / gpu.l2,
@@ -142,8 +142,3 @@ def _candidates(itemsize: int, rank: int) -> WarpTiles:
         & (tiles.block_m * tiles.block_n * SUM_BYTES * (tiles.warps_k - 1) <= PORTABLE_SHARED_BYTES)
     )
     return WarpTiles(**{name: getattr(tiles, name)[good] for name in TILES})
-
-
-def _norm(*quantities: Any) -> Any:
-    """The largest of several quantities, smoothed: more where others come near to it."""
-    return sum(quantity**SHARPNESS for quantity in quantities) ** (1 / SHARPNESS)
