@@ -133,6 +133,11 @@ class Kernel:
         return self.module.steps
 
     @property
+    def timed_steps(self) -> tuple[LoweredStep, ...]:
+        """The steps that are in a kernel's time: all but those that prepare a weight once for all its calls."""
+        return self.steps[self.module.prepared :]
+
+    @property
     def lowered(self) -> PrimFunc:
         """The first step's lowered device function, as TIR."""
         return self.steps[0].function

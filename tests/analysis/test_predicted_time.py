@@ -9,10 +9,11 @@ import pytest
 from scipy.stats import spearmanr
 
 import tvmconv as tc
+from tvmconv.analysis.bounds import bounds
 from tvmconv.analysis.memory.footprint import dram_bytes
 from tvmconv.analysis.predicted_time import predict, predicted_time
-from tvmconv.analysis.work import Work
-from tvmconv.knowledge.features import Machine
+from tvmconv.analysis.work import Work, work
+from tvmconv.knowledge.features import LAUNCH_SECONDS, Machine
 
 H200 = Path(__file__).parents[2] / "tuning_logs/nvidia-h200"
 RECORDED = {file.stem.removeprefix("bounds-"): json.loads(file.read_text()) for file in H200.glob("bounds-*.json")}
@@ -92,3 +93,11 @@ def test_what_fits_l2_comes_from_memory_once():
     workload = tc.parse("conv2d:1x64x56x56,64x64x3x3,s1,p1")
     kernel = tc.build(workload, "conflict_free", arch="sm_90")
     assert dram_bytes(kernel) == pytest.approx(workload.min_bytes, rel=0.01)
+
+
+def test_what_prepares_a_weight_once_is_in_no_time():
+    kernel = tc.build(tc.parse("conv2d:1x32x12x12,32x32x3x3,s1,p1"), "winograd", arch="sm_90")
+    assert len(kernel.steps) == 4
+    assert len(work(kernel)) == 3
+    assert {bound.unit: bound.amount for bound in bounds(kernel, MACHINE)}["launch"] == "3"
+    assert predicted_time(kernel, MACHINE).launches == pytest.approx(3 * LAUNCH_SECONDS)

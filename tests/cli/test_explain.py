@@ -4,7 +4,9 @@ import re
 
 import pytest
 
+import tvmconv as tc
 from tvmconv.cli import main
+from tvmconv.logs.shipped import shipped_logs
 
 SMALL = "conv2d:1x16x16x16,16x16x3x3,s1,p1"
 
@@ -30,8 +32,9 @@ def test_the_predicted_time_is_told_with_its_parts_and_how_sure_it_is(capsys):
     _, _, told = capsys.readouterr().out.partition("\npredicted ")
     time, low, high = map(float, re.search(r"([\d.]+) µs \(.* between ([\d.]+) and ([\d.]+)\)", told).groups())
     assert low < time < high
-    longest = float(re.search(r"alone \[µs\] +of\n[a-zA-Z0-9 ]+? +([\d.]+)", told)[1])
-    assert 0 < longest < time
+    alone, adds = zip(*re.findall(r"^[a-zA-Z0-9 ]+? +([\d.]+) +([\d.]+)  \w", told, re.MULTILINE), strict=True)
+    assert 0 < float(alone[0]) < time
+    assert sum(map(float, adds)) == pytest.approx(time - 1.5, rel=0.02)  # of the launch
 
 
 def test_no_time_is_predicted_of_what_tma_and_wgmma_do(capsys):
@@ -72,6 +75,50 @@ def test_schedules_side_by_side_show_what_differs(capsys):
     assert "bound by" not in page  # of no GPU of this architecture are the numbers known
 
 
+def test_the_tuned_kernel_beside_another_and_why_it_is_faster(capsys):
+    words = ["explain", "filter1d:16777216,k5", "basic", "tuned", "--arch", "sm_90"]
+    assert main(words) == 0
+    page = capsys.readouterr().out
+    table = page.partition("share of the predicted time")[2].partition("\n\n")[0].splitlines()[1:]
+    shares = [[float(cell) for cell in re.findall(r" ([\d.]+)(?= )", line)[:2]] for line in table]
+    assert re.match(r"launches +1\.50 +1\.50 ", table[-1])
+    predicted = [float(cell) for cell in re.search(r"predicted \[µs\] +([\d.]+) +([\d.]+)", page).groups()]
+    assert [sum(column) for column in zip(*shares, strict=True)] == pytest.approx(predicted, rel=0.02)
+    changes = [abs(first - other) for first, other in shares[:-1]]
+    assert changes == sorted(changes, reverse=True)
+    ratio, cause, change = re.search(
+        r"tuned is predicted to take ([\d.]+) × the time of basic: (.+?) ([-+]\S+) µs", page
+    ).groups()
+    assert float(ratio) == pytest.approx(predicted[1] / predicted[0], rel=0.02)
+    assert table[0].startswith(cause)
+    assert float(change) == pytest.approx(shares[0][1] - shares[0][0], rel=0.05)
+
+
+def test_of_configs_of_one_schedule_the_knobs_that_differ_are_told(capsys):
+    names = ["tiling", "tiling:tile_rc=-1,1,8", "tiling:tile_rc=-1,2,2:tile_rw=-1,3,1"]
+    assert main(["explain", SMALL, *names, "--arch", "sm_80"]) == 0
+    told = capsys.readouterr().out.partition("\n\n")[0].splitlines()[1:]
+    assert [line.partition(": ")[0] for line in told[:1]] == ["tiling"]
+    assert {word.partition("=")[0] for line in told for word in line.split()[1:] if "=" in word} == {
+        "tile_rc",
+        "tile_rw",
+    }
+    assert told[1].endswith(": tiling tile_rc=-1,1,8 " + told[0].split()[-1])
+    assert told[2].endswith(": tiling tile_rc=-1,2,2 tile_rw=-1,3,1")
+
+
+def test_a_fastest_kernel_is_shown_as_it_is_built(capsys):
+    workload, log = "filter1d:16777216,k5", str(shipped_logs()[0].parent)
+    with pytest.warns(tc.FallbackWarning):  # the log is of a GPU, not of an architecture
+        built = tc.build(tc.parse(workload), "register", arch="sm_90", log=log)
+    words = ["show", workload, "register:tuned", "--arch", "sm_90"]
+    assert main([*words, "--log", log, "--full"]) == 0
+    assert capsys.readouterr().out == built.source + "\n"
+    assert main([*words, "--set", "threads_x=32", "--full"]) == 0
+    other = tc.build(built.workload, "register", arch="sm_90", config={**built.config, "threads_x": 32})
+    assert capsys.readouterr().out == other.source + "\n" != built.source + "\n"
+
+
 def test_what_several_accesses_have_in_common_is_one_line(capsys):
     assert main(["explain", "conv2d:1x32x8x8,32x32x1x1,s1,p0,f16,nhwc", "mma_sync", "--arch", "sm_90"]) == 0
     page = capsys.readouterr().out
@@ -84,6 +131,11 @@ def test_what_several_accesses_have_in_common_is_one_line(capsys):
     [
         ([SMALL, "tilling", "--arch", "sm_90"], "no schedule 'tilling'"),
         ([SMALL, "tiling", "--device", "opencl:0"], "opencl:0 is none, try --arch"),
+        ([SMALL, "tuned"], f"the logs that come with tvmconv: no record of {SMALL} on a device like sm_90"),
+        ([SMALL, "tiling:tuned"], f"no record of {SMALL} by tiling on"),
+        ([SMALL, "tiling:tile_rc"], "expected KNOB=VALUE, such as tile_w=-1,2,16,2, not 'tile_rc'"),
+        ([SMALL, "tiling:tile_rq=1"], "no knob 'tile_rq'"),
+        ([SMALL, "predicted", "--arch", "sm_75"], f"the model knows nothing of {SMALL} on sm_75"),
         (
             [SMALL, "tiling", "--arch", "sm_80", "--steps"],
             "--steps is for one schedule, on a GPU whose numbers are known",

@@ -45,7 +45,7 @@ class Bound:
 
 
 def bounds(kernel: Kernel, machine: Machine) -> list[Bound]:
-    """The least times of a kernel's units, over all its steps, the longest first.
+    """The least times of a kernel's units, over all its timed steps, the longest first.
 
     Args:
         kernel: for an NVIDIA architecture.
@@ -58,7 +58,7 @@ def bounds(kernel: Kernel, machine: Machine) -> list[Bound]:
     lanes = fp32_lanes(machine.arch) or 128
     clock = machine.flops / (2 * lanes * machine.multiprocessors)
     flops = seconds = wavefronts = shared = found = moved = 0.0
-    for step in kernel.steps:
+    for step in kernel.timed_steps:
         most = _of_a_multiprocessor(step, machine.multiprocessors)
         blocks = math.prod(step.launch.grid)
         done = counts(kernel, step)
@@ -77,7 +77,7 @@ def bounds(kernel: Kernel, machine: Machine) -> list[Bound]:
         Bound(SHARED, f"{wavefronts / 1e6:.3g} million wavefronts", shared),
         Bound(L1, f"{found / 1e6:.3g} million sectors", moved),
         Bound(DRAM, f"{memory / 1e6:.3g} MB", memory / machine.bandwidth),
-        Bound(LAUNCH, f"{len(kernel.steps)}", LAUNCH_SECONDS * len(kernel.steps)),
+        Bound(LAUNCH, f"{len(kernel.timed_steps)}", LAUNCH_SECONDS * len(kernel.timed_steps)),
     ]
     return sorted(units, key=lambda each: -each.seconds)
 

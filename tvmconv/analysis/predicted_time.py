@@ -45,12 +45,14 @@ class Part:
 
     Attributes:
         name: of it.
-        seconds: over all steps.
+        seconds: by itself, over all steps.
+        adds: seconds of the predicted time that are its share: those of all parts and the launches add up to it.
         formula: in words.
     """
 
     name: str
     seconds: float
+    adds: float
     formula: str
 
 
@@ -65,6 +67,15 @@ class PredictedTime:
 
     seconds: float
     parts: tuple[Part, ...]
+
+    def share(self, name: str) -> float:
+        """The seconds that the part of a name adds."""
+        return next(part.adds for part in self.parts if part.name == name)
+
+    @property
+    def launches(self) -> float:
+        """The seconds of which no part is the cause."""
+        return self.seconds - sum(part.adds for part in self.parts)
 
 
 def predicted_time(kernel: Kernel, machine: Machine) -> PredictedTime:
@@ -90,13 +101,15 @@ def predict(steps: Sequence[Work], machine: Machine, overlap: float = OVERLAP) -
         overlap: the exponent.
     """
     total = LAUNCH_SECONDS * len(steps)
-    sums: dict[str, float] = dict.fromkeys(FORMULAS, 0.0)
+    alone, shares = dict.fromkeys(FORMULAS, 0.0), dict.fromkeys(FORMULAS, 0.0)
     for step in steps:
         own = _seconds(step, machine)
-        total += sum(value**overlap for value in own.values()) ** (1 / overlap)
+        together = sum(value**overlap for value in own.values()) ** (1 / overlap)
+        total += together
         for name, value in own.items():
-            sums[name] += value
-    parts = [Part(name, seconds, FORMULAS[name]) for name, seconds in sums.items()]
+            alone[name] += value
+            shares[name] += value * (value / together) ** (overlap - 1)  # by which the sum grows with it
+    parts = [Part(name, seconds, shares[name], FORMULAS[name]) for name, seconds in alone.items()]
     return PredictedTime(total, tuple(sorted(parts, key=lambda part: -part.seconds)))
 
 

@@ -130,16 +130,16 @@ def _fall(
     knobs: Sequence[tuple[str, Value]], kernel: Kernel, machine: Machine, measured: Callable[[Config], float | None]
 ) -> Fall:
     first, *_ = bounds(kernel, machine)
-    blocks = [math.prod(step.launch.grid) for step in kernel.steps]
-    shared = [sum(each.wavefronts for each in shared_accesses(kernel, step)) for step in kernel.steps]
-    touched = [sum(each.sectors for each in global_accesses(kernel, step)) for step in kernel.steps]
+    blocks = [math.prod(step.launch.grid) for step in kernel.timed_steps]
+    shared = [sum(each.wavefronts for each in shared_accesses(kernel, step)) for step in kernel.timed_steps]
+    touched = [sum(each.sectors for each in global_accesses(kernel, step)) for step in kernel.timed_steps]
     return Fall(
         knobs=tuple(knobs),
         unit=first.unit,
         seconds=first.seconds,
         measured=measured(kernel.config),
-        occupancy=min(occupancy_of(kernel, step).share for step in kernel.steps),
-        registers=max(kernel.cubin.kernels[step.name].registers for step in kernel.steps),
+        occupancy=min(occupancy_of(kernel, step).share for step in kernel.timed_steps),
+        registers=max(kernel.cubin.kernels[step.name].registers for step in kernel.timed_steps),
         wavefronts=int(sum(each * count for each, count in zip(shared, blocks, strict=True))),
         sectors=int(sum(each * count for each, count in zip(touched, blocks, strict=True))),
     )

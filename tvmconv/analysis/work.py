@@ -75,13 +75,13 @@ class Work:
 
 
 def work(kernel: Kernel) -> list[Work]:
-    """What each step of a kernel does.
+    """What each timed step of a kernel does.
 
     Raises:
         AnalysisError: it cannot be counted, depends on the data, or is done by TMA and wgmma.
         CompileError: the kernel does not compile, or there is no nvdisasm.
     """
-    return [_of_step(kernel, step, code(kernel.listings[step.name])) for step in kernel.steps]
+    return [_of_step(kernel, step, code(kernel.listings[step.name])) for step in kernel.timed_steps]
 
 
 def _of_step(kernel: Kernel, step: LoweredStep, sass: Any) -> Work:

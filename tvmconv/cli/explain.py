@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmconv import devices, kernel, library, workloads
 from tvmconv.cli.errors import UsageError
+from tvmconv.cli.kernels import NAMED, add_log, named
 from tvmconv.cli.options import EXAMPLE, add_place, add_set, find_place, tell_place, told_fallbacks
 from tvmconv.cli.progress import progress_line
 from tvmconv.knowledge.features import Machine
@@ -27,17 +28,12 @@ def add_parser(commands: Any) -> None:
         "counted from a kernel's code. Of several schedules, what differs.",
     )
     parser.add_argument("workload", metavar="WORKLOAD", help=f"such as {EXAMPLE}")
-    parser.add_argument("schedules", metavar="SCHEDULE", nargs="+", help="such as vthread; several to compare them")
+    parser.add_argument("schedules", metavar="SCHEDULE", nargs="+", help=f"{NAMED}; several to compare them")
     parser.add_argument("--steps", action="store_true", help="of one schedule: what one step of each knob would change")
     parser.add_argument(
         "--waterfall", action="store_true", help="of one schedule: what each knob buys, from the default to the best"
     )
-    parser.add_argument(
-        "--log",
-        metavar="F",
-        action="append",
-        help="for --waterfall: where the best is found (default: the logs that come with tvmconv)",
-    )
+    add_log(parser, "of the best of --waterfall and ")
     add_place(parser)
     add_set(parser)
     parser.set_defaults(run=run)
@@ -45,7 +41,8 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a page."""
-    from tvmconv.reports.explain import comparison, explanation, knob_steps
+    from tvmconv.reports.comparison import comparison
+    from tvmconv.reports.explain import explanation, knob_steps
 
     workload = workloads.parse(args.workload)
     device = find_place(args)
@@ -55,17 +52,14 @@ def run(args: argparse.Namespace) -> int:
     for option in ("steps", "waterfall"):
         if getattr(args, option) and (len(args.schedules) > 1 or machine is None):
             raise UsageError(f"--{option} is for one schedule, on a GPU whose numbers are known")
-    if args.log and not args.waterfall:
-        raise UsageError("--log is for --waterfall")
     if args.waterfall and args.steps:
         raise UsageError("--steps and --waterfall are two pages: ask for one of them")
     if args.waterfall and machine:
         _print_waterfall(args, workload, device, machine)
         tell_place(args, device)
         return 0
-    schedules = [library.find(workload, name) for name in args.schedules]
-    built = [kernel.build(workload, each, device=device, config=dict(args.set)) for each in schedules]
-    print(explanation(built[0], machine) if len(built) == 1 else comparison(built, machine))
+    built = [named(name, workload, device, dict(args.set), args.log) for name in args.schedules]
+    print(explanation(built[0], machine) if len(built) == 1 else comparison(built, machine, args.schedules))
     if args.steps and machine:
         with progress_line("explain: ") as show:
             table = knob_steps(built[0], machine, show)

@@ -34,7 +34,7 @@ def add_set(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set",
         metavar="KNOB=VALUE",
-        type=_assignment,
+        type=assignment,
         action="append",
         default=[],
         help="set a knob of the schedule, such as tile_w=-1,2,16,2; may be given several times",
@@ -211,7 +211,8 @@ def told_fallbacks() -> Iterator[None]:
         print(f"tvmconv: {fallback.message}", file=sys.stderr)
 
 
-def _assignment(text: str) -> tuple[str, Value]:
+def assignment(text: str) -> tuple[str, Value]:
+    """A knob and its value, for argparse."""
     name, equals, value = text.partition("=")
     if not name or not equals or not value:
         raise argparse.ArgumentTypeError(f"expected KNOB=VALUE, such as tile_w=-1,2,16,2, not {text!r}")

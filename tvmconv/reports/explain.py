@@ -43,7 +43,10 @@ def explanation(kernel: Kernel, machine: Machine | None) -> str:
     found, failure = _linked(kernel)
     for place, step in enumerate(kernel.steps):
         code = instructions(found[place].listing) if found else f"instructions  {failure}"
-        lines += ["", kernel.titled(step, f"{_of_step(kernel, step, machine)}\n{code}")]
+        told = [_of_step(kernel, step, machine), code]
+        if step not in kernel.timed_steps:
+            told.insert(0, "prepares      a weight, once for all calls: it is in no time below")
+        lines += ["", kernel.titled(step, "\n".join(told))]
     lines += ["", costs_text(kernel, costs(kernel, found))]
     lines += [
         text for step in kernel.steps if (tiles := counts(kernel, step).tiles) for text in ("", tiles_text(tiles))
@@ -61,17 +64,6 @@ def _linked(kernel: Kernel) -> tuple[list[Linked] | None, str]:
         return None, str(error)
 
 
-def comparison(kernels: Sequence[Kernel], machine: Machine | None) -> str:
-    """Several kernels of a workload side by side; arguments and errors as for `explanation`."""
-    rows: dict[str, list[str]] = {}
-    for kernel in kernels:
-        for name, value in _quantities(kernel, machine).items():
-            rows.setdefault(name, []).append(value)
-    headers = ("of the whole kernel", *(kernel.schedule.name for kernel in kernels))
-    table = Table(headers, [(name, *values) for name, values in rows.items()], left=frozenset(headers[:1]))
-    return "\n".join([f"{kernels[0].workload} on {kernels[0].device.text}", "", table.text()])
-
-
 def knob_steps(kernel: Kernel, machine: Machine, told: Callable[[str], None] = lambda text: None) -> str:
     """What one step of each knob would change, as a table; the kernel itself is its first line.
 
@@ -83,7 +75,7 @@ def knob_steps(kernel: Kernel, machine: Machine, told: Callable[[str], None] = l
     Raises:
         AnalysisError: what a kernel does cannot be counted, or its architecture is not known.
     """
-    predicting = _predicted(kernel, machine) is not None
+    predicting = prediction(kernel, machine) is not None
     now = _Outlook.of(kernel, machine, predicting)
     found = [(1.0, ("as it is", "", *now.cells(1.0)))]
     governing = Governing(kernel)
@@ -129,7 +121,7 @@ class _Outlook:
 
     def cells(self, times: float) -> tuple[str, ...]:
         """Of a table; so many times as long as the kernel as it is."""
-        told = _quantities(self.kernel, None)
+        told = quantities(self.kernel, None)
         counts = (told["occupancy"], told["registers a thread"], told["bank conflicts"], told["global sectors"])
         return (self.most, significant(self.seconds * 1e6), significant(times), *counts)
 
@@ -168,17 +160,21 @@ def _bounds(found: Sequence[Bound], machine: Machine) -> str:
 
 
 def _prediction(kernel: Kernel, machine: Machine) -> str:
-    time = _predicted(kernel, machine)
+    time = prediction(kernel, machine)
     if time is None:
         return "No time is predicted: what TMA and wgmma do is not counted, or there is no disassembler."
     low, high = (significant(time.seconds * share * 1e6) for share in QUARTILES)
-    rows = [(part.name, significant(part.seconds * 1e6), part.formula) for part in time.parts if part.seconds]
-    table = Table(("part", "alone [µs]", "of"), rows, left=frozenset({"part", "of"}))
+    rows = [
+        (part.name, significant(part.seconds * 1e6), significant(part.adds * 1e6), part.formula)
+        for part in time.parts
+        if part.seconds
+    ]
+    table = Table(("part", "alone [µs]", "adds [µs]", "of"), rows, left=frozenset({"part", "of"}))
     told = f"predicted {significant(time.seconds * 1e6)} µs (half of what was measured lay between {low} and {high}):"
     return "\n".join([told, table.text()])
 
 
-def _predicted(kernel: Kernel, machine: Machine) -> PredictedTime | None:
+def prediction(kernel: Kernel, machine: Machine) -> PredictedTime | None:
     """A kernel's predicted time; None where it cannot be told."""
     try:
         return predicted_time(kernel, machine)
@@ -186,10 +182,10 @@ def _predicted(kernel: Kernel, machine: Machine) -> PredictedTime | None:
         return None
 
 
-def _quantities(kernel: Kernel, machine: Machine | None) -> dict[str, str]:
-    """What is compared of kernels."""
+def quantities(kernel: Kernel, machine: Machine | None) -> dict[str, str]:
+    """What is compared of kernels, of their timed steps."""
     found: dict[str, list[float]] = {}
-    for step in kernel.steps:
+    for step in kernel.timed_steps:
         blocks = math.prod(step.launch.grid)
         done = counts(kernel, step)
         own, touched = done.shared, done.touched
@@ -201,10 +197,10 @@ def _quantities(kernel: Kernel, machine: Machine | None) -> dict[str, str]:
             ("bank conflicts", blocks * sum(each.conflicts for each in own)),
         ):
             found.setdefault(name, []).append(value)
-    of_steps = [occupancy_of(kernel, step) for step in kernel.steps]
+    of_steps = [occupancy_of(kernel, step) for step in kernel.timed_steps]
     told = {
         "threads a block": ", ".join(str(each.threads) for each in of_steps),
-        "registers a thread": ", ".join(str(kernel.cubin.kernels[step.name].registers) for step in kernel.steps),
+        "registers a thread": ", ".join(str(kernel.cubin.kernels[step.name].registers) for step in kernel.timed_steps),
         "occupancy": ", ".join(f"{each.share:.0%}" for each in of_steps),
         "decided by": ", ".join(" and ".join(each.binding) for each in of_steps),
         **{name: f"{int(sum(values)):,}" for name, values in found.items()},
@@ -214,6 +210,6 @@ def _quantities(kernel: Kernel, machine: Machine | None) -> dict[str, str]:
         told["bound by"] = first.unit
         for each in sorted(units, key=lambda bound: bound.unit):
             told[f"{each.unit} [µs]"] = significant(each.seconds * 1e6)
-        time = _predicted(kernel, machine)
+        time = prediction(kernel, machine)
         told["predicted [µs]"] = significant(time.seconds * 1e6) if time else NOTHING
     return told

@@ -77,19 +77,19 @@ def footprints(kernel: Kernel, step: LoweredStep) -> Footprints | None:
 
 
 def dram_bytes(kernel: Kernel) -> int:
-    """Bytes from and to the device's memory, of all steps of a kernel that finds none of its arrays in L2.
+    """Bytes from and to the device's memory, of the timed steps of a kernel that finds none of its arrays in L2.
 
     Raises:
         AnalysisError: as for `footprints`.
     """
     capacity = l2_bytes(str(kernel.device.arch))
-    return sum(step_bytes(kernel, step, footprints(kernel, step), capacity) for step in kernel.steps)
+    return sum(step_bytes(kernel, step, footprints(kernel, step), capacity) for step in kernel.timed_steps)
 
 
 def step_bytes(kernel: Kernel, step: LoweredStep, touched: Footprints | None, capacity: int) -> int:
     """Bytes from and to the device's memory of one step; see `dram_bytes`."""
     if touched is None:
-        return kernel.workload.min_bytes if step is kernel.steps[0] else 0
+        return kernel.workload.min_bytes if step is kernel.timed_steps[0] else 0
     swept = {key: float(each.count * SECTOR_BYTES) for key, each in touched.items()}
     again = dict.fromkeys(touched, 1)
     for axis, extent in enumerate(step.launch.grid):

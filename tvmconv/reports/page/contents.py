@@ -12,7 +12,8 @@ from tvmconv.experiments.beside import Beside
 from tvmconv.kernel import Kernel
 from tvmconv.knowledge.features import Machine
 from tvmconv.logs.record import Record
-from tvmconv.reports.explain import comparison, explanation
+from tvmconv.reports.comparison import comparison
+from tvmconv.reports.explain import explanation
 from tvmconv.reports.measured import Together
 from tvmconv.reports.page.agreement import agreement, provenance
 from tvmconv.reports.page.code import code
