@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import EPILOGUES, LAYOUTS
 from cubins import needs_nvrtc
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -28,6 +29,7 @@ SMALL = (
 )
 LAYER = tc.parse("conv2d:1x64x56x56,64x64x3x3,s1,p1")
 SCHEDULES = ("winograd", FUSED := "winograd_fused")
+TYPES = list(itertools.product(("f32", "bf16"), LAYOUTS))  # PoCL has no 16-bit floats of OpenCL's
 
 
 @functools.cache
@@ -107,19 +109,37 @@ def test_a_transformed_weight_is_one_of_its_filter():
     assert Record.parse(edited).workload == w
 
 
-@pytest.mark.parametrize("text", NASTY_WINOGRAD)
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_tiles_of_some_size_compute_any_workload(name, text):
-    """Sizes in turn: every one has every third workload."""
-    workload = tc.parse(text)
+TURNS = [(name, number) for name in SCHEDULES for number in range(len(NASTY_WINOGRAD))]
+
+
+def turn(name, number):
+    """A nasty workload with a dtype, a layout and an epilogue, and a size of tiles, each in turn."""
+    number += SCHEDULES.index(name)
+    dtype, layout = TYPES[number % len(TYPES)]
+    epilogue = EPILOGUES[number // len(TYPES) % len(EPILOGUES)]
+    text = NASTY_WINOGRAD[number % len(NASTY_WINOGRAD)]
+    workload = tc.parse(",".join(filter(None, (text, dtype, layout, epilogue))))
     sizes = tile_sizes(workload)
-    m = sizes[(NASTY_WINOGRAD.index(text) + SCHEDULES.index(name)) % len(sizes)]
+    return workload, sizes[number % len(sizes)]
+
+
+def test_each_turn_meets_another_choice():
+    """Of size, dtype and layout every three meet, and of dtype, layout and epilogue."""
+    for name in SCHEDULES:
+        turns = [turn(name, number) for own, number in TURNS if own == name]
+        assert len({(m, w.dtype, w.layout) for w, m in turns}) == 3 * len(TYPES)
+        assert len({(w.dtype, w.layout, w.epilogue) for w, _ in turns}) == len(TYPES) * len(EPILOGUES)
+
+
+@pytest.mark.parametrize(("name", "number"), TURNS)
+def test_tiles_of_some_size_compute_any_workload(name, number):
+    workload, m = turn(name, number)
     if name == FUSED:
         config = {"tile_m": m, "places": places(workload, m), "local_y": 2, "local_x": 2, "taps": 1, "exchanged": 2}
     else:
         config = {"tile_m": m}
     kernel = tc.build(workload, name, config=config, device="opencl:0")
-    assert kernel.verify(problem(text)).ok
+    assert kernel.verify(problem(workload.text)).ok
 
 
 @pytest.mark.gpu
