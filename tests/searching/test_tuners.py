@@ -418,9 +418,9 @@ def test_the_first_proposals_are_the_default_and_what_the_schedule_believes_in()
     space = estimated_space()
     first, *others = make("xgb", space, seed=1).propose(6)
     assert first == space.default
-    estimates = [space.usage(space.point(config)[None]).more["estimate"][0] for config in others]
+    estimates = [space.usage(space.point(config)[None]).estimate[0] for config in others]
     assert estimates == sorted(estimates)
-    assert estimates[0] == min(space.usage(space.listed).more["estimate"])
+    assert estimates[0] == min(space.usage(space.listed).estimate)
     points = [space.point(config) for config in others]
     assert all(np.count_nonzero(a != b) > 1 for a, b in itertools.combinations(points, 2))
 

@@ -33,6 +33,7 @@ class Usage:
         blocks: of the grid.
         dynamic_shared_bytes: shared memory of a block that the launch asks for.
         cluster: blocks of a cluster.
+        estimate: microseconds that a launch takes, about, on the GPU that the schedule's formula was fitted to.
         more: other quantities that a cost model may learn from, by name.
     """
 
@@ -44,6 +45,7 @@ class Usage:
         blocks: np.ndarray,
         dynamic_shared_bytes: np.ndarray | None = None,
         cluster: np.ndarray | None = None,
+        estimate: np.ndarray | None = None,
         **more: np.ndarray,
     ):
         self.threads = threads
@@ -52,19 +54,22 @@ class Usage:
         self.blocks = blocks
         self.dynamic_shared_bytes = dynamic_shared_bytes
         self.cluster = cluster
+        self.estimate = estimate
         self.more = more
 
     def columns(self) -> dict[str, np.ndarray]:
         """All quantities by name."""
-        asked = {"dynamic_shared_bytes": self.dynamic_shared_bytes, "cluster": self.cluster}
-        return {
+        found = {
             "threads": self.threads,
             "shared_bytes": self.shared_bytes,
             "accumulators": self.accumulators,
             "blocks": self.blocks,
-            **{name: column for name, column in asked.items() if column is not None},
+            "dynamic_shared_bytes": self.dynamic_shared_bytes,
+            "cluster": self.cluster,
             **self.more,
+            "estimate": self.estimate,
         }
+        return {name: column for name, column in found.items() if column is not None}
 
 
 @dataclass(frozen=True)

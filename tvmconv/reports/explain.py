@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tvmconv.analysis.bounds import Bound, bounds
 from tvmconv.analysis.counts import counts
+from tvmconv.analysis.estimate import estimated_seconds
 from tvmconv.analysis.machine_code.linked import Linked, begin, linked
 from tvmconv.analysis.occupancy import Occupancy, occupancy_of, waves
 from tvmconv.analysis.predicted_time import QUARTILES, PredictedTime, predicted_time
@@ -162,7 +163,11 @@ def _bounds(found: Sequence[Bound], machine: Machine) -> str:
 def _prediction(kernel: Kernel, machine: Machine) -> str:
     time = prediction(kernel, machine)
     if time is None:
-        return "No time is predicted: what TMA and wgmma do is not counted, or there is no disassembler."
+        estimate = estimated_seconds(kernel)
+        why = "No time is predicted: what TMA and wgmma do is not counted, or there is no disassembler"
+        if estimate is None:
+            return f"{why}."
+        return f"{why}; {kernel.schedule.name} itself estimates {significant(estimate * 1e6)} µs, from its tiles."
     low, high = (significant(time.seconds * share * 1e6) for share in QUARTILES)
     rows = [
         (part.name, significant(part.seconds * 1e6), significant(part.adds * 1e6), part.formula)
@@ -212,4 +217,6 @@ def quantities(kernel: Kernel, machine: Machine | None) -> dict[str, str]:
             told[f"{each.unit} [µs]"] = significant(each.seconds * 1e6)
         time = prediction(kernel, machine)
         told["predicted [µs]"] = significant(time.seconds * 1e6) if time else NOTHING
+        if estimate := estimated_seconds(kernel):
+            told["estimated by the schedule [µs]"] = significant(estimate * 1e6)
     return told

@@ -8,8 +8,6 @@ import numpy as np
 
 from tvmconv.knobs.space import Space
 
-ESTIMATE = "estimate"  # what a schedule takes a config's time to be, in any unit, among its `Usage.more`
-
 
 def draft(space: Space) -> Iterator[np.ndarray]:
     """The points of a space by the schedule's estimate, the best first; none where it has none, or cannot be listed.
@@ -18,9 +16,9 @@ def draft(space: Space) -> Iterator[np.ndarray]:
     """
     listed = space.listed
     usage = space.usage(listed) if listed is not None and len(listed) else None
-    if listed is None or usage is None or ESTIMATE not in usage.more:
+    if listed is None or usage is None or usage.estimate is None:
         return
-    left = listed[np.argsort(usage.more[ESTIMATE], kind="stable")]
+    left = listed[np.argsort(usage.estimate, kind="stable")]
     while len(left):
         taken: list[np.ndarray] = []
         later = []

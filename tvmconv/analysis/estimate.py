@@ -1,0 +1,22 @@
+"""How long a kernel takes by the estimate of its schedule, a formula over the tiles, where that has one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tvmconv.errors import KnobError
+
+if TYPE_CHECKING:
+    from tvmconv.kernel import Kernel
+
+
+def estimated_seconds(kernel: Kernel) -> float | None:
+    """The seconds, of the GPU that the formula was fitted to; None where the schedule has none for such a config."""
+    space = kernel.schedule.space(kernel.workload, kernel.device.limits)
+    try:
+        usage = space.usage(space.point(kernel.config)[None])
+    except KnobError:  # a value that no search would try
+        return None
+    if usage is None or usage.estimate is None:
+        return None
+    return float(usage.estimate[0]) * 1e-6
