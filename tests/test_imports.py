@@ -39,7 +39,7 @@ ROOMS = (
 )
 # Rooms that are long have rooms of their own, to which the same applies.
 ANALYSIS = (
-    ("", "bounds", "predicted_time", "races", "steps", "waterfall", "work"),
+    ("", "bounds", "estimate", "predicted_time", "races", "steps", "waterfall", "work"),
     ("counts", "nsight"),
     ("machine_code",),
     ("memory",),
