@@ -10,6 +10,7 @@ from scipy.stats import spearmanr
 
 import tvmconv as tc
 from tvmconv.analysis.bounds import bounds
+from tvmconv.analysis.estimate import estimated_seconds
 from tvmconv.analysis.memory.footprint import dram_bytes
 from tvmconv.analysis.predicted_time import predict, predicted_time
 from tvmconv.analysis.work import Work, work
@@ -101,3 +102,16 @@ def test_what_prepares_a_weight_once_is_in_no_time():
     assert len(work(kernel)) == 3
     assert {bound.unit: bound.amount for bound in bounds(kernel, MACHINE)}["launch"] == "3"
     assert predicted_time(kernel, MACHINE).launches == pytest.approx(3 * LAUNCH_SECONDS)
+
+
+def test_the_estimate_of_a_schedule_is_of_the_size_of_what_is_predicted():
+    kernel = tc.build(tc.parse("conv2d:1x128x28x28,128x128x3x3,s1,p1,f16,nhwc"), "mma_sync", arch="sm_90")
+    assert estimated_seconds(kernel) == pytest.approx(predicted_time(kernel, MACHINE).seconds, rel=0.5)
+
+
+def test_an_estimate_that_is_no_time_is_told_as_none():
+    w = tc.parse("conv2d:1x96x112x112,96x1x3x3,s2,p1,g96,f16,nhwc")
+    kernel = tc.build(w, "depthwise_nhwc", arch="sm_90")
+    assert kernel.schedule.space(w, kernel.device.limits).usage_of is not None
+    assert estimated_seconds(kernel) is None
+    assert estimated_seconds(tc.build(w, "default", arch="sm_90")) is None

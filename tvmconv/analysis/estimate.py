@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def estimated_seconds(kernel: Kernel) -> float | None:
-    """The seconds, of the GPU that the formula was fitted to; None where the schedule has none for such a config."""
+    """The seconds, on the GPU that the formula was fitted to; None where it is for no such config, or tells no time."""
     space = kernel.schedule.space(kernel.workload, kernel.device.limits)
     try:
         usage = space.usage(space.point(kernel.config)[None])
     except KnobError:  # a value that no search would try
         return None
-    if usage is None or usage.estimate is None:
+    if usage is None or usage.estimate is None or usage.tick is None:
         return None
-    return float(usage.estimate[0]) * 1e-6
+    return float(usage.estimate[0]) * usage.tick

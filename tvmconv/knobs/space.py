@@ -33,7 +33,8 @@ class Usage:
         blocks: of the grid.
         dynamic_shared_bytes: shared memory of a block that the launch asks for.
         cluster: blocks of a cluster.
-        estimate: microseconds that a launch takes, about, on the GPU that the schedule's formula was fitted to.
+        estimate: how long a launch takes, about, on the GPU that the schedule's formula was fitted to.
+        tick: seconds of a unit of the estimate; None if it only tells which config is the faster.
         more: other quantities that a cost model may learn from, by name.
     """
 
@@ -46,6 +47,7 @@ class Usage:
         dynamic_shared_bytes: np.ndarray | None = None,
         cluster: np.ndarray | None = None,
         estimate: np.ndarray | None = None,
+        tick: float | None = None,
         **more: np.ndarray,
     ):
         self.threads = threads
@@ -54,7 +56,7 @@ class Usage:
         self.blocks = blocks
         self.dynamic_shared_bytes = dynamic_shared_bytes
         self.cluster = cluster
-        self.estimate = estimate
+        self.estimate, self.tick = estimate, tick
         self.more = more
 
     def columns(self) -> dict[str, np.ndarray]:

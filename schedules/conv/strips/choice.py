@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tvmconv.gpu import WARP
-from tvmconv.knobs import Knobs, Tile
+from tvmconv.gpu import MAX_THREADS_Z, STATIC_SHARED_BYTES, WARP
+from tvmconv.knobs import Columns, Knobs, Tile
 from tvmconv.knobs.space import Usage
 from tvmconv.workloads import Conv2d
 
@@ -34,6 +34,9 @@ LOCAL = (1, 2, 4, 7, 8)  # rows or columns of a strip to choose from
 ALONG = (1, 2, 3, 4, 7, 8, 14, 16, 28, 32)  # threads of a block along rows or columns
 MOST_THREADS = 256  # of a block
 MAX_SUMS = 64
+MAX_PRODUCTS = 2048  # of a thread, unrolled: NVRTC takes two seconds for them
+MAX_HELD = 176  # registers of a thread for sums, windows and weights, by estimate
+MIN_THREADS = 32
 
 
 class Candidates(NamedTuple):
@@ -161,3 +164,21 @@ def ask_strip(k: Knobs, w: Conv2d, widths: Sequence[int], best: dict[str, Any]) 
         for name, extent in (("y", w.P), ("x", w.Q))
     ]
     return Strip.of(w, vector, threads, *tiles)
+
+
+def demand(k: Knobs, w: Conv2d, plan: Callable[[Columns], Any]) -> None:
+    """What all plans have to fulfil, and what a search leaves out; `plan` makes those of many configs."""
+    k.condition(
+        f"at most {MAX_PRODUCTS} products of a thread are unrolled", lambda c: plan(c).products(w) <= MAX_PRODUCTS
+    )
+    k.condition(
+        f"the filters of a block have at most {STATIC_SHARED_BYTES} bytes in shared memory",
+        lambda c: (c["weight"] != "shared") | (plan(c).shared_bytes(w) <= STATIC_SHARED_BYTES),
+    )
+    k.condition(f"at most {MAX_THREADS_Z} threads along the rows", lambda c: c["tile_y"][:, 1] <= MAX_THREADS_Z)
+    k.search_only(f"a thread holds at most {MAX_HELD} registers", lambda c: plan(c).held(w) <= MAX_HELD)
+    k.search_only(f"at least {MIN_THREADS} threads", lambda c: plan(c).strip.threads >= MIN_THREADS)
+    k.search_only(
+        "threads along the channels overhang them by a quarter at most",
+        lambda c: plan(c).strip.channels.block * c["threads_c"] <= 1.25 * plan(c).strip.channels.extent,
+    )

@@ -10,22 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from tvmconv.gpu import MAX_THREADS_Z, STATIC_SHARED_BYTES
+from tvmconv.gpu import STATIC_SHARED_BYTES
 from tvmconv.knobs import Columns, Knobs
 from tvmconv.knobs.space import Usage
 from tvmconv.workloads import Conv2d
 
 from ..tiles import element_bytes
-from .choice import WORD, Candidates, ask_strip, cycles, least, usage_of
+from .choice import WORD, Candidates, ask_strip, cycles, demand, least, usage_of
 from .strip import Strip, distinct, vectors
 
 UNROLLED = ("filter", "row", "tap")  # what of the filter is unrolled: all of it, a row at a time, or nothing
 WEIGHTS = ("shared", "registers", "global")
-MAX_PRODUCTS = 2048  # of a thread, unrolled: NVRTC takes two seconds for them
-MAX_LOADS = 128  # likewise, of the input: each has tests of its own
-MAX_HELD = 176  # registers of a thread for sums, windows and weights, by estimate
-MAX_HELD_BY_DEFAULT, MAX_PRODUCTS_BY_DEFAULT = 128, 1024  # beyond them some spill
-MIN_THREADS = 32
+MAX_LOADS = 128  # of the input, by a thread, unrolled: each has tests of its own
+MAX_HELD_BY_DEFAULT, MAX_PRODUCTS_BY_DEFAULT = 128, 1024  # registers, products of a thread: beyond them some spill
 
 
 @dataclass(frozen=True)
@@ -129,24 +126,11 @@ def ask(w: Conv2d, k: Knobs) -> Plan:
     def plan(c: Columns) -> Plan:
         return Plan.of_columns(w, c)
 
-    k.condition(
-        f"at most {MAX_PRODUCTS} products of a thread are unrolled", lambda c: plan(c).products(w) <= MAX_PRODUCTS
-    )
+    demand(k, w, plan)
     k.condition(f"at most {MAX_LOADS} loads of a thread are unrolled", lambda c: plan(c).loads(w) <= MAX_LOADS)
     k.condition(
         "filters in registers need the whole filter unrolled",
         lambda c: (c["weight"] != "registers") | (c["unrolled"] == "filter"),
-    )
-    k.condition(
-        f"the filters of a block have at most {STATIC_SHARED_BYTES} bytes in shared memory",
-        lambda c: (c["weight"] != "shared") | (plan(c).shared_bytes(w) <= STATIC_SHARED_BYTES),
-    )
-    k.condition(f"at most {MAX_THREADS_Z} threads along the rows", lambda c: c["tile_y"][:, 1] <= MAX_THREADS_Z)
-    k.search_only(f"a thread holds at most {MAX_HELD} registers", lambda c: plan(c).held(w) <= MAX_HELD)
-    k.search_only(f"at least {MIN_THREADS} threads", lambda c: plan(c).strip.threads >= MIN_THREADS)
-    k.search_only(
-        "threads along the channels overhang them by a quarter at most",
-        lambda c: plan(c).strip.channels.block * c["threads_c"] <= 1.25 * plan(c).strip.channels.extent,
     )
     return Plan(strip, unrolled, weight)
 

@@ -10,21 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from tvmconv.gpu import MAX_THREADS_Z, STATIC_SHARED_BYTES
+from tvmconv.gpu import STATIC_SHARED_BYTES
 from tvmconv.knobs import Columns, Knobs
 from tvmconv.knobs.space import Usage
 from tvmconv.workloads import Conv2d
 
 from ..tiles import element_bytes
-from .choice import WORD, Candidates, ask_strip, cycles, least, usage_of
+from .choice import MAX_PRODUCTS, WORD, Candidates, ask_strip, cycles, demand, least, usage_of
 from .strip import LOAD_BYTES, VECTORS, Strip, distinct, vectors
 
 UNROLLED = ("row", "tap")  # what of the filter is unrolled: a row at a time, or nothing
 WEIGHTS = ("shared", "global")
-MAX_PRODUCTS = 2048  # of a thread, unrolled: NVRTC takes two seconds for them
-MAX_HELD = 176  # registers of a thread for sums, window and weights, by estimate
-MAX_HELD_BY_DEFAULT = 128
-MIN_THREADS = 32
+MAX_HELD_BY_DEFAULT = 128  # registers, see `MAX_HELD`
 
 
 @dataclass(frozen=True)
@@ -124,23 +121,7 @@ def ask(w: Conv2d, k: Knobs) -> Plan:
     unrolled = k.choice("unrolled", UNROLLED, best["unrolled"])
     weight = k.choice("weight", WEIGHTS, best["weight"])
 
-    def plan(c: Columns) -> Plan:
-        return Plan.of_columns(w, c)
-
-    k.condition(
-        f"at most {MAX_PRODUCTS} products of a thread are unrolled", lambda c: plan(c).products(w) <= MAX_PRODUCTS
-    )
-    k.condition(
-        f"the filters of a block have at most {STATIC_SHARED_BYTES} bytes in shared memory",
-        lambda c: (c["weight"] != "shared") | (plan(c).shared_bytes(w) <= STATIC_SHARED_BYTES),
-    )
-    k.condition(f"at most {MAX_THREADS_Z} threads along the rows", lambda c: c["tile_y"][:, 1] <= MAX_THREADS_Z)
-    k.search_only(f"a thread holds at most {MAX_HELD} registers", lambda c: plan(c).held(w) <= MAX_HELD)
-    k.search_only(f"at least {MIN_THREADS} threads", lambda c: plan(c).strip.threads >= MIN_THREADS)
-    k.search_only(
-        "threads along the channels overhang them by a quarter at most",
-        lambda c: plan(c).strip.channels.block * c["threads_c"] <= 1.25 * plan(c).strip.channels.extent,
-    )
+    demand(k, w, lambda c: Plan.of_columns(w, c))
     return Plan(strip, depth, unrolled, weight)
 
 

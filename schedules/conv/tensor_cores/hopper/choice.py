@@ -43,6 +43,7 @@ def usage(w: Conv, c: Columns) -> Usage:
         waste=tiles * t.block_m * t.block_n / (p.groups * p.m * p.n),
         in_flight=t.ring_bytes(),
         estimate=estimate(t, w),
+        tick=1e-6,
     )
 
 

@@ -57,6 +57,7 @@ def usage(w: Conv, c: Columns) -> Usage:
         waste=tiles * t.block_m * t.block_n / (p.groups * p.m * p.n),
         in_flight=(t.stages - 1) * t.stage_bytes(p),
         estimate=estimate(t, p),
+        tick=1e-6,
         all_threads=blocks * t.threads,
     )
 
