@@ -82,7 +82,8 @@ def _run(argv: Sequence[str]) -> int:
     print("\n".join([table.text(), note]))
     args.out.mkdir(parents=True, exist_ok=True)
     name = found["name"]
-    (args.out / f"{name}.json").write_text(json.dumps(found, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
+    (args.out / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
     (args.out / f"{name}.md").write_text(f"# {name}\n\n{table.markdown()}\n\n{LEGEND}\n\n{note}\n", encoding="utf-8")
     _draw(found["points"], args.out / f"{name}.png")
     if args.into:

@@ -42,7 +42,7 @@ class Sources:
         logs: the files.
         called: what they are called on the page.
         asked: whether somebody named them, so that they should have something of what the page is about.
-    sweeps: comparisons, each of which should, too.
+        sweeps: comparisons, each of which should, too.
         counters: files of what a profiler counted.
         schedules: names of those to look into; None for the fastest and one beside it.
     """
