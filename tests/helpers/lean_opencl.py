@@ -22,6 +22,9 @@ def install():
         import pyopencl as cl
     except ImportError:  # a machine with a GPU and CUDA alone
         return
+    from tvmconv.devices.opencl.pocl import name_the_processor
+
+    name_the_processor()  # before PoCL is first asked
     if cl.Program.__name__ == "LeanProgram":  # this process was started by tests, and runs some itself
         return
     if not any("pocl" in platform.name.lower() or "Portable" in platform.name for platform in cl.get_platforms()):

@@ -1,0 +1,74 @@
+"""PoCL on a processor that is younger than it.
+
+PoCL compiles for the processor that LLVM says this is, and LLVM calls one that it does not know "generic", which Clang
+then refuses as the name of an x86 processor: every kernel fails (pocl/pocl issue 1049). PoCL has no setting for it. So
+the function that tells it the name is replaced by one that tells another, which all such processors understand.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import platform
+from importlib.util import find_spec
+from pathlib import Path
+
+UNKNOWN, KNOWN = b"generic", b"x86-64-v3"  # AVX2, which PoCL's library of functions is compiled for
+_NEEDED = frozenset({"avx2", "bmi2", "fma"})
+_WRITABLE = 7  # PROT_READ | PROT_WRITE | PROT_EXEC
+_name = ctypes.create_string_buffer(KNOWN)  # its address stays
+
+
+def name_the_processor(unknown: bytes = UNKNOWN) -> None:
+    """Have PoCL's wheel compile for x86-64-v3 where its LLVM does not know the processor, before it is first used.
+
+    Args:
+        unknown: what LLVM calls such a processor.
+    """
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return
+    for file in _libraries():
+        try:
+            tells = ctypes.CDLL(str(file)).pocl_get_llvm_cpu_name
+        except (OSError, AttributeError):
+            continue
+        tells.restype = ctypes.c_char_p
+        if tells() == unknown and _features() >= _NEEDED:
+            _write(_place(tells), _returning_a_copy())
+
+
+def _libraries() -> list[Path]:
+    """PoCL's libraries that lie beside pyopencl's own."""
+    found = find_spec("pyopencl")
+    places = found.submodule_search_locations if found else None
+    return [file for place in places or () for file in sorted(Path(place, ".libs").glob("libpocl-*.so"))]
+
+
+def _features() -> set[str]:
+    """What the processor has, by the names of Linux."""
+    for line in Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines():
+        if line.startswith("flags"):
+            return set(line.partition(":")[2].split())
+    return set()
+
+
+def _returning_a_copy() -> bytes:
+    """Machine code: `return strdup(_name)`, as whoever asks frees what it is given."""
+    name, copy = ctypes.addressof(_name), _place(ctypes.CDLL(None).strdup)
+    # mov rdi, name; mov rax, strdup; jmp rax
+    return b"\x48\xbf" + name.to_bytes(8, "little") + b"\x48\xb8" + copy.to_bytes(8, "little") + b"\xff\xe0"
+
+
+def _place(function: object) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+
+
+def _write(place: int, code: bytes) -> None:
+    """Overwrite machine code of this process; nothing is done where the system does not let one."""
+    page = place // mmap.PAGESIZE * mmap.PAGESIZE
+    length = place + len(code) - page
+    protect = ctypes.CDLL(None).mprotect
+    protect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    if protect(page, length, _WRITABLE) == 0:
+        ctypes.memmove(place, code, len(code))
+        protect(page, length, _WRITABLE & ~2)
