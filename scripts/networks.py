@@ -26,9 +26,11 @@ LEGEND = (
 
 PREDICTED_SECTION = "predicted"
 PREDICTED_LEGEND = (
-    "×: times as fast as cuDNN, geometric means over the distinct layers; how many layers of what is predicted have "
-    "less than 0.8 of cuDNN's speed; times of all layers, each as often as the network has it. Each line is of one "
-    "run, whose page names versions, date, command and model."
+    "×: times as fast as cuDNN, geometric means over the distinct layers. *Attainable*: by a kernel that takes no "
+    "longer than a launch and then its arithmetic or its bytes, whichever takes longer, at the best rates that "
+    "any kernel on tensor cores has reached on this GPU; and how many layers leave less than 1.5 × of that. How "
+    "many layers of what is predicted have less than 0.8 of cuDNN's speed; times of all layers, each as often as "
+    "the network has it. Each line is of one run, whose page names versions, date, command and model."
 )
 
 

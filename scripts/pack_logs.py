@@ -1,6 +1,7 @@
 """Logs to learn from, in a file that is small: the valid records, without what tells nothing of the config.
 
     python scripts/pack_logs.py results/f32-*.jsonl -o tuning_logs/sampled/f32.jsonl.gz
+    python scripts/pack_logs.py results/long-*.jsonl --every 10 -o tuning_logs/searches/long.jsonl.gz
 
 Times keep five digits, moments the second; the same records give the same bytes. `tvmconv train` reads such files.
 """
@@ -8,13 +9,18 @@ Times keep five digits, moments the second; the same records give the same bytes
 from __future__ import annotations
 
 import gzip
+import math
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tvmconv.cli.errors import Parser, guarded
+from tvmconv.cli.options import count
 from tvmconv.logs.best import log_files
+from tvmconv.logs.record import Record
 from tvmconv.training import measured
+from tvmconv.workloads import Workload
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,13 +32,35 @@ def _run(argv: Sequence[str]) -> int:
     parser = Parser(prog="pack_logs", description="Pack the valid records of logs.")
     parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="logs, or folders of logs")
     parser.add_argument("-o", dest="out", type=Path, required=True, metavar="FILE", help="a .jsonl.gz")
+    parser.add_argument(
+        "--every",
+        type=count,
+        default=1,
+        metavar="N",
+        help="of each search in a log only every N-th trial, those that were faster than all before, and the last",
+    )
     args = parser.parse_args(argv)
-    lines = dict.fromkeys(record.thinned().line() for log in log_files(args.logs) for record in measured(log))
+    kept = (record for log in log_files(args.logs) for record in _every(args.every, list(measured(log))))
+    lines = dict.fromkeys(record.thinned().line() for record in kept)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with open(args.out, "wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as packed:
         packed.writelines(f"{line}\n".encode() for line in lines)
     print(f"{len(lines):,} records in {args.out}, {args.out.stat().st_size / 1e6:.2f} MB")
     return 0
+
+
+def _every(n: int, records: Sequence[Record]) -> Iterator[Record]:
+    """Every n-th trial of each workload, all that tell how soon its search was how fast, and the last timings."""
+    last = {record.workload: number for number, record in enumerate(records) if not record.final}
+    fastest: dict[Workload, float] = {}
+    trials: Counter[Workload] = Counter()
+    for number, record in enumerate(records):
+        w = record.workload
+        faster = record.cost < fastest.get(w, math.inf)
+        if faster or record.final or number == last[w] or trials[w] % n == 0:
+            yield record
+        trials[w] += 1
+        fastest[w] = min(record.cost, fastest.get(w, math.inf))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python scripts/reach.py with.jsonl without.jsonl --beside tuning_logs/nvidia-h200/yolov8s-tuned.json
     python scripts/reach.py tuning_logs/searches/*.gz --beside tuning_logs/*/*-tuned.json --into docs/knowledge.md
 
-A log is that of `tvmconv tune` or `scripts/tune_suite.py`, whole, and may be packed by `scripts/pack_logs.py`; a
-comparison is what `tune_suite.py` writes.
+A log is that of `tvmconv tune` or `scripts/tune_suite.py`, whole, and may be packed and thinned by
+`scripts/pack_logs.py`; a comparison is what `tune_suite.py` writes.
 """
 
 from __future__ import annotations

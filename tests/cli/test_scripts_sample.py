@@ -4,6 +4,7 @@ import gzip
 import importlib
 import json
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from learnt import records
 import tvmconv as tc
 from tvmconv import library
 from tvmconv.compiler import nvrtc
+from tvmconv.logs.record import Record
 from tvmconv.workloads import SUITES, Conv2d
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -64,6 +66,20 @@ def test_packed_logs_are_the_same_bytes_and_have_the_valid_records(script, tmp_p
     lines = gzip.decompress(packed[0].read_bytes()).decode().splitlines()
     assert len(lines) == 9
     assert json.loads(lines[0])["result"][0][0] == pytest.approx(records()[0].cost, rel=1e-4)
+
+
+def test_of_a_thinned_search_stay_every_nth_trial_what_was_fastest_so_far_the_last_and_the_last_timings(
+    script, tmp_path
+):
+    costs = [9, 8, 9, 9, 7, 9, 9, 9, 9, 9]
+    trials = [replace(record, times=(float(cost),)) for record, cost in zip(records(), costs, strict=False)]
+    other = replace(trials[5], workload=records()[-1].workload)  # of another search: the first trial of it
+    log, packed = tmp_path / "log.jsonl", tmp_path / "log.jsonl.gz"
+    searched = [*trials[:6], other, *trials[6:], replace(trials[2], times=(8.5,), final=True)]
+    log.write_text("".join(f"{record.line()}\n" for record in searched))
+    assert script("pack_logs")([str(log), "--every", "3", "-o", str(packed)]) == 0
+    kept = [Record.parse(line) for line in gzip.decompress(packed.read_bytes()).splitlines()]
+    assert [searched.index(record) for record in kept] == [0, 1, 3, 4, 6, 7, 10, 11]
 
 
 @needs_nvrtc

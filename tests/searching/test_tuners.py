@@ -76,6 +76,11 @@ def search(tuner, trials, batch=8):
     return found
 
 
+def guess(points):
+    """What somebody who knows nothing thinks of configs."""
+    return points.sum(axis=1).astype(np.float32)
+
+
 def keys(space, configs):
     return [space.index(space.point(config)) for config in configs]
 
@@ -101,6 +106,29 @@ def test_a_space_is_proposed_to_the_last_legal_config(name):
         tuner.learn([Recorded(config, 1e-3 if config["unroll"] else math.inf) for config in batch])
         proposed += keys(space, batch)
     assert sorted(proposed) == [space.index(point) for point in space.listed]
+
+
+def test_with_a_guess_too_a_space_is_proposed_to_the_last_legal_config():
+    tuner = XGBTuner(small_space())
+    tuner.guide(guess)
+    proposed = 0
+    while batch := tuner.propose(7):
+        tuner.learn(Recorded(config, 1e-3) for config in batch)
+        proposed += len(batch)
+    assert proposed == len(tuner.space.listed)
+
+
+@tuners
+@pytest.mark.parametrize("listed", [True, False])
+def test_of_a_space_without_a_legal_config_nothing_is_proposed(name, listed):
+    known, none = conv_space(), Condition("none", lambda columns: np.zeros(len(columns["unroll"]), bool))
+    space = Space((small_space() if listed else known).knobs, [none])
+    assert (space.listed is not None) == listed
+    tuner = make(name, space)
+    if isinstance(tuner, XGBTuner):
+        tuner.guide(guess)
+        tuner.transfer(known, search(make("random", known), 10))  # so that models are asked from the first on
+    assert tuner.propose(3) == tuner.propose(3) == []
 
 
 @tuners

@@ -215,9 +215,11 @@ def test_what_is_made_of_a_weight_is_made_once_and_again_when_it_was_written_to(
     monkeypatch.setattr(launch, "_queue", lambda steps, pointers: (launched.append(len(steps)), queue(steps, pointers)))
     x, weight = torch.randn(2, 24, 13, 17, device="cuda:0"), torch.randn(20, 24, 3, 3, device="cuda:0")
 
+    def wanted():
+        return torch.nn.functional.conv2d(x.double(), weight.double(), padding=1).float()
+
     def check():
-        wanted = torch.nn.functional.conv2d(x.double(), weight.double(), padding=1)
-        assert differ(launch(x, weight, None, None), wanted) < 1e-5
+        assert differ(launch(x, weight, None, None), wanted()) < 1e-5
 
     check()
     assert launched == [4]
@@ -230,7 +232,8 @@ def test_what_is_made_of_a_weight_is_made_once_and_again_when_it_was_written_to(
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = launch(x, weight, None, None)
+    assert launched[6:] == [3]
     x.normal_()
     graph.replay()
     torch.cuda.synchronize()
-    assert differ(y, torch.nn.functional.conv2d(x.double(), weight.double(), padding=1)) < 1e-5
+    assert differ(y, wanted()) < 1e-5

@@ -8,10 +8,12 @@ from dataclasses import fields
 
 from tvmconv.experiments.run import PREDICTED, TUNED, UNTUNED
 from tvmconv.experiments.sweep import Sweep
+from tvmconv.reports.attainable import attainable
 from tvmconv.reports.networks import Kind, kind_of, order, suite_name
 from tvmconv.reports.tables import NOTHING, Table, network_seconds, significant
 
 MUCH_SLOWER = 0.8  # of the library's speed
+WANTED = 1.5  # times that, which not every layer leaves room for
 OURS = (PREDICTED, UNTUNED, TUNED)
 
 
@@ -22,6 +24,8 @@ def predictions(sweeps: Sequence[Sweep], library: str = "cudnn") -> Table:
         *(each.name for each in fields(Kind)),
         "layers",
         *(f"{name} ×" for name in OURS),
+        "attainable ×",
+        f"attainable < {WANTED}",
         f"{PREDICTED} < {MUCH_SLOWER}",
         *(f"{name} [µs]" for name in (*OURS, library)),
     )
@@ -30,14 +34,20 @@ def predictions(sweeps: Sequence[Sweep], library: str = "cudnn") -> Table:
         if any(row.name == PREDICTED for result in sweep.results for row in result.rows):
             kind = kind_of(sweep)
             ratios = {name: _ratios(sweep, name, library) for name in OURS}
-            means = [significant(statistics.geometric_mean(ratios[name])) if ratios[name] else NOTHING for name in OURS]
+            means = [_mean(ratios[name]) for name in OURS]
+            most = [ratio for ratio in (attainable(result, library) for result in sweep.results) if ratio]
+            little = str(sum(ratio < WANTED for ratio in most)) if most else NOTHING
             much_slower = sum(ratio < MUCH_SLOWER for ratio in ratios[PREDICTED])
             totals = [network_seconds(sweep.results, sweep.counts, name) for name in (*OURS, library)]
             micros = [NOTHING if total is None else significant(total * 1e6) for total in totals]
             said = (suite_name(sweep, kind), kind.dtype, kind.layout, kind.batch, str(len(sweep.results)))
-            lines.append((order(sweep, kind), (*said, *means, str(much_slower), *micros)))
+            lines.append((order(sweep, kind), (*said, *means, _mean(most), little, str(much_slower), *micros)))
     lines.sort(key=lambda line: line[0])
     return Table(headers, [line for _, line in lines], left=frozenset({"suite", "dtype", "layout"}))
+
+
+def _mean(ratios: Sequence[float]) -> str:
+    return significant(statistics.geometric_mean(ratios)) if ratios else NOTHING
 
 
 def _ratios(sweep: Sweep, name: str, library: str) -> list[float]:

@@ -94,7 +94,7 @@ class XGBTuner(Tuner):
     def _features(self, points: np.ndarray) -> np.ndarray:
         """What the models learn from: float32 (n, features)."""
         features, _ = self.space.features(points)
-        if not self._guess or not len(points):
+        if not self._guess:
             return features
         return np.column_stack([features, self._guess(points)]).astype(np.float32)
 

@@ -1,0 +1,64 @@
+"""What is predicted beside what is tuned, and what there is to win."""
+
+from pathlib import Path
+
+import pytest
+
+from tvmconv.devices import Timing
+from tvmconv.experiments.results import Result, Row
+from tvmconv.experiments.sweep import Sweep
+from tvmconv.reports.attainable import RATES, attainable
+from tvmconv.reports.predicted import predictions
+from tvmconv.workloads import Conv, parse
+
+ROOT = Path(__file__).parents[2]
+LARGE = "conv2d:1x512x128x128,512x512x3x3,s1,p1,f16,nhwc"  # 77.3 GFLOP: 99.1 µs at 780 TFLOP/s, and a launch
+WIDE = "conv2d:1x64x512x512,64x64x1x1,s1,p0,f16,nhwc"  # 67.1 MB: 16.8 µs at 4 TB/s, half of that at 8, and a launch
+
+
+def layer(text, cold=False, device="NVIDIA H200", **micros):
+    rows = [Row(name, timing=Timing((each * 1e-6,), "by hand", cold)) for name, each in micros.items()]
+    return Result(parse(text), "cuda:0", device, 0, tuple(rows))
+
+
+@pytest.mark.parametrize(("text", "cold", "least"), [(LARGE, False, 100.2), (WIDE, True, 17.88), (WIDE, False, 9.49)])
+def test_attainable_is_a_launch_and_arithmetic_or_bytes_from_where_they_lie(text, cold, least):
+    assert attainable(layer(text, cold, cudnn=2 * least), "cudnn") == pytest.approx(2, rel=1e-3)
+
+
+def test_nothing_is_known_of_other_gpus_of_float32_and_without_the_library():
+    assert attainable(layer(LARGE, device="a GPU", cudnn=200), "cudnn") is None
+    assert attainable(layer(LARGE.replace(",f16", ""), cudnn=200), "cudnn") is None
+    assert attainable(layer(LARGE, tuned=200), "cudnn") is None
+
+
+def test_no_kernel_was_ever_faster_than_what_is_attainable():
+    compared = [Sweep.read(file) for file in (ROOT / "tuning_logs").glob("**/*-nhwc*-tuned.json")]
+    shares = [
+        rates.least_seconds(result.workload, row.timing.cold) / row.timing.median
+        for sweep in compared
+        for result in sweep.results
+        if (rates := RATES.get(result.device_name)) and isinstance(result.workload, Conv)
+        for row in result.rows
+        if row.timing
+    ]
+    assert len(shares) > 1000
+    assert 0.99 < max(shares) <= 1  # and some reach it
+
+
+def test_a_network_is_a_line_with_means_and_what_they_could_be():
+    layers = [
+        layer(LARGE, predicted=160, untuned=400, tuned=80, cudnn=120),
+        layer(WIDE, predicted=20, untuned=20, tuned=20, cudnn=20),
+    ]
+    mine = Sweep("mine-f16-nhwc-tuned", ["a", "b"], layers, "here", [1, 2])
+    plain = Sweep("other-tuned", ["a"], [layer(LARGE, tuned=80, cudnn=120)], "here", [1])
+    table = predictions([mine, plain])
+    line = dict(zip(table.headers, table.rows[0], strict=True))
+    assert len(table.rows) == 1  # of the other nothing was predicted
+    assert {name: line[name] for name in ("suite", "dtype", "layout", "batch", "layers")} == {
+        "suite": "mine", "dtype": "f16", "layout": "nhwc", "batch": "1", "layers": "2",
+    }  # fmt: skip
+    assert (line["predicted ×"], line["untuned ×"], line["tuned ×"]) == ("0.866", "0.548", "1.22")
+    assert (line["attainable ×"], line["attainable < 1.5"], line["predicted < 0.8"]) == ("1.59", "1", "1")
+    assert (line["predicted [µs]"], line["cudnn [µs]"]) == ("200", "160")
