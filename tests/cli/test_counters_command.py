@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+import tvmconv as tc
 from tvmconv import cli
 from tvmconv.experiments.beside import METRICS, Beside
+from tvmconv.experiments.readings import Readings
 from tvmconv.measuring import programs
 from tvmconv.reports.beside import differing, ratio, summary, table
 
@@ -77,9 +79,49 @@ def test_a_count_that_neither_has_is_no_share():
 
 def test_the_summary_counts_those_that_agree():
     lines = {line[0]: line[1:] for line in summary([ROW]).rows}
-    assert lines["sectors, loads"] == ("1", "1", "100%")
-    assert lines["sectors, stores"] == ("1", "0", "0%")
-    assert lines["occupancy"] == ("1", "1", "100%")
+    assert lines["sectors, loads"] == ("2%", "1", "1", "100.0%")
+    assert lines["sectors, stores"] == ("2%", "1", "0", "0.0%")
+    assert lines["sectors and wavefronts"] == ("2%", "1", "0", "0.0%")
+    assert lines["occupancy"] == ("0%", "1", "1", "100.0%")
+
+
+def test_the_source_view_counts_where_it_was_taken():
+    """The metrics of whole launches leave out asynchronous copies."""
+    access = {"space": "global", "kind": "load", "counts": {"sectors": 30000.0}, "measured": {"sectors": 20000}}
+    assert ratio(replace(ROW, accesses=[access, access]), "global_load_sectors") == 1.5
+
+
+def test_bytes_from_memory_may_differ_by_a_tenth_and_are_summed_where_arrays_exceed_l2():
+    counts = {"dram_read_bytes": 1e6, "dram_write_bytes": 2e6}
+    measured = {"dram_read_bytes": 1.08e6, "dram_write_bytes": 1.0e6}
+    row = replace(ROW, counted={"counts": counts}, measured=measured)
+    assert [names for _, names in differing([row])] == [["DRAM, all"]]
+    fits = replace(row, counted={"counts": {"dram_read_bytes": 1e6}})
+    assert ratio(fits, "dram_bytes") is None
+    assert list(differing([fits])) == []
+
+
+def test_kernels_are_counted_anew_beside_what_was_measured(tmp_path, capsys):
+    """Of two files, together; what was measured stays."""
+    access = {"space": "shared", "kind": "load", "line": None, "measured": {"wavefronts": 7}}
+    files = []
+    for number, config in enumerate(({}, {"tile_rc": [-1, 1, 2]})):
+        whole = tc.build(tc.parse(SMALL), "tiling", arch="sm_90", config=config).config
+        row = replace(ROW, config=dict(whole), counted={"error": "unknown"}, accesses=[access])
+        files.append(tmp_path / f"{number}.json")
+        files[-1].write_text(json.dumps({"name": "counters", "provenance": "a GPU", "kernels": [vars(row)]}))
+    words = ["counters", "--recount", *(word for file in files for word in ("--from", str(file)))]
+    assert cli.main([*words, "-o", str(tmp_path / "out")]) == 0
+    capsys.readouterr()
+    rows = Readings.read(tmp_path / "out" / "counters.json", Beside).kernels
+    assert rows[0].config != rows[1].config
+    assert all(row.counted["counts"]["shared_load_wavefronts"] > 0 for row in rows)
+    assert all(row.measured == ROW.measured for row in rows)
+
+
+def test_only_what_was_measured_can_be_counted_anew(capsys):
+    assert cli.main(["counters", SMALL, "--recount"]) == 2
+    assert "--from FILE" in capsys.readouterr().err
 
 
 def test_what_the_gpu_does_not_count_at_all_is_shown():

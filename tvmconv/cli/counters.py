@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from tvmconv.errors import Error
 if TYPE_CHECKING:
     from tvmconv.compiler.program import Program
     from tvmconv.devices import Device
+    from tvmconv.experiments.beside import Beside
 
 NAME = "counters"
 
@@ -35,7 +37,15 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--schedules", metavar="A,B", help="these (default: all that apply)")
     parser.add_argument("--log", metavar="F", type=Path, action="append", help="and the fastest kernel of these logs")
     parser.add_argument("--programs", metavar="F", type=Path, help="kernels that were built before, or go there")
-    parser.add_argument("--from", dest="file", metavar="F", type=Path, help=f"read {NAME}.json again")
+    parser.add_argument(
+        "--from",
+        dest="files",
+        metavar="F",
+        type=Path,
+        action="append",
+        help=f"read {NAME}.json again; several are put together",
+    )
+    parser.add_argument("--recount", action="store_true", help="of these, build and count the kernels anew")
     parser.add_argument("-o", dest="out", metavar="DIR", type=Path, help=f"write {NAME}.json and {NAME}.md there")
     add_place(parser)
     parser.set_defaults(run=run)
@@ -47,8 +57,14 @@ def run(args: argparse.Namespace) -> int:
     from tvmconv.experiments.readings import Readings
     from tvmconv.reports.beside import ACCESS_LEGEND, LEGEND, by_access, summary, table
 
-    if args.file:
-        readings = Readings.read(args.file, Beside)
+    if args.recount and not args.files:
+        raise UsageError("--recount counts anew what --from FILE tells was measured")
+    if args.files:
+        several = [Readings.read(file, Beside) for file in args.files]
+        rows = [row for each in several for row in each.kernels]
+        if args.recount:
+            rows = list(_recounted(rows, args.arch or "sm_90"))
+        readings = replace(several[0], kernels=rows)
     else:
         device = find_place(args)
         if args.arch or isinstance(device, devices.Arch):
@@ -66,6 +82,15 @@ def run(args: argparse.Namespace) -> int:
     parts += [accesses] if accesses.rows else []
     print("\n\n".join([*(part.text() for part in parts), readings.provenance]))
     return 0
+
+
+def _recounted(rows: Sequence[Beside], arch: str) -> Iterator[Beside]:
+    from tvmconv.experiments.beside import recounted
+
+    with progress_line("counting: ") as show:
+        for number, row in enumerate(recounted(rows, arch), start=1):
+            show(f"{number} of {len(rows)}: {row.workload} by {row.schedule}")
+            yield row
 
 
 def _save(args: argparse.Namespace, device: Device) -> int:

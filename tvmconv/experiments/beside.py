@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tvmconv.analysis.nsight.source_view import Executed
 from tvmconv.compiler.program import Program
 from tvmconv.devices import Device, find
 from tvmconv.errors import AnalysisError, DeviceError
-from tvmconv.kernel import Kernel
+from tvmconv.kernel import Kernel, build
 from tvmconv.measuring import programs
 
 METRICS = {
@@ -113,6 +113,29 @@ def measured(built: Sequence[tuple[dict[str, Any], Program]], device: Device) ->
     return list(_rows(built, iter(read), iter(launches)))
 
 
+def recounted(rows: Sequence[Beside], arch: str) -> Iterator[Beside]:
+    """What was measured, beside what is counted by now: the kernels are built anew.
+
+    Args:
+        rows: as `measured` gave them.
+        arch: of the GPU that they were measured on.
+    """
+    kernel: Kernel | None = None
+    for row in rows:
+        key = row.workload, row.schedule, row.config
+        if kernel is None or key != (kernel.workload.text, kernel.schedule.name, dict(kernel.config)):
+            kernel = build(workloads.parse(row.workload), row.schedule, arch=arch, config=row.config)
+            steps = told_of(kernel)["steps"]
+        counted = steps[row.step]
+        known = {(each["space"], each["kind"], each["line"]): each["measured"] for each in row.accesses}
+        accesses = [
+            _beside(each, known[each["space"], each["kind"], each["line"]])
+            for each in counted.get("accesses", ())
+            if (each["space"], each["kind"], each["line"]) in known
+        ]
+        yield replace(row, counted=_whole(counted), accesses=accesses)
+
+
 def of_accesses(counted: Mapping[str, Any], launch: Sequence[Executed]) -> list[dict[str, Any]]:
     """What a launch took for each access that is counted, beside that.
 
@@ -131,9 +154,17 @@ def of_accesses(counted: Mapping[str, Any], launch: Sequence[Executed]) -> list[
     for each in (ByAccess(**access) for access in counted.get("accesses", ())):
         if max(each.rows, default=0) >= len(launch):
             raise DeviceError(f"ncu tells of {len(launch)} instructions, which are fewer than the kernel has")
-        told = asdict(each)
-        found.append(told | {"rows": len(told["rows"]), "measured": dict(each.measured(launch))})
+        found.append(_beside(asdict(each), each.measured(launch)))
     return found
+
+
+def _beside(access: Mapping[str, Any], measured: Mapping[str, int]) -> dict[str, Any]:
+    return {**access, "rows": len(access["rows"]), "measured": dict(measured)}
+
+
+def _whole(counted: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the accesses, which are told by themselves."""
+    return {name: value for name, value in counted.items() if name != "accesses"}
 
 
 def _rows(
@@ -149,7 +180,7 @@ def _rows(
                 schedule=told["schedule"],
                 config=told["config"],
                 step=place,
-                counted={name: value for name, value in counted.items() if name != "accesses"},
+                counted=_whole(counted),
                 measured=next(read),
                 accesses=of_accesses(counted, next(launches)),
             )

@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 from tvmconv.experiments.beside import Beside
 from tvmconv.reports.tables import NOTHING, Table, significant
 
-NEAR = 0.02
+NEAR, NEAR_BYTES = 0.02, 0.1
 FEW = 64  # sectors or wavefronts of a whole launch, of which a difference of some is no share worth a word
+EACH = "sectors and wavefronts"  # all of them
+READ, MOVED = "DRAM, read", "DRAM, all"
 COUNTS = {
     "sectors, loads": "global_load_sectors",
     "sectors, stores": "global_store_sectors",
@@ -17,6 +19,17 @@ COUNTS = {
     "requests, stores": "global_store_requests",
     "wavefronts, loads": "shared_load_wavefronts",
     "wavefronts, stores": "shared_store_wavefronts",
+    "instructions": "warp_instructions",
+    READ: "dram_read_bytes",
+    MOVED: "dram_bytes",
+}
+# What the source view tells of each instruction is more than the metrics of whole launches: these leave out what
+# asynchronous copies and `ldmatrix` do.
+_OF_ACCESSES = {
+    "global_load_sectors": ("global", "load", "sectors"),
+    "global_store_sectors": ("global", "store", "sectors"),
+    "shared_load_wavefronts": ("shared", "load", "wavefronts"),
+    "shared_store_wavefronts": ("shared", "store", "wavefronts"),
 }
 ACCESS_LEGEND = (
     "By access: the line of `tvmconv show --stage lowered` at which it, or the body that it is in, begins; the "
@@ -25,10 +38,12 @@ ACCESS_LEGEND = (
     "or to another statement's, counts there."
 )
 LEGEND = (
-    "Counted over measured, of a whole launch; — where neither counts any. Sectors and requests of global memory: "
-    "`l1tex__t_sectors_pipe_lsu_mem_global_op_ld` and its like. Wavefronts of shared memory: "
-    "`smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ld` and `_st`. Occupancy: counted, and the measured one "
-    "where it differs (`sm__maximum_warps_per_active_cycle_pct`)."
+    "Counted over measured, of a whole launch; — where neither counts any, or it is not told. Sectors and wavefronts: "
+    "the source view's, added up over the instructions, `L2 Theoretical Sectors Global` and `L1 Wavefronts Shared`. "
+    "Requests: `l1tex__t_requests_pipe_lsu_mem_global_op_ld` and `_st`. Instructions: `smsp__inst_executed`. DRAM: "
+    "bytes read, by caches that ncu empties before each launch, `dram__bytes_read`, and all bytes, where the arrays "
+    "exceed the L2 cache, with `dram__bytes_write`. Occupancy: counted, and the measured one where it differs "
+    "(`sm__maximum_warps_per_active_cycle_pct`)."
 )
 
 
@@ -60,19 +75,28 @@ def summary(rows: Sequence[Beside]) -> Table:
     lines = []
     for name, key in COUNTS.items():
         shares = [share for row in rows if (share := ratio(row, key)) is not None]
-        near = sum(abs(share - 1) <= NEAR for share in shares)
-        lines.append((name, str(len(shares)), str(near), f"{near / len(shares):.0%}" if shares else NOTHING))
+        lines.append(_summed(name, _near(name), [abs(share - 1) <= _near(name) for share in shares]))
+    lines.insert(0, _summed(EACH, NEAR, [_agrees(row) for row in rows if "error" not in row.counted]))
     full = [row for row in rows if "occupancy" in row.counted and "occupancy_percent" in row.measured]
-    exact = sum(_same_occupancy(row) for row in full)
-    lines.append(("occupancy", str(len(full)), str(exact), f"{exact / len(full):.0%}" if full else NOTHING))
-    return Table(("counted", "steps", f"within {NEAR:.0%}", "share"), lines, left=frozenset({"counted"}))
+    lines.append(_summed("occupancy", 0.0, [_same_occupancy(row) for row in full]))
+    return Table(("counted", "within", "steps", "are", "share"), lines, left=frozenset({"counted"}))
+
+
+def _agrees(row: Beside) -> bool:
+    shares = [ratio(row, key) for key in _OF_ACCESSES]
+    return all(share is None or abs(share - 1) <= NEAR for share in shares)
+
+
+def _summed(name: str, near: float, are: Sequence[bool]) -> tuple[str, ...]:
+    share = f"{sum(are) / len(are):.1%}" if are else NOTHING
+    return name, f"{near:.0%}", str(len(are)), str(sum(are)), share
 
 
 def differing(rows: Sequence[Beside]) -> Iterator[tuple[Beside, list[str]]]:
-    """The steps that differ by more than `NEAR` in a count, or in occupancy, each with what differs."""
+    """The steps that differ by more than they may in a count, or in occupancy, each with what differs."""
     for row in rows:
         shares = {name: ratio(row, key) for name, key in COUNTS.items()}
-        names = [name for name, share in shares.items() if share is not None and abs(share - 1) > NEAR]
+        names = [name for name, share in shares.items() if share is not None and abs(share - 1) > _near(name)]
         if "occupancy" in row.counted and "occupancy_percent" in row.measured and not _same_occupancy(row):
             names.append("occupancy")
         if names:
@@ -81,10 +105,25 @@ def differing(rows: Sequence[Beside]) -> Iterator[tuple[Beside, list[str]]]:
 
 def ratio(row: Beside, key: str) -> float | None:
     """Counted over measured; None where neither counts any, or one is not known; 1 where they differ by a few."""
-    ours, theirs = row.counted.get("counts", {}).get(key, 0.0), row.measured.get(key)
-    if "error" in row.counted or theirs is None or not (ours or theirs):
+    if "error" in row.counted:
+        return None
+    counts = row.counted.get("counts", {})
+    ours, theirs = counts.get(key, 0.0), row.measured.get(key)
+    if key == "dram_bytes":
+        if "dram_write_bytes" not in counts:
+            return None
+        ours, theirs = (sum(of[f"dram_{how}_bytes"] for how in ("read", "write")) for of in (counts, row.measured))
+    elif row.accesses and key in _OF_ACCESSES:
+        space, kind, unit = _OF_ACCESSES[key]
+        alike = [each for each in row.accesses if (each["space"], each["kind"]) == (space, kind)]
+        ours, theirs = (sum(each[how].get(unit, 0) for each in alike) for how in ("counts", "measured"))
+    if theirs is None or not (ours or theirs):
         return None
     return _ratio(ours, theirs)
+
+
+def _near(name: str) -> float:
+    return NEAR_BYTES if name in (READ, MOVED) else NEAR
 
 
 def _ratio(ours: float, theirs: float) -> float:

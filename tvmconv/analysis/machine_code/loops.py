@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from tvmconv.compiler.listing import Instruction, Listing
 
+_BRANCHES = ("BRA", "CALL")  # functions are put in place: a call is of what follows, and does not come back
+
 
 @dataclass(frozen=True)
 class Loop:
@@ -29,7 +31,7 @@ class Loop:
 
 def loops(listing: Listing) -> list[Loop]:
     """The loops of a kernel, by where they begin; those that branch to themselves alone end it, and are none."""
-    after = _after(listing)
+    after = successors(listing)
     before: list[list[int]] = [[] for _ in listing]
     for place, nexts in enumerate(after):
         for each in nexts:
@@ -46,7 +48,7 @@ def loops(listing: Listing) -> list[Loop]:
     ]
 
 
-def _after(listing: Listing) -> list[list[int]]:
+def successors(listing: Listing) -> list[list[int]]:
     """What may be executed next, of each instruction, by index."""
     places = {each.address: place for place, each in enumerate(listing)}
     joins: dict[str, int] = {}  # where threads that have parted meet, by barrier register
@@ -56,11 +58,11 @@ def _after(listing: Listing) -> list[list[int]]:
         register = each.operands.split(",")[0].strip()
         if each.opcode == "BSSY" and each.target is not None:
             joins[register] = places[each.target]
-        elif each.opcode == "BRA" and each.target is not None:
+        elif each.opcode in _BRANCHES and each.target is not None:
             nexts.append(places[each.target])
         elif each.opcode == "BSYNC" and register in joins:
             nexts.append(joins[register])
-        goes_on = each.opcode not in ("EXIT", "BRA", "RET") or _is_conditional(each)
+        goes_on = each.opcode not in ("EXIT", "RET", *_BRANCHES) or _is_conditional(each)
         if goes_on and place + 1 < len(listing):
             nexts.append(place + 1)
         found.append(nexts)

@@ -176,9 +176,6 @@ def copy_wavefronts(
 ) -> NDArray[np.int64]:
     """Requests and wavefronts of asynchronous copies of 16 bytes, and how few wavefronts there can be.
 
-    What comes of a line of 128 bytes goes to a row of the banks in one wavefront, 8 threads at a time; where some
-    threads of a warp store zeros, all of its rows are written once more (measured on an H200).
-
     Args:
         lanes: that copy.
         addresses: to where, in bytes.
@@ -186,13 +183,30 @@ def copy_wavefronts(
     """
     table, active = by_request(lanes, addresses)
     source, _ = by_request(lanes, sources)
-    loads = active & (source >= 0)
+    takes, least = copy_wavefronts_of_each(table, active, source, active & (source >= 0))
+    return np.array([len(table), takes.sum(), least.sum()])
+
+
+def copy_wavefronts_of_each(
+    addresses: NDArray[np.int64], active: NDArray[np.bool_], sources: NDArray[np.int64], reads: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The wavefronts that each request of asynchronous copies of 16 bytes takes, and how few would do.
+
+    What comes of a line of 128 bytes goes to a row of the banks in one wavefront, 8 threads at a time; where some
+    threads of a warp store zeros, all of its rows are written once more (measured on an H200).
+
+    Args:
+        addresses: to where, in bytes, of shape (requests, threads of a warp).
+        active: whether the thread takes part, same shape.
+        sources: from where, same shape.
+        reads: whether it copies; where not, it stores zeros.
+    """
     quarter = np.arange(WARP) // (WARP // 4)
-    rows = table // LINE_BYTES * 4 + quarter
-    served = distinct(np.where(loads, rows + (source // LINE_BYTES << 32), -1))
-    fills = (active & ~loads).any(axis=1)
+    rows = addresses // LINE_BYTES * 4 + quarter
+    served = distinct(np.where(reads, rows + (sources // LINE_BYTES << 32), -1))
+    fills = (active & ~reads).any(axis=1)
     served = served + np.where(fills, distinct(np.where(active, rows, -1)), 0)
-    return np.array([len(table), served.sum(), wavefronts_of_each(table, active, VECTOR_BYTES)[1].sum()])
+    return served, wavefronts_of_each(addresses, active, VECTOR_BYTES)[1]
 
 
 def wavefronts_of_each(

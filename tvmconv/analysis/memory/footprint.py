@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from tvmconv.kernel import Kernel
 
 
+KINDS = ("load", "store")
+
+
 @dataclass
 class Footprint:
     """What a block touches of an array, in one way.
@@ -90,6 +93,11 @@ def step_bytes(kernel: Kernel, step: LoweredStep, touched: Footprints | None, ca
     """Bytes from and to the device's memory of one step; see `dram_bytes`."""
     if touched is None:
         return kernel.workload.min_bytes if step is kernel.timed_steps[0] else 0
+    return sum(moved_bytes(step, touched, capacity).values())
+
+
+def moved_bytes(step: LoweredStep, touched: Footprints, capacity: int) -> dict[str, int]:
+    """Bytes from the device's memory, as `load`, and to it, as `store`, of one step, by what a block touches."""
     swept = {key: float(each.count * SECTOR_BYTES) for key, each in touched.items()}
     again = dict.fromkeys(touched, 1)
     for axis, extent in enumerate(step.launch.grid):
@@ -99,7 +107,7 @@ def step_bytes(kernel: Kernel, step: LoweredStep, touched: Footprints | None, ca
                 swept[key] = min(each.nbytes, swept[key] * extent)
             elif not fits:
                 again[key] *= extent
-    return round(sum(again[key] * swept[key] for key in touched))
+    return {kind: round(sum(again[key] * swept[key] for key in touched if key[0] == kind)) for kind in KINDS}
 
 
 def _touched(found: list[Access], step: LoweredStep, block: Block) -> Footprints:

@@ -7,28 +7,26 @@ alike, all those of a body that load or store.
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tvmconv.analysis.lowered.tir import has_instructions, statements
-from tvmconv.analysis.machine_code.linked import linked
 from tvmconv.analysis.machine_code.merged import bodies
 from tvmconv.analysis.machine_code.mix import ACCESSES
-from tvmconv.analysis.memory.banks import SharedAccess
 from tvmconv.compiler.lines import tir_lines
-from tvmconv.errors import AnalysisError, CompileError
+from tvmconv.errors import AnalysisError
 
 if TYPE_CHECKING:
+    from tvmconv.analysis.machine_code.executed.asked import Grid
     from tvmconv.analysis.machine_code.linked import Linked
-    from tvmconv.analysis.memory.coalescing import GlobalAccess
     from tvmconv.analysis.nsight.source_view import Executed
     from tvmconv.compiler.lower import LoweredStep
     from tvmconv.kernel import Kernel
 
 SECTORS, TAGS, WAVEFRONTS = "sectors", "tags", "wavefronts"
+_COUNTS = {SECTORS: "sectors", TAGS: "lines", WAVEFRONTS: "wavefronts"}
 
 
 @dataclass
@@ -64,71 +62,58 @@ class ByAccess:
         return found
 
 
-class Accesses:
-    """Adds up what is counted of the accesses of a step.
+def by_access(kernel: Kernel, own: Linked, grid: Grid) -> list[ByAccess]:
+    """What is counted of the accesses of a step, in the order of the text; what is of no known statement comes last.
 
     Args:
         kernel: for an NVIDIA architecture.
-        step: one of its steps.
+        own: one of its steps, with its machine code.
+        grid: what its instructions ask.
     """
-
-    def __init__(self, kernel: Kernel, step: LoweredStep) -> None:
-        self._found: defaultdict[tuple[str, str, int | None], ByAccess]
-        self._found = defaultdict(lambda: ByAccess("", ""))
-        self._first = _first_of_loops(step) if has_instructions(step.function) else _first_of_bodies(step)
-        self._linked: Linked | None = None
-        with contextlib.suppress(CompileError):  # there is no disassembler
-            (self._linked,) = (each for each in linked(kernel) if each.step is step)
-
-    def add(self, accesses: Iterable[SharedAccess | GlobalAccess], blocks: float) -> None:
-        """Take the accesses of one block into account, which stands for so many."""
-        for access in accesses:
-            if isinstance(access, SharedAccess):
-                space, name, took = "shared", access.buffer, {WAVEFRONTS: access.wavefronts}
-            else:
-                space, name, took = "global", access.array, {SECTORS: access.sectors, TAGS: access.lines}
-            one = self._one(space, access.kind, access.statement)
-            if name not in one.arrays:
-                one.arrays.append(name)
-            for unit, count in took.items():
-                one.counts[unit] = one.counts.get(unit, 0.0) + count * blocks
-
-    def all(self) -> list[ByAccess]:
-        """All, in the order of the text; what is of no statement that is known comes last."""
-        if self._linked:
-            for row, instruction in enumerate(self._linked.listing):
-                for (space, kind), opcodes in ACCESSES.items():
-                    if instruction.opcode in opcodes:
-                        self._one(space, kind, self._linked.statement(instruction)).rows.append(row)
-        return sorted(self._found.values(), key=lambda each: (each.line is None, each.line, each.space, each.kind))
-
-    def _one(self, space: str, kind: str, statement: int | None) -> ByAccess:
-        one = self._found[space, kind, self._first.get((space, kind, statement), statement)]
-        one.space, one.kind = space, kind
-        lines = self._linked.lowered.get(statement) if self._linked and statement is not None else None
-        if one.line is None and lines:
-            one.line = lines.start
-        return one
+    named = _named_by_instructions(own.step) if has_instructions(own.step.function) else _first_of_bodies(own.step)
+    names = {parameter.index: parameter.name for parameter in own.step.parameters} | dict(enumerate(kernel.spaces))
+    found: defaultdict[tuple[str, str, int | None], ByAccess] = defaultdict(lambda: ByAccess("", ""))
+    for row, (instruction, counts) in enumerate(zip(own.listing, grid.counts, strict=True)):
+        for (space, kind), opcodes in ACCESSES.items():
+            if instruction.opcode not in opcodes:
+                continue
+            statement = own.statement(instruction)
+            first, buffers = named.get((space, kind, statement), (statement, ()))
+            one = found[space, kind, first]
+            one.space, one.kind = space, kind
+            one.rows.append(row)
+            for name in [names[index] for index in sorted(counts.arrays)] if space == "global" else buffers:
+                if name not in one.arrays:
+                    one.arrays.append(name)
+            if statement is not None and (lines := own.lowered.get(statement)):
+                one.line = lines.start if one.line is None else min(one.line, lines.start)
+            for unit in (WAVEFRONTS,) if space == "shared" else (SECTORS, TAGS):
+                one.counts[unit] = one.counts.get(unit, 0.0) + getattr(counts, _COUNTS[unit]) / grid.share
+    return sorted(found.values(), key=lambda each: (each.line is None, each.line, each.space, each.kind))
 
 
-_First = dict[tuple[str, str, int | None], int]
+# Of a space, a kind and a statement: the first statement of the same access, and its shared buffers.
+_Named = dict[tuple[str, str, int | None], tuple[int, tuple[str, ...]]]
 
 
-def _first_of_bodies(step: LoweredStep) -> _First:
-    """The first statement of the body that a statement is of, for its shared accesses of a kind."""
-    return {
-        ("shared", kind, access.statement): own[0].statement
-        for (kind, _), own in bodies(step.function).items()
-        for access in own
-    }
+def _first_of_bodies(step: LoweredStep) -> _Named:
+    """The shared accesses of a kind in one body are one."""
+    found: _Named = {}
+    for (kind, _), own in bodies(step.function).items():
+        buffers = tuple(dict.fromkeys(str(access.buffer.name) for access in own))
+        for access in own:
+            found["shared", kind, access.statement] = own[0].statement, buffers
+    return found
 
 
-def _first_of_loops(step: LoweredStep) -> _First:
-    """The first statement with the same loops around it as a statement, for all its accesses; else the first of all."""
+def _named_by_instructions(step: LoweredStep) -> _Named:
+    """All accesses of a kind with the same loops around them are one; else all."""
     try:
         around = [tuple(loop for loop, _, _ in scope.loops) for _, scope in statements(step.function)]
     except AnalysisError:  # it has loops of other kinds, which are not told apart
         around = [()] * len(tir_lines(step.function) or ())
     return {
-        (space, kind, number): around.index(loops) for number, loops in enumerate(around) for space, kind in ACCESSES
+        (space, kind, number): (around.index(loops), ("shared",))
+        for number, loops in enumerate(around)
+        for space, kind in ACCESSES
     }

@@ -1,36 +1,33 @@
 """What Nsight Compute would count of a kernel, from its code: sectors, requests and wavefronts of whole launches.
 
-Blocks at the border of the grid do less than those inside, so several are counted, evenly over the grid, and their mean
-stands for all: of all blocks where there are few.
+Its machine code is executed as far as addresses and branches need it (`tvmconv.analysis.machine_code.executed`), in all
+blocks of the grid where these are few or short, else in some that stand for all.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from tvmconv.analysis.emulation.blocks import Block, with_clusters
-from tvmconv.analysis.emulation.observe import observe
-from tvmconv.analysis.emulation.watch import Several
-from tvmconv.analysis.lowered.tir import has_instructions
-from tvmconv.analysis.machine_code.merged import as_compiled
-from tvmconv.analysis.memory.banks import BankWatch, SharedAccess
-from tvmconv.analysis.memory.coalescing import GlobalAccess, SectorWatch, accesses_of_each
-from tvmconv.analysis.nsight.by_access import Accesses, ByAccess
+from tvmconv.analysis.machine_code.executed.asked import asked_of_grid
+from tvmconv.analysis.machine_code.linked import linked
+from tvmconv.analysis.machine_code.mix import ACCESSES
+from tvmconv.analysis.memory.coalescing import GLOBAL
+from tvmconv.analysis.memory.footprint import KINDS, footprints, moved_bytes
+from tvmconv.analysis.nsight.by_access import ByAccess, by_access
 from tvmconv.analysis.occupancy import occupancy_of
+from tvmconv.errors import AnalysisError
+from tvmconv.gpu import l2_bytes
 
 if TYPE_CHECKING:
+    from tvmconv.analysis.machine_code.executed.asked import Grid
+    from tvmconv.analysis.machine_code.linked import Linked
     from tvmconv.compiler.lower import LoweredStep
     from tvmconv.kernel import Kernel
 
-BLOCKS = 64  # of a grid that are counted
-SHARED_BLOCKS = 8  # whose shared memory is counted, of those that are evaluated
-EXECUTED_BLOCKS = 256  # of those that are executed
+
+STAYS = 1 / 3  # of L2, written lines that are still there when a kernel ends: measured of filters, on an H200
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,9 @@ class Counted:
     """One launch of one step.
 
     Attributes:
-        counts: by ncu's words: `global_load_sectors`, `global_load_requests`, `shared_load_wavefronts`, and of stores.
+        counts: by ncu's words: `global_load_sectors`, `global_load_requests`, `shared_load_wavefronts`, and of stores;
+            `warp_instructions`; `dram_read_bytes`, of caches that are empty at first, and `dram_write_bytes`, where the
+            step's arrays exceed the L2 cache, but for what stays there at the end: else all of it does.
         limits: blocks on a multiprocessor that each limit would allow, as `tvmconv.analysis.occupancy` names them.
         occupancy: the share of a multiprocessor's warps that the blocks have which fit, 0 to 1.
         registers: a thread's.
@@ -64,51 +63,54 @@ def counted(kernel: Kernel, step: LoweredStep) -> Counted:
         step: one of `kernel.steps`.
 
     Raises:
-        AnalysisError: an access cannot be executed, or depends on the data.
-        CompileError: it does not compile.
+        AnalysisError: its machine code is not understood, takes too long, or asks what depends on the data.
+        CompileError: it does not compile, or there is no nvdisasm.
     """
-    by_access = Accesses(kernel, step)
+    place = kernel.steps.index(step)
+    own = linked(kernel)[place]
+    grid = asked_of_grid(kernel.program.steps[place], own.listing, str(kernel.device.arch))
     total: defaultdict[str, float] = defaultdict(float)
-    for touched, owned, blocks in _of_blocks(kernel, step):
-        by_access.add([*touched, *owned], blocks)
-        for each in touched:
-            total[f"global_{each.kind}_sectors"] += each.sectors * blocks
-            total[f"global_{each.kind}_requests"] += each.requests * blocks
-        for own in owned:
-            total[f"shared_{own.kind}_wavefronts"] += own.wavefronts * blocks
+    for (space, kind), opcodes in ACCESSES.items():
+        for instruction, each in zip(own.listing, grid.counts, strict=True):
+            if instruction.opcode in opcodes and space == "global":
+                total[f"global_{kind}_sectors"] += each.sectors / grid.share
+                total[f"global_{kind}_requests"] += each.requests / grid.share
+            elif instruction.opcode in opcodes:
+                total[f"shared_{kind}_wavefronts"] += each.wavefronts / grid.share
+    total |= _dram(kernel, own, grid)
+    total["warp_instructions"] = sum(each.executed for each in grid.counts) / grid.share
     full = occupancy_of(kernel, step)
     registers = kernel.cubin.kernels[step.name].registers
-    return Counted(dict(total), dict(full.limits), full.share, registers, by_access.all())
+    return Counted(dict(total), dict(full.limits), full.share, registers, by_access(kernel, own, grid))
 
 
-def _of_blocks(kernel: Kernel, step: LoweredStep) -> Iterator[tuple[list[GlobalAccess], list[SharedAccess], float]]:
-    """The accesses of some blocks, and how many blocks of the grid these stand for."""
-    grid = step.launch.grid
-    if has_instructions(step.function):
-        chosen = with_clusters(step.launch, sampled(grid, EXECUTED_BLOCKS))
-        banks, sectors = BankWatch(), SectorWatch()
-        observe(step, kernel.spaces, chosen, Several(banks, sectors))
-        yield sectors.accesses(), banks.accesses(), math.prod(grid) / len(chosen)
-        return
-    chosen = sampled(grid, BLOCKS)
-    for accesses in accesses_of_each(kernel, step, chosen):
-        yield accesses, [], math.prod(grid) / len(chosen)
-    chosen = sampled(grid, SHARED_BLOCKS)
-    for block in chosen:
-        yield [], as_compiled(kernel, step, block), math.prod(grid) / len(chosen)
-
-
-def sampled(grid: Block, most: int) -> list[Block]:
-    """Blocks of a grid, as (x, y, z): all where there are few, else so many, spread evenly.
-
-    Those of a long grid are some constant share of it apart that no tile's width divides: the golden ratio's (the
-    additive recurrence of Roberts, "The Unreasonable Effectiveness of Quasirandom Sequences").
-    """
-    count = math.prod(grid)
-    if count <= most:
-        numbers = np.arange(count)
+def _dram(kernel: Kernel, own: Linked, grid: Grid) -> dict[str, float]:
+    capacity = l2_bytes(str(kernel.device.arch))
+    try:
+        touched = footprints(kernel, own.step)
+    except AnalysisError:  # its loops are long
+        touched = None
+    arrays = [*kernel.program.arrays, *kernel.program.scratch]
+    sizes = {parameter.index: arrays[parameter.index].nbytes for parameter in own.step.parameters}
+    if touched is None:  # each array once
+        stored = _stored(own, grid) | {len(kernel.program.arrays) - 1}
+        moved = {kind: sum(sizes[n] for n in sizes if (n in stored) == (kind == "store")) for kind in KINDS}
     else:
-        share = (np.arange(most) * (math.sqrt(5) - 1) / 2 + 0.5) % 1
-        numbers = np.unique((share * count).astype(np.int64))
-    z, y, x = np.unravel_index(numbers, grid[::-1])
-    return list(zip(x.tolist(), y.tolist(), z.tolist(), strict=True))
+        moved = moved_bytes(own.step, touched, capacity)
+        spaces = list(kernel.spaces.values())
+        moved["load"] += sum(sizes[n] for n in sizes if n < len(spaces) and spaces[n] != GLOBAL)
+    told = {"dram_read_bytes": float(moved["load"])}
+    if sum(sizes.values()) > capacity:
+        told["dram_write_bytes"] = max(0.0, moved["store"] - capacity * STAYS)
+    return told
+
+
+def _stored(own: Linked, grid: Grid) -> set[int]:
+    """The arrays that threads store to, by their index."""
+    return set().union(
+        *(
+            counts.arrays
+            for instruction, counts in zip(own.listing, grid.counts, strict=True)
+            if instruction.opcode in ACCESSES["global", "store"]
+        )
+    )

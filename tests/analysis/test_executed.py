@@ -1,0 +1,283 @@
+"""Machine code that is executed for its addresses: operations beside Python's integers, kernels beside their TIR."""
+
+import itertools
+import math
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import tvmconv as tc
+from tvmconv.analysis.machine_code.executed.asked import asked, asked_of_grid, spread
+from tvmconv.analysis.machine_code.executed.integers import by_table
+from tvmconv.analysis.machine_code.executed.machine import Machine
+from tvmconv.analysis.memory.banks import shared_accesses
+from tvmconv.analysis.memory.coalescing import global_accesses
+from tvmconv.compiler.listing import parse
+from tvmconv.compiler.program import Launch
+from tvmconv.errors import AnalysisError, Error
+
+MASK = (1 << 32) - 1
+
+
+def listing(*lines):
+    """Machine code of these instructions and labels, which begin with a dot, as nvdisasm prints it."""
+    text, address = [".text.main:"], 0
+    for line in (*lines, "EXIT"):
+        if line.startswith("."):
+            text.append(f"{line}:")
+            continue
+        text.append(f"        /*{address:04x}*/                   {line} ;")
+        address += 16
+    return parse("\n".join(text))["main"]
+
+
+def stored(*lines, threads=32, constants=None, blocks=((0, 0, 0),)):
+    """The shared addresses that a program stores to, one list a store, of the threads that do."""
+    found = []
+    machine = Machine(
+        listing(*lines),
+        Launch((4, 1, 1), (threads, 1, 1)),
+        lambda bank, offset: (constants or {}).get(offset) if bank == 0 else None,
+    )
+    run = machine.execute(list(blocks), lambda one: found.append(one.addresses[one.active].tolist()))
+    return found, run
+
+
+def value(*lines, **given):
+    """What is in R0 after some instructions."""
+    ((addresses, *_), *_), _ = stored(*lines, "STS [R0], RZ", **given)
+    return addresses
+
+
+def signed(number):
+    return (number & MASK) - (1 << 32) * (number >> 31 & 1)
+
+
+random.seed(5)
+NUMBERS = [0, 1, 2, 31, 0x7FFFFFFF, 0x80000000, MASK, *(random.getrandbits(32) for _ in range(3))]
+PAIRS = list(itertools.product(NUMBERS, NUMBERS))
+
+
+def operands(a, b, c=0):
+    return f"MOV R1, {a:#x}", f"MOV R2, {b:#x}", f"MOV R3, {c:#x}"
+
+
+OPERATIONS = {
+    "IADD3 R0, R1, R2, 0x5": lambda a, b: a + b + 5,
+    "IADD3 R0, R1, -R2, RZ": lambda a, b: a - b,
+    "VIADD R0, R1, -0x7": lambda a, b: a - 7,
+    "IMAD R0, R1, R2, R1": lambda a, b: a * b + a,
+    "IMAD R0, R1, -0x3, R2": lambda a, b: -3 * a + b,
+    "IMAD.SHL.U32 R0, R1, 0x8, RZ": lambda a, b: 8 * a,
+    "IMAD.IADD R0, R1, 0x1, -R2": lambda a, b: a - b,
+    "IMAD.HI R0, R1, 0x2aaaaaab, RZ": lambda a, b: signed(a) * 0x2AAAAAAB >> 32,
+    "IMAD.HI.U32 R0, R1, R2, RZ": lambda a, b: a * b >> 32,
+    "LEA R0, R1, R2, 0x3": lambda a, b: (a << 3) + b,
+    "LEA.HI R0, R1, R2, RZ, 0x1d": lambda a, b: (a >> 3) + b,
+    "LEA.HI.SX32 R0, R1, R2, 0x1d": lambda a, b: (signed(a) >> 3) + b,
+    "SHF.L.U32 R0, R1, 0x7, RZ": lambda a, b: a << 7,
+    "SHF.R.U32.HI R0, RZ, 0x7, R1": lambda a, b: a >> 7,
+    "SHF.R.S32.HI R0, RZ, 0x1f, R1": lambda a, b: signed(a) >> 31,
+    "SHF.L.U64.HI R0, R1, 0x4, R2": lambda a, b: ((b << 32 | a) << 4) >> 32,
+    "LOP3.LUT R0, R1, R2, RZ, 0xc0, !PT": lambda a, b: a & b,
+    "LOP3.LUT R0, R1, R2, R1, 0x1e, !PT": lambda a, b: a ^ (b | a),
+    "PRMT R0, R1, 0x5410, R2": lambda a, b: (a & 0xFFFF) | b << 16,
+    "PRMT R0, R1, 0x9910, R2": lambda a, b: (a & 0xFFFF) | (0xFFFF0000 if a & 0x8000 else 0),
+    "VIADDMNMX R0, R1, R2, 0x64, PT": lambda a, b: min(signed(a + b), 100),
+    "VIMNMX R0, R1, R2, !PT": lambda a, b: max(signed(a), signed(b)),
+    "VIMNMX.U32 R0, PT, PT, R1, R2, !PT": lambda a, b: max(a, b),
+    "IABS R0, R1": lambda a, b: abs(signed(a)),
+    "IDP.2A.LO.U16.U8 R0, R1, R2, R1": lambda a, b: (a & 0xFFFF) * (b & 0xFF) + (a >> 16) * (b >> 8 & 0xFF) + a,
+}
+
+
+@pytest.mark.parametrize("text", OPERATIONS)
+def test_operations_give_what_integers_give(text):
+    for a, b in PAIRS:
+        assert value(*operands(a, b), text) == OPERATIONS[text](a, b) & MASK, (hex(a), hex(b))
+
+
+COMPARISONS = {
+    "ISETP.LT.AND P0, PT, R1, R2, PT": lambda a, b: signed(a) < signed(b),
+    "ISETP.GE.U32.AND P0, PT, R1, R2, PT": lambda a, b: a >= b,
+    "ISETP.NE.AND P1, P0, R1, R2, PT": lambda a, b: a == b,
+    "LOP3.LUT P0, RZ, R1, 0x80000000, RZ, 0xc0, !PT": lambda a, b: bool(a >> 31),
+    "IADD3 R4, P0, R1, R2, RZ": lambda a, b: a + b > MASK,
+    "IADD3 R4, P0, R1, -R2, RZ": lambda a, b: a >= b,
+    "LEA R4, P0, R1, R2, 0x2": lambda a, b: (a << 2 & MASK) + b > MASK,
+}
+
+
+@pytest.mark.parametrize("text", COMPARISONS)
+def test_predicates_are_those_of_integers(text):
+    for a, b in PAIRS:
+        assert value(*operands(a, b), text, "SEL R0, RZ, 0x40, !P0") == 0x40 * COMPARISONS[text](a, b)
+
+
+@pytest.mark.parametrize("table", range(256))
+def test_a_table_of_three_bits_is_looked_up(table):
+    a, b, c = (np.array([number], np.uint32) for number in (0xF0, 0xCC, 0xAA))
+    assert int(by_table(table, a, b, c)[0]) & 0xFF == table
+
+
+def test_values_of_64_bits_carry():
+    """What a pointer takes: a product, added to a pair of registers, with and without a carry by itself."""
+    for low, high in ((0xFFFFFFF0, 3), (16, 0)):
+        begin = "MOV R2, 0x64", f"MOV R4, {low:#x}", f"MOV R5, {high:#x}"
+        wanted = (high << 32 | low) + 400
+        ways = (
+            ("IMAD.WIDE R6, R2, 0x4, R4",),
+            ("LEA R6, P1, R2, R4, 0x2", "LEA.HI.X.SX32 R7, R2, R5, 0x2, P1"),
+            ("IADD3 R6, P0, R4, 0x190, RZ", "IADD3.X R7, RZ, R5, RZ, P0, !PT"),
+            ("IADD.64 R6, R4, 0x190",),
+        )
+        for way in ways:
+            (addresses,), _ = stored(*begin, *way, "STG.E desc[UR4][R6.64+0x8], R2")
+            assert set(addresses) == {wanted + 8}, way
+
+
+def test_spilled_registers_and_constants_that_are_written_as_halves_come_back():
+    assert value("MOV R5, 0x30", "STL [R1+0x8], R5", "MOV R5, RZ", "LDL R0, [R1+0x8]") == 0x30
+    assert value("HFMA2.MMA R0, -RZ, RZ, 0, 2.384185791015625e-07") == 4
+    assert value("LDC R0, c[0x0][0x210]", constants={0x210: 0x77}) == 0x77
+    assert value("ULDC.64 UR4, c[0x0][0x210]", "IMAD.U32 R0, RZ, RZ, UR5", constants={0x210: 1, 0x214: 0x88}) == 0x88
+
+
+def test_predicates_are_packed_and_unpacked():
+    lines = "ISETP.EQ.AND P1, PT, RZ, RZ, PT", "P2R R2, PR, RZ, 0x2", "PLOP3.LUT P1, PT, PT, PT, PT, 0x0, 0x0"
+    assert value(*lines, "R2P PR, R2, 0x2", "SEL R0, RZ, 0x20, !P1") == 0x20
+
+
+def test_threads_that_part_meet_again():
+    """A loop of as many turns as the thread's number: each turn's store is one request, and the one behind it, too."""
+    lines = (
+        "S2R R1, SR_TID.X",
+        "MOV R2, RZ",
+        "BSSY B0, `(.L_meet)",
+        ".L_again",
+        "ISETP.GE.AND P0, PT, R2, R1, PT",
+        "@P0 BRA `(.L_meet)",
+        "STS [R1], RZ",
+        "VIADD R2, R2, 0x1",
+        "BRA `(.L_again)",
+        ".L_meet",
+        "BSYNC B0",
+        "STS [R2], RZ",
+    )
+    found, run = stored(*lines)
+    assert [len(each) for each in found] == [*range(31, 0, -1), 32]
+    assert found[-1] == list(range(32))
+    assert run.times[3] == 32  # the comparison
+    assert run.times[-1] == 1
+
+
+def test_warps_go_their_own_ways():
+    lines = (
+        "S2R R1, SR_TID.X",
+        "ISETP.GE.AND P0, PT, R1, 0x20, PT",
+        "@P0 BRA `(.L_other)",
+        "STS [R1], RZ",
+        "EXIT",
+        ".L_other",
+        "STS [R1+0x100], RZ",
+    )
+    found, run = stored(*lines, threads=48)
+    assert found == [list(range(32)), [0x100 + thread for thread in range(32, 48)]]
+    assert run.times == [2, 2, 2, 1, 1, 1, 1]
+
+
+def test_several_blocks_are_executed_together():
+    lines = "S2R R1, SR_CTAID.X", "LEA R2, R1, 0x4, 0x7", "STS [R2], RZ"
+    (found,), run = stored(*lines, threads=8, blocks=[(n, 0, 0) for n in range(3)])
+    assert found == [4] * 8 + [132] * 8 + [260] * 8
+    assert run.times == [3, 3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("lines", "match"),
+    [
+        (("LDS R1, [RZ]", "STS [R1], RZ"), "STS .* depends on what is not known"),
+        (("LDS R1, [RZ]", "ISETP.GT.AND P0, PT, R1, RZ, PT", "@P0 STS [RZ], RZ"), "depends on what is not known"),
+        (("RET.REL.NODEC R2",), "RET.* is not executed here"),
+        ((".L_x", "STS [RZ], RZ", "BRA `(.L_x)"), "takes more than"),
+    ],
+)
+def test_what_is_not_known_or_not_understood_is_an_error(lines, match, monkeypatch):
+    monkeypatch.setattr("tvmconv.analysis.machine_code.executed.machine.MOST_STEPS", 1000)
+    with pytest.raises(AnalysisError, match=match):
+        stored(*lines)
+
+
+def test_arithmetic_is_left_out():
+    lines = "S2R R1, SR_TID.X", "LDS R4, [R1]", "FFMA R5, R4, R4, R5", "FADD R5, R5, R4", "STS [R1], R5"
+    _, run = stored(*lines)
+    assert run.steps == 4  # the thread's number, two accesses, the end
+    assert run.times == [1] * 6
+
+
+KERNELS = [
+    ("conv2d:2x5x9x11,7x5x3x3,s2,p1", "default"),
+    ("conv2d:1x16x14x14,32x16x3x3,s1,p1", "tiling"),
+    ("conv2d:1x16x14x14,32x16x3x3,s1,p1", "vthread"),
+    ("conv2d:1x8x13x13,24x8x3x3,s1,p1", "conflict_free"),
+    ("filter1d:4099,k5", "halo_blocks"),
+]
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"])
+@pytest.mark.parametrize(("text", "schedule"), KERNELS)
+def test_stores_are_those_of_the_lowered_tir(text, schedule, arch):
+    """Of stores to global memory the compiler can neither merge, drop nor hoist any in these kernels."""
+    kernel = tc.build(tc.parse(text), schedule, arch=arch)
+    (step,), (compiled,) = kernel.steps, kernel.program.steps
+    block = tuple(extent // 2 for extent in step.launch.grid)
+    counts = asked(compiled, kernel.listings[step.name], arch, [block])
+    ours = [each for each, code in zip(counts, kernel.listings[step.name], strict=True) if code.opcode == "STG"]
+    wanted = [each for each in global_accesses(kernel, step, block) if each.kind == "store"]
+    assert sum(each.sectors for each in ours) == sum(each.sectors for each in wanted)
+    assert sum(each.requests for each in ours) == sum(each.requests for each in wanted)
+    assert set().union(*(each.arrays for each in ours)) == {len(kernel.program.arrays) - 1}
+
+
+def test_matrices_and_asynchronous_copies_are_those_of_the_text():
+    """`ldmatrix`, `cp.async` and what goes back to the output: as executing the text tells."""
+    kernel = tc.build(tc.parse("conv2d:1x64x8x8,64x64x1x1,s1,p0,f16,nhwc"), "mma_sync", arch="sm_80")
+    (step,) = kernel.steps
+    code = kernel.listings[step.name]
+    counts = asked(kernel.program.steps[0], code, "sm_80", [(0, 0, 0)])
+    from_text = shared_accesses(kernel, step)
+    copied = sum(each.wavefronts for each, i in zip(counts, code, strict=True) if i.opcode in ("LDGSTS", "STS"))
+    assert copied == sum(each.wavefronts for each in from_text if each.kind == "store")
+    loaded = sum(each.wavefronts for each, i in zip(counts, code, strict=True) if i.opcode in ("LDSM", "LDS"))
+    assert loaded <= sum(each.wavefronts for each in from_text if each.kind == "load")  # some are not needed
+
+
+@pytest.mark.parametrize("grid", [(2, 3, 2), (1, 1, 1), (1000, 1, 1), (7, 99, 3), (1, 56, 64)])
+def test_the_blocks_that_come_first_are_spread_over_a_grid(grid):
+    found = spread(grid, 64)
+    assert len(found) == len(set(found)) == min(64, math.prod(grid))
+    for first in (found, found[:32]) if len(found) == 64 else (found,):
+        for axis, extent in enumerate(grid):
+            places = [block[axis] for block in first]
+            assert sum(places) / len(places) == pytest.approx((extent - 1) / 2, abs=0.12 * extent)
+
+
+def test_all_blocks_of_a_grid_are_counted_where_they_are_short():
+    kernel = tc.build(tc.parse("conv2d:1x4x30x30,8x4x3x3,s1,p1"), "tiling", arch="sm_90")
+    (step,) = kernel.program.steps
+    code = kernel.listings[step.name]
+    grid = asked_of_grid(step, code, "sm_90")
+    assert grid.share == 1
+    blocks = list(itertools.product(*map(range, step.launch.grid)))
+    one_by_one = [asked(step, code, "sm_90", [block]) for block in blocks]
+    for place, each in enumerate(grid.counts):
+        assert each.sectors == sum(counts[place].sectors for counts in one_by_one)
+        assert each.executed == sum(counts[place].executed for counts in one_by_one)
+
+
+def test_there_has_to_be_machine_code():
+    with pytest.raises(AnalysisError, match="no machine code"):
+        asked(SimpleNamespace(launch=None), (), "sm_90", [(0, 0, 0)])
+    assert issubclass(AnalysisError, Error)

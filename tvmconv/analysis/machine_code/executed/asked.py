@@ -1,0 +1,225 @@
+"""What the instructions of a kernel ask of memory: sectors, lines and wavefronts of each.
+
+All blocks of a grid are executed where that takes few steps; else some, spread evenly, which stand for all: those at
+the border of the grid do less than those inside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmconv.analysis.machine_code.executed.machine import Asked, Machine
+from tvmconv.analysis.machine_code.mix import ACCESSES
+from tvmconv.analysis.memory.banks import copy_wavefronts_of_each, wavefronts_of_each
+from tvmconv.analysis.memory.coalescing import LINE_BYTES, sectors
+from tvmconv.errors import AnalysisError
+from tvmconv.gpu import VECTOR_BYTES
+
+if TYPE_CHECKING:
+    from tvmconv.analysis.emulation.blocks import Block
+    from tvmconv.compiler.listing import Listing
+    from tvmconv.compiler.program import Step
+
+ARRAY_BITS = 40  # of an address, above which is the number of the argument that it is in
+_BEGIN = 1 << 32  # of an argument's array: what is a little below it is there, too
+# Where the arguments lie in constant bank 0, by the first architecture (readelf of cubins: .nv.constant0).
+_ARGUMENTS = ((100, 0x380), (90, 0x210), (0, 0x160))
+_LANES, _FIRST_LANES = (
+    16384,
+    2048,
+)  # threads that are executed together: NumPy takes little longer for many than for few
+_MOST_STEPS = 200_000  # of a grid, some seconds, but for the first blocks
+_MOST_BLOCKS = 16384
+_TRIES = 3  # numbers drawn for each block, so that nearly all of few blocks are met
+_GRID = {0x0: "block", 0xC: "grid"}
+
+
+@dataclass
+class Counts:
+    """What the requests of one instruction take.
+
+    Attributes:
+        executed: how often a warp runs it.
+        requests: of these, how often with a thread taking part.
+        sectors: of global memory that they touch.
+        least_sectors: that would do for what they touch.
+        lines: of 128 bytes of global memory.
+        wavefronts: of shared memory.
+        least_wavefronts: that would do without conflicts.
+        arrays: of the program, by their index, in which they are.
+    """
+
+    executed: int = 0
+    requests: int = 0
+    sectors: int = 0
+    least_sectors: int = 0
+    lines: int = 0
+    wavefronts: int = 0
+    least_wavefronts: int = 0
+    arrays: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What the blocks of a launch ask, or some of them.
+
+    Attributes:
+        counts: of each instruction, of the blocks that were executed.
+        share: of the grid's blocks that these are.
+    """
+
+    counts: list[Counts]
+    share: float
+
+
+def asked_of_grid(step: Step, listing: Listing, arch: str) -> Grid:
+    """What the instructions of a step ask of memory in a whole launch.
+
+    Args:
+        step: of a kernel's program.
+        listing: its machine code.
+        arch: such as "sm_90".
+
+    Raises:
+        AnalysisError: the machine code is not understood, or what it asks depends on the data.
+    """
+    asking = _Asking(step, listing, arch)
+    order = spread(step.launch.grid, _MOST_BLOCKS)
+    first, more = (max(1, lanes // step.launch.threads) for lanes in (_FIRST_LANES, _LANES))
+    once = asking.of(order[:first])
+    executed = first + more * (_MOST_STEPS // once)
+    for begin in range(first, min(executed, len(order)), more):
+        asking.of(order[begin : begin + more])
+    return Grid(asking.counts, min(executed, len(order)) / math.prod(step.launch.grid))
+
+
+def asked(step: Step, listing: Listing, arch: str, blocks: Sequence[Block]) -> list[Counts]:
+    """What each instruction of a step asks of memory in some blocks, by its place in the listing.
+
+    Args:
+        step: of a kernel's program.
+        listing: its machine code.
+        arch: such as "sm_90".
+        blocks: of its grid, as (x, y, z).
+
+    Raises:
+        AnalysisError: the machine code is not understood, or what it asks depends on the data.
+    """
+    asking = _Asking(step, listing, arch)
+    asking.of(blocks)
+    return asking.counts
+
+
+def spread(grid: Block, most: int) -> list[Block]:
+    """Blocks of a grid, as (x, y, z): all where there are few, else so many; the first of them are spread evenly, too.
+
+    They are some constant share of the grid apart that no tile's width divides: the golden ratio's (the additive
+    recurrence of Roberts, "The Unreasonable Effectiveness of Quasirandom Sequences").
+    """
+    count = math.prod(grid)
+    share = (np.arange(min(_TRIES * count, 2 * _TRIES * most)) * (math.sqrt(5) - 1) / 2 + 0.5) % 1
+    numbers, first = np.unique((share * count).astype(np.int64), return_index=True)
+    numbers = numbers[np.argsort(first)][:most]
+    z, y, x = np.unravel_index(numbers, grid[::-1])
+    return list(zip(x.tolist(), y.tolist(), z.tolist(), strict=True))
+
+
+class _Asking:
+    """A step's machine code, and what its instructions have asked so far."""
+
+    def __init__(self, step: Step, listing: Listing, arch: str) -> None:
+        if not listing:
+            raise AnalysisError("there is no machine code")
+        words = _words(step, arch)
+        self._machine = Machine(listing, step.launch, lambda bank, offset: words.get(offset) if bank == 0 else None)
+        self._counter = _Counter(listing)
+        self.counts = self._counter.counts
+
+    def of(self, blocks: Sequence[Block]) -> int:
+        """Execute some blocks; how many steps that took."""
+        run = self._machine.execute(blocks, self._counter.add)
+        for each, times in zip(self.counts, run.times, strict=True):
+            each.executed += times
+        return run.steps
+
+
+def _words(step: Step, arch: str) -> dict[int, int]:
+    """The words of constant bank 0 that are known, by their offset: launch, stack and arguments."""
+    number = int("".join(filter(str.isdigit, arch)))
+    first = next(begin for since, begin in _ARGUMENTS if number >= since)
+    found = {0x28: 0xFFFF00, 0x37C: 0xFFFF00, first - 8: 0, first - 4: 0, 0x118: 0, 0x11C: 0, 0x358: 0, 0x35C: 0}
+    for offset, name in _GRID.items():
+        for axis, extent in enumerate(getattr(step.launch, name)):
+            found[offset + 4 * axis] = extent
+            found[(0x360 if name == "block" else 0x370) + 4 * axis] = extent
+    maps = dict(step.tensor_maps)
+    place = first
+    for number, index in enumerate(step.arguments):
+        if number in maps:
+            place = -(-place // 64) * 64 + 128
+            continue
+        begin = ((index + 1) << ARRAY_BITS) + _BEGIN
+        found[place], found[place + 4] = begin & 0xFFFFFFFF, begin >> 32
+        place += 8
+    return found
+
+
+class _Counter:
+    """Counts what is asked; what was asked before, at addresses that are all moved on alike, is known."""
+
+    def __init__(self, listing: Listing) -> None:
+        self.counts = [Counts() for _ in listing]
+        self._opcodes = [each.opcode for each in listing]
+        self._matrices = [_matrices(each.modifiers) for each in listing]
+        self._known: dict[tuple[object, ...], tuple[int, ...]] = {}
+
+    def add(self, found: Asked) -> None:
+        """Count it."""
+        opcode, total = self._opcodes[found.place], self.counts[found.place]
+        total.requests += int(found.active.any(axis=1).sum())
+        if opcode in ("LDSM", "STSM"):
+            rows = np.arange(found.active.shape[1]) < 8 * self._matrices[found.place]
+            found = Asked(found.place, found.addresses, found.active & rows, VECTOR_BYTES)
+        if opcode in ACCESSES["global", "load"] + ACCESSES["global", "store"]:
+            of_global = found.addresses if found.sources is None else found.sources
+            active = found.active if found.reads is None else found.reads
+            takes = self._of("global", of_global, active, found.nbytes)
+            total.sectors += takes[0]
+            total.least_sectors += takes[1]
+            total.lines += takes[2]
+            if active.any():
+                total.arrays.add((int(of_global[active][0]) >> ARRAY_BITS) - 1)
+        if opcode in ACCESSES["shared", "load"] + ACCESSES["shared", "store"]:
+            if found.sources is not None and found.nbytes == VECTOR_BYTES:
+                assert found.reads is not None
+                served, least = copy_wavefronts_of_each(found.addresses, found.active, found.sources, found.reads)
+                takes = int(served.sum()), int(least.sum())
+            else:
+                takes = self._of("shared", found.addresses, found.active, found.nbytes)
+            total.wavefronts += takes[0]
+            total.least_wavefronts += takes[1]
+
+    def _of(self, space: str, addresses: NDArray[np.int64], active: NDArray[np.bool_], nbytes: int) -> tuple[int, ...]:
+        if not active.any():
+            return 0, 0, 0
+        first = int(addresses[active].min())
+        moved = np.where(active, addresses - first // LINE_BYTES * LINE_BYTES, 0)
+        key = space, nbytes, moved.tobytes(), active.tobytes()
+        if key not in self._known:
+            if space == "global":
+                _, touched, least, lines = sectors(moved, active, nbytes)
+                self._known[key] = touched, least, lines
+            else:
+                takes, least_of_each = wavefronts_of_each(moved, active, nbytes)
+                self._known[key] = int(takes.sum()), int(least_of_each.sum()), 0
+        return self._known[key]
+
+
+def _matrices(modifiers: Sequence[str]) -> int:
+    return next((int(each) for each in modifiers if each in ("1", "2", "4")), 1)
