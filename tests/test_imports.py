@@ -40,6 +40,7 @@ ROOMS = (
 # Rooms that are long have rooms of their own, to which the same applies.
 ANALYSIS = (
     ("", "bounds", "estimate", "predicted_time", "races", "steps", "waterfall", "work"),
+    ("asked",),
     ("counts", "nsight"),
     ("machine_code",),
     ("memory",),

@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tvmconv.analysis.asked import asked_by
 from tvmconv.analysis.counts import counts
 from tvmconv.analysis.memory.footprint import dram_bytes
 from tvmconv.gpu import fp32_lanes
@@ -65,10 +66,11 @@ def bounds(kernel: Kernel, machine: Machine) -> list[Bound]:
         times = TENSOR_CORES.get(w.dtype, 1) if _on_tensor_cores(step) else 1
         flops += done.done.flops * blocks
         seconds += most * done.done.flops / (2 * lanes * times) / clock
-        own = sum(access.wavefronts for access in done.shared)
+        asks = asked_by(kernel, step)
+        own = sum(access.wavefronts for access in asks.shared)
         wavefronts += own * blocks
         shared += most * own / WAVEFRONTS_A_CLOCK / clock
-        touched = sum(access.sectors for access in done.touched)
+        touched = sum(access.sectors for access in asks.touched)
         found += touched * blocks
         moved += most * touched / SECTORS_A_CLOCK / clock
     memory = dram_bytes(kernel)

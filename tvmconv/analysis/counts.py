@@ -1,4 +1,4 @@
-"""What one block does to shared and global memory, and its arithmetic: counted once for a kernel, whoever asks.
+"""What one block's text does to shared and global memory, and its arithmetic: counted once for a kernel, whoever asks.
 
 A kernel of instructions by name is executed for that, its middle block, which takes seconds where its loops are long.
 """
@@ -13,9 +13,8 @@ from tvmconv.analysis.emulation.blocks import lanes_of, with_clusters
 from tvmconv.analysis.emulation.observe import observe
 from tvmconv.analysis.emulation.watch import Several
 from tvmconv.analysis.lowered.tir import has_instructions
-from tvmconv.analysis.machine_code.merged import as_compiled
 from tvmconv.analysis.machine_code.runs import done_and_touched
-from tvmconv.analysis.memory.banks import BankWatch, SharedAccess
+from tvmconv.analysis.memory.banks import BankWatch, SharedAccess, shared_accesses
 from tvmconv.analysis.memory.coalescing import GlobalAccess, SectorWatch, middle_block
 from tvmconv.analysis.memory.swizzles import SwizzleWatch, Tile
 from tvmconv.analysis.memory.traffic import Traffic, TrafficWatch
@@ -30,7 +29,7 @@ class Counts:
     """What one block of a step does.
 
     Attributes:
-        shared: its accesses to shared memory, as wide as the compiler made them.
+        shared: its accesses to shared memory.
         touched: its accesses to global memory.
         done: all of its operations. What TMA and wgmma access is not among them.
         tiles: the shared memory that TMA copies to and from.
@@ -62,7 +61,7 @@ def counts(kernel: Kernel, step: LoweredStep) -> Counts:
 
 def _evaluated(kernel: Kernel, step: LoweredStep) -> Counts:
     done, touched = done_and_touched(kernel, step)
-    return Counts(as_compiled(kernel, step), touched, done)  # what needs the machine code last, as it may be on its way
+    return Counts(shared_accesses(kernel, step), touched, done)
 
 
 def _executed(kernel: Kernel, step: LoweredStep) -> Counts:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -49,7 +51,7 @@ class Readings(Generic[Row]):
         """What `write` wrote.
 
         Args:
-            file: the JSON.
+            file: the JSON; compressed, if its name ends in .gz.
             row: makes a row from its fields, by name.
 
         Raises:
@@ -57,9 +59,10 @@ class Readings(Generic[Row]):
             OSError: it cannot be read.
         """
         try:
-            data = json.loads(file.read_text(encoding="utf-8"))
+            whole = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+            data = json.loads(whole)
             totals = {str(name): [*map(float, each)] for name, each in data.get("totals", {}).items()}
             kernels = [row(**kernel) for kernel in data["kernels"]]
             return cls(str(data["name"]), str(data["provenance"]), kernels, totals)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, EOFError, zlib.error) as error:
             raise Error(f"{file}: no such readings ({type(error).__name__}: {error})") from error

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from tvmconv.analysis.counts import counts
+from tvmconv.analysis.asked import asked_by
 from tvmconv.analysis.machine_code.linked import Linked
 from tvmconv.analysis.machine_code.mix import widths
 from tvmconv.kernel import Kernel
@@ -26,7 +26,7 @@ class Cost:
         memory: shared or global.
         array: the name of the buffer or the array, and of the step where there are several.
         kind: load or store.
-        nbytes: that a thread accesses in the text.
+        nbytes: that a thread accesses at once, at most.
         unit: wavefronts or sectors.
         requests: of warps, in one block.
         takes: of the unit, in one block.
@@ -151,7 +151,7 @@ def _placed(kernel: Kernel, linked: list[Linked] | None) -> Iterator[tuple[int, 
     for place, step in enumerate(kernel.steps):
         of = f" of {step.name}" if len(kernel.steps) > 1 else ""
         own = linked[place] if linked else None
-        done = counts(kernel, step)
+        done = asked_by(kernel, step)
         for held in done.shared:
             numbers = (held.requests, held.wavefronts, held.least)
             cost = Cost("shared", held.buffer + of, held.kind, held.nbytes, "wavefronts", *numbers)

@@ -103,6 +103,17 @@ def differing(rows: Sequence[Beside]) -> Iterator[tuple[Beside, list[str]]]:
             yield row, names
 
 
+def differences(rows: Sequence[Beside]) -> Table:
+    """One line a step that differs, or that could not be counted, with what does and by how much."""
+    lines = []
+    for row, names in differing(rows):
+        shares = ((name, ratio(row, COUNTS[name])) for name in names if name in COUNTS)
+        told = [f"{name} {_shown(share)}" for name, share in shares]
+        lines.append((row.workload, _name(row), ", ".join(told + [name for name in names if name not in COUNTS])))
+    lines += [(row.workload, _name(row), row.counted["error"]) for row in rows if "error" in row.counted]
+    return Table(("workload", "schedule", "what"), lines, left=frozenset({"workload", "schedule", "what"}))
+
+
 def ratio(row: Beside, key: str) -> float | None:
     """Counted over measured; None where neither counts any, or one is not known; 1 where they differ by a few."""
     if "error" in row.counted:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tvmconv.analysis.asked import asked_by
 from tvmconv.analysis.bounds import Bound, bounds
 from tvmconv.analysis.counts import counts
 from tvmconv.analysis.estimate import estimated_seconds
@@ -192,7 +193,7 @@ def quantities(kernel: Kernel, machine: Machine | None) -> dict[str, str]:
     found: dict[str, list[float]] = {}
     for step in kernel.timed_steps:
         blocks = math.prod(step.launch.grid)
-        done = counts(kernel, step)
+        done = asked_by(kernel, step)
         own, touched = done.shared, done.touched
         for name, value in (
             ("blocks", blocks),

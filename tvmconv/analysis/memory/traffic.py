@@ -147,6 +147,9 @@ class TrafficWatch(Watch):
         self._blocks, self._lanes, self._spaces = blocks, lanes, spaces
         self._before = self._now = 0  # blocks of the pieces before this one, and with it
         self._counts = {name: np.zeros((3, blocks), np.int64) for name in (*MEMORY, *ARITHMETIC)}
+        self._known: dict[
+            bytes, tuple[NDArray[np.int64], NDArray[np.int64]]
+        ] = {}  # of lanes: by block, and their warps
         self._stored: dict[str, list[NDArray[np.int64]]] = {}  # (block, element) by array, each once in a piece
 
     def begin(self, threads: Threads) -> None:
@@ -173,11 +176,16 @@ class TrafficWatch(Watch):
         self._add(_OPERATIONS[name], lanes + self._before * self._lanes, elements, itemsize)
 
     def _add(self, name: str, lanes: NDArray[np.intp], elements: int, itemsize: int) -> None:
-        times = elements * np.bincount(lanes // self._lanes, minlength=self._blocks)
-        taking = np.zeros((self._blocks, self._lanes // WARP), bool)
-        taking.reshape(-1)[lanes // WARP] = True
-        requests = taking.sum(axis=1)
-        self._counts[name] += np.stack([times, requests, times * itemsize])
+        key = lanes.tobytes()
+        if key not in self._known:
+            taking = np.zeros((self._blocks, self._lanes // WARP), bool)
+            taking.reshape(-1)[lanes // WARP] = True
+            self._known[key] = np.bincount(lanes // self._lanes, minlength=self._blocks), taking.sum(axis=1)
+        times, requests = self._known[key]
+        of_name = self._counts[name]
+        of_name[0] += elements * times
+        of_name[1] += requests
+        of_name[2] += elements * itemsize * times
 
     def busiest(self, threads: int) -> Traffic:
         """What the block does that does most."""

@@ -1,7 +1,7 @@
 """What is counted of a kernel, access by access, each with the instructions that it became.
 
 An access is a statement's to global or shared memory. Statements of one body to shared memory are one, as the compiler
-merges what they access (`merged`); of instructions by name, which it moves and of which it makes one where they are
+merges what they access; of instructions by name, which it moves and of which it makes one where they are
 alike, all those of a body that load or store.
 """
 
@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tvmconv.analysis.lowered.accesses import Access, accesses
 from tvmconv.analysis.lowered.tir import has_instructions, statements
-from tvmconv.analysis.machine_code.merged import bodies
+from tvmconv.analysis.machine_code.executed.asked import array_names
 from tvmconv.analysis.machine_code.mix import ACCESSES
+from tvmconv.analysis.memory.banks import is_shared
 from tvmconv.compiler.lines import tir_lines
 from tvmconv.errors import AnalysisError
 
@@ -71,7 +73,7 @@ def by_access(kernel: Kernel, own: Linked, grid: Grid) -> list[ByAccess]:
         grid: what its instructions ask.
     """
     named = _named_by_instructions(own.step) if has_instructions(own.step.function) else _first_of_bodies(own.step)
-    names = {parameter.index: parameter.name for parameter in own.step.parameters} | dict(enumerate(kernel.spaces))
+    names = array_names(kernel, own.step)
     found: defaultdict[tuple[str, str, int | None], ByAccess] = defaultdict(lambda: ByAccess("", ""))
     for row, (instruction, counts) in enumerate(zip(own.listing, grid.counts, strict=True)):
         for (space, kind), opcodes in ACCESSES.items():
@@ -97,9 +99,12 @@ _Named = dict[tuple[str, str, int | None], tuple[int, tuple[str, ...]]]
 
 
 def _first_of_bodies(step: LoweredStep) -> _Named:
-    """The shared accesses of a kind in one body are one."""
+    """The shared accesses of a kind with the same loops around them are one."""
+    bodies: defaultdict[tuple[str, tuple[Any, ...]], list[Access]] = defaultdict(list)
+    for access in accesses(step.function, is_shared):
+        bodies[access.kind, tuple(variable for variable, _, _ in access.scope.loops)].append(access)
     found: _Named = {}
-    for (kind, _), own in bodies(step.function).items():
+    for (kind, _), own in bodies.items():
         buffers = tuple(dict.fromkeys(str(access.buffer.name) for access in own))
         for access in own:
             found["shared", kind, access.statement] = own[0].statement, buffers

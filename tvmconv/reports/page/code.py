@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from html import escape
 
-from tvmconv.analysis.counts import counts
+from tvmconv.analysis.asked import asked_by
 from tvmconv.analysis.machine_code.linked import Linked, linked
 from tvmconv.analysis.machine_code.mix import inner_loop, reachable
 from tvmconv.errors import AnalysisError, CompileError
@@ -105,7 +105,7 @@ def _memory(kernel: Kernel, place: int) -> dict[int, Counter[str]]:
     step = kernel.steps[place]
     taken: defaultdict[int, Counter[str]] = defaultdict(Counter)
     try:
-        done = counts(kernel, step)
+        done = asked_by(kernel, step)
         for held in done.shared:
             taken[held.statement]["wavefronts"] += held.wavefronts
         for touched in done.touched:

@@ -24,7 +24,9 @@ from tvmconv.gpu import VECTOR_BYTES
 if TYPE_CHECKING:
     from tvmconv.analysis.emulation.blocks import Block
     from tvmconv.compiler.listing import Listing
+    from tvmconv.compiler.lower import LoweredStep
     from tvmconv.compiler.program import Step
+    from tvmconv.kernel import Kernel
 
 ARRAY_BITS = 40  # of an address, above which is the number of the argument that it is in
 _BEGIN = 1 << 32  # of an argument's array: what is a little below it is there, too
@@ -53,6 +55,8 @@ class Counts:
         wavefronts: of shared memory.
         least_wavefronts: that would do without conflicts.
         arrays: of the program, by their index, in which they are.
+        shared: the shared addresses, in bytes, of the first and the last.
+        nbytes: that a thread accesses.
     """
 
     executed: int = 0
@@ -63,6 +67,8 @@ class Counts:
     wavefronts: int = 0
     least_wavefronts: int = 0
     arrays: set[int] = field(default_factory=set)
+    shared: tuple[int, int] | None = None
+    nbytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,12 @@ def asked(step: Step, listing: Listing, arch: str, blocks: Sequence[Block]) -> l
     asking = _Asking(step, listing, arch)
     asking.of(blocks)
     return asking.counts
+
+
+def array_names(kernel: Kernel, step: LoweredStep) -> dict[int, str]:
+    """The names of the arrays and of the scratch memory that a step takes, by their index in the program."""
+    own = {parameter.index: parameter.name.removesuffix("_ptr") for parameter in step.parameters}
+    return own | dict(enumerate(kernel.spaces))
 
 
 def spread(grid: Block, most: int) -> list[Block]:
@@ -183,6 +195,7 @@ class _Counter:
         """Count it."""
         opcode, total = self._opcodes[found.place], self.counts[found.place]
         total.requests += int(found.active.any(axis=1).sum())
+        total.nbytes = found.nbytes
         if opcode in ("LDSM", "STSM"):
             rows = np.arange(found.active.shape[1]) < 8 * self._matrices[found.place]
             found = Asked(found.place, found.addresses, found.active & rows, VECTOR_BYTES)
@@ -204,6 +217,10 @@ class _Counter:
                 takes = self._of("shared", found.addresses, found.active, found.nbytes)
             total.wavefronts += takes[0]
             total.least_wavefronts += takes[1]
+            if found.active.any():
+                there = found.addresses[found.active]
+                first, last = total.shared or (int(there[0]), int(there[0]))
+                total.shared = min(first, int(there.min())), max(last, int(there.max()))
 
     def _of(self, space: str, addresses: NDArray[np.int64], active: NDArray[np.bool_], nbytes: int) -> tuple[int, ...]:
         if not active.any():

@@ -1,0 +1,145 @@
+"""What one block's accesses ask of shared and global memory, as the machine code makes them: exact, where it is known.
+
+The text of a kernel has accesses that the compiler merges, drops, or makes only once; its machine code has those that
+there are. They are told by the statement of the text that they come from.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+from weakref import WeakKeyDictionary
+
+from tvmconv.analysis.counts import counts
+from tvmconv.analysis.lowered.accesses import accesses
+from tvmconv.analysis.lowered.tir import has_instructions
+from tvmconv.analysis.machine_code.executed.asked import Counts, array_names, asked
+from tvmconv.analysis.machine_code.linked import linked
+from tvmconv.analysis.machine_code.mix import ACCESSES
+from tvmconv.analysis.memory.banks import SharedAccess, is_shared
+from tvmconv.analysis.memory.coalescing import GlobalAccess, middle_block
+from tvmconv.errors import AnalysisError, CompileError
+
+if TYPE_CHECKING:
+    from tvmconv.analysis.machine_code.linked import Linked
+    from tvmconv.compiler.lower import LoweredStep
+    from tvmconv.kernel import Kernel
+
+Kind = Literal["load", "store"]
+NO_STATEMENT = -1  # of what the compiler has moved to a line without one
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a block of a step asks.
+
+    Attributes:
+        shared: its accesses to shared memory.
+        touched: its accesses to global memory, but for TMA's, constant memory's and textures'.
+    """
+
+    shared: list[SharedAccess]
+    touched: list[GlobalAccess]
+
+
+_known: WeakKeyDictionary[Kernel, dict[str, Asked]] = WeakKeyDictionary()  # steps by name
+
+
+def asked_by(kernel: Kernel, step: LoweredStep) -> Asked:
+    """What the middle block of one of a kernel's steps asks.
+
+    Where there is no nvdisasm, or the machine code is not understood, it is what the text asks
+    (`tvmconv.analysis.counts`).
+
+    Raises:
+        AnalysisError: what the kernel does cannot be counted, or depends on the data.
+    """
+    known = _known.setdefault(kernel, {})
+    if step.name not in known:
+        try:
+            known[step.name] = _by_machine_code(kernel, step)
+        except (AnalysisError, CompileError):
+            done = counts(kernel, step)
+            known[step.name] = Asked(done.shared, done.touched)
+    return known[step.name]
+
+
+def _by_machine_code(kernel: Kernel, step: LoweredStep) -> Asked:
+    place = kernel.steps.index(step)
+    own = linked(kernel)[place]
+    found = asked(kernel.program.steps[place], own.listing, str(kernel.device.arch), [middle_block(step)])
+    arrays = array_names(kernel, step)
+    buffers = _Buffers(own, found)
+    of_shared: defaultdict[tuple[int, Kind, str], list[Counts]] = defaultdict(list)
+    of_global: defaultdict[tuple[int, Kind, str], list[Counts]] = defaultdict(list)
+    for instruction, each in zip(own.listing, found, strict=True):
+        statement = own.statement(instruction)
+        number = NO_STATEMENT if statement is None else statement
+        for kind in ("load", "store"):
+            if each.requests and instruction.opcode in ACCESSES["shared", kind]:
+                of_shared[number, kind, buffers.name(kind, number, each)].append(each)
+            if each.sectors and instruction.opcode in ACCESSES["global", kind]:
+                of_global[number, kind, ", ".join(arrays[n] for n in sorted(each.arrays))].append(each)
+    return Asked(
+        [_shared(key, own) for key, own in sorted(of_shared.items())],
+        [_global(key, own) for key, own in sorted(of_global.items())],
+    )
+
+
+def _shared(key: tuple[int, Kind, str], found: list[Counts]) -> SharedAccess:
+    statement, kind, buffer = key
+    return SharedAccess(
+        kind=kind,
+        buffer=buffer,
+        requests=sum(each.requests for each in found),
+        wavefronts=sum(each.wavefronts for each in found),
+        least=sum(each.least_wavefronts for each in found),
+        nbytes=max(each.nbytes for each in found),
+        statement=statement,
+    )
+
+
+def _global(key: tuple[int, Kind, str], found: list[Counts]) -> GlobalAccess:
+    statement, kind, array = key
+    return GlobalAccess(
+        kind=kind,
+        array=array,
+        requests=sum(each.requests for each in found),
+        sectors=sum(each.sectors for each in found),
+        least=sum(each.least_sectors for each in found),
+        nbytes=max(each.nbytes for each in found),
+        lines=sum(each.lines for each in found),
+        statement=statement,
+    )
+
+
+class _Buffers:
+    """The shared buffers of a step, by where their stores go: of a statement that reads several, which one it is."""
+
+    def __init__(self, own: Linked, found: Iterable[Counts]) -> None:
+        self._by_instructions = has_instructions(own.step.function)
+        self._of: defaultdict[tuple[str, int], dict[str, None]] = defaultdict(dict)
+        if not self._by_instructions:
+            for access in accesses(own.step.function, is_shared):
+                self._of[access.kind, access.statement][str(access.buffer.name)] = None
+        self._ranges: dict[str, tuple[int, int]] = {}
+        for instruction, each in zip(own.listing, found, strict=True):
+            statement = own.statement(instruction)
+            names = self._of.get(("store", NO_STATEMENT if statement is None else statement), {})
+            if instruction.opcode in ACCESSES["shared", "store"] and each.shared and len(names) == 1:
+                (name,) = names
+                first, last = self._ranges.get(name, each.shared)
+                self._ranges[name] = min(first, each.shared[0]), max(last, each.shared[1])
+
+    def name(self, kind: str, statement: int, found: Counts) -> str:
+        """The buffer that an instruction of a statement accesses; all that it may be, where that is not known."""
+        if self._by_instructions:
+            return "shared"
+        names: Mapping[str, None] = self._of.get((kind, statement), {})
+        if found.shared and len(names) != 1:
+            first, last = found.shared
+            held = [name for name, (low, high) in self._ranges.items() if low <= first and last <= high]
+            names = dict.fromkeys(name for name in held if name in names or not names) or names
+        return ", ".join(names) or "shared"
