@@ -11,7 +11,7 @@ from tvmconv.devices import Device
 from tvmconv.errors import Error
 from tvmconv.kernel import Kernel
 from tvmconv.knobs import Value
-from tvmconv.logs.best import log_files, nearest_first
+from tvmconv.logs.best import Rankings, log_files
 from tvmconv.logs.build import build
 from tvmconv.logs.shipped import shipped_logs
 from tvmconv.workloads import Workload
@@ -67,13 +67,13 @@ def named(
 
 def _tuned(workload: Workload, device: Device, schedule: str | None, logs: list[str] | None) -> Kernel:
     chosen = library.find(workload, schedule) if schedule else None
-    files = log_files(logs) if logs else shipped_logs()
-    if next(nearest_first(files, workload, device, schedule), None) is None:
+    rankings = Rankings(log_files(logs) if logs else shipped_logs())
+    if next(rankings.nearest_first(workload, device, schedule), None) is None:
         of = f" by {schedule}" if schedule else ""
         where = ", ".join(logs) if logs else "the logs that come with tvmconv"
         raise Error(f"{where}: no record of {workload}{of} on a device like {device.text}")
     with told_fallbacks():
-        return build(workload, chosen, device=device, log=files)
+        return build(workload, chosen, device=device, log=rankings)
 
 
 def _assigned(text: str) -> tuple[str, Value]:

@@ -10,7 +10,7 @@ from tvmconv.devices import Device
 from tvmconv.errors import Error, FallbackWarning, KnobError
 from tvmconv.kernel import Kernel
 from tvmconv.knobs import Value
-from tvmconv.logs.best import Nearness, Paths, nearest_first
+from tvmconv.logs.best import Nearness, Paths, Rankings
 from tvmconv.workloads import Workload
 
 
@@ -21,7 +21,7 @@ def build(
     device: str | Device | None = None,
     arch: str | None = None,
     config: Mapping[str, Value] | None = None,
-    log: Paths | None = None,
+    log: Paths | Rankings | None = None,
 ) -> Kernel:
     """Build the kernel of a schedule for a workload.
 
@@ -32,10 +32,10 @@ def build(
         device: where to run it, such as `cuda:0` or `opencl:0`; by default the best there is (`auto`).
         arch: instead of a device, a CUDA architecture to compile for only, such as `sm_90`.
         config: values by knob name; the other knobs take their defaults.
-        log: instead of a config, a log, a folder of logs or several of them, whose fastest valid record for the
-            workload (and the schedule) on this device is built. Where there is none, a `FallbackWarning` tells what is
-            built instead: the record of the nearest device of its kind, what the model predicts, or the schedule with
-            its default config.
+        log: instead of a config, a log, a folder of logs or several of them, or what was read of them, whose fastest
+            valid record for the workload (and the schedule) on this device is built. Where there is none, a
+            `FallbackWarning` tells what is built instead: the record of the nearest device of its kind, what the model
+            predicts, or the schedule with its default config.
 
     Raises:
         ScheduleError: no such schedule for this workload, or not for devices of this kind.
@@ -52,7 +52,8 @@ def build(
     chosen = library.find(workload, schedule) if isinstance(schedule, str) else schedule
     kernel.check_memory(workload, place)
     failures: list[Error] = []
-    for nearness, record in nearest_first(log, workload, place, chosen.name if chosen else None):
+    rankings = log if isinstance(log, Rankings) else Rankings(log)
+    for nearness, record in rankings.nearest_first(workload, place, chosen.name if chosen else None):
         try:
             built = kernel.build_on(workload, chosen or library.find(workload, record.schedule), place, record.config)
         except Error as error:  # the schedule has changed since, or this device has other limits

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,15 +56,22 @@ class Footprint:
 Footprints = dict[tuple[str, str], Footprint]  # by kind of access and array
 
 
+_known: WeakKeyDictionary[Kernel, dict[str, Footprints | None]] = WeakKeyDictionary()  # steps by name
+
+
 def footprints(kernel: Kernel, step: LoweredStep) -> Footprints | None:
     """What the middle block of a grid touches; None for a kernel of instructions by name.
 
     Raises:
         AnalysisError: as for `tvmconv.analysis.memory.coalescing.global_accesses`.
     """
-    if has_instructions(step.function):
-        return None
+    known = _known.setdefault(kernel, {})
+    if step.name not in known:
+        known[step.name] = None if has_instructions(step.function) else _evaluated(kernel, step)
+    return known[step.name]
 
+
+def _evaluated(kernel: Kernel, step: LoweredStep) -> Footprints:
     def is_global(buffer: Any) -> bool:
         return str(buffer.scope()) == GLOBAL and kernel.spaces.get(str(buffer.name), GLOBAL) == GLOBAL
 
