@@ -4,6 +4,7 @@ python scripts/networks.py tuning_logs/nvidia-h200/*-tuned.json
 python scripts/networks.py tuning_logs/nvidia-h200/*-tuned.json --into docs/results.md
 python scripts/networks.py tuning_logs/nvidia-h200/*-nhwc*-tuned.json --into docs/tensor-cores.md
 python scripts/networks.py tuning_logs/nvidia-h200/*-tuned.json --predicted --into docs/knowledge.md
+python scripts/networks.py tuning_logs/nvidia-h200/*-tuned.json --slower --into docs/knowledge.md
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from tvmconv.cli.errors import Parser, guarded
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.reports.networks import networks
-from tvmconv.reports.predicted import predictions
+from tvmconv.reports.predicted import predictions, slower_layers
 from tvmconv.reports.tables import with_section
 
 SECTION = "networks"
@@ -33,6 +34,12 @@ PREDICTED_LEGEND = (
     "the network has it. Each line is of one run, whose page names versions, date, command and model."
 )
 
+SLOWER_SECTION = "slower"
+SLOWER_LEGEND = (
+    "The layers of the networks above whose tuned kernels have less than 0.97 of cuDNN's speed, and how many times as "
+    "fast as cuDNN's a kernel without any loss would be."
+)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Read, print, and write into a page."""
@@ -43,14 +50,22 @@ def _run(argv: Sequence[str]) -> int:
     parser = Parser(prog="networks", description="Tuned networks beside libraries, a line each.")
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="NAME-tuned.json")
     parser.add_argument("--into", type=Path, metavar="FILE", help="put the table between this page's markers")
-    parser.add_argument("--predicted", action="store_true", help="instead: what was predicted without any trial")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--predicted", action="store_true", help="instead: what was predicted without any trial")
+    what.add_argument(
+        "--slower", action="store_true", help="instead: of these, the layers that are slower, a line each"
+    )
     args = parser.parse_args(argv)
     sweeps = [Sweep.read(file) for file in args.files]
-    table = predictions(sweeps) if args.predicted else networks(sweeps)
+    make, name, legend = networks, SECTION, LEGEND
+    if args.predicted:
+        make, name, legend = predictions, PREDICTED_SECTION, PREDICTED_LEGEND
+    elif args.slower:
+        make, name, legend = slower_layers, SLOWER_SECTION, SLOWER_LEGEND
+    table = make(sweeps)
     print(table.text())
     if args.into:
         page = args.into.read_text(encoding="utf-8")
-        name, legend = (PREDICTED_SECTION, PREDICTED_LEGEND) if args.predicted else (SECTION, LEGEND)
         args.into.write_text(with_section(page, name, f"{table.markdown()}\n\n{legend}"), encoding="utf-8")
     return 0
 

@@ -141,7 +141,7 @@ def test_generated_sections_are_as_the_scripts_write_them(page, tmp_path, capsys
         r"^<!-- ([\w-]+) -->\n(?!<!-- /\1 -->)", text, re.MULTILINE
     )  # one that is empty waits for its data
     assert names or page.name != "results.md"
-    for section, options in {"networks": [], "predicted": ["--predicted"]}.items():
+    for section, options in {"networks": [], "predicted": ["--predicted"], "slower": ["--slower"]}.items():
         if section in names:
             names.remove(section)
             compared = sorted(map(str, (ROOT / "tuning_logs").glob(COMPARED[page.name])))

@@ -8,7 +8,7 @@ from tvmconv.devices import Timing
 from tvmconv.experiments.results import Result, Row
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.reports.attainable import RATES, attainable
-from tvmconv.reports.predicted import predictions
+from tvmconv.reports.predicted import predictions, slower_layers
 from tvmconv.workloads import Conv, parse
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +44,14 @@ def test_no_kernel_was_ever_faster_than_what_is_attainable():
     ]
     assert len(shares) > 1000
     assert 0.99 < max(shares) <= 1  # and some reach it
+
+
+def test_layers_that_are_slower_are_told_with_what_there_was_to_win():
+    layers = [layer(LARGE, predicted=130, tuned=125, cudnn=120), layer(WIDE, predicted=20, tuned=12, cudnn=11.8)]
+    (line,) = slower_layers([Sweep("network-tuned", ["a", "b"], layers, "here", [1, 1])]).rows
+    assert (line[3], *line[-2:]) == (LARGE, "0.960", "1.20")
+    unseen = [layer(LARGE, tuned=125, cudnn=100)]
+    assert not slower_layers([Sweep("network-tuned", ["a"], unseen, "here", [1])]).rows
 
 
 def test_a_network_is_a_line_with_means_and_what_they_could_be():

@@ -12,7 +12,7 @@ from tvmconv.reports.attainable import attainable
 from tvmconv.reports.networks import Kind, kind_of, order, suite_name
 from tvmconv.reports.tables import NOTHING, Table, network_seconds, significant
 
-MUCH_SLOWER = 0.8  # of the library's speed
+MUCH_SLOWER, SLOWER = 0.8, 0.97  # of the library's speed
 WANTED = 1.5  # times that, which not every layer leaves room for
 OURS = (PREDICTED, UNTUNED, TUNED)
 
@@ -44,6 +44,32 @@ def predictions(sweeps: Sequence[Sweep], library: str = "cudnn") -> Table:
             lines.append((order(sweep, kind), (*said, *means, _mean(most), little, str(much_slower), *micros)))
     lines.sort(key=lambda line: line[0])
     return Table(headers, [line for _, line in lines], left=frozenset({"suite", "dtype", "layout"}))
+
+
+def slower_layers(sweeps: Sequence[Sweep], library: str = "cudnn") -> Table:
+    """One line a layer whose tuned kernel is slower than a library, of networks that were measured with predictions.
+
+    Slower by more than two such timings differ by: below `SLOWER` of its speed.
+    """
+    lines = []
+    for sweep in sweeps:
+        if not any(row.name == PREDICTED for result in sweep.results for row in result.rows):
+            continue
+        kind = kind_of(sweep)
+        for result in sweep.results:
+            rows = {row.name: row for row in result.rows if row.timing}
+            if TUNED not in rows or library not in rows:
+                continue
+            ours, theirs = (timing.median for name in (TUNED, library) if (timing := rows[name].timing))
+            if theirs / ours < SLOWER:
+                most = attainable(result, library)
+                told = suite_name(sweep, kind), kind.dtype, kind.batch, result.workload.text
+                schedule = rows[TUNED].schedule or NOTHING
+                share = significant(theirs / ours), significant(most) if most else NOTHING
+                lines.append(((order(sweep, kind), theirs / ours), (*told, schedule, *share)))
+    lines.sort(key=lambda line: line[0])
+    headers = ("suite", "dtype", "batch", "layer", "schedule", f"{TUNED} ×", "attainable ×")
+    return Table(headers, [line for _, line in lines], left=frozenset({"suite", "dtype", "layer", "schedule"}))
 
 
 def _mean(ratios: Sequence[float]) -> str:
