@@ -9,7 +9,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmconv.gpu import MAX_BLOCKS_YZ
 from tvmconv.knobs import Tile
-from tvmconv.marks import HOIST_GUARDS, KEPT, SPACES, Space
+from tvmconv.marks import AS_ALLOCATED, HOIST_GUARDS, KEPT, SPACES, Space
 
 
 def bind_grid(s: Schedule, z: LoopRV, y: LoopRV, x: LoopRV) -> None:
@@ -92,6 +92,11 @@ def place(s: Schedule, **arguments: Space) -> None:
 def keep(s: Schedule, *arguments: str) -> None:
     """Say which arguments stay as they are from launch to launch: what steps make of these alone is made once."""
     s.annotate(s.get_sblock("root"), KEPT, list(arguments))
+
+
+def as_allocated(s: Schedule) -> None:
+    """Say that arrays have the sizes that they are to have: TVM need not find out how much of them is used."""
+    s.annotate(s.get_sblock("root"), AS_ALLOCATED, True)
 
 
 def hoist_guards(s: Schedule) -> None:

@@ -63,6 +63,21 @@ def test_tvms_part_for_networks_waits_until_it_is_asked_for_and_then_comes_witho
     assert printed == ["False", "conv2d", ""]
 
 
+def test_cudas_bindings_wait_until_somebody_asks_for_them(tmp_path):
+    pytest.importorskip("cuda.bindings")
+    printed = run(
+        "from tvmconv.lean import load_tvm; load_tvm(); print('cuda.bindings' in sys.modules)\n"
+        "from cuda.bindings import driver; print(driver.CUstream.__name__)",
+        tmp_path,
+    )
+    assert printed == ["False", "CUstream", ""]
+
+
+def test_what_tvm_imports_is_not_gone_through_by_the_garbage_collector(tmp_path):
+    printed = run("import gc; from tvmconv.lean import load_tvm; load_tvm(); print(len(gc.get_objects()))", tmp_path)
+    assert int(printed[0]) < 10_000
+
+
 def test_that_tvm_remembers_its_annotations_does_not_make_it_take_anything(tmp_path):
     printed = run(
         "from tvmconv.lean import load_tvm; load_tvm(); import tvm; from tvm import te\n"

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 PYTORCH, SCIKIT_LEARN = "torch", "sklearn"
+CUDA = "cuda.bindings"
 SEVERAL_HOSTS = "tvm.runtime.disco"  # what it takes is not in the wheel
 NAMES = "tvm.tirx.script.builder.ir"  # asks for many operators that are not there, to name them in texts
 NETWORKS = "tvm.relax"  # TVM's part for whole networks: half of what it imports
@@ -39,7 +40,8 @@ def load_tvm() -> None:
 
     TVM's part for networks is imported when somebody first looks into it, which lowering a kernel does not, and
     TVMScript does; it comes without PyTorch, too, unless that is there by then. Nothing is asked for that is known not
-    to be there: to describe the first error of a process, TVM reads the symbols of all its libraries.
+    to be there: to describe the first error of a process, TVM reads the symbols of all its libraries. TVM's FFI comes
+    without CUDA's bindings, too, unless they were imported before: it takes their streams as arguments only then.
 
     Raises:
         ImportError: TVM cannot be imported.
@@ -47,8 +49,8 @@ def load_tvm() -> None:
     first = "tvm" not in sys.modules  # else the import waits for the thread that is at it, if one is
     with contextlib.ExitStack() as stack:
         if first:
-            stack.enter_context(_without(PYTORCH))
-            stack.enter_context(_without(SEVERAL_HOSTS))
+            for name in (PYTORCH, CUDA, SEVERAL_HOSTS):
+                stack.enter_context(_without(name))
             stack.enter_context(_found_by(_Lazy(NETWORKS)))
             stack.enter_context(_operators_by_name())
             stack.enter_context(_without_garbage_collection())
@@ -56,6 +58,8 @@ def load_tvm() -> None:
 
         if first:
             _hasten()
+    if first:
+        gc.freeze()  # it stays: whoever collects, and every process at its end, would go through all of it
 
 
 def _hasten() -> None:

@@ -14,12 +14,15 @@ from cubins import needs_nvrtc
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from nasty import NASTY_WINOGRAD
+from pairs import in_pairs
 from points import covering
 from tvmconv.builtin.conv.winograd.plan import expected_error, tile_sizes
 
 import tvmconv as tc
 from tvmconv import devices, library
+from tvmconv.compiler.lower import lower
 from tvmconv.logs.record import Record
+from tvmconv.marks import AS_ALLOCATED
 
 RECORDS = Path(__file__).parents[1] / "data/tophub-winograd.jsonl.gz"
 SMALL = (
@@ -109,31 +112,35 @@ def test_a_transformed_weight_is_one_of_its_filter():
     assert Record.parse(edited).workload == w
 
 
-TURNS = [(name, number) for name in SCHEDULES for number in range(len(NASTY_WINOGRAD))]
+TURNS = [(SCHEDULES[number % 2], number) for number in range(len(NASTY_WINOGRAD))]  # on a GPU both compute all
 
 
-def turn(name, number):
+def turn(number):
     """A nasty workload with a dtype, a layout and an epilogue, and a size of tiles, each in turn."""
-    number += SCHEDULES.index(name)
-    dtype, layout = TYPES[number % len(TYPES)]
-    epilogue = EPILOGUES[number // len(TYPES) % len(EPILOGUES)]
-    text = NASTY_WINOGRAD[number % len(NASTY_WINOGRAD)]
-    workload = tc.parse(",".join(filter(None, (text, dtype, layout, epilogue))))
+    own = number // 2  # of the schedule whose turn it is
+    dtype, layout = TYPES[own % len(TYPES)]
+    epilogue = EPILOGUES[(own + own // len(TYPES)) % len(EPILOGUES)]
+    workload = tc.parse(",".join(filter(None, (NASTY_WINOGRAD[number], dtype, layout, epilogue))))
     sizes = tile_sizes(workload)
-    return workload, sizes[number % len(sizes)]
+    return workload, sizes[own % len(sizes)]
 
 
 def test_each_turn_meets_another_choice():
-    """Of size, dtype and layout every three meet, and of dtype, layout and epilogue."""
+    """Of size, dtype and layout every three meet, an epilogue meets each dtype and each layout, often both at once."""
     for name in SCHEDULES:
-        turns = [turn(name, number) for own, number in TURNS if own == name]
+        turns = [turn(number) for own, number in TURNS if own == name]
         assert len({(m, w.dtype, w.layout) for w, m in turns}) == 3 * len(TYPES)
-        assert len({(w.dtype, w.layout, w.epilogue) for w, _ in turns}) == len(TYPES) * len(EPILOGUES)
+        assert len({(w.dtype, w.epilogue) for w, _ in turns}) == 2 * len(EPILOGUES)
+        assert len({(w.layout, w.epilogue) for w, _ in turns}) == 2 * len(EPILOGUES)
+        assert len({(w.dtype, w.layout, w.epilogue) for w, _ in turns}) >= 20
+        assert {w.R for w, _ in turns} == {3, 4, 5, 6, 7}
+    every = {(m, w.R) for w in map(tc.parse, NASTY_WINOGRAD) for m in tile_sizes(w)}
+    assert {(m, w.R) for w, m in map(turn, range(len(NASTY_WINOGRAD)))} == every
 
 
 @pytest.mark.parametrize(("name", "number"), TURNS)
 def test_tiles_of_some_size_compute_any_workload(name, number):
-    workload, m = turn(name, number)
+    workload, m = turn(number)
     if name == FUSED:
         config = {"tile_m": m, "places": places(workload, m), "local_y": 2, "local_x": 2, "taps": 1, "exchanged": 2}
     else:
@@ -280,14 +287,38 @@ def test_what_is_prepared_is_in_no_time():
     assert once < each
 
 
-@needs_nvrtc
-@pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize(("m", "arch"), [*itertools.product((2, 4, 6), ("sm_75", "sm_90"))])
-def test_transforms_stay_in_registers(m, arch, name):
+SIZES, ENDS = (2, 4, 6), ("sm_75", "sm_90")  # of tiles; the oldest and the newest architecture that was measured
+
+
+def check_registers(m, arch, name):
     few = {"places": places(LAYER, m), "local_y": 4, "local_x": 2, "taps": 2} if name == FUSED else {}
     kernel = tc.build(LAYER, name, config={"tile_m": m, **few}, arch=arch)
     assert {resources.spills for resources in kernel.cubin.kernels.values()} == {0}
     assert {resources.stack_bytes for resources in kernel.cubin.kernels.values()} == {0}
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(("m", "arch", "name"), in_pairs(SIZES, ENDS, SCHEDULES))
+def test_transforms_stay_in_registers(m, arch, name):
+    check_registers(m, arch, name)
+
+
+@pytest.mark.gpu
+@needs_nvrtc
+@pytest.mark.parametrize(("m", "arch", "name"), [*itertools.product(SIZES, ENDS, SCHEDULES)])
+def test_transforms_of_every_size_stay_in_registers(m, arch, name):
+    """Takes no GPU: it is run where the GPU's long tests are."""
+    check_registers(m, arch, name)
+
+
+@pytest.mark.parametrize("number", [1, 15])
+def test_arrays_have_the_sizes_that_tvm_would_find_for_them(number):
+    """So that it need not look for them, which takes a quarter of the lowering."""
+    workload, m = turn(number)
+    written, target = library.find(workload, FUSED).apply(workload, {"tile_m": m})[0], devices.find("sm_90").target()
+    source = lower(written.mod, target).source
+    written.unannotate(written.get_sblock("root"), AS_ALLOCATED)
+    assert lower(written.mod, target).source == source
 
 
 @needs_nvrtc

@@ -46,7 +46,7 @@ from ...program import (
     write,
     zeros,
 )
-from ...vocabulary import keep
+from ...vocabulary import as_allocated, keep
 from ..plan import SUM_BYTES
 from ..sums import DTYPES
 from .cook_toom import Matrix, transforms
@@ -62,6 +62,7 @@ def winograd_fused(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """A block's tile is output channels × output tiles, each (thread, local), for all places."""
     written = write(w, Program(ask(w, k)).emit)
     keep(written, "K")
+    as_allocated(written)
     return written
 
 

@@ -38,7 +38,7 @@ class Clocks:
         self.now = 1
         self._lanes = threads.lanes
         self._span = threads.padded * threads.cluster  # lanes that can know of each other
-        self._others = 0
+        self._columns = np.arange(threads.lanes) % self._span  # of a clock, by agent
         self._known = np.ones((2 * blocks, 2, self._span), np.int32)  # by row, SEEN or FENCED, agent of the cluster
         self._row = np.arange(threads.lanes) // threads.padded
         self._used = blocks
@@ -50,16 +50,17 @@ class Clocks:
 
     def agent(self) -> int:
         """Another agent in each cluster, besides the lanes."""
-        if self._span + self._others == self._known.shape[2]:
+        agent = len(self._columns)
+        column = self._span + agent - self._lanes
+        if column == self._known.shape[2]:
             more = np.ones((*self._known.shape[:2], _MORE), np.int32)
             self._known = np.concatenate([self._known, more], axis=2)
-        self._others += 1
-        return self._lanes + self._others - 1
+        self._columns = np.append(self._columns, column)
+        return agent
 
     def column(self, agents: Any) -> Any:
         """Where in a clock agents are."""
-        agents = np.asarray(agents)
-        return np.where(agents < self._lanes, agents % self._span, self._span + agents - self._lanes)
+        return self._columns[agents]
 
     def of(self, lanes: NDArray[Any], agents: NDArray[Any], which: int = SEEN) -> NDArray[np.int32]:
         """What lanes know of agents, of the same shape."""
@@ -73,7 +74,10 @@ class Clocks:
 
     def united(self, lanes: Lanes) -> NDArray[np.int32]:
         """What lanes of one cluster know together, as a clock."""
-        found: NDArray[np.int32] = self._known[np.unique(self._row[lanes])].max(axis=0)
+        rows = self._row[lanes]
+        if (rows == rows[0]).all():
+            return self._known[rows[0]].copy()
+        found: NDArray[np.int32] = self._known[np.unique(rows)].max(axis=0)
         return found
 
     def common(self, groups: NDArray[np.intp]) -> NDArray[np.int32]:
