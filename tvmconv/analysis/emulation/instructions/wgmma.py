@@ -8,7 +8,7 @@ The result is there at once, in registers that may not be touched before it is w
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -77,13 +77,17 @@ class _Registers:
 
     registers: Registers
     indices: list[Code]
+    _known: dict[tuple[int, ...], NDArray[np.intp]] = field(default_factory=dict)
 
     def rows(self, lanes: NDArray[np.intp]) -> NDArray[np.intp]:
         """Which elements of the buffer."""
-        found = np.array([same(index(None), lanes) for index in self.indices])
-        if found.min() < 0 or found.max() >= len(self.registers.data):
-            raise ExecutionError(f"out of bounds: accumulators in {self.registers.name}")
-        return found
+        key = tuple([same(index(None), lanes) for index in self.indices])
+        if key not in self._known:
+            found = np.array(key)
+            if found.min() < 0 or found.max() >= len(self.registers.data):
+                raise ExecutionError(f"out of bounds: accumulators in {self.registers.name}")
+            self._known[key] = found
+        return self._known[key]
 
 
 def _spread(sums: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -133,9 +137,17 @@ def _multiply(call: Call, compiler: Compiler) -> Run:
         _tell(machine, where, groups, kind, swizzle)
         return where
 
+    groups_of: dict[bytes, NDArray[np.intp]] = {}
+
+    def known_groups(mask: Mask) -> NDArray[np.intp]:
+        key = b"" if mask is None else mask.tobytes()
+        if key not in groups_of:
+            groups_of[key] = machine.warpgroups(mask)
+        return groups_of[key]
+
     def pretend(mask: Mask) -> None:
         """What is accessed, and not what comes of it."""
-        groups = machine.warpgroups(mask)
+        groups = known_groups(mask)
         lanes = groups.reshape(-1)
         rows = accumulators.rows(lanes)
         accumulators.registers.written[rows[:, None], lanes] = True
