@@ -5,6 +5,7 @@ small kernel. Kernels of this process, and of those that it starts, are compiled
 another one does not compile, with its name: it then has to be declared in tests/data/opencl_functions.h.
 """
 
+import functools
 import importlib.util
 import os
 import sys
@@ -16,15 +17,23 @@ FUNCTIONS = Path(__file__).parents[1] / "data" / "opencl_functions.h"
 ALL_DECLARED = "_OPENCL_H_"  # the guard of the header that PoCL reads otherwise
 
 
+@functools.cache  # it holds what PoCL is given
+def _pocl():
+    """The project's module, which needs no other, also where a test keeps the project from being imported."""
+    path = Path(__file__).parents[2] / "tvmconv/devices/opencl/pocl.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def install():
     """Let every program of this process see the functions of `FUNCTIONS` alone, where PoCL compiles it."""
     try:
         import pyopencl as cl
     except ImportError:  # a machine with a GPU and CUDA alone
         return
-    from tvmconv.devices.opencl.pocl import name_the_processor
-
-    name_the_processor()  # before PoCL is first asked
+    _pocl().name_the_processor()  # before PoCL is first asked
     if cl.Program.__name__ == "LeanProgram":  # this process was started by tests, and runs some itself
         return
     if not any("pocl" in platform.name.lower() or "Portable" in platform.name for platform in cl.get_platforms()):
