@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 import tvmconv as tc
-from tvmconv.analysis.counts import counts
 from tvmconv.analysis.emulation.instructions.boxes import swizzled
-from tvmconv.analysis.memory.swizzles import Tile, core_wavefronts
+from tvmconv.analysis.memory.swizzles import Tile, core_wavefronts, tiles
 from tvmconv.reports.swizzles import tiles_text
 
 ROWS = np.arange(8)[:, None]
@@ -23,7 +22,7 @@ def test_a_swizzle_of_as_many_bytes_as_a_row_has_spreads_rows_over_the_banks(nby
 def test_hoppers_operands_lie_as_wgmma_reads_them_and_without_conflicts(row_bytes):
     w = tc.parse("conv2d:1x64x16x16,64x64x3x3,s1,p1,f16,nhwc")
     kernel = tc.build(w, "hopper", arch="sm_90", config={"row_bytes": row_bytes, "block_n": 32, "stages": 2})
-    loaded = {each.array: each for each in counts(kernel, kernel.steps[0]).tiles if each.kind == "load"}
+    loaded = {each.array: each for each in tiles(kernel, kernel.steps[0]) if each.kind == "load"}
     assert set(loaded) == {"X", "K"}
     for tile in loaded.values():
         assert tile.read_with == {tile.swizzle} == {row_bytes}
@@ -34,3 +33,21 @@ def test_a_tile_that_is_read_with_another_swizzle_is_told_of():
     text = tiles_text([Tile("X", "load", 64, {128}, 8, 16)])
     assert "128 bytes: it does not lie so" in text
     assert text.endswith("2.00")
+
+
+def test_long_loops_are_left_when_all_that_they_access_was_seen():
+    """And the output's tile, which is stored behind them, is told all the same."""
+    found = {}
+    for channels in (64, 2048):
+        w = tc.parse(f"conv2d:1x{channels}x16x16,64x{channels}x3x3,s1,p1,f16,nhwc")
+        kernel = tc.build(w, "hopper", arch="sm_90", config={"block_n": 64, "stages": 3, "split_k": 1})
+        found[channels] = [
+            (each.array, each.kind, each.swizzle, each.read_with) for each in tiles(kernel, kernel.steps[0])
+        ]
+    assert found[2048] == found[64]
+    assert ("Y", "store") in {each[:2] for each in found[64]}
+
+
+def test_a_kernel_without_tma_has_no_such_tiles():
+    kernel = tc.build(tc.parse("conv2d:1x64x16x16,64x64x3x3,s1,p1,f16,nhwc"), "mma_sync", arch="sm_90")
+    assert tiles(kernel, kernel.steps[0]) == []

@@ -283,7 +283,9 @@ def test_what_is_prepared_is_in_no_time():
     loaded = build(w, "opencl:0", tile_m=2, tile_y=(-1, 1, 16, 1), tile_rc=(-1, 256)).loaded
     whole = replace(loaded.program, prepared=0)
     inputs = tc.Problem(w).inputs
-    once, each = (loaded.device.load(program).time(inputs, seconds=0.1).best for program in (loaded.program, whole))
+    both = [loaded.device.load(program) for program in (loaded.program, whole)]
+    turns = [[each.time(inputs, seconds=0.03).best for each in both] for _ in range(5)]  # what else runs meets both
+    once, each = map(min, zip(*turns, strict=True))
     assert once < each
 
 

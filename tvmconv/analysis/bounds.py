@@ -62,11 +62,13 @@ def bounds(kernel: Kernel, machine: Machine) -> list[Bound]:
     for step in kernel.timed_steps:
         most = _of_a_multiprocessor(step, machine.multiprocessors)
         blocks = math.prod(step.launch.grid)
-        done = counts(kernel, step)
-        times = TENSOR_CORES.get(w.dtype, 1) if _on_tensor_cores(step) else 1
-        flops += done.done.flops * blocks
-        seconds += most * done.done.flops / (2 * lanes * times) / clock
         asks = asked_by(kernel, step)
+        # To execute the text of a kernel of TMA and wgmma takes long, and its machine code tells the arithmetic.
+        known = asks.matrix_flops if step.tensor_maps else None
+        arithmetic = counts(kernel, step).done.flops if known is None else known
+        times = TENSOR_CORES.get(w.dtype, 1) if _on_tensor_cores(step) else 1
+        flops += arithmetic * blocks
+        seconds += most * arithmetic / (2 * lanes * times) / clock
         own = sum(access.wavefronts for access in asks.shared)
         wavefronts += own * blocks
         shared += most * own / WAVEFRONTS_A_CLOCK / clock

@@ -5,7 +5,7 @@ A kernel of instructions by name is executed for that, its middle block, which t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -16,7 +16,6 @@ from tvmconv.analysis.lowered.tir import has_instructions
 from tvmconv.analysis.machine_code.runs import done_and_touched
 from tvmconv.analysis.memory.banks import BankWatch, SharedAccess, shared_accesses
 from tvmconv.analysis.memory.coalescing import GlobalAccess, SectorWatch, middle_block
-from tvmconv.analysis.memory.swizzles import SwizzleWatch, Tile
 from tvmconv.analysis.memory.traffic import Traffic, TrafficWatch
 
 if TYPE_CHECKING:
@@ -32,13 +31,11 @@ class Counts:
         shared: its accesses to shared memory.
         touched: its accesses to global memory.
         done: all of its operations. What TMA and wgmma access is not among them.
-        tiles: the shared memory that TMA copies to and from.
     """
 
     shared: list[SharedAccess]
     touched: list[GlobalAccess]
     done: Traffic
-    tiles: list[Tile] = field(default_factory=list)
 
 
 _counted: WeakKeyDictionary[Kernel, dict[str, Counts]] = WeakKeyDictionary()  # steps by name
@@ -69,6 +66,5 @@ def _executed(kernel: Kernel, step: LoweredStep) -> Counts:
     blocks = with_clusters(step.launch, [middle_block(step)])
     banks, sectors = BankWatch(lanes), SectorWatch(lanes)
     done = TrafficWatch(len(blocks), lanes, kernel.spaces, wants_bulk=False)
-    swizzles = SwizzleWatch(lanes)
-    observe(step, kernel.spaces, blocks, Several(banks, sectors, done, swizzles))
-    return Counts(banks.accesses(), sectors.accesses(), done.busiest(step.launch.threads), swizzles.tiles())
+    observe(step, kernel.spaces, blocks, Several(banks, sectors, done))
+    return Counts(banks.accesses(), sectors.accesses(), done.busiest(step.launch.threads))

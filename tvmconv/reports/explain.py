@@ -11,6 +11,7 @@ from tvmconv.analysis.bounds import Bound, bounds
 from tvmconv.analysis.counts import counts
 from tvmconv.analysis.estimate import estimated_seconds
 from tvmconv.analysis.machine_code.linked import Linked, begin, linked
+from tvmconv.analysis.memory.swizzles import tiles
 from tvmconv.analysis.occupancy import Occupancy, occupancy_of, waves
 from tvmconv.analysis.predicted_time import QUARTILES, PredictedTime, predicted_time
 from tvmconv.analysis.steps import steps
@@ -40,7 +41,9 @@ def explanation(kernel: Kernel, machine: Machine | None) -> str:
     config = " ".join(f"{name}={format_value(value)}" for name, value in kernel.config.items())
     begin(kernel)
     for step in kernel.steps:  # which needs none of the machine code at first
-        counts(kernel, step)
+        if not step.tensor_maps:
+            counts(kernel, step)
+    of_tma = [each for step in kernel.steps if (each := tiles(kernel, step))]
     lines = [f"{kernel.workload} by {kernel.schedule.name} on {kernel.device.text}", config or "no knobs"]
     found, failure = _linked(kernel)
     for place, step in enumerate(kernel.steps):
@@ -50,9 +53,7 @@ def explanation(kernel: Kernel, machine: Machine | None) -> str:
             told.insert(0, "prepares      a weight, once for all calls: it is in no time below")
         lines += ["", kernel.titled(step, "\n".join(told))]
     lines += ["", costs_text(kernel, costs(kernel, found))]
-    lines += [
-        text for step in kernel.steps if (tiles := counts(kernel, step).tiles) for text in ("", tiles_text(tiles))
-    ]
+    lines += [text for each in of_tma for text in ("", tiles_text(each))]
     if machine:
         lines += ["", _bounds(bounds(kernel, machine), machine), "", _prediction(kernel, machine)]
     return "\n".join(lines)

@@ -107,7 +107,7 @@ def _execute(
     together = any("wgmma" in name for name in _calls(function))
     memory = Shared if checked else Unchecked
     for size in (None, WARPGROUP, WARP) if waits else (None,):
-        recorded = Recorder(watch) if watch is not None and waits else watch
+        recorded = Recorder(watch) if watch is not None and waits and not watch.at_once else watch
         machine = Machine(threads, memory(threads, layout.nbytes, layout.unit), recorded)
         program = Statements(machine, layout, dict(zip(function.params, arrays, strict=True)))
         code = program.statement(function.body)

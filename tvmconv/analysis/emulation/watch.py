@@ -84,14 +84,20 @@ class Accessed(Place):
         return np.repeat(self.lanes, count), found.reshape(-1)
 
 
+class EnoughError(Exception):
+    """Raised by who watches: nothing more has to be executed."""
+
+
 class Watch:
     """Is told of what happens, to count it; this one does not.
 
     Attributes:
         wants_bulk: whether it is to be told of what the async proxy accesses.
+        at_once: whether it is to be told as things happen, though what ends in a deadlock is begun anew.
     """
 
     wants_bulk: bool = False
+    at_once: bool = False
 
     def wants(self, site: int) -> bool:
         """Of those that want to be told of it: whether what comes next at a site is of interest."""

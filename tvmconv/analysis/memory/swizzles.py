@@ -8,15 +8,24 @@ documented: counted are the wavefronts that the banks would take for 8 chunks at
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.analysis.emulation.addresses import CHUNK, SHARED_BASE
-from tvmconv.analysis.emulation.watch import Accessed, Watch
+from tvmconv.analysis.emulation.blocks import lanes_of, with_clusters
+from tvmconv.analysis.emulation.observe import observe
+from tvmconv.analysis.emulation.watch import Accessed, EnoughError, Watch
+from tvmconv.analysis.memory.coalescing import middle_block
 from tvmconv.gpu import BANK_BYTES, BANKS, WARPGROUP
+
+if TYPE_CHECKING:
+    from tvmconv.compiler.lower import LoweredStep
+    from tvmconv.kernel import Kernel
 
 ROWS = 8  # of a core matrix
 FEW = 64  # accesses of one place that are looked at: more than any pipeline has stages
@@ -48,6 +57,30 @@ class Tile:
         return self.read_with <= {self.swizzle}
 
 
+def tiles(kernel: Kernel, step: LoweredStep) -> list[Tile]:
+    """The tiles that TMA copies in one block of a step, loads first; none where it copies none.
+
+    The block is executed until each access in its loops has been looked at often enough.
+
+    Raises:
+        AnalysisError: the step does what cannot be executed.
+    """
+    if not step.tensor_maps:
+        return []
+    watch = SwizzleWatch(lanes_of(step))
+    with contextlib.suppress(EnoughError):
+        observe(step, kernel.spaces, with_clusters(step.launch, [middle_block(step)]), watch)
+    found = watch.tiles()
+    output = len(kernel.program.arrays) - 1  # is stored behind the loops
+    stored = {
+        (name, "store", parameter.tensor_map.swizzle)
+        for parameter in step.parameters
+        if parameter.tensor_map and parameter.index == output
+        for name in [list(kernel.spaces)[output]]
+    }
+    return found + [Tile(*key) for key in sorted(stored - {(each.array, each.kind, each.swizzle) for each in found})]
+
+
 class SwizzleWatch(Watch):
     """Looks at the first accesses of TMA and wgmma to the shared memory of the first block that is executed.
 
@@ -55,17 +88,20 @@ class SwizzleWatch(Watch):
         lanes: of a block.
     """
 
-    wants_bulk = True
+    wants_bulk = at_once = True
 
     def __init__(self, lanes: int) -> None:
         self._lanes = lanes
         self._asked: Counter[int] = Counter()
         self._tiles: dict[tuple[str, str, int], Tile] = {}
         self._of_chunk: dict[int, Tile] = {}
+        self._has_read = False
 
     def wants(self, site: int) -> bool:
         """The first ones of each place."""
         self._asked[site] += 1
+        if self._asked[site] > FEW and min(self._asked.values()) >= FEW and self._has_read:
+            raise EnoughError
         return self._asked[site] <= FEW
 
     def bulk(self, found: Accessed) -> None:
@@ -83,6 +119,7 @@ class SwizzleWatch(Watch):
         group = own.addresses[own.lanes // WARPGROUP == own.lanes[0] // WARPGROUP]
         read = self._of_chunk.get(_chunks(group[:1])[0])
         if read:
+            self._has_read = True
             read.read_with.add(own.swizzle)
             takes = core_wavefronts(group.reshape(-1, 2))
             read.matrices += len(takes)
