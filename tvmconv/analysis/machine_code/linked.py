@@ -90,9 +90,7 @@ def linked(kernel: Kernel) -> list[Linked]:
 
 
 def _linked(kernel: Kernel) -> list[Linked]:
-    if begun := _begun.pop(kernel, None):
-        begun.result()
-    listings = kernel.listings
+    begin(kernel)
     functions = [step.function for step in kernel.steps]
     scheduled = kernel.tir["main"]
     declaration = kernel.workload.prim_func()
@@ -101,6 +99,8 @@ def _linked(kernel: Kernel) -> list[Linked]:
     declared = declared_origins(declaration, scheduled)
     in_source = source_lines(kernel.module) or [()] * len(functions)
     hidden = kernel.source.count("\n") - without_preamble(kernel.source).count("\n")
+    _begun.pop(kernel).result()
+    listings = kernel.listings
     found, before = [], 0
     for step, lines, own in zip(kernel.steps, in_source, origins, strict=True):
         found.append(
