@@ -28,18 +28,33 @@ if TYPE_CHECKING:
     from tvmconv.compiler.program import Step
     from tvmconv.kernel import Kernel
 
+
+@dataclass(frozen=True)
+class _Bank:
+    """Where things lie in constant bank 0, in bytes."""
+
+    arguments: int
+    block: int
+    grid: int
+    stack: int
+    descriptors: int
+
+
 ARRAY_BITS = 40  # of an address, above which is the number of the argument that it is in
 _BEGIN = 1 << 32  # of an argument's array: what is a little below it is there, too
-# Where the arguments lie in constant bank 0, by the first architecture (readelf of cubins: .nv.constant0).
-_ARGUMENTS = ((100, 0x380), (90, 0x210), (0, 0x160))
-_LANES, _FIRST_LANES = (
-    16384,
-    2048,
-)  # threads that are executed together: NumPy takes little longer for many than for few
+# Constant bank 0, by the first architecture that has it so: the arguments, the sizes of block and grid, the stack's
+# end, and descriptors of global memory, of which nothing is needed. Read off machine code (docs/tvm.md).
+_BANKS = (
+    (100, _Bank(arguments=0x380, block=0x360, grid=0x370, stack=0x37C, descriptors=0x358)),
+    (90, _Bank(arguments=0x210, block=0x0, grid=0xC, stack=0x28, descriptors=0x208)),
+    (0, _Bank(arguments=0x160, block=0x0, grid=0xC, stack=0x28, descriptors=0x118)),
+)
+_STACK_END = 0xFFFF00
+_LANES = 16384  # threads that are executed together: NumPy takes little longer for them than for some
+_FIRST_LANES = 2048  # to see how many steps a block takes
 _MOST_STEPS = 200_000  # of a grid, some seconds, but for the first blocks
 _MOST_BLOCKS = 16384
 _TRIES = 3  # numbers drawn for each block, so that nearly all of few blocks are met
-_GRID = {0x0: "block", 0xC: "grid"}
 
 
 @dataclass
@@ -163,15 +178,13 @@ class _Asking:
 
 def _words(step: Step, arch: str) -> dict[int, int]:
     """The words of constant bank 0 that are known, by their offset: launch, stack and arguments."""
-    number = int("".join(filter(str.isdigit, arch)))
-    first = next(begin for since, begin in _ARGUMENTS if number >= since)
-    found = {0x28: 0xFFFF00, 0x37C: 0xFFFF00, first - 8: 0, first - 4: 0, 0x118: 0, 0x11C: 0, 0x358: 0, 0x35C: 0}
-    for offset, name in _GRID.items():
-        for axis, extent in enumerate(getattr(step.launch, name)):
-            found[offset + 4 * axis] = extent
-            found[(0x360 if name == "block" else 0x370) + 4 * axis] = extent
+    architecture = int("".join(filter(str.isdigit, arch)))
+    bank = next(own for since, own in _BANKS if architecture >= since)
+    found = {bank.stack: _STACK_END, bank.descriptors: 0, bank.descriptors + 4: 0}
+    for begin, extents in ((bank.block, step.launch.block), (bank.grid, step.launch.grid)):
+        found |= {begin + 4 * axis: extent for axis, extent in enumerate(extents)}
     maps = dict(step.tensor_maps)
-    place = first
+    place = bank.arguments
     for number, index in enumerate(step.arguments):
         if number in maps:
             place = -(-place // 64) * 64 + 128

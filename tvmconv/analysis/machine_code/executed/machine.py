@@ -11,37 +11,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.analysis.emulation.blocks import Block
-from tvmconv.analysis.machine_code.executed.decide import deciding
-from tvmconv.analysis.machine_code.executed.integers import Array, Operation, operation
-from tvmconv.analysis.machine_code.executed.operands import (
-    LOCAL,
-    PREDICATES,
-    Constants,
-    Source,
-    Values,
-    address,
-    is_predicate,
-    predicate,
-)
-from tvmconv.analysis.machine_code.loops import successors
-from tvmconv.analysis.machine_code.mix import ACCESSES
-from tvmconv.compiler.listing import Instruction, Listing
+from tvmconv.analysis.machine_code.executed.decoding import REFUSED, Decoded, decode
+from tvmconv.analysis.machine_code.executed.integers import Array
+from tvmconv.analysis.machine_code.executed.operands import LOCAL, PREDICATES, Constants, Values
+from tvmconv.compiler.listing import Listing
 from tvmconv.compiler.program import Launch
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import WARP
 
 MOST_STEPS = 4_000_000  # instructions that are executed of some blocks
 _STACK_WORDS = 4096
-_REFUSED = ("RET", "BRX", "BRXU", "JMP", "JMX", "KILL")
-_BRANCHES = ("BRA", "CALL", "BSSY", "BSYNC", "BREAK", "EXIT", *_REFUSED)
-_MEMORY = frozenset(opcode for opcodes in ACCESSES.values() for opcode in opcodes)
-_BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 
 
 @dataclass(frozen=True)
@@ -81,29 +65,6 @@ class Run:
     steps: int
 
 
-@dataclass
-class _Step:
-    """An instruction, decoded.
-
-    Attributes:
-        guard: the predicate on which it is executed.
-        does: what it computes.
-        decides: whether that is of interest.
-        target: where it branches to.
-        addresses: that it accesses: one, or of a copy two, the first in shared memory.
-        filled: of a copy, the predicate without which zeros are stored.
-    """
-
-    instruction: Instruction
-    guard: Source | None
-    does: Operation | None
-    decides: bool = False
-    target: int | None = None
-    addresses: tuple[Source, ...] = ()
-    filled: Source | None = None
-    nbytes: int = 0
-
-
 class Machine:
     """The machine code of a kernel, to be executed.
 
@@ -116,18 +77,13 @@ class Machine:
     def __init__(self, listing: Listing, launch: Launch, constants: Constants) -> None:
         self._launch = launch
         self._warps = -(-launch.threads // WARP)
-        self._places = {each.address: place for place, each in enumerate(listing)}
         self._special: dict[str, Array] = {}
-        self._constants = constants
-        self._steps = [self._decoded(each) for each in listing]
-        reads, writes, kills, roots = zip(*map(_flow, self._steps), strict=True)
-        for step, decides in zip(self._steps, deciding(reads, writes, kills, roots, successors(listing)), strict=True):
-            step.decides = decides
+        self._steps = decode(listing, constants, self._special)
         meets = {step.target for step in self._steps}  # where threads may come from elsewhere
         meets |= {place + 1 for place, step in enumerate(self._steps) if step.instruction.opcode == "BSYNC"}
         self._next: list[int] = [len(listing)] * (len(listing) + 1)  # from each place on, the next that does something
         for place in reversed(range(len(listing))):
-            matters = place in meets or _matters(self._steps[place])
+            matters = place in meets or self._steps[place].matters
             self._next[place] = place if matters else self._next[place + 1]
 
     def execute(self, blocks: Sequence[Block], told: Told) -> Run:
@@ -167,68 +123,11 @@ class Machine:
         found["SR_CgaCtaId"] = rank if wide * high * deep > 1 else np.zeros(1)
         return {name: value.astype(np.uint32) for name, value in found.items()}
 
-    def _decoded(self, each: Instruction) -> _Step:
-        guard = predicate(each.predicate) if each.predicate else None
-        parts = each.operands.split(", ")
-        step = _Step(each, guard, None)
-        if each.target is not None:
-            step.target = self._places[each.target]
-        if each.opcode in _BRANCHES:
-            if "DIV" in each.modifiers:  # taken by warps whose threads have parted where they may not have
-                step.guard = predicate("!PT")
-            elif each.opcode == "BRA" and len(parts) > 1:  # a second predicate
-                step.guard = _both(guard, predicate(parts[0]))
-            return step
-        step.does = operation(each, self._constants, self._special)
-        if each.opcode in _MEMORY:
-            found = [part for part in parts if "[" in part]
-            *first, last = found
-            wide = "E" in each.modifiers  # of global memory; a copy's first address is one of shared memory
-            step.addresses = (
-                *(address(part, self._constants) for part in first),
-                address(last, self._constants, wide=wide),
-            )
-            step.nbytes = next((_BYTES[m] for m in each.modifiers if m in _BYTES), 4)
-            if each.opcode in ("LDSM", "STSM"):
-                step.nbytes = 16
-            if each.opcode == "LDGSTS" and is_predicate(parts[-1]):
-                step.filled = predicate(parts[-1])
-        return step
-
-
-def _matters(step: _Step) -> bool:
-    return step.decides or bool(step.addresses) or step.instruction.opcode in _BRANCHES
-
-
-def _both(one: Source | None, other: Source) -> Source:
-    if one is None:
-        return other
-
-    def get(values: Values) -> Any:
-        a, b = one.get(values), other.get(values)
-        return None if a is None or b is None else a & b
-
-    return Source(one.reads | other.reads, get)
-
-
-def _flow(step: _Step) -> tuple[int, int, bool, int]:
-    """What an instruction reads and writes, whether for all threads, and which reads are of interest."""
-    guard = step.guard.reads if step.guard else 0
-    reads, writes = guard, 0
-    for source in step.does.sources if step.does else ():
-        reads |= source.reads
-    for number in step.does.writes if step.does else ():
-        writes |= 0 if number is None else 1 << number
-    roots = guard if step.target is not None or step.instruction.opcode in _BRANCHES else 0
-    for source in (*step.addresses, *((step.filled,) if step.filled else ())):
-        roots |= source.reads | guard
-    return reads, writes, step.guard is None, roots
-
 
 class _Execution:
     """Some blocks that are executed."""
 
-    def __init__(self, steps: Sequence[_Step], nexts: Sequence[int], there: NDArray[np.bool_], told: Told) -> None:
+    def __init__(self, steps: Sequence[Decoded], nexts: Sequence[int], there: NDArray[np.bool_], told: Told) -> None:
         self._steps, self._nexts, self._told = steps, nexts, told
         self._there = there
         self._values: Values = [None] * (LOCAL + _STACK_WORDS)
@@ -280,7 +179,7 @@ class _Execution:
                 self._access(place, step, mask)
             if step.decides:
                 self._compute(step, None if whole else mask)
-            if step.instruction.opcode in _BRANCHES:
+            if step.branches:
                 going = self._branch(place, step, mask)
                 if going is None:
                     self._left[place] += warps
@@ -297,7 +196,7 @@ class _Execution:
     def _warps(self, mask: NDArray[np.bool_]) -> int:
         return int(mask.reshape(-1, WARP).any(axis=1).sum())
 
-    def _guarded(self, step: _Step, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def _guarded(self, step: Decoded, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
         if step.guard is None:
             return mask
         value = step.guard.get(self._values)
@@ -305,7 +204,7 @@ class _Execution:
             raise AnalysisError(f"whether {step.instruction.text} is executed depends on what is not known")
         return mask & value
 
-    def _compute(self, step: _Step, mask: NDArray[np.bool_] | None) -> None:
+    def _compute(self, step: Decoded, mask: NDArray[np.bool_] | None) -> None:
         does = step.does
         assert does is not None
         values = self._values
@@ -333,7 +232,7 @@ class _Execution:
             else:
                 values[number] = np.where(mask, value, np.zeros(1, value.dtype) if old is None else old)
 
-    def _access(self, place: int, step: _Step, mask: NDArray[np.bool_]) -> None:
+    def _access(self, place: int, step: Decoded, mask: NDArray[np.bool_]) -> None:
         mask = self._guarded(step, mask)
         if not mask.any():
             return
@@ -353,7 +252,7 @@ class _Execution:
         sources = known[1] if len(known) > 1 else None
         self._told(Asked(place, known[0], _of_warps(mask, mask), step.nbytes, sources, reads))
 
-    def _branch(self, place: int, step: _Step, mask: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
+    def _branch(self, place: int, step: Decoded, mask: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
         """The threads that go on behind an instruction: `mask` itself where all do, None where none does."""
         opcode = step.instruction.opcode
         register = step.instruction.operands.split(",")[0].strip()
@@ -371,7 +270,7 @@ class _Execution:
         if not taken.any():
             return mask
         rest = mask & ~taken
-        if opcode in _REFUSED:
+        if opcode in REFUSED:
             raise AnalysisError(f"the machine code has {step.instruction.name}, which is not executed here")
         if opcode == "EXIT":
             self._ended = self._ended | taken
