@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tvmconv as tc
-from tvmconv.analysis.asked import asked_by
+from tvmconv.analysis.asked import asked_by, costliest_requests
 from tvmconv.analysis.counts import counts
 from tvmconv.compiler import sass
 from tvmconv.errors import CompileError
@@ -84,3 +84,26 @@ def test_the_arithmetic_of_tensor_cores_is_that_of_the_text(schedule, config):
     built = tc.build(tc.parse("conv2d:1x64x16x16,64x64x3x3,s1,p1,f16,nhwc"), schedule, arch="sm_90", config=config)
     (step,) = built.steps
     assert asked_by(built, step).matrix_flops == pytest.approx(counts(built, step).done.flops, rel=0.01)
+
+
+@pytest.mark.parametrize("schedule", ["tiling", "vthread", "conflict_free", "direct"])
+def test_the_costliest_requests_are_of_the_accesses_that_are_counted(schedule):
+    built = kernel(schedule)
+    (step,) = built.steps
+    found = asked_by(built, step)
+    named = {("shared", each.kind, each.buffer, each.statement): each for each in found.shared}
+    named |= {("global", each.kind, each.array, each.statement): each for each in found.touched}
+    requests = costliest_requests(built, step)
+    assert {(each.space, each.kind, each.name, each.statement) for each in requests} == set(named)
+    for request in requests:
+        access = named[request.space, request.kind, request.name, request.statement]
+        whole = access.wavefronts if request.space == "shared" else access.sectors
+        assert whole / access.requests <= request.takes <= 32 * max(1, request.nbytes // 4)
+        assert request.nbytes <= access.nbytes
+        assert min(request.addresses) >= 0
+
+
+def test_a_request_of_wide_loads_is_as_wide_as_the_compiler_made_it():
+    built = kernel("vthread")
+    requests = costliest_requests(built, built.steps[0])
+    assert {each.nbytes for each in requests if (each.name, each.kind) == ("weight_shared", "load")} == {16}

@@ -10,18 +10,24 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 from weakref import WeakKeyDictionary
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tvmconv.analysis.counts import counts
+from tvmconv.analysis.emulation.watch import Place, Space
 from tvmconv.analysis.lowered.accesses import accesses
 from tvmconv.analysis.lowered.tir import has_instructions
+from tvmconv.analysis.machine_code.executed import machine as executed
 from tvmconv.analysis.machine_code.executed.asked import Counts, array_names, asked
 from tvmconv.analysis.machine_code.linked import linked
 from tvmconv.analysis.machine_code.mix import ACCESSES
 from tvmconv.analysis.memory.banks import SharedAccess, is_shared
 from tvmconv.analysis.memory.coalescing import GlobalAccess, middle_block
+from tvmconv.analysis.memory.requests import Request, costlier, worst_requests
 from tvmconv.errors import AnalysisError, CompileError
 from tvmconv.gpu import WARP, WARPGROUP
 
@@ -32,6 +38,7 @@ if TYPE_CHECKING:
     from tvmconv.kernel import Kernel
 
 Kind = Literal["load", "store"]
+KINDS: tuple[Kind, ...] = ("load", "store")
 NO_STATEMENT = -1  # of what the compiler has moved to a line without one
 
 
@@ -83,7 +90,7 @@ def _by_machine_code(kernel: Kernel, step: LoweredStep) -> Asked:
     for instruction, each in zip(own.listing, found, strict=True):
         statement = own.statement(instruction)
         number = NO_STATEMENT if statement is None else statement
-        for kind in ("load", "store"):
+        for kind in KINDS:
             if each.requests and instruction.opcode in ACCESSES["shared", kind]:
                 of_shared[number, kind, buffers.name(kind, number, each)].append(each)
             if each.sectors and instruction.opcode in ACCESSES["global", kind]:
@@ -103,6 +110,55 @@ def _matrix_flops(instruction: Instruction) -> float:
     if instruction.opcode == "HMMA" and (match := re.fullmatch(r"(16)(8)(\d+)", first)):
         return 2.0 * math.prod(map(int, match.groups()))
     return 0.0
+
+
+def costliest_requests(kernel: Kernel, step: LoweredStep) -> list[Request]:
+    """Of each access of the middle block the first request of a warp that takes most, in the order of the text.
+
+    Where the machine code is not known or understood, of each access of the text
+    (`tvmconv.analysis.memory.requests.worst_requests`).
+
+    Raises:
+        AnalysisError: an access cannot be executed, or depends on the data.
+    """
+    try:
+        return _costliest(kernel, step)
+    except (AnalysisError, CompileError):
+        return worst_requests(kernel, step)
+
+
+def _costliest(kernel: Kernel, step: LoweredStep) -> list[Request]:
+    place = kernel.steps.index(step)
+    own = linked(kernel)[place]
+    found: dict[tuple[int, Space], Request] = {}
+
+    def look(told: executed.Asked) -> None:
+        instruction, copies = own.listing[told.place], told.sources is not None
+        parts: tuple[tuple[Space, NDArray[np.int64] | None, NDArray[np.bool_] | None], ...] = (
+            ("shared", told.addresses, told.active),
+            ("global", *((told.sources, told.reads) if copies else (told.addresses, told.active))),
+        )
+        for space, addresses, active in parts:
+            for kind in KINDS:
+                if addresses is None or active is None or instruction.opcode not in ACCESSES[space, kind]:
+                    continue
+                at = Place(0, space, kind, "", told.nbytes)
+                if worst := costlier(found.get((told.place, space)), at, addresses, active):
+                    found[told.place, space] = worst
+
+    code = str(kernel.device.arch)
+    counted = asked(kernel.program.steps[place], own.listing, code, [middle_block(step)], look)
+    arrays, buffers = array_names(kernel, step), _Buffers(own, counted)
+    costly: dict[tuple[int, Space, Kind, str], Request] = {}
+    for (row, space), request in found.items():
+        statement = own.statement(own.listing[row])
+        number, each = NO_STATEMENT if statement is None else statement, counted[row]
+        names = ", ".join(arrays[n] for n in sorted(each.arrays))
+        name = buffers.name(request.kind, number, each) if space == "shared" else names
+        key = number, space, request.kind, name
+        if key not in costly or costly[key].takes < request.takes:
+            costly[key] = replace(request, name=name, statement=number)
+    return [costly[key] for key in sorted(costly)]
 
 
 def _shared(key: tuple[int, Kind, str], found: list[Counts]) -> SharedAccess:

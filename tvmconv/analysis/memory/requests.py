@@ -89,14 +89,19 @@ def _worst(access: Access, step: LoweredStep, space: Space) -> Request | None:
     found: Request | None = None
     for executed in executions(access.scope, [access.index], step.launch, block):
         (elements,) = executed.values
-        found = _costlier(found, place, warps(elements * access.itemsize), warps(executed.active))
+        found = costlier(found, place, warps(elements * access.itemsize), warps(executed.active))
     return found
 
 
-def _costlier(
-    found: Request | None, place: Place, addresses: NDArray[Any], active: NDArray[np.bool_]
-) -> Request | None:
-    """What was found, or one of these requests that takes more."""
+def costlier(found: Request | None, place: Place, addresses: NDArray[Any], active: NDArray[np.bool_]) -> Request | None:
+    """What was found, or one of these requests that takes more.
+
+    Args:
+        found: before, if there was one.
+        place: of the access.
+        addresses: in bytes, of shape (requests, threads of a warp).
+        active: whether the thread takes part, same shape.
+    """
     taking = active.any(axis=1)
     if not taking.any():
         return found
@@ -135,7 +140,7 @@ class _Watch(Watch):
         """Look at one access of all lanes."""
         if own := found.of_first(self._lanes):
             place = own.place
-            self._found[place] = _costlier(self._found.get(place), place, *by_request(own.lanes, own.addresses))
+            self._found[place] = costlier(self._found.get(place), place, *by_request(own.lanes, own.addresses))
 
     def requests(self) -> list[Request]:
         """What was found, in the order of the text."""

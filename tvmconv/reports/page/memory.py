@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tvmconv.analysis.asked import costliest_requests
 from tvmconv.analysis.memory.coalescing import SECTOR_BYTES
-from tvmconv.analysis.memory.requests import Request, worst_requests
+from tvmconv.analysis.memory.requests import Request
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import BANK_BYTES, BANKS, VECTOR_BYTES, WARP
 from tvmconv.kernel import Kernel
@@ -56,7 +57,7 @@ def _alike(kernel: Kernel, number: int) -> Iterator[_Alike]:
     kinds: dict[tuple[object, ...], list[str]] = {}
     firsts: dict[tuple[object, ...], Request] = {}
     for place, step in enumerate(kernel.steps):
-        for request in worst_requests(kernel, step):
+        for request in costliest_requests(kernel, step):
             begin = request.addresses[0] // LINE_BYTES * LINE_BYTES
             pattern = request.lanes, tuple(address - begin for address in request.addresses)
             kind: tuple[object, ...] = place, request.space, request.kind, request.name, request.nbytes, pattern
@@ -94,10 +95,23 @@ def _told(request: Request, places: int) -> str:
 
 def _banks(request: Request, told: str) -> Markup:
     """Banks as columns, and a row for each wavefront."""
+    found = [_rows_of_banks(request, together) for together in (1, 2)]
+    cells, top = next((each for each in found if each[1] == request.takes), found[0])
+    labels = [f"wavefront {row + 1}" for row in range(top)]
+    return _grid(told, "bank", labels, cells, [])
+
+
+def _rows_of_banks(request: Request, together: int) -> tuple[list[tuple[int, int, list[int]]], int]:
+    """The words of a request as (bank, row, lanes), and how many rows they are.
+
+    Args:
+        request: to shared memory.
+        together: parts of a warp that are served at once, of those that so many bytes a lane make of it.
+    """
     words = max(1, min(request.nbytes, VECTOR_BYTES) // BANK_BYTES)
     served: dict[int, dict[int, list[int]]] = {}  # lanes by word, of the threads that are served together
     for lane, address in zip(request.lanes, request.addresses, strict=True):
-        group = served.setdefault(lane * words // WARP, {})
+        group = served.setdefault(lane * words // WARP // together, {})
         for word in range(address // BANK_BYTES, address // BANK_BYTES + words):
             group.setdefault(word, []).append(lane)
     cells, top = [], 0
@@ -107,8 +121,7 @@ def _banks(request: Request, told: str) -> Markup:
             cells.append((word % BANKS, top + depth[word % BANKS], group[word]))
             depth[word % BANKS] += 1
         top += max(depth.values())
-    labels = [f"wavefront {row + 1}" for row in range(top)]
-    return _grid(told, "bank", labels, cells, [])
+    return cells, top
 
 
 def _sectors(request: Request, told: str) -> Markup:

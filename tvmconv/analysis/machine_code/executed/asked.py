@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.machine_code.executed.machine import Asked, Machine
+from tvmconv.analysis.machine_code.executed.machine import Asked, Machine, Told
 from tvmconv.analysis.machine_code.mix import ACCESSES
 from tvmconv.analysis.memory.banks import copy_wavefronts_of_each, wavefronts_of_each
 from tvmconv.analysis.memory.coalescing import LINE_BYTES, sectors
@@ -120,7 +120,9 @@ def asked_of_grid(step: Step, listing: Listing, arch: str) -> Grid:
     return Grid(asking.counts, min(executed, len(order)) / math.prod(step.launch.grid))
 
 
-def asked(step: Step, listing: Listing, arch: str, blocks: Sequence[Block]) -> list[Counts]:
+def asked(
+    step: Step, listing: Listing, arch: str, blocks: Sequence[Block], told: Told = lambda found: None
+) -> list[Counts]:
     """What each instruction of a step asks of memory in some blocks, by its place in the listing.
 
     Args:
@@ -128,11 +130,12 @@ def asked(step: Step, listing: Listing, arch: str, blocks: Sequence[Block]) -> l
         listing: its machine code.
         arch: such as "sm_90".
         blocks: of its grid, as (x, y, z).
+        told: is told of each access, too, with addresses of global memory from their array's begin on.
 
     Raises:
         AnalysisError: the machine code is not understood, or what it asks depends on the data.
     """
-    asking = _Asking(step, listing, arch)
+    asking = _Asking(step, listing, arch, told)
     asking.of(blocks)
     return asking.counts
 
@@ -160,20 +163,23 @@ def spread(grid: Block, most: int) -> list[Block]:
 class _Asking:
     """A step's machine code, and what its instructions have asked so far."""
 
-    def __init__(self, step: Step, listing: Listing, arch: str) -> None:
+    def __init__(self, step: Step, listing: Listing, arch: str, told: Told = lambda found: None) -> None:
         if not listing:
             raise AnalysisError("there is no machine code")
         words = _words(step, arch)
         self._machine = Machine(listing, step.launch, lambda bank, offset: words.get(offset) if bank == 0 else None)
-        self._counter = _Counter(listing)
+        self._counter, self._told = _Counter(listing), told
         self.counts = self._counter.counts
 
     def of(self, blocks: Sequence[Block]) -> int:
         """Execute some blocks; how many steps that took."""
-        run = self._machine.execute(blocks, self._counter.add)
+        run = self._machine.execute(blocks, self._tell)
         for each, times in zip(self.counts, run.times, strict=True):
             each.executed += times
         return run.steps
+
+    def _tell(self, found: Asked) -> None:
+        self._told(self._counter.add(found))
 
 
 def _words(step: Step, arch: str) -> dict[int, int]:
@@ -204,8 +210,8 @@ class _Counter:
         self._matrices = [_matrices(each.modifiers) for each in listing]
         self._known: dict[tuple[object, ...], tuple[int, ...]] = {}
 
-    def add(self, found: Asked) -> None:
-        """Count it."""
+    def add(self, found: Asked) -> Asked:
+        """Count it; what was counted: of matrices the threads whose addresses matter, and places within arrays."""
         opcode, total = self._opcodes[found.place], self.counts[found.place]
         total.requests += int(found.active.any(axis=1).sum())
         total.nbytes = found.nbytes
@@ -234,6 +240,11 @@ class _Counter:
                 there = found.addresses[found.active]
                 first, last = total.shared or (int(there[0]), int(there[0]))
                 total.shared = min(first, int(there.min())), max(last, int(there.max()))
+        return replace(
+            found,
+            addresses=_within(found.addresses),
+            sources=None if found.sources is None else _within(found.sources),
+        )
 
     def _of(self, space: str, addresses: NDArray[np.int64], active: NDArray[np.bool_], nbytes: int) -> tuple[int, ...]:
         if not active.any():
@@ -249,6 +260,11 @@ class _Counter:
                 takes, least_of_each = wavefronts_of_each(moved, active, nbytes)
                 self._known[key] = int(takes.sum()), int(least_of_each.sum()), 0
         return self._known[key]
+
+
+def _within(addresses: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Addresses of global memory, from their array's begin on; those of shared memory as they are."""
+    return np.where(addresses >> ARRAY_BITS > 0, (addresses & (1 << ARRAY_BITS) - 1) - _BEGIN, addresses)
 
 
 def _matrices(modifiers: Sequence[str]) -> int:
