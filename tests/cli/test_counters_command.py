@@ -1,5 +1,6 @@
 """`tvmconv counters`: kernels that are built and counted without a GPU, and what one says of them."""
 
+import gzip
 import json
 from dataclasses import replace
 
@@ -127,3 +128,13 @@ def test_only_what_was_measured_can_be_counted_anew(capsys):
 def test_what_the_gpu_does_not_count_at_all_is_shown():
     row = replace(ROW, measured={**ROW.measured, "global_load_sectors": 0.0})
     assert "∞" in table([row]).text()
+
+
+@pytest.mark.parametrize("data", [b"no archive", gzip.compress(b"{}")[:-4], gzip.compress(b"[]")])
+def test_compressed_readings_that_are_none_are_refused_with_their_name(data, tmp_path, capsys):
+    file = tmp_path / "counters.json.gz"
+    file.write_bytes(data)
+    assert cli.main(["counters", "--from", str(file)]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "counters.json.gz" in err

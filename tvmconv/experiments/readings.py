@@ -64,5 +64,5 @@ class Readings(Generic[Row]):
             totals = {str(name): [*map(float, each)] for name, each in data.get("totals", {}).items()}
             kernels = [row(**kernel) for kernel in data["kernels"]]
             return cls(str(data["name"]), str(data["provenance"]), kernels, totals)
-        except (ValueError, LookupError, TypeError, AttributeError, EOFError, zlib.error) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise Error(f"{file}: no such readings ({type(error).__name__}: {error})") from error
