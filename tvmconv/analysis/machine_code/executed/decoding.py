@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmconv.analysis.machine_code.executed.decide import deciding
-from tvmconv.analysis.machine_code.executed.integers import Array, Operation, operation
+from tvmconv.analysis.machine_code.executed.instructions import operation
 from tvmconv.analysis.machine_code.executed.operands import (
     Constants,
     Source,
@@ -16,6 +16,7 @@ from tvmconv.analysis.machine_code.executed.operands import (
     is_predicate,
     predicate,
 )
+from tvmconv.analysis.machine_code.executed.operations import Array, Operation
 from tvmconv.analysis.machine_code.loops import successors
 from tvmconv.analysis.machine_code.mix import ACCESSES
 from tvmconv.compiler.listing import Instruction, Listing

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from tvmconv.analysis.emulation.blocks import Block
 from tvmconv.analysis.machine_code.executed.decoding import REFUSED, Decoded, decode
-from tvmconv.analysis.machine_code.executed.integers import Array
 from tvmconv.analysis.machine_code.executed.operands import LOCAL, PREDICATES, Constants, Values
+from tvmconv.analysis.machine_code.executed.operations import Array
 from tvmconv.compiler.listing import Listing
 from tvmconv.compiler.program import Launch
 from tvmconv.errors import AnalysisError
