@@ -77,3 +77,12 @@ def test_what_quarters_of_a_warp_touch_again_counts_again_but_at_their_ends():
     assert sectors(again, active, 16)[1] == 16
     shifted = (lanes * 16 + 16)[None, :]  # a sector lies over the end of each quarter
     assert sectors(shifted, active, 16)[1] == 17
+
+
+def test_a_quarter_that_asks_for_the_same_as_the_one_before_it_asks_for_nothing():
+    """As `grouped_nhwc` loads filters of 8 channels a group: eight lanes read what the eight before them read."""
+    lanes, active = np.arange(32), np.ones((1, 32), bool)
+    assert sectors((lanes % 4 * 576)[None, :], active, 16)[1] == 4
+    assert sectors((lanes % 8 // 4 * 576 + lanes // 16 * 2048)[None, :], active, 16)[1] == 4
+    active[0, 9] = False  # then the second quarter is another one, and the third again
+    assert sectors((lanes % 4 * 576)[None, :], active, 16)[1] == 12

@@ -4,7 +4,8 @@ Global memory is moved in sectors of 32 bytes. A request of a warp takes as many
 whatever order they touch them in (CUDA C++ Best Practices Guide, "Coalesced Access to Global Memory"): 4 for 32
 neighbouring float32, 32 where each lies in a sector of its own. Accesses of 16 bytes are served by quarters of a warp:
 what one touches again that another has touched counts again, but for a sector that the last thread of one has in common
-with the first of the next (measured on an H200). Nsight Compute counts sectors as
+with the first of the next, and but for a quarter whose threads ask for the same sectors as those of the quarter before
+it (measured on an H200). Nsight Compute counts sectors as
 `l1tex__t_sectors_pipe_lsu_mem_global_op_ld` and `_st`, requests as `l1tex__t_requests_...`.
 
 Counted are the accesses that the TIR makes, in one block: by default the middle one of the grid, as those at its
@@ -145,10 +146,15 @@ def sectors_of_each(
 
 
 def _by_quarters(sectors: NDArray[np.int64], active: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """How many sectors the quarters of each request touch, one that two share at their ends counted once."""
+    """How many sectors the quarters of each request touch.
+
+    One that two share at their ends counts once, and so do those of quarters that ask for the same, thread by thread.
+    """
     own = np.where(active, sectors, -1).reshape(len(sectors), 4, -1)
+    touched = distinct(own.reshape(-1, own.shape[2])).reshape(-1, 4)
+    again = (own[:, 1:] == own[:, :-1]).all(axis=2)
     shared = (own[:, 1:, 0] == own[:, :-1, -1]) & (own[:, 1:, 0] >= 0)
-    return distinct(own.reshape(-1, own.shape[2])).reshape(-1, 4).sum(axis=1) - shared.sum(axis=1)
+    return touched[:, 0] + np.where(again, 0, touched[:, 1:] - shared).sum(axis=1)
 
 
 def _touched(addresses: NDArray[np.int64], active: NDArray[np.bool_], nbytes: int, size: int) -> NDArray[np.int64]:
