@@ -1,4 +1,4 @@
-"""What the instructions of a kernel ask of memory: sectors, lines and wavefronts of each.
+"""How often the instructions of a kernel run and what they ask of memory: sectors, lines and wavefronts of each.
 
 All blocks of a grid are executed where that takes few steps; else some, spread evenly, which stand for all: those at
 the border of the grid do less than those inside.
@@ -59,10 +59,11 @@ _TRIES = 3  # numbers drawn for each block, so that nearly all of few blocks are
 
 @dataclass
 class Counts:
-    """What the requests of one instruction take.
+    """What one instruction does, and what its requests take.
 
     Attributes:
         executed: how often a warp runs it.
+        back: of a branch, how often a warp takes it back to an instruction before it.
         requests: of these, how often with a thread taking part.
         sectors: of global memory that they touch.
         least_sectors: that would do for what they touch.
@@ -75,6 +76,7 @@ class Counts:
     """
 
     executed: int = 0
+    back: int = 0
     requests: int = 0
     sectors: int = 0
     least_sectors: int = 0
@@ -174,8 +176,9 @@ class _Asking:
     def of(self, blocks: Sequence[Block]) -> int:
         """Execute some blocks; how many steps that took."""
         run = self._machine.execute(blocks, self._tell)
-        for each, times in zip(self.counts, run.times, strict=True):
+        for each, times, back in zip(self.counts, run.times, run.back, strict=True):
             each.executed += times
+            each.back += back
         return run.steps
 
     def _tell(self, found: Asked) -> None:
