@@ -108,7 +108,7 @@ class _Arithmetic:
 def _arithmetic(kernel: Kernel, step: LoweredStep, asks: Asked) -> _Arithmetic:
     if asks.executed is None:
         done = counts(kernel, step).done.flops
-        on_tensor_cores = "mma" in step.function.script()
+        on_tensor_cores = "mma" in step.text
         return _Arithmetic(0, 0, done) if on_tensor_cores else _Arithmetic(done / 2, done, 0)
     return _Arithmetic(
         lane_clocks=WARP * sum(lane_clocks(instruction) * each.executed for instruction, each in asks.executed),

@@ -328,5 +328,5 @@ class _Execution:
 
 def _of_warps(value: Array, like: Array) -> Array:
     """A value of each thread, of shape (warps, 32)."""
-    whole: Array = np.broadcast_to(value, like.shape).reshape(-1, WARP)
-    return whole
+    whole: Array = value if value.shape == like.shape else np.broadcast_to(value, like.shape)
+    return whole.reshape(-1, WARP)
