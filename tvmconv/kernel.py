@@ -221,7 +221,7 @@ class Kernel:
             case "tir":
                 return self.tir["main"].script()
             case "lowered":
-                return "\n\n".join(step.function.script() for step in self.steps)
+                return "\n\n".join(step.text for step in self.steps)
             case "source":
                 return self.source if full else without_preamble(self.source)
             case "ptx" | "sass":

@@ -77,13 +77,7 @@ def test_without_a_disassembler_accesses_are_those_of_the_text(monkeypatch):
     (step,) = built.steps
     assert asked_by(built, step).shared == counts(built, step).shared
     assert asked_by(built, step).touched == counts(built, step).touched
-
-
-@pytest.mark.parametrize(("schedule", "config"), [("mma_sync", {}), ("hopper", {"block_n": 32})])
-def test_the_arithmetic_of_tensor_cores_is_that_of_the_text(schedule, config):
-    built = tc.build(tc.parse("conv2d:1x64x16x16,64x64x3x3,s1,p1,f16,nhwc"), schedule, arch="sm_90", config=config)
-    (step,) = built.steps
-    assert asked_by(built, step).matrix_flops == pytest.approx(counts(built, step).done.flops, rel=0.01)
+    assert asked_by(built, step).executed is None
 
 
 @pytest.mark.parametrize("schedule", ["tiling", "vthread", "conflict_free", "direct"])

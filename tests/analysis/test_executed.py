@@ -171,6 +171,29 @@ def test_threads_that_part_meet_again():
     assert found[-1] == list(range(32))
     assert run.times[3] == 32  # the comparison
     assert run.times[-1] == 1
+    assert run.back[7] == 31
+    assert sum(run.back) == 31
+
+
+def test_a_loop_whose_turns_end_in_two_places_runs_as_often_as_it_is_gone_back():
+    """Threads of odd numbers end a turn early, and go on with the others."""
+    lines = (
+        "S2R R1, SR_TID.X",
+        "LOP3.LUT R3, R1, 0x1, RZ, 0xc0, !PT",
+        "ISETP.NE.AND P1, PT, R3, RZ, PT",
+        "MOV R2, RZ",
+        ".L_again",
+        "VIADD R2, R2, 0x1",
+        "ISETP.GE.AND P0, PT, R2, 0x5, PT",
+        "@P0 EXIT",
+        "@P1 BRA `(.L_again)",
+        "STS [R1], RZ",
+        "BRA `(.L_again)",
+    )
+    found, run = stored(*lines, threads=64)
+    assert len(found) == 4
+    assert run.times[4] == 10
+    assert sum(run.back) == 8
 
 
 def test_warps_go_their_own_ways():

@@ -1,12 +1,12 @@
 """Machine code: instructions and loops of a text, how often loops run, and how long a warp takes alone."""
 
-import numpy as np
 import pytest
-from scipy.optimize import nnls
 
 import tvmconv as tc
+from tvmconv.analysis.asked import asked_by
+from tvmconv.analysis.counts import counts
+from tvmconv.analysis.machine_code.arithmetic import lane_clocks, lane_flops, matrix_flops
 from tvmconv.analysis.machine_code.operations import Loop, Operation, code
-from tvmconv.analysis.machine_code.trips import BARRIERS, LOADED, MULTIPLICATIONS, find_trips, nonnegative
 from tvmconv.analysis.machine_code.warp import L2_CLOCKS, Warp
 from tvmconv.compiler.listing import parse
 
@@ -30,9 +30,36 @@ TEXT = """
 """
 
 
+# Of one warp that runs the outer loop 6 times and the inner one 5 times in each.
+EXECUTED = (1, 6, 6, 30, 30, 30, 6, 1, 1, 0, 0)
+BACK = (0, 0, 0, 0, 0, 24, 5, 0, 0, 0, 0)
+
+# A loop whose turns end behind the kernel's end, from where they go on in its middle.
+BEHIND = """
+.text.one:
+        /*0000*/                   S2R R0, SR_TID.X ;
+.L_x_1:
+        /*0010*/                   FADD R4, R4, R5 ;
+        /*0020*/               @P0 BRA `(.L_x_2) ;
+.L_x_3:
+        /*0030*/                   FMUL R4, R4, R5 ;
+        /*0040*/               @P1 BRA `(.L_x_1) ;
+        /*0050*/                   STG.E [R2.64], R4 ;
+        /*0060*/                   EXIT ;
+.L_x_2:
+        /*0070*/                   FFMA R4, R4, R5, R6 ;
+        /*0080*/                   BRA `(.L_x_3) ;
+"""
+
+
 @pytest.fixture
 def one():
-    return code(parse(TEXT)["one"])
+    return code(parse(TEXT)["one"], EXECUTED, BACK)
+
+
+def times(body, name):
+    """How often a warp runs the instructions of a name, by the loops around them."""
+    return sum(part.trips * times(part.body, name) if isinstance(part, Loop) else part.name == name for part in body)
 
 
 def chain(*instructions):
@@ -46,7 +73,7 @@ def multiply(to, *of):
 
 
 def test_branches_back_are_loops(one):
-    assert [type(part) for part in one] == [Operation, Loop, Operation, Operation, Operation]
+    assert [type(part) for part in one] == [Operation, Loop, Operation, Operation]
     outer = one[1]
     assert [getattr(part, "name", "loop") for part in outer.body] == ["LDG", "BAR", "loop", "BRA"]
 
@@ -62,23 +89,35 @@ def test_a_store_reads_what_it_stores(one):
     assert {("R", 8), ("R", 9), ("R", 10)} <= set(one[2].reads)
 
 
-def test_loops_run_as_often_as_what_is_in_them_has_to(one):
-    find_trips(one, {MULTIPLICATIONS: 2 * 6 * 5, BARRIERS: 6, LOADED: 6 * 16})
+def test_loops_run_as_often_as_a_warp_comes_to_their_begin(one):
     outer = one[1]
-    assert outer.trips == pytest.approx(6)
-    assert outer.body[2].trips == pytest.approx(5)
+    assert outer.trips == 6
+    assert outer.body[2].trips == 5
 
 
-def test_what_a_warp_issues_counts_each_trip(one):
-    find_trips(one, {MULTIPLICATIONS: 2 * 6 * 5, BARRIERS: 6, LOADED: 6 * 16})
-    warp = Warp()
-    warp.run(one)
-    assert warp.issued["FFMA"] == pytest.approx(60)
-    assert warp.issued["LDG"] == pytest.approx(6)
+def test_of_a_loop_that_some_warps_run_these_matter():
+    """Eight warps, two of which run the outer loop, 50 times each."""
+    executed, back = (8, 100, 100, 100, 100, 100, 100, 8, 8, 0, 0), (0, 0, 0, 0, 0, 0, 98, 0, 0, 0, 0)
+    outer = code(parse(TEXT)["one"], executed, back)[1]
+    assert outer.trips == 50
+    assert outer.body[2].trips == 1
+
+
+def test_what_no_warp_runs_is_left_out():
+    executed, back = (4, 4, 4, 0, 0, 0, 4, 4, 4, 0, 0), (0,) * 11
+    outer = code(parse(TEXT)["one"], executed, back)[1]
+    assert [part.name for part in outer.body] == ["LDG", "BAR", "BRA"]
+    assert outer.trips == 1
+
+
+def test_a_loop_is_its_instructions_wherever_the_compiler_has_put_them():
+    found = code(parse(BEHIND)["one"], (1, 9, 9, 9, 9, 1, 1, 9, 9), (0, 0, 0, 0, 8, 0, 0, 0, 9))
+    assert [getattr(part, "name", "loop") for part in found] == ["S2R", "loop", "STG", "EXIT"]
+    assert [part.name for part in found[1].body] == ["FADD", "BRA", "FMUL", "BRA", "FFMA", "BRA"]
+    assert found[1].trips == 9
 
 
 def test_each_trip_of_a_loop_that_waits_for_a_load_takes_its_latency(one):
-    find_trips(one, {MULTIPLICATIONS: 2 * 6 * 5, BARRIERS: 6, LOADED: 6 * 16})
     warp = Warp()
     warp.run(one)
     assert 6 * L2_CLOCKS < warp.clocks < 8 * L2_CLOCKS
@@ -96,22 +135,58 @@ def test_asynchronous_copies_are_waited_for_by_group():
 
 
 @pytest.mark.parametrize("config", [{}, {"auto_unroll_max_step": 0, "tile_rc": (-1, 2)}])
-def test_a_kernel_issues_the_multiplications_of_its_text(config):
-    kernel = tc.build(tc.parse("conv2d:1x16x16x16,16x16x3x3,s1,p1"), "direct", arch="sm_90", config=config)
-    found = code(kernel.listings[kernel.steps[0].name])
-    from tvmconv.analysis.memory.traffic import traffic
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_100"])
+def test_loops_say_how_often_a_warp_runs_each_instruction(config, arch):
+    """In this kernel all warps run all arithmetic: by its loops, and as it was executed."""
+    kernel = tc.build(tc.parse("conv2d:1x16x16x16,16x16x3x3,s1,p1"), "direct", arch=arch, config=config)
+    (step,) = kernel.steps
+    executed = asked_by(kernel, step).executed
+    found = code(
+        kernel.listings[step.name], [each.executed for _, each in executed], [each.back for _, each in executed]
+    )
+    needed = counts(kernel, step).done.counts["multiplications"].elements / kernel.launch.threads
+    assert times(found, "FFMA") + times(found, "FMUL") == pytest.approx(needed)
+    assert any(isinstance(part, Loop) for part in found)
 
-    needed = traffic(kernel).counts["multiplications"].elements / kernel.launch.threads
-    find_trips(found, {MULTIPLICATIONS: needed})
-    warp = Warp()
-    warp.run(found)
-    assert warp.issued["FFMA"] + warp.issued["FMUL"] == pytest.approx(needed, rel=0.02)
+
+LAYER = "conv2d:1x64x16x16,64x64x3x3,s1,p1"
 
 
-def test_the_least_squares_are_those_of_scipy():
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        rows = np.abs(rng.normal(size=(5, 4))) * (rng.random((5, 4)) < 0.6)
-        values = rng.normal(size=5)
-        own, theirs = nonnegative(rows, values), nnls(rows, values)[0]
-        assert np.linalg.norm(rows @ own - values) == pytest.approx(np.linalg.norm(rows @ theirs - values))
+@pytest.mark.parametrize(
+    ("text", "schedule", "arch", "config"),
+    [
+        (LAYER, "tiling", "sm_90", {}),
+        (f"{LAYER},bias,relu", "direct", "sm_100", {}),
+        (LAYER, "vthread", "sm_75", {}),
+        (f"{LAYER},f16", "tiling", "sm_90", {}),
+        (f"{LAYER},f16,nhwc", "mma_sync", "sm_90", {}),
+        (f"{LAYER},tf32,nhwc", "mma_sync", "sm_80", {}),
+        (f"{LAYER},f16,nhwc", "hopper", "sm_90", {"block_n": 32}),
+        ("conv2d:1x64x16x16,64x1x3x3,s1,p1,g64,f16,nhwc", "depthwise_nhwc", "sm_90", {}),
+        ("filter2d:256x256x1,5x5", "basic", "sm_90", {}),
+    ],
+)
+def test_arithmetic_is_that_of_the_text(text, schedule, arch, config):
+    """In these kernels the compiler finds nothing that could be left out, and all threads take part."""
+    kernel = tc.build(tc.parse(text), schedule, arch=arch, config=config)
+    (step,) = kernel.steps
+    executed = asked_by(kernel, step).executed
+    flops = sum((lane_flops(instruction) + matrix_flops(instruction)) * each.executed for instruction, each in executed)
+    assert flops == counts(kernel, step).done.flops
+
+
+@pytest.mark.parametrize(
+    ("line", "clocks", "flops"),
+    [
+        ("FFMA.FTZ R8, R4, R5.reuse, R8", 1, 64),
+        ("FADD R8, R4, R5", 1, 32),
+        ("FFMA2 R8, R4.F32x2.HI_LO, R6.F32x2.HI_LO, R8.F32x2.HI_LO", 2, 128),
+        ("HFMA2.MMA R8, R4, R5, R8", 1, 128),
+        ("HFMA2.MMA R8, -RZ, RZ, 0, 2.384185791015625e-07", 0, 0),  # a constant
+        ("HADD2.F32 R8, -RZ, R4.H0_H0", 1, 0),  # a half as float32
+        ("IMAD R8, R4, R5, R6", 0, 0),
+    ],
+)
+def test_what_instructions_multiply_and_add_and_how_long_they_keep_a_lane(line, clocks, flops):
+    (instruction,) = parse(f".text.one:\n        /*0000*/                   {line} ;")["one"]
+    assert (lane_clocks(instruction), lane_flops(instruction)) == (clocks, flops)

@@ -4,13 +4,17 @@ import json
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import records
 
+import tvmconv as tc
 from tvmconv.errors import RecordError
 from tvmconv.logs.record import Record
-from tvmconv.logs.scan import Glancer, medians
+from tvmconv.logs.scan import Glancer, is_of_another, medians
+from tvmconv.workloads import Conv
+from tvmconv.workloads.suites import Variant
 
 
 def respelled(line):
@@ -49,6 +53,31 @@ def test_lines_as_we_write_them_need_no_parser(first, second):
         glance = glancer.look(record.line().encode())
         braces = "}" in json.dumps(record.config)
         assert braces or glance[0] == record.subject
+
+
+@given(records(schedules=("direct",)).flatmap(lambda record: respelled(record.line())))
+def test_no_line_of_a_workload_is_taken_for_another_ones(line):
+    record = parse(line)
+    if record is not None:
+        workload = record.workload
+        assert not is_of_another(line.encode(), workload)
+        if isinstance(workload, Conv):
+            assert not is_of_another(line.encode(), Variant(epilogue=()).of(workload))
+
+
+@pytest.mark.parametrize(
+    ("written", "other"),
+    [
+        ("conv2d:1x8x7x6,4x8x3x3,p1", True),
+        ("conv2d:1x8x6x6,8x8x1x1", False),  # to be seen by parsing it
+        ("conv2d:1x8x06x6,4x8x3x3,p1", False),
+        ("conv3d:1x8x6x6x6,4x8x3x3x3", True),
+        ("filter2d:6x6x8,3x3", True),
+    ],
+)
+def test_lines_of_another_input_are_seen_to_be_of_another_workload(written, other):
+    line = f'{{"workload": "{written}", "schedule": "direct"}}'.encode()
+    assert is_of_another(line, tc.parse("conv2d:1x8x6x6,4x8x3x3,p1,bias")) == other
 
 
 @given(st.lists(st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=5), min_size=1, max_size=20))

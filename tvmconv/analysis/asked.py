@@ -6,8 +6,6 @@ there are. They are told by the statement of the text that they come from.
 
 from __future__ import annotations
 
-import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -29,7 +27,6 @@ from tvmconv.analysis.memory.banks import SharedAccess, is_shared
 from tvmconv.analysis.memory.coalescing import GlobalAccess, middle_block
 from tvmconv.analysis.memory.requests import Request, costlier, worst_requests
 from tvmconv.errors import AnalysisError, CompileError
-from tvmconv.gpu import WARP, WARPGROUP
 
 if TYPE_CHECKING:
     from tvmconv.analysis.machine_code.linked import Linked
@@ -49,12 +46,12 @@ class Asked:
     Attributes:
         shared: its accesses to shared memory.
         touched: its accesses to global memory, but for TMA's, constant memory's and textures'.
-        matrix_flops: multiplications and additions of its tensor cores; None where its text alone is known.
+        executed: its instructions, in their order, and what each does; None where its text alone is known.
     """
 
     shared: list[SharedAccess]
     touched: list[GlobalAccess]
-    matrix_flops: float | None = None
+    executed: list[tuple[Instruction, Counts]] | None = None
 
 
 _known: WeakKeyDictionary[Kernel, dict[str, Asked]] = WeakKeyDictionary()  # steps by name
@@ -98,18 +95,8 @@ def _by_machine_code(kernel: Kernel, step: LoweredStep) -> Asked:
     return Asked(
         [_shared(key, own) for key, own in sorted(of_shared.items())],
         [_global(key, own) for key, own in sorted(of_global.items())],
-        sum(_matrix_flops(instruction) * each.executed for instruction, each in zip(own.listing, found, strict=True)),
+        list(zip(own.listing, found, strict=True)),
     )
-
-
-def _matrix_flops(instruction: Instruction) -> float:
-    """What a warp multiplies and adds by one instruction: `HMMA.16816` its tile, `HGMMA.64x96x16` a quarter of it."""
-    first = instruction.modifiers[0] if instruction.modifiers else ""
-    if instruction.opcode == "HGMMA":
-        return 2 * math.prod(map(int, first.split("x"))) / (WARPGROUP // WARP)
-    if instruction.opcode == "HMMA" and (match := re.fullmatch(r"(16)(8)(\d+)", first)):
-        return 2.0 * math.prod(map(int, match.groups()))
-    return 0.0
 
 
 def costliest_requests(kernel: Kernel, step: LoweredStep) -> list[Request]:

@@ -13,10 +13,9 @@ from tvmconv.analysis.emulation.blocks import lanes_of, with_clusters
 from tvmconv.analysis.emulation.observe import observe
 from tvmconv.analysis.emulation.watch import Several
 from tvmconv.analysis.lowered.tir import has_instructions
-from tvmconv.analysis.machine_code.runs import done_and_touched
 from tvmconv.analysis.memory.banks import BankWatch, SharedAccess, shared_accesses
-from tvmconv.analysis.memory.coalescing import GlobalAccess, SectorWatch, middle_block
-from tvmconv.analysis.memory.traffic import Traffic, TrafficWatch
+from tvmconv.analysis.memory.coalescing import GlobalAccess, SectorWatch, global_accesses, middle_block
+from tvmconv.analysis.memory.traffic import Traffic, TrafficWatch, traffic
 
 if TYPE_CHECKING:
     from tvmconv.compiler.lower import LoweredStep
@@ -57,8 +56,7 @@ def counts(kernel: Kernel, step: LoweredStep) -> Counts:
 
 
 def _evaluated(kernel: Kernel, step: LoweredStep) -> Counts:
-    done, touched = done_and_touched(kernel, step)
-    return Counts(shared_accesses(kernel, step), touched, done)
+    return Counts(shared_accesses(kernel, step), global_accesses(kernel, step), traffic(kernel, step))
 
 
 def _executed(kernel: Kernel, step: LoweredStep) -> Counts:

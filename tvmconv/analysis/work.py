@@ -1,23 +1,25 @@
-"""What a step of a kernel has to do, as the few numbers from which its time is predicted."""
+"""What a step of a kernel has to do, as the few numbers from which its time is predicted.
+
+All of it is what the machine code of the middle block does, which is executed for that
+(`tvmconv.analysis.machine_code.executed`).
+"""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tvmconv.analysis.counts import counts
-from tvmconv.analysis.lowered.tir import has_instructions
-from tvmconv.analysis.machine_code.operations import code, instructions
-from tvmconv.analysis.machine_code.runs import of_a_thread
-from tvmconv.analysis.machine_code.trips import find_trips
+from tvmconv.analysis.asked import asked_by
+from tvmconv.analysis.machine_code.arithmetic import lane_clocks
+from tvmconv.analysis.machine_code.operations import code
 from tvmconv.analysis.machine_code.warp import Warp
-from tvmconv.analysis.memory.banks import SharedAccess, shared_accesses
 from tvmconv.analysis.memory.coalescing import SECTOR_BYTES, GlobalAccess
 from tvmconv.analysis.memory.footprint import Footprints, footprints, step_bytes
 from tvmconv.analysis.occupancy import occupancy_of
 from tvmconv.errors import AnalysisError
-from tvmconv.gpu import WARP, l1_bytes, l2_bytes
+from tvmconv.gpu import l1_bytes, l2_bytes
 
 if TYPE_CHECKING:
     from tvmconv.compiler.lower import LoweredStep
@@ -30,8 +32,6 @@ _INTEGER = frozenset(
         *("ISETP", "PLOP3", "P2R", "FSEL", "FMNMX"),
     ]
 )
-_FLOAT = frozenset(["FFMA", "FMUL", "FADD", "HFMA2", "HADD2", "HMUL2"])
-_SHARED_LOADS, _SHARED_STORES = ("LDS", "LDSM"), ("STS", "STSM", "LDGSTS")
 _BULK = ("UTMALDG", "UTMASTG", "UBLKCP", "HGMMA")  # what TMA and wgmma do is not of a warp's making
 
 
@@ -44,7 +44,7 @@ class Work:
         resident: blocks that a multiprocessor holds at a time.
         alone: clocks that one warp would take by itself.
         issued: instructions, of all warps.
-        floats: of these, float32 and float16 arithmetic.
+        floats: clocks that their float32 and float16 arithmetic takes each of a warp's lanes.
         integers: of these, integer arithmetic.
         matrices: of these, multiplications of matrices.
         wavefronts: of shared memory.
@@ -81,26 +81,24 @@ def work(kernel: Kernel) -> list[Work]:
         AnalysisError: it cannot be counted, depends on the data, or is done by TMA and wgmma.
         CompileError: the kernel does not compile, or there is no nvdisasm.
     """
-    return [_of_step(kernel, step, code(kernel.listings[step.name])) for step in kernel.timed_steps]
+    return [_of_step(kernel, step) for step in kernel.timed_steps]
 
 
-def _of_step(kernel: Kernel, step: LoweredStep, sass: Any) -> Work:
+def _of_step(kernel: Kernel, step: LoweredStep) -> Work:
     found = occupancy_of(kernel, step)
-    warps = -(-step.launch.threads // WARP)
-    if any(each.name in _BULK for each, _ in instructions(sass)):
+    listing = kernel.listings[step.name]
+    if any(each.opcode in _BULK for each in listing):
         raise AnalysisError("the time of what TMA and wgmma do is not predicted")
-    done = counts(kernel, step)
-    touched = done.touched
-    own = done.shared if has_instructions(step.function) else shared_accesses(kernel, step)
-    find_trips(sass, of_a_thread(step, done.done, touched))
-    warp = Warp()
-    warp.run(sass)
     if not found.blocks:
         raise AnalysisError(f"not one block fits on a multiprocessor: {', '.join(found.binding)}")
-
-    def issued(names: Any) -> float:
-        return warps * sum(warp.issued[name] for name in names)
-
+    asks = asked_by(kernel, step)
+    if asks.executed is None:
+        raise AnalysisError("how often its instructions run is not known")
+    warp = Warp()
+    warp.run(code(listing, [each.executed for _, each in asks.executed], [each.back for _, each in asks.executed]))
+    issued: Counter[str] = Counter()
+    for instruction, each in asks.executed:
+        issued[instruction.opcode] += each.executed
     there = footprints(kernel, step)
     arch = str(kernel.device.arch)
     capacity = l2_bytes(arch)
@@ -109,27 +107,17 @@ def _of_step(kernel: Kernel, step: LoweredStep, sass: Any) -> Work:
         blocks=math.prod(step.launch.grid),
         resident=found.blocks,
         alone=warp.clocks,
-        issued=warps * sum(warp.issued.values()),
-        floats=issued(_FLOAT),
-        integers=issued(_INTEGER),
-        matrices=issued(["HMMA"]),
-        wavefronts=issued(_SHARED_LOADS) * _passes(own, "load") + issued(_SHARED_STORES) * _passes(own, "store"),
-        spilled=issued(["LDL", "STL"]),
-        lines=sum(each.lines for each in touched),
-        l1_sectors=sum(each.sectors for each in touched),
-        l2_sectors=_from_l2(touched, there, l1_bytes(arch) // found.blocks - shared),
+        issued=issued.total(),
+        floats=sum(lane_clocks(instruction) * each.executed for instruction, each in asks.executed),
+        integers=sum(issued[name] for name in _INTEGER),
+        matrices=issued["HMMA"],
+        wavefronts=sum(each.wavefronts for each in asks.shared),
+        spilled=issued["LDL"] + issued["STL"],
+        lines=sum(each.lines for each in asks.touched),
+        l1_sectors=sum(each.sectors for each in asks.touched),
+        l2_sectors=_from_l2(asks.touched, there, l1_bytes(arch) // found.blocks - shared),
         dram_bytes=0 if _all_bytes(kernel, there) <= capacity else step_bytes(kernel, step, there, capacity),
     )
-
-
-def _passes(own: list[SharedAccess], kind: str) -> float:
-    """Wavefronts of a request, on average.
-
-    The compiler makes one wide access of several narrow ones. It takes no more passes than one of these did: a stride
-    of two words is a conflict for loads of one word, and none for loads of two.
-    """
-    requests = sum(each.requests for each in own if each.kind == kind)
-    return sum(each.wavefronts for each in own if each.kind == kind) / requests if requests else 1.0
 
 
 def _from_l2(touched: list[GlobalAccess], there: Footprints | None, room: int) -> int:

@@ -41,6 +41,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a page."""
+    from tvmconv.analysis.machine_code.linked import begin
     from tvmconv.reports.comparison import comparison
     from tvmconv.reports.explain import explanation, knob_steps
 
@@ -58,7 +59,10 @@ def run(args: argparse.Namespace) -> int:
         _print_waterfall(args, workload, device, machine)
         tell_place(args, device)
         return 0
-    built = [named(name, workload, device, dict(args.set), args.log) for name in args.schedules]
+    built = []
+    for name in args.schedules:
+        built.append(named(name, workload, device, dict(args.set), args.log))
+        begin(built[-1])  # while the next one is built
     print(explanation(built[0], machine) if len(built) == 1 else comparison(built, machine, args.schedules))
     if args.steps and machine:
         with progress_line("explain: ") as show:

@@ -67,7 +67,7 @@ def named(
 
 def _tuned(workload: Workload, device: Device, schedule: str | None, logs: list[str] | None) -> Kernel:
     chosen = library.find(workload, schedule) if schedule else None
-    rankings = Rankings(log_files(logs) if logs else shipped_logs())
+    rankings = Rankings(log_files(logs) if logs else shipped_logs(), workload)
     if next(rankings.nearest_first(workload, device, schedule), None) is None:
         of = f" by {schedule}" if schedule else ""
         where = ", ".join(logs) if logs else "the logs that come with tvmconv"

@@ -23,18 +23,19 @@ Lines = tuple[range, ...]  # by statement, its lines from 1 on; an empty range w
 _MARK = re.compile(r"\b__(begin|end)_of_(\d+)_(\d+)\b")
 
 
-def tir_lines(function: PrimFunc) -> Lines | None:
+def tir_lines(function: PrimFunc, text: str | None = None) -> Lines | None:
     """The lines of each statement in `function.script()`.
 
     Args:
         function: TIR, lowered or not.
+        text: what `function.script()` is, where that is known.
 
     Returns:
         By `BufferStore`, `Evaluate` and `Bind`, in the order of `tvmconv.analysis.lowered.tir.statements`; None where
         it cannot be told.
     """
     marked, count = _marked(function, 0)
-    found = _located(function.script(), marked.script(), [count])
+    found = _located(function.script() if text is None else text, marked.script(), [count])
     return found[0] if found else None
 
 

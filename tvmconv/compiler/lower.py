@@ -59,6 +59,11 @@ class LoweredStep:
         """The kernel's symbol in the source."""
         return str(self.function.attrs["global_symbol"])
 
+    @functools.cached_property
+    def text(self) -> str:
+        """The function as TVM prints it, which takes a tenth of a second where it is long."""
+        return str(self.function.script())
+
     @property
     def arguments(self) -> tuple[int, ...]:
         """For each parameter the index of the array that goes there, or behind the arrays of the scratch memory."""

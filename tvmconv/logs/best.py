@@ -51,7 +51,7 @@ def best(paths: Paths, workload: Workload, schedule: str | None = None, device: 
     """
     rankings = [
         ranking
-        for subject, ranking in _rankings(paths)
+        for subject, ranking in _rankings(paths, workload)
         if subject.workload == workload and schedule in (None, subject.schedule) and device in (None, subject.device)
     ]
     return next(fastest_first(rankings), None)
@@ -101,14 +101,15 @@ class Rankings:
 
     Args:
         paths: a log, a folder of logs, or several of them.
+        of: the workload that will be asked for, with or without its epilogue; others are there or not.
 
     Raises:
         Error: a log cannot be read.
     """
 
-    def __init__(self, paths: Paths) -> None:
+    def __init__(self, paths: Paths, of: Workload | None = None) -> None:
         self._found: dict[Workload, list[tuple[Subject, Ranking]]] = {}
-        for subject, ranking in _rankings(paths):
+        for subject, ranking in _rankings(paths, of):
             self._found.setdefault(subject.workload, []).append((subject, ranking))
 
     def nearest_first(
@@ -149,7 +150,7 @@ def nearest_first(
     Raises:
         Error: a log cannot be read.
     """
-    yield from Rankings(paths).nearest_first(workload, device, schedule)
+    yield from Rankings(paths, workload).nearest_first(workload, device, schedule)
 
 
 def serving(paths: Paths, workload: Workload, device: Device) -> Iterator[tuple[Nearness, Record]]:
@@ -158,11 +159,11 @@ def serving(paths: Paths, workload: Workload, device: Device) -> Iterator[tuple[
     Raises:
         Error: a log cannot be read.
     """
-    yield from Rankings(paths).serving(workload, device)
+    yield from Rankings(paths, workload).serving(workload, device)
 
 
-def _rankings(paths: Paths) -> Sequence[tuple[Subject, Ranking]]:
-    return [item for path in log_files(paths) for item in index(path, BadLines()).items()]
+def _rankings(paths: Paths, of: Workload | None) -> Sequence[tuple[Subject, Ranking]]:
+    return [item for path in log_files(paths) for item in index(path, BadLines(), of).items()]
 
 
 def _distance(subject: Subject, device: Device) -> tuple[Nearness, float] | None:

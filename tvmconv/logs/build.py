@@ -52,7 +52,7 @@ def build(
     chosen = library.find(workload, schedule) if isinstance(schedule, str) else schedule
     kernel.check_memory(workload, place)
     failures: list[Error] = []
-    rankings = log if isinstance(log, Rankings) else Rankings(log)
+    rankings = log if isinstance(log, Rankings) else Rankings(log, workload)
     for nearness, record in rankings.nearest_first(workload, place, chosen.name if chosen else None):
         try:
             built = kernel.build_on(workload, chosen or library.find(workload, record.schedule), place, record.config)

@@ -48,7 +48,7 @@ def candidates(logs: Rankings | Paths, workload: Workload, device: Device) -> It
     Raises:
         Error: a log cannot be read.
     """
-    rankings = logs if isinstance(logs, Rankings) else Rankings(logs)
+    rankings = logs if isinstance(logs, Rankings) else Rankings(logs, workload)
     for nearness, record in rankings.serving(workload, device):
         try:
             schedule = library.find(workload, record.schedule)

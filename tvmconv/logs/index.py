@@ -12,8 +12,9 @@ import numpy as np
 from tvmconv.errors import RecordError
 from tvmconv.logs.lines import BadLines, read_line, read_lines
 from tvmconv.logs.record import ErrorKind, Record
-from tvmconv.logs.scan import Glancer, medians
+from tvmconv.logs.scan import Glancer, is_of_another, medians
 from tvmconv.logs.subject import Subject
+from tvmconv.workloads import Workload
 
 _BATCH = 4096  # costs that are parsed together
 _FINAL = b'"final": true'  # as `Record.line` spells it; within a text the quotes would be escaped
@@ -79,12 +80,13 @@ class Ranking:
             return None
 
 
-def index(path: Path, bad: BadLines) -> dict[Subject, Ranking]:
+def index(path: Path, bad: BadLines, of: Workload | None = None) -> dict[Subject, Ranking]:
     """The records of a log by subject.
 
     Args:
         path: the file.
         bad: lines that are seen to be no records are added here.
+        of: lines that are seen to be of other workloads than this, its epilogue aside, are left out.
 
     Raises:
         Error: the file cannot be read.
@@ -96,6 +98,8 @@ def index(path: Path, bad: BadLines) -> dict[Subject, Ranking]:
 
     glancer = Glancer(ranking_of)
     for line in read_lines(path):
+        if of and is_of_another(line.text, of):
+            continue
         try:
             glance = glancer.look(line.text)
             if glance is not None:

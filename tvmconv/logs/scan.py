@@ -20,11 +20,13 @@ from tvmconv.errors import RecordError
 from tvmconv.logs import fields
 from tvmconv.logs.record import ErrorKind
 from tvmconv.logs.subject import Subject
+from tvmconv.workloads import Conv, Workload
 
 _CONFIG = b', "config": '
 _NUMBER = rb"[0-9.eE+-]+"
 _RESULT = re.compile(rb'\}, "result": \[\[([0-9.eE+, -]+)\], ([0-8]), ' + _NUMBER + rb", " + _NUMBER + rb"\], ")
 _REPEATED = re.compile(rb'"(?:input|workload|schedule|device|config|result)"')  # JSON's last key of a name counts
+_INPUT = re.compile(rb'\{"workload": "(\w+):([1-9]\d*(?:x[1-9]\d*)*),')
 _ERRORS = {b"%d" % kind: kind for kind in ErrorKind}
 _MAX_HEADS = 1 << 16
 
@@ -78,6 +80,19 @@ class Glancer(Generic[T]):
             made = error
         self._heads[head] = made
         return made
+
+
+def is_of_another(line: bytes, workload: Workload) -> bool:
+    """Whether a line as this project spells it begins with another workload: parsing each takes longer than to see it.
+
+    It is told by the operator and, of a convolution, by its input's shape, which has one spelling without zeros before
+    its numbers.
+    """
+    match = _INPUT.match(line)
+    if match is None:
+        return False
+    operator, _, sizes = workload.text.encode().partition(b":")
+    return match[1] != operator or (isinstance(workload, Conv) and match[2] != sizes.partition(b",")[0])
 
 
 def medians(costs: Sequence[bytes]) -> NDArray[np.float64]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from tvmconv.analysis.asked import asked_by
 from tvmconv.analysis.bounds import Bound, bounds
-from tvmconv.analysis.counts import counts
 from tvmconv.analysis.estimate import estimated_seconds
 from tvmconv.analysis.machine_code.linked import Linked, begin, linked
 from tvmconv.analysis.memory.swizzles import tiles
@@ -40,9 +39,6 @@ def explanation(kernel: Kernel, machine: Machine | None) -> str:
     """
     config = " ".join(f"{name}={format_value(value)}" for name, value in kernel.config.items())
     begin(kernel)
-    for step in kernel.steps:  # which needs none of the machine code at first
-        if not step.tensor_maps:
-            counts(kernel, step)
     of_tma = [each for step in kernel.steps if (each := tiles(kernel, step))]
     lines = [f"{kernel.workload} by {kernel.schedule.name} on {kernel.device.text}", config or "no knobs"]
     found, failure = _linked(kernel)
@@ -166,7 +162,7 @@ def _prediction(kernel: Kernel, machine: Machine) -> str:
     time = prediction(kernel, machine)
     if time is None:
         estimate = estimated_seconds(kernel)
-        why = "No time is predicted: what TMA and wgmma do is not counted, or there is no disassembler"
+        why = "No time is predicted: what TMA and wgmma do is not counted, nor what is not disassembled and understood"
         if estimate is None:
             return f"{why}."
         return f"{why}; {kernel.schedule.name} itself estimates {significant(estimate * 1e6)} µs, from its tiles."

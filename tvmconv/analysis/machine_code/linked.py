@@ -112,13 +112,13 @@ def _linked(kernel: Kernel) -> list[Linked]:
                     if origin in declared and in_declaration
                 },
                 scheduled={n: (in_scheduled[origin],) for n, origin in own.items() if in_scheduled},
-                lowered=_shifted(tir_lines(step.function) or (), before),
+                lowered=_shifted(tir_lines(step.function, step.text) or (), before),
                 source=_shifted(lines, -hidden),
                 listing=listings.get(step.name, ()),
                 hidden=hidden,
             )
         )
-        before += step.function.script().count("\n") + 2  # the stage has an empty line between steps
+        before += step.text.count("\n") + 2  # the stage has an empty line between steps
     return found
 
 

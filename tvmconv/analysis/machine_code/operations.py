@@ -1,16 +1,17 @@
 """Machine code as operations with the registers that they write and read, and as loops.
 
-What its names mean is in the "Instruction Set Reference" of NVIDIA's CUDA Binary Utilities. A loop is what lies between
-an instruction and the last branch back to it. Branches forward, around what a condition
-rules out, are taken to be not taken: a warp in which one thread goes on goes on.
+What its names mean is in the "Instruction Set Reference" of NVIDIA's CUDA Binary Utilities. How often a loop runs is
+known where the code has been executed (`executed.asked`), and what no warp ran is left out. Other branches forward are
+taken to be not taken: what some warps run counts for all.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tvmconv.analysis.machine_code.loops import loops
 from tvmconv.compiler.listing import Instruction, Listing
 
 Register = tuple[str, int]  # its file (R, UR, P or UP) and its number
@@ -56,7 +57,7 @@ class Loop:
 
     Attributes:
         body: instructions and loops in it.
-        trips: how often the body runs each time.
+        trips: how often the body runs each time that a warp comes to it, on average over these times.
     """
 
     body: list[Operation | Loop]
@@ -66,39 +67,34 @@ class Loop:
 Code = list[Operation | Loop]
 
 
-def code(listing: Listing) -> Code:
-    """A kernel's instructions, those of loops in these."""
-    kept = [each for each in listing if each.opcode != "NOP"]  # which fill up the end
-    places = {each.address: place for place, each in enumerate(kept)}
-    ends: dict[int, int] = {}  # the last branch back to where a loop begins
-    for place, each in enumerate(kept):
-        begin = places.get(each.target, place) if each.target is not None and each.opcode == "BRA" else place
-        if begin < place:  # and not the trap at the end, which branches to itself
-            ends[begin] = place
+def code(listing: Listing, executed: Sequence[int], back: Sequence[int]) -> Code:
+    """The instructions of a kernel that its warps run, those of loops in these.
 
-    def nest(begin: int, end: int, *, inside: bool = False) -> Code:
-        found: Code = []
-        while begin < end:
-            if not inside and ends.get(begin, end) < end:
-                found.append(Loop(nest(begin, ends[begin] + 1, inside=True)))
-                begin = ends[begin]
+    Args:
+        listing: of the kernel.
+        executed: of each instruction, how often warps run it.
+        back: of each branch, how often warps take it back to an instruction before it.
+    """
+    found = {loop.head: loop.inside for loop in loops(listing)}
+
+    def nest(places: Sequence[int], around: int | None = None) -> Code:
+        body: Code = []
+        in_loops: set[int] = set()
+        for place in places:
+            if place in in_loops or not executed[place]:
+                continue
+            if place in found and place != around:
+                in_loops |= found[place]
+                body.append(Loop(nest(sorted(found[place]), place), trips(place)))
             else:
-                found.append(_operation(kept[begin]))
-            begin, inside = begin + 1, False
-        return found
+                body.append(_operation(listing[place]))
+        return body
 
-    return nest(0, len(kept))
+    def trips(head: int) -> float:
+        again = sum(back[place] for place in found[head] if listing[place].target == listing[head].address)
+        return executed[head] / max(1, executed[head] - again)
 
-
-def instructions(
-    body: Iterable[Operation | Loop], around: tuple[Loop, ...] = ()
-) -> Iterator[tuple[Operation, tuple[Loop, ...]]]:
-    """Every instruction with the loops around it, outermost first."""
-    for part in body:
-        if isinstance(part, Loop):
-            yield from instructions(part.body, (*around, part))
-        else:
-            yield part, around
+    return nest(range(len(listing)))
 
 
 def _operation(each: Instruction) -> Operation:

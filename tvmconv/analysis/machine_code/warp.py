@@ -1,4 +1,4 @@
-"""What a warp issues, and how long it would take alone on its multiprocessor: from its machine code.
+"""How long a warp would take alone on its multiprocessor: from its machine code.
 
 A warp issues its instructions in order, one a clock, and each waits for what it reads (CUDA C++ Programming Guide,
 "Hardware Multithreading"). So one warp's time is the time at which the last instruction issues when each register is
@@ -11,7 +11,6 @@ A loop's body is walked twice; what the second time took is what each further tr
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 from tvmconv.analysis.machine_code.operations import Code, Operation, Register
@@ -37,26 +36,23 @@ class Warp:
 
     Attributes:
         clocks: at which the next instruction can issue.
-        issued: how often each instruction was, by name.
     """
 
     clocks: float = 0.0
-    issued: Counter[str] = field(default_factory=Counter)
     _there: dict[Register, float] = field(default_factory=dict)  # when each register is
     _group: float = 0.0  # when the copies since the last group are done
     _groups: list[float] = field(default_factory=list)
 
-    def run(self, code: Code, times: float = 1.0) -> None:
-        """Walk over code; what it issues counts so many times."""
+    def run(self, code: Code) -> None:
+        """Walk over code."""
         for part in code:
             if isinstance(part, Operation):
                 self._issue(part)
-                self.issued[part.name] += times  # type: ignore[assignment]
                 continue
-            self.run(part.body, times)
+            self.run(part.body)
             if part.trips > 1:
                 before = self.clocks
-                self.run(part.body, times * (part.trips - 1))
+                self.run(part.body)
                 self._later((part.trips - 2) * (self.clocks - before))
 
     def _issue(self, one: Operation) -> None:

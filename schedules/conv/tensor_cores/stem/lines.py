@@ -7,6 +7,7 @@ along them in words of 32 bits.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -168,19 +169,24 @@ class Lines:
             line_bytes: from one staged line to the next.
             plane_bytes: from one plane's to the next one's.
         """
-
-        def offset(word: int) -> int:
-            line, within = divmod(word, self.line_words)
-            plane, row = divmod(line, self.w.R)
-            return plane * plane_bytes + row * self.w.dilation[0] * line_bytes + within * WORD
-
-        words = range(self.words)
-        at = {self.position(word, ends, lambda test, one, other: one if test else other): word for word in words}
-        for first in range(0, self.steps * STEP_WORDS, QUAD_WORDS):
-            known = [offset(at[position]) for position in range(first, first + QUAD_WORDS) if position in at]
+        for quad in _quads(self, ends):
+            known = [plane * plane_bytes + line * line_bytes + within * WORD for plane, line, within in quad]
             yield (*known, *(known[:1] or [0]) * (QUAD_WORDS - len(known)))
 
     @property
     def weight_row_bytes(self) -> int:
         """From one channel's filter to the next: an odd number of 16 bytes, so that eight rows fall into all banks."""
         return self.steps * STEP_WORDS * WORD + VECTOR
+
+
+@functools.lru_cache(maxsize=256)
+def _quads(lines: Lines, ends: bool) -> list[list[tuple[int, int, int]]]:
+    """For each four words of the reduction where they are: plane, line of it, and word of the line; no zeros."""
+    row, at = lines.line_words, dict[int, tuple[int, int, int]]()
+    for word in range(lines.words):
+        line, within = divmod(word, row)
+        plane, filter_row = divmod(line, lines.w.R)
+        position = lines.position(word, ends, lambda test, one, other: one if test else other)
+        at[position] = plane, filter_row * lines.w.dilation[0], within
+    firsts = range(0, lines.steps * STEP_WORDS, QUAD_WORDS)
+    return [[at[n] for n in range(first, first + QUAD_WORDS) if n in at] for first in firsts]

@@ -1,4 +1,4 @@
-"""What the instructions of a kernel ask of memory: sectors, lines and wavefronts of each.
+"""How often the instructions of a kernel run and what they ask of memory: sectors, lines and wavefronts of each.
 
 All blocks of a grid are executed where that takes few steps; else some, spread evenly, which stand for all: those at
 the border of the grid do less than those inside.
@@ -59,10 +59,11 @@ _TRIES = 3  # numbers drawn for each block, so that nearly all of few blocks are
 
 @dataclass
 class Counts:
-    """What the requests of one instruction take.
+    """What one instruction does, and what its requests take.
 
     Attributes:
         executed: how often a warp runs it.
+        back: of a branch, how often a warp takes it back to an instruction before it.
         requests: of these, how often with a thread taking part.
         sectors: of global memory that they touch.
         least_sectors: that would do for what they touch.
@@ -75,6 +76,7 @@ class Counts:
     """
 
     executed: int = 0
+    back: int = 0
     requests: int = 0
     sectors: int = 0
     least_sectors: int = 0
@@ -120,9 +122,7 @@ def asked_of_grid(step: Step, listing: Listing, arch: str) -> Grid:
     return Grid(asking.counts, min(executed, len(order)) / math.prod(step.launch.grid))
 
 
-def asked(
-    step: Step, listing: Listing, arch: str, blocks: Sequence[Block], told: Told = lambda found: None
-) -> list[Counts]:
+def asked(step: Step, listing: Listing, arch: str, blocks: Sequence[Block], told: Told | None = None) -> list[Counts]:
     """What each instruction of a step asks of memory in some blocks, by its place in the listing.
 
     Args:
@@ -163,7 +163,7 @@ def spread(grid: Block, most: int) -> list[Block]:
 class _Asking:
     """A step's machine code, and what its instructions have asked so far."""
 
-    def __init__(self, step: Step, listing: Listing, arch: str, told: Told = lambda found: None) -> None:
+    def __init__(self, step: Step, listing: Listing, arch: str, told: Told | None = None) -> None:
         if not listing:
             raise AnalysisError("there is no machine code")
         words = _words(step, arch)
@@ -174,12 +174,15 @@ class _Asking:
     def of(self, blocks: Sequence[Block]) -> int:
         """Execute some blocks; how many steps that took."""
         run = self._machine.execute(blocks, self._tell)
-        for each, times in zip(self.counts, run.times, strict=True):
+        for each, times, back in zip(self.counts, run.times, run.back, strict=True):
             each.executed += times
+            each.back += back
         return run.steps
 
     def _tell(self, found: Asked) -> None:
-        self._told(self._counter.add(found))
+        counted = self._counter.add(found)
+        if self._told:
+            self._told(_in_arrays(counted))
 
 
 def _words(step: Step, arch: str) -> dict[int, int]:
@@ -211,7 +214,7 @@ class _Counter:
         self._known: dict[tuple[object, ...], tuple[int, ...]] = {}
 
     def add(self, found: Asked) -> Asked:
-        """Count it; what was counted: of matrices the threads whose addresses matter, and places within arrays."""
+        """Count it; what was counted: of matrices the threads whose addresses matter."""
         opcode, total = self._opcodes[found.place], self.counts[found.place]
         total.requests += int(found.active.any(axis=1).sum())
         total.nbytes = found.nbytes
@@ -240,11 +243,7 @@ class _Counter:
                 there = found.addresses[found.active]
                 first, last = total.shared or (int(there[0]), int(there[0]))
                 total.shared = min(first, int(there.min())), max(last, int(there.max()))
-        return replace(
-            found,
-            addresses=_within(found.addresses),
-            sources=None if found.sources is None else _within(found.sources),
-        )
+        return found
 
     def _of(self, space: str, addresses: NDArray[np.int64], active: NDArray[np.bool_], nbytes: int) -> tuple[int, ...]:
         if not active.any():
@@ -260,6 +259,14 @@ class _Counter:
                 takes, least_of_each = wavefronts_of_each(moved, active, nbytes)
                 self._known[key] = int(takes.sum()), int(least_of_each.sum()), 0
         return self._known[key]
+
+
+def _in_arrays(found: Asked) -> Asked:
+    return replace(
+        found,
+        addresses=_within(found.addresses),
+        sources=None if found.sources is None else _within(found.sources),
+    )
 
 
 def _within(addresses: NDArray[np.int64]) -> NDArray[np.int64]:

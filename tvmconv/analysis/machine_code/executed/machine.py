@@ -58,10 +58,12 @@ class Run:
 
     Attributes:
         times: of each instruction, how often a warp of theirs ran it.
+        back: of each branch, how often one took it back to an instruction before it.
         steps: how many instructions were executed, each for all threads that were at it.
     """
 
     times: list[int]
+    back: list[int]
     steps: int
 
 
@@ -139,6 +141,7 @@ class _Execution:
         self._ended = ~there
         self._began: Counter[int] = Counter()  # warps that entered a stretch of code here, and that left it there
         self._left: Counter[int] = Counter()
+        self._back: Counter[int] = Counter()
         self._count = 0
 
     def run(self) -> Run:
@@ -153,7 +156,7 @@ class _Execution:
             entered += self._began[place]
             found.append(entered)
             entered -= self._left[place]
-        return Run(found, self._count)
+        return Run(found, [self._back[place] for place in range(len(self._steps))], self._count)
 
     def _stretch(self, place: int, mask: NDArray[np.bool_]) -> None:
         """Execute from one place on until the threads part, meet others, wait or end."""
@@ -277,7 +280,10 @@ class _Execution:
             self._release()
         elif step.target is not None and step.target != place:
             others = self._at.get(step.target)
-            self._at[step.target] = taken if others is None else others | taken
+            together = taken if others is None else others | taken
+            self._at[step.target] = together
+            if step.target < place:  # with a warp that is there already it goes on as one
+                self._back[place] += self._warps(together) - (0 if others is None else self._warps(others))
         else:
             raise AnalysisError("the machine code branches to itself, which ends never")
         return rest if rest.any() else None
@@ -322,5 +328,5 @@ class _Execution:
 
 def _of_warps(value: Array, like: Array) -> Array:
     """A value of each thread, of shape (warps, 32)."""
-    whole: Array = np.broadcast_to(value, like.shape).reshape(-1, WARP)
-    return whole
+    whole: Array = value if value.shape == like.shape else np.broadcast_to(value, like.shape)
+    return whole.reshape(-1, WARP)
