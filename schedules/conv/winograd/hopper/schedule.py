@@ -25,7 +25,7 @@ from tvmconv.library import schedule
 from tvmconv.workloads import Conv2d
 
 from ....program import Buffer, allocate, write
-from ....vocabulary import keep
+from ....vocabulary import keep, own_places
 from ...tensor_cores.hopper.pipeline import Pipeline
 from ..plan import Grid
 from .choice import DTYPES, applies, ask, is_promising, matrices, product, usage
@@ -56,4 +56,5 @@ def winograd_hopper(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
 
     written = write(w, body)
     keep(written, "K")
+    own_places(written)
     return written
