@@ -32,11 +32,9 @@ from .choice import DTYPES, applies, ask, is_promising, matrices, product, usage
 from .transforms import transform_filters, transform_inputs, transform_outputs
 
 
-@schedule(
-    "conv2d", dtypes=DTYPES, usage=usage, condition=applies, promising=is_promising, kinds=("cuda",), only=90
-)
+@schedule("conv2d", dtypes=DTYPES, usage=usage, condition=applies, promising=is_promising, kinds=("cuda",), only=90)
 def winograd_hopper(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
-    """`tile_m` outputs along each axis of a tile, `vector` channels of a thread that transforms; and `hopper`'s knobs."""
+    """`tile_m` outputs along each axis of a tile, `vector` channels of a transform's thread, and `hopper`'s knobs."""
     m, vector, tiles = ask(k, w)
     grid, own, of_product = Grid.of(w, m), matrices(m, w.R), product(w, m)
 

@@ -5,7 +5,7 @@ In memory channels come last, as in the operands: `V` is (tiles, α², C), `U` (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
@@ -84,9 +84,7 @@ def transform_inputs(w: Conv2d, grid: Grid, B: Matrix, vector: int, X: Buffer, V
             _keep(w, V, (tile * grid.alpha**2 + u * grid.alpha + v) * w.C + c, value, vector)
 
 
-def transform_outputs(
-    w: Conv2d, grid: Grid, A: Matrix, vector: int, arguments: dict[str, Buffer], M: Buffer
-) -> None:
+def transform_outputs(w: Conv2d, grid: Grid, A: Matrix, vector: int, arguments: dict[str, Buffer], M: Buffer) -> None:
     """Emit the kernel of Y = Aᵀ M A and the epilogue.
 
     Args:
@@ -108,9 +106,7 @@ def transform_outputs(
                 transform.load(M, (i, j), (tile * grid.alpha**2 + i * grid.alpha + j) * w.O + o, True)
         for (u, v), value in transform.apply(A):
             p, q = row + u, column + v
-            inside = both(
-                True if rows % grid.m == 0 else p < rows, True if columns % grid.m == 0 else q < columns
-            )
+            inside = both(True if rows % grid.m == 0 else p < rows, True if columns % grid.m == 0 else q < columns)
             with when(inside):
                 m = (image * rows + p) * columns + q
                 finish(w, arguments, epilogue.steps(w.epilogue), m, o, vector, value, words)
@@ -142,9 +138,7 @@ class _Transform:
         self._w, self._shape, self._vector = w, shape, vector
         rows, columns = shape
         self._each = max(1, vector * numpy_dtype(w.storage).itemsize // 4)  # words of an element's channels
-        self._words = [
-            [allocate(f"in_{i}_{j}", self._each, "uint32") for j in range(columns)] for i in range(rows)
-        ]
+        self._words = [[allocate(f"in_{i}_{j}", self._each, "uint32") for j in range(columns)] for i in range(rows)]
 
     def load(self, source: Buffer, place: tuple[int, int], index: Expr, holds: Expr) -> None:
         """Load an element where something holds, and else have zeros."""
@@ -161,21 +155,21 @@ class _Transform:
 
         The array is the same for all; whoever takes an element may change it.
         """
-        (rows, columns), vector, across = self._shape, self._vector, transposed(matrix)
-        size = len(across)
+        (rows, columns), vector, weights = self._shape, self._vector, transposed(matrix)
+        size = len(weights)
         along_rows = allocate("along_rows", size * columns * vector, "float32")
         for j in range(columns):
             channels = [unpack(self._words[i][j], vector, self._w.storage) for i in range(rows)]
             for u in range(size):
                 for e in range(vector):
-                    total = weighted(lambda i, e=e: channels[i][e], across[u])  # type: ignore[misc]
-                    store(along_rows, (u * columns + j) * vector + e, total)
+                    column = [each[e] for each in channels]
+                    store(along_rows, (u * columns + j) * vector + e, weighted(column.__getitem__, weights[u]))
         value = allocate("value", max(2, vector), "float32")
         for u in range(size):
             for v in range(size):
                 for e in range(vector):
-                    at: Callable[[int], Expr] = lambda j, u=u, e=e: along_rows[(u * columns + j) * vector + e]  # type: ignore[misc]  # noqa: E731
-                    store(value, e, weighted(at, across[v]))
+                    row = [along_rows[(u * columns + j) * vector + e] for j in range(columns)]
+                    store(value, e, weighted(row.__getitem__, weights[v]))
                 yield (u, v), value
 
 
