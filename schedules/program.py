@@ -156,7 +156,7 @@ def zeros(buffer: Buffer, extent: int) -> None:
 _VECTOR = {2: "b16", 4: "b32", 8: "v2.b32", 16: "v4.b32"}
 
 
-def load_global(words: Buffer, source: Buffer, index: Expr, count: int) -> None:
+def load_global(words: Buffer, source: Buffer, index: Expr, count: int, *, constant: bool = True) -> None:
     """Load neighbouring elements of memory that nobody writes meanwhile into 32-bit registers.
 
     Args:
@@ -164,16 +164,17 @@ def load_global(words: Buffer, source: Buffer, index: Expr, count: int) -> None:
         source: what is loaded from.
         index: of the first element, in memory; a multiple of `count`, or of what fills 16 bytes.
         count: how many elements: 2 bytes, or 4, 8, 16 or 32.
+        constant: whether it stays as it is from the launch on; not if a launch before this one may still write it.
     """
-    itemsize = numpy_dtype(str(source.dtype)).itemsize
+    itemsize, how = numpy_dtype(str(source.dtype)).itemsize, "ld.global.nc" if constant else "ld.global"
     if count * itemsize == 2:
         half = allocate("half", 1, "uint16")
-        ptx("ld.global.nc.b16", half[0], source.access_ptr("r", offset=index))
+        ptx(f"{how}.b16", half[0], source.access_ptr("r", offset=index))
         store(words, 0, T.Cast("uint32", half[0]))
         return
     for first, size in _vectors(count * itemsize):
         into = [words[first // 4 + e] for e in range(size // 4)]
-        ptx(f"ld.global.nc.{_VECTOR[size]}", *into, source.access_ptr("r", offset=index + first // itemsize))
+        ptx(f"{how}.{_VECTOR[size]}", *into, source.access_ptr("r", offset=index + first // itemsize))
 
 
 def load_shared(words: Buffer, address: Expr, nbytes: int) -> None:

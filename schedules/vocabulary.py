@@ -9,7 +9,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmconv.gpu import MAX_BLOCKS_YZ
 from tvmconv.knobs import Tile
-from tvmconv.marks import AS_ALLOCATED, HOIST_GUARDS, KEPT, SPACES, Space
+from tvmconv.marks import AS_ALLOCATED, HOIST_GUARDS, KEPT, OWN_PLACES, SPACES, Space
 
 
 def bind_grid(s: Schedule, z: LoopRV, y: LoopRV, x: LoopRV) -> None:
@@ -97,6 +97,15 @@ def keep(s: Schedule, *arguments: str) -> None:
 def as_allocated(s: Schedule) -> None:
     """Say that arrays have the sizes that they are to have: TVM need not find out how much of them is used."""
     s.annotate(s.get_sblock("root"), AS_ALLOCATED, True)
+
+
+def own_places(s: Schedule) -> None:
+    """Say that no array may take another's place in memory.
+
+    TVM lets one do so that comes up behind the last statement that has the other: it does not see what TMA reads, and
+    not that what is prepared once is read again.
+    """
+    s.annotate(s.get_sblock("root"), OWN_PLACES, True)
 
 
 def hoist_guards(s: Schedule) -> None:

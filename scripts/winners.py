@@ -44,6 +44,7 @@ def _run(argv: Sequence[str]) -> int:
     )
     parser.add_argument("-o", dest="out", type=Path, metavar="NAME", help="write NAME.md and NAME.png")
     parser.add_argument("--into", type=Path, metavar="FILE", help="put the networks between this page's markers")
+    parser.add_argument("--section", default=SECTION, metavar="NAME", help="of these markers (default: %(default)s)")
     args = parser.parse_args(argv)
     sweeps = [Sweep.read(file) for file in args.files]
     records = (record for log in log_files(args.log) for record in measured(log)) if args.log else ()
@@ -58,7 +59,7 @@ def _run(argv: Sequence[str]) -> int:
         args.out.with_name(f"{args.out.name}.md").write_text(f"{text}\n", encoding="utf-8")
     if args.into:
         page = args.into.read_text(encoding="utf-8")
-        args.into.write_text(with_section(page, SECTION, f"{networks.markdown()}\n\n{LEGEND}"), encoding="utf-8")
+        args.into.write_text(with_section(page, args.section, f"{networks.markdown()}\n\n{LEGEND}"), encoding="utf-8")
     return 0
 
 

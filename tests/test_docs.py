@@ -153,11 +153,12 @@ def test_generated_sections_are_as_the_scripts_write_them(page, tmp_path, capsys
         beside = sorted(map(str, (ROOT / "tuning_logs").glob("**/*-tuned.json")))
         main = runpy.run_path(str(ROOT / "scripts/reach.py"))["main"]
         assert main([*searches, "--beside", *beside, "--into", str(again)]) == 0
-    if "winners" in names:
-        names.remove("winners")
-        compared = sorted(map(str, (ROOT / "tuning_logs").glob("*/winograd/*-tuned.json")))
-        main = runpy.run_path(str(ROOT / "scripts/winners.py"))["main"]
-        assert main([*compared, "--into", str(again)]) == 0
+    for section, folder in {"winners": "winograd", "winners-hopper": "winograd/hopper"}.items():
+        if section in names:
+            names.remove(section)
+            compared = sorted(map(str, (ROOT / "tuning_logs").glob(f"*/{folder}/*-tuned.json")))
+            main = runpy.run_path(str(ROOT / "scripts/winners.py"))["main"]
+            assert main([*compared, "--section", section, "--into", str(again)]) == 0
     if "torch-models" in names:
         names.remove("torch-models")
         runs = sorted(map(str, (ROOT / "tuning_logs").glob("*/torch/torch-*.json")))

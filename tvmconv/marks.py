@@ -8,3 +8,4 @@ SPACES = "tvmconv.space"  # a space by argument name
 KEPT = "tvmconv.kept"  # names of arguments that stay as they are from launch to launch
 AS_ALLOCATED = "tvmconv.as_allocated"  # arrays have the sizes that they are to have
 HOIST_GUARDS = "tvmconv.hoist_guards"  # tests that only threads and blocks decide are made outside the loops
+OWN_PLACES = "tvmconv.own_places"  # no array takes another's place: TVM does not see what TMA reads and writes

@@ -22,7 +22,7 @@ from tvmconv.compiler.source import (
     waits_for_the_grid_before,
 )
 from tvmconv.errors import AnalysisError, CompileError
-from tvmconv.marks import AS_ALLOCATED, HOIST_GUARDS, KEPT, Space
+from tvmconv.marks import AS_ALLOCATED, HOIST_GUARDS, KEPT, OWN_PLACES, Space
 from tvmconv.tensor_map import TensorMap
 
 if TYPE_CHECKING:
@@ -260,6 +260,8 @@ def _pass_context(mod: IRModule, *, asynchronous: bool) -> PassContext:
         disabled.append("s_tir.LowerAsyncDMA")
     if AS_ALLOCATED in spaces.root_annotations(mod):  # what each statement uses of an array takes long to find out
         disabled.append("s_tir.CompactBufferAllocation")
+    if OWN_PLACES in spaces.root_annotations(mod):
+        config["tirx.disable_storage_rewrite"] = True
     if HOIST_GUARDS in spaces.root_annotations(mod):
         config["s_tir.HoistIfThenElse"] = {"support_block_scope_hoisting": True}
     if _spreads_over_lanes(mod):  # a common subexpression hides the lane from LowerWarpMemory: silently wrong code

@@ -43,10 +43,10 @@ class Transforms(NamedTuple):
 
 
 @functools.cache
-def transforms(m: int, r: int) -> Transforms:
-    """The matrices for m outputs of a filter of r taps, which have m + r - 2 of the `POINTS`."""
+def transforms(m: int, r: int, at: tuple[Fraction, ...] | None = None) -> Transforms:
+    """The matrices for m outputs of a filter of r taps, from m + r - 2 points, by default the first of the `POINTS`."""
     alpha = m + r - 1
-    points = [Fraction(point) for point in POINTS[alpha - 1][: alpha - 1]]
+    points = [Fraction(point) for point in at or POINTS[alpha - 1][: alpha - 1]]
     scales = [math.prod((a - b for b in points if b != a), start=Fraction(1)) for a in points]
     last = [Fraction(0)]
     return Transforms(

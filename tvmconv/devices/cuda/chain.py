@@ -60,7 +60,7 @@ class Chain:
         self._device = device
         self.programs = list(programs)
         self.linked = links([program.arrays[0] for program in programs], [program.output for program in programs])
-        self.overlapping = [False, *(program.steps[0].overlaps for program in self.programs[1:])]
+        self.overlapping = [False, *(program.steps[program.prepared].overlaps for program in self.programs[1:])]
         loaded: dict[int, CudaLoaded] = {}
         self._outputs: list[int] = []
         self._bound: dict[bool, list[Bound]] = {False: [], True: []}  # by whether they overlap

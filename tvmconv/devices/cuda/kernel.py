@@ -79,7 +79,7 @@ class CudaLoaded(Loaded):
         stream: int,
         scratch: Sequence[int] | None = None,
         *,
-        overlap: bool = False,
+        overlap: bool = True,
         follows: bool = False,
     ) -> Bound:
         """Make ready to launch on the program's `arrays`, in their order, at these addresses; within `border`.
@@ -115,7 +115,7 @@ class Bound:
         stream: int,
         scratch: Sequence[int] | None = None,
         *,
-        overlap: bool = False,
+        overlap: bool = True,
         follows: bool = False,
     ) -> None:
         self._stream = stream
