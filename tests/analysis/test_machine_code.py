@@ -69,7 +69,7 @@ def chain(*instructions):
 
 
 def multiply(to, *of):
-    return Operation("FFMA", (), (("R", to),), tuple(("R", each) for each in of))
+    return Operation("FFMA", (("R", to),), tuple(("R", each) for each in of))
 
 
 def test_branches_back_are_loops(one):
@@ -129,9 +129,9 @@ def test_what_depends_on_the_result_before_waits_for_it():
 
 
 def test_asynchronous_copies_are_waited_for_by_group():
-    copy, close = Operation("LDGSTS", (), (), ()), Operation("LDGDEPBAR", (), (), ())
-    assert chain(copy, close, Operation("DEPBAR", (), (), (), pending=0)) > L2_CLOCKS
-    assert chain(copy, close, Operation("DEPBAR", (), (), (), pending=1)) < 10
+    copy, close = Operation("LDGSTS", (), ()), Operation("LDGDEPBAR", (), ())
+    assert chain(copy, close, Operation("DEPBAR", (), (), pending=0)) > L2_CLOCKS
+    assert chain(copy, close, Operation("DEPBAR", (), (), pending=1)) < 10
 
 
 @pytest.mark.parametrize("config", [{}, {"auto_unroll_max_step": 0, "tile_rc": (-1, 2)}])

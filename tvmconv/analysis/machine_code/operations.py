@@ -36,18 +36,14 @@ class Operation:
 
     Attributes:
         name: such as "FFMA".
-        modifiers: such as ("E", "128").
         writes: the registers that it writes.
         reads: those that it reads.
-        words: of 4 bytes that a thread moves, of an access to memory.
         pending: groups of asynchronous copies that may be under way after DEPBAR.
     """
 
     name: str
-    modifiers: tuple[str, ...]
     writes: tuple[Register, ...]
     reads: tuple[Register, ...]
-    words: int = 1
     pending: int = 0
 
 
@@ -107,7 +103,7 @@ def _operation(each: Instruction) -> Operation:
         writes += _registers(first, _written(each.opcode, each.modifiers, words))
         reads += _registers(others, 2 if each.opcode == "HMMA" else 1)
     pending = int(each.operands.split(",")[-1], 16) if each.opcode == "DEPBAR" else 0
-    return Operation(each.opcode, each.modifiers, tuple(writes), tuple(reads), words, pending)
+    return Operation(each.opcode, tuple(writes), tuple(reads), pending)
 
 
 def _written(name: str, modifiers: tuple[str, ...], words: int) -> int:
