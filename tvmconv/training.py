@@ -6,7 +6,7 @@ import contextlib
 import gzip
 import math
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ MEMBERS = 3
 TREES = {"max_depth": 7, "eta": 0.06, "subsample": 0.7, "colsample_bynode": 0.5, "min_child_weight": 2.0, "lambda": 1.0}
 ROUNDS = 250
 FEWEST = 40  # records of a schedule that are worth a model
+FEWEST_OF_A_KIND = 2  # workloads of a dtype and layout: what one took says nothing of others
 FEWEST_EXAMPLES, OFTEN = 5, 0.2  # workloads on which it is fast, and their share: else how slow it is matters to nobody
 EXAMPLES = 2  # of the fastest configs of each workload
 EXAMPLE_SHARE = 0.7  # of the speed of the fastest schedule, from which on a workload is an example for a schedule
@@ -186,9 +187,15 @@ def _expert(operator: str, schedule: str, own: Sequence[Sample], machine: Machin
         counts = np.maximum(drawn, 0.1)[group]  # a member knows less of what others know well, but not nothing
         members.append(_forest(rows, slowness, weights * counts, number))
     knobs = tuple(dict.fromkeys(name for sample in own for name in sample.space.knobs))
-    kinds = tuple(sorted({kind_of(sample.workload) for sample in own}))
+    kinds = _kinds(own)
     expert = Expert(operator, schedule, knobs, kinds, names, tuple(members), examples=tuple(_examples(own)))
     return replace(expert, portfolio=_portfolio(expert, own, machine))
+
+
+def _kinds(own: Sequence[Sample]) -> tuple[str, ...]:
+    """The dtypes and layouts of which there are workloads enough."""
+    counted = Counter(kind_of(sample.workload) for sample in own)
+    return tuple(sorted(kind for kind, count in counted.items() if count >= FEWEST_OF_A_KIND))
 
 
 def _weights(sample: Sample) -> np.ndarray:

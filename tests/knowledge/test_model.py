@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import xgboost
-from learnt import MACHINE, NEW, knowledge, seconds
+from learnt import MACHINE, NEW, knowledge, records, seconds
 
 import tvmconv as tc
-from tvmconv import library
+from tvmconv import library, training
 from tvmconv.devices import find
 from tvmconv.experiments.run import PREDICTED, UNTUNED, Prepared
 from tvmconv.knowledge import model
@@ -100,6 +100,17 @@ def test_of_dtypes_and_layouts_that_were_not_measured_nothing_is_known(in_use):
     assert promising(NEW, find("sm_90"))
     for text in (f"{NEW},nhwc", f"{NEW},f16,nhwc"):
         assert promising(tc.parse(text), find("sm_90")) == []
+
+
+def test_one_workload_of_a_dtype_tells_nothing_of_others(monkeypatch):
+    monkeypatch.setattr(training, "ROUNDS", 3)
+    half = [replace(each, workload=tc.parse(f"{each.workload},f16,nhwc")) for each in records()]
+    first = [each for each in half if each.workload == half[0].workload]
+    kinds = [
+        training.train(training.samples([*records(), *more]), MACHINE).experts["conv2d", "direct"].kinds
+        for more in (first, half)
+    ]
+    assert kinds == [("float32 nchw",), ("float16 nhwc", "float32 nchw")]
 
 
 def test_a_search_begins_with_what_is_predicted(in_use, tmp_path):
