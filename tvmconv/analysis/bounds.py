@@ -3,11 +3,11 @@
 A unit of a multiprocessor does the work of the blocks that come to that multiprocessor: of a grid of B blocks on M
 multiprocessors, the busiest has the next integer above B / M of them. Arithmetic in float32 is an instruction a lane
 and clock, a multiply-add at most ("Arithmetic Instructions" in the CUDA C++ Programming Guide), and tensor cores do
-many times that: both of what the machine code does, or the text where that is not known. Shared memory serves a
-wavefront of 128 bytes a clock ("Shared Memory" there); L1 moves 4 sectors of 32 bytes a clock, and what comes from the
-memory goes at the device's bandwidth: each array once, and again where L2 does not keep it (`footprint`). A launch
-takes some 2 µs. None of these can be beaten, but that of memory by a kernel whose arrays lie in L2 already; how near a
-kernel comes to the largest is told by `predicted_time`.
+many times that: both of what the machine code does, with lanes that idle, or the text where that is not known. Shared
+memory serves a wavefront of 128 bytes a clock ("Shared Memory" there); L1 moves 4 sectors of 32 bytes a clock, and what
+comes from the memory goes at the device's bandwidth: each array once, and again where L2 does not keep it
+(`footprint`). A launch takes some 2 µs. None of these can be beaten, but that of memory by a kernel whose arrays lie in
+L2 already; how near a kernel comes to the largest is told by `predicted_time`.
 """
 
 from __future__ import annotations
