@@ -55,6 +55,11 @@ def test_the_tenth_that_is_predicted_to_be_fastest_has_one_that_is_nearly(name, 
     assert measured[first].min() <= 1.1 * measured.min()
 
 
+@pytest.mark.parametrize(("name", "text"), LAYERS)
+def test_no_kernel_took_less_than_its_least_time(name, text):
+    assert all(each["least"] < each["measured"] for each in RECORDED[name]["points"][text])
+
+
 def test_more_work_takes_longer_and_more_room_does_not():
     before = predict([WORK], MACHINE).seconds
     for name in ("alone", "issued", "floats", "integers", "matrices", "wavefronts", "spilled", "l2_sectors"):
