@@ -202,7 +202,8 @@ class Kernel:
         """The instructions of each step, by its name, with their lines in `source`; raises as `sass`."""
         from tvmconv.compiler.listing import disassembly, parse
 
-        return parse(disassembly(self.source, self._arch("machine code"), lambda: self.cubin.image))
+        arch = self._arch("machine code")
+        return parse(disassembly(self.source, arch, self.module.compiled(lines=True)))
 
     def stage(self, name: str, *, full: bool = False) -> str:
         """One of `STAGES` as text.

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tvmconv.compiler import nvrtc, sass
@@ -61,34 +59,28 @@ class Instruction:
 Listing = tuple[Instruction, ...]
 
 
-def disassembly(source: str, arch: str, image: Callable[[], bytes]) -> str:
+def disassembly(source: str, arch: str, cubin: nvrtc.Cubin) -> str:
     """The machine code of a CUDA text, with the lines of the text in comments.
 
-    One in ten of NVRTC's runs with `-lineinfo` gives other code, so that is made again until it is that of the binary.
-    The first of them is made, and disassembled, while the binary is.
+    A binary that does not tell them is compiled once more. One in ten of NVRTC's runs gives other code, so that is made
+    again until it is that of the binary.
 
     Args:
         source: the text.
         arch: such as "sm_90".
-        image: gives the binary that is compiled of it.
+        cubin: the binary that was compiled of it.
 
     Raises:
         CompileError: as `nvrtc.compile_cubin`.
     """
-
-    def attempt() -> tuple[bytes, str]:
-        lined = nvrtc.compile_cubin(source, arch, lines=True).image
-        return lined, sass.disassemble(lined, lines=True)
-
-    with ThreadPoolExecutor(1) as beside:
-        first = beside.submit(attempt)
-        wanted = code(image())
-        lined, text = first.result()
-    for _ in range(ATTEMPTS - 1):
-        if code(lined) == wanted:
-            break
-        lined, text = attempt()
-    return text
+    lined = cubin
+    if not cubin.lines:
+        wanted = code(cubin.image)
+        for _ in range(ATTEMPTS):
+            lined = nvrtc.compile_cubin(source, arch, lines=True)
+            if code(lined.image) == wanted:
+                break
+    return sass.disassemble(lined.image, lines=True)
 
 
 def parse(text: str) -> dict[str, Listing]:

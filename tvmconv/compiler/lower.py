@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from tvmconv import gpu
@@ -98,6 +99,8 @@ class Lowered:
     prepared: int
     host: IRModule
     device: IRModule
+    _making: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
+    _made: list[Cubin] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @functools.cached_property
     def source(self) -> str:
@@ -114,10 +117,21 @@ class Lowered:
         text = declare_tensor_maps(copy_fours_whole(fill_alignment(text)))
         return spaces.apply(text, kind, self.spaces, self.arrays, kernels)
 
-    @functools.cached_property
+    @property
     def cubin(self) -> Cubin:
         """The binary of a CUDA kernel, from NVRTC; raises `CompileError` when it does not compile."""
-        return nvrtc.compile_cubin(self.source, str(self.target.attrs["arch"]))
+        return self.compiled()
+
+    def compiled(self, *, lines: bool = False) -> Cubin:
+        """The binary of a CUDA kernel, which is made once, whoever asks; raises as `cubin`.
+
+        Args:
+            lines: it is to tell of each instruction which line of the text it is of, if it has yet to be made.
+        """
+        with self._making:
+            if not self._made:
+                self._made.append(nvrtc.compile_cubin(self.source, str(self.target.attrs["arch"]), lines=lines))
+        return self._made[0]
 
     @functools.cached_property
     def program(self) -> Program:

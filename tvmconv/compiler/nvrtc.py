@@ -83,11 +83,13 @@ class Cubin:
         image: the ELF file that the CUDA driver loads and `tvmconv.compiler.sass.disassemble` reads.
         kernels: what each of its kernels takes, by name.
         log: NVRTC's and ptxas's words on it.
+        lines: whether the image tells the lines of the text.
     """
 
     image: bytes
     kernels: Mapping[str, Resources]
     log: str
+    lines: bool = False
 
     @property
     def resources(self) -> Resources:
@@ -168,7 +170,7 @@ _ONE_BLOCK = "--ptxas-options=--minnctapersm=1"
 def _cubin(source: str, arch: str, *more: str) -> Cubin:
     """The machine code, with more options."""
     image, log = _compile(source, arch, "cubin", *more)
-    return Cubin(image, _kernels(log), log)
+    return Cubin(image, _kernels(log), log, _LINES in more)
 
 
 def compile_ptx(source: str, arch: str) -> str:
