@@ -86,3 +86,9 @@ def test_a_quarter_that_asks_for_the_same_as_the_one_before_it_asks_for_nothing(
     assert sectors((lanes % 8 // 4 * 576 + lanes // 16 * 2048)[None, :], active, 16)[1] == 4
     active[0, 9] = False  # then the second quarter is another one, and the third again
     assert sectors((lanes % 4 * 576)[None, :], active, 16)[1] == 12
+
+
+def test_of_asynchronous_copies_every_quarter_asks():
+    """As `mma_sync` copies: Nsight Compute tells so."""
+    lanes, active = np.arange(32), np.ones((1, 32), bool)
+    assert sectors((lanes % 4 * 576)[None, :], active, 16, copies=True)[1] == 16

@@ -130,7 +130,7 @@ def _costliest(kernel: Kernel, step: LoweredStep) -> list[Request]:
                 if addresses is None or active is None or instruction.opcode not in ACCESSES[space, kind]:
                     continue
                 at = Place(0, space, kind, "", told.nbytes)
-                if worst := costlier(found.get((told.place, space)), at, addresses, active):
+                if worst := costlier(found.get((told.place, space)), at, addresses, active, copies=copies):
                     found[told.place, space] = worst
 
     code = str(kernel.device.arch)

@@ -5,7 +5,7 @@ whatever order they touch them in (CUDA C++ Best Practices Guide, "Coalesced Acc
 neighbouring float32, 32 where each lies in a sector of its own. Accesses of 16 bytes are served by quarters of a warp:
 what one touches again that another has touched counts again, but for a sector that the last thread of one has in common
 with the first of the next, and but for a quarter whose threads ask for the same sectors as those of the quarter before
-it (measured on an H200). Nsight Compute counts sectors as
+it, asynchronous copies excepted (measured on an H200). Nsight Compute counts sectors as
 `l1tex__t_sectors_pipe_lsu_mem_global_op_ld` and `_st`, requests as `l1tex__t_requests_...`.
 
 Counted are the accesses that the TIR makes, in one block: by default the middle one of the grid, as those at its
@@ -116,45 +116,51 @@ def _count(access: Access, launch: Launch, block: Block) -> GlobalAccess:
     return GlobalAccess(access.kind, name, requests, found, least, access.nbytes, lines, access.statement)
 
 
-def sectors(addresses: NDArray[Any], active: NDArray[np.bool_], nbytes: int) -> tuple[int, int, int, int]:
+def sectors(
+    addresses: NDArray[Any], active: NDArray[np.bool_], nbytes: int, *, copies: bool = False
+) -> tuple[int, int, int, int]:
     """Requests, the sectors that they touch, the fewest that could hold what they touch, and the lines they touch.
 
     Args:
         addresses: in bytes, of shape (requests, threads of a warp).
         active: whether the thread takes part, same shape.
         nbytes: that a thread accesses from its address on.
+        copies: whether these are asynchronous copies.
     """
     taking = active.any(axis=1)
     if not taking.any():
         return 0, 0, 0, 0
     addresses, active = addresses[taking].astype(np.int64), active[taking]
-    found, least = sectors_of_each(addresses, active, nbytes)
+    found, least = sectors_of_each(addresses, active, nbytes, copies=copies)
     lines = _touched(addresses, active, nbytes, LINE_BYTES)
     return int(taking.sum()), int(found.sum()), int(least.sum()), int(lines.sum())
 
 
 def sectors_of_each(
-    addresses: NDArray[np.int64], active: NDArray[np.bool_], nbytes: int
+    addresses: NDArray[np.int64], active: NDArray[np.bool_], nbytes: int, *, copies: bool = False
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The sectors that each request touches, and the fewest that could hold what it touches; as for `sectors`."""
     # Threads that read the same bytes do so from the same address on.
     asked = distinct(np.where(active, addresses, -1)) * nbytes
     touched = _touched(addresses, active, nbytes, SECTOR_BYTES)
     if nbytes == VECTOR_BYTES:
-        touched = _by_quarters(addresses // SECTOR_BYTES, active)
+        touched = _by_quarters(addresses // SECTOR_BYTES, active, copies=copies)
     return touched, -(-asked // SECTOR_BYTES)
 
 
-def _by_quarters(sectors: NDArray[np.int64], active: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _by_quarters(sectors: NDArray[np.int64], active: NDArray[np.bool_], *, copies: bool) -> NDArray[np.int64]:
     """How many sectors the quarters of each request touch.
 
-    One that two share at their ends counts once, and so do those of quarters that ask for the same, thread by thread.
+    One that two share at their ends counts once, and so do, but of copies, those of quarters that ask for the same,
+    thread by thread.
     """
     own = np.where(active, sectors, -1).reshape(len(sectors), 4, -1)
     touched = distinct(own.reshape(-1, own.shape[2])).reshape(-1, 4)
-    again = (own[:, 1:] == own[:, :-1]).all(axis=2)
     shared = (own[:, 1:, 0] == own[:, :-1, -1]) & (own[:, 1:, 0] >= 0)
-    return touched[:, 0] + np.where(again, 0, touched[:, 1:] - shared).sum(axis=1)
+    more = touched[:, 1:] - shared
+    if not copies:
+        more = np.where((own[:, 1:] == own[:, :-1]).all(axis=2), 0, more)
+    return touched[:, 0] + more.sum(axis=1)
 
 
 def _touched(addresses: NDArray[np.int64], active: NDArray[np.bool_], nbytes: int, size: int) -> NDArray[np.int64]:

@@ -93,7 +93,9 @@ def _worst(access: Access, step: LoweredStep, space: Space) -> Request | None:
     return found
 
 
-def costlier(found: Request | None, place: Place, addresses: NDArray[Any], active: NDArray[np.bool_]) -> Request | None:
+def costlier(
+    found: Request | None, place: Place, addresses: NDArray[Any], active: NDArray[np.bool_], *, copies: bool = False
+) -> Request | None:
     """What was found, or one of these requests that takes more.
 
     Args:
@@ -101,13 +103,16 @@ def costlier(found: Request | None, place: Place, addresses: NDArray[Any], activ
         place: of the access.
         addresses: in bytes, of shape (requests, threads of a warp).
         active: whether the thread takes part, same shape.
+        copies: whether these are asynchronous copies.
     """
     taking = active.any(axis=1)
     if not taking.any():
         return found
     addresses, active = addresses[taking].astype(np.int64), active[taking]
-    of_each = wavefronts_of_each if place.space == "shared" else sectors_of_each
-    takes, least = of_each(addresses, active, place.nbytes)
+    if place.space == "shared":
+        takes, least = wavefronts_of_each(addresses, active, place.nbytes)
+    else:
+        takes, least = sectors_of_each(addresses, active, place.nbytes, copies=copies)
     worst = int(takes.argmax())
     if found and found.takes >= takes[worst]:
         return found

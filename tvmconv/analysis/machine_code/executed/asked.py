@@ -224,7 +224,7 @@ class _Counter:
         if opcode in ACCESSES["global", "load"] + ACCESSES["global", "store"]:
             of_global = found.addresses if found.sources is None else found.sources
             active = found.active if found.reads is None else found.reads
-            takes = self._of("global", of_global, active, found.nbytes)
+            takes = self._of("global", of_global, active, found.nbytes, copies=found.sources is not None)
             total.sectors += takes[0]
             total.least_sectors += takes[1]
             total.lines += takes[2]
@@ -245,15 +245,23 @@ class _Counter:
                 total.shared = min(first, int(there.min())), max(last, int(there.max()))
         return found
 
-    def _of(self, space: str, addresses: NDArray[np.int64], active: NDArray[np.bool_], nbytes: int) -> tuple[int, ...]:
+    def _of(
+        self,
+        space: str,
+        addresses: NDArray[np.int64],
+        active: NDArray[np.bool_],
+        nbytes: int,
+        *,
+        copies: bool = False,
+    ) -> tuple[int, ...]:
         if not active.any():
             return 0, 0, 0
         first = int(addresses[active].min())
         moved = np.where(active, addresses - first // LINE_BYTES * LINE_BYTES, 0)
-        key = space, nbytes, moved.tobytes(), active.tobytes()
+        key = space, copies, nbytes, moved.tobytes(), active.tobytes()
         if key not in self._known:
             if space == "global":
-                _, touched, least, lines = sectors(moved, active, nbytes)
+                _, touched, least, lines = sectors(moved, active, nbytes, copies=copies)
                 self._known[key] = touched, least, lines
             else:
                 takes, least_of_each = wavefronts_of_each(moved, active, nbytes)
