@@ -16,6 +16,8 @@ import math
 from fractions import Fraction
 from typing import NamedTuple
 
+import numpy as np
+
 Matrix = tuple[tuple[Fraction, ...], ...]
 
 _HALF, _QUARTER = Fraction(1, 2), Fraction(1, 4)
@@ -62,6 +64,15 @@ def transforms(m: int, r: int, at: tuple[Fraction, ...] | None = None) -> Transf
             (*last * (r - 1), Fraction(1)),
         ),
     )
+
+
+def error_growth(own: Transforms) -> float:
+    """How many times as large an error of the size of the products is in the outputs, relatively: along each axis.
+
+    That is the root of Σ A²·|B|²·|G|² / r: what the transforms enlarge, they have to cancel in the end.
+    """
+    A, B, G = (np.array(matrix, np.float64) ** 2 for matrix in own)
+    return float((A * (B.sum(axis=0) * G.sum(axis=1))[:, None]).sum(axis=0).mean() / G.shape[1])
 
 
 def _powers(point: Fraction, count: int) -> tuple[Fraction, ...]:

@@ -17,7 +17,7 @@ from tvmconv.workloads import Conv2d
 from tvmconv.workloads.dtypes import ACCUMULATOR, DTYPES
 
 from ..plan import OUTPUT_LEVELS, PIPELINES, REDUCTION_LEVELS, SLICES, VECTOR, Plan
-from .cook_toom import transforms
+from .cook_toom import error_growth, transforms
 
 TILE_SIZES = (2, 4, 6)
 PLACES = ("block", "vthread", "thread", "local")  # of the product's batch, the places in a tile; all blocks
@@ -84,14 +84,11 @@ def tile_sizes(w: Conv2d) -> tuple[int, ...]:
 def expected_error(m: int, r: int, channels: int) -> float:
     """The relative L2 error of F(m × m, r × r) in float32, on random inputs and weights.
 
-    An error of the size of the products grows along each axis by the root of Σ A²·|B|²·|G|² / r: what the transforms
-    enlarge, they have to cancel in the end. The sum over the channels adds to the roundoff of 2^-24 what grows with its
-    root; both numbers there were fitted to emulations with 16 to 1,280 channels, m of 2, 4 and 6 and r of 3 to 7, which
-    they tell within 5%.
+    An error of the size of the products grows along each axis (`error_growth`). The sum over the channels adds to the
+    roundoff of 2^-24 what grows with its root; both numbers there were fitted to emulations with 16 to 1,280 channels,
+    m of 2, 4 and 6 and r of 3 to 7, which they tell within 5%.
     """
-    A, B, G = (np.array(matrix, np.float64) ** 2 for matrix in transforms(m, r))
-    growth = (A * (B.sum(axis=0) * G.sum(axis=1))[:, None]).sum(axis=0).mean() / r
-    return float(2.0**-24 * growth * math.sqrt(1.6 + 0.09 * channels))
+    return float(2.0**-24 * error_growth(transforms(m, r)) * math.sqrt(1.6 + 0.09 * channels))
 
 
 def default_tile_size(w: Conv2d) -> int:
