@@ -15,8 +15,11 @@ from tvmconv.builtin.conv.winograd.hopper import choice
 
 import tvmconv as tc
 from tvmconv import library
+from tvmconv.analysis.bounds import LAUNCH, bounds
 from tvmconv.analysis.races import races
 from tvmconv.errors import KnobError
+from tvmconv.knowledge.features import LAUNCH_SECONDS
+from tvmconv.knowledge.model import known_for
 
 NAME = "winograd_hopper"
 LAYER = "conv2d:2x640x32x32,640x640x3x3,s1,p1,f16,nhwc"
@@ -134,6 +137,15 @@ def test_what_waits_for_the_step_before_it_may_begin_early():
     """The filters' transform does not wait: nobody may launch it so."""
     program = tc.build(tc.parse(LAYER), NAME, arch="sm_90").program
     assert [step.overlaps for step in program.steps] == [False, True, True, True]
+
+
+@needs_nvrtc
+def test_steps_that_begin_early_cost_no_launch():
+    kernel, machine = tc.build(tc.parse(LAYER), NAME, arch="sm_90"), known_for("sm_90").machine
+    (launch,) = [bound for bound in bounds(kernel, machine) if bound.unit == LAUNCH]
+    assert (launch.amount, launch.seconds) == ("1", LAUNCH_SECONDS)
+    whole = tc.build(tc.parse("conv2d:1x64x14x14,64x64x3x3,s1,p1"), "winograd", arch="sm_90")
+    assert [bound.amount for bound in bounds(whole, machine) if bound.unit == LAUNCH] == ["3"]
 
 
 def test_nothing_races():

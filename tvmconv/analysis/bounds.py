@@ -6,8 +6,9 @@ and clock, a multiply-add at most ("Arithmetic Instructions" in the CUDA C++ Pro
 many times that: both of what the machine code does, with lanes that idle, or the text where that is not known. Shared
 memory serves a wavefront of 128 bytes a clock ("Shared Memory" there); L1 moves 4 sectors of 32 bytes a clock, and what
 comes from the memory goes at the device's bandwidth: each array once, and again where L2 does not keep it
-(`footprint`). A launch takes some 2 µs. None of these can be beaten, but that of memory by a kernel whose arrays lie in
-L2 already; how near a kernel comes to the largest is told by `predicted_time`.
+(`footprint`). A launch takes some 2 µs, but that of a step that comes up while the one before it ends nothing. None of
+these can be beaten, but that of memory by a kernel whose arrays lie in L2 already; how near a kernel comes to the
+largest is told by `predicted_time`.
 """
 
 from __future__ import annotations
@@ -75,14 +76,21 @@ def bounds(kernel: Kernel, machine: Machine) -> list[Bound]:
         found += touched * blocks
         moved += most * touched / SECTORS_A_CLOCK / clock
     memory = dram_bytes(kernel)
+    launches = _launches(kernel)
     units = [
         Bound(ARITHMETIC, f"{flops / 1e9:.3g} GFLOP", clocks / clock),
         Bound(SHARED, f"{wavefronts / 1e6:.3g} million wavefronts", shared),
         Bound(L1, f"{found / 1e6:.3g} million sectors", moved),
         Bound(DRAM, f"{memory / 1e6:.3g} MB", memory / machine.bandwidth),
-        Bound(LAUNCH, f"{len(kernel.timed_steps)}", LAUNCH_SECONDS * len(kernel.timed_steps)),
+        Bound(LAUNCH, f"{launches}", LAUNCH_SECONDS * launches),
     ]
     return sorted(units, key=lambda each: -each.seconds)
+
+
+def _launches(kernel: Kernel) -> int:
+    """How many launches take their time: not of steps that come up while the one before them ends."""
+    program = kernel.program
+    return 1 + sum(not step.overlaps for step in program.steps[program.prepared + 1 :])
 
 
 def _of_a_multiprocessor(step: LoweredStep, multiprocessors: int) -> int:
