@@ -83,11 +83,11 @@ def test_maps_are_encoded_once_for_all_launches(driver, bind):
     assert (len(driver.encoded), len(driver.launched)) == (2, 6)
 
 
-def test_a_step_that_waits_by_itself_overlaps_the_one_before_it_where_that_is_asked_for(driver, bind):
-    bind(overlap=True).launch()
+def test_a_step_that_waits_by_itself_overlaps_the_one_before_it_unless_that_is_not_wanted(driver, bind):
+    bind().launch()
     assert driver.overlapping == ["main_kernel_1"]
     overlapped, driver.launched = driver.launched, []
-    bind().launch()
+    bind(overlap=False).launch()
     assert driver.overlapping == ["main_kernel_1"]  # no more
     assert [launch[:4] for launch in driver.launched] == [launch[:4] for launch in overlapped]
 
