@@ -93,6 +93,8 @@ class SwizzleWatch(Watch):
     def __init__(self, lanes: int) -> None:
         self._lanes = lanes
         self._asked: Counter[int] = Counter()
+        self._site = 0
+        self._ends: set[int] = set()  # where outputs are stored, behind the loops: that takes many steps to come by
         self._tiles: dict[tuple[str, str, int], Tile] = {}
         self._of_chunk: dict[int, Tile] = {}
         self._has_read = False
@@ -100,7 +102,9 @@ class SwizzleWatch(Watch):
     def wants(self, site: int) -> bool:
         """The first ones of each place."""
         self._asked[site] += 1
-        if self._asked[site] > FEW and min(self._asked.values()) >= FEW and self._has_read:
+        self._site = site
+        often = (asked >= FEW for each, asked in self._asked.items() if each not in self._ends)
+        if self._asked[site] > FEW and self._has_read and all(often):
             raise EnoughError
         return self._asked[site] <= FEW
 
@@ -113,7 +117,9 @@ class SwizzleWatch(Watch):
             kind = "load" if own.kind == "store" else "store"
             key = own.array, kind, own.swizzle
             tile = self._tiles.setdefault(key, Tile(*key))
-            if kind == "load":
+            if kind == "store":
+                self._ends.add(self._site)
+            else:
                 self._of_chunk.update(dict.fromkeys(_chunks(own.addresses), tile))
             return
         group = own.addresses[own.lanes // WARPGROUP == own.lanes[0] // WARPGROUP]
