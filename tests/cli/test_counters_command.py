@@ -130,7 +130,9 @@ def test_what_the_gpu_does_not_count_at_all_is_shown():
     assert "∞" in table([row]).text()
 
 
-@pytest.mark.parametrize("data", [b"no archive", gzip.compress(b"{}")[:-4], gzip.compress(b"[]")])
+@pytest.mark.parametrize(
+    "data", [b"no archive", gzip.compress(b"{}")[:-4], gzip.compress(b"[]")], ids=["none", "cut off", "a list"]
+)
 def test_compressed_readings_that_are_none_are_refused_with_their_name(data, tmp_path, capsys):
     file = tmp_path / "counters.json.gz"
     file.write_bytes(data)
