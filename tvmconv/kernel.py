@@ -11,7 +11,7 @@ import numpy as np
 
 from tvmconv import devices, library
 from tvmconv.compiler import build as road
-from tvmconv.compiler.lower import Lowered, LoweredStep
+from tvmconv.compiler.lowered import Lowered, LoweredStep
 from tvmconv.compiler.program import ArrayType, Launch, Program
 from tvmconv.compiler.source import without_preamble
 from tvmconv.errors import CompileError, DeviceError, Error, WorkloadError

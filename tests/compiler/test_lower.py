@@ -6,7 +6,8 @@ import pytest
 from tvm.s_tir import Schedule
 
 import tvmconv as tc
-from tvmconv.compiler.lower import Launch, lower
+from tvmconv.compiler.lower import lower
+from tvmconv.compiler.program import Launch
 from tvmconv.devices import find
 from tvmconv.library import find as find_schedule
 

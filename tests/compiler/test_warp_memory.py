@@ -6,7 +6,8 @@ import pytest
 from tvmconv.builtin.conv.tensor_cores import tensor_plan
 
 import tvmconv as tc
-from tvmconv.compiler.lower import _pass_context, _warp_buffers, lower
+from tvmconv.compiler import passes
+from tvmconv.compiler.lower import lower
 from tvmconv.devices import find
 from tvmconv.library import find as find_schedule
 
@@ -20,25 +21,25 @@ def scheduled(name):
 
 def test_no_buffer_of_a_warp_is_left():
     (step,) = lower(scheduled("tensor_core"), find("sm_80").target()).steps
-    assert _warp_buffers(step.function) == []
+    assert passes.warp_buffers(step.function) == []
 
 
 def test_a_kernel_in_which_one_is_left_is_refused(monkeypatch):
     """TVM's own pipeline spreads one of them."""
-    monkeypatch.setattr("tvmconv.compiler.lower._spread_over_lanes", lambda device: device)
+    monkeypatch.setattr("tvmconv.compiler.passes._spread_over_lanes", lambda device: device)
     with pytest.raises(tc.CompileError, match=r"^TVM does not spread [\w.]+, of the scope warp, over the lanes of a"):
         lower(scheduled("tensor_core"), find("sm_80").target())
 
 
 def test_common_subexpressions_are_left_alone_only_where_they_would_hide_a_lane():
-    assert _pass_context(scheduled("tensor_core"), asynchronous=True).config[CSE]
-    assert CSE not in _pass_context(scheduled("conflict_free"), asynchronous=True).config
+    assert passes._context(scheduled("tensor_core"), asynchronous=True).config[CSE]
+    assert CSE not in passes._context(scheduled("conflict_free"), asynchronous=True).config
 
 
 def test_other_kernels_lower_as_if_there_were_no_such_scope(monkeypatch):
     target = find("sm_80").target()
     usual = lower(scheduled("conflict_free"), target).source
-    monkeypatch.setattr("tvmconv.compiler.lower._spread_over_lanes", lambda device: device)
+    monkeypatch.setattr("tvmconv.compiler.passes._spread_over_lanes", lambda device: device)
     assert lower(scheduled("conflict_free"), target).source == usual
 
 

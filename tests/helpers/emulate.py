@@ -11,7 +11,7 @@ from tvmconv.analysis.emulation.arguments import arguments
 from tvmconv.analysis.emulation.execute import execute
 from tvmconv.analysis.emulation.memory.arrays import Array
 from tvmconv.analysis.emulation.watch import Watch
-from tvmconv.compiler.lower import Lowered
+from tvmconv.compiler.lowered import Lowered
 from tvmconv.workloads.dtypes import numpy_dtype
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvmconv.compiler.lower import Launch
+from tvmconv.compiler.program import Launch
 from tvmconv.devices import Timing
 from tvmconv.errors import Error
 from tvmconv.experiments.results import Result, Row

@@ -31,7 +31,7 @@ from tvmconv.errors import AnalysisError, CompileError
 if TYPE_CHECKING:
     from tvmconv.analysis.machine_code.linked import Linked
     from tvmconv.compiler.listing import Instruction
-    from tvmconv.compiler.lower import LoweredStep
+    from tvmconv.compiler.lowered import LoweredStep
     from tvmconv.kernel import Kernel
 
 Kind = Literal["load", "store"]

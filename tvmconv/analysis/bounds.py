@@ -25,7 +25,7 @@ from tvmconv.gpu import WARP, fp32_lanes
 from tvmconv.knowledge.features import LAUNCH_SECONDS, TENSOR_CORES, Machine
 
 if TYPE_CHECKING:
-    from tvmconv.compiler.lower import LoweredStep
+    from tvmconv.compiler.lowered import LoweredStep
     from tvmconv.kernel import Kernel
 
 SECTORS_A_CLOCK = 4  # of L1, a multiprocessor

@@ -18,7 +18,7 @@ from tvmconv.analysis.memory.coalescing import GlobalAccess, SectorWatch, global
 from tvmconv.analysis.memory.traffic import Traffic, TrafficWatch, traffic
 
 if TYPE_CHECKING:
-    from tvmconv.compiler.lower import LoweredStep
+    from tvmconv.compiler.lowered import LoweredStep
     from tvmconv.kernel import Kernel
 
 

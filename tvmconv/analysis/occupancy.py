@@ -17,7 +17,7 @@ from tvmconv.errors import AnalysisError
 from tvmconv.gpu import MAX_REGISTERS, MAX_THREADS, REGISTERS, WARP, limits, multiprocessor
 
 if TYPE_CHECKING:
-    from tvmconv.compiler.lower import LoweredStep
+    from tvmconv.compiler.lowered import LoweredStep
     from tvmconv.kernel import Kernel
 
 WARPS, BLOCKS, BY_REGISTERS, SHARED_MEMORY = "warps", "blocks", "registers", "shared memory"

@@ -22,7 +22,7 @@ from tvmconv.errors import AnalysisError
 from tvmconv.gpu import l1_bytes, l2_bytes
 
 if TYPE_CHECKING:
-    from tvmconv.compiler.lower import LoweredStep
+    from tvmconv.compiler.lowered import LoweredStep
     from tvmconv.kernel import Kernel
 
 # Integer arithmetic has half the lanes of float32: "Arithmetic Instructions" in the CUDA C++ Programming Guide.

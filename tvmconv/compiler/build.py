@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tvmconv.compiler.lower import Lowered, lower
+from tvmconv.compiler.lower import lower
+from tvmconv.compiler.lowered import Lowered
 from tvmconv.compiler.program import check_fits
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
-    from tvmconv.compiler.lower import Lowered
+    from tvmconv.compiler.lowered import Lowered
 
 Lines = tuple[range, ...]  # by statement, its lines from 1 on; an empty range where it has none
 

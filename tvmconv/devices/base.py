@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tvm.target import Target
 
-    from tvmconv.compiler.lower import Lowered
+    from tvmconv.compiler.lowered import Lowered
 
 MAX_BUFFER_SETS = 512  # for cold timings: kernels of a few KiB would need thousands to fill a cache
 

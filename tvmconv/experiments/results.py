@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tvmconv.compiler.lower import Launch
+from tvmconv.compiler.program import Launch
 from tvmconv.devices import Timing
 from tvmconv.knobs import Config
 from tvmconv.workloads import Workload, parse

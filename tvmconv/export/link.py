@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tvmconv.errors import CompileError
 
 if TYPE_CHECKING:
-    from tvmconv.compiler.lower import Lowered
+    from tvmconv.compiler.lowered import Lowered
 
 
 def link(lowered: Lowered, path: Path) -> None:

@@ -14,7 +14,7 @@ from tvmconv.analysis.memory.swizzles import tiles
 from tvmconv.analysis.occupancy import Occupancy, occupancy_of, waves
 from tvmconv.analysis.predicted_time import QUARTILES, PredictedTime, predicted_time
 from tvmconv.analysis.steps import steps
-from tvmconv.compiler.lower import LoweredStep
+from tvmconv.compiler.lowered import LoweredStep
 from tvmconv.errors import AnalysisError, CompileError
 from tvmconv.gpu import WARP
 from tvmconv.kernel import Kernel

@@ -10,7 +10,7 @@ from tvmconv.analysis.emulation.memory.arrays import Argument, Array, Mapped
 from tvmconv.workloads.dtypes import numpy_dtype
 
 if TYPE_CHECKING:
-    from tvmconv.compiler.lower import LoweredStep
+    from tvmconv.compiler.lowered import LoweredStep
 
 
 def arguments(step: LoweredStep, arrays: Sequence[Array]) -> list[Argument]:

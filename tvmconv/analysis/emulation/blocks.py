@@ -11,7 +11,7 @@ from tvmconv.errors import AnalysisError
 from tvmconv.gpu import WARP
 
 if TYPE_CHECKING:
-    from tvmconv.compiler.lower import LoweredStep
+    from tvmconv.compiler.lowered import LoweredStep
     from tvmconv.compiler.program import Launch
 
 BLOCKS = 8  # that stand for all

@@ -12,7 +12,7 @@ from tvmconv.analysis.emulation.memory.arrays import Mapped
 
 if TYPE_CHECKING:
     from tvmconv.analysis.emulation.watch import Watch
-    from tvmconv.compiler.lower import LoweredStep
+    from tvmconv.compiler.lowered import LoweredStep
 
 
 def observe(step: LoweredStep, arguments: Iterable[str], blocks: Sequence[Block], watch: Watch) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tvmconv.analysis.lowered.tir import ASYNC_COPY, SHARED, Scope, parts, statements
 
 if TYPE_CHECKING:
-    from tvmconv.compiler.lower import LoweredStep
+    from tvmconv.compiler.lowered import LoweredStep
     from tvmconv.compiler.spaces import Space
 
 GLOBAL_LOADS, GLOBAL_STORES, TEXTURE_FETCHES = "global loads", "global stores", "texture fetches"

@@ -16,7 +16,7 @@ from tvmconv.compiler.source import without_preamble
 if TYPE_CHECKING:
     from tvmconv.compiler.lines import Lines
     from tvmconv.compiler.listing import Instruction, Listing
-    from tvmconv.compiler.lower import LoweredStep
+    from tvmconv.compiler.lowered import LoweredStep
     from tvmconv.kernel import Kernel
 
 

@@ -37,7 +37,7 @@ from tvmconv.analysis.memory.coalescing import LINE_BYTES, by_request, distinct
 from tvmconv.gpu import BANK_BYTES, BANKS, VECTOR_BYTES, WARP
 
 if TYPE_CHECKING:
-    from tvmconv.compiler.lower import LoweredStep
+    from tvmconv.compiler.lowered import LoweredStep
     from tvmconv.compiler.program import Launch
     from tvmconv.kernel import Kernel
 

@@ -31,7 +31,7 @@ from tvmconv.analysis.lowered.tir import executions, has_instructions, warps
 from tvmconv.gpu import VECTOR_BYTES, WARP
 
 if TYPE_CHECKING:
-    from tvmconv.compiler.lower import LoweredStep
+    from tvmconv.compiler.lowered import LoweredStep
     from tvmconv.compiler.program import Launch
     from tvmconv.kernel import Kernel
 

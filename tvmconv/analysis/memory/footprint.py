@@ -26,7 +26,7 @@ from tvmconv.analysis.memory.coalescing import GLOBAL, SECTOR_BYTES
 from tvmconv.gpu import l2_bytes
 
 if TYPE_CHECKING:
-    from tvmconv.compiler.lower import LoweredStep
+    from tvmconv.compiler.lowered import LoweredStep
     from tvmconv.kernel import Kernel
 
 

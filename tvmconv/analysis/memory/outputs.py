@@ -18,7 +18,7 @@ from tvmconv.analysis.memory.coalescing import middle_block
 from tvmconv.workloads import layout
 
 if TYPE_CHECKING:
-    from tvmconv.compiler.lower import LoweredStep
+    from tvmconv.compiler.lowered import LoweredStep
     from tvmconv.kernel import Kernel
 
 NOBODY = -1  # the thread of what TMA stores: all of the block's have a part in it

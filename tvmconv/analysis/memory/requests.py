@@ -22,7 +22,7 @@ from tvmconv.analysis.memory.banks import wavefronts_of_each
 from tvmconv.analysis.memory.coalescing import GLOBAL, by_request, middle_block, sectors_of_each
 
 if TYPE_CHECKING:
-    from tvmconv.compiler.lower import LoweredStep
+    from tvmconv.compiler.lowered import LoweredStep
     from tvmconv.kernel import Kernel
 
 

@@ -24,7 +24,7 @@ from tvmconv.analysis.memory.coalescing import middle_block
 from tvmconv.gpu import BANK_BYTES, BANKS, WARPGROUP
 
 if TYPE_CHECKING:
-    from tvmconv.compiler.lower import LoweredStep
+    from tvmconv.compiler.lowered import LoweredStep
     from tvmconv.kernel import Kernel
 
 ROWS = 8  # of a core matrix

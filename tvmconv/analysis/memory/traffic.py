@@ -45,7 +45,7 @@ from tvmconv.analysis.lowered.tir import Scope, executions, has_instructions, st
 from tvmconv.gpu import WARP
 
 if TYPE_CHECKING:
-    from tvmconv.compiler.lower import LoweredStep
+    from tvmconv.compiler.lowered import LoweredStep
     from tvmconv.compiler.spaces import Space
     from tvmconv.kernel import Kernel
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tvmconv.analysis.machine_code.executed.asked import Grid
     from tvmconv.analysis.machine_code.linked import Linked
     from tvmconv.analysis.nsight.source_view import Executed
-    from tvmconv.compiler.lower import LoweredStep
+    from tvmconv.compiler.lowered import LoweredStep
     from tvmconv.kernel import Kernel
 
 SECTORS, TAGS, WAVEFRONTS = "sectors", "tags", "wavefronts"

@@ -23,7 +23,7 @@ from tvmconv.gpu import l2_bytes
 if TYPE_CHECKING:
     from tvmconv.analysis.machine_code.executed.asked import Grid
     from tvmconv.analysis.machine_code.linked import Linked
-    from tvmconv.compiler.lower import LoweredStep
+    from tvmconv.compiler.lowered import LoweredStep
     from tvmconv.kernel import Kernel
 
 

@@ -24,7 +24,7 @@ from tvmconv.gpu import VECTOR_BYTES
 if TYPE_CHECKING:
     from tvmconv.analysis.emulation.blocks import Block
     from tvmconv.compiler.listing import Listing
-    from tvmconv.compiler.lower import LoweredStep
+    from tvmconv.compiler.lowered import LoweredStep
     from tvmconv.compiler.program import Step
     from tvmconv.kernel import Kernel
 
