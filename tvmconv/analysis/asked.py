@@ -181,7 +181,7 @@ class _Buffers:
     def __init__(self, own: Linked, found: Iterable[Counts]) -> None:
         self._by_instructions = has_instructions(own.step.function)
         self._of: defaultdict[tuple[str, int], dict[str, None]] = defaultdict(dict)
-        if not self._by_instructions:
+        if not self._by_instructions and own.step.shared_bytes + own.step.dynamic_shared_bytes:
             for access in accesses(own.step.function, is_shared):
                 self._of[access.kind, access.statement][str(access.buffer.name)] = None
         self._ranges: dict[str, tuple[int, int]] = {}

@@ -42,8 +42,6 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a page."""
     from tvmconv.analysis.machine_code.linked import begin
-    from tvmconv.reports.comparison import comparison
-    from tvmconv.reports.explain import explanation, knob_steps
 
     workload = workloads.parse(args.workload)
     device = find_place(args)
@@ -62,7 +60,10 @@ def run(args: argparse.Namespace) -> int:
     built = []
     for name in args.schedules:
         built.append(named(name, workload, device, dict(args.set), args.log))
-        begin(built[-1])  # while the next one is built
+        begin(built[-1])  # while the next one is built, and what follows is imported
+    from tvmconv.reports.comparison import comparison
+    from tvmconv.reports.explain import explanation, knob_steps
+
     print(explanation(built[0], machine) if len(built) == 1 else comparison(built, machine, args.schedules))
     if args.steps and machine:
         with progress_line("explain: ") as show:

@@ -10,6 +10,7 @@ from tvmconv.analysis.asked import asked_by
 from tvmconv.analysis.bounds import Bound, bounds
 from tvmconv.analysis.estimate import estimated_seconds
 from tvmconv.analysis.machine_code.linked import Linked, begin, linked
+from tvmconv.analysis.memory.footprint import dram_bytes
 from tvmconv.analysis.memory.swizzles import tiles
 from tvmconv.analysis.occupancy import Occupancy, occupancy_of, waves
 from tvmconv.analysis.predicted_time import QUARTILES, PredictedTime, predicted_time
@@ -40,6 +41,8 @@ def explanation(kernel: Kernel, machine: Machine | None) -> str:
     config = " ".join(f"{name}={format_value(value)}" for name, value in kernel.config.items())
     begin(kernel)
     of_tma = [each for step in kernel.steps if (each := tiles(kernel, step))]
+    if machine:
+        dram_bytes(kernel)  # of the text alone, while the compiler is at work
     lines = [f"{kernel.workload} by {kernel.schedule.name} on {kernel.device.text}", config or "no knobs"]
     found, failure = _linked(kernel)
     for place, step in enumerate(kernel.steps):

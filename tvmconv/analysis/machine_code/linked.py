@@ -97,12 +97,13 @@ def _linked(kernel: Kernel) -> list[Linked]:
     in_scheduled, in_declaration = tir_lines(scheduled) or (), tir_lines(declaration) or ()
     origins = scheduled_origins(scheduled, functions)
     declared = declared_origins(declaration, scheduled)
+    in_lowered = [tir_lines(step.function, step.text) or () for step in kernel.steps]
     in_source = source_lines(kernel.module) or [()] * len(functions)
     hidden = kernel.source.count("\n") - without_preamble(kernel.source).count("\n")
     _begun.pop(kernel).result()
     listings = kernel.listings
     found, before = [], 0
-    for step, lines, own in zip(kernel.steps, in_source, origins, strict=True):
+    for step, lines, told, own in zip(kernel.steps, in_source, in_lowered, origins, strict=True):
         found.append(
             Linked(
                 step=step,
@@ -112,7 +113,7 @@ def _linked(kernel: Kernel) -> list[Linked]:
                     if origin in declared and in_declaration
                 },
                 scheduled={n: (in_scheduled[origin],) for n, origin in own.items() if in_scheduled},
-                lowered=_shifted(tir_lines(step.function, step.text) or (), before),
+                lowered=_shifted(told, before),
                 source=_shifted(lines, -hidden),
                 listing=listings.get(step.name, ()),
                 hidden=hidden,
