@@ -138,6 +138,22 @@ def test_values_of_64_bits_carry():
             assert set(addresses) == {wanted + 8}, way
 
 
+def test_a_uniform_pair_is_a_base_for_offsets_of_32_bits():
+    """As compute capability 7.5 has them: a mark tells that the register is one word, so the uniform one is two."""
+    base = "ULDC.64 UR4, c[0x0][0x178]"
+    constants = {0x178: 0xFFFFFFF8, 0x17C: 0x5}
+    for text in ("[R2.U32+UR4+0x10]", "[UR4+0x24]"):
+        (addresses,), _ = stored(base, "MOV R2, 0x14", f"STG.E.SYS {text}, R2", constants=constants)
+        assert set(addresses) == {0x5_FFFFFFF8 + 0x24}, text
+
+
+def test_an_address_outside_of_all_arrays_is_an_error():
+    kernel = tc.build(tc.parse("conv2d:1x4x8x8,4x4x1x1"), "default", arch="sm_90")
+    code = listing("MOV R2, 0x10", "MOV R3, RZ", "STG.E desc[UR4][R2.64], R2")
+    with pytest.raises(AnalysisError, match=r"^STG is executed at an address outside of all arrays$"):
+        asked(kernel.program.steps[0], code, "sm_90", [(0, 0, 0)])
+
+
 def test_spilled_registers_and_constants_that_are_written_as_halves_come_back():
     assert value("MOV R5, 0x30", "STL [R1+0x8], R5", "MOV R5, RZ", "LDL R0, [R1+0x8]") == 0x30
     assert value("HFMA2.MMA R0, -RZ, RZ, 0, 2.384185791015625e-07") == 4

@@ -168,7 +168,7 @@ class _Asking:
             raise AnalysisError("there is no machine code")
         words = _words(step, arch)
         self._machine = Machine(listing, step.launch, lambda bank, offset: words.get(offset) if bank == 0 else None)
-        self._counter, self._told = _Counter(listing), told
+        self._counter, self._told = _Counter(listing, frozenset(step.arguments)), told
         self.counts = self._counter.counts
 
     def of(self, blocks: Sequence[Block]) -> int:
@@ -207,7 +207,8 @@ def _words(step: Step, arch: str) -> dict[int, int]:
 class _Counter:
     """Counts what is asked; what was asked before, at addresses that are all moved on alike, is known."""
 
-    def __init__(self, listing: Listing) -> None:
+    def __init__(self, listing: Listing, arrays: frozenset[int]) -> None:
+        self._arrays = arrays
         self.counts = [Counts() for _ in listing]
         self._opcodes = [each.opcode for each in listing]
         self._matrices = [_matrices(each.modifiers) for each in listing]
@@ -229,7 +230,10 @@ class _Counter:
             total.least_sectors += takes[1]
             total.lines += takes[2]
             if active.any():
-                total.arrays.add((int(of_global[active][0]) >> ARRAY_BITS) - 1)
+                array = (int(of_global[active][0]) >> ARRAY_BITS) - 1
+                if array not in self._arrays:
+                    raise AnalysisError(f"{opcode} is executed at an address outside of all arrays")
+                total.arrays.add(array)
         if opcode in ACCESSES["shared", "load"] + ACCESSES["shared", "store"]:
             if found.sources is not None and found.nbytes == VECTOR_BYTES:
                 assert found.reads is not None

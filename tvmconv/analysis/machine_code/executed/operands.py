@@ -112,14 +112,16 @@ def address(text: str, constants: Constants, *, wide: bool = False) -> Source:
     Args:
         text: the operand.
         constants: the words of the constant banks.
-        wide: its register stands for two, without being marked (before compute capability 8.0).
+        wide: a register without a mark stands for two (before compute capability 8.0): the only one, or the uniform one
+            beside another that is marked `.U32`.
     """
     match = _ADDRESS.fullmatch(text)
     if not match:
         return _UNKNOWN
     terms = re.findall(r"[^+]+", match[1])
-    if wide and _REGISTER.fullmatch(terms[0]) and not any("." in term for term in terms):
-        terms[0] += ".64"
+    registers = [n for n, term in enumerate(terms) if _REGISTER.fullmatch(term)]
+    if wide and len(registers) in (1, 2) and not any(term.endswith(".64") for term in terms):
+        terms[registers[-1]] += ".64"
     wide = any(term.endswith(".64") for term in terms)
     parts = [_term(term, constants) for term in terms]
 
