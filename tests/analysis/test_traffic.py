@@ -226,7 +226,7 @@ def test_a_condition_on_memory_is_refused():
         counts(kernel)
 
 
-def test_a_condition_on_too_many_iterations_is_refused():
+def test_a_condition_on_too_many_iterations_is_looked_at_in_some():
     @T.prim_func(s_tir=True)
     def kernel(Y_ptr: T.handle("float32", "global")):
         Y = T.decl_buffer((SIZE,), data=Y_ptr)
@@ -234,6 +234,20 @@ def test_a_condition_on_too_many_iterations_is_refused():
         for step in range(1 << 20):
             if step % 3 == 0:
                 Y[thread] = T.float32(0)
+
+    assert counts(kernel).counts["global stores"].elements == pytest.approx(THREADS * 2**20 / 3, rel=0.01)
+
+
+def test_elements_of_too_many_iterations_are_refused():
+    """How many different ones are stored to cannot be told from some."""
+
+    @T.prim_func(s_tir=True)
+    def kernel(Y_ptr: T.handle("float32", "global")):
+        Y = T.decl_buffer((1 << 20,), data=Y_ptr)
+        thread = T.launch_thread("threadIdx.x", THREADS)
+        for step in range(1 << 20):
+            if thread == 0:
+                Y[step] = T.float32(0)
 
     with pytest.raises(AnalysisError, match=r"depends on 1,048,576 iterations"):
         counts(kernel)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["load", "store"]
 KINDS: tuple[Kind, ...] = ("load", "store")
+MOST_STEPS = 1_000_000  # instructions of a block that are executed: some seconds
 NO_STATEMENT = -1  # of what the compiler has moved to a line without one
 
 
@@ -60,8 +61,8 @@ _known: WeakKeyDictionary[Kernel, dict[str, Asked]] = WeakKeyDictionary()  # ste
 def asked_by(kernel: Kernel, step: LoweredStep) -> Asked:
     """What the middle block of one of a kernel's steps asks.
 
-    Where there is no nvdisasm, or the machine code is not understood, it is what the text asks
-    (`tvmconv.analysis.counts`).
+    Where there is no nvdisasm, or the machine code is not understood or takes more than `MOST_STEPS` to execute, it is
+    what the text asks (`tvmconv.analysis.counts`).
 
     Raises:
         AnalysisError: what the kernel does cannot be counted, or depends on the data.
@@ -79,7 +80,9 @@ def asked_by(kernel: Kernel, step: LoweredStep) -> Asked:
 def _by_machine_code(kernel: Kernel, step: LoweredStep) -> Asked:
     place = kernel.steps.index(step)
     own = linked(kernel)[place]
-    found = asked(kernel.program.steps[place], own.listing, str(kernel.device.arch), [middle_block(step)])
+    found = asked(
+        kernel.program.steps[place], own.listing, str(kernel.device.arch), [middle_block(step)], most=MOST_STEPS
+    )
     arrays = array_names(kernel, step)
     buffers = _Buffers(own, found)
     of_shared: defaultdict[tuple[int, Kind, str], list[Counts]] = defaultdict(list)
@@ -134,7 +137,7 @@ def _costliest(kernel: Kernel, step: LoweredStep) -> list[Request]:
                     found[told.place, space] = worst
 
     code = str(kernel.device.arch)
-    counted = asked(kernel.program.steps[place], own.listing, code, [middle_block(step)], look)
+    counted = asked(kernel.program.steps[place], own.listing, code, [middle_block(step)], look, MOST_STEPS)
     arrays, buffers = array_names(kernel, step), _Buffers(own, counted)
     costly: dict[tuple[int, Space, Kind, str], Request] = {}
     for (row, space), request in found.items():

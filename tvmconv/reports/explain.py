@@ -165,7 +165,10 @@ def _prediction(kernel: Kernel, machine: Machine) -> str:
     time = prediction(kernel, machine)
     if time is None:
         estimate = estimated_seconds(kernel)
-        why = "No time is predicted: what TMA and wgmma do is not counted, nor what is not disassembled and understood"
+        why = (
+            "No time is predicted: what TMA and wgmma do is not counted, nor what is not disassembled and understood, "
+            "or takes too long to execute"
+        )
         if estimate is None:
             return f"{why}."
         return f"{why}; {kernel.schedule.name} itself estimates {significant(estimate * 1e6)} µs, from its tiles."

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 ASYNC_COPY = "tirx.s_tir.cp_async_raw"  # to shared memory, as TVM's own intrinsic
 SHARED = ("shared", "shared.dyn")  # scopes: shared memory, static and dynamic
 MAX_ITERATIONS = 1 << 16  # of the loops that one scope or index depends on: seconds, for a block of 1,024 threads
+SAMPLED = 1 << 12  # iterations that stand for all where these are more, and may be sampled
+_GOLDEN = (math.sqrt(5) - 1) / 2
 CHUNK = 1 << 20  # iterations × threads that are evaluated at once
 
 
@@ -141,7 +143,7 @@ class Executions:
 
 
 def executions(
-    scope: Scope, expressions: Sequence[Any], launch: Launch, block: tuple[int, int, int]
+    scope: Scope, expressions: Sequence[Any], launch: Launch, block: tuple[int, int, int], *, sampled: bool = False
 ) -> Iterator[Executions]:
     """Execute a scope for all threads of a block, and evaluate expressions in it; in pieces of about `CHUNK` elements.
 
@@ -150,6 +152,7 @@ def executions(
         expressions: integer or boolean expressions.
         launch: grid and block.
         block: which block of the grid, as (x, y, z).
+        sampled: of more than `MAX_ITERATIONS` iterations take `SAMPLED`, spread over them, for all.
 
     Raises:
         AnalysisError: it depends on more than `MAX_ITERATIONS` iterations, or on what is in memory.
@@ -160,16 +163,20 @@ def executions(
     bound = [(variable, value) for variable, value in scope.bindings.items() if variable in variables]
     extents = [extent for _, _, extent in loops]
     iterations = math.prod(extents)
-    if iterations > MAX_ITERATIONS:
+    every = iterations // SAMPLED if sampled and iterations > MAX_ITERATIONS else 1
+    if iterations > MAX_ITERATIONS and not sampled:
         raise AnalysisError(
             f"what a thread does depends on {iterations:,} iterations; at most {MAX_ITERATIONS:,} count"
         )
-    repeats = math.prod(extent for _, _, extent in scope.loops) // max(iterations, 1)
+    repeats = math.prod(extent for _, _, extent in scope.loops) // max(iterations, 1) * every
 
     axes = _axes(scope, launch, block)
     step = max(1, CHUNK // launch.threads)
-    for start in range(0, iterations, step):
-        numbers = np.arange(start, min(start + step, iterations)).reshape(-1, 1)
+    taken = iterations // every
+    for start in range(0, taken, step):
+        numbers = np.arange(start, min(start + step, taken)).reshape(-1, 1)
+        if every > 1:  # one of each so many, at a place that no inner loop's extent divides
+            numbers = numbers * every + (numbers * _GOLDEN % 1 * every).astype(np.int64)
         values = dict(axes)
         for (variable, first, _), counter in zip(loops, np.unravel_index(numbers, extents or [1]), strict=False):
             values[variable] = first + counter

@@ -109,7 +109,7 @@ def count(access: Access, launch: Launch, block: Block) -> SharedAccess:
     """One access as it stands in the text, counted over a block."""
     itemsize, nbytes = access.itemsize, access.nbytes
     total = np.zeros(3, np.int64)
-    for executed in executions(access.scope, [access.index], launch, block):
+    for executed in executions(access.scope, [access.index], launch, block, sampled=True):
         (elements,) = executed.values
         addresses, active = warps(elements * itemsize), warps(executed.active)
         takes, least = wavefronts_of_each(addresses, active, nbytes)

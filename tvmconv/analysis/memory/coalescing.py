@@ -107,7 +107,7 @@ def middle_block(step: LoweredStep) -> Block:
 
 def _count(access: Access, launch: Launch, block: Block) -> GlobalAccess:
     total = np.zeros(4, np.int64)
-    for executed in executions(access.scope, [access.index], launch, block):
+    for executed in executions(access.scope, [access.index], launch, block, sampled=True):
         (elements,) = executed.values
         addresses, active = warps(elements * access.itemsize), warps(executed.active)
         total += executed.repeats * np.array(sectors(addresses, active, access.nbytes))

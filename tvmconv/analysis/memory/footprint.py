@@ -6,7 +6,8 @@ an array that does not depend on an axis of the grid is read again for each step
 order of x, then y, then z. That is reuse by stack distance (R. Mattson et al., "Evaluation techniques for storage
 hierarchies", 1970) with blocks in place of accesses.
 
-Kernels of instructions by name, and of TMA, have their addresses in registers: of them each array counts once.
+Kernels of instructions by name, and of TMA, have their addresses in registers: of them each array counts once; and so
+it does where a thread has more iterations than can be looked at.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tvmconv.analysis.emulation.blocks import Block
 from tvmconv.analysis.lowered.accesses import Access, accesses
 from tvmconv.analysis.lowered.tir import executions, has_instructions
 from tvmconv.analysis.memory.coalescing import GLOBAL, SECTOR_BYTES
+from tvmconv.errors import AnalysisError
 from tvmconv.gpu import l2_bytes
 
 if TYPE_CHECKING:
@@ -60,14 +62,13 @@ _known: WeakKeyDictionary[Kernel, dict[str, Footprints | None]] = WeakKeyDiction
 
 
 def footprints(kernel: Kernel, step: LoweredStep) -> Footprints | None:
-    """What the middle block of a grid touches; None for a kernel of instructions by name.
-
-    Raises:
-        AnalysisError: as for `tvmconv.analysis.memory.coalescing.global_accesses`.
-    """
+    """What the middle block of a grid touches; None where the text alone does not tell."""
     known = _known.setdefault(kernel, {})
     if step.name not in known:
-        known[step.name] = None if has_instructions(step.function) else _evaluated(kernel, step)
+        try:
+            known[step.name] = None if has_instructions(step.function) else _evaluated(kernel, step)
+        except AnalysisError:
+            known[step.name] = None
     return known[step.name]
 
 
@@ -88,11 +89,7 @@ def _evaluated(kernel: Kernel, step: LoweredStep) -> Footprints:
 
 
 def dram_bytes(kernel: Kernel) -> int:
-    """Bytes from and to the device's memory, of the timed steps of a kernel that finds none of its arrays in L2.
-
-    Raises:
-        AnalysisError: as for `footprints`.
-    """
+    """Bytes from and to the device's memory, of the timed steps of a kernel that finds none of its arrays in L2."""
     capacity = l2_bytes(str(kernel.device.arch))
     return sum(step_bytes(kernel, step, footprints(kernel, step), capacity) for step in kernel.timed_steps)
 

@@ -87,7 +87,7 @@ def _worst(access: Access, step: LoweredStep, space: Space) -> Request | None:
     block = (0, 0, 0) if space == "shared" else middle_block(step)
     place = Place(access.statement * SITES, space, access.kind, str(access.buffer.name), access.nbytes)
     found: Request | None = None
-    for executed in executions(access.scope, [access.index], step.launch, block):
+    for executed in executions(access.scope, [access.index], step.launch, block, sampled=True):
         (elements,) = executed.values
         found = costlier(found, place, warps(elements * access.itemsize), warps(executed.active))
     return found

@@ -212,7 +212,7 @@ def _executed(step: LoweredStep, spaces: Mapping[str, Space]) -> Traffic:
 def _times(scope: Scope, step: LoweredStep, block: Block) -> Count:
     """How often a scope is executed: threads as elements, and warps as requests."""
     threads = requests = 0
-    for executed in executions(scope, [], step.launch, block):
+    for executed in executions(scope, [], step.launch, block, sampled=True):
         threads += executed.repeats * int(executed.active.sum())
         requests += executed.repeats * int(warps(executed.active).any(axis=1).sum())
     return Count(threads, requests)

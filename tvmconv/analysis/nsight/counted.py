@@ -17,7 +17,6 @@ from tvmconv.analysis.memory.coalescing import GLOBAL
 from tvmconv.analysis.memory.footprint import KINDS, footprints, moved_bytes
 from tvmconv.analysis.nsight.by_access import ByAccess, by_access
 from tvmconv.analysis.occupancy import occupancy_of
-from tvmconv.errors import AnalysisError
 from tvmconv.gpu import l2_bytes
 
 if TYPE_CHECKING:
@@ -86,10 +85,7 @@ def counted(kernel: Kernel, step: LoweredStep) -> Counted:
 
 def _dram(kernel: Kernel, own: Linked, grid: Grid) -> dict[str, float]:
     capacity = l2_bytes(str(kernel.device.arch))
-    try:
-        touched = footprints(kernel, own.step)
-    except AnalysisError:  # its loops are long
-        touched = None
+    touched = footprints(kernel, own.step)
     arrays = [*kernel.program.arrays, *kernel.program.scratch]
     sizes = {parameter.index: arrays[parameter.index].nbytes for parameter in own.step.parameters}
     if touched is None:  # each array once

@@ -122,7 +122,14 @@ def asked_of_grid(step: Step, listing: Listing, arch: str) -> Grid:
     return Grid(asking.counts, min(executed, len(order)) / math.prod(step.launch.grid))
 
 
-def asked(step: Step, listing: Listing, arch: str, blocks: Sequence[Block], told: Told | None = None) -> list[Counts]:
+def asked(
+    step: Step,
+    listing: Listing,
+    arch: str,
+    blocks: Sequence[Block],
+    told: Told | None = None,
+    most: int | None = None,
+) -> list[Counts]:
     """What each instruction of a step asks of memory in some blocks, by its place in the listing.
 
     Args:
@@ -131,12 +138,13 @@ def asked(step: Step, listing: Listing, arch: str, blocks: Sequence[Block], told
         arch: such as "sm_90".
         blocks: of its grid, as (x, y, z).
         told: is told of each access, too, with addresses of global memory from their array's begin on.
+        most: instructions that are executed, as `Machine.execute` has it.
 
     Raises:
         AnalysisError: the machine code is not understood, or what it asks depends on the data.
     """
     asking = _Asking(step, listing, arch, told)
-    asking.of(blocks)
+    asking.of(blocks, most)
     return asking.counts
 
 
@@ -171,9 +179,9 @@ class _Asking:
         self._counter, self._told = _Counter(listing, frozenset(step.arguments)), told
         self.counts = self._counter.counts
 
-    def of(self, blocks: Sequence[Block]) -> int:
+    def of(self, blocks: Sequence[Block], most: int | None = None) -> int:
         """Execute some blocks; how many steps that took."""
-        run = self._machine.execute(blocks, self._tell)
+        run = self._machine.execute(blocks, self._tell, most)
         for each, times, back in zip(self.counts, run.times, run.back, strict=True):
             each.executed += times
             each.back += back

@@ -88,12 +88,13 @@ class Machine:
             matters = place in meets or self._steps[place].matters
             self._next[place] = place if matters else self._next[place + 1]
 
-    def execute(self, blocks: Sequence[Block], told: Told) -> Run:
+    def execute(self, blocks: Sequence[Block], told: Told, most: int | None = None) -> Run:
         """Execute some blocks.
 
         Args:
             blocks: of the grid, as (x, y, z).
             told: is told of each access of global and shared memory.
+            most: instructions that are executed; by default `MOST_STEPS`.
 
         Raises:
             AnalysisError: an address or a branch depends on what is not known, it calls functions or branches by a
@@ -101,7 +102,7 @@ class Machine:
         """
         self._special.clear()
         self._special.update(self._registers(blocks))
-        return _Execution(self._steps, self._next, self._there(len(blocks)), told).run()
+        return _Execution(self._steps, self._next, self._there(len(blocks)), told, most or MOST_STEPS).run()
 
     def _there(self, blocks: int) -> NDArray[np.bool_]:
         return np.tile(np.arange(self._warps * WARP) < self._launch.threads, blocks)
@@ -129,8 +130,10 @@ class Machine:
 class _Execution:
     """Some blocks that are executed."""
 
-    def __init__(self, steps: Sequence[Decoded], nexts: Sequence[int], there: NDArray[np.bool_], told: Told) -> None:
-        self._steps, self._nexts, self._told = steps, nexts, told
+    def __init__(
+        self, steps: Sequence[Decoded], nexts: Sequence[int], there: NDArray[np.bool_], told: Told, most: int
+    ) -> None:
+        self._steps, self._nexts, self._told, self._most = steps, nexts, told, most
         self._there = there
         self._values: Values = [None] * (LOCAL + _STACK_WORDS)
         self._values[:PREDICATES] = [np.zeros(1, np.uint32)] * PREDICATES
@@ -175,8 +178,8 @@ class _Execution:
                 self._at[place] = self._at[place] | mask
                 return
             self._count += 1
-            if self._count > MOST_STEPS:
-                raise AnalysisError(f"its machine code takes more than {MOST_STEPS:,} steps to execute")
+            if self._count > self._most:
+                raise AnalysisError(f"its machine code takes more than {self._most:,} steps to execute")
             step = steps[place]
             if step.addresses:
                 self._access(place, step, mask)
