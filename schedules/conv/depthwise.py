@@ -13,6 +13,7 @@ import math
 import numpy as np
 from tvm.s_tir import Schedule
 
+from tvmconv.gpu import MAX_THREADS_Z
 from tvmconv.knobs import Columns, Knobs, Tile
 from tvmconv.knobs.space import Usage
 from tvmconv.library import schedule
@@ -69,6 +70,7 @@ def depthwise(s: Schedule, w: Conv2d, k: Knobs) -> None:
     k.search_only(
         f"at least {MIN_THREADS} threads", lambda c: math.prod(tile.thread for tile in tiles(w, c)) >= MIN_THREADS
     )
+    k.search_only(f"at most {MAX_THREADS_Z} threads along the channels", lambda c: c["tile_f"][:, 2] <= MAX_THREADS_Z)
     multiplier = w.O // w.groups
     k.search_only(  # TVM would not find which inputs the tile reads
         "tiles of channels are multiples of those of one input channel, or divide them",

@@ -77,6 +77,24 @@ def test_searched_configs_compute_the_convolution_on_a_gpu(gpu):
     check(gpu, 30)
 
 
+PRIMES = [
+    "67x1x3x3,p1,g67,f16",
+    "536x1x3x3,p1,g536,f16",
+    "134x2x3x3,p1,g67,f16",
+    "268x1x3x3,p1,g268",
+    "202x2x3x3,p1,g101",
+]
+
+
+@pytest.mark.parametrize("filters", PRIMES)
+def test_channels_with_a_large_prime_factor_have_defaults(filters):
+    """No number of threads divides them so that a block reads whole sectors."""
+    channels = int(filters.split(",g")[1].split(",")[0]) * int(filters.split("x")[1])
+    w = tc.parse(f"conv2d:2x{channels}x5x6,{filters},nhwc")
+    kernel = tc.build(w, NAMES[w.groups < w.C], device="opencl:0")
+    assert kernel.verify(problem(w)).ok
+
+
 def test_the_searched_configs_above_try_what_they_are_meant_to():
     tried = {(name, feature) for _, name, space, config in searched(5) for feature in features(space, config)}
     for name, knobs in (

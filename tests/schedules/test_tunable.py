@@ -102,6 +102,12 @@ def suited(workload, schedule):
     return replace(workload, C=groups, O=groups, groups=groups, layout=layout)
 
 
+def test_blocks_of_depthwise_have_no_more_threads_along_z_than_a_gpu_launches():
+    space = library.find(w := tc.parse("conv2d:1x512x14x14,512x1x3x3,s1,p1,g512"), "depthwise").space(w)
+    points = space.sample(400, np.random.default_rng(0))
+    assert max(space.config(point)["tile_f"][2] for point in points) == 64
+
+
 @pytest.mark.parametrize("schedule", ["direct", "implicit_gemm", "depthwise", "depthwise_nhwc", "grouped_nhwc"])
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(workload=convolutions(max_flops=2_000_000), seed=st.integers(0, 2**32 - 1))

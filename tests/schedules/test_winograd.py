@@ -246,6 +246,13 @@ def test_it_is_for_square_filters_of_three_to_seven_taps_at_each_pixel(text):
     assert "winograd" not in [s.name for s in tc.schedules(tc.parse(text))]
 
 
+def test_it_is_not_there_where_indices_of_32_bits_do_not_reach():
+    """36 · 128 · 524,288 transformed inputs, though the images have 2^30."""
+    names = [each.name for each in tc.schedules(tc.parse("conv2d:32x128x512x512,128x128x3x3,s1,p1"))]
+    assert "direct" in names
+    assert "winograd" not in names
+
+
 def test_it_is_searched_where_channels_are_many():
     """The first is of ResNet-50 at batch 1, the others have too few channels or too little to compute."""
     texts = (

@@ -37,6 +37,7 @@ MAX_SUMS = 64
 MAX_PRODUCTS = 2048  # of a thread, unrolled: NVRTC takes two seconds for them
 MAX_HELD = 176  # registers of a thread for sums, windows and weights, by estimate
 MIN_THREADS = 32
+MAX_OVERHANG = 1.25  # times the channels that the threads along them are for
 
 
 class Candidates(NamedTuple):
@@ -131,7 +132,10 @@ def least(w: Conv2d, widths: Sequence[int], ways: Callable[[Strip], Iterable[Can
     keep((threads <= MOST_THREADS) & (c["vector"] * c["y"] * c["x"] <= MAX_SUMS))
     across = w.O // c["vector"]
     sectors = c["threads_c"] * c["vector"] * size >= SECTOR
-    keep((across % c["threads_c"] == 0) & (sectors | (across == c["threads_c"])))
+    whole = across % c["threads_c"] == 0
+    overhanging = sectors & (-(-across // c["threads_c"]) * c["threads_c"] <= MAX_OVERHANG * across)
+    # of channels with a large prime factor no whole part need be a sector: some threads have none, or read too little
+    keep(next(each for each in (whole & (sectors | (across == c["threads_c"])), overhanging, whole) if each.any()))
     for name, extent in (("y", w.P), ("x", w.Q)):  # a block has no thread that lies outside of a small image
         keep((c[f"threads_{name}"] - 1) * c[name] < extent)
     tiles = [_tile(extent, c[f"threads_{name}"], c[name]) for name, extent in (("y", w.P), ("x", w.Q))]
@@ -180,5 +184,5 @@ def demand(k: Knobs, w: Conv2d, plan: Callable[[Columns], Any]) -> None:
     k.search_only(f"at least {MIN_THREADS} threads", lambda c: plan(c).strip.threads >= MIN_THREADS)
     k.search_only(
         "threads along the channels overhang them by a quarter at most",
-        lambda c: plan(c).strip.channels.block * c["threads_c"] <= 1.25 * plan(c).strip.channels.extent,
+        lambda c: plan(c).strip.channels.block * c["threads_c"] <= MAX_OVERHANG * plan(c).strip.channels.extent,
     )

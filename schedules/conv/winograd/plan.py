@@ -1,6 +1,6 @@
 """What there is to choose in `winograd`, what choices go together, and what they use of a GPU.
 
-Source of the first seven knobs: TVM 0.7 to 0.19, `topi/cuda/conv2d_winograd.py`.
+Source of the six knobs behind `tile_m`: TVM 0.7 to 0.19, `topi/cuda/conv2d_winograd.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from tvmconv.knobs import Columns, Knobs, Tile
 from tvmconv.knobs.space import Usage
 from tvmconv.workloads import Conv2d
 from tvmconv.workloads.dtypes import ACCUMULATOR, DTYPES
+from tvmconv.workloads.text import MAX_ELEMENTS
 
 from ..plan import OUTPUT_LEVELS, PIPELINES, REDUCTION_LEVELS, SLICES, VECTOR, Plan
 from .cook_toom import error_growth, transforms
@@ -24,6 +25,7 @@ PLACES = ("block", "vthread", "thread", "local")  # of the product's batch, the 
 UNROLLED = (0, 128, 1500)  # statements
 FETCHES = ("interleaved", "vectors", "blocked")
 OVERHANG, FEW_TILES, OVERHANG_OF_FEW = 0.15, 1024, 0.35
+FILLED = 0.25  # of the tiles and channels, at most, are added for blocks to be whole
 LEAST_SAVED = 10  # operations for a byte, of which GPUs do 10 to 40 while they move one
 LEAST_FLOPS = 1e8  # of which several launches are a small part
 MARGIN = 1.15  # of an expected error against the tolerance
@@ -77,8 +79,16 @@ def is_promising(w: Conv2d) -> bool:
 
 
 def tile_sizes(w: Conv2d) -> tuple[int, ...]:
-    """The outputs of a tile along each axis, of those whose error is within the tolerance of float32."""
-    return tuple(m for m in TILE_SIZES if expected_error(m, w.R, w.C) * MARGIN <= DTYPES[ACCUMULATOR].tolerance)
+    """The outputs of a tile along each axis, of those whose error is within the tolerance of float32.
+
+    And of those whose transformed inputs and products have indices of 32 bits, tiles that fill a block up included.
+    """
+    return tuple(
+        m
+        for m in TILE_SIZES
+        if expected_error(m, w.R, w.C) * MARGIN <= DTYPES[ACCUMULATOR].tolerance
+        and (m + w.R - 1) ** 2 * max(w.C, w.O) * (1 + FILLED) * Grid.of(w, m).count <= MAX_ELEMENTS
+    )
 
 
 def expected_error(m: int, r: int, channels: int) -> float:
@@ -94,7 +104,8 @@ def expected_error(m: int, r: int, channels: int) -> float:
 def default_tile_size(w: Conv2d) -> int:
     """AutoTVM's, which goes by the height alone; a smaller one, where that is not right enough."""
     wanted = 4 if w.H % 8 == 0 else 2
-    return max(m for m in tile_sizes(w) if m <= wanted)
+    sizes = tile_sizes(w)
+    return max((m for m in sizes if m <= wanted), default=min(sizes))
 
 
 def product(w: Conv2d) -> Conv2d:

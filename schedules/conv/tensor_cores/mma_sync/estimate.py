@@ -12,6 +12,7 @@ from tvmconv.workloads import Conv
 
 from ..overlap import overlapped
 from ..product import CHUNK, SUM_BYTES, Product
+from .parts import of_channels, staged_itemsize
 from .tiles import (
     BLOCK_K_BYTES,
     BLOCK_M,
@@ -108,7 +109,9 @@ def preferred(w: Conv) -> WarpTiles:
     """The default tiles: those of the best estimate, among those that every GPU since sm_80 can run."""
     p = Product.of(w)
     candidates = _candidates(p.itemsize, p.rank)
+    shared = candidates.shared_bytes(p, staged_itemsize(w, candidates), of_channels(w, candidates))
     possible = candidates.steps(p) * (candidates.split_k - 1) < candidates.all_steps(p)
+    possible &= shared <= PORTABLE_SHARED_BYTES
     best = int(np.argmin(np.where(possible, estimate(candidates, p), np.inf)))
     return WarpTiles(**{name: getattr(candidates, name)[best].item() for name in TILES})
 
@@ -122,7 +125,7 @@ def preferred_estimate(p: Product) -> float:
 def _candidates(itemsize: int, rank: int) -> WarpTiles:
     """Tiles that promise something for some workload, for elements of a size and axes of space, as columns."""
     ks = [nbytes // itemsize for nbytes in BLOCK_K_BYTES]
-    choices = (BLOCK_M, BLOCK_N, ks, WARPS, WARPS, SLICES, STAGES[:4], SPLITS)
+    choices = (BLOCK_M, BLOCK_N, ks, WARPS, WARPS, SLICES, STAGES, SPLITS)
     columns = [column.ravel() for column in np.meshgrid(*choices, indexing="ij")]
     scratch = np.full(len(columns[0]), "scratch")
     names = TILES[: len(columns)]

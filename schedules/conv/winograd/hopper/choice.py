@@ -17,6 +17,7 @@ from tvmconv.workloads import Conv2d
 from tvmconv.workloads.dtypes import DTYPES as ALL_DTYPES
 from tvmconv.workloads.dtypes import TF32, numpy_dtype
 from tvmconv.workloads.layout import CHANNELS_LAST
+from tvmconv.workloads.text import MAX_ELEMENTS
 
 from ...tensor_cores.hopper import choice as product_choice
 from ...tensor_cores.hopper.estimate import preferred, preferred_estimate
@@ -35,7 +36,6 @@ VECTOR_BYTES = 16  # of an access, at most
 POINTS = {5: (Fraction(0), Fraction(-2, 3), Fraction(2, 3), Fraction(-3, 2), Fraction(3, 2))}
 MARGIN = 1.2  # of an expected error against the tolerance
 ROUNDED = 0.42  # of the unit roundoff, what rounding changes on average (root mean square)
-MAX_ELEMENTS = 2**31 - 1  # of an array, as indices have 32 bits
 PROMISING = 1.1  # times the estimate of `hopper` alone
 # What the transforms take beside the product: fitted to the three fastest configs each of 57 layers, of Stable
 # Diffusion 1.5, ResNet-50, VGG-16 and YOLOv8s, in float16 and TF32 on one H200. Nine tenths of the estimates are within
