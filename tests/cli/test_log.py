@@ -114,6 +114,26 @@ def test_stats_of_a_log_that_was_thinned_to_last_timings_have_the_best_of_these(
     assert (search["records"], search["finals"], search["best_seconds"]) == (0, 2, 1.5e-5)
 
 
+@pytest.mark.parametrize("seconds", ["1e303", "1e-310"])
+@pytest.mark.parametrize("action", ["best", "stats"])
+def test_a_time_that_no_launch_takes_costs_one_line(capsys, log, tmp_path, action, seconds):
+    other = replace(FAST, device="other", times=(0.125,)).line().replace("0.125", seconds)
+    with Path(log).open("a") as file:
+        file.write(f"{other}\n")
+    status, out, _ = run(capsys, action, log)
+    assert status == 0
+    assert "other" not in out
+    assert action == "best" or f"{log}: 2 bad lines (5, 6)" in out
+
+
+def test_a_search_that_took_next_to_no_time_has_no_rate(capsys, tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text(replace(FAST, elapsed=5e-324).line() + "\n")
+    status, out, _ = run(capsys, "stats", path)
+    assert status == 0
+    assert "trials/s   —" in out
+
+
 def test_import_tells_what_it_refuses_in_a_line_each(capsys, tmp_path):
     out = tmp_path / "new.jsonl"
     status, stdout, err = run(capsys, "import", SAMPLE, "-o", out)

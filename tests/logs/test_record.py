@@ -130,6 +130,8 @@ HOSTILE = {
     "Infinity": LINE.replace("3e-06", "Infinity"),
     "a float past all floats": LINE.replace("3e-06", "1e999"),
     "a time of zero": LINE.replace("3e-06", "0"),
+    "a time past all clocks": LINE.replace("3e-06", "1e303"),
+    "a time next to none": LINE.replace("3e-06", "1e-310"),
     "no times and no error": LINE.replace("[3e-06, 1e-06, 2e-06]", "[]"),
     "an unknown error": LINE.replace("2e-06], 0", "2e-06], 9"),
     "true for an error": LINE.replace("2e-06], 0", "2e-06], true"),

@@ -25,6 +25,7 @@ from tvmconv.workloads import Workload
 
 VERSION = 0.2
 FAILED_SECONDS = 1e9  # AutoTVM's cost of what failed
+LEAST_SECONDS, MOST_SECONDS = 1e-12, FAILED_SECONDS  # that a launch may have taken: all that is made of it is finite
 
 
 @dataclass(frozen=True)
@@ -198,8 +199,9 @@ def _error_kind(value: object) -> ErrorKind:
 
 def _times(costs: list[Any]) -> tuple[float, ...]:
     times = tuple(fields.number(cost, "a time") for cost in costs)
-    if not times or min(times) <= 0:
-        raise RecordError("a record without an error has positive times", fields.shown(costs))
+    if not times or min(times) < LEAST_SECONDS or max(times) > MOST_SECONDS:
+        wanted = f"a record without an error has times of {LEAST_SECONDS:g} to {MOST_SECONDS:g} seconds"
+        raise RecordError(wanted, fields.shown(costs))
     return times
 
 
