@@ -114,10 +114,10 @@ def test_stats_of_a_log_that_was_thinned_to_last_timings_have_the_best_of_these(
     assert (search["records"], search["finals"], search["best_seconds"]) == (0, 2, 1.5e-5)
 
 
-@pytest.mark.parametrize("seconds", ["1e303", "1e-310"])
+@pytest.mark.parametrize(("old", "new"), [("0.125", "1e303"), ("0.125", "1e-310"), ("other", "\\ud800other")])
 @pytest.mark.parametrize("action", ["best", "stats"])
-def test_a_time_that_no_launch_takes_costs_one_line(capsys, log, tmp_path, action, seconds):
-    other = replace(FAST, device="other", times=(0.125,)).line().replace("0.125", seconds)
+def test_what_cannot_be_printed_costs_one_line(capsys, log, action, old, new):
+    other = replace(FAST, device="other", times=(0.125,)).line().replace(old, new)
     with Path(log).open("a") as file:
         file.write(f"{other}\n")
     status, out, _ = run(capsys, action, log)

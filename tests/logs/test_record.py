@@ -141,6 +141,11 @@ HOSTILE = {
     "a knob twice": LINE.replace("unroll_explicit", "tile_f"),
     "a knob that is an order": LINE.replace('"tile_f", "sp"', '"tile_f", "re"'),
     "keyword arguments": LINE.replace("{}", '{"layout": "NCHW"}'),
+    "half a character for a device": LINE.replace("NVIDIA H200", "\\ud800"),
+    "half a character in a knob's name": LINE.replace("tile_f", "tile_\\ud800"),
+    "half a character for a choice": LINE.replace('"ot", 1', '"ot", "\\ud800"'),
+    "half a character among the resources": LINE[:-1] + ', "resources": {"\\ud800": 1}}',
+    "half a character in a message of AutoTVM's": LINE.replace("3e-06, 1e-06, 2e-06], 0", '"\\ud800"], 4'),
     "another version": LINE.replace('"version": 0.2', '"version": 0.3'),
     "no config": LINE.replace('"config"', '"gifnoc"'),
 }

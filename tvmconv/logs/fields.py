@@ -42,9 +42,13 @@ def table(value: object, name: str) -> dict[str, Any]:
 
 
 def text(value: object, name: str) -> str:
-    """A string."""
+    """A string that can be printed: JSON may spell half of a surrogate pair, which UTF-8 cannot."""
     if not isinstance(value, str):
         _refuse(name, value, "a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        _refuse(name, value, "a string of whole characters")
     return value
 
 

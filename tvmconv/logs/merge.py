@@ -35,7 +35,7 @@ def merge(logs: Sequence[Path], out: Path, bad: BadLines) -> tuple[int, int]:
         for record, line in _records(logs, bad):
             met += 1
             measurement = repr((record.identity, record.times, record.error, record.timestamp))
-            digest = hashlib.blake2b(measurement.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+            digest = hashlib.blake2b(measurement.encode(), digest_size=16).digest()
             if digest not in seen:
                 seen.add(digest)
                 write(line)

@@ -209,7 +209,7 @@ def _message(row: Mapping[str, Any], costs: list[Any] | tuple[()]) -> str:
     """Our own message, or the text that AutoTVM put in place of the times of an error."""
     if row.get("message") is not None:
         return fields.text(row["message"], "message")
-    return " ".join(next((cost for cost in costs if isinstance(cost, str)), "").split())
+    return " ".join(fields.text(next((cost for cost in costs if isinstance(cost, str)), ""), "message").split())
 
 
 def _optional_number(row: Mapping[str, Any], name: str) -> float | None:
@@ -217,7 +217,8 @@ def _optional_number(row: Mapping[str, Any], name: str) -> float | None:
 
 
 def _table_of(check: Any, row: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {key: check(value, name) for key, value in fields.table(row.get(name) or {}, name).items()}
+    found = fields.table(row.get(name) or {}, name)
+    return {fields.text(key, f"a key of {name}"): check(value, name) for key, value in found.items()}
 
 
 def _versions(row: Mapping[str, Any]) -> dict[str, str]:
