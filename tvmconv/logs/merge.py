@@ -87,8 +87,10 @@ def new_log(out: Path, inputs: Sequence[Path]) -> Iterator[Callable[[bytes], obj
         inputs: what the lines are read from.
 
     Raises:
-        Error: the log cannot be written, or is one of the inputs.
+        Error: the log cannot be written, is a folder, or is one of the inputs.
     """
+    if out.is_dir():
+        raise Error(f"cannot write {out}: expected a file, not a folder")
     if any(out.exists() and log.exists() and out.samefile(log) for log in inputs):
         raise Error(f"cannot write {out}, which is also read: choose another name")
     hidden = out.with_name(f".{out.name}.{os.getpid()}")
