@@ -22,7 +22,7 @@ from tvmconv.knobs.space import Space
 from tvmconv.knowledge.features import Machine, features, matrix
 from tvmconv.knowledge.model import Example, Expert, Knowledge, kind_of, known_for
 from tvmconv.knowledge.trees import Trees
-from tvmconv.logs.lines import BadLines, in_one_line
+from tvmconv.logs.lines import BadLines, read_lines
 from tvmconv.logs.log import read
 from tvmconv.logs.record import Record
 from tvmconv.workloads import Conv, Workload
@@ -67,21 +67,13 @@ def measured(log: Path) -> Iterator[Record]:
     if log.suffix != ".gz":
         yield from (record for record in read(log, BadLines()) if record.ok)
         return
-    with _unpacked(log) as lines:
-        for line in lines:
+    try:
+        for line in read_lines(log, opener=gzip.open):
             with contextlib.suppress(RecordError):
-                record = Record.parse(line)
+                record = Record.parse(line.text)
                 if record.ok:
                     yield record
-
-
-@contextlib.contextmanager
-def _unpacked(log: Path) -> Iterator[Iterable[bytes]]:
-    """The lines of a log that is compressed; raises Error for a file that is cut off, or is no such file."""
-    try:
-        with in_one_line(log, "read"), gzip.open(log) as lines:
-            yield lines
-    except (EOFError, zlib.error) as error:
+    except (EOFError, zlib.error) as error:  # it is cut off, or damaged
         raise Error(f"cannot read {log}: {error}") from error
 
 

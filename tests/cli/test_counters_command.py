@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zipfile
 from dataclasses import replace
 
 import pytest
@@ -51,6 +52,20 @@ def test_a_file_of_something_else_is_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("tvmconv.cli.counters.find_place", lambda args: type("Gpu", (), {"text": "cuda:0"}))
     assert cli.main(["counters", "--programs", str(other)]) == 2
     assert "cannot read" in capsys.readouterr().err
+
+
+def test_a_damaged_file_of_kernels_is_one_line(file, tmp_path):
+    data = file.read_bytes()
+    damaged = tmp_path / "damaged.zip"
+    place = data.index(b"0.bin") + 100
+    damaged.write_bytes(data[:place] + bytes([data[place] ^ 0xFF]) * 40 + data[place + 40 :])
+    with pytest.raises(tc.Error, match=r"cannot read .*damaged\.zip"):
+        list(programs.load(damaged))
+    with zipfile.ZipFile(damaged, "w") as archive:
+        archive.writestr("0.json", json.dumps({"told": {}, "program": json.dumps({"codes": {}, "steps": [1]})}))
+        archive.writestr("0.bin", b"")
+    with pytest.raises(tc.Error, match=r"cannot read .*damaged\.zip"):
+        list(programs.load(damaged))
 
 
 @pytest.mark.parametrize("words", [(), (SMALL,), ("--programs", "x.zip")])

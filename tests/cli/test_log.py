@@ -114,6 +114,26 @@ def test_stats_of_a_log_that_was_thinned_to_last_timings_have_the_best_of_these(
     assert (search["records"], search["finals"], search["best_seconds"]) == (0, 2, 1.5e-5)
 
 
+@pytest.mark.parametrize(("old", "new"), [("0.125", "1e303"), ("0.125", "1e-310"), ("other", "\\ud800other")])
+@pytest.mark.parametrize("action", ["best", "stats"])
+def test_what_cannot_be_printed_costs_one_line(capsys, log, action, old, new):
+    other = replace(FAST, device="other", times=(0.125,)).line().replace(old, new)
+    with Path(log).open("a") as file:
+        file.write(f"{other}\n")
+    status, out, _ = run(capsys, action, log)
+    assert status == 0
+    assert "other" not in out
+    assert action == "best" or f"{log}: 2 bad lines (5, 6)" in out
+
+
+def test_a_search_that_took_next_to_no_time_has_no_rate(capsys, tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text(replace(FAST, elapsed=5e-324).line() + "\n")
+    status, out, _ = run(capsys, "stats", path)
+    assert status == 0
+    assert "trials/s   —" in out
+
+
 def test_import_tells_what_it_refuses_in_a_line_each(capsys, tmp_path):
     out = tmp_path / "new.jsonl"
     status, stdout, err = run(capsys, "import", SAMPLE, "-o", out)
@@ -140,6 +160,9 @@ REFUSALS = {
     "no such device": (["best", SAMPLE, "--device", "TPU"], "no valid record on TPU"),
     "a workload that does not parse": (["best", SAMPLE, "--workload", "banana"], "'banana'"),
     "none of each": (["best", SAMPLE, "--top", "0"], "at least 1, not '0'"),
+    "the folder for output": (["best", SAMPLE, "-o", "."], "cannot write .: expected a file, not a folder"),
+    "the root for output": (["merge", SAMPLE, "-o", "/"], "cannot write /: expected a file, not a folder"),
+    "a folder for output": (["import", SAMPLE, "-o", "/tmp"], "cannot write /tmp: expected a file, not a folder"),
     "an input for output": (["merge", SAMPLE, "-o", SAMPLE], "is also read"),
 }
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -49,6 +50,20 @@ def test_packed_logs_count_and_layers_of_a_suite_may_be_left_out(log, tmp_path, 
     suite.write_text(json.dumps([{"name": "a", "text": records()[0].workload.text.replace("1x16", "8x16")}]))
     assert main(["train", str(packed), "--no-shipped", "--without", str(suite), "-o", str(tmp_path / "k.npz")]) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[2:4] == ["4", "480"]
+
+
+def test_a_line_of_a_packed_log_takes_no_more_memory_than_of_another(log, tmp_path):
+    packed = tmp_path / "zeros.jsonl.gz"
+    with gzip.open(packed, "wb", compresslevel=1) as file:
+        for _ in range(64):
+            file.write(bytes(1 << 20))
+        file.write(b"\n" + log.read_bytes())
+    tracemalloc.start()
+    try:
+        assert list(training.measured(packed)) == list(training.measured(log))
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

@@ -72,9 +72,9 @@ def filters(draw: st.DrawFn) -> Filter1d | Filter2d:
 _finite = st.floats(allow_nan=False, allow_infinity=False)
 _counts = st.integers(0, 2**40)
 _knob_values = st.one_of(
-    st.lists(st.integers(-1, 2**31), min_size=1, max_size=4).map(tuple),
+    st.lists(st.integers(-1, 2**15), min_size=1, max_size=4).map(tuple),
     st.booleans(),
-    st.integers(),
+    st.integers(1 - 2**63, 2**63 - 1),
     _finite,
     st.text(),
 )

@@ -1,6 +1,8 @@
 """A model tells fast configs from slow ones on workloads that it never saw; its file holds plain data only."""
 
+import io
 import json
+import zipfile
 from dataclasses import replace
 
 import numpy as np
@@ -51,6 +53,75 @@ def test_the_file_gives_the_same_model(tmp_path):
     assert (again.machine, again.provenance) == (MACHINE, "made up")
     space = library.find(NEW, "direct").space(NEW)
     assert predict(NEW, {"direct": space}, again, 3) == predict(NEW, {"direct": space}, knowledge(), 3)
+
+
+def test_a_damaged_file_is_one_line(tmp_path):
+    path = tmp_path / "k.npz"
+    knowledge().save(path)
+    name = b"0.0.threshold.npy"
+    before, _, after = path.read_bytes().partition(name)
+    path.write_bytes(before + name + b"\xff" * 40 + after[40:])  # of a header, and of what is compressed
+    assert_refused(path)
+    path.write_bytes(b"")
+    assert_refused(path)
+
+
+def assert_refused(path):
+    with pytest.raises(tc.Error, match=rf"cannot read .*{path.name}") as raised:
+        Knowledge.load(path)
+    assert "\n" not in str(raised.value)
+
+
+ODD = {
+    "no head": lambda head, arrays: arrays.pop("head"),
+    "a node past 31 bits": lambda head, arrays: arrays["0.0.left"].__setitem__(0, 2**31 - 1),
+    "fractions for nodes": lambda head, arrays: arrays.update({"0.0.left": arrays["0.0.left"].astype(float)}),
+    "fractions for roots": lambda head, arrays: arrays.update({"0.0.roots": arrays["0.0.roots"].astype(float)}),
+    "roots in a row": lambda head, arrays: arrays.update({"0.0.roots": arrays["0.0.roots"][None]}),
+    "leaves that are no numbers": lambda head, arrays: arrays["0.0.threshold"].fill(np.nan),
+    "leaves without end": lambda head, arrays: arrays["0.0.threshold"].fill(1e30),
+    "no base": lambda head, arrays: head["experts"][0]["members"][0].update(base=None),
+    "a depth of 2.5": lambda head, arrays: head["experts"][0]["members"][0].update(depth=2.5),
+    "no forests": lambda head, arrays: head["experts"][0].update(members=[]),
+    "no features": lambda head, arrays: head["experts"][0].update(names=[]),
+    "a portfolio of numbers": lambda head, arrays: head["experts"][0].update(portfolio=[1]),
+    "a factor past 63 bits": lambda head, arrays: head["experts"][0].update(portfolio=[{"tile_f": [-1, 1, 1, 2**63]}]),
+    "a choice that is none": lambda head, arrays: head["experts"][0].update(portfolio=[{"unroll_explicit": None}]),
+    "an example of a filter": lambda head, arrays: head["experts"][0].update(examples=[["filter1d:9,k3", {}, 1.0]]),
+    "a machine without arithmetic": lambda head, arrays: head["machine"].update(flops=0),
+    "a machine without end": lambda head, arrays: head["machine"].update(bandwidth=10**400),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_file_that_could_not_be_asked_is_one_line(tmp_path, name):
+    path = tmp_path / "k.npz"
+    knowledge().save(path)
+    arrays = dict(np.load(path))
+    head = json.loads(arrays["head"].tobytes())
+    rest = dict(arrays, head=None)
+    ODD[name](head, rest)
+    if "head" in rest:
+        rest["head"] = np.frombuffer(json.dumps(head).encode(), np.uint8)
+    np.savez(path, **rest)
+    assert_refused(path)
+
+
+def test_members_of_the_archive_that_are_no_arrays_are_one_line(tmp_path):
+    path = tmp_path / "k.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("head", "{}")
+    assert_refused(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("head.npy", header_of((2**60,)))
+    assert_refused(path)
+
+
+def header_of(shape):
+    """What the file of an array of a shape begins with."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    return file.getvalue()
 
 
 @pytest.mark.parametrize("fault", ["text", "cut", "version", "pickle", "fields", "nodes"])

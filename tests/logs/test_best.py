@@ -90,6 +90,21 @@ def test_a_config_that_once_gave_a_wrong_answer_is_not_valid(write):
     assert best(write(record(1e-6, tile=1), record(2e-6, tile=2), wrong), W) == record(2e-6, tile=2)
 
 
+def test_a_config_that_gave_a_wrong_answer_in_another_log_or_for_another_target_is_not_valid(write):
+    right = write(record(1e-6, tile=1), record(2e-6, tile=2), final(1.5e-6, tile=1), name="right.jsonl")
+    for target in ("cuda -arch=sm_90", "opencl"):
+        wrong = write(record(0, tile=1, target=target, times=(), error=ErrorKind.WRONG_ANSWER), name="wrong.jsonl")
+        expected = record(2e-6, tile=2)
+        assert best([right, wrong], W) == best([wrong, right], W) == expected
+        assert best_of_each({wrong: BadLines(), right: BadLines()}, top=9) == [expected]
+        assert [found for _, found in nearest_first([right, wrong], W, H200)] == [expected]
+
+
+def test_a_wrong_answer_on_another_device_says_nothing_of_this_one(write):
+    wrong = record(0, device="NVIDIA H100", times=(), error=ErrorKind.WRONG_ANSWER)
+    assert best(write(record(1e-6), wrong), W) == record(1e-6)
+
+
 def test_a_line_that_only_looks_like_a_record_is_passed_over(write):
     broken = record(1e-6).line().replace('["tile", "ot", 1]', '["tile", "ot"]')
     assert best(write(broken, record(2e-6)), W) == record(2e-6)
@@ -97,8 +112,8 @@ def test_a_line_that_only_looks_like_a_record_is_passed_over(write):
 
 def best_of_all(found):
     """What `best_of_each` says of records of one workload on one device, found without an index."""
-    wrong = {(record.identity, record.target) for record in found if record.error is ErrorKind.WRONG_ANSWER}
-    valid = [record for record in found if record.ok and (record.identity, record.target) not in wrong]
+    wrong = {record.identity for record in found if record.error is ErrorKind.WRONG_ANSWER}
+    valid = [record for record in found if record.ok and record.identity not in wrong]
     latest = {record.identity: record for record in sorted(valid, key=lambda record: record.timestamp) if record.final}
     last = min(latest.values(), key=lambda record: record.cost, default=None)
     trial = min((record for record in valid if not record.final), key=lambda record: record.cost, default=None)

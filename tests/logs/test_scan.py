@@ -11,10 +11,12 @@ from strategies import records
 
 import tvmconv as tc
 from tvmconv.errors import RecordError
-from tvmconv.logs.record import Record
+from tvmconv.logs.record import LEAST_SECONDS, MOST_SECONDS, Record
 from tvmconv.logs.scan import Glancer, is_of_another, medians
 from tvmconv.workloads import Conv
 from tvmconv.workloads.suites import Variant
+
+LINE = Record(tc.parse("filter1d:9,k3"), "basic", {}, "cpu", "opencl", times=(0.125,)).line()
 
 
 def respelled(line):
@@ -88,3 +90,10 @@ def test_medians_are_those_of_the_records(times):
 
 def test_a_malformed_number_spoils_its_own_line_only():
     assert list(medians([b"1e-5", b"1-5", b"2.0, 4.0", b"0.0", b"1e999"])) == [1e-5, math.inf, 3.0, math.inf, math.inf]
+
+
+@given(st.floats(0, 2e9) | st.floats(0, 2e-12) | st.sampled_from((LEAST_SECONDS, MOST_SECONDS, 1e303, 1e-310)))
+def test_a_time_that_the_parser_refuses_is_no_median(seconds):
+    record = parse(LINE.replace("0.125", repr(seconds)))
+    told = math.inf if record is None else record.cost
+    assert list(medians([repr(seconds).encode(), b"1.0"])) == [told, 1.0]

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import functools
 import json
+import math
+import operator
 import os
 import warnings
-import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from tvmconv.errors import Error, FallbackWarning
-from tvmconv.knobs import Config
+from tvmconv.knobs import Config, Value
 from tvmconv.knobs.space import Space
 from tvmconv.knowledge.features import Machine, features, matrix
 from tvmconv.knowledge.trees import Trees
@@ -145,16 +146,21 @@ class Knowledge:
             with np.load(path, allow_pickle=False) as archive:
                 arrays: dict[str, Any] = dict(archive)
             head = json.loads(arrays["head"].tobytes())
-            if head["version"] != VERSION:
-                raise Error(f"{path} is of version {head['version']}, and this library reads {VERSION}: train it anew")
-            experts = [_expert(number, told, arrays) for number, told in enumerate(head["experts"])]
-            return cls(
-                Machine(**head["machine"]),
-                {(expert.operator, expert.schedule): expert for expert in experts},
-                head["provenance"],
-            )
-        except (OSError, ValueError, LookupError, TypeError, zipfile.BadZipFile) as error:
+            version = head["version"]
+            read = _knowledge(head, arrays) if version == VERSION else None
+        except Exception as error:  # for a file that is damaged, archives, decompression and NumPy raise a dozen kinds
             raise Error(f"cannot read {path}: {type(error).__name__}: {error}") from error
+        if read is None:
+            raise Error(f"{path} is of version {version}, and this library reads {VERSION}: train it anew")
+        return read
+
+
+def _knowledge(head: Mapping[str, Any], arrays: Mapping[str, Any]) -> Knowledge:
+    machine = Machine(**head["machine"])
+    if not all(1 <= float(each) < math.inf for each in (machine.multiprocessors, machine.flops, machine.bandwidth)):
+        raise ValueError(f"there is no such machine: {machine}")
+    experts = [_expert(number, told, arrays) for number, told in enumerate(head["experts"])]
+    return Knowledge(machine, {(each.operator, each.schedule): each for each in experts}, str(head["provenance"]))
 
 
 def _expert(number: int, told: Mapping[str, Any], arrays: Mapping[str, Any]) -> Expert:
@@ -162,23 +168,37 @@ def _expert(number: int, told: Mapping[str, Any], arrays: Mapping[str, Any]) -> 
         Trees(**{name: arrays[f"{number}.{place}.{name}"] for name in _ARRAYS}, **each)
         for place, each in enumerate(told["members"])
     )
+    examples = tuple(Example(text, _config(config), share) for text, config, share in told["examples"])
+    if not (members and told["names"] and all(each.workload.startswith(f"{told['operator']}:") for each in examples)):
+        raise ValueError("an expert without forests or features, or with workloads of another operator")
     for trees in members:
         trees.check(len(told["names"]))
     return Expert(
-        told["operator"],
-        told["schedule"],
-        tuple(told["knobs"]),
-        tuple(told["kinds"]),
-        tuple(told["names"]),
+        str(told["operator"]),
+        str(told["schedule"]),
+        tuple(map(str, told["knobs"])),
+        tuple(map(str, told["kinds"])),
+        tuple(map(str, told["names"])),
         members,
         tuple(map(_config, told["portfolio"])),
-        tuple(Example(text, _config(config), share) for text, config, share in told["examples"]),
+        examples,
     )
 
 
 def _config(read: Mapping[str, Any]) -> Config:
     """A config as JSON has it, whose tuples are lists there."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in read.items()}
+    return {
+        name: tuple(map(_integer, value)) if isinstance(value, list) else _scalar(value) for name, value in read.items()
+    }
+
+
+def _scalar(read: Any) -> Value:
+    return read if isinstance(read, (bool, float, str)) else _integer(read)
+
+
+def _integer(read: Any) -> int:
+    """One that NumPy has room for; raises TypeError or OverflowError for anything else."""
+    return int(np.int64(operator.index(read)))
 
 
 class _InUse:

@@ -10,6 +10,8 @@ import numpy as np
 
 LEAF = -1
 DEEPEST = 64  # trees that are asked
+MOST = 1000.0  # that the leaves of a forest may add up to: powers of two
+_DTYPES = {"feature": "int16", "threshold": "float32", "left": "int32", "roots": "int32"}
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,18 @@ class Trees:
 
     def check(self, features: int) -> None:
         """Raise ValueError unless it can be asked: every node leads to nodes that are there, and asks for a feature."""
+        for name, dtype in _DTYPES.items():
+            array = getattr(self, name)
+            if array.dtype != dtype or array.ndim != 1:
+                raise ValueError(f"trees whose {name} is {array.dtype} of {array.ndim} dimensions, not {dtype} of one")
         nodes = len(self.feature)
-        ends = self.left + (self.feature >= 0)
-        there = len(self.threshold) == len(self.left) == nodes and 0 <= self.depth <= DEEPEST
-        if not (there and np.all(self.left >= 0) and np.all(ends < nodes) and np.all(self.feature < features)):
+        last = nodes - 1 - (self.feature >= 0)
+        there = len(self.threshold) == len(self.left) == nodes and self.depth in range(DEEPEST + 1)
+        if not (there and np.all(self.left >= 0) and np.all(self.left <= last) and np.all(self.feature < features)):
             raise ValueError("trees whose nodes lead nowhere")
+        leaves = np.abs(self.threshold[self.feature < 0])
+        if not abs(self.base) + len(self.roots) * float(leaves.max(initial=0)) <= MOST:
+            raise ValueError(f"trees whose leaves make more than {MOST:g}")
         if len(self.roots) and not 0 <= self.roots.min() <= self.roots.max() < nodes:
             raise ValueError("trees without a root")
 

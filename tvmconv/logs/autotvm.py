@@ -150,16 +150,28 @@ def decode_config(entities: object) -> Config:
             raise RecordError("the config has a knob twice", quote(name))
         if kind == _SPLIT:
             factors = fields.array(value, "the value of a split")
-            config[name] = tuple(fields.integer(factor, "a split's factor") for factor in factors)
-        elif kind == _OTHER and _is_scalar(value):
-            config[name] = value
+            config[name] = _split(factors)
+        elif kind == _OTHER and isinstance(value, (bool, int, float, str)):
+            config[name] = _choice(value)
         else:
             raise RecordError("the config has a knob that is neither a split nor a choice", fields.shown(entity))
     return config
 
 
-def _is_scalar(value: object) -> bool:
-    return isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value))
+def _split(factors: Sequence[object]) -> tuple[int, ...]:
+    """Integers whose product is one that `fields.integer` takes, too."""
+    checked = tuple(fields.integer(factor, "a split's factor") for factor in factors)
+    if not abs(math.prod(map(float, checked))) < 2.0**fields.MAX_BITS:
+        raise RecordError(f"the factors of a split make more than {fields.MAX_BITS} bits", fields.shown(factors))
+    return checked
+
+
+def _choice(value: bool | int | float | str) -> Value:
+    if isinstance(value, str):
+        return fields.text(value, "a choice")
+    if isinstance(value, float):
+        return fields.number(value, "a choice")
+    return value if isinstance(value, bool) else fields.integer(value, "a choice")
 
 
 def model(target: str) -> str:

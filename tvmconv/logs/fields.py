@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 from tvmconv.errors import RecordError
 from tvmconv.workloads.text import quote
 
+MAX_BITS = 63
+
 
 def read_object(line: str | bytes) -> dict[str, Any]:
     """The JSON object that a line holds.
@@ -40,16 +42,22 @@ def table(value: object, name: str) -> dict[str, Any]:
 
 
 def text(value: object, name: str) -> str:
-    """A string."""
+    """A string that can be printed: JSON may spell half of a surrogate pair, which UTF-8 cannot."""
     if not isinstance(value, str):
         _refuse(name, value, "a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        _refuse(name, value, "a string of whole characters")
     return value
 
 
 def integer(value: object, name: str) -> int:
-    """An integer, which true and false are not."""
+    """An integer of 63 bits at most, as NumPy's have room for; true and false are none."""
     if not isinstance(value, int) or isinstance(value, bool):
         _refuse(name, value, "an integer")
+    if value.bit_length() > MAX_BITS:
+        _refuse(name, value, f"an integer of at most {MAX_BITS} bits")
     return value
 
 

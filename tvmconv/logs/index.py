@@ -21,10 +21,7 @@ _FINAL = b'"final": true'  # as `Record.line` spells it; within a text the quote
 
 
 class Ranking:
-    """The valid trials of one subject in one file, the fastest first; 16 bytes of memory a record.
-
-    Not valid is a record whose config gave a wrong answer in another record of the subject.
-    """
+    """The trials of one subject in one file that were timed, the fastest first; 16 bytes of memory a record."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -54,22 +51,20 @@ class Ranking:
     def __iter__(self) -> Iterator[Record]:
         """The records, each parsed when it is asked for."""
         self._parse_costs()
-        wrong = self._wrong_ones()
         costs = np.frombuffer(self._costs) if self._costs else np.empty(0)
         for i in np.argsort(costs, kind="stable"):
             record = self._parse(self._offsets[i])
-            if record is not None and record.identity not in wrong:
+            if record is not None:
                 yield record
 
     def finals(self) -> Iterator[Record]:
-        """The valid last timings of searches, in the order of the file."""
-        wrong = self._wrong_ones()
+        """The last timings of searches that did not fail, in the order of the file."""
         for offset in self._finals:
             record = self._parse(offset)
-            if record is not None and record.ok and record.identity not in wrong:
+            if record is not None and record.ok:
                 yield record
 
-    def _wrong_ones(self) -> set[tuple[str, str, str, str]]:
+    def wrong(self) -> set[tuple[str, str, str, str]]:
         """The identities of configs that gave a wrong answer."""
         return {record.identity for offset in self._wrong if (record := self._parse(offset))}
 
@@ -115,14 +110,18 @@ def index(path: Path, bad: BadLines, of: Workload | None = None) -> dict[Subject
 
 
 def fastest_first(rankings: Sequence[Ranking]) -> Iterator[Record]:
-    """The records of several rankings, the fastest first.
+    """The valid records of several rankings, the fastest first.
+
+    Not valid is a record whose config gave a wrong answer in another record on that device, in whichever ranking.
 
     Trials are timed for a few milliseconds, and some of the fastest once more at the end of a search, for longer and
     side by side. Only like is compared with like: where the fastest trial was among these, or none is as fast as them,
     their last timings come first, in their order, and then all trials in theirs.
     """
-    trials = heapq.merge(*rankings, key=lambda record: record.cost)
-    timed_again = [record for ranking in rankings for record in ranking.finals()]
+    wrong = {identity for ranking in rankings for identity in ranking.wrong()}
+    merged = heapq.merge(*rankings, key=lambda record: record.cost)
+    trials = (record for record in merged if record.identity not in wrong)
+    timed_again = [record for ranking in rankings for record in ranking.finals() if record.identity not in wrong]
     latest = {record.identity: record for record in sorted(timed_again, key=lambda record: record.timestamp)}
     finals = sorted(latest.values(), key=lambda record: record.cost)
     first = next(trials, None)

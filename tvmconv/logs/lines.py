@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -37,18 +38,29 @@ class Line(NamedTuple):
         return not self.text or self.text.startswith(b"#") or self.text.isspace()
 
 
-def read_lines(path: Path, *, offset: int = 0, number: int = 1) -> Iterator[Line]:
+def _unbuffered(path: Path) -> io.FileIO:
+    return path.open("rb", buffering=0)
+
+
+def read_lines(
+    path: Path,
+    *,
+    offset: int = 0,
+    number: int = 1,
+    opener: Callable[[Path], io.RawIOBase | io.BufferedIOBase] = _unbuffered,
+) -> Iterator[Line]:
     """The lines of a file.
 
     Args:
         path: the file.
         offset: where to begin, at the start of a line.
         number: which line that is.
+        opener: opens the file for reading bytes, such as `gzip.open`, which may raise errors of its own.
 
     Raises:
         Error: the file cannot be read.
     """
-    with in_one_line(path, "read"), path.open("rb", buffering=0) as file:
+    with in_one_line(path, "read"), opener(path) as file:
         file.seek(offset)
         rest = b""
         dropped = 0  # bytes of the current line that are too many to keep

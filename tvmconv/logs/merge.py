@@ -35,7 +35,7 @@ def merge(logs: Sequence[Path], out: Path, bad: BadLines) -> tuple[int, int]:
         for record, line in _records(logs, bad):
             met += 1
             measurement = repr((record.identity, record.times, record.error, record.timestamp))
-            digest = hashlib.blake2b(measurement.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+            digest = hashlib.blake2b(measurement.encode(), digest_size=16).digest()
             if digest not in seen:
                 seen.add(digest)
                 write(line)
@@ -87,8 +87,10 @@ def new_log(out: Path, inputs: Sequence[Path]) -> Iterator[Callable[[bytes], obj
         inputs: what the lines are read from.
 
     Raises:
-        Error: the log cannot be written, or is one of the inputs.
+        Error: the log cannot be written, is a folder, or is one of the inputs.
     """
+    if out.is_dir():
+        raise Error(f"cannot write {out}: expected a file, not a folder")
     if any(out.exists() and log.exists() and out.samefile(log) for log in inputs):
         raise Error(f"cannot write {out}, which is also read: choose another name")
     hidden = out.with_name(f".{out.name}.{os.getpid()}")

@@ -25,6 +25,7 @@ from tvmconv.workloads import Workload
 
 VERSION = 0.2
 FAILED_SECONDS = 1e9  # AutoTVM's cost of what failed
+LEAST_SECONDS, MOST_SECONDS = 1e-12, FAILED_SECONDS  # that a launch may have taken: all that is made of it is finite
 
 
 @dataclass(frozen=True)
@@ -198,8 +199,9 @@ def _error_kind(value: object) -> ErrorKind:
 
 def _times(costs: list[Any]) -> tuple[float, ...]:
     times = tuple(fields.number(cost, "a time") for cost in costs)
-    if not times or min(times) <= 0:
-        raise RecordError("a record without an error has positive times", fields.shown(costs))
+    if not times or min(times) < LEAST_SECONDS or max(times) > MOST_SECONDS:
+        wanted = f"a record without an error has times of {LEAST_SECONDS:g} to {MOST_SECONDS:g} seconds"
+        raise RecordError(wanted, fields.shown(costs))
     return times
 
 
@@ -207,7 +209,7 @@ def _message(row: Mapping[str, Any], costs: list[Any] | tuple[()]) -> str:
     """Our own message, or the text that AutoTVM put in place of the times of an error."""
     if row.get("message") is not None:
         return fields.text(row["message"], "message")
-    return " ".join(next((cost for cost in costs if isinstance(cost, str)), "").split())
+    return " ".join(fields.text(next((cost for cost in costs if isinstance(cost, str)), ""), "message").split())
 
 
 def _optional_number(row: Mapping[str, Any], name: str) -> float | None:
@@ -215,7 +217,8 @@ def _optional_number(row: Mapping[str, Any], name: str) -> float | None:
 
 
 def _table_of(check: Any, row: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {key: check(value, name) for key, value in fields.table(row.get(name) or {}, name).items()}
+    found = fields.table(row.get(name) or {}, name)
+    return {fields.text(key, f"a key of {name}"): check(value, name) for key, value in found.items()}
 
 
 def _versions(row: Mapping[str, Any]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tvmconv.errors import RecordError
 from tvmconv.logs import fields
-from tvmconv.logs.record import ErrorKind
+from tvmconv.logs.record import LEAST_SECONDS, MOST_SECONDS, ErrorKind
 from tvmconv.logs.subject import Subject
 from tvmconv.workloads import Conv, Workload
 
@@ -102,7 +102,7 @@ def medians(costs: Sequence[bytes]) -> NDArray[np.float64]:
         costs: n texts of numbers with commas between them.
 
     Returns:
-        n medians, equal to `Record.cost`; infinite where a number is malformed, or not positive and finite.
+        n medians, equal to `Record.cost`; infinite where a number is malformed, or no time that `Record.parse` takes.
     """
     counts = np.fromiter((text.count(b",") for text in costs), int, len(costs)) + 1
     times = _numbers(b",".join(costs))
@@ -114,7 +114,7 @@ def medians(costs: Sequence[bytes]) -> NDArray[np.float64]:
         rows = np.flatnonzero(counts == count)
         table = np.sort(times[starts[rows, np.newaxis] + np.arange(count)], axis=1)
         median = (table[:, (count - 1) // 2] + table[:, count // 2]) / 2
-        result[rows] = np.where((table[:, 0] > 0) & np.isfinite(table[:, -1]), median, math.inf)
+        result[rows] = np.where((table[:, 0] >= LEAST_SECONDS) & (table[:, -1] <= MOST_SECONDS), median, math.inf)
     return result
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tvmconv.logs.record import ErrorKind, Record
+from tvmconv.logs.record import LEAST_SECONDS, ErrorKind, Record
 from tvmconv.logs.subject import Subject
 
 
@@ -70,4 +70,4 @@ def trials_per_second(tallies: Iterable[Tally]) -> float | None:
     """The rate of searches, one after the other; None if the trials do not tell when they came in."""
     found = list(tallies)
     seconds = sum(tally.seconds for tally in found)
-    return sum(tally.timed_trials for tally in found) / seconds if seconds else None
+    return sum(tally.timed_trials for tally in found) / seconds if seconds >= LEAST_SECONDS else None

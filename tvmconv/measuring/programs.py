@@ -36,5 +36,5 @@ def load(file: Path) -> Iterator[tuple[dict[str, Any], Program]]:
                 read = json.loads(archive.read(f"{number}.json"))
                 program, _ = decode_program(read[HEADER], archive.read(f"{number}.bin"))
                 yield dict(read[TOLD]), program
-    except (OSError, zipfile.BadZipFile, ValueError, LookupError, TypeError) as error:
+    except Exception as error:  # for a file that is damaged, archives and decompression raise a dozen kinds
         raise Error(f"cannot read {file}: {error}") from error
