@@ -78,9 +78,9 @@ def test_searched_configs_compute_the_convolution_on_a_gpu(gpu):
 
 
 PRIMES = [
-    "67x1x3x3,p1,g67,f16",
-    "536x1x3x3,p1,g536,f16",
-    "134x2x3x3,p1,g67,f16",
+    "67x1x3x3,p1,g67,bf16",
+    "536x1x3x3,p1,g536,bf16",
+    "134x2x3x3,p1,g67,bf16",
     "268x1x3x3,p1,g268",
     "202x2x3x3,p1,g101",
 ]
