@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shlex
 import tracemalloc
 from dataclasses import replace
 
@@ -50,6 +51,13 @@ def test_packed_logs_count_and_layers_of_a_suite_may_be_left_out(log, tmp_path, 
     suite.write_text(json.dumps([{"name": "a", "text": records()[0].workload.text.replace("1x16", "8x16")}]))
     assert main(["train", str(packed), "--no-shipped", "--without", str(suite), "-o", str(tmp_path / "k.npz")]) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[2:4] == ["4", "480"]
+
+
+@pytest.mark.parametrize("options", [["--no-shipped"], ["--device=Some GPU", "--without=d2l", "--no-shipped"]])
+def test_the_model_tells_the_command_that_made_it(log, tmp_path, options):
+    assert main(["train", str(log), *options, "-o", str(tmp_path / "k.npz")]) == 0
+    told = Knowledge.load(tmp_path / "k.npz").provenance
+    assert shlex.split(told.split("`")[1]) == ["tvmconv", "train", str(log), *options]
 
 
 def test_a_line_of_a_packed_log_takes_no_more_memory_than_of_another(log, tmp_path):

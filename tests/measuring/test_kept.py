@@ -1,5 +1,6 @@
 """Programs that were built before: found again as long as nothing that they were made from has changed."""
 
+import resource
 from dataclasses import replace
 
 import pytest
@@ -79,6 +80,16 @@ def test_nothing_is_kept_where_that_is_not_wanted_or_not_possible(tmp_path, open
     monkeypatch.setenv("TVMCONV_CACHE", str(tmp_path / "file"))
     kept.keep(W, schedule, CONFIG, opencl, program)
     assert kept.find(W, "tiling", CONFIG, opencl) is None
+
+
+def test_what_there_is_no_room_for_leaves_nothing_behind(where, opencl, program, schedule):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        kept.keep(W, schedule, CONFIG, opencl, program)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(where.iterdir())
 
 
 def test_by_default_it_is_in_the_users_cache(monkeypatch, tmp_path):

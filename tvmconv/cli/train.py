@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
     left_out = {layer.workload for name in args.without for layer in suite(name)}
     kept = [record for record in records if outside(record.workload, left_out)]
     machine = machine_of(records[0])
-    command = shlex.join(["tvmconv", "train", *map(str, args.logs), *(f"--without={name}" for name in args.without)])
-    note = f"{len(kept):,} records of {machine.name}; tvmconv {VERSION}; {time.strftime('%Y-%m-%d')}; `{command}`"
+    date = time.strftime("%Y-%m-%d")
+    note = f"{len(kept):,} records of {machine.name}; tvmconv {VERSION}; {date}; `{_command(args)}`"
     with progress_line("train: ") as show:
         made = samples(kept, lambda text: show(f"reading {text}"))
         knowledge = train(made, machine, note, lambda name: show(f"learning {name}"))
@@ -74,6 +74,14 @@ def run(args: argparse.Namespace) -> int:
     print(Table(headers, rows, left=frozenset({"operator", "schedule", "learnt"})).text())
     print(f"{args.out}: {args.out.stat().st_size / 1e6:.1f} MB")
     return 0
+
+
+def _command(args: argparse.Namespace) -> str:
+    """What makes the same model of the same logs."""
+    options = [f"--device={args.device}"] if args.device else []
+    options += [f"--without={name}" for name in args.without]
+    options += ["--no-shipped"] if args.no_shipped else []
+    return shlex.join(["tvmconv", "train", *map(str, args.logs), *options])
 
 
 def _yes(value: bool) -> str:

@@ -19,7 +19,7 @@ from tvmconv.knowledge.likeness import distance
 from tvmconv.knowledge.model import Expert, Knowledge
 from tvmconv.workloads import Conv
 
-NEAREST = 16  # workloads whose fastest configs are candidates
+NEAREST = 16  # examples that are candidates: up to two of a workload, so of about eight
 BESIDE = 4  # legal neighbours in place of a candidate that is not legal here
 CAUTION = 0.5  # standard deviations of the members that are added to what they expect
 

@@ -67,9 +67,10 @@ def keep(workload: Workload, schedule: Schedule, config: Config, device: Device,
     header, code = encode_program(program, None)
     source = Path(inspect.getsourcefile(inspect.unwrap(schedule.function)) or __file__)
     told = json.dumps({"program": header, "sources": {str(source): _stamp(source)}})
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as written:
+            stack.callback(Path(written.name).unlink, missing_ok=True)
             written.write(told.encode() + b"\n" + code)
         os.replace(written.name, path)
         _thin(path.parent)
