@@ -128,6 +128,13 @@ def test_what_depends_on_the_result_before_waits_for_it():
     assert chain(*[multiply(10 + each, 1, 2) for each in range(10)]) == 10
 
 
+def test_the_groups_that_a_wait_leaves_are_its_second_operand():
+    lines = "DEPBAR.LE SB0, 0x2", "DEPBAR.LE SB0, 0x1, {2,1}"
+    text = "\n".join(f"        /*{16 * n:04x}*/                   {line} ;" for n, line in enumerate(lines))
+    (listing,) = parse(f".text.one:\n{text}\n").values()
+    assert [each.pending for each in code(listing, [1, 1], [0, 0])] == [2, 1]
+
+
 def test_asynchronous_copies_are_waited_for_by_group():
     copy, close = Operation("LDGSTS", (), ()), Operation("LDGDEPBAR", (), ())
     assert chain(copy, close, Operation("DEPBAR", (), (), pending=0)) > L2_CLOCKS

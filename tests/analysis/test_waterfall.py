@@ -1,8 +1,11 @@
 """The knob waterfall: from the default config to another, each knob once."""
 
+import math
+
 import pytest
 
 import tvmconv as tc
+from tvmconv.analysis.asked import asked_by
 from tvmconv.analysis.bounds import bounds
 from tvmconv.analysis.waterfall import waterfall
 from tvmconv.knowledge.features import Machine
@@ -22,6 +25,13 @@ def way(best):
     """With the time of the best known, and of no other."""
     known = {tuple(sorted(best.config.items())): 1e-5}
     return waterfall(best, H200, lambda config: known.get(tuple(sorted(config.items()))))
+
+
+def test_the_accesses_are_those_of_the_machine_code(best, way):
+    (step,) = best.timed_steps
+    asks, blocks = asked_by(best, step), math.prod(step.launch.grid)
+    assert way[-1].wavefronts == sum(each.wavefronts for each in asks.shared) * blocks
+    assert way[-1].sectors == sum(each.sectors for each in asks.touched) * blocks
 
 
 def test_each_knob_that_differs_changes_once(way):

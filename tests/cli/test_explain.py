@@ -67,6 +67,16 @@ def test_one_step_of_each_knob(capsys):
     assert max(map(names.count, names)) <= 2
 
 
+def test_steps_that_make_no_kernel_are_left_out(capsys):
+    """Of the tile's heights 1 and 2, one would make 1,792 threads."""
+    tiles = ("tile_c=-1,64,1", "tile_h=-1,1,1", "tile_w=-1,14,4")
+    words = ["explain", "conv2d:1x64x56x56,64x64x3x3,s1,p1", "tiling", "--arch", "sm_90", "--steps"]
+    assert main([*words, *(word for tile in tiles for word in ("--set", tile))]) == 0
+    _, _, table = capsys.readouterr().out.partition("One step of a knob")
+    names = [line.split()[0] for line in table.splitlines()[2:] if line]
+    assert names.count("tile_h") == 1
+
+
 def test_schedules_side_by_side_show_what_differs(capsys):
     assert main(["explain", "conv2d:1x8x32x32,16x8x3x3,s1,p1", "vthread", "columns", "--arch", "sm_80"]) == 0
     page = capsys.readouterr().out

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tvmconv.errors import CompileError, DeviceError
 from tvmconv.kernel import Kernel, build_on
 from tvmconv.knobs import Value
 from tvmconv.knobs.moves import distances
@@ -33,9 +34,7 @@ class Step:
 def steps(kernel: Kernel) -> Iterator[Step]:
     """The kernels that differ in one knob, by its nearest legal values; `EACH` of a knob at most.
 
-    Raises:
-        DeviceError: one exceeds what a block may have.
-        CompileError: one does not lower.
+    What exceeds a block of the device, or does not lower, is left out.
     """
     space = kernel.schedule.space(kernel.workload, kernel.device.limits)
     point = space.point(kernel.config)
@@ -44,7 +43,11 @@ def steps(kernel: Kernel) -> Iterator[Step]:
             changed = point.copy()
             changed[place] = option
             config = space.config(changed)
-            yield Step(name, config[name], build_on(kernel.workload, kernel.schedule, kernel.device, config))
+            try:
+                made = build_on(kernel.workload, kernel.schedule, kernel.device, config)
+            except (CompileError, DeviceError):
+                continue
+            yield Step(name, config[name], made)
 
 
 def _nearest(space: Space, point: np.ndarray, place: int, far: np.ndarray) -> list[int]:

@@ -11,9 +11,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tvmconv.analysis.asked import asked_by
 from tvmconv.analysis.bounds import bounds
-from tvmconv.analysis.memory.banks import shared_accesses
-from tvmconv.analysis.memory.coalescing import global_accesses
 from tvmconv.analysis.occupancy import occupancy_of
 from tvmconv.errors import Error
 from tvmconv.kernel import Kernel, build_on
@@ -131,8 +130,9 @@ def _fall(
 ) -> Fall:
     first, *_ = bounds(kernel, machine)
     blocks = [math.prod(step.launch.grid) for step in kernel.timed_steps]
-    shared = [sum(each.wavefronts for each in shared_accesses(kernel, step)) for step in kernel.timed_steps]
-    touched = [sum(each.sectors for each in global_accesses(kernel, step)) for step in kernel.timed_steps]
+    asks = [asked_by(kernel, step) for step in kernel.timed_steps]
+    shared = [sum(each.wavefronts for each in one.shared) for one in asks]
+    touched = [sum(each.sectors for each in one.touched) for one in asks]
     return Fall(
         knobs=tuple(knobs),
         unit=first.unit,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tvmconv.analysis.asked import asked_by
 from tvmconv.analysis.machine_code.arithmetic import lane_clocks
+from tvmconv.analysis.machine_code.executed.operations import words
 from tvmconv.analysis.machine_code.operations import code
 from tvmconv.analysis.machine_code.warp import Warp
 from tvmconv.analysis.memory.coalescing import SECTOR_BYTES, GlobalAccess
@@ -32,6 +33,7 @@ _INTEGER = frozenset(
         *("ISETP", "PLOP3", "P2R", "FSEL", "FMNMX"),
     ]
 )
+_LOCAL = ("LDL", "STL")
 _BULK = ("UTMALDG", "UTMASTG", "UBLKCP", "HGMMA")  # what TMA and wgmma do is not of a warp's making
 
 
@@ -112,7 +114,7 @@ def _of_step(kernel: Kernel, step: LoweredStep) -> Work:
         integers=sum(issued[name] for name in _INTEGER),
         matrices=issued["HMMA"],
         wavefronts=sum(each.wavefronts for each in asks.shared),
-        spilled=issued["LDL"] + issued["STL"],
+        spilled=sum(words(line) * each.executed for line, each in asks.executed if line.opcode in _LOCAL),
         lines=sum(each.lines for each in asks.touched),
         l1_sectors=sum(each.sectors for each in asks.touched),
         l2_sectors=_from_l2(asks.touched, there, l1_bytes(arch) // found.blocks - shared),

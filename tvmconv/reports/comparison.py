@@ -73,6 +73,7 @@ def _shares(times: Sequence[PredictedTime], names: Sequence[str]) -> Table:
 def _because(first: PredictedTime, other: PredictedTime, first_name: str, name: str) -> str:
     """One line: how much longer another kernel takes than the first, and most of why."""
     changes = {part.name: other.share(part.name) - part.adds for part in first.parts}
+    changes["launches"] = other.launches - first.launches
     order = sorted(changes, key=lambda part: -abs(changes[part]))[:CAUSES]
     told = [part for part in order if abs(changes[part]) > MATTERS * abs(changes[order[0]])]
     causes = ", ".join(f"{part} {changes[part] * 1e6:+.3g} µs" for part in told)

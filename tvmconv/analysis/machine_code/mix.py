@@ -113,7 +113,7 @@ def mix(listing: Listing) -> Mix:
         classes=classes(real),
         inner=_inner(listing),
         barriers=sum(each.opcode == "BAR" and "ARV" not in each.modifiers for each in real),
-        copy_groups=max((_pending(each) for each in waits), default=0) if copies else None,
+        copy_groups=max((pending(each) for each in waits), default=0) if copies else None,
         mbarriers=sum(each.opcode == "SYNCS" and "EXCH" in each.modifiers for each in real),
     )
 
@@ -150,7 +150,7 @@ def _inner(listing: Listing) -> InnerLoop | None:
     )
 
 
-def _pending(wait: Instruction) -> int:
+def pending(wait: Instruction) -> int:
     """The groups that `DEPBAR.LE SB0, 0x2` leaves."""
     return int(wait.operands.split(",")[1], 0)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tvmconv.analysis.machine_code.loops import loops
+from tvmconv.analysis.machine_code.mix import pending
 from tvmconv.compiler.listing import Instruction, Listing
 
 Register = tuple[str, int]  # its file (R, UR, P or UP) and its number
@@ -102,8 +103,8 @@ def _operation(each: Instruction) -> Operation:
     else:
         writes += _registers(first, _written(each.opcode, each.modifiers, words))
         reads += _registers(others, 2 if each.opcode == "HMMA" else 1)
-    pending = int(each.operands.split(",")[-1], 16) if each.opcode == "DEPBAR" else 0
-    return Operation(each.opcode, tuple(writes), tuple(reads), pending)
+    left = pending(each) if each.opcode == "DEPBAR" else 0
+    return Operation(each.opcode, tuple(writes), tuple(reads), left)
 
 
 def _written(name: str, modifiers: tuple[str, ...], words: int) -> int:

@@ -34,7 +34,8 @@ def network_results(layers: Sequence[Layer], groups: Groups) -> Markup:
         layers: of the network, in its order.
         groups: the times of each.
     """
-    sources = dict.fromkeys((each.source, each.device) for layer in layers for each in groups[layer.workload])
+    timed = (each for layer in layers for each in groups[layer.workload] if each.times)
+    sources = dict.fromkeys((each.source, each.device) for each in timed)
     if not sources:
         return paragraph("There is no time of any of these layers, and nothing to compute one from.")
     places = series(layers, groups)
@@ -46,7 +47,7 @@ def _source(layers: Sequence[Layer], groups: Groups, source: str, device: str, p
         layer: group
         for layer in layers
         for group in groups[layer.workload]
-        if (group.source, group.device) == (source, device)
+        if (group.source, group.device) == (source, device) and group.times
     }
     there = [{named(group, each): each.seconds for each in group.times} for group in found.values()]
     names = list(dict.fromkeys(name for each in there for name in each))
