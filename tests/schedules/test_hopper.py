@@ -271,7 +271,7 @@ def test_a_search_on_sm_90_tries_it_and_leaves_the_simpler_ones_out():
 @pytest.mark.parametrize(
     ("config", "complaint"),
     [
-        ({"rows": 2, "block_n": 256}, "a wgmma's sums fit"),
+        ({"rows": 2, "block_n": 256}, "a thread has room for the sums"),
         ({"warpgroups": 3, "rows": 2, "block_n": 128}, "all threads' registers fit"),
         ({"stages": 8, "row_bytes": 256, "block_n": 256}, "bytes of shared memory"),
         ({"split_k": 2, "sharers_m": 2}, "a split reduction shares no operands"),

@@ -35,17 +35,17 @@ from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Conv2d
 
-from ..sums import has_filter_per_channel
+from ..sums import DTYPES, has_filter_per_channel
 from .depthwise_plan import Plan, ask, usage
 from .outputs import Outputs
-from .strip import STRIP_DTYPES, places
+from .strip import places
 from .window import Window
 from .writing import Place, copy, local, loop, own_channel, program, stage_filters
 
 
 @schedule(
     "conv2d",
-    dtypes=STRIP_DTYPES,
+    dtypes=DTYPES,
     usage=usage,
     condition=lambda w: has_filter_per_channel(w) and w.layout == "nhwc",
     promising=has_filter_per_channel,

@@ -24,9 +24,9 @@ from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Conv2d
 
+from ..sums import DTYPES
 from .grouped_plan import Plan, ask, usage
 from .outputs import Outputs
-from .strip import STRIP_DTYPES
 from .window import Window
 from .writing import Place, copy, local, loop, own_channel, program, stage_filters
 
@@ -40,7 +40,7 @@ def has_groups(w: Conv2d) -> bool:
 
 @schedule(
     "conv2d",
-    dtypes=STRIP_DTYPES,
+    dtypes=DTYPES,
     usage=usage,
     condition=has_groups,
     promising=lambda w: has_groups(w) and w.C // w.groups <= FEW_CHANNELS,

@@ -17,10 +17,8 @@ from tvmconv.knobs import Columns, Tile
 from tvmconv.knobs.factors import divisors
 from tvmconv.workloads import Conv2d
 
-from ..sums import DTYPES
 from ..tiles import element_bytes
 
-STRIP_DTYPES = (*DTYPES, "tf32")  # which has float32's products: there is nothing to gain from fewer digits
 LEVELS = ("block", "thread", "local")
 LOAD_BYTES = 16  # that one instruction moves at most
 VECTORS = (8, 4, 2, 1)  # channels of a thread

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from tvmconv import tensor_map
 from tvmconv.gpu import MAX_REGISTERS, REGISTERS, WARP
 from tvmconv.workloads import Conv
 
@@ -25,9 +24,8 @@ def legal(w: Conv) -> list[Rule]:
     """What the instructions demand."""
     p = Product.of(w)
     return [
-        ("a wgmma's sums fit in its threads' registers", lambda t: t.accumulators <= MAX_ACCUMULATORS),
+        ("a thread has room for the sums of its wgmmas", lambda t: t.accumulators <= MAX_ACCUMULATORS),
         ("channels of a group fill the steps", lambda t: (p.groups == 1) | (p.depth % t.block_k(p.itemsize) == 0)),
-        ("a copy takes at most 1,024 pixels", lambda t: t.block_m // t.sharers_n <= tensor_map.MAX_PIXELS),
         ("a split reduction shares no operands", lambda t: (t.split_k == 1) | (t.sharers == 1)),
         ("blocks share operands where TMA stores", lambda t: (t.sharers == 1) | ~t.meets(w)),
         (
