@@ -225,6 +225,13 @@ def test_devices_of_different_kinds_are_refused(opencl):
         Measurer(WORKLOAD, SCHEDULE, [opencl, find("sm_90")])
 
 
+def test_devices_of_different_names_are_refused(opencl):
+    """Their times do not compare, and a search would wait for records that it does not count."""
+    other = Instant(dataclasses.replace(opencl, name="another GPU"))
+    with pytest.raises(tc.DeviceError, match="do not compare: measure on devices of one name"):
+        Measurer(WORKLOAD, SCHEDULE, [opencl, other])
+
+
 class Instant:
     """A runner that says at once that every program takes a second, and keeps what it was told."""
 

@@ -293,6 +293,22 @@ def test_the_model_learns_from_other_workloads_of_the_same_schedule(log, tmp_pat
     assert len(records) == 4
 
 
+def test_what_does_not_compare_is_not_learnt(log, tmp_path, instant, monkeypatch):
+    """Last timings, records of another kind of device, and of operators whose schedule has the same name."""
+    learnt = []
+    monkeypatch.setattr(XGBTuner, "transfer", lambda self, space, records: learnt.append(records))
+    search(log, OTHER, "direct", trials=2)
+    ((*_, one),) = [list(read(log, BadLines()))]
+    filters = dataclasses.replace(one, workload=tc.parse("filter2d:64x64x1,3x3"), config={})
+    others = *(dataclasses.replace(one, **it) for it in ({"target": "cuda -arch=sm_90"}, {"final": True})), filters
+    more = tmp_path / "more.jsonl"
+    more.write_text("".join(f"{record.line()}\n" for record in others))
+    search(tmp_path / "new.jsonl", WORKLOAD, "direct", tuner="xgb", trials=2, transfer=(path for path in [log, more]))
+    (records,) = learnt
+    assert {record.identity for record in records} <= {record.identity for record in read(log, BadLines())}
+    assert len(records) == 2
+
+
 @pytest.mark.parametrize("tuner", ["random", "grid", "ga"])
 def test_only_the_model_takes_other_workloads(log, instant, tuner):
     with pytest.raises(tc.TuningError, match=f"tuner {tuner} does not learn from other workloads: expected xgb"):

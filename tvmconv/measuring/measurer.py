@@ -223,7 +223,7 @@ def _check_importable(schedule: Schedule) -> None:
 
 
 def _common_device(places: Sequence[Device | Runner]) -> Device:
-    """The device to build for, the first one; raises DeviceError if another would need another build."""
+    """The device to build for, the first one; raises DeviceError if another needs another build, or has other times."""
     devices = [place if isinstance(place, Device) else place.device for place in places]
     if not devices:
         raise DeviceError("no device to measure on: expected one such as cuda:0 or opencl:0")
@@ -233,6 +233,11 @@ def _common_device(places: Sequence[Device | Runner]) -> Device:
             raise DeviceError(
                 f"{first.text} ({first.arch or first.kind}) and {device.text} ({device.arch or device.kind}) take "
                 "different programs: measure on devices of one architecture"
+            )
+        if device.name != first.name:
+            raise DeviceError(
+                f"times on {first.text} ({first.name}) and {device.text} ({device.name}) do not compare: measure on "
+                "devices of one name"
             )
     return first
 

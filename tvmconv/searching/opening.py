@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tvmconv import library
 from tvmconv.devices import Device
-from tvmconv.gpu import Limits
+from tvmconv.errors import KnobError, ScheduleError
+from tvmconv.knobs.space import Space
 from tvmconv.knowledge.choose import guess_of, promising
 from tvmconv.logs.best import log_files
 from tvmconv.logs.lines import BadLines
@@ -64,7 +66,8 @@ def open_contest(workload: Workload, field: Field, device: Device, request: Requ
     for schedule in (*field.first, *field.reserve):
         tuner = tuners.make(request.tuner, schedule.space(workload, device.limits), request.seed)
         if isinstance(tuner, XGBTuner):
-            _transfer(tuner, schedule, workload, others, device.limits)
+            for space, records in _of_others(schedule, workload, others, device):
+                tuner.transfer(space, records)
             if guess := guess_of(workload, schedule.name, tuner.space, device):
                 tuner.guide(guess)
         entrants.append(Entrant(schedule, tuner, RESERVE if schedule in field.reserve else 1.0))
@@ -82,17 +85,23 @@ def open_contest(workload: Workload, field: Field, device: Device, request: Requ
     return Contest(entrants, [*expected, *defaults[:first], *elsewhere, *defaults[first:]])
 
 
-def _transfer(
-    tuner: XGBTuner, schedule: library.Schedule, workload: Workload, logs: Iterable[Path], limits: Limits
-) -> None:
-    """Have a tuner learn what logs have of the same schedule for other workloads."""
-    found: dict[Workload, list[Record]] = {}
+def _of_others(
+    schedule: library.Schedule, workload: Workload, logs: Iterable[Path], device: Device
+) -> Iterator[tuple[Space, list[Record]]]:
+    """Trials of a schedule that logs have of other workloads: of each, and of each device, with their space.
+
+    Devices of another kind are left out, and so is what the schedule does not compute, or not any more.
+    """
+    found: dict[tuple[Workload, str], list[Record]] = {}
     for log in logs:
         for record in read(log, BadLines()):
-            if record.schedule == schedule.name and record.workload != workload:
-                found.setdefault(record.workload, []).append(record)
-    for other, records in found.items():
-        tuner.transfer(schedule.space(other, limits), records)
+            alike = record.schedule == schedule.name and record.target.split(maxsplit=1)[:1] == [device.kind]
+            if alike and record.workload != workload and not record.final:
+                found.setdefault((record.workload, record.device), []).append(record)
+    for (other, _), records in found.items():
+        with contextlib.suppress(ScheduleError, KnobError):
+            if schedule.applies(other):
+                yield schedule.space(other, device.limits), records
 
 
 class Ahead:

@@ -51,6 +51,8 @@ class Request:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise TuningError(f"{name} has to be positive, not {value}")
+        if not isinstance(self.transfer, (str, os.PathLike)):  # a search looks at them more than once
+            object.__setattr__(self, "transfer", tuple(self.transfer))
 
     def check(self) -> None:
         """See that there is such a tuner and that it can do what is asked.

@@ -106,7 +106,8 @@ def find_devices(device: str | Device | Sequence[str | Device], tracker: str | N
     """The devices that a text names, or several texts: as `devices.find`, but for more than one.
 
     Args:
-        device: "cuda" and "auto" name all GPUs of this host, "rpc:KEY" all workers under the key.
+        device: "cuda" and "auto" name all GPUs of this host that are like the first one, "rpc:KEY" all workers under
+            the key.
         tracker: host and port for "rpc:KEY"; by default those of TVM_TRACKER_HOST and TVM_TRACKER_PORT.
 
     Raises:
@@ -126,5 +127,5 @@ def find_devices(device: str | Device | Sequence[str | Device], tracker: str | N
     if found.kind == "cuda" and device in ("auto", "cuda"):
         from tvmconv.devices.cuda import device as cuda
 
-        return [gpu for gpu in cuda.devices() if gpu.arch == found.arch]
+        return [gpu for gpu in cuda.devices() if (gpu.arch, gpu.name) == (found.arch, found.name)]
     return [found]
