@@ -398,6 +398,13 @@ def test_what_turns_out_wrong_at_the_end_is_never_built(log, instant):
     assert best(log, WORKLOAD) is None
 
 
+def test_last_timings_that_failed_for_a_passing_reason_are_taken_again_by_the_same_command(log, instant):
+    instant.error = lambda trial, error: ErrorKind.RUNTIME if trial.final else error
+    assert search(log, trials=5, confirm=True).final is None
+    instant.error = lambda trial, error: error
+    assert search(log, trials=5, confirm=True).final == best(log, WORKLOAD)
+
+
 @pytest.mark.parametrize(("seconds", "kept"), [(None, FINAL_SECONDS), (1000.0, FINAL_SECONDS), (8.0, 1.2), (2.0, 0.3)])
 def test_there_are_as_many_finalists_as_there_is_time_for(log, instant, seconds, kept):
     instant.milliseconds = {"load": 100.0, "verify": 30.0, "time": 20.0}

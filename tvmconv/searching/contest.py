@@ -76,14 +76,10 @@ class Contest:
 
     def __init__(self, entrants: Sequence[Entrant], known: Iterable[Proposal] = ()) -> None:
         self._entrants: Mapping[str, Entrant] = {entrant.schedule.name: entrant for entrant in entrants}
-        self._known = deque(known)
+        found = list(known)
+        self._known = deque(each for place, each in enumerate(found) if each not in found[:place])
         self._awaited = [*self._known][:AWAITED]
         self._fastest: list[Record] = []
-
-    @property
-    def schedules(self) -> list[Schedule]:
-        """Those that take part."""
-        return [entrant.schedule for entrant in self._entrants.values()]
 
     @property
     def batch(self) -> int:

@@ -15,7 +15,7 @@ from tvmconv.errors import Error
 from tvmconv.lean import begin_xgboost
 from tvmconv.logs.lines import in_one_line
 from tvmconv.logs.log import Log
-from tvmconv.logs.record import Record
+from tvmconv.logs.record import ErrorKind, Record
 from tvmconv.measuring.measurer import Measurer
 from tvmconv.measuring.outcome import FINAL_ROUNDS, FINALISTS, Measurement, together
 from tvmconv.measuring.pipeline import Trial
@@ -224,8 +224,8 @@ class _Search:
             if record.device != self._places[0].name or record.workload != self._workload:
                 continue
             if record.final:
-                if record.schedule in self._schedules:
-                    self._finals[record.identity] = record
+                if record.schedule in self._schedules and (record.ok or record.error is ErrorKind.WRONG_ANSWER):
+                    self._finals[record.identity] = record  # what failed for another reason is timed again
             elif self._naive and record.schedule == self._naive.name and not record.config:
                 self.status.reference = record
             elif record.schedule in self._schedules and record.identity not in self._known:
