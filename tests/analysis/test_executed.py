@@ -164,6 +164,15 @@ def test_spilled_registers_and_constants_that_are_written_as_halves_come_back():
 def test_predicates_are_packed_and_unpacked():
     lines = "ISETP.EQ.AND P1, PT, RZ, RZ, PT", "P2R R2, PR, RZ, 0x2", "PLOP3.LUT P1, PT, PT, PT, PT, 0x0, 0x0"
     assert value(*lines, "R2P PR, R2, 0x2", "SEL R0, RZ, 0x20, !P1") == 0x20
+    assert value("MOV R2, 0x100", "R2P PR, R2.B1, 0x1", "SEL R0, RZ, 0x20, !P0") == 0x20
+    lines = "MOV R3, 0x70f", "ISETP.EQ.AND P1, PT, RZ, RZ, PT", "PLOP3.LUT P2, PT, PT, PT, PT, 0x0, 0x0"
+    assert value(*lines, "P2R.B1 R0, PR, R3, 0x6") == 0x30F
+
+
+def test_predicates_that_come_from_what_is_not_known_are_not_known():
+    for line in ("R2P PR, R1, 0x7f", "R2P PR, R1.H1, 0x7f"):
+        with pytest.raises(AnalysisError, match="depends on what is not known"):
+            stored("LDS R1, [RZ]", line, "@P0 STS [RZ], RZ")
 
 
 def test_threads_that_part_meet_again():

@@ -7,7 +7,7 @@ from tvmconv.analysis.asked import asked_by
 from tvmconv.analysis.counts import counts
 from tvmconv.analysis.machine_code.arithmetic import lane_clocks, lane_flops, matrix_flops
 from tvmconv.analysis.machine_code.operations import Loop, Operation, code
-from tvmconv.analysis.machine_code.warp import L2_CLOCKS, Warp
+from tvmconv.analysis.machine_code.warp import CLOCKS, L2_CLOCKS, Warp
 from tvmconv.compiler.listing import parse
 
 TEXT = """
@@ -126,6 +126,13 @@ def test_each_trip_of_a_loop_that_waits_for_a_load_takes_its_latency(one):
 def test_what_depends_on_the_result_before_waits_for_it():
     assert chain(*[multiply(1, 1, 2)] * 10) == 9 * 4 + 1
     assert chain(*[multiply(10 + each, 1, 2) for each in range(10)]) == 10
+
+
+def test_what_is_shuffled_is_waited_for():
+    lines = "SHFL.DOWN PT, R5, R4, 0x1, 0x1f", "FADD R6, R5, R5"
+    text = "\n".join(f"        /*{16 * n:04x}*/                   {line} ;" for n, line in enumerate(lines))
+    (listing,) = parse(f".text.one:\n{text}\n").values()
+    assert chain(*code(listing, [1, 1], [0, 0])) > CLOCKS["SHFL"]
 
 
 def test_the_groups_that_a_wait_leaves_are_its_second_operand():

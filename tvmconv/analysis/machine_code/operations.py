@@ -96,7 +96,8 @@ def code(listing: Listing, executed: Sequence[int], back: Sequence[int]) -> Code
 
 def _operation(each: Instruction) -> Operation:
     words = next((_WIDE[mark] for mark in each.modifiers if mark in _WIDE), 1)
-    first, _, others = each.operands.partition(",")
+    _, _, behind = each.operands.partition(",")
+    first, _, others = (behind if each.opcode == "SHFL" else each.operands).partition(",")  # its first is a predicate
     reads, writes = list(_registers(each.predicate)), list[Register]()
     if each.opcode in _WRITE_NOTHING:
         reads += _registers(each.operands, words if each.opcode in _STORES else 1)

@@ -37,6 +37,8 @@ def operation(instruction: Instruction, constants: Constants, special: Mapping[s
 
 def unknown(instruction: Instruction, parts: Sequence[str]) -> Operation:
     """What an instruction writes, of which nothing is known: its first operands, and the registers behind them."""
+    if parts[:1] == ["PR"]:
+        return Operation(tuple(range(PREDICATES, PREDICATES + 7)), (), None)
     found: list[int | None] = []
     for part in parts[:2]:
         number = register(part)

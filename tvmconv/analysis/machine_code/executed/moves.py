@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 
 import numpy as np
@@ -99,33 +99,42 @@ def _slot(address: str) -> int | None:
     return LOCAL + int(match[1] or "0", 16) // 4 if match else None
 
 
+def _bit(marks: Iterable[str]) -> int:
+    """The first bit of the byte that one of these names, such as B1."""
+    return next((8 * int(mark[1]) for mark in marks if mark in ("B1", "B2", "B3")), 0)
+
+
 @makes(MAKERS, "P2R", "UP2UR")
 def _pack(i: Instruction, parts: list[str], constants: Constants) -> Operation | None:
-    """Predicates as the bits of a word: those of a mask, the others from another word."""
-    if register(parts[0]) is None or "." in parts[0]:
+    """Predicates as the bits of a byte of a word: those of a mask, the others from another word."""
+    if register(parts[0]) is None:
         return None
     first = "UP" if parts[1] == "UPR" else "P"
-    mask = int(parts[3], 16)
+    mask, at = int(parts[3], 16), _bit(i.modifiers)
     sources = tuple(predicate(f"{first}{n}") if mask >> n & 1 else predicate("!PT") for n in range(7))
 
     def pack(kept: Array, *bits: Array) -> Sequence[Array]:
         taken = reduce(operator.or_, (bit.astype(np.uint32) << np.uint32(n) for n, bit in enumerate(bits)))
-        return [kept & np.uint32(~mask & 0xFFFFFFFF) | taken]
+        return [kept & np.uint32(~(mask << at) & 0xFFFFFFFF) | taken << np.uint32(at)]
 
     return Operation((register(parts[0]),), (word(parts[2], constants), *sources), pack)
 
 
 @makes(MAKERS, "R2P")
 def _unpack(i: Instruction, parts: list[str], constants: Constants) -> Operation | None:
+    """Predicates from the bits of a byte of a word: those of a mask, the others as they are."""
     match parts:
-        case ["PR", source, bits] if "." not in source:
-            mask = int(bits, 16)
+        case ["PR", source, bits]:
+            mask, (source, *marks) = int(bits, 16), source.split(".")
         case _:
             return None
+    if set(marks) - {"reuse", "B0", "B1", "B2", "B3"}:
+        return None
+    at = _bit(marks)
     places = [n for n in range(7) if mask >> n & 1]
 
     def unpack(value: Array) -> Sequence[Array]:
-        return [value >> np.uint32(n) & np.uint32(1) != 0 for n in places]
+        return [value >> np.uint32(at + n) & np.uint32(1) != 0 for n in places]
 
     return Operation(tuple(PREDICATES + n for n in places), words_of([source], constants), unpack)
 
