@@ -32,7 +32,7 @@ def test_nothing_is_known_of_other_gpus_of_float32_and_without_the_library():
     assert attainable(layer(LARGE, tuned=200), "cudnn") is None
 
 
-def test_no_kernel_was_ever_faster_than_what_is_attainable():
+def test_no_kernel_that_does_all_multiplications_was_ever_faster_than_what_is_attainable():
     compared = [Sweep.read(file) for file in (ROOT / "tuning_logs").glob("**/*-nhwc*-tuned.json")]
     shares = [
         rates.least_seconds(result.workload, row.timing.cold) / row.timing.median
@@ -40,7 +40,7 @@ def test_no_kernel_was_ever_faster_than_what_is_attainable():
         for result in sweep.results
         if (rates := RATES.get(result.device_name)) and isinstance(result.workload, Conv)
         for row in result.rows
-        if row.timing
+        if row.timing and "winograd" not in (row.schedule or row.name)
     ]
     assert len(shares) > 1000
     assert 0.99 < max(shares) <= 1  # and some reach it
