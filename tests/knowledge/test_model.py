@@ -199,6 +199,16 @@ def test_a_search_begins_with_what_is_predicted(in_use, tmp_path):
     assert open_contest(NEW, Field.of(NEW, [], place), place, yardstick).propose(1) != expected[:1]
 
 
+def test_defaults_are_measured_soon_though_the_model_knows_nothing_of_their_schedules(in_use, tmp_path):
+    place = find("sm_90")
+    field = Field.of(NEW, [], place)
+    contest = open_contest(NEW, field, place, Request(log=tmp_path / "log.jsonl"))
+    soon = contest.propose(3 + len(field.first))[3:]
+    unheard = [s for s in field.first if ("conv2d", s.name) not in model.known_for(place.arch).experts]
+    assert unheard
+    assert all((s.name, s.space(NEW, place.limits).default) in soon for s in unheard)
+
+
 def test_what_is_predicted_and_the_default_are_rows_beside_the_schedules(in_use):
     ready = Prepared(NEW, ["default"], device=find("sm_90"), predicted=True).make()
     assert ready.chosen_by_others == [PREDICTED, UNTUNED]

@@ -27,6 +27,7 @@ from tvmconv.workloads import Workload
 
 NEAREST = 4  # workloads whose best configs are tried first, for each schedule
 PREDICTED = 16  # configs that the model thinks most of, before these
+LEADING = 3  # of them, before the defaults: one that the model knows nothing of may be faster than all that it names
 WITHOUT_KNOWLEDGE = ("random", "grid")  # tuners that begin with nothing: the yardsticks
 
 
@@ -82,7 +83,8 @@ def open_contest(workload: Workload, field: Field, device: Device, request: Requ
     predicted = promising(workload, device, PREDICTED, spaces)[:PREDICTED]
     expected = [(prediction.schedule, prediction.config) for prediction in predicted]
     elsewhere = nearest(logs, workload, names, device.kind, NEAREST)
-    return Contest(entrants, [*expected, *defaults[:first], *elsewhere, *defaults[first:]])
+    known = [*expected[:LEADING], *defaults[:first], *expected[LEADING:], *elsewhere, *defaults[first:]]
+    return Contest(entrants, known)
 
 
 def _of_others(
