@@ -13,7 +13,7 @@ from tvmconv.workloads import Conv, parse
 
 ROOT = Path(__file__).parents[2]
 LARGE = "conv2d:1x512x128x128,512x512x3x3,s1,p1,f16,nhwc"  # 77.3 GFLOP: 99.1 µs at 780 TFLOP/s, and a launch
-WIDE = "conv2d:1x64x512x512,64x64x1x1,s1,p0,f16,nhwc"  # 67.1 MB: 16.8 µs at 4 TB/s, half of that at 8, and a launch
+WIDE = "conv2d:1x64x512x512,64x64x1x1,s1,p0,f16,nhwc"  # 67.1 MB: 16.4 µs at 4.1 TB/s, 8.4 at 8, and a launch
 
 
 def layer(text, cold=False, device="NVIDIA H200", **micros):
@@ -21,7 +21,7 @@ def layer(text, cold=False, device="NVIDIA H200", **micros):
     return Result(parse(text), "cuda:0", device, 0, tuple(rows))
 
 
-@pytest.mark.parametrize(("text", "cold", "least"), [(LARGE, False, 100.2), (WIDE, True, 17.88), (WIDE, False, 9.49)])
+@pytest.mark.parametrize(("text", "cold", "least"), [(LARGE, False, 100.2), (WIDE, True, 17.47), (WIDE, False, 9.49)])
 def test_attainable_is_a_launch_and_arithmetic_or_bytes_from_where_they_lie(text, cold, least):
     assert attainable(layer(text, cold, cudnn=2 * least), "cudnn") == pytest.approx(2, rel=1e-3)
 
