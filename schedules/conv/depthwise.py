@@ -9,11 +9,12 @@ read nine times at most, by neighbours, out of the L1 cache; there is no barrier
 """
 
 import math
+from typing import Any
 
 import numpy as np
 from tvm.s_tir import Schedule
 
-from tvmconv.gpu import MAX_THREADS_Z
+from tvmconv.gpu import MAX_THREADS_Z, STATIC_SHARED_BYTES
 from tvmconv.knobs import Columns, Knobs, Tile
 from tvmconv.knobs.space import Usage
 from tvmconv.library import schedule
@@ -23,6 +24,8 @@ from ..vocabulary import bind, bind_grid, cooperative_copy, own_loops, split_til
 from .plan import MAX_ACCUMULATORS, MIN_THREADS, OUTPUT_LEVELS, searched_overhang
 from .sums import DTYPES, accumulate_in_registers, has_filter_per_channel, in_memory_order, stage_operands
 from .tiles import element_bytes
+
+THREADS = ((8, 32), (8, 16), (8, 8), (4, 8))  # along rows and columns
 
 
 def tiles(w: Conv2d, c: Columns) -> list[Tile]:
@@ -36,15 +39,24 @@ def accumulators(tiled: list[Tile]) -> np.ndarray:
     return math.prod(tile.local * tile.vthread for tile in tiled)
 
 
+def _staged(w: Conv2d, f: Any, y: Any, x: Any) -> tuple[Any, Any]:
+    """Elements of the input and of the weight that a tile of so many channels, rows and columns needs."""
+    rows = (y - 1) * w.stride[0] + (w.R - 1) * w.dilation[0] + 1
+    columns = (x - 1) * w.stride[1] + (w.S - 1) * w.dilation[1] + 1
+    return -(-f // (w.O // w.groups)) * rows * columns, f * w.R * w.S
+
+
+def _threads(w: Conv2d) -> tuple[int, int]:
+    """The default threads along rows and columns: those whose window fits, which a dilation makes wide."""
+    fitting = (each for each in THREADS if element_bytes(w) * sum(_staged(w, 1, *each)) <= STATIC_SHARED_BYTES)
+    return next(fitting, THREADS[0])
+
+
 def usage(w: Conv2d, c: Columns) -> Usage:
     """What configs use of a device."""
     tiled = tiles(w, c)
     f, y, x = (tile.size for tile in tiled)
-    window = ((y - 1) * w.stride[0] + (w.R - 1) * w.dilation[0] + 1) * (
-        (x - 1) * w.stride[1] + (w.S - 1) * w.dilation[1] + 1
-    )
-    multiplier = w.O // w.groups
-    inputs, weights = -(-f // multiplier) * window, f * w.R * w.S
+    inputs, weights = _staged(w, f, y, x)
     threads = math.prod(tile.thread for tile in tiled)
     blocks = w.N * math.prod(tile.block for tile in tiled)
     return Usage(
@@ -62,8 +74,9 @@ def usage(w: Conv2d, c: Columns) -> Usage:
 def depthwise(s: Schedule, w: Conv2d, k: Knobs) -> None:
     """Output tiles are (block, virtual thread, thread, local)."""
     tile_f = k.tile("tile_f", w.O, OUTPUT_LEVELS)
-    tile_y = k.tile("tile_y", w.P, OUTPUT_LEVELS, {"thread": 8}, overhang=searched_overhang(w.P))
-    tile_x = k.tile("tile_x", w.Q, OUTPUT_LEVELS, {"thread": 32}, overhang=searched_overhang(w.Q))
+    rows, columns = _threads(w)
+    tile_y = k.tile("tile_y", w.P, OUTPUT_LEVELS, {"thread": rows}, overhang=searched_overhang(w.P))
+    tile_x = k.tile("tile_x", w.Q, OUTPUT_LEVELS, {"thread": columns}, overhang=searched_overhang(w.Q))
     max_step = k.choice("auto_unroll_max_step", (0, 256, 1500), 0)
     explicit = bool(k.choice("unroll_explicit", (0, 1), 0))
     in_shared = k.choice("stage", ("shared", "registers"), "shared") == "shared"

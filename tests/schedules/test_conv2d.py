@@ -29,6 +29,12 @@ def test_the_ladder_is_listed_from_the_baseline_up_and_then_what_is_made_to_be_t
     assert tuple(s.name for s in tc.schedules(CHAPTER)) == (*LADDER, *tuned)
 
 
+@pytest.mark.parametrize(("dilation", "threads"), [(1, (32, 8, 1)), (48, (16, 8, 1)), (50, (8, 8, 1))])
+def test_the_window_of_depthwise_defaults_fits(dilation, threads):
+    kernel = tc.build(tc.parse(f"conv2d:1x4x160x160,4x1x3x3,s1,p{dilation},d{dilation},g4"), "depthwise", arch="sm_90")
+    assert kernel.launch.block == threads
+
+
 def test_depthwise_is_listed_for_filters_of_one_channel_alone():
     depthwise = tc.parse("conv2d:1x8x9x13,16x1x3x3,p1,g8")
     assert tuple(s.name for s in tc.schedules(depthwise)) == (*LADDER, "direct", "implicit_gemm", "depthwise")
