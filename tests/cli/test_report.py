@@ -97,6 +97,16 @@ def test_an_architecture_whose_numbers_are_not_known(tmp_path):
     assert "there is no roofline" in out.read_text(encoding="utf-8")
 
 
+def test_a_config_that_is_not_searched(tmp_path):
+    log, out = tmp_path / "log.jsonl", tmp_path / "page.html"
+    knobs = [["tile_c", "sp", [-1, 1, 4, 2]], ["tile_h", "sp", [-1, 1, 3, 1]], ["tile_w", "sp", [-1, 1, 8, 1]]]
+    record = {"input": ["cuda -arch=sm_90", "tvmconv.conv2d.vthread", [SMALL], {}], "config": {"entity": knobs}}
+    known = {"workload": SMALL, "schedule": "vthread", "device": "NVIDIA H200", "version": 0.2}
+    log.write_text(json.dumps({**known, **record, "result": [[1e-5], 0, 1.0, 1.8e9], "tvm_version": "0.27.0"}))
+    assert main(["report", SMALL, "--arch", "sm_90", "--schedules", "vthread", "--log", str(log), "-o", str(out)]) == 0
+    assert "tile_h can be -1,1,3,1, but it is not searched" in out.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [

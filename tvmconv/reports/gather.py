@@ -206,10 +206,10 @@ def _way(
     """The waterfall of the first kernel that is not its schedule's default, or why there is none."""
     if not machine:
         return [], "Of this architecture's GPUs no numbers are known: there is no bound to compute."
-    best = next((kernel for kernel in kernels if not _is_default(kernel)), kernels[0])
-    if not best.config:
-        return [], f"{best.schedule.name} has no knobs."
     try:
+        best = next((kernel for kernel in kernels if not _is_default(kernel)), kernels[0])
+        if not best.config:
+            return [], f"{best.schedule.name} has no knobs."
         known = known_times(records, best.schedule.name)
         way = waterfall(best, machine, known, lambda knob: told(f"waterfall: {knob}"))
     except Error as error:
