@@ -197,3 +197,11 @@ NASTY_2D = (
     "conv2d:1x64x1x1,40x64x1x1,s1,p0",
     "conv2d:1x8x3x3,8x8x31x31,s1,p15",
 )
+
+PATCHES = (  # filters that cut the image into pieces, few channels last
+    "conv2d:2x3x48x64,32x3x16x16,s16,p0,f16,nhwc,bias,add,relu",
+    "conv2d:2x3x32x32,24x3x4x4,s4,p0,tf32,nhwc,bias,relu",
+    "conv2d:1x4x36x24,40x4x9x4,s5x4,p3x0,d2x1,bf16,nhwc",
+    "conv2d:2x8x48x30,32x8x12x3,s12x3,p0,tf32,nhwc,add",
+    "conv1d:2x4x64,16x4x8,s8,p0,f16,nhwc",
+)

@@ -9,11 +9,13 @@ from unittest import mock
 import emulate
 import pytest
 from cubins import check_spills, needs_nvrtc, space_of
+from nasty import PATCHES
 from pairs import in_pairs
 from points import covering, features
 from tvmconv.builtin.conv.tensor_cores.hopper import choice, estimate, schedule
 from tvmconv.builtin.conv.tensor_cores.hopper import tiles as hopper_tiles
 from tvmconv.builtin.conv.tensor_cores.hopper.workload import WGMMA_BYTES
+from tvmconv.builtin.conv.tensor_cores.patches import in_short_steps, with_lines_as_channels
 from tvmconv.builtin.conv.tensor_cores.product import Product
 
 import tvmconv as tc
@@ -111,6 +113,36 @@ def check(text, config=None):
     kernel = built(w, config)
     assert emulate.error(kernel.module, w) <= w.tolerance, config
     return kernel
+
+
+@pytest.mark.parametrize("text", PATCHES)
+def test_patches(text):
+    check(text)
+
+
+def test_patches_are_other_axes_of_the_same_arrays():
+    """16×16 pixels of three channels: 48 channels of a line, of which a patch has 16 along an axis of its own."""
+    w = tc.parse("conv2d:2x3x48x64,32x3x16x16,s16,p0,f16,nhwc,bias,add,relu")
+    lines = with_lines_as_channels(w)
+    assert lines.text == "conv2d:2x48x48x4,32x48x16x1,s16x1,p0,f16,nhwc,bias,add,relu"
+    assert in_short_steps(lines).text == "conv3d:2x48x3x16x4,32x48x1x16x1,s1,p0,f16,nhwc,bias,add,relu"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d:2x3x48x64,32x3x16x16,s16,p0,f16",  # channels first
+        "conv2d:2x3x48x68,32x3x16x16,s16,p0,f16,nhwc",  # a rest of a patch
+        "conv2d:2x3x48x64,32x3x16x16,s16,p0x0x0x16,f16,nhwc",
+        "conv2d:2x3x48x64,32x3x16x16,s16x8,p0,f16,nhwc",
+        "conv2d:2x3x48x64,32x3x16x8,s16x16,p0,f16,nhwc",
+        "conv2d:2x3x48x64,32x3x16x8,s16x8,p0,d1x2,f16,nhwc",
+        "conv2d:2x4x48x64,32x2x16x16,s16,p0,g2,f16,nhwc",
+        "conv2d:2x64x8x8,32x64x2x2,s2,p0,f16,nhwc",  # wide enough
+    ],
+)
+def test_what_is_no_patches_stays_as_it_is(text):
+    assert with_lines_as_channels(tc.parse(text)) == tc.parse(text)
 
 
 @contextmanager

@@ -7,8 +7,9 @@ import emulate
 import pytest
 from combinations import EPILOGUES
 from cubins import ARCHITECTURES, DTYPES, check_spills, needs_nvrtc, space_of
-from nasty import NASTY_1D, NASTY_2D, NASTY_3D
+from nasty import NASTY_1D, NASTY_2D, NASTY_3D, PATCHES
 from points import covering, features
+from tvmconv.builtin.conv.tensor_cores.patches import with_lines_as_channels
 
 import tvmconv as tc
 from tvmconv import gpu, library
@@ -40,6 +41,12 @@ def built(w, config=None, arch="sm_90"):
 def check(text, config=None):
     w = tc.parse(text)
     assert emulate.error(built(w, config).module, w) <= w.tolerance, config
+
+
+@pytest.mark.parametrize("text", [*PATCHES, "conv2d:1x6x12x24,16x6x3x2,s1x2,p1x0,f16,nhwc"])
+def test_patches_have_their_lines_as_channels(text):
+    assert with_lines_as_channels(tc.parse(text)) != tc.parse(text)
+    check(text)
 
 
 @functools.cache

@@ -36,6 +36,7 @@ from tvmconv.library import schedule
 from tvmconv.workloads import Conv
 
 from ....program import write
+from ..patches import in_short_steps, with_lines_as_channels
 from .choice import ask, usage
 from .pipeline import Pipeline
 from .workload import can_be_copied, is_promising
@@ -43,17 +44,23 @@ from .workload import can_be_copied, is_promising
 DTYPES = ("float16", "bfloat16", "tf32")
 
 
+def as_copied(w: Conv) -> Conv:
+    """The workload as TMA sees it: the same arrays, of other axes where the filter cuts the image into patches."""
+    return in_short_steps(with_lines_as_channels(w))
+
+
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
-    usage=usage,
-    condition=can_be_copied,
-    promising=is_promising,
+    usage=lambda w, c: usage(as_copied(w), c),
+    condition=lambda w: can_be_copied(as_copied(w)),
+    promising=lambda w: is_promising(as_copied(w)),
     supersedes=("direct", "implicit_gemm", "tensor_core"),
     kinds=("cuda",),
     only=90,
 )
 def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """A producer, a ring of stages, warpgroups that multiply, and tiles stored behind them."""
-    tiles = ask(w, k)
-    return write(w, lambda arguments: Pipeline(w, tiles, arguments).write())
+    copied = as_copied(w)
+    tiles = ask(copied, k)
+    return write(w, lambda arguments: Pipeline(copied, tiles, arguments).write())

@@ -29,6 +29,7 @@ from tvmconv.workloads import Conv
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 from ....program import write
+from ..patches import with_lines_as_channels
 from ..product import CHUNK, Product
 from .choice import ask, usage
 from .program import emit
@@ -51,7 +52,7 @@ def is_promising(w: Conv) -> bool:
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
-    usage=usage,
+    usage=lambda w, c: usage(with_lines_as_channels(w), c),
     condition=is_channels_last,
     promising=is_promising,
     supersedes=("direct", "implicit_gemm", "tensor_core"),
@@ -60,5 +61,6 @@ def is_promising(w: Conv) -> bool:
 )
 def mma_sync(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Tiles of pixels × channels by block and warp; steps of the reduction, some of them in flight."""
-    tiles = ask(w, k)
-    return write(w, lambda arguments: emit(w, tiles, arguments))
+    widened = with_lines_as_channels(w)
+    tiles = ask(widened, k)
+    return write(w, lambda arguments: emit(widened, tiles, arguments))
