@@ -173,6 +173,14 @@ def test_of_dtypes_and_layouts_that_were_not_measured_nothing_is_known(in_use):
         assert promising(tc.parse(text), find("sm_90")) == []
 
 
+def test_what_is_known_of_one_schedule_is_no_reason_against_another(in_use):
+    w = tc.parse("conv2d:1x32x28x28,32x1x3x3,s1,p1,g32")
+    space = library.find(w, "direct").space(w)
+    assert predict(w, {"direct": space}, knowledge())
+    assert promising(w, find("sm_90")) == []
+    assert tc.build(w, arch="sm_90").schedule.name == "depthwise"
+
+
 def test_one_workload_of_a_dtype_tells_nothing_of_others(monkeypatch):
     monkeypatch.setattr(training, "ROUNDS", 3)
     half = [replace(each, workload=tc.parse(f"{each.workload},f16,nhwc")) for each in records()]

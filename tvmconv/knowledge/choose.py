@@ -28,6 +28,8 @@ def promising(
 ) -> list[Prediction]:
     """The configs that promise most for a workload on a device, the best first; none where nothing is known.
 
+    Without `spaces` the model chooses the schedule, too: not where it knows nothing of the one that is tried first.
+
     Args:
         w: the workload.
         device: where.
@@ -38,7 +40,10 @@ def promising(
     if not known or not isinstance(w, Conv):
         return []
     if spaces is None:
-        there = [*library.to_tune(w, device.kind, device.arch), *library.in_reserve(w, device.kind, device.arch)]
+        first, *others = library.to_tune(w, device.kind, device.arch)
+        if (w.operator, first.name) not in known.experts:
+            return []
+        there = [first, *others, *library.in_reserve(w, device.kind, device.arch)]
         spaces = {s.name: s.space(w, device.limits) for s in there if (w.operator, s.name) in known.experts}
     return predict(w, spaces, known, count)
 
