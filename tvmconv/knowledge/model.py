@@ -5,13 +5,14 @@ The file is a NumPy archive of plain arrays and one JSON text; nothing in it is 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
 import operator
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,17 @@ def use(knowledge: Knowledge | str | os.PathLike[str] | None) -> None:
     """
     given = knowledge if isinstance(knowledge, Knowledge) or knowledge is None else Knowledge.load(knowledge)
     _in_use.given, _in_use.knowledge = True, given
+
+
+@contextlib.contextmanager
+def nothing_known() -> Iterator[None]:
+    """Within the block, nothing is predicted."""
+    before = _in_use.given, _in_use.knowledge
+    use(None)
+    try:
+        yield
+    finally:
+        _in_use.given, _in_use.knowledge = before
 
 
 def known_for(arch: str | None) -> Knowledge | None:
