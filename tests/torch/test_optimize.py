@@ -235,6 +235,94 @@ def test_only_dropout_that_drops_nothing_is_taken_out(model, drops):
     assert ours.report().lines[0].workload.endswith("bias" if drops else "bias,relu")
 
 
+class Choosing(torch.nn.Module):
+    """Two convolutions, one of which runs, as its arguments say."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.one, self.other, self.first = torch.nn.Conv2d(4, 4, 1), torch.nn.Conv2d(4, 4, 1), first
+
+    def forward(self, x, mask=None, *, flag=False):
+        conv = self.one if self.first(x, mask, flag) else self.other
+        return torch.relu(conv(x)) if mask is None else torch.relu(conv(x) * mask)
+
+
+CHOICES = [lambda x, mask, flag: mask is None, lambda x, mask, flag: not flag]
+
+
+@pytest.mark.parametrize("first", CHOICES)
+def test_arguments_that_are_left_out_and_flags_decide_as_in_the_model(first):
+    model, mask = Choosing(first).eval(), torch.rand(4, 1, 1)
+    ours = optimized(model)
+    assert [line.workload.partition("p0,")[2] for line in ours.report().lines if line.workload] == ["bias,relu"]
+    for call in (
+        lambda model: model(X),
+        lambda model: model(X, None),
+        lambda model: model(X, mask),
+        lambda model: model(X, mask=mask),
+        lambda model: model(X, flag=True),
+        lambda model: model(x=X, flag=False),
+    ):
+        with torch.no_grad():
+            torch.testing.assert_close(call(ours), call(model), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_parts_are_called_by_name_too():
+    class Calling(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = Choosing(CHOICES[0])
+
+        def forward(self, x):
+            y = self.part(mask=None, x=x)
+            return self.part(y, y) if y.sum() < 1e9 else y
+
+    model = Calling().eval()
+    ours = optimized(model)
+    assert runs(ours) == {"part.one": True, "part.other": False}
+    assert differ(ours, model) < 1e-5
+
+
+class Noisy(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(4, 4, 1)
+
+    def forward(self, x):
+        return self.conv(x) + torch.randn(2, 4, 9, 11)
+
+
+def test_what_a_graph_would_compute_once_and_for_all_is_computed_at_each_call():
+    ours = optimized(Noisy().eval())
+    assert runs(ours) == {"conv": True}
+    assert differ(ours, ours) > 0.01
+
+
+def test_a_model_that_looks_at_the_type_of_its_input_takes_the_branch_that_it_took():
+    model = Choosing(lambda x, mask, flag: isinstance(x, torch.Tensor)).eval()
+    ours = optimized(model)
+    assert runs(ours) == {"one": True, "other": False}
+    assert differ(ours, model) < 1e-5
+
+
+def test_autocast_that_a_model_changes_is_as_in_the_model():
+    class Changing(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.Conv2d(4, 4, 1), torch.nn.Conv2d(4, 4, 1)
+
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16):
+                y = self.first(x)
+            return self.second(y.float())
+
+    model = Changing().eval()
+    ours = optimized(model)
+    assert [",bf16" in line.workload for line in ours.report().lines] == [True, False]
+    assert differ(ours, model) < 0.03
+
+
 def computed():
     model = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 1))
     torch.nn.utils.parametrizations.spectral_norm(model[0])

@@ -25,11 +25,12 @@ from tvmconv.errors import DeviceError, TuningError
 from tvmconv.torch.choose import Chooser
 from tvmconv.torch.kernels import Kernels
 from tvmconv.torch.layer import CONVOLUTIONS
-from tvmconv.torch.look import Part, look
+from tvmconv.torch.look import look
 from tvmconv.torch.model import Optimized
 from tvmconv.torch.optimize import device_of
 from tvmconv.torch.report import Report
 from tvmconv.torch.sites import MODEL, Site, rewrite, strip
+from tvmconv.torch.split import Part
 from tvmconv.torch.times import Times, by_heuristics
 from tvmconv.torch.timing import seconds_of
 

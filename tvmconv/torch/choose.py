@@ -14,9 +14,10 @@ from tvmconv.torch import operator
 from tvmconv.torch.form import form_of
 from tvmconv.torch.kernels import Kernels, Ready
 from tvmconv.torch.layer import Key, TunedConv
-from tvmconv.torch.look import Found, Part
+from tvmconv.torch.look import Found
 from tvmconv.torch.model import Optimized
 from tvmconv.torch.report import PYTORCH, Line, Report
+from tvmconv.torch.split import Part
 from tvmconv.torch.times import Times, by_heuristics
 from tvmconv.workloads import dtypes
 

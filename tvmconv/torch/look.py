@@ -14,7 +14,8 @@ from tvmconv.models.graph import convolution
 from tvmconv.torch.form import MEMORY_FORMATS
 from tvmconv.torch.layer import CONVOLUTIONS, Key, key_of
 from tvmconv.torch.model import Optimized
-from tvmconv.torch.sites import Site, find_sites, hooked, rewrite, trace
+from tvmconv.torch.sites import Site, find_sites, hooked, rewrite
+from tvmconv.torch.split import Part
 from tvmconv.workloads import Conv
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
@@ -85,50 +86,22 @@ class Found:
     site: Site | None = None
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part of a model that is a graph; the whole model, if that can be traced.
-
-    Attributes:
-        path: of the part in the model.
-        module: which is in its place.
-    """
-
-    path: str
-    module: Optimized
-
-
-def split(model: torch.nn.Module) -> tuple[Optimized, list[Part]]:
-    """A model in the form of graphs: of one, or, where it cannot be traced, of one for each part that can be.
-
-    The parts of a model that cannot be traced are replaced in it.
-    """
-    parts: list[Part] = []
-    made = _split(model, "", parts)
-    return made if isinstance(made, Optimized) else Optimized(made, None), parts
-
-
-def _split(module: torch.nn.Module, path: str, parts: list[Part]) -> torch.nn.Module:
-    if not any(type(each) in CONVOLUTIONS for each in module.modules()):
-        return module
-    try:
-        part = Part(path, Optimized(module, trace(module)))
-    except Exception:  # whatever the user's code raises when its inputs are no tensors
-        for name, child in list(module.named_children()):
-            made = _split(child, f"{path}.{name}".removeprefix("."), parts)
-            if made is not child:
-                module._modules[name] = made
-        return module
-    parts.append(part)
-    return part.module
-
-
 class _Watching(fx.Interpreter):
     """Runs a graph and keeps what the nodes gave."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__(graph)
         self.seen: dict[fx.Node, Seen] = {}
+        self._named: dict[str, Any] = {}
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graph on arguments in order and by name."""
+        self._named = kwargs
+        return self.run(*args)
+
+    def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """An argument."""
+        return self._named[target] if target in self._named else super().placeholder(target, args, kwargs)
 
     def run_node(self, n: fx.Node) -> Any:
         """Run a node."""
@@ -143,7 +116,7 @@ def look(model: Optimized, parts: Sequence[Part], arguments: Sequence[Any]) -> l
     watching = []
     for part in parts:
         watching.append(_Watching(part.module.graph))
-        part.module.run_by(watching[-1].run)
+        part.module.run_by(watching[-1].call)
     with torch.no_grad():
         model(*arguments)
     found: list[Found] = []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ class Optimized(torch.nn.Module):
         model: what it is of; it becomes part of this.
         graph: what runs otherwise, and reads the parameters of the model's modules; None for a model that cannot be
             traced, whose parts are optimised one by one.
+        deciding: the arguments that the graph is for, as of `deciding`; others are left to the model.
 
     Attributes:
         told: what `report` gives.
@@ -31,7 +33,9 @@ class Optimized(torch.nn.Module):
         place: where it runs.
     """
 
-    def __init__(self, model: torch.nn.Module, graph: fx.GraphModule | None) -> None:
+    def __init__(
+        self, model: torch.nn.Module, graph: fx.GraphModule | None, deciding: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__()
         self._parameters = model._parameters
         self._buffers = model._buffers
@@ -40,6 +44,8 @@ class Optimized(torch.nn.Module):
         self.training = model.training
         self._plain: tuple[torch.nn.Module, ...] = (model,)  # in tuples, as its modules are registered here
         self._graph: tuple[fx.GraphModule, ...] = () if graph is None else (graph,)
+        self._takes = {} if deciding is None else parameters(model)
+        self._deciding = None if deciding is None else dict(deciding)
         self._run: Callable[..., Any] | None = None
         self._left = False
         self._inside: torch.memory_format | None = None
@@ -49,6 +55,11 @@ class Optimized(torch.nn.Module):
         self.told = Report(())
         self.example: tuple[Any, ...] = ()
         self.place = torch.device("cpu")
+
+    @property
+    def plain(self) -> torch.nn.Module:
+        """The model itself, which PyTorch runs."""
+        return self._plain[0]
 
     @property
     def graph(self) -> fx.GraphModule:
@@ -62,6 +73,8 @@ class Optimized(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As of the model."""
         if self._run is None and (self.training or self._left or any(module.training for module in self._dropping)):
+            return self._plain[0](*args, **kwargs)
+        if self._deciding is not None and deciding(self._takes, args, kwargs) != self._deciding:
             return self._plain[0](*args, **kwargs)
         run = self._run or (self._graph or self._plain)[0]
         if self._inside is None:
@@ -130,6 +143,24 @@ class Optimized(torch.nn.Module):
             if plain is None or name.startswith("_"):
                 raise
             return getattr(plain[0], name)
+
+
+def parameters(model: torch.nn.Module) -> dict[str, Any]:
+    """What `forward` takes by name, with the defaults."""
+    found = inspect.signature(model.forward).parameters.values()
+    return {each.name: each.default for each in found if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
+
+
+def deciding(parameters: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by which a model decides what to compute: flags, names, and those that are left out.
+
+    Args:
+        parameters: of its `forward`.
+        args: of a call.
+        kwargs: of the call.
+    """
+    given = {**parameters, **dict(zip(parameters, args, strict=False)), **kwargs}
+    return {name: value for name, value in given.items() if value is None or type(value) in (bool, str)}
 
 
 def _drops(module: torch.nn.Module) -> bool:

@@ -17,9 +17,10 @@ from tvmconv.errors import DeviceError, ModelError
 from tvmconv.torch.choose import OTHERWISE, Choose, Chooser, deviation
 from tvmconv.torch.formats import FORMATS, fastest_format, format_of
 from tvmconv.torch.kernels import Kernels
-from tvmconv.torch.look import look, split
+from tvmconv.torch.look import look
 from tvmconv.torch.model import Optimized
 from tvmconv.torch.report import Report
+from tvmconv.torch.split import calls_of, split
 from tvmconv.torch.times import Times, by_heuristics
 
 
@@ -74,10 +75,11 @@ def _optimized(
     model: torch.nn.Module, arguments: tuple[Any, ...], kernels: Kernels, seconds: float | None, choose: Choose
 ) -> Optimized:
     mine, place = copy.deepcopy(model).eval().requires_grad_(False), kernels.place
-    optimized, parts = split(mine)
+    with calls_of(mine) as calls:
+        wanted = _result(mine, arguments)
+    optimized, parts = split(mine, calls, arguments)
     optimized.example, optimized.place = arguments, place
     times = Times(optimized, arguments, place, kernels.device.name)
-    wanted = _result(optimized, arguments)
     before = times.seconds("the whole by PyTorch", lambda: optimized(*arguments))
     notes = [*_lay_out(optimized, arguments, wanted), OTHERWISE]
     with by_heuristics():
@@ -93,7 +95,7 @@ def _optimized(
     return optimized
 
 
-def _result(model: Optimized, arguments: Sequence[Any]) -> list[Any]:
+def _result(model: torch.nn.Module, arguments: Sequence[Any]) -> list[Any]:
     """What is in the model's result.
 
     Raises:

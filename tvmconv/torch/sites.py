@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import fx
 from torch.nn import functional
 
+from tvmconv.errors import ModelError
 from tvmconv.torch.layer import CONVOLUTIONS, NORMS, TunedConv
 
 MODEL = "model"  # what the model is called in the graph
@@ -96,9 +97,24 @@ class _Holder(torch.nn.Module):
 class _Tracer(fx.Tracer):
     """Goes into all modules but PyTorch's own, and those that have hooks, which shall be called."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._autocast = _autocast()
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        """Add a node; raises ModelError where the model has changed autocast, as a graph would not."""
+        if _autocast() != self._autocast:
+            raise ModelError("it changes autocast")
+        return super().create_node(*args, **kwargs)
+
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
         """Whether a module is one node."""
         return hooked(m) or super().is_leaf_module(m, module_qualified_name)
+
+
+def _autocast() -> list[torch.dtype | None]:
+    """The dtypes of autocast on the CPU and on GPUs, where it is on."""
+    return [torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in ("cpu", "cuda")]
 
 
 def hooked(module: torch.nn.Module) -> bool:
@@ -106,8 +122,12 @@ def hooked(module: torch.nn.Module) -> bool:
     return any(getattr(module, name) for name in HOOKS)
 
 
-def trace(model: torch.nn.Module) -> fx.GraphModule:
+def trace(model: torch.nn.Module, fixed: Mapping[str, Any] | None = None) -> fx.GraphModule:
     """The model as a graph, in which it is called `MODEL`; it shares the model's modules and parameters.
+
+    Args:
+        model: to be traced.
+        fixed: arguments that have one value in the graph, whatever it is called with.
 
     Raises:
         Exception: whatever a model raises that cannot be traced.
@@ -116,14 +136,26 @@ def trace(model: torch.nn.Module) -> fx.GraphModule:
     if type(model) in CONVOLUTIONS or hooked(model):
         graph = tracer.trace(holder)
     else:
-        graph = tracer.trace(model)
+        graph = tracer.trace(model, dict(fixed or {}))
         for node in graph.nodes:
             if node.op in ("call_module", "get_attr"):
                 node.target = f"{MODEL}.{node.target}"
+        _unguard(graph, fixed or {})
     strip(graph, dict(holder.named_modules()))
     traced = fx.GraphModule(holder, graph, type(model).__name__)
     traced.model = model  # itself, in place of the shells that `GraphModule` makes of modules on the way to others
     return traced
+
+
+def _unguard(graph: fx.Graph, fixed: Mapping[str, Any]) -> None:
+    """Let the placeholders of fixed arguments have their names, and nobody look at what is given for them."""
+    names = {f"{name}_1": name for name in fixed}  # as the tracer calls them
+    for node in [node for node in graph.nodes if node.op == "placeholder" and node.target in names]:
+        node.target = names[node.target]
+        for user in list(node.users):
+            for behind in list(user.users):
+                graph.erase_node(behind)
+            graph.erase_node(user)
 
 
 def strip(graph: fx.Graph, modules: dict[str, Any]) -> None:
