@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason='PyTorch is missing: pip install "tvmconv[torch]"')
 
-from small_models import Between, Block, Scaled, Shared, Undecided, with_statistics  # noqa: E402
+from small_models import Between, Block, Normalised, Scaled, Shared, Undecided, with_statistics  # noqa: E402
 
 import tvmconv.torch  # noqa: E402
 from tvmconv.errors import DeviceError, Error, ModelError  # noqa: E402
@@ -181,7 +181,7 @@ def test_autocast_decides_on_the_dtype(block):
     assert differ(model, block) < 1e-6  # without it, by PyTorch
 
 
-@pytest.mark.parametrize("make", [Undecided, Between, Shared, Scaled])
+@pytest.mark.parametrize("make", [Undecided, Between, Shared, Scaled, Normalised])
 def test_models_of_all_kinds(make):
     model = with_statistics(make())
     ours = optimized(model)

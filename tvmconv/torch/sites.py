@@ -97,6 +97,8 @@ class _Holder(torch.nn.Module):
 class _Tracer(fx.Tracer):
     """Goes into all modules but PyTorch's own, and those that have hooks, which shall be called."""
 
+    proxy_buffer_attributes = True  # what is computed from buffers is computed at each call
+
     def __init__(self) -> None:
         super().__init__()
         self._autocast = _autocast()
