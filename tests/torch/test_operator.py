@@ -100,6 +100,15 @@ def test_a_model_is_saved_and_loaded(made, block, tmp_path):
         made.save(tmp_path / "no" / "file")
 
 
+def test_a_model_is_saved_with_the_weights_that_it_has(made, tmp_path):
+    model, file = copy.deepcopy(made), tmp_path / "block.tvmconv"
+    model.load_state_dict({name: value * 2 for name, value in made.state_dict().items()})
+    model.save(file)
+    loaded = tvmconv.torch.load(file)
+    with torch.no_grad():
+        assert torch.allclose(loaded(X), model(X), rtol=1e-4, atol=1e-4)
+
+
 def test_files_that_are_none_and_of_other_devices_are_refused(made, tmp_path, monkeypatch):
     file = tmp_path / "block.tvmconv"
     file.write_bytes(b"PK")

@@ -141,6 +141,11 @@ class TunedConv(torch.nn.Module):
             self._watch(text)
         self.kernels[key] = text
 
+    def refresh(self) -> None:
+        """Bring packed weights up to date, as each launch does."""
+        for text in self._names:
+            self._refresh(text)
+
     def leave(self, key: Key) -> None:
         """Leave inputs of this key to PyTorch."""
         self.kernels.pop(key, None)

@@ -109,15 +109,18 @@ class Optimized(torch.nn.Module):
             ModelError: `torch.export` does not take the model.
             Error: the file cannot be written.
         """
+        for convolution in self._convolutions():
+            convolution.refresh()  # nothing is launched when the model is exported
         save(self, self.example, self.texts(), self.place, path)
 
     def texts(self) -> list[str]:
         """The workloads whose kernels run."""
-        graphs = [
-            part.graph for part in self.modules() if isinstance(part, Optimized) and part.traced and not part._left
-        ]
-        convolutions = [module for graph in graphs for module in graph.modules() if isinstance(module, TunedConv)]
-        return list(dict.fromkeys(text for each in convolutions for text in each.kernels.values()))
+        return list(dict.fromkeys(text for each in self._convolutions() for text in each.kernels.values()))
+
+    def _convolutions(self) -> list[TunedConv]:
+        """Those that are not left to PyTorch."""
+        parts = [part for part in self.modules() if isinstance(part, Optimized) and part.traced and not part._left]
+        return [module for part in parts for module in part.graph.modules() if isinstance(module, TunedConv)]
 
     @property
     def traced(self) -> bool:
