@@ -116,6 +116,22 @@ def test_tensors_that_lie_otherwise_are_brought_to_the_layout(faster, block):
         assert differ(faster, block, x) < 1e-5
 
 
+def test_an_input_that_is_expanded_is_taken():
+    class Grey(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(4, 4, 3, padding=1)
+
+        def forward(self, x):
+            return self.conv(x.expand(-1, 4, -1, -1)) + x[..., :1].expand(-1, 4, -1, 11)
+
+    model = Grey().eval()
+    ours = optimized(model, X[:, :1])
+    assert ours.report().lines[0].workload.endswith("bias,add")
+    assert all(runs(ours).values())
+    assert differ(ours, model, X[:, :1]) < 1e-5
+
+
 def test_gradients_and_training_are_pytorch_s(faster, block):
     x = X.clone().requires_grad_()
     faster(x).sum().backward()

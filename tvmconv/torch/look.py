@@ -46,9 +46,10 @@ class Seen:
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, key_of(tensor))
 
     def like(self) -> torch.Tensor:
-        """Another tensor of this kind, of random numbers."""
-        empty = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.key[2])
-        return empty.copy_(torch.randn(self.shape, dtype=torch.float32, device=self.key[2]))
+        """Another tensor of this kind, of random numbers; of one that was expanded, they are as often the same."""
+        length = 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))
+        numbers = torch.randn(length, dtype=torch.float32, device=self.key[2])
+        return numbers.to(self.dtype).as_strided(self.shape, self.stride)
 
     @property
     def layout(self) -> str | None:
