@@ -132,6 +132,23 @@ def test_an_input_that_is_expanded_is_taken():
     assert differ(ours, model, X[:, :1]) < 1e-5
 
 
+def test_a_residual_of_another_dtype_is_added_behind_the_kernel():
+    class Mixed(torch.nn.Module):
+        def __init__(self, dtype):
+            super().__init__()
+            self.conv, self.dtype = torch.nn.Conv2d(4, 4, 1), dtype
+
+        def forward(self, x):
+            return self.conv(x) + x.to(self.dtype)
+
+    model = Mixed(torch.half).eval()
+    ours = optimized(model)
+    assert ours.report().lines[0].workload.endswith("p0,bias")
+    assert differ(ours, model) > 0  # for it is our kernel
+    with torch.autocast("cpu", torch.bfloat16):
+        assert runs(optimized(Mixed(torch.float32).eval())) == {"conv": True}
+
+
 def test_gradients_and_training_are_pytorch_s(faster, block):
     x = X.clone().requires_grad_()
     faster(x).sum().backward()

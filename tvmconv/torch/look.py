@@ -135,7 +135,7 @@ def look(model: Optimized, parts: Sequence[Part], arguments: Sequence[Any]) -> l
 
 def _replaced(part: Part, seen: dict[fx.Node, Seen]) -> list[Found]:
     """The convolutions of a part; those that are workloads are computed by modules of ours from now on."""
-    sites = list(find_sites(part.module.graph, {node: each.shape for node, each in seen.items()}))
+    sites = list(find_sites(part.module.graph, {node: (each.shape, each.dtype) for node, each in seen.items()}))
     layouts = [each.layout for site in sites if (each := seen.get(site.nodes[0])) and each.layout]
     usual = max(layouts, key=layouts.count, default=CHANNELS_FIRST)
     found, ours = [], []

@@ -174,26 +174,22 @@ def strip(graph: fx.Graph, modules: dict[str, Any]) -> None:
             graph.erase_node(node)
 
 
-def find_sites(graph: fx.GraphModule, shapes: dict[fx.Node, Any]) -> Iterator[Site]:
+def find_sites(graph: fx.GraphModule, kinds: dict[fx.Node, Any]) -> Iterator[Site]:
     """The convolutions of a graph, each with as much of what follows it as one kernel can do.
 
     Args:
         graph: of the model.
-        shapes: of each node's value when the model was run.
+        kinds: shape and dtype of each node's value when the model was run.
     """
     modules = dict(graph.named_modules())
     order = {node: number for number, node in enumerate(graph.graph.nodes)}
-    calls: dict[str, int] = {}
-    for node in order:
-        if node.op == "call_module":
-            calls[str(node.target)] = calls.get(str(node.target), 0) + 1
     taken: set[fx.Node] = set()
     for node in order:
         conv = modules.get(str(node.target)) if node.op == "call_module" else None
         if type(conv) not in CONVOLUTIONS or len(node.args) != 1 or node.kwargs:
             continue
         site = Site(str(node.target).partition(".")[2], conv, [node])
-        while (following := _following(site, modules, order, shapes)) is not None and following[0] not in taken:
+        while (following := _following(site, modules, order, kinds)) is not None and following[0] not in taken:
             user, kind = following
             if kind == "norm":
                 site.norm = modules[str(user.target)]
@@ -207,7 +203,7 @@ def find_sites(graph: fx.GraphModule, shapes: dict[fx.Node, Any]) -> Iterator[Si
 
 
 def _following(
-    site: Site, modules: dict[str, Any], order: dict[fx.Node, int], shapes: dict[fx.Node, Any]
+    site: Site, modules: dict[str, Any], order: dict[fx.Node, int], kinds: dict[fx.Node, Any]
 ) -> tuple[fx.Node, str] | None:
     """The next node that a site's kernel can do as well, and what it does; None if there is none."""
     last = site.nodes[-1]
@@ -219,7 +215,7 @@ def _following(
         return None
     if kind == "add":
         others = [arg for arg in user.args if arg is not last]
-        if len(others) != 1 or not isinstance(others[0], fx.Node) or shapes.get(others[0]) != shapes.get(last):
+        if len(others) != 1 or not isinstance(others[0], fx.Node) or kinds.get(others[0]) != kinds.get(last):
             return None
     first, inside = order[site.nodes[0]], {*site.nodes}
     if any(_writes(node, modules) for node in order if first < order[node] < order[user] and node not in inside):
