@@ -44,8 +44,8 @@ BATCH_NORMS = {
     torch.nn.Conv2d: torch.nn.BatchNorm2d,
     torch.nn.Conv3d: torch.nn.BatchNorm3d,
 }
-ARGUMENTS = ("x", "weight", "bias", "stride", "padding", "dilation", "groups")
-NORM_ARGUMENTS = ("x", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+NORM_ARGUMENTS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 
 _told = logging.getLogger("tvmconv.torch")
 
@@ -114,7 +114,13 @@ def _place(inputs: Sequence[Any]) -> torch.device | None:
 def _trains(gm: fx.GraphModule) -> bool:
     """Whether a normalisation takes statistics of what it is given, and writes them down."""
     of_norms = [node for node in gm.graph.nodes if node.target is torch.nn.functional.batch_norm]
-    return any((dict(zip(NORM_ARGUMENTS, node.args, strict=False)) | node.kwargs).get("training") for node in of_norms)
+    return any(_arguments(node).get("training") for node in of_norms)
+
+
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    """The arguments of a convolution or a normalisation, by name."""
+    names = ARGUMENTS if node.target in OPERATORS else NORM_ARGUMENTS
+    return dict(zip(names, node.args, strict=False)) | node.kwargs
 
 
 def _copied(gm: fx.GraphModule) -> fx.GraphModule:
@@ -161,7 +167,7 @@ def _of_modules(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
         name = f"{MODEL}.{node.name}"
         made.add_submodule(name, module)
         with made.graph.inserting_before(node):
-            called = made.graph.call_module(name, (node.args[0],))
+            called = made.graph.call_module(name, (_arguments(node)["input"],))
         called.meta[OF] = node.name
         node.replace_all_uses_with(called)
         made.graph.erase_node(node)
@@ -179,9 +185,11 @@ def _module(node: fx.Node, values: Mapping[fx.Node, Any], kinds: Mapping[fx.Node
     """The module that a call is one of; None if it is none, or its parameters are no inputs of the graph."""
     kind = OPERATORS.get(node.target)
     of_norm = node.target is torch.nn.functional.batch_norm
-    if kind is None and not (of_norm and node.args and node.args[0] in kinds):
+    if kind is None and not of_norm:
         return None
-    told = dict(zip(NORM_ARGUMENTS if of_norm else ARGUMENTS, node.args, strict=False)) | node.kwargs
+    told = _arguments(node)
+    if of_norm and told["input"] not in kinds:
+        return None
     tensors = {
         name: values.get(told[name]) if told.get(name) is not None else None
         for name in ("weight", "bias", "running_mean", "running_var")
@@ -189,7 +197,7 @@ def _module(node: fx.Node, values: Mapping[fx.Node, Any], kinds: Mapping[fx.Node
     if any(told.get(name) is not None and tensors[name] is None for name in tensors):
         return None
     if of_norm:
-        return None if told.get("training") else _norm(BATCH_NORMS[kinds[node.args[0]]], tensors, told)
+        return None if told.get("training") else _norm(BATCH_NORMS[kinds[told["input"]]], tensors, told)
     return _convolution(kind, tensors, told)  # type: ignore[arg-type]
 
 
@@ -207,7 +215,7 @@ def _convolution(kind: type, tensors: Mapping[str, Any], told: Mapping[str, Any]
         device="meta",
         **how,
     )
-    module.weight, module.bias = weight, tensors["bias"]
+    module._parameters.update(weight=weight, bias=tensors["bias"])
     return module
 
 
@@ -216,7 +224,7 @@ def _norm(kind: type, tensors: Mapping[str, Any], told: Mapping[str, Any]) -> to
         return None
     channels, eps = tensors["running_mean"].shape[0], told.get("eps", 1e-5)
     module: Any = kind(channels, eps=eps, affine=False, device="meta").eval()
-    module.weight, module.bias = tensors["weight"], tensors["bias"]
+    module._parameters.update(weight=tensors["weight"], bias=tensors["bias"])  # buffers, where they are frozen
     module.running_mean, module.running_var = tensors["running_mean"], tensors["running_var"]
     return module
 

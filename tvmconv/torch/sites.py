@@ -296,7 +296,8 @@ def rewrite(graph: fx.GraphModule, sites: list[Site]) -> None:
         graph.add_submodule(name, site.module)
         first, last = site.nodes[0], site.nodes[-1]
         with graph.graph.inserting_after(last):
-            args = (first.args[0], *([site.residual] if site.adding else []))
+            given = first.args[0] if first.args else first.kwargs["input"]
+            args = (given, *([site.residual] if site.adding else []))
             made = graph.graph.call_module(name, args)
         last.replace_all_uses_with(made)
         for node in reversed(site.nodes):
