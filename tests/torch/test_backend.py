@@ -137,6 +137,22 @@ def test_arguments_by_name_and_frozen_ones_are_taken(call, caplog):
 
 
 @torch.no_grad()
+def test_a_graph_in_which_autocast_changes_is_left_alone(block, caplog):
+    caplog.set_level(logging.INFO, "tvmconv.torch")
+
+    def within(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = block(x)
+        return torch.relu(y)
+
+    assert torch.equal(compiled(within)(X), within(X))
+    assert not told(caplog)
+    with torch.autocast("cpu", torch.bfloat16):
+        compiled(block)(X)
+    assert ",bf16,bias,relu" in told(caplog)[0]
+
+
+@torch.no_grad()
 def test_by_default_the_faster_runs_and_it_is_known_by_its_name(block):
     assert "tvmconv" in torch._dynamo.list_backends()
     assert_same(torch.compile(block, backend="tvmconv", options={"then": "eager"}), block)

@@ -46,6 +46,7 @@ BATCH_NORMS = {
 }
 ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 NORM_ARGUMENTS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+AUTOCAST = torch.amp.autocast_mode._enter_autocast  # what comes behind computes in other dtypes, and is timed alone
 
 _told = logging.getLogger("tvmconv.torch")
 
@@ -53,7 +54,8 @@ _told = logging.getLogger("tvmconv.torch")
 def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None) -> Compiled:
     """Compile a graph that `torch.compile` has captured.
 
-    Graphs with gradients, of other devices than one GPU or the CPU, or of sizes that change are the other backend's.
+    Graphs with gradients, of other devices than one GPU or the CPU, of sizes that change, or in which autocast changes
+    are the other backend's.
     What was decided is logged, layer by layer, under the name `tvmconv.torch` at the level INFO.
 
     Args:
@@ -73,7 +75,8 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
     compile_rest = torch._dynamo.lookup_backend(given.get("then", THEN))
     theirs = compile_rest(fx.GraphModule(gm, copy.deepcopy(gm.graph)), example_inputs)
     place = _place(example_inputs)
-    if place is None or _trains(gm) or not any(node.target in OPERATORS for node in gm.graph.nodes):
+    targets = {node.target for node in gm.graph.nodes}
+    if place is None or _trains(gm) or AUTOCAST in targets or targets.isdisjoint(OPERATORS):
         return theirs
     try:
         with torch.no_grad():
