@@ -94,6 +94,22 @@ def test_a_weight_that_two_convolutions_share_is_replaced_in_one():
     assert torch.equal(ours.second.weight, kept)
 
 
+def test_a_model_may_have_parameters_and_modules_of_any_name():
+    class Named(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.place, self.example = torch.nn.Parameter(torch.randn(4, 1, 1)), torch.nn.Conv2d(4, 4, 1)
+            self.told = torch.nn.ReLU()
+
+        def forward(self, x):
+            return self.told(self.example(x) + self.place)
+
+    model = Named().eval()
+    ours = optimized(model)
+    assert differ(ours, model) < 1e-5
+    assert ours.example.kernel_size == (1, 1)
+
+
 def test_a_copy_has_weights_of_its_own(faster, made, block):
     with torch.no_grad():
         faster.conv1.weight.mul_(3)

@@ -145,7 +145,6 @@ def _chosen(
     }
     inputs = [each if id(each) in own else each.clone() for each in inputs]  # it may be written to
     model = Optimized(gm, tried)
-    model.place = place
     device = device_of(place, None)
     kernels = Kernels(device, place, given.get("log"), lambda text: _told.debug("%s", text))
     with by_heuristics():

@@ -26,11 +26,6 @@ class Optimized(torch.nn.Module):
         graph: what runs otherwise, and reads the parameters of the model's modules; None for a model that cannot be
             traced, whose parts are optimised one by one.
         deciding: the arguments that the graph is for, as of `deciding`; others are left to the model.
-
-    Attributes:
-        told: what `report` gives.
-        example: the arguments that it was optimised for.
-        place: where it runs.
     """
 
     def __init__(
@@ -52,9 +47,9 @@ class Optimized(torch.nn.Module):
         self._outside: torch.memory_format | None = None
         # They are not in the graph; some people set them alone to training, to draw samples.
         self._dropping = tuple(module for module in model.modules() if _drops(module))
-        self.told = Report(())
-        self.example: tuple[Any, ...] = ()
-        self.place = torch.device("cpu")
+        self._report = Report(())
+        self._example: tuple[Any, ...] = ()
+        self._place = torch.device("cpu")
 
     @property
     def plain(self) -> torch.nn.Module:
@@ -100,7 +95,15 @@ class Optimized(torch.nn.Module):
 
     def report(self) -> Report:
         """What runs, layer by layer, and what it takes."""
-        return self.told
+        return self._report
+
+    def tell(self, report: Report) -> None:
+        """Have this told by `report`."""
+        self._report = report
+
+    def made_for(self, example: tuple[Any, ...], place: torch.device) -> None:
+        """Say for what arguments this was made, and where it runs."""
+        self._example, self._place = example, place
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file that `tvmconv.torch.load` reads: this model for inputs of the example's shapes.
@@ -111,7 +114,7 @@ class Optimized(torch.nn.Module):
         """
         for convolution in self._convolutions():
             convolution.refresh()  # nothing is launched when the model is exported
-        save(self, self.example, self.texts(), self.place, path)
+        save(self, self._example, self.texts(), self._place, path)
 
     def texts(self) -> list[str]:
         """The workloads whose kernels run."""

@@ -78,10 +78,10 @@ def _optimized(
     with calls_of(mine) as calls:
         wanted = _result(mine, arguments)
     optimized, parts = split(mine, calls, arguments)
-    optimized.example, optimized.place = arguments, place
+    optimized.made_for(arguments, place)
     times = Times(optimized, arguments, place, kernels.device.name)
     before = times.seconds("the whole by PyTorch", lambda: optimized(*arguments))
-    notes = [*_lay_out(optimized, arguments, wanted), OTHERWISE]
+    notes = [*_lay_out(optimized, place, arguments, wanted), OTHERWISE]
     with by_heuristics():
         sites = look(optimized, parts, arguments)
     kernels.find(Counter(site.text for site in sites if site.text), seconds)
@@ -90,7 +90,7 @@ def _optimized(
     lines = [chooser.choose(site) for site in sites]
     report = Report(tuple(lines), before=before, notes=tuple(notes))
     report = chooser.whole(optimized, parts, arguments, report)
-    optimized.told = replace(report, difference=_difference(_result(optimized, arguments), wanted))
+    optimized.tell(replace(report, difference=_difference(_result(optimized, arguments), wanted)))
     times.keep()
     return optimized
 
@@ -110,9 +110,9 @@ def _result(model: torch.nn.Module, arguments: Sequence[Any]) -> list[Any]:
         raise ModelError(": ".join([what, *lines[:1]])) from error
 
 
-def _lay_out(model: Optimized, arguments: Sequence[Any], wanted: Sequence[Any]) -> list[str]:
+def _lay_out(model: Optimized, place: torch.device, arguments: Sequence[Any], wanted: Sequence[Any]) -> list[str]:
     """Lay a model out in the memory format that is fastest; what there is to tell of it."""
-    name = fastest_format(model, arguments, model.place)
+    name = fastest_format(model, arguments, place)
     if name is None:
         return []
     outside = format_of(wanted)
