@@ -222,6 +222,37 @@ def test_channels_last_stays_so(block):
         assert model(x).stride() == block(x).stride()
 
 
+class Viewing(torch.nn.Module):
+    """Looks at an image as rows, and at a weight that is of no convolution; another one is of five axes."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.other = torch.nn.Conv2d(4, 4, 1), torch.nn.Conv3d(4, 4, 1)
+        self.place = torch.nn.Parameter(torch.randn(1, 4, 9, 11))
+
+    def forward(self, x):
+        y = self.conv(x) + self.place.view(-1).view(4, 9, 11)
+        return self.rows(y) + self.other(y[:, :, None]).flatten(1)
+
+    def rows(self, y):
+        return y.flatten(1)
+
+
+class Rows(Viewing):
+    def rows(self, y):
+        return y.view(y.size(0), -1)
+
+
+@pytest.mark.parametrize(("make", "note"), [(Viewing, "Inside, images lie with"), (Rows, "Images lie as they come")])
+def test_a_model_is_laid_out_anew_where_it_can_be(make, note, monkeypatch):
+    monkeypatch.setitem(tvmconv.torch.optimize.__globals__, "fastest_format", lambda *_: "channels last")
+    model = make().eval()
+    ours = optimized(model)
+    assert ours.report().notes[0].startswith(note)
+    assert ("nhwc" in ours.report().lines[0].workload) == (make is Viewing)
+    assert differ(ours, model) < 1e-5
+
+
 def test_autocast_decides_on_the_dtype(block):
     with torch.autocast("cpu", torch.bfloat16):
         model = optimized(block)

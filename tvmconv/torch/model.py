@@ -79,15 +79,20 @@ class Optimized(torch.nn.Module):
 
     def lie(self, inside: torch.memory_format, outside: torch.memory_format | None) -> None:
         """Have images, and weights, in this memory format inside, and give them in another; None for as they come."""
-        self.to(memory_format=inside)
+        self._lay_weights(inside)
         self._inside, self._outside = inside, outside
 
     def lie_as_before(self) -> None:
         """End that."""
         if self._inside is not None:
             last = self._inside is torch.channels_last
-            self.to(memory_format=torch.contiguous_format if last else torch.channels_last)
+            self._lay_weights(torch.contiguous_format if last else torch.channels_last)
             self._inside = self._outside = None
+
+    def _lay_weights(self, memory_format: torch.memory_format) -> None:
+        for module in self.plain.modules():
+            if isinstance(module, (torch.nn.Conv2d, torch.nn.ConvTranspose2d)):
+                module.weight.data = module.weight.data.contiguous(memory_format=memory_format)
 
     def leave(self, left: bool = True) -> None:
         """Leave all to PyTorch, or end that."""
