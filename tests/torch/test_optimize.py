@@ -165,6 +165,21 @@ def test_a_residual_of_another_dtype_is_added_behind_the_kernel():
         assert runs(optimized(Mixed(torch.float32).eval())) == {"conv": True}
 
 
+def test_an_example_that_the_model_writes_to_stays_as_it_is():
+    class Writing(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(4, 4, 1)
+
+        def forward(self, x):
+            return self.conv(x.sub_(0.5).mul_(2))
+
+    x = X.clone()
+    ours = optimized(Writing().eval(), x)
+    assert torch.equal(x, X)
+    assert ours.report().difference < 1e-5
+
+
 def test_gradients_and_training_are_pytorch_s(faster, block):
     x = X.clone().requires_grad_()
     faster(x).sum().backward()

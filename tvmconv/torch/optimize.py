@@ -20,7 +20,7 @@ from tvmconv.torch.kernels import Kernels
 from tvmconv.torch.look import look
 from tvmconv.torch.model import Optimized
 from tvmconv.torch.report import Report
-from tvmconv.torch.split import calls_of, split
+from tvmconv.torch.split import calls_of, copied, split
 from tvmconv.torch.times import Times, by_heuristics
 
 
@@ -72,25 +72,26 @@ def optimize(
 
 
 def _optimized(
-    model: torch.nn.Module, arguments: tuple[Any, ...], kernels: Kernels, seconds: float | None, choose: Choose
+    model: torch.nn.Module, example: tuple[Any, ...], kernels: Kernels, seconds: float | None, choose: Choose
 ) -> Optimized:
     mine, place = copy.deepcopy(model).eval().requires_grad_(False), kernels.place
     with calls_of(mine) as calls:
-        wanted = _result(mine, arguments)
-    optimized, parts = split(mine, calls, arguments)
+        wanted = _result(mine, example)
+    optimized, parts = split(mine, calls, example)
+    arguments = copied(example)  # a model may write to them
     optimized.made_for(arguments, place)
     times = Times(optimized, arguments, place, kernels.device.name)
     before = times.seconds("the whole by PyTorch", lambda: optimized(*arguments))
-    notes = [*_lay_out(optimized, place, arguments, wanted), OTHERWISE]
+    notes = [*_lay_out(optimized, place, example, wanted), OTHERWISE]
     with by_heuristics():
-        sites = look(optimized, parts, arguments)
+        sites = look(optimized, parts, copied(example))
     kernels.find(Counter(site.text for site in sites if site.text), seconds)
     times.pause()
     chooser = Chooser(kernels, times, choose)
     lines = [chooser.choose(site) for site in sites]
     report = Report(tuple(lines), before=before, notes=tuple(notes))
     report = chooser.whole(optimized, parts, arguments, report)
-    optimized.tell(replace(report, difference=_difference(_result(optimized, arguments), wanted)))
+    optimized.tell(replace(report, difference=_difference(_result(optimized, example), wanted)))
     times.keep()
     return optimized
 
@@ -103,7 +104,7 @@ def _result(model: torch.nn.Module, arguments: Sequence[Any]) -> list[Any]:
     """
     try:
         with by_heuristics():
-            return _values(model(*arguments))
+            return _values(model(*copied(arguments)))
     except Exception as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         what = f"the model does not run on the example: {type(error).__name__}"
