@@ -462,6 +462,12 @@ def test_a_convolution_of_its_own_kind_is_left_alone():
     assert differ(ours, model) == 0
 
 
+def keeping_a_result():
+    model = torch.nn.Conv2d(4, 4, 1)
+    model.kept = model(X)
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "example", "error"),
     [
@@ -470,6 +476,7 @@ def test_a_convolution_of_its_own_kind_is_left_alone():
         (torch.nn.Conv2d(4, 4, 1, device="meta"), X.to("meta"), "is on meta"),
         (torch.nn.Conv2d(3, 4, 1), X, "does not run on the example"),
         (torch.jit.script(torch.nn.Conv2d(4, 4, 1)), X, "cannot be optimised"),
+        (keeping_a_result(), X, "cannot be copied: RuntimeError: Only Tensors created explicitly"),
     ],
 )
 def test_what_is_no_model_is_refused_in_one_line(model, example, error):

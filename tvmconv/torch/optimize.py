@@ -55,7 +55,7 @@ def optimize(
         progress: is called with a line of text now and then.
 
     Raises:
-        ModelError: the model is no module, does not run on the example, or lies on several devices.
+        ModelError: the model is no module, cannot be copied, does not run on the example, or lies on several devices.
         DeviceError: there is no such device.
         Error: the log cannot be read or written.
     """
@@ -74,7 +74,7 @@ def optimize(
 def _optimized(
     model: torch.nn.Module, example: tuple[Any, ...], kernels: Kernels, seconds: float | None, choose: Choose
 ) -> Optimized:
-    mine, place = copy.deepcopy(model).eval().requires_grad_(False), kernels.place
+    mine, place = _copy(model), kernels.place
     with calls_of(mine) as calls:
         wanted = _result(mine, example)
     optimized, parts = split(mine, calls, example)
@@ -96,6 +96,24 @@ def _optimized(
     return optimized
 
 
+def _copy(model: torch.nn.Module) -> torch.nn.Module:
+    """A model of its own, in evaluation mode and without gradients.
+
+    Raises:
+        ModelError: it cannot be copied, as one that keeps a tensor that was computed with gradients.
+    """
+    try:
+        return copy.deepcopy(model).eval().requires_grad_(False)
+    except Exception as error:  # of whatever the model keeps
+        raise ModelError(f"the model cannot be copied: {_told(error)}") from error
+
+
+def _told(error: Exception) -> str:
+    """An error in one line: its kind, and the first line of what it says."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return ": ".join([type(error).__name__, *lines[:1]])
+
+
 def _result(model: torch.nn.Module, arguments: Sequence[Any]) -> list[Any]:
     """What is in the model's result.
 
@@ -106,9 +124,7 @@ def _result(model: torch.nn.Module, arguments: Sequence[Any]) -> list[Any]:
         with by_heuristics():
             return _values(model(*copied(arguments)))
     except Exception as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        what = f"the model does not run on the example: {type(error).__name__}"
-        raise ModelError(": ".join([what, *lines[:1]])) from error
+        raise ModelError(f"the model does not run on the example: {_told(error)}") from error
 
 
 def _lay_out(model: Optimized, place: torch.device, arguments: Sequence[Any], wanted: Sequence[Any]) -> list[str]:
