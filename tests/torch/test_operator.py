@@ -12,6 +12,7 @@ from small_models import Block, with_statistics  # noqa: E402
 import tvmconv.torch  # noqa: E402
 from tvmconv.errors import DeviceError, Error, ModelError  # noqa: E402
 from tvmconv.torch import archive  # noqa: E402
+from tvmconv.torch.layer import TunedConv  # noqa: E402
 from tvmconv.torch.operator import conv  # noqa: E402
 
 X = torch.randn(2, 4, 9, 11, generator=torch.Generator().manual_seed(0))
@@ -28,11 +29,17 @@ def made(block):
     return tvmconv.torch.optimize(block, X, choose="tuned")
 
 
-def arguments(**other):
+def kernel(model):
+    """The name of the kernel of the block's second convolution."""
+    layers = [module for module in model.graph.modules() if isinstance(module, TunedConv)]
+    return next(name for layer in layers for name in layer.kernels.values() if name.startswith(TEXT))
+
+
+def arguments(name, **other):
     """Of the block's second convolution, from random tensors."""
     torch.manual_seed(1)
     x, add = torch.randn(2, 8, 9, 11), torch.randn(2, 8, 9, 11)
-    given = {"x": x, "weight": torch.randn(8, 8, 3, 3), "bias": torch.randn(8), "add": add, "workload": TEXT}
+    given = {"x": x, "weight": torch.randn(8, 8, 3, 3), "bias": torch.randn(8), "add": add, "workload": name}
     return (*{**given, **other}.values(),)
 
 
@@ -42,7 +49,7 @@ def expected(x, weight, bias, add, _):
 
 @pytest.mark.parametrize("lie", [lambda t: t, lambda t: t.transpose(2, 3).contiguous().transpose(2, 3)])
 def test_it_is_an_operator_as_pytorch_wants_it(made, lie):
-    given = arguments(x=lie(arguments()[0]))
+    given = arguments(kernel(made), x=lie(torch.randn(2, 8, 9, 11)))
     assert torch.allclose(conv(*given), expected(*given), atol=1e-4)
     assert set(torch.library.opcheck(conv, given).values()) == {"SUCCESS"}
 
@@ -60,11 +67,11 @@ def test_it_is_an_operator_as_pytorch_wants_it(made, lie):
 )
 def test_tensors_that_do_not_fit_are_refused(made, other, error):
     with pytest.raises(Error, match=error):
-        conv(*arguments(**other))
+        conv(*arguments(kernel(made), **other))
 
 
 def test_threads_do_not_disturb_each_other(made):
-    given, wrong = arguments(), []
+    given, wrong = arguments(kernel(made)), []
 
     def run(seed):
         own = (torch.randn(2, 8, 9, 11, generator=torch.Generator().manual_seed(seed)), *given[1:])

@@ -10,6 +10,8 @@ from small_models import Between, Block, Normalised, Scaled, Shared, Undecided, 
 
 import tvmconv.torch  # noqa: E402
 from tvmconv.errors import DeviceError, Error, ModelError  # noqa: E402
+from tvmconv.torch import operator  # noqa: E402
+from tvmconv.torch.kernels import Ready  # noqa: E402
 from tvmconv.torch.report import PYTORCH  # noqa: E402
 
 X = torch.randn(2, 4, 9, 11, generator=torch.Generator().manual_seed(0))
@@ -521,6 +523,23 @@ def test_by_default_what_is_faster_runs(block):
     for line in report.lines:
         assert (line.runs != PYTORCH) == (line.after < line.before and not left)
     assert report.after <= report.before
+
+
+def test_models_of_one_workload_have_kernels_of_their_own(monkeypatch):
+    model, other = torch.nn.Conv2d(4, 4, 3).eval(), torch.nn.Conv2d(4, 4, 3).eval()
+    first = optimized(model)
+    of_a_kernel = Ready.launcher
+
+    def wrong(ready, *where):
+        launch = of_a_kernel(ready, *where)
+        return lambda *tensors: launch(*tensors) * 2
+
+    monkeypatch.setattr(Ready, "launcher", wrong)
+    monkeypatch.setattr(Ready, "digest", "another")
+    assert runs(optimized(other)) == {"(itself)": False}
+    assert differ(first, model) < 1e-5
+    with pytest.raises(Error, match=r"no kernel for .*#another"):
+        operator.launcher(f"{first.report().lines[0].workload}#another", X.device)
 
 
 def test_a_search_writes_a_log_from_which_the_next_call_takes_its_kernels(tmp_path):

@@ -84,6 +84,7 @@ class Chooser:
         assert x is not None
         decided = _Decided(self._times.seconds(f"PyTorch: {like}", lambda: module(*given)))
         for ready in self._kernels.ready(found.text):
+            others = operator.installed(ready.name, self._kernels.place)  # have it
             problem = self._take(found, ready, given, wanted)
             if not problem:
                 after = self._times.seconds(f"{ready.digest}: {like}", lambda: module(*given))
@@ -92,6 +93,8 @@ class Chooser:
             elif decided.ready is None:
                 decided.reason = problem
             module.leave(x.key)
+            if not others:
+                operator.remove(ready.name, self._kernels.place)
         if self._how == "fastest" and decided.after is not None and decided.after >= decided.before:
             decided.ready, decided.reason = None, "PyTorch is no slower"
         return decided
@@ -101,9 +104,9 @@ class Chooser:
         assert found.x is not None
         try:
             launcher = ready.launcher(self._kernels.device, self._kernels.place)
-            operator.install(found.text, self._kernels.place, launcher)
+            operator.install(ready.name, self._kernels.place, launcher)
             found.module.take(
-                found.x.key, found.text, truncates=ready.truncates(self._kernels.device, self._kernels.place)
+                found.x.key, ready.name, truncates=ready.truncates(self._kernels.device, self._kernels.place)
             )
             error, allowed = deviation(found.module(*given), wanted), _tolerance(found.text)
         except (Error, RuntimeError) as failure:

@@ -24,6 +24,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sigmoid": torch.sigmoid,
 }
 MEMORY_FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}  # by axes of space, of a workload in NHWC
+MARK = "#"  # in the name of a kernel: between the text of its workload and what tells it from others
 
 
 @dataclass(frozen=True)
@@ -70,15 +71,16 @@ class Form:
 
 
 @functools.cache
-def form_of(text: str) -> Form:
+def form_of(name: str) -> Form:
     """The form of a workload's tensors.
 
     Args:
-        text: of the workload.
+        name: of a kernel, or the workload's text alone.
 
     Raises:
         WorkloadError: it is no convolution, or PyTorch has no such tensors.
     """
+    text = name.partition(MARK)[0]
     workload = parse(text)
     if not isinstance(workload, Conv):
         raise WorkloadError(f"{text}: expected a convolution")

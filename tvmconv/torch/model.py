@@ -119,11 +119,11 @@ class Optimized(torch.nn.Module):
         """
         for convolution in self._convolutions():
             convolution.refresh()  # nothing is launched when the model is exported
-        save(self, self._example, self.texts(), self._place, path)
+        save(self, self._example, self._kernels(), self._place, path)
 
-    def texts(self) -> list[str]:
-        """The workloads whose kernels run."""
-        return list(dict.fromkeys(text for each in self._convolutions() for text in each.kernels.values()))
+    def _kernels(self) -> list[str]:
+        """The names of the kernels that run."""
+        return list(dict.fromkeys(name for each in self._convolutions() for name in each.kernels.values()))
 
     def _convolutions(self) -> list[TunedConv]:
         """Those that are not left to PyTorch."""
