@@ -1,6 +1,7 @@
 """A model's convolutions by our kernels, on the CPU through OpenCL: the same outputs, whatever is done to the model."""
 
 import copy
+import itertools
 
 import pytest
 
@@ -514,6 +515,24 @@ def test_the_second_time_a_kernel_of_the_log_is_there_without_a_compiler(tmp_pat
 @torch.inference_mode()
 def test_a_model_that_is_optimised_in_inference_mode_runs_by_kernels_too(block):
     assert all(runs(optimized(block)).values())
+
+
+def test_what_a_model_took_is_known_of_no_other_that_has_its_modules(tmp_path, monkeypatch):
+    class Repeating(torch.nn.Sequential):
+        def __init__(self, count):
+            super().__init__(torch.nn.Conv2d(4, 4, 1))
+            self.count = count
+
+        def forward(self, x):
+            for _ in range(self.count):
+                x = torch.tanh(x)
+            return super().forward(x)
+
+    monkeypatch.setenv("TVMCONV_CACHE", str(tmp_path))
+    count = itertools.count(1)
+    monkeypatch.setattr("tvmconv.torch.times.seconds_of", lambda *_: float(next(count)))
+    befores = [optimized(Repeating(times).eval()).report().before for times in (1, 2, 1)]
+    assert befores[0] == befores[2] != befores[1]
 
 
 def test_by_default_what_is_faster_runs(block):

@@ -127,8 +127,16 @@ class Optimized(torch.nn.Module):
 
     def _convolutions(self) -> list[TunedConv]:
         """Those that are not left to PyTorch."""
-        parts = [part for part in self.modules() if isinstance(part, Optimized) and part.traced and not part._left]
+        parts = [part for part in self._parts() if not part._left]
         return [module for part in parts for module in part.graph.modules() if isinstance(module, TunedConv)]
+
+    def _parts(self) -> list[Optimized]:
+        """Those that are graphs: the whole model, or modules of it."""
+        return [part for part in self.modules() if isinstance(part, Optimized) and part.traced]
+
+    def codes(self) -> list[str]:
+        """What the graphs do, in Python."""
+        return [part.graph.code for part in self._parts()]
 
     @property
     def traced(self) -> bool:
