@@ -34,7 +34,7 @@ def trace(source: str, inputs: Sequence[Input]) -> Graph:
     if not inputs:
         raise ModelError(f"{source}: a PyTorch module needs --input, such as --input {EXAMPLE}")
     with contextlib.redirect_stdout(sys.stderr):
-        with _told(source):
+        with told(source):
             found = _find(source)
         with contextlib.suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True):
             return _run(source, found, inputs)
@@ -62,7 +62,7 @@ def make(source: str, found: Any = None) -> torch.nn.Module:
     Raises:
         ModelError: there is none.
     """
-    with _told(source):
+    with told(source):
         found = _find(source) if found is None else found
         module = found if isinstance(found, torch.nn.Module) else found()
     if not isinstance(module, torch.nn.Module):
@@ -78,7 +78,7 @@ def _run(source: str, found: Any, inputs: Sequence[Input]) -> Graph:
         positional = [tensor for name, tensor in tensors if name is None]
         named = {name: tensor for name, tensor in tensors if name is not None}
         texts = ", ".join(f"{each.name}={each.text}" if each.name else each.text for each in inputs)
-        with _told(f"{source} on {texts}"):
+        with told(f"{source} on {texts}"):
             return record(module, positional, named)
 
 
@@ -93,7 +93,7 @@ def _tensors(module: torch.nn.Module, inputs: Sequence[Input]) -> list[tuple[str
 
 
 @contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
+def told(what: str) -> Iterator[None]:
     """Raise whatever goes wrong in the user's code as ModelError."""
     try:
         yield

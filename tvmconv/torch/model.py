@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from tvmconv.torch.archive import save
-from tvmconv.torch.formats import laid
+from tvmconv.torch.formats import laid, lay_weights
 from tvmconv.torch.layer import TunedConv
 from tvmconv.torch.report import Report
 
@@ -79,20 +79,15 @@ class Optimized(torch.nn.Module):
 
     def lie(self, inside: torch.memory_format, outside: torch.memory_format | None) -> None:
         """Have images, and weights, in this memory format inside, and give them in another; None for as they come."""
-        self._lay_weights(inside)
+        lay_weights(self.plain, {2: inside})
         self._inside, self._outside = inside, outside
 
     def lie_as_before(self) -> None:
         """End that."""
         if self._inside is not None:
             last = self._inside is torch.channels_last
-            self._lay_weights(torch.contiguous_format if last else torch.channels_last)
+            lay_weights(self.plain, {2: torch.contiguous_format if last else torch.channels_last})
             self._inside = self._outside = None
-
-    def _lay_weights(self, memory_format: torch.memory_format) -> None:
-        for module in self.plain.modules():
-            if isinstance(module, (torch.nn.Conv2d, torch.nn.ConvTranspose2d)):
-                module.weight.data = module.weight.data.contiguous(memory_format=memory_format)
 
     def leave(self, left: bool = True) -> None:
         """Leave all to PyTorch, or end that."""
