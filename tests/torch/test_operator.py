@@ -1,7 +1,9 @@
 """The operator: what PyTorch asks of one, and under `torch.compile`, as a file, on tensors that do not fit."""
 
 import copy
+import json
 import threading
+import zipfile
 
 import pytest
 
@@ -123,6 +125,22 @@ def test_files_that_are_none_and_of_other_devices_are_refused(made, tmp_path, mo
         tvmconv.torch.load(file)
     made.save(file)
     file.write_bytes(file.read_bytes()[:-500])
+    with pytest.raises(ModelError, match="cannot read"):
+        tvmconv.torch.load(file)
+    made.save(file)
+    with zipfile.ZipFile(file) as saved:
+        head = json.loads(saved.read(archive.HEAD))
+        contents = {name: saved.read(name) for name in saved.namelist()}
+    head["kernels"][0]["program"] = "{}"
+    for name, content in ((archive.HEAD, json.dumps(head).encode()), (archive.MODEL, b"")):
+        with zipfile.ZipFile(tmp_path / "other.tvmconv", "w") as other:
+            for each, there in {**contents, name: content}.items():
+                other.writestr(each, there)
+        with pytest.raises(ModelError, match="cannot read"):
+            tvmconv.torch.load(tmp_path / "other.tvmconv")
+    data = bytearray(file.read_bytes())
+    data[data.index(archive.HEAD.encode()) + len(archive.HEAD)] ^= 0xFF  # of what is compressed
+    file.write_bytes(data)
     with pytest.raises(ModelError, match="cannot read"):
         tvmconv.torch.load(file)
     made.save(file)

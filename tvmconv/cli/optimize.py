@@ -13,6 +13,7 @@ from typing import Any
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.options import model_input, positive
 from tvmconv.cli.progress import progress_line
+from tvmconv.errors import as_model_error
 from tvmconv.models.inputs import EXAMPLE, Input
 from tvmconv.workloads import dtypes
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST, LAYOUTS
@@ -106,7 +107,7 @@ def _optimized(args: argparse.Namespace) -> Any:
     import torch
 
     from tvmconv import devices
-    from tvmconv.models.torch_module import make, told
+    from tvmconv.models.torch_module import make
     from tvmconv.torch.form import MEMORY_FORMATS
     from tvmconv.torch.formats import lay_weights
 
@@ -120,7 +121,7 @@ def _optimized(args: argparse.Namespace) -> Any:
     layout = args.layout or (CHANNELS_FIRST if args.dtype == "f32" else CHANNELS_LAST)
     formats = MEMORY_FORMATS if layout == CHANNELS_LAST else {}
     model = make(args.model)
-    with told(f"{args.model} on {place}"):  # which may have too little memory
+    with as_model_error(f"{args.model} on {place}"):  # which may have too little memory
         model = model.to(place, dtype)
         lay_weights(model, formats)
         inputs = [_tensor(each, dtype, place) for each in args.input]

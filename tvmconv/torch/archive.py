@@ -17,7 +17,7 @@ import torch
 
 from tvmconv import devices
 from tvmconv.devices import Device
-from tvmconv.errors import DeviceError, Error, ModelError
+from tvmconv.errors import DeviceError, Error, ModelError, as_model_error
 from tvmconv.measuring.wire import decode_program, encode_program
 from tvmconv.torch import operator
 from tvmconv.torch.form import form_of
@@ -47,13 +47,9 @@ def save(
         ModelError: `torch.export` does not take the model.
         Error: the file cannot be written.
     """
-    try:
-        with torch.no_grad():
-            exported = torch.export.export(model, tuple(example), strict=False)
-        packed = io.BytesIO()
-        torch.export.save(exported, packed)
-    except Exception as error:  # whatever the model makes of being exported
-        raise ModelError(f"{type(model).__name__} cannot be saved: {type(error).__name__}: {error}") from error
+    packed = io.BytesIO()
+    with as_model_error(f"{type(model).__name__} cannot be saved"), torch.no_grad():
+        torch.export.save(torch.export.export(model, tuple(example), strict=False), packed)
     kernels, device = [], None
     for name in names:
         launcher: Any = operator.launcher(name, place)
@@ -88,7 +84,7 @@ def load(path: str | os.PathLike[str], *, device: str | None = None, rebuild: bo
         ModelError: this is no such file, or of another version.
     """
     shown = os.fspath(path)
-    try:
+    with as_model_error(f"cannot read {shown}"):
         with zipfile.ZipFile(path) as archive:
             head = json.loads(archive.read(HEAD))
             if head["version"] != VERSION:
@@ -99,20 +95,16 @@ def load(path: str | os.PathLike[str], *, device: str | None = None, rebuild: bo
             codes = [archive.read(CODE.format(number)) for number in range(len(head["kernels"]))]
         place = torch.device(head["place"])
         names = [str(kernel["workload"]) for kernel in head["kernels"]]
-        programs = [str(kernel["program"]) for kernel in head["kernels"]]
-        arch = head["device"]["arch"] if head["device"] else None
-        of = head["device"]["name"] if head["device"] else ""
-    except (OSError, ValueError, LookupError, TypeError, RuntimeError, zipfile.BadZipFile) as error:
-        raise ModelError(f"cannot read {shown}: {type(error).__name__}: {error}") from error
-    if names:
-        ours = devices.find(device or (f"cuda:{place.index}" if place.type == "cuda" else "opencl:0"))
-        if ours.arch != arch and not rebuild:
-            raise DeviceError(
-                f"{shown} has kernels of {of} ({arch}), and {ours.text} is {ours.name} ({ours.arch}): rebuild=True"
-            )
-        for name, program, code in zip(names, programs, codes, strict=True):
-            _install(name, program, code, ours, place, anew=ours.arch != arch)
-    return torch.export.load(packed).module()
+        if names:
+            of, arch = head["device"]["name"], head["device"]["arch"]
+            ours = devices.find(device or (f"cuda:{place.index}" if place.type == "cuda" else "opencl:0"))
+            if ours.arch != arch and not rebuild:
+                raise DeviceError(
+                    f"{shown} has kernels of {of} ({arch}), and {ours.text} is {ours.name} ({ours.arch}): rebuild=True"
+                )
+            for name, kernel, code in zip(names, head["kernels"], codes, strict=True):
+                _install(name, str(kernel["program"]), code, ours, place, anew=ours.arch != arch)
+        return torch.export.load(packed).module()
 
 
 def _install(name: str, header: str, code: bytes, device: Device, place: torch.device, *, anew: bool) -> None:

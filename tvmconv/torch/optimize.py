@@ -13,7 +13,7 @@ import torch
 
 from tvmconv import devices
 from tvmconv.devices import Device
-from tvmconv.errors import DeviceError, ModelError
+from tvmconv.errors import DeviceError, ModelError, as_model_error
 from tvmconv.torch.choose import OTHERWISE, Choose, Chooser, deviation
 from tvmconv.torch.formats import FORMATS, fastest_format, format_of
 from tvmconv.torch.kernels import Kernels
@@ -102,16 +102,8 @@ def _copy(model: torch.nn.Module) -> torch.nn.Module:
     Raises:
         ModelError: it cannot be copied, as one that keeps a tensor that was computed with gradients.
     """
-    try:
+    with as_model_error("the model cannot be copied"):
         return copy.deepcopy(model).eval().requires_grad_(False)
-    except Exception as error:  # of whatever the model keeps
-        raise ModelError(f"the model cannot be copied: {_told(error)}") from error
-
-
-def _told(error: Exception) -> str:
-    """An error in one line: its kind, and the first line of what it says."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return ": ".join([type(error).__name__, *lines[:1]])
 
 
 def _result(model: torch.nn.Module, arguments: Sequence[Any]) -> list[Any]:
@@ -120,11 +112,8 @@ def _result(model: torch.nn.Module, arguments: Sequence[Any]) -> list[Any]:
     Raises:
         ModelError: it does not run on the example.
     """
-    try:
-        with by_heuristics():
-            return _values(model(*copied(arguments)))
-    except Exception as error:
-        raise ModelError(f"the model does not run on the example: {_told(error)}") from error
+    with as_model_error("the model does not run on the example"), by_heuristics():
+        return _values(model(*copied(arguments)))
 
 
 def _lay_out(model: Optimized, place: torch.device, arguments: Sequence[Any], wanted: Sequence[Any]) -> list[str]:
