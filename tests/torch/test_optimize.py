@@ -218,6 +218,22 @@ def test_dropout_alone_may_be_set_to_training(faster):
         assert torch.equal(faster(X), faster(X))
 
 
+def test_a_module_that_looks_at_its_mode_may_be_set_to_training_alone():
+    class Sampling(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(4, 4, 1)
+
+        def forward(self, x):
+            return torch.nn.functional.dropout(self.conv(x), 0.5, self.training)
+
+    ours = optimized(torch.nn.Sequential(Sampling()).eval())
+    ours.get_submodule("0").train()
+    assert differ(ours, ours) > 0
+    ours.eval()
+    assert differ(ours, ours) == 0
+
+
 def test_inference_mode(faster, block):
     with torch.inference_mode():
         assert torch.allclose(faster(X), block(X), atol=1e-4)
@@ -305,6 +321,15 @@ def test_a_model_that_is_a_convolution(make, x):
     assert runs(ours) == {"(itself)": True}
     assert differ(ours, model, x) < 1e-5
     assert list(ours.state_dict()) == list(model.state_dict())
+
+
+@pytest.mark.parametrize("how", [torch.jit.script, lambda part: torch.compile(part, backend="eager", fullgraph=True)])
+def test_a_part_that_is_compiled_runs_as_it_is(how):
+    part = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 1), torch.nn.ReLU()).eval()
+    model = torch.nn.Sequential(how(part), torch.nn.Conv2d(4, 4, 1)).eval()
+    ours = optimized(model)
+    assert runs(ours)["1"]
+    assert differ(ours, model) < 1e-5
 
 
 class Dropping(torch.nn.Module):

@@ -45,8 +45,8 @@ class Optimized(torch.nn.Module):
         self._left = False
         self._inside: torch.memory_format | None = None
         self._outside: torch.memory_format | None = None
-        # They are not in the graph; some people set them alone to training, to draw samples.
-        self._dropping = tuple(module for module in model.modules() if _drops(module))
+        # Some people set dropout alone to training, to draw samples.
+        self._training = tuple(module for module in model.modules() if _trains(module))
         self._report = Report(())
         self._example: tuple[Any, ...] = ()
         self._place = torch.device("cpu")
@@ -67,7 +67,7 @@ class Optimized(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As of the model."""
-        if self._run is None and (self.training or self._left or any(module.training for module in self._dropping)):
+        if self._run is None and (self.training or self._left or any(module.training for module in self._training)):
             return self._plain[0](*args, **kwargs)
         if self._deciding is not None and deciding(self._takes, args, kwargs) != self._deciding:
             return self._plain[0](*args, **kwargs)
@@ -177,7 +177,13 @@ def deciding(parameters: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping
     return {name: value for name, value in given.items() if value is None or type(value) in (bool, str)}
 
 
-def _drops(module: torch.nn.Module) -> bool:
-    """Whether a module leaves something out at random in training mode: dropout, and paths dropped by any name."""
-    name = type(module).__name__
-    return "Drop" in name or name == "StochasticDepth"
+def _trains(module: torch.nn.Module) -> bool:
+    """Whether the graph is of what a module does in evaluation mode: dropout, and what looks at its mode by itself.
+
+    Modules of PyTorch's own are called by the graph, in whatever mode they are.
+    """
+    kind = type(module)
+    if kind.__module__.startswith("torch."):
+        return "Drop" in kind.__name__
+    code = getattr(inspect.unwrap(kind.forward), "__code__", None)
+    return code is not None and "training" in code.co_names
