@@ -87,6 +87,20 @@ def test_weights_that_change_are_seen(faster, block):
         assert differ(faster, other) < 1e-5
 
 
+@torch.no_grad()
+def test_weights_in_memory_that_others_had_are_seen():
+    model = torch.nn.Conv2d(16, 16, 3, bias=False).eval()
+    x = torch.randn(1, 16, 8, 8)
+    ours = optimized(model, x)
+    assert differ(ours, model, x) < 1e-5
+    for _ in range(5):
+        for _ in range(2):
+            ours.load_state_dict({"weight": torch.randn_like(model.weight)}, assign=True)
+        model.load_state_dict(ours.state_dict())
+        assert differ(ours, model, x) < 1e-5
+        assert differ(ours.bfloat16().float(), model.bfloat16().float(), x) < 1e-5
+
+
 def test_a_weight_that_two_convolutions_share_is_replaced_in_one():
     model = with_statistics(Shared())
     ours, new = optimized(model), torch.nn.Parameter(torch.randn(4, 4, 3, 3), requires_grad=False)

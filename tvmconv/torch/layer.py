@@ -17,7 +17,7 @@ from tvmconv.torch.rounding import for_truncated_inputs
 CONVOLUTIONS = {torch.nn.Conv1d: 1, torch.nn.Conv2d: 2, torch.nn.Conv3d: 3}
 NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
 
-
+Stamp = tuple[weakref.ref[torch.Tensor], int, int]  # of a tensor: itself, its memory, and how often it was written to
 Key = tuple[tuple[int, ...], torch.dtype, torch.device, bool]
 
 
@@ -63,7 +63,7 @@ class TunedConv(torch.nn.Module):
         self._names: dict[str, tuple[str, str]] = {}  # of the buffers with its weight and bias
         self._formats: dict[str, torch.memory_format] = {}
         self._truncates: dict[str, bool] = {}
-        self._stamps: dict[str, tuple[object, ...]] = {}
+        self._stamps: dict[str, list[Stamp]] = {}
 
     @property
     def conv(self) -> Any:
@@ -153,6 +153,9 @@ class TunedConv(torch.nn.Module):
             for told in (self._formats, self._truncates, self._stamps):
                 del told[kernel]
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_stamps": {kernel: [] for kernel in self._stamps}}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy has to be brought up to date by itself."""
         super().__setstate__(state)
@@ -170,9 +173,9 @@ class TunedConv(torch.nn.Module):
 
     def _refresh(self, kernel: str) -> None:
         """Make weight and bias anew, in the same memory, if the model's have changed."""
-        stamp = self._stamp()
-        if stamp == self._stamps[kernel]:
+        if self._is_current(kernel):
             return
+        stamp = self._stamp()
         for name, new in zip(self._names[kernel], self._pack(kernel), strict=True):
             old = self._buffers[name]
             if old is not None and new is not None:
@@ -188,9 +191,21 @@ class TunedConv(torch.nn.Module):
             found += [*norm._parameters.values(), norm._buffers["running_mean"], norm._buffers["running_var"]]
         return [tensor for tensor in found if tensor is not None]
 
-    def _stamp(self) -> tuple[object, ...]:
+    def _stamp(self) -> list[Stamp]:
         """What changes when one of the sources does: is written to, replaced, or moved."""
-        return tuple([(tensor.data_ptr(), tensor._version) for tensor in self.sources()])
+        return [(weakref.ref(tensor), tensor.data_ptr(), tensor._version) for tensor in self.sources()]
+
+    def _is_current(self, kernel: str) -> bool:
+        """Whether the sources are those that weight and bias were made from."""
+        then, now = self._stamps[kernel], self.sources()
+        for (of, pointer, version), tensor in zip(then, now, strict=False):
+            if version != tensor._version or pointer != tensor.data_ptr() or of() is not tensor:
+                return False
+        return len(then) == len(now)
+
+    def expire(self) -> None:
+        """Have weights packed anew before the next launch: memory of old ones may be that of others by now."""
+        self._stamps = {kernel: [] for kernel in self._stamps}
 
     @torch.no_grad()
     def _pack(self, kernel: str) -> tuple[torch.Tensor, torch.Tensor | None]:

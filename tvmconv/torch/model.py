@@ -118,12 +118,11 @@ class Optimized(torch.nn.Module):
 
     def _kernels(self) -> list[str]:
         """The names of the kernels that run."""
-        return list(dict.fromkeys(name for each in self._convolutions() for name in each.kernels.values()))
+        ours = [each for part in self._parts() if not part._left for each in part._convolutions()]
+        return list(dict.fromkeys(name for each in ours for name in each.kernels.values()))
 
     def _convolutions(self) -> list[TunedConv]:
-        """Those that are not left to PyTorch."""
-        parts = [part for part in self._parts() if not part._left]
-        return [module for part in parts for module in part.graph.modules() if isinstance(module, TunedConv)]
+        return [each for part in self._parts() for each in part.graph.modules() if isinstance(each, TunedConv)]
 
     def _parts(self) -> list[Optimized]:
         """Those that are graphs: the whole model, or modules of it."""
@@ -146,6 +145,8 @@ class Optimized(torch.nn.Module):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Optimized:
         self._plain[0]._apply(fn, recurse)  # owns the same tensors in the same places
+        for convolution in self._convolutions():
+            convolution.expire()
         return self
 
     def __getattr__(self, name: str) -> Any:
