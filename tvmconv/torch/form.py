@@ -24,6 +24,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sigmoid": torch.sigmoid,
 }
 MEMORY_FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}  # by axes of space, of a workload in NHWC
+ALIGNMENT = 16  # bytes; what PyTorch allocates is aligned, views of it need not be
 MARK = "#"  # in the name of a kernel: between the text of its workload and what tells it from others
 
 
@@ -66,8 +67,9 @@ class Form:
         return tensor
 
     def laid(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor as it has to lie: itself, or a copy."""
-        return tensor.contiguous(memory_format=self.memory_format)
+        """A tensor as it has to lie, which kernels read up to 16 bytes of at once: itself, or a copy."""
+        tensor = tensor.contiguous(memory_format=self.memory_format)
+        return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
 
 
 @functools.cache
