@@ -171,3 +171,5 @@ def test_without_a_device_of_ours_it_is_the_other_backend_alone(block, monkeypat
 def test_an_option_that_there_is_not_is_refused():
     with pytest.raises(TuningError, match="option 'second': expected one of seconds, log, choose, then"):
         backend(None, (), options={"second": 1})
+    with pytest.raises(TuningError, match="choose='fast'"):
+        backend(None, (), options={"choose": "fast"})

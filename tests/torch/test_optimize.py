@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason='PyTorch is missing: pip install "tv
 from small_models import Between, Block, Normalised, Scaled, Shared, Undecided, with_statistics  # noqa: E402
 
 import tvmconv.torch  # noqa: E402
-from tvmconv.errors import DeviceError, Error, ModelError  # noqa: E402
+from tvmconv.errors import DeviceError, Error, ModelError, TuningError  # noqa: E402
 from tvmconv.torch import operator  # noqa: E402
 from tvmconv.torch.kernels import Ready  # noqa: E402
 from tvmconv.torch.report import PYTORCH  # noqa: E402
@@ -525,6 +525,11 @@ def test_what_is_no_model_is_refused_in_one_line(model, example, error):
     with pytest.raises(ModelError, match=error) as raised:
         optimized(model, example)
     assert "\n" not in str(raised.value)
+
+
+def test_a_choice_that_there_is_not_is_refused():
+    with pytest.raises(TuningError, match="choose='fast': expected one of fastest, tuned"):
+        tvmconv.torch.optimize(torch.nn.Conv2d(4, 4, 1), X, choose="fast")
 
 
 def test_a_device_of_the_wrong_kind_is_refused():

@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from tvmconv.errors import DeviceError, TuningError
-from tvmconv.torch.choose import Chooser
+from tvmconv.torch.choose import Chooser, checked
 from tvmconv.torch.kernels import Kernels
 from tvmconv.torch.layer import CONVOLUTIONS
 from tvmconv.torch.look import look
@@ -65,13 +65,14 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
             "inductor".
 
     Raises:
-        TuningError: there is no such option.
+        TuningError: there is no such option, or no such choice.
         Error: the log cannot be read or written.
     """
     given = dict(options or {})
     for name in given:
         if name not in OPTIONS:
             raise TuningError(f"option {name!r}: expected one of {', '.join(OPTIONS)}")
+    how = checked(given.get("choose", "fastest"))
     compile_rest = torch._dynamo.lookup_backend(given.get("then", THEN))
     theirs = compile_rest(fx.GraphModule(gm, copy.deepcopy(gm.graph)), example_inputs)
     place = _place(example_inputs)
@@ -91,7 +92,7 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
     ours = compile_rest(ours_graph, example_inputs)
     before, after = (_seconds(run, example_inputs, place) for run in (theirs, ours))
     _told.info("%s", replace(report, before=before, after=after))
-    if after >= before and given.get("choose") != "tuned":
+    if after >= before and how != "tuned":
         return theirs
     fixed = _parameters_of(chosen, example_inputs)
 

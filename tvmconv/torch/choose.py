@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 import torch
 
-from tvmconv.errors import Error
+from tvmconv.errors import Error, TuningError
 from tvmconv.torch import operator
 from tvmconv.torch.form import form_of
 from tvmconv.torch.kernels import Kernels, Ready
@@ -24,6 +24,13 @@ from tvmconv.workloads import dtypes
 OTHERWISE = "Inputs of other shapes and dtypes, on other devices, in training mode, or for gradients: by PyTorch."
 Choose = Literal["fastest", "tuned"]
 TOLERANCES = 4.0  # of the dtype: PyTorch's result is as far off, and rounds between the operations
+
+
+def checked(how: str) -> Choose:
+    """What `choose` is, if it is one; raises TuningError."""
+    if how not in get_args(Choose):
+        raise TuningError(f"choose={how!r}: expected one of {', '.join(get_args(Choose))}")
+    return cast(Choose, how)
 
 
 @dataclass

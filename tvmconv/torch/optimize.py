@@ -14,7 +14,7 @@ import torch
 from tvmconv import devices
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError, ModelError, as_model_error
-from tvmconv.torch.choose import OTHERWISE, Choose, Chooser, deviation
+from tvmconv.torch.choose import OTHERWISE, Choose, Chooser, checked, deviation
 from tvmconv.torch.formats import FORMATS, fastest_format, format_of
 from tvmconv.torch.kernels import Kernels
 from tvmconv.torch.look import look
@@ -57,9 +57,11 @@ def optimize(
     Raises:
         ModelError: the model is no module, cannot be copied, does not run on the example, or lies on several devices.
         DeviceError: there is no such device.
+        TuningError: `choose` is neither.
         Error: the log cannot be read or written.
     """
     _check_model(model)
+    checked(choose)
     arguments = example if isinstance(example, tuple) else (example,)
     place = _place(model, arguments)
     ours = device_of(place, device)
