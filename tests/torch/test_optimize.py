@@ -165,6 +165,22 @@ def test_an_input_that_is_expanded_is_taken():
     assert differ(ours, model, X[:, :1]) < 1e-5
 
 
+def test_a_sum_lies_as_in_the_model():
+    class Viewed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(4, 4, 1)
+
+        def forward(self, x):
+            y = x + self.conv(x.contiguous(memory_format=torch.channels_last))
+            return y.view(y.size(0), -1)
+
+    model = Viewed().eval()
+    ours = optimized(model)
+    assert ours.report().lines[0].workload.endswith("nhwc,bias")
+    assert differ(ours, model) < 1e-5
+
+
 def test_a_residual_of_another_dtype_is_added_behind_the_kernel():
     class Mixed(torch.nn.Module):
         def __init__(self, dtype):

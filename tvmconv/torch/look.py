@@ -135,7 +135,9 @@ def look(model: Optimized, parts: Sequence[Part], arguments: Sequence[Any]) -> l
 
 def _replaced(part: Part, seen: dict[fx.Node, Seen]) -> list[Found]:
     """The convolutions of a part; those that are workloads are computed by modules of ours from now on."""
-    sites = list(find_sites(part.module.graph, {node: (each.shape, each.dtype) for node, each in seen.items()}))
+    sites = list(
+        find_sites(part.module.graph, {node: (each.layout, each.shape, each.dtype) for node, each in seen.items()})
+    )
     layouts = [each.layout for site in sites if (each := seen.get(site.nodes[0])) and each.layout]
     usual = max(layouts, key=layouts.count, default=CHANNELS_FIRST)
     found, ours = [], []
@@ -169,7 +171,7 @@ def _workload(site: Site, seen: dict[fx.Node, Seen], usual: str) -> Conv:
     y = seen.get(nodes[0])
     if x is None or y is None:
         raise ModelError("it did not run on the example")
-    reason = _reason(conv, [x, *(seen[node] for node in nodes)])
+    reason = _reason(conv, x, y)
     if reason:
         raise ModelError(reason)
     padding = conv.padding
@@ -191,9 +193,8 @@ def _workload(site: Site, seen: dict[fx.Node, Seen], usual: str) -> Conv:
     return replace(workload, layout=y.layout or usual, epilogue=(*workload.epilogue, *site.names))
 
 
-def _reason(conv: Any, values: Sequence[Seen]) -> str:
-    """Why our kernels cannot compute a convolution, the values being its input, its output and what follows."""
-    x, y, *behind = values
+def _reason(conv: Any, x: Seen, y: Seen) -> str:
+    """Why our kernels cannot compute a convolution of an input to an output; "" if they can."""
     if hooked(conv):
         return "it has hooks"
     if "weight" not in conv._parameters:
@@ -207,8 +208,6 @@ def _reason(conv: Any, values: Sequence[Seen]) -> str:
         return "its weight is an inference tensor, whose changes nobody sees"
     if y.dtype not in DTYPES:
         return f"it is of {str(y.dtype).removeprefix('torch.')}"
-    if any(each.dtype is not y.dtype for each in behind):
-        return "what follows it is of another dtype"
     if len(x.shape) != CONVOLUTIONS[type(conv)] + 2:
         return "its input has no axis for a batch"
     return ""

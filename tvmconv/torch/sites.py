@@ -50,6 +50,7 @@ CLAMPS: dict[Any, tuple[float | None, float | None]] = {  # and their limits, if
     **dict.fromkeys((torch.clamp, torch.clamp_, torch.clip, "clamp", "clamp_", "clip", "clip_"), (None, None)),
     **dict.fromkeys((functional.hardtanh, functional.hardtanh_), (-1, 1)),
 }
+UNKNOWN = (None, None, None)
 LIMITS: dict[tuple[float | None, float | None], str] = {(0, None): "relu", (0, 1): "clamp", (0, 6): "relu6"}
 
 
@@ -174,12 +175,12 @@ def strip(graph: fx.Graph, modules: dict[str, Any]) -> None:
             graph.erase_node(node)
 
 
-def find_sites(graph: fx.GraphModule, kinds: dict[fx.Node, Any]) -> Iterator[Site]:
+def find_sites(graph: fx.GraphModule, kinds: Mapping[fx.Node, tuple[Any, ...]]) -> Iterator[Site]:
     """The convolutions of a graph, each with as much of what follows it as one kernel can do.
 
     Args:
         graph: of the model.
-        kinds: shape and dtype of each node's value when the model was run.
+        kinds: what each node gave when the model was run: the memory format, and shape and dtype.
     """
     modules = dict(graph.named_modules())
     order = {node: number for number, node in enumerate(graph.graph.nodes)}
@@ -203,7 +204,7 @@ def find_sites(graph: fx.GraphModule, kinds: dict[fx.Node, Any]) -> Iterator[Sit
 
 
 def _following(
-    site: Site, modules: dict[str, Any], order: dict[fx.Node, int], kinds: dict[fx.Node, Any]
+    site: Site, modules: dict[str, Any], order: dict[fx.Node, int], kinds: Mapping[fx.Node, tuple[Any, ...]]
 ) -> tuple[fx.Node, str] | None:
     """The next node that a site's kernel can do as well, and what it does; None if there is none."""
     last = site.nodes[-1]
@@ -215,8 +216,12 @@ def _following(
         return None
     if kind == "add":
         others = [arg for arg in user.args if arg is not last]
-        if len(others) != 1 or not isinstance(others[0], fx.Node) or kinds.get(others[0]) != kinds.get(last):
+        if len(others) != 1 or not isinstance(others[0], fx.Node):
             return None
+        if kinds.get(others[0], UNKNOWN)[1:] != kinds.get(last, UNKNOWN)[1:]:
+            return None
+    if kinds.get(user, UNKNOWN) != kinds.get(last, UNKNOWN):
+        return None  # what is behind may need it to lie as it does, as a `view`
     first, inside = order[site.nodes[0]], {*site.nodes}
     if any(_writes(node, modules) for node in order if first < order[node] < order[user] and node not in inside):
         return None  # computed later, the convolution might read what was written over its input meanwhile
