@@ -4,6 +4,11 @@ Each message is one line that quotes what was given and says what would be right
 and exits with status 2.
 """
 
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
 
 class Error(Exception):
     """Anything that tvmconv refuses or cannot do, with a message of one line for the user."""
@@ -60,6 +65,22 @@ class TuningError(Error, ValueError):
 
 class ModelError(Error, ValueError):
     """A model cannot be read, or does not run on the inputs that it was given."""
+
+
+@contextlib.contextmanager
+def as_model_error(what: str) -> Iterator[None]:
+    """Raise whatever goes wrong in the code of others as ModelError, in one line; errors of ours stay what they are.
+
+    Args:
+        what: the message begins with it.
+    """
+    try:
+        yield
+    except Error:
+        raise
+    except (Exception, SystemExit) as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        raise ModelError(": ".join([what, type(error).__name__, *lines[:1]])) from error
 
 
 class FallbackWarning(UserWarning):

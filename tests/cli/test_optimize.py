@@ -13,6 +13,12 @@ def tiny():
     print("making it")
     return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU())
 
+def volumes():
+    return torch.nn.Conv3d(3, 4, 3)
+
+def without_weights():
+    return torch.nn.Conv2d(3, 8, 3, device="meta")
+
 def broken():
     raise RuntimeError("no weights here")
 """
@@ -46,9 +52,24 @@ def test_a_model_becomes_a_report_and_a_file(module, options, tmp_path, capsys):
         assert tvmconv.torch.load(out / "model.tvmconv")(torch.zeros(1, 3, 8, 9, dtype=dtype)).shape == (1, 8, 8, 9)
 
 
+def test_volumes_lie_with_channels_last_too(module, capsys):
+    command = ["optimize", f"{module}:volumes", "--input", "1x3x4x5x6", "--device", "opencl:0"]
+    assert main([*command, "--layout", "nhwc", "--dtype", "bf16"]) == 0
+    assert "conv3d:1x3x4x5x6,4x3x3x3x3,s1,p0,bf16,nhwc,bias" in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_done(module, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    out = str(tmp_path / "file" / "out")
+    assert main(["optimize", f"{module}:broken", "--input", "1x3x8x8", "-o", out]) == 2
+    assert "cannot write" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
+        (["{}:without_weights", "--input", "1x3x8x8"], "without_weights on cpu: NotImplementedError"),
+        (["{}:tiny", "--input", "99999x3x99999x99999", "--device", "opencl:0"], "tiny on cpu: RuntimeError"),
         (["{}:broken", "--input", "1x3x8x8"], "no weights here"),
         (["{}:absent", "--input", "1x3x8x8"], "absent"),
         (["{}:tiny", "--input", "1x4x8x8"], "does not run on the example"),

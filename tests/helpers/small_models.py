@@ -88,3 +88,16 @@ class Scaled(nn.Module):
 
     def forward(self, x):
         return x + self.scale * self.conv(x)
+
+
+class Normalised(nn.Module):
+    """Computes something from its buffers at each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.full((4,), 0.5))
+        self.register_buffer("deviation", torch.full((4,), 2.0))
+        self.conv = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x):
+        return self.conv((x - self.mean.view(4, 1, 1)) / (1 + self.deviation.view(4, 1, 1)))

@@ -100,6 +100,58 @@ def test_a_weight_that_is_computed_is_left_alone():
     assert_same(compiled(model), model)
 
 
+class Called(torch.nn.Module):
+    """Calls functions in a way that it is given, on parameters and on a buffer."""
+
+    def __init__(self, call):
+        super().__init__()
+        self.call = call
+        self.weight = torch.nn.Parameter(torch.randn(4, 4, 3, 3))
+        self.register_buffer("bias", torch.rand(4))
+
+    def forward(self, x):
+        return self.call(x, self.weight, self.bias)
+
+
+CALLS = {
+    "p0,bias": lambda x, weight, bias: torch.conv2d(x, weight, bias),
+    "p1": lambda x, weight, bias: torch.nn.functional.conv2d(padding=1, weight=weight, input=x),
+    "p0,bias,relu": lambda x, weight, bias: torch.relu(
+        torch.nn.functional.batch_norm(torch.conv2d(x, weight), bias, bias, bias, bias)
+    ),
+    "p2,bias": lambda x, weight, bias: torch.nn.functional.batch_norm(
+        input=torch.conv2d(x, weight, padding=2), running_mean=bias, running_var=bias
+    ),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("call", CALLS)
+def test_arguments_by_name_and_frozen_ones_are_taken(call, caplog):
+    caplog.set_level(logging.INFO, "tvmconv.torch")
+    torch._dynamo.reset()
+    model = Called(CALLS[call]).eval()
+    assert_same(compiled(model), model)
+    (report,) = told(caplog)
+    assert f"s1,{call} " in report
+
+
+@torch.no_grad()
+def test_a_graph_in_which_autocast_changes_is_left_alone(block, caplog):
+    caplog.set_level(logging.INFO, "tvmconv.torch")
+
+    def within(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = block(x)
+        return torch.relu(y)
+
+    assert torch.equal(compiled(within)(X), within(X))
+    assert not told(caplog)
+    with torch.autocast("cpu", torch.bfloat16):
+        compiled(block)(X)
+    assert ",bf16,bias,relu" in told(caplog)[0]
+
+
 @torch.no_grad()
 def test_by_default_the_faster_runs_and_it_is_known_by_its_name(block):
     assert "tvmconv" in torch._dynamo.list_backends()
@@ -119,3 +171,5 @@ def test_without_a_device_of_ours_it_is_the_other_backend_alone(block, monkeypat
 def test_an_option_that_there_is_not_is_refused():
     with pytest.raises(TuningError, match="option 'second': expected one of seconds, log, choose, then"):
         backend(None, (), options={"second": 1})
+    with pytest.raises(TuningError, match="choose='fast'"):
+        backend(None, (), options={"choose": "fast"})

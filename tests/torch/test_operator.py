@@ -1,7 +1,9 @@
 """The operator: what PyTorch asks of one, and under `torch.compile`, as a file, on tensors that do not fit."""
 
 import copy
+import json
 import threading
+import zipfile
 
 import pytest
 
@@ -12,6 +14,8 @@ from small_models import Block, with_statistics  # noqa: E402
 import tvmconv.torch  # noqa: E402
 from tvmconv.errors import DeviceError, Error, ModelError  # noqa: E402
 from tvmconv.torch import archive  # noqa: E402
+from tvmconv.torch.form import form_of  # noqa: E402
+from tvmconv.torch.layer import TunedConv  # noqa: E402
 from tvmconv.torch.operator import conv  # noqa: E402
 
 X = torch.randn(2, 4, 9, 11, generator=torch.Generator().manual_seed(0))
@@ -28,11 +32,17 @@ def made(block):
     return tvmconv.torch.optimize(block, X, choose="tuned")
 
 
-def arguments(**other):
+def kernel(model):
+    """The name of the kernel of the block's second convolution."""
+    layers = [module for module in model.graph.modules() if isinstance(module, TunedConv)]
+    return next(name for layer in layers for name in layer.kernels.values() if name.startswith(TEXT))
+
+
+def arguments(name, **other):
     """Of the block's second convolution, from random tensors."""
     torch.manual_seed(1)
     x, add = torch.randn(2, 8, 9, 11), torch.randn(2, 8, 9, 11)
-    given = {"x": x, "weight": torch.randn(8, 8, 3, 3), "bias": torch.randn(8), "add": add, "workload": TEXT}
+    given = {"x": x, "weight": torch.randn(8, 8, 3, 3), "bias": torch.randn(8), "add": add, "workload": name}
     return (*{**given, **other}.values(),)
 
 
@@ -42,9 +52,20 @@ def expected(x, weight, bias, add, _):
 
 @pytest.mark.parametrize("lie", [lambda t: t, lambda t: t.transpose(2, 3).contiguous().transpose(2, 3)])
 def test_it_is_an_operator_as_pytorch_wants_it(made, lie):
-    given = arguments(x=lie(arguments()[0]))
+    given = arguments(kernel(made), x=lie(torch.randn(2, 8, 9, 11)))
     assert torch.allclose(conv(*given), expected(*given), atol=1e-4)
     assert set(torch.library.opcheck(conv, given).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("text", [TEXT, f"{TEXT},nhwc"])
+def test_tensors_begin_where_kernels_can_read_them(text):
+    form, numbers = form_of(text), torch.randn(2 * 8 * 9 * 11 + 1)
+    x = numbers.as_strided(form.x_shape, form.output_stride, 1)
+    laid = form.laid(x)
+    assert laid.data_ptr() % 16 == 0
+    assert laid.stride() == x.stride()
+    assert torch.equal(laid, x)
+    assert form.laid(laid) is laid
 
 
 @pytest.mark.parametrize(
@@ -60,11 +81,11 @@ def test_it_is_an_operator_as_pytorch_wants_it(made, lie):
 )
 def test_tensors_that_do_not_fit_are_refused(made, other, error):
     with pytest.raises(Error, match=error):
-        conv(*arguments(**other))
+        conv(*arguments(kernel(made), **other))
 
 
 def test_threads_do_not_disturb_each_other(made):
-    given, wrong = arguments(), []
+    given, wrong = arguments(kernel(made)), []
 
     def run(seed):
         own = (torch.randn(2, 8, 9, 11, generator=torch.Generator().manual_seed(seed)), *given[1:])
@@ -100,6 +121,15 @@ def test_a_model_is_saved_and_loaded(made, block, tmp_path):
         made.save(tmp_path / "no" / "file")
 
 
+def test_a_model_is_saved_with_the_weights_that_it_has(made, tmp_path):
+    model, file = copy.deepcopy(made), tmp_path / "block.tvmconv"
+    model.load_state_dict({name: value * 2 for name, value in made.state_dict().items()})
+    model.save(file)
+    loaded = tvmconv.torch.load(file)
+    with torch.no_grad():
+        assert torch.allclose(loaded(X), model(X), rtol=1e-4, atol=1e-4)
+
+
 def test_files_that_are_none_and_of_other_devices_are_refused(made, tmp_path, monkeypatch):
     file = tmp_path / "block.tvmconv"
     file.write_bytes(b"PK")
@@ -107,6 +137,22 @@ def test_files_that_are_none_and_of_other_devices_are_refused(made, tmp_path, mo
         tvmconv.torch.load(file)
     made.save(file)
     file.write_bytes(file.read_bytes()[:-500])
+    with pytest.raises(ModelError, match="cannot read"):
+        tvmconv.torch.load(file)
+    made.save(file)
+    with zipfile.ZipFile(file) as saved:
+        head = json.loads(saved.read(archive.HEAD))
+        contents = {name: saved.read(name) for name in saved.namelist()}
+    head["kernels"][0]["program"] = "{}"
+    for name, content in ((archive.HEAD, json.dumps(head).encode()), (archive.MODEL, b"")):
+        with zipfile.ZipFile(tmp_path / "other.tvmconv", "w") as other:
+            for each, there in {**contents, name: content}.items():
+                other.writestr(each, there)
+        with pytest.raises(ModelError, match="cannot read"):
+            tvmconv.torch.load(tmp_path / "other.tvmconv")
+    data = bytearray(file.read_bytes())
+    data[data.index(archive.HEAD.encode()) + len(archive.HEAD)] ^= 0xFF  # of what is compressed
+    file.write_bytes(data)
     with pytest.raises(ModelError, match="cannot read"):
         tvmconv.torch.load(file)
     made.save(file)

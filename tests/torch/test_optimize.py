@@ -1,15 +1,18 @@
 """A model's convolutions by our kernels, on the CPU through OpenCL: the same outputs, whatever is done to the model."""
 
 import copy
+import itertools
 
 import pytest
 
 torch = pytest.importorskip("torch", reason='PyTorch is missing: pip install "tvmconv[torch]"')
 
-from small_models import Between, Block, Scaled, Shared, Undecided, with_statistics  # noqa: E402
+from small_models import Between, Block, Normalised, Scaled, Shared, Undecided, with_statistics  # noqa: E402
 
 import tvmconv.torch  # noqa: E402
-from tvmconv.errors import DeviceError, Error, ModelError  # noqa: E402
+from tvmconv.errors import DeviceError, Error, ModelError, TuningError  # noqa: E402
+from tvmconv.torch import operator  # noqa: E402
+from tvmconv.torch.kernels import Ready  # noqa: E402
 from tvmconv.torch.report import PYTORCH  # noqa: E402
 
 X = torch.randn(2, 4, 9, 11, generator=torch.Generator().manual_seed(0))
@@ -84,6 +87,20 @@ def test_weights_that_change_are_seen(faster, block):
         assert differ(faster, other) < 1e-5
 
 
+@torch.no_grad()
+def test_weights_in_memory_that_others_had_are_seen():
+    model = torch.nn.Conv2d(16, 16, 3, bias=False).eval()
+    x = torch.randn(1, 16, 8, 8)
+    ours = optimized(model, x)
+    assert differ(ours, model, x) < 1e-5
+    for _ in range(5):
+        for _ in range(2):
+            ours.load_state_dict({"weight": torch.randn_like(model.weight)}, assign=True)
+        model.load_state_dict(ours.state_dict())
+        assert differ(ours, model, x) < 1e-5
+        assert differ(ours.bfloat16().float(), model.bfloat16().float(), x) < 1e-5
+
+
 def test_a_weight_that_two_convolutions_share_is_replaced_in_one():
     model = with_statistics(Shared())
     ours, new = optimized(model), torch.nn.Parameter(torch.randn(4, 4, 3, 3), requires_grad=False)
@@ -92,6 +109,22 @@ def test_a_weight_that_two_convolutions_share_is_replaced_in_one():
     kept = ours.second.weight.clone()
     assert differ(ours, model) < 1e-5
     assert torch.equal(ours.second.weight, kept)
+
+
+def test_a_model_may_have_parameters_and_modules_of_any_name():
+    class Named(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.place, self.example = torch.nn.Parameter(torch.randn(4, 1, 1)), torch.nn.Conv2d(4, 4, 1)
+            self.told = torch.nn.ReLU()
+
+        def forward(self, x):
+            return self.told(self.example(x) + self.place)
+
+    model = Named().eval()
+    ours = optimized(model)
+    assert differ(ours, model) < 1e-5
+    assert ours.example.kernel_size == (1, 1)
 
 
 def test_a_copy_has_weights_of_its_own(faster, made, block):
@@ -114,6 +147,70 @@ def test_what_is_not_like_the_example_is_pytorch_s(faster, block):
 def test_tensors_that_lie_otherwise_are_brought_to_the_layout(faster, block):
     for x in (X.contiguous(memory_format=torch.channels_last), X.transpose(2, 3).contiguous().transpose(2, 3)):
         assert differ(faster, block, x) < 1e-5
+
+
+def test_an_input_that_is_expanded_is_taken():
+    class Grey(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(4, 4, 3, padding=1)
+
+        def forward(self, x):
+            return self.conv(x.expand(-1, 4, -1, -1)) + x[..., :1].expand(-1, 4, -1, 11)
+
+    model = Grey().eval()
+    ours = optimized(model, X[:, :1])
+    assert ours.report().lines[0].workload.endswith("bias,add")
+    assert all(runs(ours).values())
+    assert differ(ours, model, X[:, :1]) < 1e-5
+
+
+def test_a_sum_lies_as_in_the_model():
+    class Viewed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(4, 4, 1)
+
+        def forward(self, x):
+            y = x + self.conv(x.contiguous(memory_format=torch.channels_last))
+            return y.view(y.size(0), -1)
+
+    model = Viewed().eval()
+    ours = optimized(model)
+    assert ours.report().lines[0].workload.endswith("nhwc,bias")
+    assert differ(ours, model) < 1e-5
+
+
+def test_a_residual_of_another_dtype_is_added_behind_the_kernel():
+    class Mixed(torch.nn.Module):
+        def __init__(self, dtype):
+            super().__init__()
+            self.conv, self.dtype = torch.nn.Conv2d(4, 4, 1), dtype
+
+        def forward(self, x):
+            return self.conv(x) + x.to(self.dtype)
+
+    model = Mixed(torch.half).eval()
+    ours = optimized(model)
+    assert ours.report().lines[0].workload.endswith("p0,bias")
+    assert differ(ours, model) > 0  # for it is our kernel
+    with torch.autocast("cpu", torch.bfloat16):
+        assert runs(optimized(Mixed(torch.float32).eval())) == {"conv": True}
+
+
+def test_an_example_that_the_model_writes_to_stays_as_it_is():
+    class Writing(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(4, 4, 1)
+
+        def forward(self, x):
+            return self.conv(x.sub_(0.5).mul_(2))
+
+    x = X.clone()
+    ours = optimized(Writing().eval(), x)
+    assert torch.equal(x, X)
+    assert ours.report().difference < 1e-5
 
 
 def test_gradients_and_training_are_pytorch_s(faster, block):
@@ -151,6 +248,22 @@ def test_dropout_alone_may_be_set_to_training(faster):
         assert torch.equal(faster(X), faster(X))
 
 
+def test_a_module_that_looks_at_its_mode_may_be_set_to_training_alone():
+    class Sampling(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(4, 4, 1)
+
+        def forward(self, x):
+            return torch.nn.functional.dropout(self.conv(x), 0.5, self.training)
+
+    ours = optimized(torch.nn.Sequential(Sampling()).eval())
+    ours.get_submodule("0").train()
+    assert differ(ours, ours) > 0
+    ours.eval()
+    assert differ(ours, ours) == 0
+
+
 def test_inference_mode(faster, block):
     with torch.inference_mode():
         assert torch.allclose(faster(X), block(X), atol=1e-4)
@@ -173,6 +286,37 @@ def test_channels_last_stays_so(block):
         assert model(x).stride() == block(x).stride()
 
 
+class Viewing(torch.nn.Module):
+    """Looks at an image as rows, and at a weight that is of no convolution; another one is of five axes."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.other = torch.nn.Conv2d(4, 4, 1), torch.nn.Conv3d(4, 4, 1)
+        self.place = torch.nn.Parameter(torch.randn(1, 4, 9, 11))
+
+    def forward(self, x):
+        y = self.conv(x) + self.place.view(-1).view(4, 9, 11)
+        return self.rows(y) + self.other(y[:, :, None]).flatten(1)
+
+    def rows(self, y):
+        return y.flatten(1)
+
+
+class Rows(Viewing):
+    def rows(self, y):
+        return y.view(y.size(0), -1)
+
+
+@pytest.mark.parametrize(("make", "note"), [(Viewing, "Inside, images lie with"), (Rows, "Images lie as they come")])
+def test_a_model_is_laid_out_anew_where_it_can_be(make, note, monkeypatch):
+    monkeypatch.setitem(tvmconv.torch.optimize.__globals__, "fastest_format", lambda *_: "channels last")
+    model = make().eval()
+    ours = optimized(model)
+    assert ours.report().notes[0].startswith(note)
+    assert ("nhwc" in ours.report().lines[0].workload) == (make is Viewing)
+    assert differ(ours, model) < 1e-5
+
+
 def test_autocast_decides_on_the_dtype(block):
     with torch.autocast("cpu", torch.bfloat16):
         model = optimized(block)
@@ -181,7 +325,7 @@ def test_autocast_decides_on_the_dtype(block):
     assert differ(model, block) < 1e-6  # without it, by PyTorch
 
 
-@pytest.mark.parametrize("make", [Undecided, Between, Shared, Scaled])
+@pytest.mark.parametrize("make", [Undecided, Between, Shared, Scaled, Normalised])
 def test_models_of_all_kinds(make):
     model = with_statistics(make())
     ours = optimized(model)
@@ -209,6 +353,15 @@ def test_a_model_that_is_a_convolution(make, x):
     assert list(ours.state_dict()) == list(model.state_dict())
 
 
+@pytest.mark.parametrize("how", [torch.jit.script, lambda part: torch.compile(part, backend="eager", fullgraph=True)])
+def test_a_part_that_is_compiled_runs_as_it_is(how):
+    part = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 1), torch.nn.ReLU()).eval()
+    model = torch.nn.Sequential(how(part), torch.nn.Conv2d(4, 4, 1)).eval()
+    ours = optimized(model)
+    assert runs(ours)["1"]
+    assert differ(ours, model) < 1e-5
+
+
 class Dropping(torch.nn.Module):
     def __init__(self, *how, **named):
         super().__init__()
@@ -233,6 +386,94 @@ def test_only_dropout_that_drops_nothing_is_taken_out(model, drops):
     assert differ(ours, model) < 1e-5 or drops
     assert (float(ours(X).abs().max()) == 0) == drops
     assert ours.report().lines[0].workload.endswith("bias" if drops else "bias,relu")
+
+
+class Choosing(torch.nn.Module):
+    """Two convolutions, one of which runs, as its arguments say."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.one, self.other, self.first = torch.nn.Conv2d(4, 4, 1), torch.nn.Conv2d(4, 4, 1), first
+
+    def forward(self, x, mask=None, *, flag=False):
+        conv = self.one if self.first(x, mask, flag) else self.other
+        return torch.relu(conv(x)) if mask is None else torch.relu(conv(x) * mask)
+
+
+CHOICES = [lambda x, mask, flag: mask is None, lambda x, mask, flag: not flag]
+
+
+@pytest.mark.parametrize("first", CHOICES)
+def test_arguments_that_are_left_out_and_flags_decide_as_in_the_model(first):
+    model, mask = Choosing(first).eval(), torch.rand(4, 1, 1)
+    ours = optimized(model)
+    assert [line.workload.partition("p0,")[2] for line in ours.report().lines if line.workload] == ["bias,relu"]
+    for call in (
+        lambda model: model(X),
+        lambda model: model(X, None),
+        lambda model: model(X, mask),
+        lambda model: model(X, mask=mask),
+        lambda model: model(X, flag=True),
+        lambda model: model(x=X, flag=False),
+    ):
+        with torch.no_grad():
+            torch.testing.assert_close(call(ours), call(model), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_parts_are_called_by_name_too():
+    class Calling(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = Choosing(CHOICES[0])
+
+        def forward(self, x):
+            y = self.part(mask=None, x=x)
+            return self.part(y, y) if y.sum() < 1e9 else y
+
+    model = Calling().eval()
+    ours = optimized(model)
+    assert runs(ours) == {"part.one": True, "part.other": False}
+    assert differ(ours, model) < 1e-5
+
+
+class Noisy(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(4, 4, 1)
+
+    def forward(self, x):
+        return self.conv(x) + torch.randn(2, 4, 9, 11)
+
+
+def test_what_a_graph_would_compute_once_and_for_all_is_computed_at_each_call():
+    ours = optimized(Noisy().eval())
+    assert runs(ours) == {"conv": True}
+    assert differ(ours, ours) > 0.01
+
+
+def test_a_model_that_looks_at_the_type_of_its_input_takes_the_branch_that_it_took():
+    model = Choosing(lambda x, mask, flag: isinstance(x, torch.Tensor)).eval()
+    ours = optimized(model)
+    assert runs(ours) == {"one": True, "other": False}
+    assert differ(ours, model) < 1e-5
+
+
+def test_autocast_that_a_model_changes_is_as_in_the_model():
+    class Changing(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.Conv2d(4, 4, 1), torch.nn.Conv2d(4, 4, 1)
+
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16):
+                y = self.first(x)
+            return self.second(y.float())
+
+    model = Changing().eval()
+    ours = optimized(model)
+    assert [",bf16" in line.workload for line in ours.report().lines] == [True, False]
+    assert differ(ours, model) < 0.03
 
 
 def computed():
@@ -279,6 +520,12 @@ def test_a_convolution_of_its_own_kind_is_left_alone():
     assert differ(ours, model) == 0
 
 
+def keeping_a_result():
+    model = torch.nn.Conv2d(4, 4, 1)
+    model.kept = model(X)
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "example", "error"),
     [
@@ -287,12 +534,18 @@ def test_a_convolution_of_its_own_kind_is_left_alone():
         (torch.nn.Conv2d(4, 4, 1, device="meta"), X.to("meta"), "is on meta"),
         (torch.nn.Conv2d(3, 4, 1), X, "does not run on the example"),
         (torch.jit.script(torch.nn.Conv2d(4, 4, 1)), X, "cannot be optimised"),
+        (keeping_a_result(), X, "cannot be copied: RuntimeError: Only Tensors created explicitly"),
     ],
 )
 def test_what_is_no_model_is_refused_in_one_line(model, example, error):
     with pytest.raises(ModelError, match=error) as raised:
         optimized(model, example)
     assert "\n" not in str(raised.value)
+
+
+def test_a_choice_that_there_is_not_is_refused():
+    with pytest.raises(TuningError, match="choose='fast': expected one of fastest, tuned"):
+        tvmconv.torch.optimize(torch.nn.Conv2d(4, 4, 1), X, choose="fast")
 
 
 def test_a_device_of_the_wrong_kind_is_refused():
@@ -324,6 +577,24 @@ def test_a_model_that_is_optimised_in_inference_mode_runs_by_kernels_too(block):
     assert all(runs(optimized(block)).values())
 
 
+def test_what_a_model_took_is_known_of_no_other_that_has_its_modules(tmp_path, monkeypatch):
+    class Repeating(torch.nn.Sequential):
+        def __init__(self, count):
+            super().__init__(torch.nn.Conv2d(4, 4, 1))
+            self.count = count
+
+        def forward(self, x):
+            for _ in range(self.count):
+                x = torch.tanh(x)
+            return super().forward(x)
+
+    monkeypatch.setenv("TVMCONV_CACHE", str(tmp_path))
+    count = itertools.count(1)
+    monkeypatch.setattr("tvmconv.torch.times.seconds_of", lambda *_: float(next(count)))
+    befores = [optimized(Repeating(times).eval()).report().before for times in (1, 2, 1)]
+    assert befores[0] == befores[2] != befores[1]
+
+
 def test_by_default_what_is_faster_runs(block):
     model = tvmconv.torch.optimize(block, X)
     report = model.report()
@@ -331,6 +602,23 @@ def test_by_default_what_is_faster_runs(block):
     for line in report.lines:
         assert (line.runs != PYTORCH) == (line.after < line.before and not left)
     assert report.after <= report.before
+
+
+def test_models_of_one_workload_have_kernels_of_their_own(monkeypatch):
+    model, other = torch.nn.Conv2d(4, 4, 3).eval(), torch.nn.Conv2d(4, 4, 3).eval()
+    first = optimized(model)
+    of_a_kernel = Ready.launcher
+
+    def wrong(ready, *where):
+        launch = of_a_kernel(ready, *where)
+        return lambda *tensors: launch(*tensors) * 2
+
+    monkeypatch.setattr(Ready, "launcher", wrong)
+    monkeypatch.setattr(Ready, "digest", "another")
+    assert runs(optimized(other)) == {"(itself)": False}
+    assert differ(first, model) < 1e-5
+    with pytest.raises(Error, match=r"no kernel for .*#another"):
+        operator.launcher(f"{first.report().lines[0].workload}#another", X.device)
 
 
 def test_a_search_writes_a_log_from_which_the_next_call_takes_its_kernels(tmp_path):

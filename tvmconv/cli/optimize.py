@@ -6,12 +6,14 @@ import argparse
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.options import model_input, positive
 from tvmconv.cli.progress import progress_line
+from tvmconv.errors import as_model_error
 from tvmconv.models.inputs import EXAMPLE, Input
 from tvmconv.workloads import dtypes
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST, LAYOUTS
@@ -68,19 +70,36 @@ def _input(text: str) -> Input:
 
 def run(args: argparse.Namespace) -> int:
     """Optimise, print and write."""
+    if args.out:
+        with _writing(args.out):
+            args.out.mkdir(parents=True, exist_ok=True)
     with contextlib.redirect_stdout(sys.stderr):  # what the model's code prints
         optimized = _optimized(args)
     report = optimized.report()
     print(report)
     if args.out:
-        try:
-            args.out.mkdir(parents=True, exist_ok=True)
+        with _writing(args.out):
             (args.out / REPORT).write_text(f"{report}\n", encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot write {os.fspath(args.out)}: {error.strerror}") from error
         optimized.save(args.out / MODEL)
         print(f"tvmconv.torch.load({str(args.out / MODEL)!r}) loads the model.")
     return 0
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"cannot write {os.fspath(folder)}: {error.strerror}") from error
+
+
+def _tensor(given: Input, dtype: Any, place: Any) -> Any:
+    """Zeros, where an input has a dtype of its own; else random numbers in that of the model."""
+    import torch
+
+    if given.dtype:
+        return torch.zeros(given.shape, dtype=getattr(torch, given.dtype), device=place)
+    return torch.randn(given.shape, dtype=torch.float32, device=place).to(dtype)
 
 
 def _optimized(args: argparse.Namespace) -> Any:
@@ -89,6 +108,8 @@ def _optimized(args: argparse.Namespace) -> Any:
 
     from tvmconv import devices
     from tvmconv.models.torch_module import make
+    from tvmconv.torch.form import MEMORY_FORMATS
+    from tvmconv.torch.formats import lay_weights
 
     device = devices.find(args.device or "auto")
     if isinstance(device, devices.Arch):
@@ -98,16 +119,15 @@ def _optimized(args: argparse.Namespace) -> Any:
     torch.backends.cudnn.benchmark = True
     dtype = getattr(torch, dtypes.BY_TEXT[args.dtype].storage)
     layout = args.layout or (CHANNELS_FIRST if args.dtype == "f32" else CHANNELS_LAST)
-    model = make(args.model).to(place, dtype)
-    inputs = [
-        torch.zeros(each.shape, dtype=getattr(torch, each.dtype), device=place)
-        if each.dtype
-        else torch.randn(each.shape, dtype=torch.float32, device=place).to(dtype)
-        for each in args.input
-    ]
-    if layout == CHANNELS_LAST:
-        model = model.to(memory_format=torch.channels_last)
-        inputs = [each.to(memory_format=torch.channels_last) if each.dim() == 4 else each for each in inputs]
+    formats = MEMORY_FORMATS if layout == CHANNELS_LAST else {}
+    model = make(args.model)
+    with as_model_error(f"{args.model} on {place}"):  # which may have too little memory
+        model = model.to(place, dtype)
+        lay_weights(model, formats)
+        inputs = [_tensor(each, dtype, place) for each in args.input]
+        inputs = [
+            each.contiguous(memory_format=formats.get(each.dim() - 2, torch.contiguous_format)) for each in inputs
+        ]
     choose: Any = "tuned" if args.all else "fastest"
     with progress_line(f"{args.model}: ") as show:
         return tvmconv.torch.optimize(

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tvmconv.errors import ModelError
+from tvmconv.errors import ModelError, as_model_error
 from tvmconv.models.graph import Graph
 from tvmconv.models.inputs import EXAMPLE, Input
 from tvmconv.models.torch_graph import record
@@ -34,7 +34,7 @@ def trace(source: str, inputs: Sequence[Input]) -> Graph:
     if not inputs:
         raise ModelError(f"{source}: a PyTorch module needs --input, such as --input {EXAMPLE}")
     with contextlib.redirect_stdout(sys.stderr):
-        with _told(source):
+        with as_model_error(source):
             found = _find(source)
         with contextlib.suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True):
             return _run(source, found, inputs)
@@ -62,7 +62,7 @@ def make(source: str, found: Any = None) -> torch.nn.Module:
     Raises:
         ModelError: there is none.
     """
-    with _told(source):
+    with as_model_error(source):
         found = _find(source) if found is None else found
         module = found if isinstance(found, torch.nn.Module) else found()
     if not isinstance(module, torch.nn.Module):
@@ -78,7 +78,7 @@ def _run(source: str, found: Any, inputs: Sequence[Input]) -> Graph:
         positional = [tensor for name, tensor in tensors if name is None]
         named = {name: tensor for name, tensor in tensors if name is not None}
         texts = ", ".join(f"{each.name}={each.text}" if each.name else each.text for each in inputs)
-        with _told(f"{source} on {texts}"):
+        with as_model_error(f"{source} on {texts}"):
             return record(module, positional, named)
 
 
@@ -90,13 +90,3 @@ def _tensors(module: torch.nn.Module, inputs: Sequence[Input]) -> list[tuple[str
         dtype = getattr(torch, each.dtype or "float32")
         made.append((each.name, torch.zeros(each.shape, dtype=dtype, device=device)))
     return made
-
-
-@contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
-    """Raise whatever goes wrong in the user's code as ModelError."""
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        raise ModelError(f"{what}: {type(error).__name__}{': ' * bool(lines)}{''.join(lines[:1])}") from error

@@ -17,7 +17,7 @@ import torch
 
 from tvmconv import devices
 from tvmconv.devices import Device
-from tvmconv.errors import DeviceError, Error, ModelError
+from tvmconv.errors import DeviceError, Error, ModelError, as_model_error
 from tvmconv.measuring.wire import decode_program, encode_program
 from tvmconv.torch import operator
 from tvmconv.torch.form import form_of
@@ -30,7 +30,7 @@ HEAD, MODEL, CODE = "tvmconv.json", "model.pt2", "kernels/{}.bin"
 def save(
     model: torch.nn.Module,
     example: Sequence[Any],
-    texts: Sequence[str],
+    names: Sequence[str],
     place: torch.device,
     path: str | os.PathLike[str],
 ) -> None:
@@ -39,7 +39,7 @@ def save(
     Args:
         model: what to write.
         example: its arguments; the file computes inputs of these shapes.
-        texts: of the workloads whose kernels it runs.
+        names: of the kernels that it runs.
         place: where it runs.
         path: of the file.
 
@@ -47,23 +47,19 @@ def save(
         ModelError: `torch.export` does not take the model.
         Error: the file cannot be written.
     """
-    try:
-        with torch.no_grad():
-            exported = torch.export.export(model, tuple(example), strict=False)
-        packed = io.BytesIO()
-        torch.export.save(exported, packed)
-    except Exception as error:  # whatever the model makes of being exported
-        raise ModelError(f"{type(model).__name__} cannot be saved: {type(error).__name__}: {error}") from error
+    packed = io.BytesIO()
+    with as_model_error(f"{type(model).__name__} cannot be saved"), torch.no_grad():
+        torch.export.save(torch.export.export(model, tuple(example), strict=False), packed)
     kernels, device = [], None
-    for text in texts:
-        launcher: Any = operator.launcher(text, place)
+    for name in names:
+        launcher: Any = operator.launcher(name, place)
         device = launcher.device
-        kernels.append((text, *encode_program(launcher.program, None)))
+        kernels.append((name, *encode_program(launcher.program, None)))
     head = {
         "version": VERSION,
         "place": str(place),
         "device": None if device is None else {"name": device.name, "arch": device.arch},
-        "kernels": [{"workload": text, "program": header} for text, header, _ in kernels],
+        "kernels": [{"workload": name, "program": header} for name, header, _ in kernels],
     }
     try:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -88,7 +84,7 @@ def load(path: str | os.PathLike[str], *, device: str | None = None, rebuild: bo
         ModelError: this is no such file, or of another version.
     """
     shown = os.fspath(path)
-    try:
+    with as_model_error(f"cannot read {shown}"):
         with zipfile.ZipFile(path) as archive:
             head = json.loads(archive.read(HEAD))
             if head["version"] != VERSION:
@@ -98,29 +94,24 @@ def load(path: str | os.PathLike[str], *, device: str | None = None, rebuild: bo
             packed = io.BytesIO(archive.read(MODEL))
             codes = [archive.read(CODE.format(number)) for number in range(len(head["kernels"]))]
         place = torch.device(head["place"])
-        texts = [str(kernel["workload"]) for kernel in head["kernels"]]
-        programs = [str(kernel["program"]) for kernel in head["kernels"]]
-        arch = head["device"]["arch"] if head["device"] else None
-        name = head["device"]["name"] if head["device"] else ""
-    except (OSError, ValueError, LookupError, TypeError, RuntimeError, zipfile.BadZipFile) as error:
-        raise ModelError(f"cannot read {shown}: {type(error).__name__}: {error}") from error
-    if texts:
-        ours = devices.find(device or (f"cuda:{place.index}" if place.type == "cuda" else "opencl:0"))
-        if ours.arch != arch and not rebuild:
-            raise DeviceError(
-                f"{shown} has kernels of {name} ({arch}), and {ours.text} is {ours.name} ({ours.arch}): rebuild=True"
-            )
-        for text, program, code in zip(texts, programs, codes, strict=True):
-            _install(text, program, code, ours, place, anew=ours.arch != arch)
-    return torch.export.load(packed).module()
+        names = [str(kernel["workload"]) for kernel in head["kernels"]]
+        if names:
+            of, arch = head["device"]["name"], head["device"]["arch"]
+            ours = devices.find(device or (f"cuda:{place.index}" if place.type == "cuda" else "opencl:0"))
+            if ours.arch != arch and not rebuild:
+                raise DeviceError(
+                    f"{shown} has kernels of {of} ({arch}), and {ours.text} is {ours.name} ({ours.arch}): rebuild=True"
+                )
+            for name, kernel, code in zip(names, head["kernels"], codes, strict=True):
+                _install(name, str(kernel["program"]), code, ours, place, anew=ours.arch != arch)
+        return torch.export.load(packed).module()
 
 
-def _install(text: str, header: str, code: bytes, device: Device, place: torch.device, *, anew: bool) -> None:
+def _install(name: str, header: str, code: bytes, device: Device, place: torch.device, *, anew: bool) -> None:
     if anew:
         from tvmconv.kernel import build_predicted
-        from tvmconv.workloads import parse
 
-        program = build_predicted(parse(text), device).program
+        program = build_predicted(form_of(name).workload, device).program
     else:
         program, _ = decode_program(header, code)
-    operator.install(text, place, launcher_of(form_of(text), program, device, place))
+    operator.install(name, place, launcher_of(form_of(name), program, device, place))

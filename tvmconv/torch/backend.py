@@ -22,14 +22,15 @@ import torch
 from torch import fx
 
 from tvmconv.errors import DeviceError, TuningError
-from tvmconv.torch.choose import Chooser
+from tvmconv.torch.choose import Chooser, checked
 from tvmconv.torch.kernels import Kernels
 from tvmconv.torch.layer import CONVOLUTIONS
-from tvmconv.torch.look import Part, look
+from tvmconv.torch.look import look
 from tvmconv.torch.model import Optimized
 from tvmconv.torch.optimize import device_of
 from tvmconv.torch.report import Report
 from tvmconv.torch.sites import MODEL, Site, rewrite, strip
+from tvmconv.torch.split import Part
 from tvmconv.torch.times import Times, by_heuristics
 from tvmconv.torch.timing import seconds_of
 
@@ -43,8 +44,9 @@ BATCH_NORMS = {
     torch.nn.Conv2d: torch.nn.BatchNorm2d,
     torch.nn.Conv3d: torch.nn.BatchNorm3d,
 }
-ARGUMENTS = ("x", "weight", "bias", "stride", "padding", "dilation", "groups")
-NORM_ARGUMENTS = ("x", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+NORM_ARGUMENTS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+AUTOCAST = torch.amp.autocast_mode._enter_autocast  # what comes behind computes in other dtypes, and is timed alone
 
 _told = logging.getLogger("tvmconv.torch")
 
@@ -52,7 +54,8 @@ _told = logging.getLogger("tvmconv.torch")
 def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None) -> Compiled:
     """Compile a graph that `torch.compile` has captured.
 
-    Graphs with gradients, of other devices than one GPU or the CPU, or of sizes that change are the other backend's.
+    Graphs with gradients, of other devices than one GPU or the CPU, of sizes that change, or in which autocast changes
+    are the other backend's.
     What was decided is logged, layer by layer, under the name `tvmconv.torch` at the level INFO.
 
     Args:
@@ -62,17 +65,19 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
             "inductor".
 
     Raises:
-        TuningError: there is no such option.
+        TuningError: there is no such option, or no such choice.
         Error: the log cannot be read or written.
     """
     given = dict(options or {})
     for name in given:
         if name not in OPTIONS:
             raise TuningError(f"option {name!r}: expected one of {', '.join(OPTIONS)}")
+    how = checked(given.get("choose", "fastest"))
     compile_rest = torch._dynamo.lookup_backend(given.get("then", THEN))
     theirs = compile_rest(fx.GraphModule(gm, copy.deepcopy(gm.graph)), example_inputs)
     place = _place(example_inputs)
-    if place is None or _trains(gm) or not any(node.target in OPERATORS for node in gm.graph.nodes):
+    targets = {node.target for node in gm.graph.nodes}
+    if place is None or _trains(gm) or AUTOCAST in targets or targets.isdisjoint(OPERATORS):
         return theirs
     try:
         with torch.no_grad():
@@ -87,7 +92,7 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
     ours = compile_rest(ours_graph, example_inputs)
     before, after = (_seconds(run, example_inputs, place) for run in (theirs, ours))
     _told.info("%s", replace(report, before=before, after=after))
-    if after >= before and given.get("choose") != "tuned":
+    if after >= before and how != "tuned":
         return theirs
     fixed = _parameters_of(chosen, example_inputs)
 
@@ -113,7 +118,13 @@ def _place(inputs: Sequence[Any]) -> torch.device | None:
 def _trains(gm: fx.GraphModule) -> bool:
     """Whether a normalisation takes statistics of what it is given, and writes them down."""
     of_norms = [node for node in gm.graph.nodes if node.target is torch.nn.functional.batch_norm]
-    return any((dict(zip(NORM_ARGUMENTS, node.args, strict=False)) | node.kwargs).get("training") for node in of_norms)
+    return any(_arguments(node).get("training") for node in of_norms)
+
+
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    """The arguments of a convolution or a normalisation, by name."""
+    names = ARGUMENTS if node.target in OPERATORS else NORM_ARGUMENTS
+    return dict(zip(names, node.args, strict=False)) | node.kwargs
 
 
 def _copied(gm: fx.GraphModule) -> fx.GraphModule:
@@ -135,7 +146,6 @@ def _chosen(
     }
     inputs = [each if id(each) in own else each.clone() for each in inputs]  # it may be written to
     model = Optimized(gm, tried)
-    model.place = place
     device = device_of(place, None)
     kernels = Kernels(device, place, given.get("log"), lambda text: _told.debug("%s", text))
     with by_heuristics():
@@ -160,7 +170,7 @@ def _of_modules(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
         name = f"{MODEL}.{node.name}"
         made.add_submodule(name, module)
         with made.graph.inserting_before(node):
-            called = made.graph.call_module(name, (node.args[0],))
+            called = made.graph.call_module(name, (_arguments(node)["input"],))
         called.meta[OF] = node.name
         node.replace_all_uses_with(called)
         made.graph.erase_node(node)
@@ -178,9 +188,11 @@ def _module(node: fx.Node, values: Mapping[fx.Node, Any], kinds: Mapping[fx.Node
     """The module that a call is one of; None if it is none, or its parameters are no inputs of the graph."""
     kind = OPERATORS.get(node.target)
     of_norm = node.target is torch.nn.functional.batch_norm
-    if kind is None and not (of_norm and node.args and node.args[0] in kinds):
+    if kind is None and not of_norm:
         return None
-    told = dict(zip(NORM_ARGUMENTS if of_norm else ARGUMENTS, node.args, strict=False)) | node.kwargs
+    told = _arguments(node)
+    if of_norm and told["input"] not in kinds:
+        return None
     tensors = {
         name: values.get(told[name]) if told.get(name) is not None else None
         for name in ("weight", "bias", "running_mean", "running_var")
@@ -188,7 +200,7 @@ def _module(node: fx.Node, values: Mapping[fx.Node, Any], kinds: Mapping[fx.Node
     if any(told.get(name) is not None and tensors[name] is None for name in tensors):
         return None
     if of_norm:
-        return None if told.get("training") else _norm(BATCH_NORMS[kinds[node.args[0]]], tensors, told)
+        return None if told.get("training") else _norm(BATCH_NORMS[kinds[told["input"]]], tensors, told)
     return _convolution(kind, tensors, told)  # type: ignore[arg-type]
 
 
@@ -206,7 +218,7 @@ def _convolution(kind: type, tensors: Mapping[str, Any], told: Mapping[str, Any]
         device="meta",
         **how,
     )
-    module.weight, module.bias = weight, tensors["bias"]
+    module._parameters.update(weight=weight, bias=tensors["bias"])
     return module
 
 
@@ -215,7 +227,7 @@ def _norm(kind: type, tensors: Mapping[str, Any], told: Mapping[str, Any]) -> to
         return None
     channels, eps = tensors["running_mean"].shape[0], told.get("eps", 1e-5)
     module: Any = kind(channels, eps=eps, affine=False, device="meta").eval()
-    module.weight, module.bias = tensors["weight"], tensors["bias"]
+    module._parameters.update(weight=tensors["weight"], bias=tensors["bias"])  # buffers, where they are frozen
     module.running_mean, module.running_var = tensors["running_mean"], tensors["running_var"]
     return module
 

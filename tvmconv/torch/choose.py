@@ -5,24 +5,32 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 import torch
 
-from tvmconv.errors import Error
+from tvmconv.errors import Error, TuningError
 from tvmconv.torch import operator
 from tvmconv.torch.form import form_of
 from tvmconv.torch.kernels import Kernels, Ready
 from tvmconv.torch.layer import Key, TunedConv
-from tvmconv.torch.look import Found, Part
+from tvmconv.torch.look import Found
 from tvmconv.torch.model import Optimized
 from tvmconv.torch.report import PYTORCH, Line, Report
+from tvmconv.torch.split import Part
 from tvmconv.torch.times import Times, by_heuristics
 from tvmconv.workloads import dtypes
 
 OTHERWISE = "Inputs of other shapes and dtypes, on other devices, in training mode, or for gradients: by PyTorch."
 Choose = Literal["fastest", "tuned"]
 TOLERANCES = 4.0  # of the dtype: PyTorch's result is as far off, and rounds between the operations
+
+
+def checked(how: str) -> Choose:
+    """What `choose` is, if it is one; raises TuningError."""
+    if how not in get_args(Choose):
+        raise TuningError(f"choose={how!r}: expected one of {', '.join(get_args(Choose))}")
+    return cast(Choose, how)
 
 
 @dataclass
@@ -83,6 +91,7 @@ class Chooser:
         assert x is not None
         decided = _Decided(self._times.seconds(f"PyTorch: {like}", lambda: module(*given)))
         for ready in self._kernels.ready(found.text):
+            others = operator.installed(ready.name, self._kernels.place)  # have it
             problem = self._take(found, ready, given, wanted)
             if not problem:
                 after = self._times.seconds(f"{ready.digest}: {like}", lambda: module(*given))
@@ -91,6 +100,8 @@ class Chooser:
             elif decided.ready is None:
                 decided.reason = problem
             module.leave(x.key)
+            if not others:
+                operator.remove(ready.name, self._kernels.place)
         if self._how == "fastest" and decided.after is not None and decided.after >= decided.before:
             decided.ready, decided.reason = None, "PyTorch is no slower"
         return decided
@@ -100,9 +111,9 @@ class Chooser:
         assert found.x is not None
         try:
             launcher = ready.launcher(self._kernels.device, self._kernels.place)
-            operator.install(found.text, self._kernels.place, launcher)
+            operator.install(ready.name, self._kernels.place, launcher)
             found.module.take(
-                found.x.key, found.text, truncates=ready.truncates(self._kernels.device, self._kernels.place)
+                found.x.key, ready.name, truncates=ready.truncates(self._kernels.device, self._kernels.place)
             )
             error, allowed = deviation(found.module(*given), wanted), _tolerance(found.text)
         except (Error, RuntimeError) as failure:

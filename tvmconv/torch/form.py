@@ -24,6 +24,8 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sigmoid": torch.sigmoid,
 }
 MEMORY_FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}  # by axes of space, of a workload in NHWC
+ALIGNMENT = 16  # bytes; what PyTorch allocates is aligned, views of it need not be
+MARK = "#"  # in the name of a kernel: between the text of its workload and what tells it from others
 
 
 @dataclass(frozen=True)
@@ -65,20 +67,22 @@ class Form:
         return tensor
 
     def laid(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor as it has to lie: itself, or a copy."""
-        return tensor.contiguous(memory_format=self.memory_format)
+        """A tensor as it has to lie, which kernels read up to 16 bytes of at once: itself, or a copy."""
+        tensor = tensor.contiguous(memory_format=self.memory_format)
+        return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
 
 
 @functools.cache
-def form_of(text: str) -> Form:
+def form_of(name: str) -> Form:
     """The form of a workload's tensors.
 
     Args:
-        text: of the workload.
+        name: of a kernel, or the workload's text alone.
 
     Raises:
         WorkloadError: it is no convolution, or PyTorch has no such tensors.
     """
+    text = name.partition(MARK)[0]
     workload = parse(text)
     if not isinstance(workload, Conv):
         raise WorkloadError(f"{text}: expected a convolution")

@@ -6,7 +6,7 @@ with channels first. A model that lies otherwise is laid out so inside: its inpu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,6 +51,15 @@ def laid(value: Any, memory_format: torch.memory_format) -> Any:
     if type(value) is dict:
         return {name: laid(each, memory_format) for name, each in value.items()}
     return value
+
+
+def lay_weights(model: torch.nn.Module, formats: Mapping[int, torch.memory_format]) -> None:
+    """Have the weights of a model's convolutions lie in memory formats, which are told by axes of space."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.conv._ConvNd) and not torch.nn.parameter.is_lazy(module.weight):
+            weight = module.weight
+            if memory_format := formats.get(weight.dim() - 2):
+                weight.data = weight.data.contiguous(memory_format=memory_format)
 
 
 def _lies(value: Any, memory_format: torch.memory_format) -> bool:

@@ -27,7 +27,7 @@ from tvmconv.measuring.standing import standing
 from tvmconv.measuring.wire import encode_program
 from tvmconv.searching.network import one_after_another
 from tvmconv.searching.request import Request
-from tvmconv.torch.form import form_of
+from tvmconv.torch.form import MARK, form_of
 from tvmconv.torch.launch import launcher_of
 from tvmconv.torch.operator import Launcher
 from tvmconv.torch.rounding import truncates
@@ -60,6 +60,11 @@ class Ready:
         if self._launcher is None:
             self._launcher = launcher_of(form_of(self.text), self.program, device, place)
         return self._launcher
+
+    @property
+    def name(self) -> str:
+        """What the operator calls it."""
+        return f"{self.text}{MARK}{self.digest[:16]}"
 
     @functools.cached_property
     def digest(self) -> str:

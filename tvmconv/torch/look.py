@@ -14,7 +14,8 @@ from tvmconv.models.graph import convolution
 from tvmconv.torch.form import MEMORY_FORMATS
 from tvmconv.torch.layer import CONVOLUTIONS, Key, key_of
 from tvmconv.torch.model import Optimized
-from tvmconv.torch.sites import Site, find_sites, hooked, rewrite, trace
+from tvmconv.torch.sites import Site, find_sites, hooked, rewrite
+from tvmconv.torch.split import Part
 from tvmconv.workloads import Conv
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
@@ -45,9 +46,10 @@ class Seen:
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, key_of(tensor))
 
     def like(self) -> torch.Tensor:
-        """Another tensor of this kind, of random numbers."""
-        empty = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.key[2])
-        return empty.copy_(torch.randn(self.shape, dtype=torch.float32, device=self.key[2]))
+        """Another tensor of this kind, of random numbers; of one that was expanded, they are as often the same."""
+        length = 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))
+        numbers = torch.randn(length, dtype=torch.float32, device=self.key[2])
+        return numbers.to(self.dtype).as_strided(self.shape, self.stride)
 
     @property
     def layout(self) -> str | None:
@@ -85,50 +87,22 @@ class Found:
     site: Site | None = None
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part of a model that is a graph; the whole model, if that can be traced.
-
-    Attributes:
-        path: of the part in the model.
-        module: which is in its place.
-    """
-
-    path: str
-    module: Optimized
-
-
-def split(model: torch.nn.Module) -> tuple[Optimized, list[Part]]:
-    """A model in the form of graphs: of one, or, where it cannot be traced, of one for each part that can be.
-
-    The parts of a model that cannot be traced are replaced in it.
-    """
-    parts: list[Part] = []
-    made = _split(model, "", parts)
-    return made if isinstance(made, Optimized) else Optimized(made, None), parts
-
-
-def _split(module: torch.nn.Module, path: str, parts: list[Part]) -> torch.nn.Module:
-    if not any(type(each) in CONVOLUTIONS for each in module.modules()):
-        return module
-    try:
-        part = Part(path, Optimized(module, trace(module)))
-    except Exception:  # whatever the user's code raises when its inputs are no tensors
-        for name, child in list(module.named_children()):
-            made = _split(child, f"{path}.{name}".removeprefix("."), parts)
-            if made is not child:
-                module._modules[name] = made
-        return module
-    parts.append(part)
-    return part.module
-
-
 class _Watching(fx.Interpreter):
     """Runs a graph and keeps what the nodes gave."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__(graph)
         self.seen: dict[fx.Node, Seen] = {}
+        self._named: dict[str, Any] = {}
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graph on arguments in order and by name."""
+        self._named = kwargs
+        return self.run(*args)
+
+    def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """An argument."""
+        return self._named[target] if target in self._named else super().placeholder(target, args, kwargs)
 
     def run_node(self, n: fx.Node) -> Any:
         """Run a node."""
@@ -143,7 +117,7 @@ def look(model: Optimized, parts: Sequence[Part], arguments: Sequence[Any]) -> l
     watching = []
     for part in parts:
         watching.append(_Watching(part.module.graph))
-        part.module.run_by(watching[-1].run)
+        part.module.run_by(watching[-1].call)
     with torch.no_grad():
         model(*arguments)
     found: list[Found] = []
@@ -161,7 +135,9 @@ def look(model: Optimized, parts: Sequence[Part], arguments: Sequence[Any]) -> l
 
 def _replaced(part: Part, seen: dict[fx.Node, Seen]) -> list[Found]:
     """The convolutions of a part; those that are workloads are computed by modules of ours from now on."""
-    sites = list(find_sites(part.module.graph, {node: each.shape for node, each in seen.items()}))
+    sites = list(
+        find_sites(part.module.graph, {node: (each.layout, each.shape, each.dtype) for node, each in seen.items()})
+    )
     layouts = [each.layout for site in sites if (each := seen.get(site.nodes[0])) and each.layout]
     usual = max(layouts, key=layouts.count, default=CHANNELS_FIRST)
     found, ours = [], []
@@ -195,7 +171,7 @@ def _workload(site: Site, seen: dict[fx.Node, Seen], usual: str) -> Conv:
     y = seen.get(nodes[0])
     if x is None or y is None:
         raise ModelError("it did not run on the example")
-    reason = _reason(conv, [x, *(seen[node] for node in nodes)])
+    reason = _reason(conv, x, y)
     if reason:
         raise ModelError(reason)
     padding = conv.padding
@@ -217,9 +193,8 @@ def _workload(site: Site, seen: dict[fx.Node, Seen], usual: str) -> Conv:
     return replace(workload, layout=y.layout or usual, epilogue=(*workload.epilogue, *site.names))
 
 
-def _reason(conv: Any, values: Sequence[Seen]) -> str:
-    """Why our kernels cannot compute a convolution, the values being its input, its output and what follows."""
-    x, y, *behind = values
+def _reason(conv: Any, x: Seen, y: Seen) -> str:
+    """Why our kernels cannot compute a convolution of an input to an output; "" if they can."""
     if hooked(conv):
         return "it has hooks"
     if "weight" not in conv._parameters:
@@ -233,8 +208,6 @@ def _reason(conv: Any, values: Sequence[Seen]) -> str:
         return "its weight is an inference tensor, whose changes nobody sees"
     if y.dtype not in DTYPES:
         return f"it is of {str(y.dtype).removeprefix('torch.')}"
-    if any(each.dtype is not y.dtype for each in behind):
-        return "what follows it is of another dtype"
     if len(x.shape) != CONVOLUTIONS[type(conv)] + 2:
         return "its input has no axis for a batch"
     return ""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from tvmconv.torch.archive import save
-from tvmconv.torch.formats import laid
+from tvmconv.torch.formats import laid, lay_weights
 from tvmconv.torch.layer import TunedConv
 from tvmconv.torch.report import Report
 
@@ -24,14 +25,12 @@ class Optimized(torch.nn.Module):
         model: what it is of; it becomes part of this.
         graph: what runs otherwise, and reads the parameters of the model's modules; None for a model that cannot be
             traced, whose parts are optimised one by one.
-
-    Attributes:
-        told: what `report` gives.
-        example: the arguments that it was optimised for.
-        place: where it runs.
+        deciding: the arguments that the graph is for, as of `deciding`; others are left to the model.
     """
 
-    def __init__(self, model: torch.nn.Module, graph: fx.GraphModule | None) -> None:
+    def __init__(
+        self, model: torch.nn.Module, graph: fx.GraphModule | None, deciding: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__()
         self._parameters = model._parameters
         self._buffers = model._buffers
@@ -40,15 +39,22 @@ class Optimized(torch.nn.Module):
         self.training = model.training
         self._plain: tuple[torch.nn.Module, ...] = (model,)  # in tuples, as its modules are registered here
         self._graph: tuple[fx.GraphModule, ...] = () if graph is None else (graph,)
+        self._takes = {} if deciding is None else parameters(model)
+        self._deciding = None if deciding is None else dict(deciding)
         self._run: Callable[..., Any] | None = None
         self._left = False
         self._inside: torch.memory_format | None = None
         self._outside: torch.memory_format | None = None
-        # They are not in the graph; some people set them alone to training, to draw samples.
-        self._dropping = tuple(module for module in model.modules() if _drops(module))
-        self.told = Report(())
-        self.example: tuple[Any, ...] = ()
-        self.place = torch.device("cpu")
+        # Some people set dropout alone to training, to draw samples.
+        self._training = tuple(module for module in model.modules() if _trains(module))
+        self._report = Report(())
+        self._example: tuple[Any, ...] = ()
+        self._place = torch.device("cpu")
+
+    @property
+    def plain(self) -> torch.nn.Module:
+        """The model itself, which PyTorch runs."""
+        return self._plain[0]
 
     @property
     def graph(self) -> fx.GraphModule:
@@ -61,7 +67,9 @@ class Optimized(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As of the model."""
-        if self._run is None and (self.training or self._left or any(module.training for module in self._dropping)):
+        if self._run is None and (self.training or self._left or any(module.training for module in self._training)):
+            return self._plain[0](*args, **kwargs)
+        if self._deciding is not None and deciding(self._takes, args, kwargs) != self._deciding:
             return self._plain[0](*args, **kwargs)
         run = self._run or (self._graph or self._plain)[0]
         if self._inside is None:
@@ -71,14 +79,14 @@ class Optimized(torch.nn.Module):
 
     def lie(self, inside: torch.memory_format, outside: torch.memory_format | None) -> None:
         """Have images, and weights, in this memory format inside, and give them in another; None for as they come."""
-        self.to(memory_format=inside)
+        lay_weights(self.plain, {2: inside})
         self._inside, self._outside = inside, outside
 
     def lie_as_before(self) -> None:
         """End that."""
         if self._inside is not None:
             last = self._inside is torch.channels_last
-            self.to(memory_format=torch.contiguous_format if last else torch.channels_last)
+            lay_weights(self.plain, {2: torch.contiguous_format if last else torch.channels_last})
             self._inside = self._outside = None
 
     def leave(self, left: bool = True) -> None:
@@ -87,7 +95,15 @@ class Optimized(torch.nn.Module):
 
     def report(self) -> Report:
         """What runs, layer by layer, and what it takes."""
-        return self.told
+        return self._report
+
+    def tell(self, report: Report) -> None:
+        """Have this told by `report`."""
+        self._report = report
+
+    def made_for(self, example: tuple[Any, ...], place: torch.device) -> None:
+        """Say for what arguments this was made, and where it runs."""
+        self._example, self._place = example, place
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file that `tvmconv.torch.load` reads: this model for inputs of the example's shapes.
@@ -96,15 +112,25 @@ class Optimized(torch.nn.Module):
             ModelError: `torch.export` does not take the model.
             Error: the file cannot be written.
         """
-        save(self, self.example, self.texts(), self.place, path)
+        for convolution in self._convolutions():
+            convolution.refresh()  # nothing is launched when the model is exported
+        save(self, self._example, self._kernels(), self._place, path)
 
-    def texts(self) -> list[str]:
-        """The workloads whose kernels run."""
-        graphs = [
-            part.graph for part in self.modules() if isinstance(part, Optimized) and part.traced and not part._left
-        ]
-        convolutions = [module for graph in graphs for module in graph.modules() if isinstance(module, TunedConv)]
-        return list(dict.fromkeys(text for each in convolutions for text in each.kernels.values()))
+    def _kernels(self) -> list[str]:
+        """The names of the kernels that run."""
+        ours = [each for part in self._parts() if not part._left for each in part._convolutions()]
+        return list(dict.fromkeys(name for each in ours for name in each.kernels.values()))
+
+    def _convolutions(self) -> list[TunedConv]:
+        return [each for part in self._parts() for each in part.graph.modules() if isinstance(each, TunedConv)]
+
+    def _parts(self) -> list[Optimized]:
+        """Those that are graphs: the whole model, or modules of it."""
+        return [part for part in self.modules() if isinstance(part, Optimized) and part.traced]
+
+    def codes(self) -> list[str]:
+        """What the graphs do, in Python."""
+        return [part.graph.code for part in self._parts()]
 
     @property
     def traced(self) -> bool:
@@ -119,6 +145,8 @@ class Optimized(torch.nn.Module):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Optimized:
         self._plain[0]._apply(fn, recurse)  # owns the same tensors in the same places
+        for convolution in self._convolutions():
+            convolution.expire()
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -132,7 +160,31 @@ class Optimized(torch.nn.Module):
             return getattr(plain[0], name)
 
 
-def _drops(module: torch.nn.Module) -> bool:
-    """Whether a module leaves something out at random in training mode: dropout, and paths dropped by any name."""
-    name = type(module).__name__
-    return "Drop" in name or name == "StochasticDepth"
+def parameters(model: torch.nn.Module) -> dict[str, Any]:
+    """What `forward` takes by name, with the defaults."""
+    found = inspect.signature(model.forward).parameters.values()
+    return {each.name: each.default for each in found if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
+
+
+def deciding(parameters: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by which a model decides what to compute: flags, names, and those that are left out.
+
+    Args:
+        parameters: of its `forward`.
+        args: of a call.
+        kwargs: of the call.
+    """
+    given = {**parameters, **dict(zip(parameters, args, strict=False)), **kwargs}
+    return {name: value for name, value in given.items() if value is None or type(value) in (bool, str)}
+
+
+def _trains(module: torch.nn.Module) -> bool:
+    """Whether the graph is of what a module does in evaluation mode: dropout, and what looks at its mode by itself.
+
+    Modules of PyTorch's own are called by the graph, in whatever mode they are.
+    """
+    kind = type(module)
+    if kind.__module__.startswith("torch."):
+        return "Drop" in kind.__name__
+    code = getattr(inspect.unwrap(kind.forward), "__code__", None)
+    return code is not None and "training" in code.co_names

@@ -1,4 +1,4 @@
-"""The operator `tvmconv::conv`: a convolution with its epilogue, as one kernel that was built before.
+"""The operator `tvmconv::conv`: a convolution with its epilogue, as one kernel that was built before, by its name.
 
 It is defined, not decorated, as what it costs to call decides where kernels take microseconds. It launches on the
 stream that PyTorch is at, takes all memory from PyTorch, and keeps no tensor.
@@ -16,6 +16,7 @@ from tvmconv.errors import Error
 from tvmconv.torch.form import Form, form_of
 
 NAMESPACE = "tvmconv"
+# What it calls `workload` is the name of a kernel: the workload's text, and what tells the kernel from others.
 SCHEMA = "conv(Tensor x, Tensor weight, Tensor? bias, Tensor? add, str workload) -> Tensor"
 
 # From x, weight, bias and residual, which lie as the form says, to the output.
@@ -41,24 +42,40 @@ _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _library.define(SCHEMA, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
 
 
-def install(text: str, device: torch.device, launch: Launcher) -> None:
-    """Have the operator compute a workload on a device by a launcher, from now on and in the whole process."""
-    _launchers[text, device] = launch, form_of(text)
+def install(name: str, device: torch.device, launch: Launcher) -> None:
+    """Have the operator run a kernel on a device, from now on and in the whole process.
+
+    Args:
+        name: of the kernel: the text of its workload, `MARK`, and what tells it from others.
+        device: PyTorch's.
+        launch: what runs it.
+    """
+    _launchers[name, device] = launch, form_of(name)
 
 
-def launcher(text: str, device: torch.device) -> Launcher:
-    """What computes a workload on a device.
+def remove(name: str, device: torch.device) -> None:
+    """End that."""
+    _launchers.pop((name, device), None)
+
+
+def installed(name: str, device: torch.device) -> bool:
+    """Whether the operator runs a kernel on a device."""
+    return (name, device) in _launchers
+
+
+def launcher(name: str, device: torch.device) -> Launcher:
+    """What runs a kernel on a device.
 
     Raises:
         Error: nothing does.
     """
-    return _installed(text, device)[0]
+    return _installed(name, device)[0]
 
 
-def _installed(text: str, device: torch.device) -> tuple[Launcher, Form]:
-    found = _launchers.get((text, device))
+def _installed(name: str, device: torch.device) -> tuple[Launcher, Form]:
+    found = _launchers.get((name, device))
     if found is None:
-        raise Error(f"no kernel for {text} on {device} is loaded in this process: optimize or load the model here")
+        raise Error(f"no kernel for {name} on {device} is loaded in this process: optimize or load the model here")
     return found
 
 

@@ -13,13 +13,14 @@ import torch
 
 from tvmconv import devices
 from tvmconv.devices import Device
-from tvmconv.errors import DeviceError, ModelError
-from tvmconv.torch.choose import OTHERWISE, Choose, Chooser, deviation
+from tvmconv.errors import DeviceError, ModelError, as_model_error
+from tvmconv.torch.choose import OTHERWISE, Choose, Chooser, checked, deviation
 from tvmconv.torch.formats import FORMATS, fastest_format, format_of
 from tvmconv.torch.kernels import Kernels
-from tvmconv.torch.look import look, split
+from tvmconv.torch.look import look
 from tvmconv.torch.model import Optimized
 from tvmconv.torch.report import Report
+from tvmconv.torch.split import calls_of, copied, split
 from tvmconv.torch.times import Times, by_heuristics
 
 
@@ -54,11 +55,13 @@ def optimize(
         progress: is called with a line of text now and then.
 
     Raises:
-        ModelError: the model is no module, does not run on the example, or lies on several devices.
+        ModelError: the model is no module, cannot be copied, does not run on the example, or lies on several devices.
         DeviceError: there is no such device.
+        TuningError: `choose` is neither.
         Error: the log cannot be read or written.
     """
     _check_model(model)
+    checked(choose)
     arguments = example if isinstance(example, tuple) else (example,)
     place = _place(model, arguments)
     ours = device_of(place, device)
@@ -71,50 +74,62 @@ def optimize(
 
 
 def _optimized(
-    model: torch.nn.Module, arguments: tuple[Any, ...], kernels: Kernels, seconds: float | None, choose: Choose
+    model: torch.nn.Module, example: tuple[Any, ...], kernels: Kernels, seconds: float | None, choose: Choose
 ) -> Optimized:
-    mine, place = copy.deepcopy(model).eval().requires_grad_(False), kernels.place
-    optimized, parts = split(mine)
-    optimized.example, optimized.place = arguments, place
+    mine, place = _copy(model), kernels.place
+    with calls_of(mine) as calls:
+        wanted = _result(mine, example)
+    optimized, parts = split(mine, calls, example)
+    arguments = copied(example)  # a model may write to them
+    optimized.made_for(arguments, place)
     times = Times(optimized, arguments, place, kernels.device.name)
-    wanted = _result(optimized, arguments)
     before = times.seconds("the whole by PyTorch", lambda: optimized(*arguments))
-    notes = [*_lay_out(optimized, arguments, wanted), OTHERWISE]
+    notes = [*_lay_out(optimized, place, example, wanted), OTHERWISE]
     with by_heuristics():
-        sites = look(optimized, parts, arguments)
+        sites = look(optimized, parts, copied(example))
     kernels.find(Counter(site.text for site in sites if site.text), seconds)
     times.pause()
     chooser = Chooser(kernels, times, choose)
     lines = [chooser.choose(site) for site in sites]
     report = Report(tuple(lines), before=before, notes=tuple(notes))
     report = chooser.whole(optimized, parts, arguments, report)
-    optimized.told = replace(report, difference=_difference(_result(optimized, arguments), wanted))
+    optimized.tell(replace(report, difference=_difference(_result(optimized, example), wanted)))
     times.keep()
     return optimized
 
 
-def _result(model: Optimized, arguments: Sequence[Any]) -> list[Any]:
+def _copy(model: torch.nn.Module) -> torch.nn.Module:
+    """A model of its own, in evaluation mode and without gradients.
+
+    Raises:
+        ModelError: it cannot be copied, as one that keeps a tensor that was computed with gradients.
+    """
+    with as_model_error("the model cannot be copied"):
+        return copy.deepcopy(model).eval().requires_grad_(False)
+
+
+def _result(model: torch.nn.Module, arguments: Sequence[Any]) -> list[Any]:
     """What is in the model's result.
 
     Raises:
         ModelError: it does not run on the example.
     """
-    try:
-        with by_heuristics():
-            return _values(model(*arguments))
-    except Exception as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        what = f"the model does not run on the example: {type(error).__name__}"
-        raise ModelError(": ".join([what, *lines[:1]])) from error
+    with as_model_error("the model does not run on the example"), by_heuristics():
+        return _values(model(*copied(arguments)))
 
 
-def _lay_out(model: Optimized, arguments: Sequence[Any], wanted: Sequence[Any]) -> list[str]:
+def _lay_out(model: Optimized, place: torch.device, arguments: Sequence[Any], wanted: Sequence[Any]) -> list[str]:
     """Lay a model out in the memory format that is fastest; what there is to tell of it."""
-    name = fastest_format(model, arguments, model.place)
+    name = fastest_format(model, arguments, place)
     if name is None:
         return []
     outside = format_of(wanted)
     model.lie(FORMATS[name], outside)
+    try:
+        _result(model, arguments)
+    except ModelError as error:  # it looks at images in a form that they have in their own format alone
+        model.lie_as_before()
+        return [f"Images lie as they come: with {name}, {error}."]
     return [f"Inside, images lie with {name}, which is faster: they are converted where they come in and go out."]
 
 

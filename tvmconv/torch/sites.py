@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import fx
 from torch.nn import functional
 
+from tvmconv.errors import ModelError
 from tvmconv.torch.layer import CONVOLUTIONS, NORMS, TunedConv
 
 MODEL = "model"  # what the model is called in the graph
@@ -49,6 +50,7 @@ CLAMPS: dict[Any, tuple[float | None, float | None]] = {  # and their limits, if
     **dict.fromkeys((torch.clamp, torch.clamp_, torch.clip, "clamp", "clamp_", "clip", "clip_"), (None, None)),
     **dict.fromkeys((functional.hardtanh, functional.hardtanh_), (-1, 1)),
 }
+UNKNOWN = (None, None, None)
 LIMITS: dict[tuple[float | None, float | None], str] = {(0, None): "relu", (0, 1): "clamp", (0, 6): "relu6"}
 
 
@@ -96,9 +98,26 @@ class _Holder(torch.nn.Module):
 class _Tracer(fx.Tracer):
     """Goes into all modules but PyTorch's own, and those that have hooks, which shall be called."""
 
+    proxy_buffer_attributes = True  # what is computed from buffers is computed at each call
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._autocast = _autocast()
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        """Add a node; raises ModelError where the model has changed autocast, as a graph would not."""
+        if _autocast() != self._autocast:
+            raise ModelError("it changes autocast")
+        return super().create_node(*args, **kwargs)
+
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
         """Whether a module is one node."""
         return hooked(m) or super().is_leaf_module(m, module_qualified_name)
+
+
+def _autocast() -> list[torch.dtype | None]:
+    """The dtypes of autocast on the CPU and on GPUs, where it is on."""
+    return [torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in ("cpu", "cuda")]
 
 
 def hooked(module: torch.nn.Module) -> bool:
@@ -106,8 +125,12 @@ def hooked(module: torch.nn.Module) -> bool:
     return any(getattr(module, name) for name in HOOKS)
 
 
-def trace(model: torch.nn.Module) -> fx.GraphModule:
+def trace(model: torch.nn.Module, fixed: Mapping[str, Any] | None = None) -> fx.GraphModule:
     """The model as a graph, in which it is called `MODEL`; it shares the model's modules and parameters.
+
+    Args:
+        model: to be traced.
+        fixed: arguments that have one value in the graph, whatever it is called with.
 
     Raises:
         Exception: whatever a model raises that cannot be traced.
@@ -116,14 +139,26 @@ def trace(model: torch.nn.Module) -> fx.GraphModule:
     if type(model) in CONVOLUTIONS or hooked(model):
         graph = tracer.trace(holder)
     else:
-        graph = tracer.trace(model)
+        graph = tracer.trace(model, dict(fixed or {}))
         for node in graph.nodes:
             if node.op in ("call_module", "get_attr"):
                 node.target = f"{MODEL}.{node.target}"
+        _unguard(graph, fixed or {})
     strip(graph, dict(holder.named_modules()))
     traced = fx.GraphModule(holder, graph, type(model).__name__)
     traced.model = model  # itself, in place of the shells that `GraphModule` makes of modules on the way to others
     return traced
+
+
+def _unguard(graph: fx.Graph, fixed: Mapping[str, Any]) -> None:
+    """Let the placeholders of fixed arguments have their names, and nobody look at what is given for them."""
+    names = {f"{name}_1": name for name in fixed}  # as the tracer calls them
+    for node in [node for node in graph.nodes if node.op == "placeholder" and node.target in names]:
+        node.target = names[node.target]
+        for user in list(node.users):
+            for behind in list(user.users):
+                graph.erase_node(behind)
+            graph.erase_node(user)
 
 
 def strip(graph: fx.Graph, modules: dict[str, Any]) -> None:
@@ -140,26 +175,22 @@ def strip(graph: fx.Graph, modules: dict[str, Any]) -> None:
             graph.erase_node(node)
 
 
-def find_sites(graph: fx.GraphModule, shapes: dict[fx.Node, Any]) -> Iterator[Site]:
+def find_sites(graph: fx.GraphModule, kinds: Mapping[fx.Node, tuple[Any, ...]]) -> Iterator[Site]:
     """The convolutions of a graph, each with as much of what follows it as one kernel can do.
 
     Args:
         graph: of the model.
-        shapes: of each node's value when the model was run.
+        kinds: what each node gave when the model was run: the memory format, and shape and dtype.
     """
     modules = dict(graph.named_modules())
     order = {node: number for number, node in enumerate(graph.graph.nodes)}
-    calls: dict[str, int] = {}
-    for node in order:
-        if node.op == "call_module":
-            calls[str(node.target)] = calls.get(str(node.target), 0) + 1
     taken: set[fx.Node] = set()
     for node in order:
         conv = modules.get(str(node.target)) if node.op == "call_module" else None
         if type(conv) not in CONVOLUTIONS or len(node.args) != 1 or node.kwargs:
             continue
         site = Site(str(node.target).partition(".")[2], conv, [node])
-        while (following := _following(site, modules, order, shapes)) is not None and following[0] not in taken:
+        while (following := _following(site, modules, order, kinds)) is not None and following[0] not in taken:
             user, kind = following
             if kind == "norm":
                 site.norm = modules[str(user.target)]
@@ -173,7 +204,7 @@ def find_sites(graph: fx.GraphModule, shapes: dict[fx.Node, Any]) -> Iterator[Si
 
 
 def _following(
-    site: Site, modules: dict[str, Any], order: dict[fx.Node, int], shapes: dict[fx.Node, Any]
+    site: Site, modules: dict[str, Any], order: dict[fx.Node, int], kinds: Mapping[fx.Node, tuple[Any, ...]]
 ) -> tuple[fx.Node, str] | None:
     """The next node that a site's kernel can do as well, and what it does; None if there is none."""
     last = site.nodes[-1]
@@ -185,8 +216,12 @@ def _following(
         return None
     if kind == "add":
         others = [arg for arg in user.args if arg is not last]
-        if len(others) != 1 or not isinstance(others[0], fx.Node) or shapes.get(others[0]) != shapes.get(last):
+        if len(others) != 1 or not isinstance(others[0], fx.Node):
             return None
+        if kinds.get(others[0], UNKNOWN)[1:] != kinds.get(last, UNKNOWN)[1:]:
+            return None
+    if kinds.get(user, UNKNOWN) != kinds.get(last, UNKNOWN):
+        return None  # what is behind may need it to lie as it does, as a `view`
     first, inside = order[site.nodes[0]], {*site.nodes}
     if any(_writes(node, modules) for node in order if first < order[node] < order[user] and node not in inside):
         return None  # computed later, the convolution might read what was written over its input meanwhile
@@ -266,7 +301,8 @@ def rewrite(graph: fx.GraphModule, sites: list[Site]) -> None:
         graph.add_submodule(name, site.module)
         first, last = site.nodes[0], site.nodes[-1]
         with graph.graph.inserting_after(last):
-            args = (first.args[0], *([site.residual] if site.adding else []))
+            given = first.args[0] if first.args else first.kwargs["input"]
+            args = (given, *([site.residual] if site.adding else []))
             made = graph.graph.call_module(name, args)
         last.replace_all_uses_with(made)
         for node in reversed(site.nodes):

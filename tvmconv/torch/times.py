@@ -13,14 +13,15 @@ import torch
 
 from tvmconv.measuring import kept
 from tvmconv.torch.layer import tf32_allowed
+from tvmconv.torch.model import Optimized
 from tvmconv.torch.timing import seconds_of, wake
 
 
 class Times:
     """The times of a model's parts, by names; those that an earlier run took are not taken again.
 
-    They are kept where programs are, for this model's shapes, the example's, this GPU, this library's files, the
-    versions of PyTorch and cuDNN, and the settings that decide what PyTorch runs.
+    They are kept where programs are, for this model's graphs and shapes, the example's, this GPU, this library's files,
+    the versions of PyTorch and cuDNN, and the settings that decide what PyTorch runs.
 
     Args:
         model: whose parts they are.
@@ -29,7 +30,7 @@ class Times:
         name: of the device.
     """
 
-    def __init__(self, model: torch.nn.Module, arguments: Sequence[Any], place: torch.device, name: str) -> None:
+    def __init__(self, model: Optimized, arguments: Sequence[Any], place: torch.device, name: str) -> None:
         self._place = place
         self._model, self._arguments = model, arguments
         self._awake = False
@@ -76,7 +77,7 @@ def by_heuristics() -> Iterator[None]:
         torch.backends.cudnn.benchmark = before
 
 
-def _setting(model: torch.nn.Module, arguments: Sequence[Any], name: str) -> list[Any]:
+def _setting(model: Optimized, arguments: Sequence[Any], name: str) -> list[Any]:
     """All that decides what PyTorch runs for a model, and how fast."""
     tensors = [*model.state_dict().items(), *((str(number), each) for number, each in enumerate(arguments))]
     told = [
@@ -89,7 +90,7 @@ def _setting(model: torch.nn.Module, arguments: Sequence[Any], name: str) -> lis
     cudnn = torch.backends.cudnn
     how = (cudnn.enabled, cudnn.benchmark, cudnn.deterministic, tf32_allowed(), autocast)
     versions = (torch.__version__, cudnn.version(), kept.library())
-    return [type(model).__name__, str(model), told, name, how, versions]
+    return [type(model.plain).__qualname__, str(model), model.codes(), told, name, how, versions]
 
 
 def _digest(told: Any) -> str:
