@@ -160,9 +160,9 @@ REFUSALS = {
     "no such device": (["best", SAMPLE, "--device", "TPU"], "no valid record on TPU"),
     "a workload that does not parse": (["best", SAMPLE, "--workload", "banana"], "'banana'"),
     "none of each": (["best", SAMPLE, "--top", "0"], "at least 1, not '0'"),
-    "the folder for output": (["best", SAMPLE, "-o", "."], "cannot write .: expected a file, not a folder"),
-    "the root for output": (["merge", SAMPLE, "-o", "/"], "cannot write /: expected a file, not a folder"),
-    "a folder for output": (["import", SAMPLE, "-o", "/tmp"], "cannot write /tmp: expected a file, not a folder"),
+    "the folder for output": (["best", SAMPLE, "-o", "."], "cannot write .: expected a regular file"),
+    "the root for output": (["merge", SAMPLE, "-o", "/"], "cannot write /: expected a regular file"),
+    "a folder for output": (["import", SAMPLE, "-o", "/tmp"], "cannot write /tmp: expected a regular file"),
     "an input for output": (["merge", SAMPLE, "-o", SAMPLE], "is also read"),
 }
 

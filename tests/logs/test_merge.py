@@ -1,5 +1,6 @@
 """Logs become one without losing or repeating a measurement, and never at the cost of a log that is there."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,6 +74,30 @@ def test_a_merge_that_fails_leaves_everything_as_it_was(logs, tmp_path):
 def test_an_output_that_cannot_be_written_is_an_error_of_one_line(logs):
     with pytest.raises(tc.Error, match=r"^cannot write /proc/out.jsonl: "):
         merge(logs, Path("/proc/out.jsonl"), BadLines())
+
+
+def test_what_is_no_regular_file_is_not_replaced(logs, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(tc.Error, match=r"^cannot write .*pipe: expected a regular file$"):
+        merge(logs, pipe, BadLines())
+    assert pipe.is_fifo()
+
+
+def test_a_link_stays_one(logs, tmp_path):
+    link, out = tmp_path / "link.jsonl", tmp_path / "elsewhere.jsonl"
+    link.symlink_to(out)
+    merge(logs, link, BadLines())
+    assert link.is_symlink()
+    assert all_of(out) == [FIRST, AGAIN, OTHER]
+
+
+def test_what_a_killed_merge_of_the_same_number_left_behind_is_in_nobodys_way(logs, tmp_path):
+    out, left = tmp_path / "out.jsonl", tmp_path / f".out.jsonl.{os.getpid()}"
+    left.write_text("half a rec")
+    merge(logs, out, BadLines())
+    assert all_of(out) == [FIRST, AGAIN, OTHER]
+    assert not left.exists()
 
 
 def test_importing_rewrites_every_line_that_has_a_schedule(tmp_path):

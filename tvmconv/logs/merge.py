@@ -83,20 +83,21 @@ def new_log(out: Path, inputs: Sequence[Path]) -> Iterator[Callable[[bytes], obj
     """Give a function that writes a line to a log, which takes its place when all lines are on disk, else never.
 
     Args:
-        out: the log; one that is there already is replaced.
+        out: the log; one that is there already is replaced, through a link that leads to it.
         inputs: what the lines are read from.
 
     Raises:
-        Error: the log cannot be written, is a folder, or is one of the inputs.
+        Error: the log cannot be written, is no regular file, or is one of the inputs.
     """
-    if out.is_dir():
-        raise Error(f"cannot write {out}: expected a file, not a folder")
+    if out.exists() and not out.is_file():  # a device or a pipe would be replaced, too
+        raise Error(f"cannot write {out}: expected a regular file")
     if any(out.exists() and log.exists() and out.samefile(log) for log in inputs):
         raise Error(f"cannot write {out}, which is also read: choose another name")
-    hidden = out.with_name(f".{out.name}.{os.getpid()}")
+    place = Path(os.path.realpath(out))
+    hidden = place.with_name(f".{place.name}.{os.getpid()}")
     with contextlib.ExitStack() as stack:
         with in_one_line(out, "write"):
-            file = stack.enter_context(hidden.open("xb"))
+            file = stack.enter_context(hidden.open("wb"))  # one that is there was left by a process that was killed
         stack.callback(hidden.unlink, missing_ok=True)
 
         def write(line: bytes) -> None:
@@ -107,5 +108,5 @@ def new_log(out: Path, inputs: Sequence[Path]) -> Iterator[Callable[[bytes], obj
         with in_one_line(out, "write"):
             file.flush()
             os.fsync(file.fileno())
-            hidden.replace(out)
-            sync_folder(out)
+            hidden.replace(place)
+            sync_folder(place)
