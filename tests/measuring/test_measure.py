@@ -187,6 +187,17 @@ while True:
     assert gone(temporary.iterdir)
 
 
+def test_a_builder_that_may_allocate_less_than_the_limit_is_left_with_that():
+    script = (
+        "import resource\n"
+        "from tvmconv.measuring.builder import _limit_memory\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))\n"  # as ulimit -v
+        "_limit_memory(9 << 30)\n"
+        "print(resource.getrlimit(resource.RLIMIT_AS)[0] >> 30)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "8\n"
+
+
 @pytest.mark.usefixtures("shared_processes")
 def test_phases_tell_where_the_time_goes():
     with measurer() as m:

@@ -154,5 +154,6 @@ def _allocated_bytes() -> int:
 
 
 def _limit_memory(limit: int) -> None:
-    """Let this process allocate so many bytes in all; another task may set another limit."""
-    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    """Let this process allocate so many bytes in all, or as many as it may; another task may set another limit."""
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
