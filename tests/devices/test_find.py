@@ -12,7 +12,23 @@ from tvmconv.errors import DeviceError
 finding = importlib.import_module("tvmconv.devices.find")  # the package has the function under that name
 
 
-@pytest.mark.parametrize("text", ["", "gpu", "cuda:", "cuda:-1", "opencl:x", "sm_9", "sm_90:0", "rpc:", "CUDA:0"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "gpu",
+        "cuda:",
+        "cuda:-1",
+        "opencl:x",
+        "opencl:" + "9" * 5000,
+        "opencl:٠",
+        "sm_9",
+        "sm_٩٠",
+        "sm_90:0",
+        "rpc:",
+        "CUDA:0",
+    ],
+)
 def test_unknown_text_is_quoted_with_the_known_forms(text):
     forms = r"expected auto, cuda:N, opencl:N, rpc:KEY, or an architecture .* sm_90"
     with pytest.raises(DeviceError, match=forms) as caught:

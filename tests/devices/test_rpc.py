@@ -15,7 +15,9 @@ def listener():
         yield server
 
 
-@pytest.mark.parametrize("text", ["", "localhost", ":9190", "host:port", "host:0", "host:65536", "host:-1", "host:"])
+@pytest.mark.parametrize(
+    "text", ["", "localhost", ":9190", "host:port", "host:0", "host:65536", "host:-1", "host:", "host:" + "9" * 5000]
+)
 def test_a_malformed_tracker_is_quoted(text):
     with pytest.raises(DeviceError, match="HOST:PORT") as caught:
         rpc.tracker_address(text)
@@ -39,6 +41,12 @@ def test_an_absent_tracker_tells_how_to_start_one(listener):
     listener.close()
     with pytest.raises(DeviceError, match=f"rpc_tracker --host {host} --port {port}"):
         rpc.devices("key", (host, port))
+
+
+@pytest.mark.parametrize("host", [".example", "a" * 64 + ".example"])
+def test_a_tracker_on_what_is_no_name_of_a_host_is_told_so(host):
+    with pytest.raises(DeviceError, match=f"'{host}'.* is no name of a host"):
+        rpc.devices("key", (host, 9190))
 
 
 def test_something_else_than_a_tracker_is_told_so(listener):

@@ -23,7 +23,7 @@ class Arch(Device):
     kind: ClassVar[str] = "cuda"
 
     def __init__(self, text: str) -> None:
-        match = re.fullmatch(r"sm_(\d{2,3})a?", text)
+        match = re.fullmatch(r"sm_([0-9]{2,3})a?", text)
         known = nvrtc.architectures()
         if match is None or (known and int(match[1]) not in known):
             expected = ", ".join(f"sm_{number}" for number in known) or "one such as sm_90"

@@ -28,7 +28,7 @@ def find(text: str) -> Device:
     """
     if text == "auto":
         return _best()
-    if match := re.fullmatch(r"(cuda|opencl)(?::(\d+))?", text):
+    if match := re.fullmatch(r"(cuda|opencl)(?::([0-9]{1,9}))?", text):
         devices = _BACKENDS[match[1]]()
         if int(match[2] or 0) >= len(devices):
             there = ", ".join(device.text for device in devices)
@@ -36,7 +36,7 @@ def find(text: str) -> Device:
         return devices[int(match[2] or 0)]
     if match := re.fullmatch(r"rpc:(\S+)", text):
         return rpc.devices(match[1])[0]
-    if re.fullmatch(r"sm_\d{2,3}a?", text):
+    if re.fullmatch(r"sm_[0-9]{2,3}a?", text):
         return Arch(text)
     raise DeviceError(
         f"unknown device {text!r}: expected auto, cuda:N, opencl:N, rpc:KEY, or an architecture to compile for such as "

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import queue
+import re
 import socket
 import struct
 import threading
@@ -126,7 +127,7 @@ def tracker_address(text: str | None = None) -> Address:
             raise DeviceError("no tracker: name it with --tracker HOST:PORT, or in TVM_TRACKER_HOST and _PORT")
         text = f"{host}:{port}"
     host, _, port = text.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 1 << 16:
+    if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
         raise DeviceError(f"expected a tracker as HOST:PORT, such as 127.0.0.1:9190, not {text!r}")
     return host, int(port)
 
@@ -193,6 +194,8 @@ def _ask(tracker: Address, request: list[Any], seconds: float) -> Any:
             return answer
     except TimeoutError as error:
         raise DeviceError(f"the tracker {host}:{port} has no answer within {seconds:g} s: no worker is free") from error
+    except UnicodeError as error:
+        raise DeviceError(f"{host!r}, of the tracker's address, is no name of a host: {first_line(error)}") from error
     except OSError as error:
         start = f"python -m tvm.exec.rpc_tracker --host {host} --port {port}"
         raise DeviceError(f"no tracker at {host}:{port} ({error.strerror or error}): start one with {start}") from error
