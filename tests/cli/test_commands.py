@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import subprocess
 import sys
@@ -240,6 +241,13 @@ def test_a_closed_pipe_is_no_traceback():
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.close()
         assert process.stderr.read() == ""
+
+
+def test_what_the_encoding_of_the_output_lacks_is_no_traceback():
+    command = [sys.executable, "-m", "tvmconv", "log", "stats", os.devnull]
+    told = subprocess.run(command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, check=True)
+    assert rb"trials/s   \u2014" in told.stdout
+    assert told.stderr == b""
 
 
 def test_an_interrupt_has_the_status_of_the_signal(capsys, monkeypatch):

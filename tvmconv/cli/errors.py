@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -36,6 +37,8 @@ def guarded(prog: str, command: Callable[[], int]) -> int:
         command: returns an exit status.
     """
     own_process()
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: not every encoding has a µ
     try:
         status = command()
         sys.stdout.flush()  # a closed pipe is noticed here at the latest
