@@ -1,5 +1,6 @@
 """Programs that were built before: found again as long as nothing that they were made from has changed."""
 
+import os
 import resource
 from dataclasses import replace
 
@@ -69,6 +70,19 @@ def test_the_oldest_go(where, opencl, program, schedule, monkeypatch):
         kept.keep(W, schedule, {"tile_c": [-1, number, 1]}, opencl, program)
     assert len(list(where.iterdir())) == 2
     assert kept.find(W, "tiling", {"tile_c": [-1, 4, 1]}, opencl) is not None
+
+
+def test_what_else_lies_in_the_folder_stays(where, opencl, program, schedule, monkeypatch):
+    monkeypatch.setattr(kept, "MOST", 1)
+    where.mkdir()
+    others = {where / name for name in ("thesis.tex", "zzz.json")}
+    for file in others:
+        file.write_text("precious")
+        os.utime(file, (0, 0))
+    for number in (1, 2):
+        kept.keep(W, schedule, {"tile_c": [-1, number, 1]}, opencl, program)
+    assert len(set(where.iterdir()) - others) == 1
+    assert others <= set(where.iterdir())
 
 
 def test_nothing_is_kept_where_that_is_not_wanted_or_not_possible(tmp_path, opencl, program, schedule, monkeypatch):

@@ -13,6 +13,7 @@ import importlib
 import inspect
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable
 from importlib import metadata
@@ -28,6 +29,7 @@ from tvmconv.workloads import Workload
 
 VARIABLE, NOWHERE = "TVMCONV_CACHE", "none"
 MOST = 4000  # files; the oldest go
+OURS = re.compile(r"(times-)?[0-9a-f]{64}")  # what their names begin with, in a folder that may have others
 COMPILERS = ("apache-tvm", "apache-tvm-ffi", "cuda-bindings", "nvidia-cuda-nvrtc")
 
 
@@ -69,7 +71,7 @@ def keep(workload: Workload, schedule: Schedule, config: Config, device: Device,
     told = json.dumps({"program": header, "sources": {str(source): _stamp(source)}})
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as written:
+        with tempfile.NamedTemporaryFile(prefix=path.name, dir=path.parent, delete=False) as written:
             stack.callback(Path(written.name).unlink, missing_ok=True)
             written.write(told.encode() + b"\n" + code)
         os.replace(written.name, path)
@@ -77,7 +79,7 @@ def keep(workload: Workload, schedule: Schedule, config: Config, device: Device,
 
 
 def _thin(where: Path) -> None:
-    files = list(where.iterdir())
+    files = [file for file in where.iterdir() if OURS.match(file.name)]
     if len(files) > MOST:
         for file in sorted(files, key=lambda each: each.stat().st_mtime)[: len(files) - MOST]:
             file.unlink(missing_ok=True)
