@@ -64,6 +64,22 @@ def test_a_file_that_is_none_of_ours_is_no_program(where, opencl, program, sched
     assert kept.find(W, "tiling", CONFIG, opencl) is None
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda written: written[:-1],
+        lambda written: b"[" * 100_000 + b"\n",
+        lambda written: written.replace(rb"\"prepared\": 0", rb"\"prepared\": Infinity"),
+    ],
+    ids=["truncated", "deep", "infinite"],
+)
+def test_a_file_that_is_damaged_is_no_program(where, opencl, program, schedule, damage):
+    kept.keep(W, schedule, CONFIG, opencl, program)
+    (file,) = where.iterdir()
+    file.write_bytes(damage(file.read_bytes()))
+    assert kept.find(W, "tiling", CONFIG, opencl) is None
+
+
 def test_the_oldest_go(where, opencl, program, schedule, monkeypatch):
     monkeypatch.setattr(kept, "MOST", 2)
     for number in (1, 2, 4):

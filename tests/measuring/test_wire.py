@@ -48,6 +48,13 @@ def test_code_that_steps_share_is_sent_once():
     assert len(code) == len(STEP.code) + len(OTHER.code)
 
 
+@pytest.mark.parametrize("change", [lambda code: code[:-1], lambda code: code + b"x"])
+def test_code_of_another_length_than_was_sent_is_refused(change):
+    header, code = wire.encode_program(SEVERAL, math.inf)
+    with pytest.raises(DeviceError, match=f"bytes of code: expected {len(code)}"):
+        wire.decode_program(header, change(code))
+
+
 @pytest.mark.parametrize(
     ("position", "change", "error", "message"),
     [

@@ -21,7 +21,6 @@ from pathlib import Path
 
 from tvmconv.compiler.program import Program
 from tvmconv.devices import Device
-from tvmconv.errors import Error
 from tvmconv.knobs import Config
 from tvmconv.library import BUILT_IN, Schedule
 from tvmconv.measuring.wire import decode_program, encode_program
@@ -54,7 +53,7 @@ def find(workload: Workload, schedule: str, config: Config, device: Device) -> P
         if any(_stamp(Path(name)) != stamp for name, stamp in told["sources"].items()):
             return None
         program, _ = decode_program(told["program"], code)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, Error):
+    except Exception:  # a file that is damaged raises what it likes
         return None
     with contextlib.suppress(OSError):
         os.utime(path)  # it is no longer among the oldest

@@ -84,10 +84,12 @@ def decode_program(header: str, code: bytes) -> tuple[Program, float | None]:
 
     Raises:
         CompileError: TMA cannot take a tensor map.
-        DeviceError: a tensor map is of no parameter.
+        DeviceError: a tensor map is of no parameter, or there is not as much code as the header says.
     """
     told = json.loads(header)
     ends = list(accumulate(told["codes"]))
+    if len(code) != sum(told["codes"]):
+        raise DeviceError(f"{len(code)} bytes of code: expected {sum(told['codes'])}")
     codes = [code[end - size : end] for end, size in zip(ends, told["codes"], strict=True)]
     program = Program(
         steps=tuple(_step(step, codes) for step in told["steps"]),
