@@ -114,7 +114,9 @@ def test_stats_of_a_log_that_was_thinned_to_last_timings_have_the_best_of_these(
     assert (search["records"], search["finals"], search["best_seconds"]) == (0, 2, 1.5e-5)
 
 
-@pytest.mark.parametrize(("old", "new"), [("0.125", "1e303"), ("0.125", "1e-310"), ("other", "\\ud800other")])
+@pytest.mark.parametrize(
+    ("old", "new"), [("0.125", "1e303"), ("0.125", "1e-310"), ("other", "\\ud800other"), ("other", "\\u001b[2Jother")]
+)
 @pytest.mark.parametrize("action", ["best", "stats"])
 def test_what_cannot_be_printed_costs_one_line(capsys, log, action, old, new):
     other = replace(FAST, device="other", times=(0.125,)).line().replace(old, new)

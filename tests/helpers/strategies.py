@@ -71,12 +71,13 @@ def filters(draw: st.DrawFn) -> Filter1d | Filter2d:
 
 _finite = st.floats(allow_nan=False, allow_infinity=False)
 _counts = st.integers(0, 2**40)
+_names = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")))
 _knob_values = st.one_of(
     st.lists(st.integers(-1, 2**15), min_size=1, max_size=4).map(tuple),
     st.booleans(),
     st.integers(1 - 2**63, 2**63 - 1),
     _finite,
-    st.text(),
+    _names,
 )
 
 
@@ -87,8 +88,8 @@ def records(draw: st.DrawFn, schedules: tuple[str, ...] = ("direct", "depthwise"
     return Record(
         workload=draw(any_convolutions() | filters()),
         schedule=draw(st.sampled_from(schedules)),
-        config=draw(st.dictionaries(st.text(), _knob_values, max_size=4)),
-        device=draw(st.text()),
+        config=draw(st.dictionaries(_names, _knob_values, max_size=4)),
+        device=draw(_names),
         target=draw(st.sampled_from(("cuda -arch=sm_90", "cuda -model=v100", "opencl"))),
         times=() if error else tuple(draw(st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=5))),
         error=error,

@@ -146,7 +146,7 @@ def decode_config(entities: object) -> Config:
     config: Config = {}
     for entity in fields.array(entities, "the config's entity"):
         name, kind, value = fields.array(entity, "a knob", 3)
-        if fields.text(name, "a knob's name") in config:
+        if fields.line(name, "a knob's name") in config:
             raise RecordError("the config has a knob twice", quote(name))
         if kind == _SPLIT:
             factors = fields.array(value, "the value of a split")
@@ -168,7 +168,7 @@ def _split(factors: Sequence[object]) -> tuple[int, ...]:
 
 def _choice(value: bool | int | float | str) -> Value:
     if isinstance(value, str):
-        return fields.text(value, "a choice")
+        return fields.line(value, "a choice")
     if isinstance(value, float):
         return fields.number(value, "a choice")
     return value if isinstance(value, bool) else fields.integer(value, "a choice")

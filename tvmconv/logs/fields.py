@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any, NoReturn
 
 from tvmconv.errors import RecordError
 from tvmconv.workloads.text import quote
 
 MAX_BITS = 63
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def read_object(line: str | bytes) -> dict[str, Any]:
@@ -50,6 +52,14 @@ def text(value: object, name: str) -> str:
     except UnicodeEncodeError:
         _refuse(name, value, "a string of whole characters")
     return value
+
+
+def line(value: object, name: str) -> str:
+    """A string that can be printed in a line with others, on a terminal as well."""
+    checked = text(value, name)
+    if _CONTROL.search(checked):
+        _refuse(name, value, "a string without control characters")
+    return checked
 
 
 def integer(value: object, name: str) -> int:

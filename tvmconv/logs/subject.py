@@ -43,15 +43,15 @@ class Subject(NamedTuple):
             RecordError: the keys are malformed, there is no schedule for the task, or our keys contradict AutoTVM's.
         """
         target, task, args, kwargs = fields.array(row.get("input"), "input", 4)
-        target, task = fields.text(target, "the target"), fields.text(task, "the task's name")
+        target, task = fields.line(target, "the target"), fields.line(task, "the task's name")
         args = fields.array(args, "the task's arguments")
         if kwargs != {}:
             raise RecordError("the task has keyword arguments, which no schedule takes", fields.shown(kwargs))
-        device = fields.text(row["device"], "device") if "device" in row else autotvm.model(target)
+        device = fields.line(row["device"], "device") if "device" in row else autotvm.model(target)
         if "workload" not in row and "schedule" not in row:
             return cls(*autotvm.decode_task(task, args), device, target)
         workload = autotvm.parse_workload(fields.text(row.get("workload"), "workload"))
-        schedule = fields.text(row.get("schedule"), "schedule")
+        schedule = fields.line(row.get("schedule"), "schedule")
         if autotvm.encode_task(workload, schedule) != (task, args):
             told = autotvm.decode_task(task, args)  # the same in another spelling, such as a short padding, is no error
             if told != (workload, schedule):
