@@ -163,6 +163,11 @@ def test_the_nearest_device_comes_first_and_then_the_fastest_record(write):
     assert list(nearest_first(log, W, CPU)) == [(Nearness.KIND, opencl)]
 
 
+def test_a_target_that_names_no_architecture_is_of_the_same_kind(write):
+    odd = record(1e-6, device="odd", target="cuda -arch=sm_" + "9" * 5000)
+    assert list(nearest_first(write(odd), W, H200)) == [(Nearness.KIND, odd)]
+
+
 def test_the_best_of_300_thousand_lines_is_found_in_seconds(tmp_path):
     log = tmp_path / "log.jsonl"
     before, after = record(0.125).line().split("0.125")

@@ -172,7 +172,7 @@ def _distance(subject: Subject, device: Device) -> tuple[Nearness, float] | None
         return Nearness.DEVICE, 0
     if subject.target.split(maxsplit=1)[:1] != [device.kind]:
         return None
-    there, here = (re.search(r"sm_(\d+)", text or "") for text in (subject.target, device.arch))
+    there, here = (re.search(r"sm_([0-9]{2,3})(?![0-9])", text or "") for text in (subject.target, device.arch))
     if there is None or here is None:
         return Nearness.KIND, math.inf
     gap = abs(int(there[1]) - int(here[1]))
