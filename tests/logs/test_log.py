@@ -48,6 +48,15 @@ def test_new_records_of_another_process_are_given_too(log):
     assert list(log.new_records()) == RECORDS[:1]
 
 
+def test_a_log_that_is_deleted_and_begun_anew_is_read_from_its_beginning(log):
+    for record in RECORDS[:2]:
+        log.append(record)
+    list(log.new_records())
+    log.path.unlink()
+    log.append(RECORDS[2])
+    assert list(log.new_records()) == RECORDS[2:3]
+
+
 def test_only_the_records_of_a_workload_are_given(log):
     for workload in (W, OTHER, W):
         log.append(replace(RECORDS[0], workload=workload))

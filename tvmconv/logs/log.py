@@ -57,7 +57,7 @@ class Log:
         """The records that came in since the last call, or all there are at the first, whoever appended them.
 
         A last line that is not whole is still being written, or was torn, and waits for the next call. No file is an
-        empty log.
+        empty log. One that is shorter than it was is another: all of it is new.
 
         Args:
             workload: only records of this one; the lines of others are passed over without being checked in full.
@@ -67,6 +67,9 @@ class Log:
         """
         if not self.path.exists():
             return
+        with in_one_line(self.path, "read"):
+            if self.path.stat().st_size < self._offset:
+                self._offset, self._number = 0, 1
         for line in read_lines(self.path, offset=self._offset, number=self._number):
             bad = BadLines() if line.end is None else self.bad
             record = _read(line, bad, self._glancer, workload)
