@@ -1,7 +1,9 @@
 import dataclasses
+import math
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -37,6 +39,14 @@ def test_times_are_positive_and_at_least_three(loaded, vectors):
     timing = loaded.time(vectors[0], seconds=0)
     assert len(timing.seconds) == 3
     assert 0 < timing.best <= timing.median
+
+
+def test_a_clock_that_does_not_tick_in_between_gives_times_all_the_same(opencl, loaded, vectors, monkeypatch):
+    still = SimpleNamespace(wait=lambda: None, profile=SimpleNamespace(start=5, end=5))
+    monkeypatch.setattr(loaded, "_launch", lambda *_: [still])
+    inputs, expected = vectors
+    assert min(opencl.bench(inputs, expected).time(loaded, math.inf)) > 0
+    assert "±" in str(loaded.time(inputs, seconds=0))
 
 
 def test_method_says_whether_the_cache_was_hot_or_cold(opencl, lower_difference, vectors):

@@ -87,14 +87,14 @@ class OpenclLoaded(Loaded):
     def sample(self, buffers: Sequence[Any]) -> float:
         """Seconds that one launch takes, from the begin of its first step that is timed to the end of its last.
 
-        Within `border`.
+        At least a nanosecond: a device's clock may not tick meanwhile. Within `border`.
 
         Args:
             buffers: of the program's `arrays` and its `scratch`.
         """
         events = self._launch(buffers)
         events[-1].wait()
-        return (events[-1].profile.end - events[0].profile.start) / 1e9
+        return max(events[-1].profile.end - events[0].profile.start, 1) / 1e9
 
     def scratch(self, buffers: Sequence[Any]) -> list[Any]:
         """Fresh scratch memory, full of NaN but for what the prepared steps make of the program's `arrays`."""
