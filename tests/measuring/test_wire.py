@@ -83,6 +83,24 @@ def test_an_outcome_arrives_as_it_was_sent(outcome):
     assert wire.decode_outcome(wire.encode_outcome(outcome)) == outcome
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"times": [0.0]},
+        {"times": [math.nan]},
+        {"times": []},
+        {"times": ["1"]},
+        {"error": 99},
+        {"more": 1},
+        {"times": None},
+    ],
+)
+def test_an_outcome_that_no_measurement_has_is_refused(change):
+    told = {**json.loads(wire.encode_outcome(Outcome((1e-6,)))), **change}
+    with pytest.raises(DeviceError, match="the worker's answer"):
+        wire.decode_outcome(json.dumps(told))
+
+
 def test_a_deviation_that_json_cannot_hold_is_left_out():
     outcome = Outcome(deviation=math.nan, error=ErrorKind.WRONG_ANSWER)
     assert wire.decode_outcome(wire.encode_outcome(outcome)).deviation is None

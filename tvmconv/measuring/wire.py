@@ -13,6 +13,7 @@ from tvmconv.compiler.program import ArrayType, Launch, Program, Step
 from tvmconv.errors import DeviceError
 from tvmconv.measuring.outcome import ErrorKind, Outcome
 from tvmconv.tensor_map import TensorMap
+from tvmconv.workloads.text import quote
 
 OPEN = "tvmconv.open"  # the worker's functions
 MEASURE = "tvmconv.measure"
@@ -134,6 +135,17 @@ def encode_outcome(outcome: Outcome) -> str:
 
 
 def decode_outcome(text: str) -> Outcome:
-    """The outcome that `encode_outcome` wrote."""
-    told = json.loads(text)
-    return Outcome(**{**told, "times": tuple(told["times"]), "error": ErrorKind(told["error"])})
+    """The outcome that `encode_outcome` wrote.
+
+    Raises:
+        DeviceError: it is none, or no kernel takes such times.
+    """
+    try:
+        told = json.loads(text)
+        outcome = Outcome(**{**told, "times": tuple(told["times"]), "error": ErrorKind(told["error"])})
+        sound = all(0 < seconds < math.inf for seconds in outcome.times)
+    except (ValueError, LookupError, TypeError) as error:
+        raise DeviceError(f"the worker's answer is none: {quote(text)}") from error
+    if not sound or not (outcome.times or outcome.error):
+        raise DeviceError(f"the worker's answer has times that no kernel takes: {quote(outcome.times)}")
+    return outcome
