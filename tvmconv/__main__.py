@@ -1,7 +1,5 @@
 """`python -m tvmconv`."""
 
-import sys
+from tvmconv.cli import command_line
 
-from tvmconv.cli import main
-
-sys.exit(main())
+command_line()

@@ -256,3 +256,18 @@ def test_an_interrupt_has_the_status_of_the_signal(capsys, monkeypatch):
 
     monkeypatch.setattr("tvmconv.cli.devices.inventory", interrupt)
     assert run(capsys, "devices") == (130, "", "")
+
+
+def test_an_interrupt_waits_for_no_thread():
+    script = (
+        "import threading, time\n"
+        "from tvmconv import cli\n"
+        "def dispatch(words):\n"
+        "    threading.Thread(target=time.sleep, args=(60,)).start()\n"
+        "    print('so far')\n"
+        "    raise KeyboardInterrupt\n"
+        "cli._dispatch = dispatch\n"
+        "cli.command_line()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "so far\n", "")

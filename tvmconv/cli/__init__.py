@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
-from tvmconv.cli.errors import Parser, guarded
+from tvmconv.cli.errors import INTERRUPTED, Parser, guarded
 from tvmconv.version import VERSION
 
 COMMANDS = (
@@ -46,6 +48,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if argv is None else argv
     return guarded("tvmconv", lambda: _dispatch(words))
+
+
+def command_line() -> NoReturn:
+    """Run this process's command line, and end it; one that was interrupted at once, whatever its threads are at."""
+    status = main()
+    if status == INTERRUPTED:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def _dispatch(words: Sequence[str]) -> int:
