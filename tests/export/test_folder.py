@@ -185,6 +185,15 @@ def test_an_export_replaces_all_of_an_earlier_one(tmp_path):
     assert sorted(tmp_path.iterdir()) == sorted(exported.files)
 
 
+def test_a_readme_of_something_else_is_not_replaced(tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text("mine")
+    with pytest.raises(tc.Error, match=r"README\.md is of something else than a kernel"):
+        export(tc.build(SMALL, "tiling", arch="sm_90"), tmp_path)
+    assert list(tmp_path.iterdir()) == [page]
+    assert page.read_text() == "mine"
+
+
 def test_without_a_compiler_to_link_with_the_rest_is_written(tmp_path, monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.delenv("CC", raising=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmconv.compiler import nvrtc
-from tvmconv.errors import CompileError
+from tvmconv.errors import CompileError, Error
 from tvmconv.export.formats import formats
 from tvmconv.export.formats.base import Format
 from tvmconv.export.usage import JSON, README, readme
@@ -41,7 +41,7 @@ def export(kernel: Kernel, folder: Path, *, verification: Verification | None = 
 
     The files are `kernel.cu` and `kernel.cubin`, or `kernel.cl`; `kernel.so` for CUDA, where a C++ compiler can link
     it and every argument lies in global memory (TVM's wheel has no OpenCL runtime that could run one); `kernel.json`,
-    and a `README.md` of the call whose examples run. Files of these names that are there already are replaced.
+    and a `README.md` of the call whose examples run. Files of these names that an earlier export wrote are replaced.
 
     Args:
         kernel: what to export.
@@ -50,10 +50,13 @@ def export(kernel: Kernel, folder: Path, *, verification: Verification | None = 
 
     Raises:
         CompileError: NVRTC rejects the kernel.
+        Error: the folder has a README of something else.
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (*(each.name for each in formats()), JSON, README):
+    if (folder / README).exists() and not (folder / JSON).exists():
+        raise Error(f"{folder / README} is of something else than a kernel: name another folder")
+    for name in (*(each.name for each in formats()), README, JSON):
         (folder / name).unlink(missing_ok=True)  # of an earlier export, perhaps for another target
     written: list[Format] = []
     missing: dict[str, str] = {}
