@@ -205,9 +205,12 @@ def test_without_a_compiler_to_link_with_the_rest_is_written(tmp_path, monkeypat
 
 
 def test_a_compiler_that_fails_costs_the_library_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv("CXX", "/bin/false")
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\necho ld: cannot find -lstdc++\nexit 1\n")
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CXX", str(compiler))
     exported = export(tc.build(SMALL, "tiling", arch="sm_90"), tmp_path)
-    assert "kernel.so" in exported.no_library
+    assert exported.no_library == f"{compiler} does not link kernel.so: ld: cannot find -lstdc++"
     assert not (tmp_path / "kernel.so").exists()
 
 

@@ -11,6 +11,8 @@ from tvmconv.errors import CompileError
 if TYPE_CHECKING:
     from tvmconv.compiler.lowered import Lowered
 
+_HEADING = "Compilation error:"  # TVM's, in a line of its own before what the compiler said
+
 
 def link(lowered: Lowered, path: Path) -> None:
     """Write a shared library whose `main` takes the PrimFunc's arguments as DLPack tensors. Needs no GPU.
@@ -38,8 +40,8 @@ def link(lowered: Lowered, path: Path) -> None:
     try:
         module.export_library(str(path), fpack_imports=pack)
     except (OSError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()
-        raise CompileError(f"{cc.get_cc()} does not link {path.name}: {reason[0] if reason else error!r}") from error
+        said = str(error).removeprefix(_HEADING).strip().splitlines() or [type(error).__name__]
+        raise CompileError(f"{cc.get_cc()} does not link {path.name}: {said[0]}") from error
 
 
 def _pack(host: Any, is_system_lib: bool, prefix: str, folder: Path, image: bytes) -> str:
