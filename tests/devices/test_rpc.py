@@ -1,3 +1,4 @@
+import json
 import socket
 import threading
 
@@ -84,4 +85,25 @@ def test_a_worker_that_is_silent_is_not_waited_for_without_end(listener, monkeyp
     monkeypatch.setattr(rpc, "count_workers", lambda tracker, key: 1)
     monkeypatch.setattr(rpc, "_ask", lambda *request: (*listener.getsockname(), "key"))
     with pytest.raises(DeviceError, match="a worker has not answered"):
+        rpc.devices("key", ("127.0.0.1", 1))
+
+
+@pytest.mark.parametrize("change", [{"kind": "metal"}, {"cores": 3}])
+def test_a_worker_of_another_version_is_told_so(monkeypatch, change):
+    told = {**json.loads(rpc.describe(opencl.devices()[0])), **change}
+    monkeypatch.setattr(rpc, "count_workers", lambda tracker, key: 1)
+    monkeypatch.setattr(rpc, "connect", lambda tracker, key: None)
+    monkeypatch.setattr(rpc, "described", lambda session: told)
+    with pytest.raises(DeviceError, match=r"a worker of rpc:key .*the same version of tvmconv"):
+        rpc.devices("key", ("127.0.0.1", 1))
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_is_raised_while_a_worker_is_asked_is_raised_at_once(monkeypatch):
+    def refuse(tracker, key):
+        raise KeyError("no reason")
+
+    monkeypatch.setattr(rpc, "count_workers", lambda tracker, key: 1)
+    monkeypatch.setattr(rpc, "connect", refuse)
+    with pytest.raises(KeyError, match="no reason"):
         rpc.devices("key", ("127.0.0.1", 1))

@@ -100,15 +100,19 @@ def devices(key: str, tracker: Address | None = None) -> list[Device]:
         start = f"tvmconv worker --tracker {host}:{port} --key {key}"
         raise DeviceError(f"no worker under key {key!r} at the tracker {host}:{port}: start one with {start}")
     told = _within(FREE_SECONDS + TRACKER_SECONDS, lambda: described(connect(tracker, key)))
-    remote = _KINDS[told.pop("kind")]
-    return [remote(text=f"rpc:{key}", index=index, key=key, tracker=tracker, **told) for index in range(count)]
+    try:
+        remote = _KINDS[told.pop("kind")]
+        return [remote(text=f"rpc:{key}", index=index, key=key, tracker=tracker, **told) for index in range(count)]
+    except (LookupError, TypeError, AttributeError) as error:
+        reason = f"a worker of rpc:{key} tells of its device what is not known here ({first_line(error)})"
+        raise DeviceError(f"{reason}: have the same version of tvmconv on all hosts") from error
 
 
 def described(session: Any) -> dict[str, Any]:
     """What `describe` told at the other end of a session; raises `DeviceError`."""
     try:
         return json.loads(session.get_function(DESCRIBE)())
-    except (RuntimeError, AttributeError) as error:  # TVM's errors have no class of their own in common
+    except (RuntimeError, AttributeError, ValueError) as error:  # TVM's errors have no class of their own in common
         raise DeviceError(f"the server is no tvmconv worker: {first_line(error)}") from error
 
 
@@ -165,7 +169,7 @@ def _within(seconds: float, function: Callable[[], T]) -> T:
     def call() -> None:
         try:
             answers.put((True, function()))
-        except DeviceError as error:
+        except Exception as error:  # whoever waits is told of any
             answers.put((False, error))
 
     threading.Thread(target=call, daemon=True).start()
