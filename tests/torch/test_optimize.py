@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import json
 
 import pytest
 
@@ -593,6 +594,17 @@ def test_what_a_model_took_is_known_of_no_other_that_has_its_modules(tmp_path, m
     monkeypatch.setattr("tvmconv.torch.times.seconds_of", lambda *_: float(next(count)))
     befores = [optimized(Repeating(times).eval()).report().before for times in (1, 2, 1)]
     assert befores[0] == befores[2] != befores[1]
+
+
+@pytest.mark.parametrize("time", ["null", "NaN", "-1", '"1"', "0"])
+def test_kept_times_that_are_none_are_taken_again(time, tmp_path, monkeypatch):
+    monkeypatch.setenv("TVMCONV_CACHE", str(tmp_path))
+    monkeypatch.setattr("tvmconv.torch.times.seconds_of", lambda *_: 0.25)
+    model = torch.nn.Conv2d(4, 4, 1).eval()
+    optimized(model)
+    (file,) = tmp_path.glob("times-*.json")
+    file.write_text("{" + ", ".join(f"{json.dumps(name)}: {time}" for name in json.loads(file.read_text())) + "}")
+    assert optimized(model).report().before == 0.25
 
 
 def test_by_default_what_is_faster_runs(block):

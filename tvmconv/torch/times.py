@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -38,9 +39,9 @@ class Times:
         self._file = None if where is None else where / f"times-{_digest(_setting(model, arguments, name))}.json"
         self._known: dict[str, float] = {}
         if self._file:
-            with contextlib.suppress(OSError, ValueError, AttributeError):
+            with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
                 told = json.loads(self._file.read_text(encoding="utf-8"))
-                self._known = {str(key): float(seconds) for key, seconds in told.items()}
+                self._known = {key: seconds for key, seconds in told.items() if 0 < seconds < math.inf}
         self._new = False
 
     def seconds(self, name: str, call: Callable[[], object]) -> float:
