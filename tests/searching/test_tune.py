@@ -339,6 +339,18 @@ def test_the_fastest_are_measured_again_in_turn_and_that_is_on_disk(log, instant
     assert tuned.status.done == len(trials_of(log)) == 10  # which last timings do not count as
 
 
+def test_records_of_configs_that_nobody_can_build_take_no_place_among_the_fastest(log):
+    """As a log of another version has them, whose schedules had other knobs."""
+    search(log, trials=3)
+    trials = records_of(log)
+    for number in range(2 * FINALISTS):
+        other = dataclasses.replace(trials[0], config={"no_knob": number}, times=(1e-9 * (1 + number),))
+        Log(log).append(other)
+    tuned = search(log, trials=3, confirm=True)
+    assert tuned.final.config in [record.config for record in trials if record.ok]
+    assert {str(record.config) for record in finals_of(log)} <= {str(record.config) for record in trials}
+
+
 def slow_at_last(instant, log):
     """Have the config that is the fastest of the trials be the slowest of the last timings; which one it is."""
 

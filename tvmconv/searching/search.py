@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,6 +30,7 @@ TRIALS = 512  # where neither their number nor the time is limited
 DESCENT = 0.8  # of the search, after which the neighbours of the fastest configs come first
 FINAL_SECONDS, FINAL_SHARE = 2.0, 0.15  # what is kept of the time for the last timings, at most: seconds, and a share
 LONG_SECONDS = 0.15  # that a last timing takes, its warm-up included
+KEPT = 8 * FINALISTS  # of the fastest records, should the first be of configs that nobody can build
 
 
 @dataclass(frozen=True)
@@ -232,7 +234,7 @@ class _Search:
                 self._known.add(record.identity)
                 self.status.count(record, earlier=earlier)
                 new.append(record)
-        self._best_first = sorted([*self._best_first, *(r for r in new if r.ok)], key=lambda r: r.cost)[:FINALISTS]
+        self._best_first = sorted([*self._best_first, *(r for r in new if r.ok)], key=lambda r: r.cost)[:KEPT]
         if self._contest:
             self._contest.learn(new)
         else:
@@ -282,18 +284,24 @@ class _Search:
             return _fastest(self._finals.values())
         there = {_spelt(trial.schedule, trial.config): trial for trial in built}
         each = LONG_SECONDS + sum(phases.get(phase, 0.0) for phase in ("load", "verify", "time")) / 1e3
-        count = max(1, int(self._final_seconds / FINAL_ROUNDS / each))
-        wanted = [(record.schedule, record.config) for record in self._best_first[:count]]
-        absent = [each for each in wanted if _spelt(*each) not in there]
+        count = min(FINALISTS, max(1, int(self._final_seconds / FINAL_ROUNDS / each)))
+        left = iter([Trial(record.schedule, record.config) for record in self._best_first])
+        wanted = [*itertools.islice(left, count)]
         if not wanted:
             return None
-        schedules = [self._schedules[name] for name in dict.fromkeys(name for name, _ in wanted)]
+        schedules = [self._schedules[name] for name in dict.fromkeys(record.schedule for record in self._best_first)]
+        absent = sum(_spelt(trial.schedule, trial.config) not in there for trial in wanted)
         fresh = self._ahead.problems.take(self._workload)
-        with Measurer(self._workload, schedules, self._places[:1], workers=len(absent), problem=fresh) as measurer:
-            if absent:
-                _measure_all(measurer, [Trial(*each) for each in absent])
-                there |= {_spelt(trial.schedule, trial.config): trial for trial in measurer.fastest}
-            finalists = [there[_spelt(*each)] for each in wanted if _spelt(*each) in there]
+        finalists: list[Trial] = []
+        with Measurer(self._workload, schedules, self._places[:1], workers=absent, problem=fresh) as measurer:
+            while wanted:  # what a log has may be of another version, whose configs nobody can build
+                missing = [trial for trial in wanted if _spelt(trial.schedule, trial.config) not in there]
+                if missing:
+                    _measure_all(measurer, missing)
+                    there |= {_spelt(trial.schedule, trial.config): trial for trial in measurer.fastest}
+                spelt = [_spelt(trial.schedule, trial.config) for trial in wanted]
+                finalists += [there[name] for name in spelt if name in there]
+                wanted = [*itertools.islice(left, count - len(finalists))]
             rounds = [_measure_all(measurer, finalists) for _ in range(FINAL_ROUNDS)]
         records = []
         for measurements in zip(*rounds, strict=True):
