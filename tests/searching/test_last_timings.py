@@ -1,0 +1,121 @@
+"""The fastest of a search are timed again at its end: that decides."""
+
+import dataclasses
+
+import pytest
+from searches import WORKLOAD, append, finals_of, records_of, search, some, trials_of
+
+from tvmconv.logs.best import best
+from tvmconv.logs.log import Log
+from tvmconv.logs.record import ErrorKind
+from tvmconv.measuring.outcome import FINAL_ROUNDS, FINALISTS
+from tvmconv.searching.search import FINAL_SECONDS, LONG_SECONDS
+
+
+def test_without_comparison_and_confirmation_nothing_else_is_measured(log, instant):
+    tuned = search(log, trials=3)
+    assert [name for name, _ in instant.measured] == ["tiling"] * 3
+    assert tuned.final == tuned.status.best
+
+
+def test_the_fastest_are_measured_again_in_turn_and_that_is_on_disk(log, instant):
+    tuned = search(log, trials=10, confirm=True)
+    fastest = sorted(trials_of(log), key=lambda record: record.cost)[:FINALISTS]
+    assert [config for _, config in instant.measured[10:]] == [record.config for record in fastest] * FINAL_ROUNDS
+    finals = finals_of(log)
+    assert [record.config for record in finals] == [record.config for record in fastest]
+    assert all(len(record.times) == FINAL_ROUNDS for record in finals)
+    assert tuned.final == finals[0]
+    assert tuned.status.done == len(trials_of(log)) == 10  # which last timings do not count as
+
+
+def test_records_of_configs_that_nobody_can_build_take_no_place_among_the_fastest(log):
+    """As a log of another version has them, whose schedules had other knobs."""
+    search(log, trials=3)
+    trials = records_of(log)
+    for number in range(2 * FINALISTS):
+        other = dataclasses.replace(trials[0], config={"no_knob": number}, times=(1e-9 * (1 + number),))
+        Log(log).append(other)
+    tuned = search(log, trials=3, confirm=True)
+    assert tuned.final.config in [record.config for record in trials if record.ok]
+    assert {str(record.config) for record in finals_of(log)} <= {str(record.config) for record in trials}
+
+
+def slow_at_last(instant, log):
+    """Have the config that is the fastest of the trials be the slowest of the last timings; which one it is."""
+
+    def seconds(trial, seconds):
+        if trial.final and trial.config == min(trials_of(log), key=lambda record: record.cost).config:
+            return 1.0
+        return seconds
+
+    instant.seconds = seconds
+
+
+def test_what_was_fastest_in_the_last_timings_is_what_the_search_found_and_what_is_built(log, instant):
+    slow_at_last(instant, log)
+    tuned = search(log, trials=10, confirm=True)
+    second = sorted(trials_of(log), key=lambda record: record.cost)[1]
+    assert tuned.final.config == second.config != tuned.status.best.config
+    assert best(log, WORKLOAD) == tuned.final
+
+
+def test_what_was_timed_at_the_end_is_not_timed_again(log, instant):
+    slow_at_last(instant, log)
+    found = search(log, trials=10, confirm=True).final
+    before = log.read_bytes()
+    instant.measured.clear()
+    assert search(log, trials=10, confirm=True).final == found
+    assert instant.measured == []
+    assert log.read_bytes() == before
+
+
+def test_what_another_search_found_to_be_faster_is_timed_at_the_end_too(log, instant, opencl):
+    search(log, trials=5, confirm=True)
+    (rival,) = some(1, 7, opencl, times=(1e-9,))
+    append(log, [rival])
+    instant.measured.clear()
+    tuned = search(log, trials=6, confirm=True)
+    assert instant.measured[0] == ("tiling", rival.config)
+    assert rival.config in [record.config for record in finals_of(log)]
+    assert best(log, WORKLOAD) == tuned.final
+
+
+def test_the_last_timings_of_another_schedule_are_not_those_of_this_one(log, instant):
+    other = search(log, schedule="columns", trials=3, confirm=True).final
+    append(log, [dataclasses.replace(other, times=(1e-9,))])
+    search(log, trials=5)
+    for _ in range(2):
+        assert search(log, trials=5, confirm=True).final.schedule == "tiling"
+
+
+def test_what_turns_out_wrong_at_the_end_is_never_built(log, instant):
+    def spoil(trial, error):
+        return ErrorKind.WRONG_ANSWER if trial.final else error
+
+    instant.error = spoil
+    for _ in range(2):
+        assert search(log, trials=5, confirm=True).final is None
+    assert {record.error for record in finals_of(log)} == {ErrorKind.WRONG_ANSWER}
+    assert best(log, WORKLOAD) is None
+
+
+def test_last_timings_that_failed_for_a_passing_reason_are_taken_again_by_the_same_command(log, instant):
+    instant.error = lambda trial, error: ErrorKind.RUNTIME if trial.final else error
+    assert search(log, trials=5, confirm=True).final is None
+    instant.error = lambda trial, error: error
+    assert search(log, trials=5, confirm=True).final == best(log, WORKLOAD)
+
+
+@pytest.mark.parametrize(("seconds", "kept"), [(None, FINAL_SECONDS), (1000.0, FINAL_SECONDS), (8.0, 1.2), (2.0, 0.3)])
+def test_there_are_as_many_finalists_as_there_is_time_for(log, instant, seconds, kept):
+    instant.milliseconds = {"load": 100.0, "verify": 30.0, "time": 20.0}
+    search(log, trials=10, seconds=seconds, confirm=True)
+    assert len(finals_of(log)) == max(1, int(kept / FINAL_ROUNDS / (LONG_SECONDS + 0.15))) < FINALISTS
+
+
+def test_nothing_is_final_where_nothing_succeeded(log, instant):
+    instant.failing = frozenset({"tiling"})
+    tuned = search(log, trials=3, confirm=True)
+    assert (tuned.status.best, tuned.final) == (None, None)
+    assert tuned.status.errors == {ErrorKind.RUNTIME: 3}

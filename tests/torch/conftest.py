@@ -1,0 +1,25 @@
+"""A block of a network by our kernels; modules that need PyTorch are imported where it is asked for."""
+
+import copy
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def block():
+    from small_models import Block, with_statistics
+
+    return with_statistics(Block())
+
+
+@pytest.fixture(scope="module")
+def made(block):
+    from optimizing import optimized
+
+    return optimized(block)
+
+
+@pytest.fixture
+def faster(made):
+    """A copy to be changed."""
+    return copy.deepcopy(made)
