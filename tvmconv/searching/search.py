@@ -282,7 +282,7 @@ class _Search:
         """
         if self._best_first and self._best_first[0].identity in self._finals:  # nothing faster was found since
             return _fastest(self._finals.values())
-        there = {_spelt(trial.schedule, trial.config): trial for trial in built}
+        there = {_spelt(trial): trial for trial in built}
         each = LONG_SECONDS + sum(phases.get(phase, 0.0) for phase in ("load", "verify", "time")) / 1e3
         count = min(FINALISTS, max(1, int(self._final_seconds / FINAL_ROUNDS / each)))
         left = iter([Trial(record.schedule, record.config) for record in self._best_first])
@@ -290,17 +290,16 @@ class _Search:
         if not wanted:
             return None
         schedules = [self._schedules[name] for name in dict.fromkeys(record.schedule for record in self._best_first)]
-        absent = sum(_spelt(trial.schedule, trial.config) not in there for trial in wanted)
+        absent = sum(_spelt(trial) not in there for trial in wanted)
         fresh = self._ahead.problems.take(self._workload)
         finalists: list[Trial] = []
         with Measurer(self._workload, schedules, self._places[:1], workers=absent, problem=fresh) as measurer:
             while wanted:  # what a log has may be of another version, whose configs nobody can build
-                missing = [trial for trial in wanted if _spelt(trial.schedule, trial.config) not in there]
+                missing = [trial for trial in wanted if _spelt(trial) not in there]
                 if missing:
                     _measure_all(measurer, missing)
-                    there |= {_spelt(trial.schedule, trial.config): trial for trial in measurer.fastest}
-                spelt = [_spelt(trial.schedule, trial.config) for trial in wanted]
-                finalists += [there[name] for name in spelt if name in there]
+                    there |= {_spelt(trial): trial for trial in measurer.fastest}
+                finalists += [there[_spelt(trial)] for trial in wanted if _spelt(trial) in there]
                 wanted = [*itertools.islice(left, count - len(finalists))]
             rounds = [_measure_all(measurer, finalists) for _ in range(FINAL_ROUNDS)]
         records = []
@@ -316,9 +315,9 @@ def _fastest(records: Iterable[Record]) -> Record | None:
     return min((record for record in records if record.ok), key=lambda record: record.cost, default=None)
 
 
-def _spelt(schedule: str, config: object) -> str:
+def _spelt(which: Trial | Measurement) -> str:
     """The same for the same config of a schedule."""
-    return f"{schedule} {sorted(config.items()) if isinstance(config, dict) else config}"
+    return f"{which.schedule} {sorted(which.config.items())}"
 
 
 def _measure_all(measurer: Measurer, trials: Sequence[Trial]) -> list[Measurement]:
@@ -327,5 +326,5 @@ def _measure_all(measurer: Measurer, trials: Sequence[Trial]) -> list[Measuremen
     found: dict[str, Measurement] = {}
     while measurer.pending:
         for measurement in measurer.results(timeout=1.0):
-            found[_spelt(measurement.schedule, measurement.config)] = measurement
-    return [found[_spelt(trial.schedule, trial.config)] for trial in trials]
+            found[_spelt(measurement)] = measurement
+    return [found[_spelt(trial)] for trial in trials]
