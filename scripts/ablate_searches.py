@@ -67,8 +67,8 @@ VARIANTS = (
     Variant("all of it"),
     Variant("without the model", model=False),
     Variant("trees in place of the processes", parts=replace(WHOLE, process=False)),
-    Variant("random configs, with the model's drafts", tuner="random"),
-    Variant("random configs alone", tuner="random", model=False),
+    Variant("a genetic algorithm in place of both", tuner="ga"),
+    Variant("random configs alone", tuner="random"),  # which begins with nothing, whatever the model says
     Variant("the first schedule alone", first=True),
 )
 NAME = "searches-ablation.md"
