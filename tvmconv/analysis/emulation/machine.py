@@ -223,19 +223,22 @@ class Machine:
         lanes: Lanes,
         name: str,
         itemsize: int,
+        blocks: Lanes | None = None,
     ) -> None:
-        """Store rows of bytes at addresses."""
+        """Store rows of bytes at addresses; as for `load_bytes`."""
         nbytes = given.shape[1]
         if not self.checked:
-            self.reach(memory, "store", name, lanes, addresses, nbytes, itemsize)
+            self.reach(memory, "store", name, lanes, addresses, nbytes, itemsize, blocks)
             return
         if isinstance(memory, Array):
             memory.write(addresses, given)
             self.tell("global", "store", name, lanes, addresses, nbytes, itemsize)
             return
-        units = memory.at(addresses, lanes, nbytes)
-        memory.write(units, lanes, given.view(f"u{memory.unit}"))
-        self.tell("shared", "store", name, lanes, addresses, nbytes, itemsize)
+        memory.write(memory.at(addresses, lanes, nbytes, blocks), lanes, given.view(f"u{memory.unit}"))
+        if blocks is not None:
+            memory.from_afar(blocks, lanes)
+        else:
+            self.tell("shared", "store", name, lanes, addresses, nbytes, itemsize)
 
     def later(self, access: Callable[[Mask], object]) -> Callable[[Mask], None]:
         """An access by the lanes of a mask that is told of later, as of where the text is now."""

@@ -14,7 +14,7 @@ from tvmconv.gpu import WARP
 from tvmconv.workloads import Conv, epilogue
 
 from ....program import Buffer, Expr, allocate, call, parallel, ptx, serial, store, tensor_map, uint, when
-from ..product import CHUNK, Product
+from ..product import CHUNK, SUM_BYTES, Product
 from .tiles import BARRIER_BYTES, LINE, HopperTiles
 from .workload import WARPGROUP, WGMMA_M, residual
 
@@ -62,7 +62,7 @@ class Block:
         self.bias_at = int(t.ring_bytes() + t.out_bytes(w))
         self.barriers_at = int(t.front_bytes(w))
         self.multipliers = t.warpgroups * WARPGROUP  # threads
-        self.vector = math.gcd(p.n, CHUNK // p.itemsize)
+        self.vector = math.gcd(p.n, CHUNK // SUM_BYTES)
 
     def _bind(self, axes: ExitStack) -> None:
         """Open the loops of blocks and threads."""

@@ -22,12 +22,11 @@ from ....program import (
     unpack,
     unrolled,
     when,
-    zeros,
 )
 from ..outputs import finish, without_relu
 from ..product import CHUNK, SUM_BYTES
 from .block import Block
-from .tiles import SLAB_BYTES
+from .tiles import MEETING_M, MEETING_N, SLAB_BYTES
 from .workload import WARPGROUP, WGMMA_M
 
 STMATRIX = "stmatrix.sync.aligned.m8n8.x4.shared.b16"
@@ -190,70 +189,79 @@ class Output(Block):
     # --- meet ---
 
     def _meet(self) -> None:
-        """Have sums meet in shared memory, of all blocks of the cluster, and store each block's share of the pixels."""
-        t = self.t
+        """Have the sums of all blocks of the cluster meet, each share of the pixels in one block, which stores it."""
         is_multiplier = self.thread < self.multipliers
-        call(T.cuda.cta_sync())  # all stages have been multiplied
+        self._cluster_sync()  # all stages have been multiplied: sums may lie where they were
         with when(is_multiplier):
             self._lay_down()
-        if t.split_k > 1:
-            call(T.cuda.cluster_sync())
-        else:
-            call(T.cuda.cta_sync())
+        self._cluster_sync()
         with when(is_multiplier):
             self._add_up()
-        if t.split_k > 1:  # a block's shared memory is there until all have read it
-            call(T.cuda.cluster_sync())
+
+    def _cluster_sync(self) -> None:
+        """Wait for all threads of the blocks that share a sum."""
+        call(T.cuda.cluster_sync() if self.t.split_k > 1 else T.cuda.cta_sync())
 
     def _lay_down(self) -> None:
-        """Put this thread's sums into shared memory."""
+        """Put this thread's sums into the shared memory of those who add them up.
+
+        Stores to other blocks are not waited for one by one, as loads from them would be.
+        """
         t = self.t
-        of_rows, pitch = int(t.accumulators) // t.rows, int(t.pitch())
-        row = self.group * (t.rows * WGMMA_M) + self.thread % WARPGROUP // WARP * 16 + self.lane // 4
-        at = self.memory[0] + uint(row * pitch) + uint(self.lane % 4 * (2 * SUM_BYTES))
+        of_rows = int(t.accumulators) // t.rows
+        first = self.group * (t.rows * WGMMA_M) + self.thread % WARPGROUP // WARP * 16 + self.lane // 4
         for i in range(t.rows):
-            for j in range(t.block_n // 8):
-                for h in range(2):
+            for h in range(2):
+                row = first + (i * WGMMA_M + h * 8)
+                at = self.memory[0] + self._of_sums(self.part, row % int(t.share_m), self.lane % 4 * 2)
+                if t.split_k > 1:
+                    ptx("mapa.shared::cluster.u32", self.remote[0], at, uint(row // int(t.share_m)))
+                else:
+                    store(self.remote, 0, at)
+                for j in range(t.block_n // 8):
                     pair = [self.sums[i * of_rows + j * 4 + h * 2 + e] for e in range(2)]
-                    to = at + uint((i * WGMMA_M + h * 8) * pitch + j * 8 * SUM_BYTES)
-                    ptx("st.shared.v2.b32", to, *pair)
+                    to = self.remote[0] + self._of_sums(0, 0, j * 8)
+                    ptx("st.shared::cluster.v2.b32" if t.split_k > 1 else "st.shared.v2.b32", to, *pair)
+
+    def _of_sums(self, part: Expr, row: Expr, column: Expr) -> Expr:
+        """Where a sum of a block's share lies that one of the parts has come to, in pieces of 4 pixels × 8 channels.
+
+        Half a warp stores pairs of one piece at a time, and a quarter of a warp loads one in vectors of four: both are
+        all banks, once.
+        """
+        t = self.t
+        piece = (part * int(t.share_m) + row) // MEETING_M * (t.block_n // MEETING_N) + column // MEETING_N
+        within = row % MEETING_M * MEETING_N + column % MEETING_N
+        return uint((piece * (MEETING_M * MEETING_N) + within) * SUM_BYTES)
 
     def _add_up(self) -> None:
         """Add up the sums of this block's share of the pixels, finish them, and store them in vectors of channels."""
         t, p, w = self.t, self.p, self.w
-        across = t.block_n // self.vector
-        vectors = self.block_m * across
-        share = -(-vectors // t.split_k)
-        with serial(-(-share // self.multipliers), "i") as i:
+        across, down, share = MEETING_N // self.vector, t.block_n // MEETING_N, int(t.share_m)  # of pieces
+        vectors = share * t.block_n // self.vector
+        with serial(-(-vectors // self.multipliers), "i") as i:
             number = i * self.multipliers + self.thread
-            place = self.part * share + number
-            row, column = place // across, place % across * self.vector
-            m, n = self.at_m + row, self.at_n + column
+            piece = number // (across * MEETING_M)
+            row = piece // down * MEETING_M + number // across % MEETING_M
+            column = piece % down * MEETING_N + number % across * self.vector
+            of_tile = self.part * share + row
+            m, n = self.at_m + of_tile, self.at_n + column
             inside = both(
-                True if share % self.multipliers == 0 else number < share,
-                True if vectors % t.split_k == 0 else place < vectors,
+                True if vectors % self.multipliers == 0 else number < vectors,
+                True if self.block_m % share == 0 else of_tile < self.block_m,
                 True if p.m % self.block_m == 0 else m < p.m,
                 True if p.n % t.block_n == 0 else n < p.n,
             )
             with when(inside):
-                self._sum_up(uint(row * int(t.pitch())) + uint(column * SUM_BYTES))
+                self._sum_up(row, column)
                 o = self.of_group * p.n + n
                 finish(w, self.arguments, self.operations, m, o, self.vector, self.value, self.words)
                 store_global(self.arguments["Y"], m * w.O + o, self.words, self.vector)
 
-    def _sum_up(self, at: Expr) -> None:
-        """Load neighbouring sums of the tile, added up over the blocks of the cluster."""
-        parts = int(self.t.split_k)
-        if parts == 1:
-            load_shared(self.value, self.memory[0] + at, self.vector * SUM_BYTES)
-            return
-        zeros(self.value, self.vector)
-        for part in range(parts):
-            ptx("mapa.shared::cluster.u32", self.remote[0], self.memory[0] + at, uint(part))
-            for first in range(0, self.vector, 4):
-                count = min(4, self.vector - first)
-                suffix = f".v{count}" if count > 1 else ""
-                read = [self.words[e] for e in range(count)]
-                ptx(f"ld.shared::cluster{suffix}.b32", *read, self.remote[0] + uint(first * SUM_BYTES))
-                for e in range(count):
-                    store(self.value, first + e, self.value[first + e] + T.reinterpret("float32", read[e]))
+    def _sum_up(self, row: Expr, column: Expr) -> None:
+        """Load neighbouring sums of the share, and add up what the blocks of the cluster have of them."""
+        for part in range(self.t.split_k):
+            at = self.memory[0] + self._of_sums(part, row, column)
+            load_shared(self.words if part else self.value, at, self.vector * SUM_BYTES)
+            for e in range(self.vector if part else 0):
+                store(self.value, e, self.value[e] + T.reinterpret("float32", self.words[e]))

@@ -38,6 +38,7 @@ OWN_REGISTERS = 28  # of a thread, besides its accumulators
 ALL_SHARED_BYTES, RESERVED_BYTES = 228 << 10, 1 << 10  # of a multiprocessor, and of it the driver's for each block
 RESIDENT_THREADS = 2048  # of a multiprocessor
 SLAB_BYTES = 128  # of channels that are stored at a time, at most
+MEETING_M, MEETING_N = 4, 8  # pixels × channels whose sums lie together where sums meet
 
 
 @dataclass(frozen=True)
@@ -157,14 +158,6 @@ class HopperTiles:
         """What a warpgroup stores one after another of a tile: 64 pixels × a slab of channels each."""
         return self.rows * (self.block_n * itemsize // self.slab_bytes(itemsize))
 
-    def pitch(self) -> Any:
-        """Bytes from one pixel to the next of a tile of sums in shared memory.
-
-        Half a warp stores four rows of four pairs at a time: in distinct banks where rows are apart by 8 words beside a
-        multiple of the banks.
-        """
-        return self.block_n * SUM_BYTES + 8 * SUM_BYTES
-
     def blocks(self, w: Conv) -> Any:
         """Blocks of the grid: as many as run at a time, if each takes tiles in turn."""
         p = Product.of(w)
@@ -174,6 +167,11 @@ class HopperTiles:
     def meets(self, w: Conv) -> Any:
         """Whether sums meet in shared memory before they are stored: of several blocks, or where TMA cannot store."""
         return (self.split_k > 1) | np.asarray(not stores_by_tma(w))
+
+    @property
+    def share_m(self) -> Any:
+        """Pixels of a tile whose sums one block of its cluster adds up."""
+        return -(-self.block_m // (self.split_k * MEETING_M)) * MEETING_M
 
     def buffers(self, w: Conv) -> Any:
         """Slabs of a warpgroup in shared memory on their way out; with a residual, also on their way in."""
@@ -200,7 +198,7 @@ class HopperTiles:
 
     def front_bytes(self, w: Conv) -> Any:
         """Shared memory before the barriers: the stages, and what is stored behind them or, when sums meet, in them."""
-        meeting = np.maximum(self.ring_bytes(), self.block_m * self.pitch())
+        meeting = np.maximum(self.ring_bytes(), self.split_k * self.share_m * self.block_n * SUM_BYTES)
         return np.where(
             self.meets(w), -(-meeting // CHUNK) * CHUNK, self.ring_bytes() + self.out_bytes(w) + self.bias_bytes(w)
         )

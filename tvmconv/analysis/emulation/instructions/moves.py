@@ -16,7 +16,6 @@ from tvmconv.analysis.emulation.instructions.operands import Call, Destinations,
 from tvmconv.analysis.emulation.machine import Mask
 from tvmconv.analysis.emulation.memory.arrays import Array
 from tvmconv.analysis.emulation.memory.shared import Shared
-from tvmconv.errors import AnalysisError
 
 
 def _load(call: Call, compiler: Compiler) -> Run:
@@ -49,8 +48,6 @@ def _store(call: Call, compiler: Compiler) -> Run:
     address = compiler.code(call.operands[0])
     sources = Sources(call.operands[1 : 1 + count], compiler)
     machine = compiler.machine
-    if call.space == "shared::cluster":
-        raise AnalysisError(f"{call}, which cannot be executed")
 
     def store(mask: Mask) -> None:
         lanes = machine.lanes(mask)
@@ -58,9 +55,10 @@ def _store(call: Call, compiler: Compiler) -> Run:
         told = where.memory.dtype.itemsize if isinstance(where.memory, Array) else itemsize
         if not machine.checked:
             sources.touch(mask)
-            return machine.reach(where.memory, "store", where.name, lanes, where.at, count * itemsize, told)
+            nbytes = count * itemsize
+            return machine.reach(where.memory, "store", where.name, lanes, where.at, nbytes, told, where.blocks)
         rows = np.ascontiguousarray(sources.read(mask, lanes, itemsize).T).view(np.uint8)
-        machine.store_bytes(where.memory, where.at, rows, lanes, where.name, told)
+        machine.store_bytes(where.memory, where.at, rows, lanes, where.name, told, where.blocks)
 
     return store
 
