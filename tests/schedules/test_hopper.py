@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from unittest import mock
 
 import emulate
+import numpy as np
 import pytest
 from cubins import check_spills, needs_nvrtc, space_of
 from nasty import PATCHES
@@ -246,6 +247,27 @@ def test_blocks_take_tiles_in_turn(tiles, epilogue):
 def test_clusters_have_tiles_that_are_not_there(share):
     """Tiles are of whole clusters: of what is beyond the pixels and channels, nothing is stored."""
     check("conv2d:1x32x9x9,16x32x3x3,s1,p1,bf16,nhwc,bias,add", {**SMALL, **share})
+
+
+class Stored(Watch):
+    """How often each element of the output is stored."""
+
+    def __init__(self, size):
+        self.times = np.zeros(size, np.int64)
+
+    def access(self, found):
+        if (found.space, found.kind) == ("global", "store"):
+            np.add.at(self.times, found.elements()[1], 1)
+
+
+@pytest.mark.parametrize(("split_k", "warpgroups"), [(2, 1), (3, 1), (5, 1), (5, 2), (8, 1), (8, 3)])
+def test_each_sum_of_a_cluster_is_stored_once(split_k, warpgroups):
+    """Shares are of four pixels at least: of five blocks that share 64 pixels one has none, and stores none."""
+    w = tc.parse(f"conv2d:1x{16 * split_k}x9x15,16x{16 * split_k}x1x1,s1,p0,f16,nhwc")  # a step each
+    config = {**SMALL, "row_bytes": 32, "stages": 2, "split_k": split_k, "warpgroups": warpgroups}
+    stored = Stored(9 * 15 * 16)
+    emulate.run(built(w, config).module, w.inputs(seed=0), watch=stored)
+    assert (stored.times == 1).all()
 
 
 # --- what it refuses ---

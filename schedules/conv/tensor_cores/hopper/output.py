@@ -248,7 +248,7 @@ class Output(Block):
             m, n = self.at_m + of_tile, self.at_n + column
             inside = both(
                 True if vectors % self.multipliers == 0 else number < vectors,
-                True if self.block_m % share == 0 else of_tile < self.block_m,
+                True if t.split_k * share == self.block_m else of_tile < self.block_m,
                 True if p.m % self.block_m == 0 else m < p.m,
                 True if p.n % t.block_n == 0 else n < p.n,
             )
