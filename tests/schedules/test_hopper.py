@@ -150,10 +150,11 @@ def test_what_is_no_patches_stays_as_it_is(text):
 def few_multiprocessors(count=2, in_clusters=8):
     """A GPU so small that its blocks take tiles in turn."""
     caches = (estimate.preferred, estimate._candidates)
+    at_a_time = np.array([0, count, count, *[in_clusters] * 6])
     with ExitStack() as patches:
         for module in (hopper_tiles, choice):
             patches.enter_context(mock.patch.object(module, "MULTIPROCESSORS", count))
-        patches.enter_context(mock.patch.object(hopper_tiles, "IN_CLUSTERS", in_clusters))
+        patches.enter_context(mock.patch.object(hopper_tiles, "IN_CLUSTERS", at_a_time))
         for cache in caches:
             cache.cache_clear()
             patches.callback(cache.cache_clear)

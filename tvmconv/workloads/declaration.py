@@ -58,19 +58,23 @@ def _channels_second(w: Geometry, at: Index) -> Index:
 
 
 def padded(w: Geometry, X: te.Tensor) -> te.Tensor:
-    """X by group, with its zeros, which are tested for on those sides only that have any."""
-    N, C, *space = w.padded_shape
-    channels = C // w.groups
+    """X by group, with its zeros, which are tested for on those sides only that have any.
+
+    It ends with the last window: where a step leaves rows over, TVM would find tiles that reach beyond to read them all.
+    """
+    channels = w.C // w.groups
+    space = [(n - 1) * s + seen for n, s, seen in zip(w.out, w.stride, w.window, strict=True)]
+    behind = [n - before - size for n, before, size in zip(space, w.before, w.space, strict=True)]
 
     def read(n: tirx.Var, g: tirx.Var, c: tirx.Var, *at: tirx.Var) -> tirx.Expr:
-        sides = zip(at, w.before, w.behind, w.space, strict=True)
+        sides = zip(at, w.before, behind, w.space, strict=True)
         tests = [test for i, before, behind, size in sides for test in _inside(i, before, behind, size)]
         place = (i - before for i, before in zip(at, w.before, strict=True))
         value = X(*stored(w.layout, (n, g * channels + c, *place)))
         return te.if_then_else(te.all(*tests), value, tirx.const(0, w.storage)) if tests else value
 
     names = ["n", "g", "c", *INPUT[w.rank]]
-    return te.compute((N, w.groups, channels, *space), lambda *at: read(*at), name="padded", varargs_names=names)
+    return te.compute((w.N, w.groups, channels, *space), lambda *at: read(*at), name="padded", varargs_names=names)
 
 
 def _inside(i: tirx.Var, before: int, behind: int, size: int) -> list[tirx.Expr]:

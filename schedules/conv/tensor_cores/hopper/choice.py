@@ -36,7 +36,7 @@ def usage(w: Conv, c: Columns) -> Usage:
         blocks=t.blocks(w),
         steps=steps,
         registers=t.registers(),
-        rounds=tiles * t.split_k / MULTIPROCESSORS,
+        rounds=tiles * t.split_k / t.at_a_time,
         products=t.block_m * t.block_n * t.block_k(p.itemsize) * t.taps * steps,
         intensity=t.block_m * t.block_n / (t.block_m + t.block_n),
         traffic=tiles * t.split_k * steps * fetched,

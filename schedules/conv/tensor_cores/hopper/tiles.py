@@ -30,10 +30,11 @@ STAGES = (2, 3, 4, 5, 6, 8)
 SPLITS = (1, 2, 3, 4, 5, 6, 8)
 SHARERS_M, SHARERS_N = (1, 2, 4), (1, 2)
 
-# Blocks at a time, one on a multiprocessor, of an H100 SXM or an H200. Where clusters have more than two blocks some
-# multiprocessors are left over, as a cluster stays in one group of 16 or 18 (cuOccupancyMaxActiveClusters). Elsewhere
-# some blocks wait for others.
-MULTIPROCESSORS, IN_CLUSTERS = 132, 120
+# Blocks at a time, one on a multiprocessor, of an H100 SXM or an H200, by how many a cluster has. A cluster stays in one
+# group of 16 or 18 multiprocessors, of which some are left over. Elsewhere some blocks wait for others. Those of 2, 4
+# and 8 are cuOccupancyMaxActiveClusters'; with one cluster of 3, 5 or 6 more than here kernels took twice as long.
+MULTIPROCESSORS = 132
+IN_CLUSTERS = np.array([0, MULTIPROCESSORS, 66 * 2, 39 * 3, 30 * 4, 22 * 5, 17 * 6, 0, 15 * 8])
 OWN_REGISTERS = 28  # of a thread, besides its accumulators
 ALL_SHARED_BYTES, RESERVED_BYTES = 228 << 10, 1 << 10  # of a multiprocessor, and of it the driver's for each block
 RESIDENT_THREADS = 2048  # of a multiprocessor
@@ -92,7 +93,7 @@ class HopperTiles:
     @property
     def at_a_time(self) -> Any:
         """Blocks that run at a time, one on a multiprocessor."""
-        return np.where(self.cluster > 2, IN_CLUSTERS, MULTIPROCESSORS)
+        return np.take(IN_CLUSTERS, self.cluster, mode="clip")  # no more than eight are legal
 
     @property
     def accumulators(self) -> Any:
