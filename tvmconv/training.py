@@ -6,7 +6,7 @@ import contextlib
 import gzip
 import math
 import zlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ MEMBERS = 3
 TREES = {"max_depth": 7, "eta": 0.06, "subsample": 0.7, "colsample_bynode": 0.5, "min_child_weight": 2.0, "lambda": 1.0}
 ROUNDS = 250
 FEWEST = 40  # records of a schedule that are worth a model
+FEWEST_EACH = 5  # configs of a workload, on average: the defaults alone do not tell one config from another
 FEWEST_OF_A_KIND = 2  # workloads of a dtype and layout: what one took says nothing of others
 FEWEST_EXAMPLES, OFTEN = 5, 0.2  # workloads on which it is fast, and their share: else how slow it is matters to nobody
 EXAMPLES = 2  # of the fastest configs of each workload
@@ -156,8 +157,8 @@ def train(
     """Learn from samples."""
     experts = {}
     for (operator, schedule), own in by_schedule.items():
-        fast = sum(sample.seconds.min() <= sample.best / EXAMPLE_SHARE for sample in own)
-        if sum(len(sample.points) for sample in own) < FEWEST or fast < max(FEWEST_EXAMPLES, OFTEN * len(own)):
+        count = sum(len(sample.points) for sample in own)
+        if count < max(FEWEST, FEWEST_EACH * len(own)) or _fast(own) < max(FEWEST_EXAMPLES, OFTEN * len(own)):
             continue
         if told:
             told(schedule)
@@ -184,10 +185,18 @@ def _expert(operator: str, schedule: str, own: Sequence[Sample], machine: Machin
     return replace(expert, portfolio=_portfolio(expert, own, machine))
 
 
+def _fast(own: Iterable[Sample]) -> int:
+    """On how many workloads the schedule was nearly as fast as any."""
+    return sum(bool(sample.seconds.min() <= sample.best / EXAMPLE_SHARE) for sample in own)
+
+
 def _kinds(own: Sequence[Sample]) -> tuple[str, ...]:
-    """The dtypes and layouts of which there are workloads enough."""
-    counted = Counter(kind_of(sample.workload) for sample in own)
-    return tuple(sorted(kind for kind, count in counted.items() if count >= FEWEST_OF_A_KIND))
+    """The dtypes and layouts of which there are workloads enough, and on some of which the schedule was fast."""
+    of_kind: dict[str, list[Sample]] = defaultdict(list)
+    for sample in own:
+        of_kind[kind_of(sample.workload)].append(sample)
+    known = (kind for kind, found in of_kind.items() if len(found) >= FEWEST_OF_A_KIND)
+    return tuple(sorted(kind for kind in known if _fast(of_kind[kind]) >= OFTEN * len(of_kind[kind])))
 
 
 def _weights(sample: Sample) -> np.ndarray:

@@ -2,8 +2,11 @@
 
 import io
 import json
+import statistics
 import zipfile
+from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -192,6 +195,38 @@ def test_one_workload_of_a_dtype_tells_nothing_of_others(monkeypatch):
     assert kinds == [("float32 nchw",), ("float16 nhwc", "float32 nchw")]
 
 
+def faster_by(schedule, share, text=""):
+    """One record of each workload of the made-up ones, by another schedule, with a share of the time of their best."""
+    best = {}
+    for each in records():
+        w = tc.parse(f"{each.workload}{text}")
+        best[w] = min(share * each.cost, best.get(w, 1.0))
+    spaces = {w: library.find(w, schedule).space(w) for w in best}
+    return [
+        Record(w, schedule, spaces[w].default, MACHINE.name, "cuda -arch=sm_90", times=(cost,))
+        for w, cost in best.items()
+    ]
+
+
+def test_nothing_is_learnt_of_a_dtype_in_which_a_schedule_is_never_fast(monkeypatch):
+    monkeypatch.setattr(training, "ROUNDS", 3)
+    half = [replace(each, workload=tc.parse(f"{each.workload},f16,nhwc")) for each in records()]
+    slow = training.train(training.samples([*records(), *half, *faster_by("tiling", 0.1, ",f16,nhwc")]), MACHINE)
+    assert slow.experts["conv2d", "direct"].kinds == ("float32 nchw",)
+
+
+def test_defaults_alone_tell_nothing_of_other_configs():
+    """However many workloads they are of, and however fast."""
+    many = [
+        replace(each, workload=tc.parse(str(each.workload).replace("conv2d:1x", f"conv2d:{n}x")))
+        for n in range(1, 10)
+        for each in faster_by("tiling", 0.5)
+    ]
+    samples = training.samples(many)
+    assert len(samples["conv2d", "tiling"]) > training.FEWEST
+    assert training.train(samples, MACHINE).experts == {}
+
+
 def test_a_search_begins_with_what_is_predicted(in_use, tmp_path):
     place = find("sm_90")
     contest = open_contest(NEW, Field.of(NEW, [], place), place, Request(log=tmp_path / "log.jsonl"))
@@ -236,3 +271,38 @@ def test_the_model_of_the_package_fits_its_schedules_and_predicts_for_every_netw
             space = there[best.schedule]
             assert space.legal(space.point(best.config)[None])[0]
             assert best.seconds >= shipped.machine.least_seconds(w) / 2
+
+
+SEARCHES = Path(__file__).parents[2] / "tuning_logs/searches"
+
+
+def test_what_was_learnt_of_images_serves_volumes():
+    """Of the measured configs of a layer, what the model takes to be the fastest is nearly so: it has not seen these."""
+    shipped, place = Knowledge.load(model.SHIPPED), find("sm_90")
+    costs = defaultdict(list)
+    for log in ("torchvision-layers.jsonl.gz", "torchvision-layers-f16-nhwc.jsonl.gz"):
+        for record in training.measured(SEARCHES / log):
+            if record.workload.operator == "conv3d" and not record.final:
+                costs[record.workload, record.schedule].append((record.cost, record.config))
+    ratios, at_random = [], []
+    for (w, schedule), found in costs.items():
+        space = library.find(w, schedule).space(w, place.limits)
+        expert = shipped.expert(w, schedule, space)
+        if expert and len(found) >= 8:
+            assert expert.operator == "conv2d"
+            seconds = np.array([cost for cost, _ in found])
+            points = np.stack([space.nearest(config) for _, config in found])
+            picked = expert.slowness(w, space, points, shipped.machine).mean(axis=0).argmin()
+            ratios.append(seconds[picked] / seconds.min())
+            at_random.append(np.median(seconds) / seconds.min())
+    assert len(ratios) >= 6
+    assert statistics.geometric_mean(ratios) < 1.25 < statistics.geometric_mean(at_random)
+
+
+@pytest.mark.parametrize("text", ["conv1d:1x80x3000,384x80x3,s1,p1", "conv3d:1x64x8x28x28,64x64x3x3x3,s1,p1"])
+@pytest.mark.parametrize("kind", ["", ",f16,nhwc"])
+def test_signals_and_volumes_are_built_as_predicted(text, kind):
+    w = tc.parse(text + kind)
+    built = tc.build(w, arch="sm_90")
+    assert built.prediction
+    assert built.config == promising(w, find("sm_90"))[0].config

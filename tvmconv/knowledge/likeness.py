@@ -11,9 +11,15 @@ from tvmconv.workloads.layout import CHANNELS_LAST
 HALVES = ("float16", "bfloat16")
 
 
-def distance(w: Workload, other: Workload) -> float:
-    """How unlike two convolutions are: by how many powers of two their products differ; infinite for other kinds."""
-    if not isinstance(w, Conv) or not isinstance(other, Conv) or w.operator != other.operator:
+def distance(w: Workload, other: Workload, *, any_rank: bool = False) -> float:
+    """How unlike two convolutions are: by how many powers of two their products differ; infinite for other kinds.
+
+    Args:
+        w: one of them.
+        other: the other.
+        any_rank: whether one may have more axes than the other: the sizes are products over the axes.
+    """
+    if not isinstance(w, Conv) or not isinstance(other, Conv) or not (any_rank or w.operator == other.operator):
         return math.inf
     same_type = w.dtype == other.dtype or {w.dtype, other.dtype} <= set(HALVES)
     if not same_type or (w.layout == CHANNELS_LAST) != (other.layout == CHANNELS_LAST):

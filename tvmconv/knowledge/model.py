@@ -28,6 +28,7 @@ from tvmconv.workloads import Conv, parse
 
 VERSION = 1
 SHIPPED = Path(__file__).with_name("h200.npz")
+MEASURED_MOST = "conv2d"  # the operator that tells of others of which too little was measured
 _ARRAYS = ("feature", "threshold", "left", "roots")
 
 
@@ -101,15 +102,19 @@ class Knowledge:
     def expert(self, w: Conv, schedule: str, space: Space) -> Expert | None:
         """Who knows a schedule of a workload; None where nobody does, or the schedule has other knobs by now.
 
-        Epilogues may bring knobs of their own, which nobody has learnt anything of.
+        Epilogues may bring knobs of their own, which nobody has learnt anything of; so do axes that images do not have.
         """
-        found = self.experts.get((w.operator, schedule))
+        found = self.of(w.operator, schedule)
         if found is None or kind_of(w) not in found.kinds:
             return None
-        if not w.epilogue and not {*space.knobs} <= {*found.knobs}:
+        if not w.epilogue and found.operator == w.operator and not {*space.knobs} <= {*found.knobs}:
             _warn_once(f"what was learnt of {schedule} is of other knobs, and is not used: train it anew")
             return None
         return found
+
+    def of(self, operator: str, schedule: str) -> Expert | None:
+        """Who knows a schedule of an operator; where too little was measured of it, who knows it of images."""
+        return self.experts.get((operator, schedule)) or self.experts.get((MEASURED_MOST, schedule))
 
     def workload(self, text: str) -> Any:
         """The workload of a text of an example, parsed once."""

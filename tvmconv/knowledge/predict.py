@@ -81,7 +81,8 @@ def _of_schedule(w: Conv, space: Space, knowledge: Knowledge, expert: Expert, co
 
 def candidates(w: Conv, space: Space, knowledge: Knowledge, expert: Expert) -> np.ndarray:
     """Legal points to begin with: (n, knobs)."""
-    far = [distance(w, knowledge.workload(example.workload)) for example in expert.examples]
+    others = (knowledge.workload(example.workload) for example in expert.examples)
+    far = [distance(w, other, any_rank=True) for other in others]
     near = [expert.examples[i].config for i in np.argsort(far, kind="stable")[:NEAREST] if np.isfinite(far[i])]
     configs = [space.default, *near, *expert.portfolio]
     points = distinct(np.stack([space.nearest(config) for config in configs]))
