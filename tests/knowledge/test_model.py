@@ -277,7 +277,7 @@ SEARCHES = Path(__file__).parents[2] / "tuning_logs/searches"
 
 
 def test_what_was_learnt_of_images_serves_volumes():
-    """Of the measured configs of a layer, what the model takes to be the fastest is nearly so: it has not seen these."""
+    """Of a layer's measured configs, what the model takes to be the fastest is nearly so: it has not seen these."""
     shipped, place = Knowledge.load(model.SHIPPED), find("sm_90")
     costs = defaultdict(list)
     for log in ("torchvision-layers.jsonl.gz", "torchvision-layers-f16-nhwc.jsonl.gz"):

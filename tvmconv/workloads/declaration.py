@@ -60,7 +60,7 @@ def _channels_second(w: Geometry, at: Index) -> Index:
 def padded(w: Geometry, X: te.Tensor) -> te.Tensor:
     """X by group, with its zeros, which are tested for on those sides only that have any.
 
-    It ends with the last window: where a step leaves rows over, TVM would find tiles that reach beyond to read them all.
+    It ends with the last window: where a step leaves rows over, TVM takes tiles that reach beyond to read them all.
     """
     channels = w.C // w.groups
     space = [(n - 1) * s + seen for n, s, seen in zip(w.out, w.stride, w.window, strict=True)]

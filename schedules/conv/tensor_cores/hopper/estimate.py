@@ -21,9 +21,9 @@ class Rates(NamedTuple):
 
     The numbers were fitted to 8,792 timings in float16 and bfloat16 on H200s: 363 layers of ResNet-50, d2l-tvm's,
     YOLOv8s, EfficientNet-B0, ConvNeXt-T, Stable Diffusion 1.5, fifteen networks of torchvision's and others, at batch 1
-    to 32. Half of all estimates are within 8 % of what was measured. Of what was measured of a layer, the config with the
-    best estimate takes 1.05 times the fastest one's time (geometric mean; more than 1.15 times for 24 of the 278 layers
-    of which twelve configs or more were measured).
+    to 32. Half of all estimates are within 8 % of what was measured. Of what was measured of a layer, the config with
+    the best estimate takes 1.05 times the fastest one's time (geometric mean; more than 1.15 times for 24 of the 278
+    layers of which twelve configs or more were measured).
     """
 
     products: float = 5.24e6  # 16-bit multiply-adds of a multiprocessor

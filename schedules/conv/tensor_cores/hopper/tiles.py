@@ -30,9 +30,9 @@ STAGES = (2, 3, 4, 5, 6, 8)
 SPLITS = (1, 2, 3, 4, 5, 6, 8)
 SHARERS_M, SHARERS_N = (1, 2, 4), (1, 2)
 
-# Blocks at a time, one on a multiprocessor, of an H100 SXM or an H200, by how many a cluster has. A cluster stays in one
-# group of 16 or 18 multiprocessors, of which some are left over. Elsewhere some blocks wait for others. Those of 2, 4
-# and 8 are cuOccupancyMaxActiveClusters'; with one cluster of 3, 5 or 6 more than here kernels took twice as long.
+# Blocks at a time, one on a multiprocessor, of an H100 SXM or an H200, by how many a cluster has. A cluster stays in
+# one group of 16 or 18 multiprocessors, of which some are left over. Elsewhere some blocks wait for others. Those of 2,
+# 4 and 8 are cuOccupancyMaxActiveClusters'; with one cluster of 3, 5 or 6 more than here kernels took twice as long.
 MULTIPROCESSORS = 132
 IN_CLUSTERS = np.array([0, MULTIPROCESSORS, 66 * 2, 39 * 3, 30 * 4, 22 * 5, 17 * 6, 0, 15 * 8])
 OWN_REGISTERS = 28  # of a thread, besides its accumulators
