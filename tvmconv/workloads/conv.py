@@ -97,7 +97,7 @@ class Conv(Geometry):
 
         Whatever rank, dtype, layout, groups and epilogue, the stages are, in this order:
 
-        - `padded` (N, groups, C/groups, space): X with its zeros as far as windows reach, there though no side is padded.
+        - `padded` (N, groups, C/groups, space): X with its zeros as far as windows reach, even if no side is padded.
         - `weight` (groups, O/groups, C/groups, kernel): K by group.
         - `sum` (N, groups, O/groups, out): the sum, in float32, of the products of `padded` and `weight`.
         - `Y`: the output in its layout and dtype, each element the epilogue of one of `sum`.
