@@ -12,7 +12,7 @@ from tvmconv.reports.predicted import predictions, slower_layers
 from tvmconv.workloads import Conv, parse
 
 ROOT = Path(__file__).parents[2]
-LARGE = "conv2d:1x512x128x128,512x512x3x3,s1,p1,f16,nhwc"  # 77.3 GFLOP: 99.1 µs at 780 TFLOP/s, and a launch
+LARGE = "conv2d:1x512x128x128,512x512x3x3,s1,p1,f16,nhwc"  # 77.3 GFLOP: 97.2 µs at 795 TFLOP/s, and a launch
 WIDE = "conv2d:1x64x512x512,64x64x1x1,s1,p0,f16,nhwc"  # 67.1 MB: 16.4 µs at 4.1 TB/s, 8.4 at 8, and a launch
 
 
@@ -21,7 +21,7 @@ def layer(text, cold=False, device="NVIDIA H200", **micros):
     return Result(parse(text), "cuda:0", device, 0, tuple(rows))
 
 
-@pytest.mark.parametrize(("text", "cold", "least"), [(LARGE, False, 100.2), (WIDE, True, 17.47), (WIDE, False, 9.49)])
+@pytest.mark.parametrize(("text", "cold", "least"), [(LARGE, False, 98.33), (WIDE, True, 17.47), (WIDE, False, 9.49)])
 def test_attainable_is_a_launch_and_arithmetic_or_bytes_from_where_they_lie(text, cold, least):
     assert attainable(layer(text, cold, cudnn=2 * least), "cudnn") == pytest.approx(2, rel=1e-3)
 
@@ -49,7 +49,7 @@ def test_no_kernel_that_does_all_multiplications_was_ever_faster_than_what_is_at
 def test_layers_that_are_slower_are_told_with_what_there_was_to_win():
     layers = [layer(LARGE, predicted=130, tuned=125, cudnn=120), layer(WIDE, predicted=20, tuned=12, cudnn=11.8)]
     (line,) = slower_layers([Sweep("network-tuned", ["a", "b"], layers, "here", [1, 1])]).rows
-    assert (line[3], *line[-2:]) == (LARGE, "0.960", "1.20")
+    assert (line[3], *line[-2:]) == (LARGE, "0.960", "1.22")
     unseen = [layer(LARGE, tuned=125, cudnn=100)]
     assert not slower_layers([Sweep("network-tuned", ["a"], unseen, "here", [1])]).rows
 
@@ -68,5 +68,5 @@ def test_a_network_is_a_line_with_means_and_what_they_could_be():
         "suite": "mine", "dtype": "f16", "layout": "nhwc", "batch": "1", "layers": "2",
     }  # fmt: skip
     assert (line["predicted ×"], line["untuned ×"], line["tuned ×"]) == ("0.866", "0.548", "1.22")
-    assert (line["attainable ×"], line["attainable < 1.5"], line["predicted < 0.8"]) == ("1.59", "1", "1")
+    assert (line["attainable ×"], line["attainable < 1.5"], line["predicted < 0.8"]) == ("1.60", "1", "1")
     assert (line["predicted [µs]"], line["cudnn [µs]"]) == ("200", "160")

@@ -104,7 +104,8 @@ class Plan:
 
     def fits(self, w: Conv2d) -> Any:
         """Whether a default may be so."""
-        shared = np.equal(self.weight, "shared") & (self.shared_bytes(w) > STATIC_SHARED_BYTES)
+        shared = np.equal(self.weight, "shared")
+        shared &= (self.shared_bytes(w) > STATIC_SHARED_BYTES) | (w.R * w.S * self.strip.vector == 1)
         whole = np.not_equal(self.weight, "registers") | np.equal(self.unrolled, "filter")
         unrolled = (self.products(w) <= MAX_PRODUCTS_BY_DEFAULT) & (self.loads(w) <= MAX_LOADS)
         return unrolled & (self.held(w) <= MAX_HELD_BY_DEFAULT) & ~shared & whole
@@ -131,6 +132,10 @@ def ask(w: Conv2d, k: Knobs) -> Plan:
     k.condition(
         "filters in registers need the whole filter unrolled",
         lambda c: (c["weight"] != "registers") | (c["unrolled"] == "filter"),
+    )
+    k.condition(  # TVM takes threads to read back what they have stored themselves, and leaves out the barrier
+        "a single tap of a single channel is not turned around in shared memory",
+        lambda c: (c["weight"] != "shared") | (w.R * w.S * c["vector"] > 1),
     )
     return Plan(strip, unrolled, weight)
 
