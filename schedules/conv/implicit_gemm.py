@@ -25,7 +25,7 @@ from tvmconv.workloads import Conv
 
 from ..vocabulary import inline_producers
 from .bias import begin_with_bias
-from .blocked import Order, copy_in_steps, lay_out_weight, share_out, tile_output
+from .blocked import Order, Sums, copy_in_steps, lay_out_weight, share_out, tile_output
 from .conflict_free import flatten_pixels
 from .plan import Axes, Axis, Plan
 from .sums import DTYPES, add_up, in_memory_order
@@ -60,6 +60,8 @@ def implicit_gemm(s: Schedule, w: Conv, k: Knobs) -> Schedule:
         products = split_over_blocks(s, products, plan.split_k)
     outer, channel, pixel, *reduction = s.get_loops(products)
     sums = share_out(s, products, outer, [channel, pixel], reduction, plan, to_output=plan.split_k == 1)
+    if plan.slices == plan.split_k == 1 and not all(tile.divides for tile in plan.output):
+        sums = pad_with_zeros(s, sums, plan)
     copies = [s.cache_read(sums.products, operand, "shared") for operand in (0, 1)]
     for copy in copies:
         inline_producers(s, copy)
@@ -71,6 +73,15 @@ def implicit_gemm(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     ]  # the input has an element for each tap and pixel
     copy_in_steps(s, sums.products, copies, orders, tile_output(s, sums, plan), plan)
     return s if plan.split_k > 1 else begin_with_bias(s, w, name, plan, group=0)
+
+
+def pad_with_zeros(s: Schedule, sums: Sums, plan: Plan) -> Sums:
+    """Fill up the operands of overhanging tiles with zeros, on their way into shared memory: products need no tests."""
+    (store,) = s.get_consumers(sums.products)
+    s.pad_einsum(sums.products, [1, *(tile.size for tile in plan.output), *(1 for _ in sums.reduction)])
+    s.reverse_compute_inline(store)
+    outer, channel, pixel, *reduction = s.get_loops(sums.products)
+    return Sums(sums.products, None, outer, [channel, pixel], reduction)
 
 
 def split_over_blocks(s: Schedule, total: SBlockRV, parts: int) -> SBlockRV:

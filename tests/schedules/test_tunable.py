@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cubins import needs_nvrtc
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from nasty import LARGE, NASTY, NASTY_2D, VARIED
@@ -13,6 +14,7 @@ from strategies import convolutions
 
 import tvmconv as tc
 from tvmconv import library
+from tvmconv.analysis.machine_code.executed.asked import asked_of_grid
 
 
 def tunable(text):
@@ -89,6 +91,25 @@ def test_the_searched_configs_above_try_what_they_are_meant_to(schedule):
         assert tried >= {"split_k=1", "split_k=2", "split_k=4"}
     last = "tile_x" if schedule == "direct" else "tile_p"
     assert tried >= {f"{tile} {what}" for tile in ("tile_f", last) for what in ("overhangs", "has virtual threads")}
+
+
+OVERHANGING = {"tile_f": (-1, 1, 8, 8), "tile_p": (-1, 1, 16, 4), "tile_rc": (-1, 16), "pipeline": "registers"}
+OVERHANGING |= {"fetch": "interleaved", "auto_unroll_max_step": 1500, "weight_layout": "ihwo"}
+
+
+@needs_nvrtc
+def test_products_of_tiles_that_overhang_read_no_more_than_others():
+    """Tests of whether pixels are there, around products, keep the compiler from using again what it has read."""
+
+    def requests(image):
+        w = tc.parse(f"conv2d:1x32x{image},64x32x1x1,s1,p0")
+        kernel = tc.build(w, "implicit_gemm", arch="sm_90", config=OVERHANGING)
+        (step,) = kernel.program.steps
+        code = kernel.listings[step.name]
+        counts = asked_of_grid(step, code, "sm_90").counts
+        return sum(each.requests for each, line in zip(counts, code, strict=True) if line.opcode == "LDS")
+
+    assert requests("13x13") == requests("12x16")  # three tiles of 64 pixels each
 
 
 def suited(workload, schedule):
