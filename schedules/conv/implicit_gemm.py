@@ -4,6 +4,8 @@ The rows and columns of the whole batch are one axis of pixels, as in `conflict_
 7 × 7 image need not follow its rows, and several images share a block. The input is staged by filter tap, one value for
 each tap and pixel. 1×1 filters, where that costs nothing, gain most; for larger ones `direct` reads less.
 
+Tiles that overhang are filled up with zeros on their way into shared memory, but where sums are shared.
+
 Where `conflict_free` fixes warps along the pixels, here everything is a knob, with the slices, the pipeline and the
 weight's layout of `direct`. One more is `split_k`: blocks that share the sums of a tile, each over its part of the
 input channels, for small images, whose tiles alone are too few to fill a GPU. They write partial sums to scratch
