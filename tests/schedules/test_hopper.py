@@ -3,29 +3,23 @@
 import functools
 import itertools
 import re
-from contextlib import ExitStack, contextmanager
 from unittest import mock
 
 import emulate
-import numpy as np
 import pytest
 from cubins import check_spills, needs_nvrtc, space_of
 from nasty import PATCHES
 from pairs import in_pairs
 from points import covering, features
-from tvmconv.builtin.conv.tensor_cores.hopper import choice, estimate, schedule
-from tvmconv.builtin.conv.tensor_cores.hopper import tiles as hopper_tiles
+from small_tiles import SMALL, all_legal, built, few_multiprocessors
+from tvmconv.builtin.conv.tensor_cores.hopper import schedule
 from tvmconv.builtin.conv.tensor_cores.hopper.workload import WGMMA_BYTES
 from tvmconv.builtin.conv.tensor_cores.patches import in_short_steps, with_lines_as_channels
-from tvmconv.builtin.conv.tensor_cores.product import Product
 
 import tvmconv as tc
 from tvmconv import gpu, library
-from tvmconv.analysis.emulation.watch import Watch
-from tvmconv.analysis.memory.banks import shared_accesses
 from tvmconv.compiler import sass
 from tvmconv.errors import KnobError, ScheduleError
-from tvmconv.knobs import Knobs
 
 LAYER = "conv2d:1x64x56x56,64x64x3x3,s1,p1,f16,nhwc"
 WIDE = "conv2d:32x256x14x14,256x256x3x3,s1,p1"
@@ -105,10 +99,6 @@ DEEP_CASES = [
 ]
 
 
-def built(w, config=None, arch="sm_90"):
-    return tc.build(w, "hopper", arch=arch, config=config)
-
-
 def check(text, config=None):
     w = tc.parse(text)
     kernel = built(w, config)
@@ -146,27 +136,6 @@ def test_what_is_no_patches_stays_as_it_is(text):
     assert with_lines_as_channels(tc.parse(text)) == tc.parse(text)
 
 
-@contextmanager
-def few_multiprocessors(count=2, in_clusters=8):
-    """A GPU so small that its blocks take tiles in turn."""
-    caches = (estimate.preferred, estimate._candidates)
-    at_a_time = np.array([0, count, count, *[in_clusters] * 6])
-    with ExitStack() as patches:
-        for module in (hopper_tiles, choice):
-            patches.enter_context(mock.patch.object(module, "MULTIPROCESSORS", count))
-        patches.enter_context(mock.patch.object(hopper_tiles, "IN_CLUSTERS", at_a_time))
-        for cache in caches:
-            cache.cache_clear()
-            patches.callback(cache.cache_clear)
-        yield
-
-
-def all_legal(w):
-    """The space of what can be built, promising or not."""
-    with mock.patch.object(Knobs, "search_only", autospec=True):
-        return space_of(w, "hopper")
-
-
 # --- what it computes ---
 
 
@@ -197,8 +166,6 @@ def test_the_tiles_above_try_every_value_of_every_knob():
 
 
 # Ways for a tile to be shared and stored, and the channels that they need.
-SMALL = {"warpgroups": 1, "rows": 1, "block_n": 16, "row_bytes": 64, "stages": 3, "split_k": 1}
-SMALL |= {"sharers_m": 1, "sharers_n": 1}
 WAYS = {
     "in turn": (24, {}),
     "not by TMA": (41, {"warpgroups": 2, "block_n": 32}),
@@ -248,27 +215,6 @@ def test_blocks_take_tiles_in_turn(tiles, epilogue):
 def test_clusters_have_tiles_that_are_not_there(share):
     """Tiles are of whole clusters: of what is beyond the pixels and channels, nothing is stored."""
     check("conv2d:1x32x9x9,16x32x3x3,s1,p1,bf16,nhwc,bias,add", {**SMALL, **share})
-
-
-class Stored(Watch):
-    """How often each element of the output is stored."""
-
-    def __init__(self, size):
-        self.times = np.zeros(size, np.int64)
-
-    def access(self, found):
-        if (found.space, found.kind) == ("global", "store"):
-            np.add.at(self.times, found.elements()[1], 1)
-
-
-@pytest.mark.parametrize(("split_k", "warpgroups"), [(2, 1), (3, 1), (5, 1), (5, 2), (8, 1), (8, 3)])
-def test_each_sum_of_a_cluster_is_stored_once(split_k, warpgroups):
-    """Shares are of four pixels at least: of five blocks that share 64 pixels one has none, and stores none."""
-    w = tc.parse(f"conv2d:1x{16 * split_k}x9x15,16x{16 * split_k}x1x1,s1,p0,f16,nhwc")  # a step each
-    config = {**SMALL, "row_bytes": 32, "stages": 2, "split_k": split_k, "warpgroups": warpgroups}
-    stored = Stored(9 * 15 * 16)
-    emulate.run(built(w, config).module, w.inputs(seed=0), watch=stored)
-    assert (stored.times == 1).all()
 
 
 # --- what it refuses ---
@@ -410,83 +356,6 @@ def test_the_wgmmas_of_a_step_follow_one_another(dtype, config):
     assert groups
     assert all(len(group) % of_step == 0 for group in groups), order
     assert sum("DEPBAR" in name for name in order) <= 2 * len(groups)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "block_n", "split_k", "epilogue"), in_pairs(DTYPES, (16, 32, 48, 64, 80), (1, 2), ("", ",bias,add"))
-)
-def test_the_epilogue_has_no_bank_conflicts(dtype, block_n, split_k, epilogue):
-    """But in TF32, where four pixels of a thread's pairs share the banks of two: twice as many wavefronts."""
-    w = tc.parse(f"conv2d:1x32x8x8,80x32x1x1,s1,p0,{dtype},nhwc{epilogue}")
-    found = shared_accesses(built(w, {**SMALL, "row_bytes": 32, "block_n": block_n, "split_k": split_k}))
-    assert found
-    times = 2 if dtype == "tf32" and split_k == 1 else 1
-    assert [access for access in found if access.wavefronts > times * access.least] == []
-
-
-class Copied(Watch):
-    """Bytes that TMA reads from global memory, and writes to shared memory."""
-
-    def __init__(self):
-        self.read = self.written = 0
-
-    wants_bulk = True
-
-    def bulk(self, found):
-        if (found.space, found.kind) == ("global", "load"):
-            self.read += found.nbytes * len(found.lanes)
-        if (found.space, found.kind) == ("shared", "store"):
-            self.written += found.nbytes * len(found.lanes)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {},
-        {"warpgroups": 2, "row_bytes": 128},
-        {"split_k": 2},
-        {"sharers_m": 2, "block_n": 32},
-        {"sharers_n": 2},
-        {"sharers_m": 2, "sharers_n": 2},
-    ],
-)
-def test_tma_copies_as_many_bytes_as_there_are_tiles_steps_and_stages(config):
-    """Without padding, and with tiles that divide: `usage` says how many bytes come from global memory."""
-    w = tc.parse("conv2d:2x64x17x9,64x64x2x2,s1,p0,f16,nhwc")
-    with few_multiprocessors():
-        kernel = built(w, {**SMALL, **config})
-        space = all_legal(w)
-        copied = Copied()
-        emulate.run(kernel.module, w.inputs(seed=0), watch=copied)
-        tiles = hopper_tiles.HopperTiles.of_columns(kernel.config, w)
-        p = Product.of(w)
-        assert copied.written == tiles.tiles(p) * tiles.all_steps(p) * tiles.stage_bytes()
-        assert copied.read == space.usage(space.point(kernel.config)[None]).more["traffic"][0]
-
-
-@pytest.mark.parametrize(
-    ("text", "config"),
-    [
-        ("conv2d:1x64x3x64,64x64x3x3,s1,p1,f16,nhwc", {"row_bytes": 128, "block_n": 64}),
-        ("conv2d:2x72x4x64,48x72x3x3,s1,p1,bf16,nhwc,bias,add,relu", {"row_bytes": 64, "block_n": 48, "rows": 2}),
-        ("conv1d:3x32x128,24x32x5,s1,p4,d2,tf32,nhwc", {"row_bytes": 32, "block_n": 32}),
-        ("conv2d:1x64x5x128,128x64x3x3,s1,p1,f16,nhwc,bias", {"row_bytes": 128, "block_n": 64, "sharers_m": 2}),
-        ("conv2d:1x128x4x64,64x128x3x3,s1,p1,f16,nhwc", {"row_bytes": 128, "block_n": 32, "split_k": 2}),
-        ("conv3d:1x32x3x3x64,32x32x2x3x3,s1,p1,f16,nhwc", {"row_bytes": 64, "block_n": 32}),
-    ],
-)
-def test_taps_of_a_line_share_a_copy(text, config):
-    w = tc.parse(text)
-    kernel = built(w, {**SMALL, "stages": 2, "taps": w.kernel[-1], **config})
-    assert emulate.error(kernel.module, w) <= w.tolerance
-
-
-def test_a_residual_comes_once():
-    watches = {order: Copied() for order in ("bias", "bias,add")}
-    for order, watch in watches.items():
-        w = tc.parse(f"conv2d:2x64x8x8,64x64x1x1,s1,p0,f16,nhwc,{order}")
-        emulate.run(built(w, SMALL).module, w.inputs(seed=0), watch=watch)
-    assert watches["bias,add"].read - watches["bias"].read == 2 * 64 * 8 * 8 * 2
 
 
 # --- on a GPU ---

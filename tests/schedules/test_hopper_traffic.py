@@ -1,0 +1,113 @@
+"""What `hopper` moves: bytes that TMA copies, what is read from shared memory and how, what is stored."""
+
+import emulate
+import numpy as np
+import pytest
+from pairs import in_pairs
+from small_tiles import SMALL, all_legal, built, few_multiprocessors
+from tvmconv.builtin.conv.tensor_cores.hopper import tiles as hopper_tiles
+from tvmconv.builtin.conv.tensor_cores.product import Product
+
+import tvmconv as tc
+from tvmconv.analysis.emulation.watch import Watch
+from tvmconv.analysis.memory.banks import shared_accesses
+
+DTYPES = ("f16", "bf16", "tf32")
+
+
+class Stored(Watch):
+    """How often each element of the output is stored."""
+
+    def __init__(self, size):
+        self.times = np.zeros(size, np.int64)
+
+    def access(self, found):
+        if (found.space, found.kind) == ("global", "store"):
+            np.add.at(self.times, found.elements()[1], 1)
+
+
+@pytest.mark.parametrize(("split_k", "warpgroups"), [(2, 1), (3, 1), (5, 1), (5, 2), (8, 1), (8, 3)])
+def test_each_sum_of_a_cluster_is_stored_once(split_k, warpgroups):
+    """Shares are of four pixels at least: of five blocks that share 64 pixels one has none, and stores none."""
+    w = tc.parse(f"conv2d:1x{16 * split_k}x9x15,16x{16 * split_k}x1x1,s1,p0,f16,nhwc")  # a step each
+    config = {**SMALL, "row_bytes": 32, "stages": 2, "split_k": split_k, "warpgroups": warpgroups}
+    stored = Stored(9 * 15 * 16)
+    emulate.run(built(w, config).module, w.inputs(seed=0), watch=stored)
+    assert (stored.times == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "block_n", "split_k", "epilogue"), in_pairs(DTYPES, (16, 32, 48, 64, 80), (1, 2), ("", ",bias,add"))
+)
+def test_the_epilogue_has_no_bank_conflicts(dtype, block_n, split_k, epilogue):
+    """But in TF32, where four pixels of a thread's pairs share the banks of two: twice as many wavefronts."""
+    w = tc.parse(f"conv2d:1x32x8x8,80x32x1x1,s1,p0,{dtype},nhwc{epilogue}")
+    found = shared_accesses(built(w, {**SMALL, "row_bytes": 32, "block_n": block_n, "split_k": split_k}))
+    assert found
+    times = 2 if dtype == "tf32" and split_k == 1 else 1
+    assert [access for access in found if access.wavefronts > times * access.least] == []
+
+
+class Copied(Watch):
+    """Bytes that TMA reads from global memory, and writes to shared memory."""
+
+    def __init__(self):
+        self.read = self.written = 0
+
+    wants_bulk = True
+
+    def bulk(self, found):
+        if (found.space, found.kind) == ("global", "load"):
+            self.read += found.nbytes * len(found.lanes)
+        if (found.space, found.kind) == ("shared", "store"):
+            self.written += found.nbytes * len(found.lanes)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"warpgroups": 2, "row_bytes": 128},
+        {"split_k": 2},
+        {"sharers_m": 2, "block_n": 32},
+        {"sharers_n": 2},
+        {"sharers_m": 2, "sharers_n": 2},
+    ],
+)
+def test_tma_copies_as_many_bytes_as_there_are_tiles_steps_and_stages(config):
+    """Without padding, and with tiles that divide: `usage` says how many bytes come from global memory."""
+    w = tc.parse("conv2d:2x64x17x9,64x64x2x2,s1,p0,f16,nhwc")
+    with few_multiprocessors():
+        kernel = built(w, {**SMALL, **config})
+        space = all_legal(w)
+        copied = Copied()
+        emulate.run(kernel.module, w.inputs(seed=0), watch=copied)
+        tiles = hopper_tiles.HopperTiles.of_columns(kernel.config, w)
+        p = Product.of(w)
+        assert copied.written == tiles.tiles(p) * tiles.all_steps(p) * tiles.stage_bytes()
+        assert copied.read == space.usage(space.point(kernel.config)[None]).more["traffic"][0]
+
+
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        ("conv2d:1x64x3x64,64x64x3x3,s1,p1,f16,nhwc", {"row_bytes": 128, "block_n": 64}),
+        ("conv2d:2x72x4x64,48x72x3x3,s1,p1,bf16,nhwc,bias,add,relu", {"row_bytes": 64, "block_n": 48, "rows": 2}),
+        ("conv1d:3x32x128,24x32x5,s1,p4,d2,tf32,nhwc", {"row_bytes": 32, "block_n": 32}),
+        ("conv2d:1x64x5x128,128x64x3x3,s1,p1,f16,nhwc,bias", {"row_bytes": 128, "block_n": 64, "sharers_m": 2}),
+        ("conv2d:1x128x4x64,64x128x3x3,s1,p1,f16,nhwc", {"row_bytes": 128, "block_n": 32, "split_k": 2}),
+        ("conv3d:1x32x3x3x64,32x32x2x3x3,s1,p1,f16,nhwc", {"row_bytes": 64, "block_n": 32}),
+    ],
+)
+def test_taps_of_a_line_share_a_copy(text, config):
+    w = tc.parse(text)
+    kernel = built(w, {**SMALL, "stages": 2, "taps": w.kernel[-1], **config})
+    assert emulate.error(kernel.module, w) <= w.tolerance
+
+
+def test_a_residual_comes_once():
+    watches = {order: Copied() for order in ("bias", "bias,add")}
+    for order, watch in watches.items():
+        w = tc.parse(f"conv2d:2x64x8x8,64x64x1x1,s1,p0,f16,nhwc,{order}")
+        emulate.run(built(w, SMALL).module, w.inputs(seed=0), watch=watch)
+    assert watches["bias,add"].read - watches["bias"].read == 2 * 64 * 8 * 8 * 2
