@@ -51,6 +51,7 @@ class Schedule:
         condition: which workloads of its operator and dtypes it is for; None for all.
         promising: for which of these a search should try it when none is named; None for none.
         supersedes: names of schedules that a search need not try where this one is promising and runs.
+        yields: for which workloads others that promise something come first, where they run; None for none.
         kinds: the kinds of devices that its kernels run on.
         baseline: whether speed-ups are over it, for the workloads of its operator that it computes.
         since: number of the first NVIDIA architecture that has what its kernels need, 80 for sm_80; 0 for any.
@@ -66,6 +67,7 @@ class Schedule:
     condition: Callable[[Any], bool] | None = field(default=None, repr=False)
     promising: Callable[[Any], bool] | None = field(default=None, repr=False)
     supersedes: tuple[str, ...] = ()
+    yields: Callable[[Any], bool] | None = field(default=None, repr=False)
     kinds: tuple[str, ...] = KINDS
     baseline: bool = False
     since: int = 0
@@ -162,6 +164,7 @@ def schedule(
     condition: Callable[[Any], bool] | None = None,
     promising: Callable[[Any], bool] | None = None,
     supersedes: tuple[str, ...] = (),
+    yields: Callable[[Any], bool] | None = None,
     kinds: tuple[str, ...] = KINDS,
     baseline: bool = False,
     since: int = 0,
@@ -178,6 +181,7 @@ def schedule(
         condition: which workloads it is for, if not for all.
         promising: for which of these a search should try it when none is named.
         supersedes: names of schedules that a search need not try where this one is promising and runs.
+        yields: for which workloads others that promise something come first, where they run; None for none.
         kinds: the kinds of devices that its kernels run on.
         baseline: whether speed-ups are over it; an operator has one such schedule.
         since: the first NVIDIA architecture that has what its kernels need: 80 for sm_80.
@@ -204,6 +208,7 @@ def schedule(
                 condition,
                 promising,
                 supersedes,
+                yields,
                 kinds,
                 baseline,
                 since,
@@ -329,4 +334,4 @@ def to_tune(w: Workload, kind: str, arch: str | None = None) -> list[Schedule]:
     found = [s for s in promising if s.name not in superseded]
     if not found:
         raise ScheduleError(f"no schedule of {w} is made to be tuned on {arch or kind}: name one")
-    return found
+    return sorted(found, key=lambda s: bool(s.yields and s.yields(w)))

@@ -31,11 +31,17 @@ from .window import Window
 from .writing import Place, copy, local, loop, own_channel, program, stage_filters
 
 FEW_CHANNELS = 32  # of a group: more had better be multiplied as matrices
+FILLED = 16  # 16-bit channels that tensor cores multiply at a time: by these they take half as long (ResNeXt, RegNet)
 
 
 def has_groups(w: Conv2d) -> bool:
     """Whether there are groups, of several input channels each, that lie side by side."""
     return 1 < w.groups < w.C and w.layout == "nhwc"
+
+
+def fills_matrices(w: Conv2d) -> bool:
+    """Whether the channels of a group are as many as tensor cores multiply at a time."""
+    return w.storage != "float32" and w.C // w.groups >= FILLED
 
 
 @schedule(
@@ -45,6 +51,7 @@ def has_groups(w: Conv2d) -> bool:
     condition=has_groups,
     promising=lambda w: has_groups(w) and w.C // w.groups <= FEW_CHANNELS,
     supersedes=("direct", "implicit_gemm"),
+    yields=fills_matrices,
 )
 def grouped_nhwc(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """A thread computes a vector of channels for a strip of pixels, (block, thread, local) of the rows and columns."""
