@@ -2,7 +2,8 @@
 
 The knobs tile_f, tile_y, tile_x, auto_unroll_max_step and unroll_explicit mean what they mean in AutoTVM's template
 `depthwise_conv2d_nchw.cuda`: four-way tiles of channels × rows × columns; a block stages the window of its whole tile,
-and the filters, in shared memory once; threads copy their part to registers and sum.
+and the filters, in shared memory once; threads copy their part to registers and sum. A volume's planes have blocks of
+their own; a signal is one row.
 
 The knob `stage` is new: with "registers", threads read what they need from global memory themselves. A 3×3 window is
 read nine times at most, by neighbours, out of the L1 cache; there is no barrier to wait for.
@@ -18,19 +19,22 @@ from tvmconv.gpu import MAX_THREADS_Z, STATIC_SHARED_BYTES
 from tvmconv.knobs import Columns, Knobs, Tile
 from tvmconv.knobs.space import Usage
 from tvmconv.library import schedule
-from tvmconv.workloads import Conv2d
+from tvmconv.workloads import Conv
 
 from ..vocabulary import bind, bind_grid, cooperative_copy, own_loops, split_tiles
 from .plan import MAX_ACCUMULATORS, MIN_THREADS, OUTPUT_LEVELS, searched_overhang
+from .planes import RANK, Planes
 from .sums import DTYPES, accumulate_in_registers, has_filter_per_channel, in_memory_order, stage_operands
 from .tiles import element_bytes
 
 THREADS = ((8, 32), (8, 16), (8, 8), (4, 8))  # along rows and columns
+THREADS_OF_A_ROW = ((1, 256), (1, 128), (1, 64), (1, 32))
 
 
-def tiles(w: Conv2d, c: Columns) -> list[Tile]:
+def tiles(w: Conv, c: Columns) -> list[Tile]:
     """The tiles of channels, rows and columns of many configs."""
-    extents = {"tile_f": w.O, "tile_y": w.P, "tile_x": w.Q}
+    _, rows, columns = Planes.of(w).out
+    extents = {"tile_f": w.O, "tile_y": rows, "tile_x": columns}
     return [Tile.of_column(extent, OUTPUT_LEVELS, c[knob]) for knob, extent in extents.items()]
 
 
@@ -39,26 +43,30 @@ def accumulators(tiled: list[Tile]) -> np.ndarray:
     return math.prod(tile.local * tile.vthread for tile in tiled)
 
 
-def _staged(w: Conv2d, f: Any, y: Any, x: Any) -> tuple[Any, Any]:
+def _staged(w: Conv, f: Any, y: Any, x: Any) -> tuple[Any, Any]:
     """Elements of the input and of the weight that a tile of so many channels, rows and columns needs."""
-    rows = (y - 1) * w.stride[0] + (w.R - 1) * w.dilation[0] + 1
-    columns = (x - 1) * w.stride[1] + (w.S - 1) * w.dilation[1] + 1
-    return -(-f // (w.O // w.groups)) * rows * columns, f * w.R * w.S
+    sizes = Planes.of(w)
+    window = [
+        (outputs - 1) * step + (taps - 1) * dilation + 1
+        for outputs, step, taps, dilation in zip((1, y, x), sizes.steps, sizes.taps, sizes.dilations, strict=True)
+    ]
+    return -(-f // (w.O // w.groups)) * math.prod(window), f * sizes.all_taps
 
 
-def _threads(w: Conv2d) -> tuple[int, int]:
+def _threads(w: Conv) -> tuple[int, int]:
     """The default threads along rows and columns: those whose window fits, which a dilation makes wide."""
-    fitting = (each for each in THREADS if element_bytes(w) * sum(_staged(w, 1, *each)) <= STATIC_SHARED_BYTES)
-    return next(fitting, THREADS[0])
+    of_a_plane = THREADS if w.rank > 1 else THREADS_OF_A_ROW
+    fitting = (each for each in of_a_plane if element_bytes(w) * sum(_staged(w, 1, *each)) <= STATIC_SHARED_BYTES)
+    return next(fitting, of_a_plane[0])
 
 
-def usage(w: Conv2d, c: Columns) -> Usage:
+def usage(w: Conv, c: Columns) -> Usage:
     """What configs use of a device."""
     tiled = tiles(w, c)
     f, y, x = (tile.size for tile in tiled)
     inputs, weights = _staged(w, f, y, x)
     threads = math.prod(tile.thread for tile in tiled)
-    blocks = w.N * math.prod(tile.block for tile in tiled)
+    blocks = Planes.of(w).count * math.prod(tile.block for tile in tiled)
     return Usage(
         threads=threads,
         shared_bytes=np.where(c["stage"] == "shared", element_bytes(w) * (inputs + weights), 0),
@@ -70,13 +78,22 @@ def usage(w: Conv2d, c: Columns) -> Usage:
     )
 
 
-@schedule("conv2d", dtypes=DTYPES, usage=usage, condition=has_filter_per_channel, promising=has_filter_per_channel)
-def depthwise(s: Schedule, w: Conv2d, k: Knobs) -> None:
+@schedule(
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    dtypes=DTYPES,
+    usage=usage,
+    condition=has_filter_per_channel,
+    promising=has_filter_per_channel,
+)
+def depthwise(s: Schedule, w: Conv, k: Knobs) -> None:
     """Output tiles are (block, virtual thread, thread, local)."""
     tile_f = k.tile("tile_f", w.O, OUTPUT_LEVELS)
-    rows, columns = _threads(w)
-    tile_y = k.tile("tile_y", w.P, OUTPUT_LEVELS, {"thread": rows}, overhang=searched_overhang(w.P))
-    tile_x = k.tile("tile_x", w.Q, OUTPUT_LEVELS, {"thread": columns}, overhang=searched_overhang(w.Q))
+    tile_y, tile_x = (
+        k.tile(knob, extent, OUTPUT_LEVELS, {"thread": threads}, overhang=searched_overhang(extent))
+        for knob, extent, threads in zip(("tile_y", "tile_x"), Planes.of(w).out[1:], _threads(w), strict=True)
+    )
     max_step = k.choice("auto_unroll_max_step", (0, 256, 1500), 0)
     explicit = bool(k.choice("unroll_explicit", (0, 1), 0))
     in_shared = k.choice("stage", ("shared", "registers"), "shared") == "shared"
@@ -98,10 +115,12 @@ def depthwise(s: Schedule, w: Conv2d, k: Knobs) -> None:
     store = accumulate_in_registers(s)
     copies = stage_operands(s, conv, "shared" if in_shared else "local")
 
-    n, group, output, y, x = s.get_loops(store)
+    n, group, output, *space = s.get_loops(store)
+    space = [*(s.add_unit_loop(space[0]) for _ in range(RANK - w.rank)), *space]
+    z, y, x = space
     block, vthread, thread, point = split_tiles(s, (s.fuse(group, output), y, x), (tile_f, tile_y, tile_x))
-    s.reorder(n, *block, *vthread, *thread, *point)
-    bind_grid(s, s.fuse(n, block[0]), *block[1:])
+    s.reorder(n, z, *block, *vthread, *thread, *point)
+    bind_grid(s, s.fuse(n, z, block[0]), *block[1:])
     bind(s, "vthread", *vthread)
     bind(s, "threadIdx", *thread)
     s.compute_at(conv, thread[-1], preserve_unit_loops=True)

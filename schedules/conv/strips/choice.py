@@ -16,9 +16,10 @@ import numpy as np
 from tvmconv.gpu import MAX_THREADS_Z, STATIC_SHARED_BYTES, WARP
 from tvmconv.knobs import Columns, Knobs, Tile
 from tvmconv.knobs.space import Usage
-from tvmconv.workloads import Conv2d
+from tvmconv.workloads import Conv
 
 from ..plan import searched_overhang
+from ..planes import Planes
 from ..tiles import element_bytes
 from .strip import LEVELS, Strip, reach, threads_across
 
@@ -54,16 +55,16 @@ class Candidates(NamedTuple):
     time: np.ndarray
 
 
-def halo(w: Conv2d, strip: Strip) -> Any:
+def halo(w: Conv, strip: Strip) -> Any:
     """Inputs that a block reads for each that it would if its windows did not overlap those of others."""
     shares = (
         ((tile.size - 1) * stride + taps) / (tile.size * stride)
-        for tile, stride, taps in zip((strip.rows, strip.columns), w.stride, reach(w), strict=True)
+        for tile, stride, taps in zip((strip.rows, strip.columns), Planes.of(w).steps[1:], reach(w)[1:], strict=True)
     )
     return math.prod(shares)
 
 
-def usage_of(w: Conv2d, plan: Any) -> Usage:
+def usage_of(w: Conv, plan: Any) -> Usage:
     """What plans use of a device, one or columns of many; `issued` is an estimate of a thread's for each output."""
     strip = plan.strip
     blocks = strip.blocks(w)
@@ -80,7 +81,7 @@ def usage_of(w: Conv2d, plan: Any) -> Usage:
     )
 
 
-def cycles(w: Conv2d, strip: Strip, *, issued: Any, loads: Any, shared: Any, scattered: Any, filters: Any) -> Any:
+def cycles(w: Conv, strip: Strip, *, issued: Any, loads: Any, shared: Any, scattered: Any, filters: Any) -> Any:
     """The estimate: clock cycles of the multiprocessor that has the most blocks.
 
     It issues instructions, each warp's in no less than its own time; it reads through the L1 cache and shared memory;
@@ -95,7 +96,7 @@ def cycles(w: Conv2d, strip: Strip, *, issued: Any, loads: Any, shared: Any, sca
         scattered: vectors that it reads elsewhere than its neighbours along the channels.
         filters: bytes of the filters that a block reads.
     """
-    size = element_bytes(w)
+    size, steps, planes = element_bytes(w), Planes.of(w).steps, Planes.of(w).taps[0]
     blocks = -(-strip.blocks(w) // MULTIPROCESSORS)
     warps = -(-strip.threads // WARP) * blocks
     issuing = (issued + OVERHEAD) * (np.maximum(1, warps / SCHEDULERS) + 0.5)
@@ -104,13 +105,13 @@ def cycles(w: Conv2d, strip: Strip, *, issued: Any, loads: Any, shared: Any, sca
     lines = np.maximum(wavefronts, WARP / lanes / LINES_A_CYCLE)
     reading = warps * (loads * lines + shared * wavefronts + scattered * np.maximum(wavefronts, lanes / LINES_A_CYCLE))
     run = np.maximum(strip.channels.thread * strip.vector * size, SECTOR)  # bytes side by side
-    images = strip.rows.size * strip.columns.size * (1 + halo(w, strip) * math.prod(w.stride) * w.C / w.O)
+    images = strip.rows.size * strip.columns.size * (1 + halo(w, strip) * planes * math.prod(steps[1:]) * w.C / w.O)
     moving = blocks * (images * run + filters) / BYTES_A_CYCLE
     terms = np.stack(np.broadcast_arrays(issuing, reading, moving))
     return 0.75 * terms.max(axis=0) + 0.25 * terms.sum(axis=0)
 
 
-def least(w: Conv2d, widths: Sequence[int], ways: Callable[[Strip], Iterable[Candidates]]) -> dict[str, Any]:
+def least(w: Conv, widths: Sequence[int], ways: Callable[[Strip], Iterable[Candidates]]) -> dict[str, Any]:
     """The knobs of the least estimate, among strips of all sizes in blocks of all shapes that promise something.
 
     Args:
@@ -118,7 +119,7 @@ def least(w: Conv2d, widths: Sequence[int], ways: Callable[[Strip], Iterable[Can
         widths: the numbers of channels that a thread may have.
         ways: from strips, as columns, to the ways to compute them, one at least that fits the smallest strip.
     """
-    size = element_bytes(w)
+    size, (_, rows, columns) = element_bytes(w), Planes.of(w).out
     wide = [v for v in widths if v * size >= WORD] or widths  # half a word takes as long as a whole one
     pixels = {"y": LOCAL, "threads_y": ALONG, "x": LOCAL, "threads_x": ALONG}
     options = {"vector": wide, "threads_c": threads_across(w), **pixels}
@@ -136,9 +137,9 @@ def least(w: Conv2d, widths: Sequence[int], ways: Callable[[Strip], Iterable[Can
     overhanging = sectors & (-(-across // c["threads_c"]) * c["threads_c"] <= MAX_OVERHANG * across)
     # of channels with a large prime factor no whole part need be a sector: some threads have none, or read too little
     keep(next(each for each in (whole & (sectors | (across == c["threads_c"])), overhanging, whole) if each.any()))
-    for name, extent in (("y", w.P), ("x", w.Q)):  # a block has no thread that lies outside of a small image
+    for name, extent in (("y", rows), ("x", columns)):  # a block has no thread that lies outside of a small image
         keep((c[f"threads_{name}"] - 1) * c[name] < extent)
-    tiles = [_tile(extent, c[f"threads_{name}"], c[name]) for name, extent in (("y", w.P), ("x", w.Q))]
+    tiles = [_tile(extent, c[f"threads_{name}"], c[name]) for name, extent in (("y", rows), ("x", columns))]
     found: list[tuple[float, int, dict[str, Any]]] = []
     for way in ways(Strip.of(w, c["vector"], c["threads_c"], *tiles)):
         time = np.where(way.fits, way.time, np.inf)
@@ -153,10 +154,11 @@ def _tile(extent: int, threads: Any, size: Any) -> Tile:
     return Tile(extent, {"block": -(-extent // (threads * size)), "thread": threads, "local": size})
 
 
-def ask_strip(k: Knobs, w: Conv2d, widths: Sequence[int], best: dict[str, Any]) -> Strip:
+def ask_strip(k: Knobs, w: Conv, widths: Sequence[int], best: dict[str, Any]) -> Strip:
     """Ask for the strips; `best` are the defaults, as `least` finds them."""
     vector = k.choice("vector", widths, best["vector"])
     threads = k.choice("threads_c", threads_across(w), best["threads_c"])
+    _, rows, columns = Planes.of(w).out
     tiles = [
         k.tile(
             f"tile_{name}",
@@ -165,12 +167,12 @@ def ask_strip(k: Knobs, w: Conv2d, widths: Sequence[int], best: dict[str, Any]) 
             {"thread": best[f"threads_{name}"], "local": best[name]},
             overhang=searched_overhang(extent),
         )
-        for name, extent in (("y", w.P), ("x", w.Q))
+        for name, extent in (("y", rows), ("x", columns))
     ]
     return Strip.of(w, vector, threads, *tiles)
 
 
-def demand(k: Knobs, w: Conv2d, plan: Callable[[Columns], Any]) -> None:
+def demand(k: Knobs, w: Conv, plan: Callable[[Columns], Any]) -> None:
     """What all plans have to fulfil, and what a search leaves out; `plan` makes those of many configs."""
     k.condition(
         f"at most {MAX_PRODUCTS} products of a thread are unrolled", lambda c: plan(c).products(w) <= MAX_PRODUCTS

@@ -33,8 +33,9 @@ from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for i
 
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
-from tvmconv.workloads import Conv2d
+from tvmconv.workloads import Conv
 
+from ..planes import Planes
 from ..sums import DTYPES, has_filter_per_channel
 from .depthwise_plan import Plan, ask, usage
 from .outputs import Outputs
@@ -44,14 +45,16 @@ from .writing import Place, copy, local, loop, own_channel, program, stage_filte
 
 
 @schedule(
+    "conv1d",
     "conv2d",
+    "conv3d",
     dtypes=DTYPES,
     usage=usage,
     condition=lambda w: has_filter_per_channel(w) and w.layout == "nhwc",
     promising=has_filter_per_channel,
     supersedes=("depthwise",),
 )
-def depthwise_nhwc(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
+def depthwise_nhwc(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """A thread computes a vector of channels for a strip of pixels, (block, thread, local) of the rows and columns."""
     plan = ask(w, k)
     return program(w, plan.strip, lambda arrays, at: Writer(w, plan, arrays, at).write())
@@ -60,13 +63,14 @@ def depthwise_nhwc(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
 class Writer:
     """Writes what a thread does."""
 
-    def __init__(self, w: Conv2d, plan: Plan, arrays: Mapping[str, Any], at: Place) -> None:
+    def __init__(self, w: Conv, plan: Plan, arrays: Mapping[str, Any], at: Place) -> None:
         self.w, self.plan, self.strip, self.at, self.K = w, plan, plan.strip, at, arrays["K"]
+        self.sizes = Planes.of(w)
         self.multiplier = w.O // w.groups
         vector = self.strip.vector
         self.channel = own_channel(self.strip, at)
         self.width = max(1, vector // self.multiplier)  # channels of the input that the thread's outputs take
-        self.unrolled = w.S if plan.unrolled != "tap" else 1  # columns of the filter
+        self.unrolled = w.kernel[-1] if plan.unrolled != "tap" else 1  # columns of the filter
         self.outputs = Outputs(w, arrays, self.strip, at)
         self.input = Window(w, arrays["X"], self.strip, at, self.width, lines=2, taps=self.unrolled)
         self.taps = local("taps", (self.unrolled, vector), w.storage)
@@ -81,35 +85,39 @@ class Writer:
 
     def keep(self) -> None:
         """Load the filters of the thread's channels, which follow each other, in vectors."""
-        w, vector, taps = self.w, self.strip.vector, self.w.R * self.w.S
+        w, vector, taps = self.w, self.strip.vector, self.sizes.all_taps
         self.kept = local("filters", (vector * taps,), w.storage)
         with loop("chunk", taps) as chunk:
 
             def value(lane: Any) -> Any:
                 element = chunk * vector + lane
-                return self.K[self.channel + element // taps, element // w.S % w.R, element % w.S, 0]
+                return self.filter(element // taps, self.sizes.tap(element % taps))
 
             copy(vector, self.kept, lambda lane: (chunk * vector + lane,), value)
 
-    def read_taps(self, r: Any, first: Any = 0) -> None:
-        """Read the unrolled taps of the filters' row `r`, from the column `first` on."""
-        w, vector = self.w, self.strip.vector
+    def filter(self, channel: Any, tap: tuple[Any, Any, Any]) -> Any:
+        """An element of the filter of the thread's channel `channel`."""
+        return self.K[(self.channel + channel, *self.sizes.own(tap), 0)]
+
+    def read_taps(self, row: Any, first: Any = 0) -> None:
+        """Read the unrolled taps of the filters' row `row`, counted over all planes, from the column `first` on."""
+        vector, (*_, columns) = self.strip.vector, self.sizes.taps
         with loop("s", self.unrolled) as s:
-            tap = r * w.S + first + s
+            tap = row * columns + first + s
             if self.plan.weight == "shared":
                 own = self.at.vector * vector - self.at.first
                 copy(vector, self.taps, lambda lane: (s, lane), lambda lane: self.shared[tap, own + lane])
             else:
                 with loop("channel", vector) as channel:
                     if self.plan.weight == "registers":
-                        value = self.kept[channel * (w.R * w.S) + tap]
+                        value = self.kept[channel * self.sizes.all_taps + tap]
                     else:
-                        value = self.K[self.channel + channel, r, first + s, 0]
+                        value = self.filter(channel, (*self.sizes.tap_row(row), first + s))
                     T.buffer_store(self.taps, value, [s, channel])
 
-    def load(self, half: int, line: Any, column: Any = 0) -> None:
+    def load(self, half: int, plane: Any, line: Any, column: Any = 0) -> None:
         """Load a line of the input to a half of the window."""
-        self.input.load_line(half, line, self.channel // self.multiplier, column)
+        self.input.load_line(half, plane, line, self.channel // self.multiplier, column)
 
     def add(self, half: int, i: int) -> None:
         """Add a line to the strip's row `i`, with the taps that were read."""
@@ -120,38 +128,43 @@ class Writer:
 
     def walk_lines(self) -> None:
         """Walk down the input lines, with all rows of the strip and of the filter unrolled."""
-        w, rows = self.w, self.strip.rows.local
-        lines = places(rows, w.stride[0], w.R, w.dilation[0])
-        self.load(0, lines[0])
+        rows, (deep, high, _) = self.strip.rows.local, self.sizes.taps
+        (_, step, _), (_, spread, _) = self.sizes.steps, self.sizes.dilations
+        lines = [(t, line) for t in range(deep) for line in places(rows, step, high, spread)]
+        self.load(0, *lines[0])
         self.outputs.start()
-        for number, line in enumerate(lines):
-            if line != lines[-1]:
-                self.load((number + 1) % 2, lines[number + 1])
+        for number, (t, line) in enumerate(lines):
+            if number + 1 < len(lines):
+                self.load((number + 1) % 2, *lines[number + 1])
             for i in range(rows):
-                r, between = divmod(line - i * w.stride[0], w.dilation[0])
-                if not between and 0 <= r < w.R:
-                    self.read_taps(r)
+                r, between = divmod(line - i * step, spread)
+                if not between and 0 <= r < high:
+                    self.read_taps(t * high + r)
                     self.add(number % 2, i)
-                    if r == w.R - 1:
+                    if (t, r) == (deep - 1, high - 1):
                         self.outputs.store(i)
 
     def walk_rows(self) -> None:
         """Walk down the rows of the filter in a loop: the line that each row of the strip meets is loaded for it."""
-        with self.walked("r", self.w.R) as r:
-            self.read_taps(r)
-            for i in range(self.strip.rows.local):
-                self.load(i % 2, i * self.w.stride[0] + r * self.w.dilation[0])
-                self.add(i % 2, i)
+        deep, high, _ = self.sizes.taps
+        with self.walked("r", deep * high) as row:
+            self.read_taps(row)
+            self.add_row(*self.sizes.tap_row(row), 0)
 
     def walk_taps(self) -> None:
         """Walk over the taps of the filter in a loop, and load for each what it meets."""
-        w = self.w
-        with self.walked("tap", w.R * w.S) as tap:
-            r, s = tap // w.S, tap % w.S
-            self.read_taps(r, s)
-            for i in range(self.strip.rows.local):
-                self.load(i % 2, i * w.stride[0] + r * w.dilation[0], s * w.dilation[1])
-                self.add(i % 2, i)
+        with self.walked("tap", self.sizes.all_taps) as tap:
+            *row, s = self.sizes.tap(tap)
+            self.read_taps(tap // self.sizes.taps[-1], s)
+            self.add_row(*row, s)
+
+    def add_row(self, t: Any, r: Any, s: Any) -> None:
+        """Load for each row of the strip the line that a row of the filter meets, and add it."""
+        _, step, _ = self.sizes.steps
+        _, spread, across = self.sizes.dilations
+        for i in range(self.strip.rows.local):
+            self.load(i % 2, t, i * step + r * spread, s * across)
+            self.add(i % 2, i)
 
     @contextlib.contextmanager
     def walked(self, name: str, extent: int) -> Iterator[Any]:

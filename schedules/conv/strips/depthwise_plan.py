@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,9 @@ import numpy as np
 from tvmconv.gpu import STATIC_SHARED_BYTES
 from tvmconv.knobs import Columns, Knobs
 from tvmconv.knobs.space import Usage
-from tvmconv.workloads import Conv2d
+from tvmconv.workloads import Conv
 
+from ..planes import Planes
 from ..tiles import element_bytes
 from .choice import WORD, Candidates, ask_strip, cycles, demand, least, usage_of
 from .strip import Strip, distinct, vectors
@@ -41,54 +43,63 @@ class Plan:
     weight: Any
 
     @classmethod
-    def of_columns(cls, w: Conv2d, c: Columns) -> Plan:
+    def of_columns(cls, w: Conv, c: Columns) -> Plan:
         """The plans of many configs."""
         return cls(Strip.of_columns(w, c), c["unrolled"], c["weight"])
 
-    def products(self, w: Conv2d) -> Any:
+    def products(self, w: Conv) -> Any:
         """Multiplications of a thread in the kernel's text."""
-        return self.strip.sums * self._by(w.R * w.S, w.S, 1)
+        return self.strip.sums * self._by(math.prod(w.kernel), w.kernel[-1], 1)
 
-    def loads(self, w: Conv2d) -> Any:
+    def loads(self, w: Conv) -> Any:
         """Vectors of the input that a thread loads in the kernel's text."""
-        rows = self.strip.rows.local
-        return self.window(w) * self._by(distinct(rows, w.stride[0], w.R, w.dilation[0]), rows, rows)
+        rows, sizes = self.strip.rows.local, Planes.of(w)
+        lines = sizes.taps[0] * distinct(rows, sizes.steps[1], sizes.taps[1], sizes.dilations[1])
+        return self.window(w) * self._by(lines, rows, rows)
 
-    def loaded(self, w: Conv2d) -> Any:
+    def loaded(self, w: Conv) -> Any:
         """Vectors of the input that a thread loads."""
-        return self.loads(w) * self._by(1, w.R, w.R * w.S)
+        return self.loads(w) * self._by(1, math.prod(w.kernel[:-1]), math.prod(w.kernel))
 
-    def window(self, w: Conv2d) -> Any:
+    def window(self, w: Conv) -> Any:
         """Vectors of an input line that a thread loads at a time."""
         columns = self.strip.columns.local
-        line = distinct(columns, w.stride[1], w.S, w.dilation[1])
+        line = distinct(columns, w.stride[-1], w.kernel[-1], w.dilation[-1])
         return self._by(line, line, columns)
 
-    def widened(self, w: Conv2d) -> Any:
+    def widened(self, w: Conv) -> Any:
         """Vectors of the filters that a thread reads."""
-        return w.R * w.S * self._by(1, self.strip.rows.local, self.strip.rows.local)
+        return math.prod(w.kernel) * self._by(1, self.strip.rows.local, self.strip.rows.local)
 
-    def issued(self, w: Conv2d) -> Any:
+    def issued(self, w: Conv) -> Any:
         """Instructions of a thread, about: products, operands that are widened, loads with their tests, stores."""
         strip = self.strip
         wide = strip.vector * (element_bytes(w) < WORD)
         operands = self.loaded(w) * (wide + 3) + self.widened(w) * (wide + 1)
-        return strip.sums * w.R * w.S + operands + 4 * strip.rows.local * strip.columns.local * (1 + strip.vector / 4)
+        return (
+            strip.sums * math.prod(w.kernel)
+            + operands
+            + 4 * strip.rows.local * strip.columns.local * (1 + strip.vector / 4)
+        )
 
-    def held(self, w: Conv2d) -> Any:
+    def held(self, w: Conv) -> Any:
         """Registers of a thread for its sums, two windows of the input, and what it holds of the filters."""
         words = self.strip.vector * element_bytes(w) / WORD
         window = 2 * words * self.window(w)
-        weights = np.where(np.equal(self.weight, "registers"), words * w.R * w.S, words * self._by(w.S, w.S, 1))
+        weights = np.where(
+            np.equal(self.weight, "registers"),
+            words * math.prod(w.kernel),
+            words * self._by(w.kernel[-1], w.kernel[-1], 1),
+        )
         return self.strip.sums + window + weights
 
-    def shared_bytes(self, w: Conv2d) -> Any:
+    def shared_bytes(self, w: Conv) -> Any:
         """Shared memory of a block for its filters."""
-        return w.R * w.S * self.strip.channels.thread * self.strip.vector * element_bytes(w)
+        return math.prod(w.kernel) * self.strip.channels.thread * self.strip.vector * element_bytes(w)
 
-    def time(self, w: Conv2d) -> Any:
+    def time(self, w: Conv) -> Any:
         """An estimate to choose defaults by; see `cycles`."""
-        strip, taps = self.strip, w.R * w.S
+        strip, taps = self.strip, math.prod(w.kernel)
         channels = strip.channels.thread * strip.vector
         shared = np.equal(self.weight, "shared")
         scattered = np.where(np.equal(self.weight, "global"), self.widened(w) * strip.vector, taps) * ~shared
@@ -102,10 +113,10 @@ class Plan:
             filters=2 * taps * channels * element_bytes(w),  # their sectors are read for one element at a time
         )
 
-    def fits(self, w: Conv2d) -> Any:
+    def fits(self, w: Conv) -> Any:
         """Whether a default may be so."""
         shared = np.equal(self.weight, "shared")
-        shared &= (self.shared_bytes(w) > STATIC_SHARED_BYTES) | (w.R * w.S * self.strip.vector == 1)
+        shared &= (self.shared_bytes(w) > STATIC_SHARED_BYTES) | (math.prod(w.kernel) * self.strip.vector == 1)
         whole = np.not_equal(self.weight, "registers") | np.equal(self.unrolled, "filter")
         unrolled = (self.products(w) <= MAX_PRODUCTS_BY_DEFAULT) & (self.loads(w) <= MAX_LOADS)
         return unrolled & (self.held(w) <= MAX_HELD_BY_DEFAULT) & ~shared & whole
@@ -115,7 +126,7 @@ class Plan:
         return np.select([np.equal(self.unrolled, "filter"), np.equal(self.unrolled, "row")], [whole, row], tap)
 
 
-def ask(w: Conv2d, k: Knobs) -> Plan:
+def ask(w: Conv, k: Knobs) -> Plan:
     """The plan, from knobs; the defaults are those of the least estimate."""
     multiplier = w.O // w.groups
     widths = vectors(w, lambda v: v % multiplier == 0 or multiplier % v == 0)
@@ -135,13 +146,13 @@ def ask(w: Conv2d, k: Knobs) -> Plan:
     )
     k.condition(  # TVM takes threads to read back what they have stored themselves, and leaves out the barrier
         "a single tap of a single channel is not turned around in shared memory",
-        lambda c: (c["weight"] != "shared") | (w.R * w.S * c["vector"] > 1),
+        lambda c: (c["weight"] != "shared") | (math.prod(w.kernel) * c["vector"] > 1),
     )
     return Plan(strip, unrolled, weight)
 
 
 @functools.lru_cache(maxsize=64)
-def _default(w: Conv2d, widths: tuple[int, ...]) -> dict[str, Any]:
+def _default(w: Conv, widths: tuple[int, ...]) -> dict[str, Any]:
     """The knobs of the least estimate."""
 
     def ways(strip: Strip) -> Iterator[Candidates]:
@@ -152,6 +163,6 @@ def _default(w: Conv2d, widths: tuple[int, ...]) -> dict[str, Any]:
     return least(w, widths, ways)
 
 
-def usage(w: Conv2d, c: Columns) -> Usage:
+def usage(w: Conv, c: Columns) -> Usage:
     """What configs use of a device."""
     return usage_of(w, Plan.of_columns(w, c))

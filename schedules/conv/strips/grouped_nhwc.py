@@ -22,8 +22,9 @@ from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for i
 
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
-from tvmconv.workloads import Conv2d
+from tvmconv.workloads import Conv
 
+from ..planes import Planes
 from ..sums import DTYPES
 from .grouped_plan import Plan, ask, usage
 from .outputs import Outputs
@@ -34,18 +35,20 @@ FEW_CHANNELS = 32  # of a group: more had better be multiplied as matrices
 FILLED = 16  # 16-bit channels that tensor cores multiply at a time: by these they take half as long (ResNeXt, RegNet)
 
 
-def has_groups(w: Conv2d) -> bool:
+def has_groups(w: Conv) -> bool:
     """Whether there are groups, of several input channels each, that lie side by side."""
     return 1 < w.groups < w.C and w.layout == "nhwc"
 
 
-def fills_matrices(w: Conv2d) -> bool:
+def fills_matrices(w: Conv) -> bool:
     """Whether the channels of a group are as many as tensor cores multiply at a time."""
     return w.storage != "float32" and w.C // w.groups >= FILLED
 
 
 @schedule(
+    "conv1d",
     "conv2d",
+    "conv3d",
     dtypes=DTYPES,
     usage=usage,
     condition=has_groups,
@@ -53,7 +56,7 @@ def fills_matrices(w: Conv2d) -> bool:
     supersedes=("direct", "implicit_gemm"),
     yields=fills_matrices,
 )
-def grouped_nhwc(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
+def grouped_nhwc(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """A thread computes a vector of channels for a strip of pixels, (block, thread, local) of the rows and columns."""
     plan = ask(w, k)
     return program(w, plan.strip, lambda arrays, at: Writer(w, plan, arrays, at).write())
@@ -62,11 +65,11 @@ def grouped_nhwc(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
 class Writer:
     """Writes what a thread does."""
 
-    def __init__(self, w: Conv2d, plan: Plan, arrays: Mapping[str, Any], at: Place) -> None:
+    def __init__(self, w: Conv, plan: Plan, arrays: Mapping[str, Any], at: Place) -> None:
         self.w, self.plan, self.strip, self.at, self.K = w, plan, plan.strip, at, arrays["K"]
-        self.depth = w.C // w.groups
+        self.depth, self.sizes = w.C // w.groups, Planes.of(w)
         self.channel = own_channel(self.strip, at)
-        self.unrolled = w.S if plan.unrolled == "row" else 1  # columns of the filter
+        self.unrolled = w.kernel[-1] if plan.unrolled == "row" else 1  # columns of the filter
         self.outputs = Outputs(w, arrays, self.strip, at)
         rows = self.strip.rows.local
         self.input = Window(w, arrays["X"], self.strip, at, plan.depth, lines=rows, taps=self.unrolled)
@@ -81,30 +84,36 @@ class Writer:
             self.shared = stage_filters(w, self.strip, self.at, self.K)
         first = self.channel // (w.O // w.groups) * self.depth
         self.outputs.start()
-        with loop("tap", w.R * w.S // self.unrolled, T.serial) as tap, loop("step", self.steps, T.serial) as step:
-            r, s = (tap, 0) if plan.unrolled == "row" else (tap // w.S, tap % w.S)
+        (_, stride, _), (_, *apart) = self.sizes.steps, self.sizes.dilations
+        taps = self.sizes.all_taps // self.unrolled
+        with loop("tap", taps, T.serial) as number, loop("step", self.steps, T.serial) as step:
+            t, r, s = self._tap(number)
             for i in range(rows):
-                line = i * w.stride[0] + r * w.dilation[0]
-                self.input.load_line(i, line, first + step * plan.depth, s * w.dilation[1])
+                line = i * stride + r * apart[0]
+                self.input.load_line(i, t, line, first + step * plan.depth, s * apart[1])
             for column in range(self.unrolled):
-                self.read_weights(r, s + column, step)
+                self.read_weights((t, r, s + column), step)
                 for i in range(rows):
                     self.add(i, column)
         for i in range(rows):
             self.outputs.store(i)
+
+    def _tap(self, number: Any) -> tuple[Any, Any, Any]:
+        """Plane, row and column of the first of the taps that are unrolled together."""
+        return self.sizes.tap(number) if self.plan.unrolled == "tap" else (*self.sizes.tap_row(number), 0)
 
     @property
     def steps(self) -> int:
         """Steps of a group's input channels."""
         return self.depth // self.plan.depth
 
-    def read_weights(self, r: Any, s: Any, step: Any) -> None:
+    def read_weights(self, tap: tuple[Any, Any, Any], step: Any) -> None:
         """Read the weights of one tap and step."""
-        w, vector, depth = self.w, self.strip.vector, self.plan.depth
+        vector, depth = self.strip.vector, self.plan.depth
         if self.in_shared:
             first = self.at.vector * vector - self.at.first
             with loop("d", depth) as d:
-                at = (r * w.S + s) * self.depth + step * depth + d
+                at = self.sizes.number(tap) * self.depth + step * depth + d
                 copy(vector, self.weights, lambda lane: (d, lane), lambda lane: self.shared[at, first + lane])
         else:
             with loop("channel", vector) as channel:
@@ -112,7 +121,7 @@ class Writer:
                     depth,
                     self.weights,
                     lambda lane: (channel, lane),
-                    lambda lane: self.K[self.channel + channel, r, s, step * depth + lane],
+                    lambda lane: self.K[(self.channel + channel, *self.sizes.own(tap), step * depth + lane)],
                 )
 
     def add(self, i: int, column: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 from tvmconv.gpu import STATIC_SHARED_BYTES
 from tvmconv.knobs import Columns, Knobs
 from tvmconv.knobs.space import Usage
-from tvmconv.workloads import Conv2d
+from tvmconv.workloads import Conv
 
 from ..tiles import element_bytes
 from .choice import MAX_PRODUCTS, WORD, Candidates, ask_strip, cycles, demand, least, usage_of
@@ -41,48 +42,50 @@ class Plan:
     weight: Any
 
     @classmethod
-    def of_columns(cls, w: Conv2d, c: Columns) -> Plan:
+    def of_columns(cls, w: Conv, c: Columns) -> Plan:
         """The plans of many configs."""
         return cls(Strip.of_columns(w, c), c["depth"], c["unrolled"], c["weight"])
 
-    def products(self, w: Conv2d) -> Any:
+    def products(self, w: Conv) -> Any:
         """Multiplications of a thread in the kernel's text."""
-        return self.strip.sums * self.depth * self._by(w.S, 1)
+        return self.strip.sums * self.depth * self._by(w.kernel[-1], 1)
 
-    def window(self, w: Conv2d) -> Any:
+    def window(self, w: Conv) -> Any:
         """Vectors of an input line that a thread loads in a step."""
         columns = self.strip.columns.local
-        return self._by(distinct(columns, w.stride[1], w.S, w.dilation[1]), columns)
+        return self._by(distinct(columns, w.stride[-1], w.kernel[-1], w.dilation[-1]), columns)
 
-    def loaded(self, w: Conv2d) -> Any:
+    def loaded(self, w: Conv) -> Any:
         """Vectors of the input that a thread loads."""
-        steps = w.R * (w.C // w.groups // self.depth) * self._by(1, w.S)
+        steps = math.prod(w.kernel[:-1]) * (w.C // w.groups // self.depth) * self._by(1, w.kernel[-1])
         return steps * self.strip.rows.local * self.window(w)
 
-    def read(self, w: Conv2d) -> Any:
+    def read(self, w: Conv) -> Any:
         """Vectors of the filters that a thread reads."""
         depth = w.C // w.groups
-        return w.R * w.S * np.where(np.equal(self.weight, "shared"), depth, depth // self.depth * self.strip.vector)
+        return math.prod(w.kernel) * np.where(
+            np.equal(self.weight, "shared"), depth, depth // self.depth * self.strip.vector
+        )
 
-    def issued(self, w: Conv2d) -> Any:
+    def issued(self, w: Conv) -> Any:
         """Instructions of a thread, about: products, operands that are widened, loads with their tests, stores."""
         strip, depth, half = self.strip, w.C // w.groups, element_bytes(w) < WORD
-        widened = half * (self.loaded(w) * self.depth + w.R * w.S * depth * strip.vector)
+        widened = half * (self.loaded(w) * self.depth + math.prod(w.kernel) * depth * strip.vector)
         stores = 4 * strip.rows.local * strip.columns.local * (1 + strip.vector / 4)
-        return strip.sums * w.R * w.S * depth + widened + 3 * self.loaded(w) + self.read(w) + stores
+        return strip.sums * math.prod(w.kernel) * depth + widened + 3 * self.loaded(w) + self.read(w) + stores
 
-    def held(self, w: Conv2d) -> Any:
+    def held(self, w: Conv) -> Any:
         """Registers of a thread for its sums, the window of a step, and the weights of a tap."""
         words = element_bytes(w) / WORD
         window = self.strip.rows.local * self.window(w) * self.depth * words
         return self.strip.sums + window + self.depth * self.strip.vector * words
 
-    def shared_bytes(self, w: Conv2d) -> Any:
+    def shared_bytes(self, w: Conv) -> Any:
         """Shared memory of a block for its filters."""
         channels = self.strip.channels.thread * self.strip.vector
-        return w.R * w.S * (w.C // w.groups) * channels * element_bytes(w)
+        return math.prod(w.kernel) * (w.C // w.groups) * channels * element_bytes(w)
 
-    def time(self, w: Conv2d) -> Any:
+    def time(self, w: Conv) -> Any:
         """An estimate to choose defaults by; see `cycles`."""
         strip, filters = self.strip, self.shared_bytes(w)
         shared = np.equal(self.weight, "shared")
@@ -97,7 +100,7 @@ class Plan:
             filters=filters,
         )
 
-    def fits(self, w: Conv2d) -> Any:
+    def fits(self, w: Conv) -> Any:
         """Whether a default may be so."""
         shared = np.equal(self.weight, "shared") & (self.shared_bytes(w) > STATIC_SHARED_BYTES)
         return (self.products(w) <= MAX_PRODUCTS) & (self.held(w) <= MAX_HELD_BY_DEFAULT) & ~shared
@@ -107,12 +110,12 @@ class Plan:
         return np.where(np.equal(self.unrolled, "row"), row, tap)
 
 
-def depths(w: Conv2d) -> tuple[int, ...]:
+def depths(w: Conv) -> tuple[int, ...]:
     """The numbers of input channels that a step may have: those of one load at most that divide a group."""
     return tuple(d for d in VECTORS if d * element_bytes(w) <= LOAD_BYTES and w.C // w.groups % d == 0)
 
 
-def ask(w: Conv2d, k: Knobs) -> Plan:
+def ask(w: Conv, k: Knobs) -> Plan:
     """The plan, from knobs; the defaults are those of the least estimate."""
     widths = vectors(w, lambda v: w.O // w.groups % v == 0)
     best = _default(w, widths)
@@ -126,7 +129,7 @@ def ask(w: Conv2d, k: Knobs) -> Plan:
 
 
 @functools.lru_cache(maxsize=64)
-def _default(w: Conv2d, widths: tuple[int, ...]) -> dict[str, Any]:
+def _default(w: Conv, widths: tuple[int, ...]) -> dict[str, Any]:
     """The knobs of the least estimate."""
 
     def ways(strip: Strip) -> Iterator[Candidates]:
@@ -137,6 +140,6 @@ def _default(w: Conv2d, widths: tuple[int, ...]) -> dict[str, Any]:
     return least(w, widths, ways)
 
 
-def usage(w: Conv2d, c: Columns) -> Usage:
+def usage(w: Conv, c: Columns) -> Usage:
     """What configs use of a device."""
     return usage_of(w, Plan.of_columns(w, c))

@@ -8,9 +8,10 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for it)
 
-from tvmconv.workloads import Conv2d, epilogue
+from tvmconv.workloads import Conv, epilogue
 from tvmconv.workloads.dtypes import ACCUMULATOR
 
+from ..planes import Planes
 from .strip import Strip
 from .writing import Place, copy, guarded, local, loop, own_channel
 
@@ -28,8 +29,9 @@ class Outputs:
         sums: (rows, columns, channels).
     """
 
-    def __init__(self, w: Conv2d, arrays: Mapping[str, Any], strip: Strip, at: Place) -> None:
+    def __init__(self, w: Conv, arrays: Mapping[str, Any], strip: Strip, at: Place) -> None:
         self._w, self._arrays, self._strip, self._at = w, arrays, strip, at
+        self._sizes = Planes.of(w)
         rows, columns, vector = strip.rows.local, strip.columns.local, strip.vector
         self.sums = local("sums", (rows, columns, vector), ACCUMULATOR)
         self._results = local("results", (columns, vector), w.storage)
@@ -55,16 +57,17 @@ class Outputs:
         """Store the strip's row `i`."""
         strip, at = self._strip, self._at
         row, channel = at.row + i, own_channel(strip, at)
-        tests = [row < self._w.P] * (not strip.rows.divides)
+        _, rows, columns = self._sizes.out
+        tests = [row < rows] * (not strip.rows.divides)
         tests += [at.vector < strip.channels.extent] * (not strip.channels.divides)
 
         def inside(j: Any) -> list[Any]:
-            return tests + [at.column + j < self._w.Q] * (not strip.columns.divides)
+            return tests + [at.column + j < columns] * (not strip.columns.divides)
 
         for name in self._own:
             if name not in self._of_channels:
                 with loop("j", strip.columns.local) as j:
-                    self._read_pixel(name, inside(j), j, (at.image, row, at.column + j, channel))
+                    self._read_pixel(name, inside(j), j, (*self._pixel(row, j), channel))
         with loop("j", strip.columns.local) as j:
             with loop("channel", strip.vector) as lane:
                 value = epilogue.compute(
@@ -76,11 +79,15 @@ class Outputs:
                 copy(
                     strip.vector,
                     self._arrays["Y"],
-                    lambda lane: (at.image, row, at.column + j, channel + lane),
+                    lambda lane: (*self._pixel(row, j), channel + lane),
                     lambda lane: self._results[j, lane],
                 )
 
             guarded(inside(j), write)
+
+    def _pixel(self, row: Any, j: Any) -> tuple[Any, ...]:
+        """Where column `j` of the strip lies in the output, without its channel."""
+        return self._at.image, *self._sizes.own((self._at.plane, row, self._at.column + j))
 
     def _element(self, name: str, j: Any, lane: Any) -> Any:
         own = self._own[name]

@@ -1,6 +1,6 @@
 """Strips: what a thread computes of an image with channels last.
 
-A *strip* is a vector of neighbouring output channels at a few neighbouring pixels, rows × columns of them. Threads of
+A *strip* is a vector of neighbouring output channels at a few neighbouring pixels of a plane, rows × columns of them.
 a block lie side by side along the channels (x), the columns (y) and the rows (z), so that what a warp reads or writes
 at a time is one contiguous run, or several.
 """
@@ -15,8 +15,9 @@ import numpy as np
 
 from tvmconv.knobs import Columns, Tile
 from tvmconv.knobs.factors import divisors
-from tvmconv.workloads import Conv2d
+from tvmconv.workloads import Conv
 
+from ..planes import Planes
 from ..tiles import element_bytes
 
 LEVELS = ("block", "thread", "local")
@@ -42,15 +43,16 @@ class Strip:
     columns: Tile
 
     @classmethod
-    def of(cls, w: Conv2d, vector: Any, threads: Any, rows: Tile, columns: Tile) -> Strip:
+    def of(cls, w: Conv, vector: Any, threads: Any, rows: Tile, columns: Tile) -> Strip:
         """The strips of these tiles, with so many threads along the channels."""
         extent = w.O // vector
         return cls(vector, Tile(extent, {"block": -(-extent // threads), "thread": threads}), rows, columns)
 
     @classmethod
-    def of_columns(cls, w: Conv2d, c: Columns) -> Strip:
+    def of_columns(cls, w: Conv, c: Columns) -> Strip:
         """The strips of many configs."""
-        axes = (("tile_y", w.P), ("tile_x", w.Q))
+        _, rows, columns = Planes.of(w).out
+        axes = (("tile_y", rows), ("tile_x", columns))
         return cls.of(w, c["vector"], c["threads_c"], *(Tile.of_column(n, LEVELS, c[knob]) for knob, n in axes))
 
     @property
@@ -63,25 +65,26 @@ class Strip:
         """Outputs of a thread."""
         return self.vector * self.rows.local * self.columns.local
 
-    def blocks(self, w: Conv2d) -> Any:
+    def blocks(self, w: Conv) -> Any:
         """Blocks of the grid."""
-        return w.N * self.channels.block * self.rows.block * self.columns.block
+        return Planes.of(w).count * self.channels.block * self.rows.block * self.columns.block
 
 
-def vectors(w: Conv2d, fits: Callable[[int], bool]) -> tuple[int, ...]:
+def vectors(w: Conv, fits: Callable[[int], bool]) -> tuple[int, ...]:
     """The numbers of output channels that a thread may have: those of one store at most that divide all and fit."""
     return tuple(v for v in VECTORS if v * element_bytes(w) <= LOAD_BYTES and w.O % v == 0 and fits(v))
 
 
-def threads_across(w: Conv2d) -> tuple[int, ...]:
+def threads_across(w: Conv) -> tuple[int, ...]:
     """Threads that a block may have along the channels: powers of two, and what divides the channels."""
     return tuple(sorted({*THREADS_C, *(n for n in divisors(w.O) if n <= THREADS_C[-1])}))
 
 
-def reach(w: Conv2d) -> tuple[int, int]:
-    """From an output's first input to its last, in rows and in columns, both included."""
-    rows, columns = ((size - 1) * d + 1 for size, d in zip((w.R, w.S), w.dilation, strict=True))
-    return rows, columns
+def reach(w: Conv) -> tuple[int, int, int]:
+    """From an output's first input to its last, in planes, rows and columns, both included."""
+    sizes = Planes.of(w)
+    planes, rows, columns = ((n - 1) * d + 1 for n, d in zip(sizes.taps, sizes.dilations, strict=True))
+    return planes, rows, columns
 
 
 def places(outputs: int, stride: int, taps: int, dilation: int) -> list[int]:

@@ -7,8 +7,9 @@ from typing import Any
 
 from tvm import tirx
 
-from tvmconv.workloads import Conv2d
+from tvmconv.workloads import Conv
 
+from ..planes import Planes
 from .strip import Strip, places, reach
 from .writing import Place, copy, guarded, local, loop
 
@@ -27,52 +28,55 @@ class Window:
 
     Attributes:
         held: the array, (lines, places, channels).
-        top: the input's line that the strip's first row meets first; it may lie outside.
+        front: the input's plane that the strip meets first; it may lie outside.
+        top: likewise the line that its first row meets first.
         left: likewise its column.
     """
 
-    def __init__(self, w: Conv2d, X: Any, strip: Strip, at: Place, width: int, lines: int, taps: int) -> None:
+    def __init__(self, w: Conv, X: Any, strip: Strip, at: Place, width: int, lines: int, taps: int) -> None:
         self._w, self._X, self._strip, self._at, self._width = w, X, strip, at, width
-        self._places = places(strip.columns.local, w.stride[1], taps, w.dilation[1])
+        self._places = places(strip.columns.local, w.stride[-1], taps, w.dilation[-1])
         if self._places != [*range(len(self._places))]:  # what neighbouring columns take lies side by side even so
-            self._places.sort(key=lambda place: (place % w.stride[1], place))
+            self._places.sort(key=lambda place: (place % w.stride[-1], place))
         self.held = local("window", (lines, len(self._places), width), w.storage)
-        self.top = at.row * w.stride[0] - w.before[0]
-        self.left = at.column * w.stride[1] - w.before[1]
+        self._sizes = sizes = Planes.of(w)
+        firsts = zip((at.plane, at.row, at.column), sizes.steps, sizes.before, strict=True)
+        self.front, self.top, self.left = (first * step - zeros for first, step, zeros in firsts)
 
     def place(self, j: Any, s: int) -> Any:
         """Where in a line the input is that the filter's column `s` meets for the strip's column `j`."""
-        first = self._places.index(s * self._w.dilation[1])
+        first = self._places.index(s * self._w.dilation[-1])
         if self._strip.columns.local == 1:
             return first
-        return first + j * (self._places.index(s * self._w.dilation[1] + self._w.stride[1]) - first)
+        return first + j * (self._places.index(s * self._w.dilation[-1] + self._w.stride[-1]) - first)
 
-    def load_line(self, i: Any, line: Any, channel: Any, column: Any = 0) -> None:
-        """Load line `i`: that of the input, so many below the first, from a channel on, the columns shifted."""
+    def load_line(self, i: Any, plane: Any, line: Any, channel: Any, column: Any = 0) -> None:
+        """Load line `i`: of the input's so many planes and lines on, from a channel on, the columns shifted."""
+        plane, line = self.front + plane, self.top + line
         if self._places == [*range(len(self._places))]:
             with loop("g", len(self._places)) as g:
-                self._load(i, g, self.top + line, self.left + column + g, channel)
+                self._load(i, g, (plane, line, self.left + column + g), channel)
         else:
             for g, place in enumerate(self._places):
-                self._load(i, g, self.top + line, self.left + column + place, channel)
+                self._load(i, g, (plane, line, self.left + column + place), channel)
 
-    def _load(self, i: Any, g: Any, line: Any, column: Any, channel: Any) -> None:
+    def _load(self, i: Any, g: Any, at: tuple[Any, Any, Any], channel: Any) -> None:
         """Load a vector of the input, zeros outside."""
 
         def fill(value: Callable[[Any], Any]) -> None:
             copy(self._width, self.held, lambda lane: (i, g, lane), value)
 
         guarded(
-            self._inside(line, column),
-            lambda: fill(lambda lane: self._X[self._at.image, line, column, channel + lane]),
+            self._inside(at),
+            lambda: fill(lambda lane: self._X[(self._at.image, *self._sizes.own(at), channel + lane)]),
             lambda: fill(lambda lane: tirx.const(0, self._w.storage)),
         )
 
-    def _inside(self, line: Any, column: Any) -> list[Any]:
+    def _inside(self, at: tuple[Any, Any, Any]) -> list[Any]:
         """What has to hold for a place of the input to exist, tested for where it might not."""
-        w, tests = self._w, []
-        sides = zip((line, column), (w.H, w.W), (self._strip.rows, self._strip.columns), reach(w), strict=True)
-        for i, (at, size, tile, taps) in enumerate(sides):
-            last = (tile.block * tile.size - 1) * w.stride[i] + taps - 1 - w.before[i]
-            tests += [at >= 0] * (w.before[i] > 0) + [at < size] * (last >= size)
+        sizes, tests = self._sizes, []
+        computed = (sizes.out[0], *(tile.block * tile.size for tile in (self._strip.rows, self._strip.columns)))
+        for i, (place, size, outputs, seen) in enumerate(zip(at, sizes.size, computed, reach(self._w), strict=True)):
+            last = (outputs - 1) * sizes.steps[i] + seen - 1 - sizes.before[i]
+            tests += [place >= 0] * (sizes.before[i] > 0) + [place < size] * (last >= size)
         return tests

@@ -12,10 +12,11 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.gpu import MAX_BLOCKS_YZ
-from tvmconv.workloads import Conv2d
+from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import numpy_dtype
 
 from ...program import write
+from ..planes import Planes
 from .strip import LOAD_BYTES, Strip
 
 MAX_COPIES = 32  # of a thread to shared memory, unrolled
@@ -26,6 +27,7 @@ class Place(NamedTuple):
 
     Attributes:
         image: of the batch.
+        plane: of the output; 0 where there is one.
         first: the first channel of its block.
         vector: its vector of channels in the whole tensor; may lie behind the last one.
         row: its first output row.
@@ -34,6 +36,7 @@ class Place(NamedTuple):
     """
 
     image: Any
+    plane: Any
     first: Any
     vector: Any
     row: Any
@@ -41,7 +44,7 @@ class Place(NamedTuple):
     number: Any
 
 
-def program(w: Conv2d, strip: Strip, emit: Callable[[dict[str, Any], Place], None]) -> Schedule:
+def program(w: Conv, strip: Strip, emit: Callable[[dict[str, Any], Place], None]) -> Schedule:
     """A convolution as a scheduled function of its arguments.
 
     Args:
@@ -70,24 +73,26 @@ def loop(name: str, extent: int, kind: Callable[[int], Any] = T.unroll) -> Itera
 
 
 @contextlib.contextmanager
-def launched(w: Conv2d, strip: Strip) -> Iterator[Place]:
+def launched(w: Conv, strip: Strip) -> Iterator[Place]:
     """The loops of blocks and threads. What is unrolled inside them is left to the device's compiler to unroll."""
     channels, rows, columns = strip.channels, strip.rows, strip.columns
     across, pixels = channels.block, columns.block * rows.block
+    images, planes = Planes.of(w).count, Planes.of(w).out[0]
     with contextlib.ExitStack() as stack:
 
         def bind(extent: int, thread: str) -> Any:
             return stack.enter_context(T.thread_binding(extent, thread=thread))
 
-        if max(pixels, w.N) > MAX_BLOCKS_YZ:
-            block = bind(w.N * pixels * across, "blockIdx.x")
+        if max(pixels, images) > MAX_BLOCKS_YZ:
+            block = bind(images * pixels * across, "blockIdx.x")
             image, pixel, channel = block // (pixels * across), block // across % pixels, block % across
         else:
-            image, pixel, channel = bind(w.N, "blockIdx.z"), bind(pixels, "blockIdx.y"), bind(across, "blockIdx.x")
+            image, pixel, channel = bind(images, "blockIdx.z"), bind(pixels, "blockIdx.y"), bind(across, "blockIdx.x")
         z, y, x = (bind(t.thread, f"threadIdx.{i}") for t, i in ((rows, "z"), (columns, "y"), (channels, "x")))
         stack.enter_context(T.attr(0, "pragma_unroll_explicit", 0))
         yield Place(
-            image=image,
+            image=image // planes if planes > 1 else image,
+            plane=image % planes if planes > 1 else 0,
             first=channel * channels.thread * strip.vector,
             vector=channel * channels.thread + x,
             row=(pixel // columns.block * rows.thread + z) * rows.local,
@@ -126,14 +131,14 @@ def copy(lanes: int, target: Any, at: Callable[[Any], Sequence[Any]], value: Cal
                 T.buffer_store(target, value(lane + first), [*at(lane + first)])
 
 
-def stage_filters(w: Conv2d, strip: Strip, at: Place, K: Any) -> Any:
+def stage_filters(w: Conv, strip: Strip, at: Place, K: Any) -> Any:
     """Turn the filters of a block around in shared memory: (taps and input channels, output channels of the block).
 
     Neighbouring threads copy neighbouring output channels, which lie a filter apart: they store to neighbouring words,
     and what they read of a sector is in the L1 cache for the taps that follow.
     """
-    channels, depth = strip.channels.thread * strip.vector, w.C // w.groups
-    elements = w.R * w.S * depth
+    channels, depth, sizes = strip.channels.thread * strip.vector, w.C // w.groups, Planes.of(w)
+    elements = sizes.all_taps * depth
     shared = IRBuilder.name("filters", T.sblock_alloc_buffer((elements, channels), w.storage, scope="shared"))
     copies = -(-elements * channels // strip.threads)
     with loop("copy", copies, T.unroll if copies <= MAX_COPIES else T.serial) as step:
@@ -142,6 +147,6 @@ def stage_filters(w: Conv2d, strip: Strip, at: Place, K: Any) -> Any:
         tests = [element < elements] * (elements * channels % strip.threads > 0)
         tests += [at.first + channel < w.O] * (not strip.channels.divides)
         tap, d = element // depth, element % depth
-        value = K[at.first + channel, tap // w.S, tap % w.S, d]
+        value = K[(at.first + channel, *sizes.own(sizes.tap(tap)), d)]
         guarded(tests, lambda: T.buffer_store(shared, value, [element, channel]))
     return shared
