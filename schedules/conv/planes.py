@@ -10,13 +10,11 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from tvmconv.workloads import Conv
 
 RANK = 3
-
-Element = TypeVar("Element")
 
 
 @dataclass(frozen=True)
@@ -85,6 +83,6 @@ class Planes:
         plane, row, column = tap
         return (plane * rows + row) * columns + column
 
-    def own(self, axes: Sequence[Element]) -> Sequence[Element]:
-        """Of plane, row and column, what the convolution has."""
-        return axes[RANK - self.w.rank :]
+    def place(self, first: Any, at: Sequence[Any], last: Any) -> tuple[Any, ...]:
+        """Where an element lies in an array with channels last: `at` is its plane, row and column."""
+        return (first, *at[RANK - self.w.rank :], last)

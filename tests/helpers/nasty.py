@@ -62,6 +62,8 @@ VARIED = (
     "conv2d:1x8x9x13,8x1x3x3,s1,p1,g8",
     "conv2d:2x8x17x13,8x1x5x3,s2x1,p2x1x1x1,d1x2,g8",
     "conv2d:1x32x14x14,32x1x3x3,s1,p1,g32",
+    "conv1d:2x8x130,16x1x5,s2,p2x1,g8",
+    "conv3d:1x8x5x6x7,8x1x3x2x3,s1x2x1,p1x0x1x1x0x1,d2x1x1,g8",
 )
 
 # What meets every dtype, layout and epilogue; PoCL runs them in a moment.
@@ -113,6 +115,19 @@ NASTY_DEPTHWISE = (
     "conv2d:2x16x14x14,16x1x3x3,s2,p0x1x1x0,g16",
     "conv2d:1x3x3x3,9x1x15x15,s1,p7,g3",
     "conv2d:1x4x25x30,4x1x3x2,s2,p1,d1x3,g4",  # neighbouring outputs take neither all inputs nor every other one
+    "conv1d:1x2x1,2x1x1,s1,p0,g2",
+    "conv1d:3x5x3,5x1x3,s1,p0,g5",  # a single output
+    "conv1d:1x32x130,32x1x3,s1,p1,g32",
+    "conv1d:2x6x71,12x1x7,s2,p3x1,g6",
+    "conv1d:2x7x1031,21x1x31,s1,p15,g7",  # primes
+    "conv1d:1x4x60,4x1x4,s2,p1,d3,g4",
+    "conv3d:1x2x1x1x1,2x1x1x1x1,s1,p0,g2",
+    "conv3d:3x5x3x3x3,5x1x3x3x3,s1,p0,g5",  # a single output
+    "conv3d:1x16x3x6x5,16x1x3x3x3,s1,p1,g16",
+    "conv3d:2x4x5x6x7,8x1x1x3x3,s1x2x2,p0x1x1,g4",
+    "conv3d:1x7x5x11x13,21x1x3x2x5,s2x1x2,p1x0x2x0x1x1,d1x3x1,g7",
+    "conv3d:1x4x9x4x4,4x1x7x1x1,s1,p3x0x0,g4",
+    "conv3d:2x4x11x5x4,8x1x3x3x3,s2x1x1,p3x1x1x4x1x1,d3x1x2,g4",
 )
 NASTY_GROUPED = (
     "conv2d:1x4x1x1,6x2x1x1,s1,p0,g2",
@@ -129,6 +144,14 @@ NASTY_GROUPED = (
     "conv2d:1x4x3x3,8x2x15x15,s1,p7,g2",  # a filter five times the image
     "conv2d:2x16x11x3,48x8x3x1,s2x3,p2x1,d3,g2",
     "conv2d:1x8x9x22,8x2x2x3,s2,d1x3,g4",
+    "conv1d:3x6x3,9x2x3,s1,p0,g3",  # a single output
+    "conv1d:2x12x97,12x4x5,s3,p0x3,d2,g3",
+    "conv1d:1x33x131,55x3x7,s1,p3,g11",  # primes
+    "conv1d:1x64x60,64x8x25,s1,p12,g8",
+    "conv3d:3x6x3x3x3,9x2x3x3x3,s1,p0,g3",  # a single output
+    "conv3d:2x6x5x7x9,9x2x2x3x1,s1x2x1,p1x0x2x0x1x1,d2x1x1,g3",
+    "conv3d:1x32x4x7x7,32x8x3x3x3,s1,p1,g4",
+    "conv3d:1x16x6x5x5,48x4x1x3x2,s2x1x1,p0x1x0,d1x2x1,g4",
 )
 NASTY_WINOGRAD = (
     "conv2d:1x1x1x1,1x1x3x3,s1,p1",
@@ -180,6 +203,10 @@ CHANNELS_LAST = (
     "conv2d:1x8x15x30,8x1x3x2,s2,p1,d1x3,g8,nhwc",
     "conv2d:1x16x9x13,32x4x3x3,s1,p1,g4,nhwc,bias,add",
     "conv2d:1x32x8x8,64x8x3x3,s2x1,p0x1x1x0,g4,bf16,nhwc,relu",
+    "conv1d:2x8x130,16x1x5,s2,p2x1,g8,bf16,nhwc,bias,add",
+    "conv1d:1x32x61,32x4x3,s1,p1,d2,g8,nhwc,relu",
+    "conv3d:1x8x5x7x9,8x1x3x3x3,s1x2x1,p2x1x1,d2x1x1,g8,nhwc,bias",
+    "conv3d:2x16x5x6x7,32x4x2x3x1,s2x1x1,p1x0x1x0x1x0,d1x2x1,g4,bf16,nhwc,bias,add",
 )
 NASTY_2D = (
     "conv2d:1x1x1x1,1x1x1x1,s1,p0",

@@ -17,6 +17,9 @@ each thread loads the filters of all its channels, which follow each other, in v
 Small images have few strips: threads then take fewer channels and pixels, until there are enough of them for a large
 GPU. The defaults are those of the least estimate (`choice`).
 
+A signal is an image of one row. Of a volume, each plane of the output is computed like an image, from as many planes of
+the input as the filter is deep; the lines of all of them are walked down.
+
 From `depthwise`, whose blocks stage a tile of the input channel by channel: vector loads, and four times the outputs a
 load. Tensor expressions cannot say it, because which output row and which row of the filter meet depends on the line.
 It is written as TIR.
@@ -97,7 +100,7 @@ class Writer:
 
     def filter(self, channel: Any, tap: tuple[Any, Any, Any]) -> Any:
         """An element of the filter of the thread's channel `channel`."""
-        return self.K[(self.channel + channel, *self.sizes.own(tap), 0)]
+        return self.K[self.sizes.place(self.channel + channel, tap, 0)]
 
     def read_taps(self, row: Any, first: Any = 0) -> None:
         """Read the unrolled taps of the filters' row `row`, counted over all planes, from the column `first` on."""
@@ -115,9 +118,9 @@ class Writer:
                         value = self.filter(channel, (*self.sizes.tap_row(row), first + s))
                     T.buffer_store(self.taps, value, [s, channel])
 
-    def load(self, half: int, plane: Any, line: Any, column: Any = 0) -> None:
-        """Load a line of the input to a half of the window."""
-        self.input.load_line(half, plane, line, self.channel // self.multiplier, column)
+    def load(self, half: int, t: Any, line: Any, column: Any = 0) -> None:
+        """Load a line of the input, of the plane that the filter's plane `t` meets, to a half of the window."""
+        self.input.load_line(half, t, line, self.channel // self.multiplier, column)
 
     def add(self, half: int, i: int) -> None:
         """Add a line to the strip's row `i`, with the taps that were read."""
@@ -149,18 +152,18 @@ class Writer:
         deep, high, _ = self.sizes.taps
         with self.walked("r", deep * high) as row:
             self.read_taps(row)
-            self.add_row(*self.sizes.tap_row(row), 0)
+            self.add_row(self.sizes.tap_row(row), 0)
 
     def walk_taps(self) -> None:
         """Walk over the taps of the filter in a loop, and load for each what it meets."""
         with self.walked("tap", self.sizes.all_taps) as tap:
-            *row, s = self.sizes.tap(tap)
+            t, r, s = self.sizes.tap(tap)
             self.read_taps(tap // self.sizes.taps[-1], s)
-            self.add_row(*row, s)
+            self.add_row((t, r), s)
 
-    def add_row(self, t: Any, r: Any, s: Any) -> None:
-        """Load for each row of the strip the line that a row of the filter meets, and add it."""
-        _, step, _ = self.sizes.steps
+    def add_row(self, row: tuple[Any, Any], s: Any) -> None:
+        """Load for each row of the strip the line that a row of the filter meets, from column `s` on, and add it."""
+        (t, r), (_, step, _) = row, self.sizes.steps
         _, spread, across = self.sizes.dilations
         for i in range(self.strip.rows.local):
             self.load(i % 2, t, i * step + r * spread, s * across)

@@ -9,7 +9,8 @@ each tap the weights of its outputs, and every weight is used for all pixels of 
 The weights of a block are turned around in shared memory, so that a thread reads those of its outputs as a vector; or
 each thread loads them from global memory, a vector of input channels for each output.
 
-From `depthwise_nhwc`, whose strips these are: a sum over the channels of the group, a step at a time, in a loop.
+From `depthwise_nhwc`, whose strips these are, of signals and volumes too: a sum over the channels of the group, a step
+at a time, in a loop.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class Writer:
                     depth,
                     self.weights,
                     lambda lane: (channel, lane),
-                    lambda lane: self.K[(self.channel + channel, *self.sizes.own(tap), step * depth + lane)],
+                    lambda lane: self.K[self.sizes.place(self.channel + channel, tap, step * depth + lane)],
                 )
 
     def add(self, i: int, column: int) -> None:

@@ -67,7 +67,7 @@ class Outputs:
         for name in self._own:
             if name not in self._of_channels:
                 with loop("j", strip.columns.local) as j:
-                    self._read_pixel(name, inside(j), j, (*self._pixel(row, j), channel))
+                    self._read_pixel(name, inside(j), j, self._place(row, j, channel))
         with loop("j", strip.columns.local) as j:
             with loop("channel", strip.vector) as lane:
                 value = epilogue.compute(
@@ -79,15 +79,15 @@ class Outputs:
                 copy(
                     strip.vector,
                     self._arrays["Y"],
-                    lambda lane: (*self._pixel(row, j), channel + lane),
+                    lambda lane: self._place(row, j, channel + lane),
                     lambda lane: self._results[j, lane],
                 )
 
             guarded(inside(j), write)
 
-    def _pixel(self, row: Any, j: Any) -> tuple[Any, ...]:
-        """Where column `j` of the strip lies in the output, without its channel."""
-        return self._at.image, *self._sizes.own((self._at.plane, row, self._at.column + j))
+    def _place(self, row: Any, j: Any, channel: Any) -> tuple[Any, ...]:
+        """Where in the output column `j` of the strip lies."""
+        return self._sizes.place(self._at.image, (self._at.plane, row, self._at.column + j), channel)
 
     def _element(self, name: str, j: Any, lane: Any) -> Any:
         own = self._own[name]

@@ -1,8 +1,8 @@
 """Strips: what a thread computes of an image with channels last.
 
 A *strip* is a vector of neighbouring output channels at a few neighbouring pixels of a plane, rows × columns of them.
-a block lie side by side along the channels (x), the columns (y) and the rows (z), so that what a warp reads or writes
-at a time is one contiguous run, or several.
+Threads of a block lie side by side along the channels (x), the columns (y) and the rows (z), so that what a warp reads
+or writes at a time is one contiguous run, or several.
 """
 
 from __future__ import annotations

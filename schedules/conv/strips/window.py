@@ -50,9 +50,9 @@ class Window:
             return first
         return first + j * (self._places.index(s * self._w.dilation[-1] + self._w.stride[-1]) - first)
 
-    def load_line(self, i: Any, plane: Any, line: Any, channel: Any, column: Any = 0) -> None:
-        """Load line `i`: of the input's so many planes and lines on, from a channel on, the columns shifted."""
-        plane, line = self.front + plane, self.top + line
+    def load_line(self, i: Any, t: Any, line: Any, channel: Any, column: Any = 0) -> None:
+        """Load line `i`: of the plane that the filter's plane `t` meets, so many lines down, from a channel on."""
+        plane, line = self.front + t * self._sizes.dilations[0], self.top + line
         if self._places == [*range(len(self._places))]:
             with loop("g", len(self._places)) as g:
                 self._load(i, g, (plane, line, self.left + column + g), channel)
@@ -68,7 +68,7 @@ class Window:
 
         guarded(
             self._inside(at),
-            lambda: fill(lambda lane: self._X[(self._at.image, *self._sizes.own(at), channel + lane)]),
+            lambda: fill(lambda lane: self._X[self._sizes.place(self._at.image, at, channel + lane)]),
             lambda: fill(lambda lane: tirx.const(0, self._w.storage)),
         )
 

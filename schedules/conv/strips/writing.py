@@ -147,6 +147,6 @@ def stage_filters(w: Conv, strip: Strip, at: Place, K: Any) -> Any:
         tests = [element < elements] * (elements * channels % strip.threads > 0)
         tests += [at.first + channel < w.O] * (not strip.channels.divides)
         tap, d = element // depth, element % depth
-        value = K[(at.first + channel, *sizes.own(sizes.tap(tap)), d)]
+        value = K[sizes.place(at.first + channel, sizes.tap(tap), d)]
         guarded(tests, lambda: T.buffer_store(shared, value, [element, channel]))
     return shared
