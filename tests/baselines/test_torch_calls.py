@@ -2,17 +2,24 @@
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from strategies import convolutions, filters
 
 from tvmconv.baselines.torch_calls import calls, calls_in, tensor
 from tvmconv.verify import Problem
 from tvmconv.workloads import parse
+from tvmconv.workloads.layout import LAYOUTS
 
 torch = pytest.importorskip("torch")
 
 
 @given(filters() | convolutions())
 def test_every_call_of_a_workload_computes_it(w):
+    check_every_call(w)
+
+
+@given(st.sampled_from(["conv1d", "conv3d"]).flatmap(lambda operator: convolutions(2000, operator, layouts=LAYOUTS)))
+def test_every_call_of_a_signal_or_a_volume_computes_it(w):
     check_every_call(w)
 
 
@@ -58,12 +65,14 @@ def test_what_cudnn_fuses_is_tried_in_both_layouts_beside_what_it_does_not(epilo
     assert len(calls(parse(f"conv2d:1x4x6x6,4x4x3x3,f16,nhwc,{epilogue}"))) == ways
 
 
-@pytest.mark.parametrize("text", ["conv2d:1x4x6x6,8x4x1x1", "conv2d:2x4x1x1,8x4x1x1", "conv3d:1x4x3x5x5,8x4x1x1x1"])
+@pytest.mark.parametrize(
+    "text", ["conv2d:1x4x6x6,8x4x1x1", "conv2d:2x4x1x1,8x4x1x1", "conv3d:1x4x3x5x5,8x4x1x1x1", "conv1d:2x4x9,8x4x1"]
+)
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_tensors_lie_as_the_call_says_whatever_the_workload_s_layout(text, layout):
     """Also those whose strides could be of either layout, which PyTorch would bring to another one in the time."""
     w = parse(f"{text},nhwc" if layout == "nhwc" else text)
-    last = torch.channels_last if w.rank == 2 else torch.channels_last_3d
+    last = torch.channels_last_3d if w.rank == 3 else torch.channels_last
     for call, memory_format in zip(calls(w), (torch.contiguous_format, last), strict=True):
         for lies in call.prepare(*map(tensor, w.inputs(0))):
             assert lies.stride() == torch.empty(lies.shape, memory_format=memory_format).stride()
@@ -94,7 +103,7 @@ def test_what_cudnn_does_not_do_itself_is_told(text, said):
     [
         ("conv2d:1x4x6x6,4x4x3x3", [(), ("in NHWC",)]),
         ("conv2d:1x4x6x6,4x4x3x3,nhwc", [("in NCHW",), ("in NHWC",)]),
-        ("conv1d:1x4x6,4x4x3", [()]),
+        ("conv1d:1x4x6,4x4x3", [(), ("as images of one row", "in NHWC")]),
         (
             "conv2d:1x4x6x6,4x4x3x3,nhwc,bias,relu",
             [

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tvmconv.workloads import Conv1d, Conv2d
 from tvmconv.workloads.conv import Conv
 from tvmconv.workloads.filters import Filter
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST, LAYOUTS
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 Tensors = tuple[Any, ...]
 
-# What PyTorch calls the layouts, by rank; of one axis of space it has one.
+# What PyTorch calls the layouts, by rank. Of one axis of space it has one, and computes an image of one row itself.
 _MEMORY_FORMATS = {
     2: {CHANNELS_FIRST: "contiguous_format", CHANNELS_LAST: "channels_last"},
     3: {CHANNELS_FIRST: "contiguous_format", CHANNELS_LAST: "channels_last_3d"},
@@ -68,20 +69,46 @@ class Call:
 def calls(w: Conv | Filter) -> list[Call]:
     """The ways to compute a workload among which only measuring finds the fastest; inputs and Y are dense tensors.
 
-    Convolutions of images and volumes are tried in both layouts, whatever the workload's, with all tensors brought to
-    it before: a library shall not be slow because its tensors do not lie as it likes them. Epilogues that cuDNN
-    computes in the convolution are tried so, and by kernels of PyTorch's. A filter's tensors lie as they are.
+    Convolutions are tried in both layouts, whatever the workload's, with all tensors brought to it before: a library
+    shall not be slow because its tensors do not lie as it likes them. Epilogues that cuDNN computes in the convolution
+    are tried so, and by kernels of PyTorch's. A signal is an image of one row, which may have its channels last. A
+    filter's tensors lie as they are.
     """
     if isinstance(w, Filter):
         return _filters(w)
-    layouts = LAYOUTS if w.rank in _MEMORY_FORMATS else (w.layout,)
-    return [call for layout in layouts for call in calls_in(w, layout)]
+    return [call for layout in LAYOUTS for call in calls_in(w, layout)]
 
 
 def calls_in(w: Conv, layout: str) -> list[Call]:
     """The ways to compute a convolution on tensors of one layout: with PyTorch's kernels behind it, and fused."""
+    if isinstance(w, Conv1d):
+        return [_of_signals(w, call, layout) for call in calls_in(_one_row(w), layout)]
     ways = (False, True) if w.rank == 2 and w.epilogue in FUSED and w.before == w.behind else (False,)
     return [_convolution(w, layout, fused=fused) for fused in ways]
+
+
+def _one_row(w: Conv1d) -> Conv2d:
+    """A convolution of signals as one of images of one row."""
+    (before,), (behind,) = w.before, w.behind
+    return Conv2d(
+        **{name: getattr(w, name) for name in ("N", "C", "W", "O", "S", "groups", "dtype", "layout", "epilogue")},
+        H=1,
+        R=1,
+        stride=(1, *w.stride),
+        padding=(0, before, 0, behind),
+        dilation=(1, *w.dilation),
+    )
+
+
+def _of_signals(w: Conv1d, call: Call, layout: str) -> Call:
+    """A call of images of one row as one of signals."""
+    row = 1 if w.layout == CHANNELS_LAST else 2
+
+    def prepare(*signals: Any) -> Tensors:
+        return call.prepare(*(each.unsqueeze(row) if each.dim() > 1 else each for each in signals))
+
+    notes = ("as images of one row", *call.notes) if layout == CHANNELS_LAST else call.notes
+    return Call(call.compute, prepare, notes, lambda y: call.finish(y).squeeze(row))
 
 
 def _convolution(w: Conv, layout: str, *, fused: bool) -> Call:
@@ -104,11 +131,9 @@ def _convolution(w: Conv, layout: str, *, fused: bool) -> Call:
     with_bias, rest = (w.epilogue[:1], w.epilogue[1:]) if w.epilogue[:1] == ("bias",) else ((), w.epilogue)
     read = w.argument_names[2:-1]
     zeros = fused and "bias" not in read  # which the function would make itself each time
-    memory_format = getattr(torch, _MEMORY_FORMATS[w.rank][layout]) if w.rank in _MEMORY_FORMATS else None
+    memory_format = getattr(torch, _MEMORY_FORMATS[w.rank][layout])
 
     def lay(tensor: Any) -> Any:
-        if memory_format is None:
-            return tensor
         # A copy, as `contiguous` leaves what has no size along some axes with strides that look like the other layout.
         copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=memory_format)
         return copy.copy_(tensor)
