@@ -97,9 +97,8 @@ def depthwise(s: Schedule, w: Conv, k: Knobs) -> None:
     max_step = k.choice("auto_unroll_max_step", (0, 256, 1500), 0)
     explicit = bool(k.choice("unroll_explicit", (0, 1), 0))
     in_shared = k.choice("stage", ("shared", "registers"), "shared") == "shared"
-    k.search_only(
-        f"at least {MIN_THREADS} threads", lambda c: math.prod(tile.thread for tile in tiles(w, c)) >= MIN_THREADS
-    )
+    fewest = min(MIN_THREADS, math.prod((tile_f.extent, tile_y.extent, tile_x.extent)))
+    k.search_only(f"at least {fewest} threads", lambda c: math.prod(tile.thread for tile in tiles(w, c)) >= fewest)
     k.search_only(f"at most {MAX_THREADS_Z} threads along the channels", lambda c: c["tile_f"][:, 2] <= MAX_THREADS_Z)
     multiplier = w.O // w.groups
     k.search_only(  # TVM would not find which inputs the tile reads

@@ -169,7 +169,8 @@ class Plan:
                 f"at most {MAX_THREADS_Z} threads along z",
                 lambda c: plan(c).output[0].thread * plan(c).slices <= MAX_THREADS_Z,
             )
-        k.search_only(f"at least {MIN_THREADS} threads", lambda c: plan(c).block_threads >= MIN_THREADS)
+        fewest = min(MIN_THREADS, math.prod(tile.extent for tile in self.output))  # one for each output at most
+        k.search_only(f"at least {fewest} threads", lambda c: plan(c).block_threads >= fewest)
         k.search_only(  # unrolled by TVM they are as fast, and take three times as long to compile
             "the products are unrolled by the device's compiler, all or none",
             lambda c: (plan(c).explicit == 0) & np.isin(plan(c).max_step, (0, 1500)),

@@ -62,6 +62,7 @@ VARIED = (
     "conv2d:1x8x9x13,8x1x3x3,s1,p1,g8",
     "conv2d:2x8x17x13,8x1x5x3,s2x1,p2x1x1x1,d1x2,g8",
     "conv2d:1x32x14x14,32x1x3x3,s1,p1,g32",
+    "conv2d:1x72x1x1,12x72x1x1,s1,p0",  # fewer outputs than a warp has threads
     "conv1d:2x8x130,16x1x5,s2,p2x1,g8",
     "conv3d:1x8x5x6x7,8x1x3x2x3,s1x2x1,p1x0x1x1x0x1,d2x1x1,g8",
 )

@@ -8,13 +8,14 @@ import pytest
 from cubins import needs_nvrtc
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from nasty import LARGE, NASTY, NASTY_2D, VARIED
+from nasty import LARGE, NASTY, NASTY_1D, NASTY_2D, NASTY_3D, NASTY_DEPTHWISE, NASTY_GROUPED, VARIED
 from points import all_divide, covering, features
 from strategies import convolutions
 
 import tvmconv as tc
 from tvmconv import library
 from tvmconv.analysis.machine_code.executed.asked import asked_of_grid
+from tvmconv.devices import find
 
 
 def tunable(text):
@@ -60,6 +61,17 @@ def test_the_defaults_compute_every_nasty_workload(text, schedule):
 @cases([*NASTY, *LARGE])
 def test_the_defaults_compute_every_nasty_workload_on_a_gpu(gpu, text, schedule):
     assert error(text, schedule, gpu) <= 1e-5
+
+
+@pytest.mark.parametrize("texts", [NASTY, NASTY_1D, NASTY_3D, NASTY_DEPTHWISE, NASTY_GROUPED])
+@pytest.mark.parametrize("kind", ["", ",f16,nhwc"])
+def test_there_is_something_to_search_however_small_the_workload(texts, kind):
+    """Limits that serve a GPU, of threads, say, must not shut out all of a space."""
+    gpu = find("sm_90")
+    for w in (tc.parse(text + kind) for text in texts):
+        for schedule in library.to_tune(w, gpu.kind, gpu.arch):
+            space = schedule.space(w, gpu.limits)
+            assert len(space.sample(1, np.random.default_rng(0))), (w.text, schedule.name)
 
 
 @cases(VARIED, but=("winograd", "winograd_fused"))  # more of theirs are in test_winograd.py

@@ -183,7 +183,9 @@ def demand(k: Knobs, w: Conv, plan: Callable[[Columns], Any]) -> None:
     )
     k.condition(f"at most {MAX_THREADS_Z} threads along the rows", lambda c: c["tile_y"][:, 1] <= MAX_THREADS_Z)
     k.search_only(f"a thread holds at most {MAX_HELD} registers", lambda c: plan(c).held(w) <= MAX_HELD)
-    k.search_only(f"at least {MIN_THREADS} threads", lambda c: plan(c).strip.threads >= MIN_THREADS)
+    outputs = w.O * math.prod(Planes.of(w).out[1:])
+    fewest = min(MIN_THREADS, -(-outputs // 4))  # a plane may have few
+    k.search_only(f"at least {fewest} threads", lambda c: plan(c).strip.threads >= fewest)
     k.search_only(
         "threads along the channels overhang them by a quarter at most",
         lambda c: plan(c).strip.channels.block * c["threads_c"] <= MAX_OVERHANG * plan(c).strip.channels.extent,
