@@ -34,6 +34,8 @@ from tvmconv.devices import Device
 from tvmconv.experiments.results import Result
 from tvmconv.experiments.run import PREDICTED, TUNED, UNTUNED
 from tvmconv.experiments.sweep import Selection, Sweep, measure_sweep
+from tvmconv.knowledge.likeness import layer_of
+from tvmconv.knowledge.model import known_for
 from tvmconv.logs.best import best
 from tvmconv.reports import tuned
 from tvmconv.reports.sweep import table, write, write_numbers
@@ -145,6 +147,7 @@ def _compare(args: argparse.Namespace, selection: Selection, baselines: Sequence
             each=lambda workload: _ladder(workload, device) if ladder else {"ladder": False},
             log=args.log,
             predicted=args.predicted,
+            remark=_taught([*workloads.values()], device) if args.predicted else "",
             baselines=baselines,
             cold=None,  # where the arrays exceed the cache
             seconds=TIMING_SECONDS,
@@ -154,6 +157,18 @@ def _compare(args: argparse.Namespace, selection: Selection, baselines: Sequence
         print(table(sweep).text(), end="\n\n")
     print("\n".join([tuned.comparison(sweep).text(), "", *tuned.remarks(sweep), sweep.provenance]))
     return 0 if all(result.ok for result in sweep.results) else 1
+
+
+def _taught(workloads: Sequence[Workload], device: Device) -> str:
+    """What the model has seen of the layers before: what it predicts of those is no test of it."""
+    knowledge = known_for(device.arch)
+    if knowledge is None:
+        return ""
+    layers = {layer_of(w): w for w in workloads}.values()
+    seen = knowledge.seen(layers)
+    if seen:
+        print(f"tune_suite: the model has seen records of {seen} of these {len(layers)} layers", file=sys.stderr)
+    return f"a model that has seen {seen or 'none'} of the {len(layers)} layers"
 
 
 def _ladder(workload: Workload, device: Device) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from tvmconv.errors import DeviceError, Error, KnobError, RecordError, ScheduleE
 from tvmconv.knobs import Config
 from tvmconv.knobs.space import Space
 from tvmconv.knowledge.features import Machine, features, matrix
+from tvmconv.knowledge.likeness import layer_of
 from tvmconv.knowledge.model import Example, Expert, Knowledge, kind_of, known_for
 from tvmconv.knowledge.trees import Trees
 from tvmconv.logs.lines import BadLines, read_lines
@@ -98,14 +98,7 @@ def machine_of(record: Record) -> Machine:
 
 def outside(workload: Workload, layers: Collection[Workload]) -> bool:
     """Whether a workload is none of some layers in any batch, dtype, layout and epilogue."""
-    return _shape(workload) not in {_shape(layer) for layer in layers}
-
-
-def _shape(w: Any) -> tuple[Any, ...]:
-    """What makes a convolution the same layer; of a filter, all of it."""
-    if not isinstance(w, Conv):
-        return (w,)
-    return w.operator, w.C, w.O, w.groups, w.space, w.kernel, w.stride, w.padding, w.dilation
+    return layer_of(workload) not in set(map(layer_of, layers))
 
 
 def samples(
@@ -154,19 +147,22 @@ def train(
     provenance: str = "",
     told: Callable[[str], None] | None = None,
 ) -> Knowledge:
-    """Learn from samples."""
+    """Learn from samples; of a schedule from those of all its operators, so that images tell of volumes and signals."""
+    of_schedule: dict[str, list[Sample]] = defaultdict(list)
+    for (_, schedule), found in by_schedule.items():
+        of_schedule[schedule] += found
     experts = {}
-    for (operator, schedule), own in by_schedule.items():
+    for schedule, own in of_schedule.items():
         count = sum(len(sample.points) for sample in own)
         if count < max(FEWEST, FEWEST_EACH * len(own)) or _fast(own) < max(FEWEST_EXAMPLES, OFTEN * len(own)):
             continue
         if told:
             told(schedule)
-        experts[operator, schedule] = _expert(operator, schedule, own, machine)
+        experts[schedule] = _expert(schedule, own, machine)
     return Knowledge(machine, experts, provenance)
 
 
-def _expert(operator: str, schedule: str, own: Sequence[Sample], machine: Machine) -> Expert:
+def _expert(schedule: str, own: Sequence[Sample], machine: Machine) -> Expert:
     columns = [features(sample.workload, sample.space, sample.points, machine) for sample in own]
     names = tuple(sorted({name for each in columns for name in each}))
     rows = np.concatenate([matrix(each, names) for each in columns])
@@ -181,7 +177,7 @@ def _expert(operator: str, schedule: str, own: Sequence[Sample], machine: Machin
         members.append(_forest(rows, slowness, weights * counts, number))
     knobs = tuple(dict.fromkeys(name for sample in own for name in sample.space.knobs))
     kinds = _kinds(own)
-    expert = Expert(operator, schedule, knobs, kinds, names, tuple(members), examples=tuple(_examples(own)))
+    expert = Expert(schedule, knobs, kinds, names, tuple(members), examples=tuple(_examples(own)))
     return replace(expert, portfolio=_portfolio(expert, own, machine))
 
 

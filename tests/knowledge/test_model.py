@@ -189,7 +189,7 @@ def test_one_workload_of_a_dtype_tells_nothing_of_others(monkeypatch):
     half = [replace(each, workload=tc.parse(f"{each.workload},f16,nhwc")) for each in records()]
     first = [each for each in half if each.workload == half[0].workload]
     kinds = [
-        training.train(training.samples([*records(), *more]), MACHINE).experts["conv2d", "direct"].kinds
+        training.train(training.samples([*records(), *more]), MACHINE).experts["direct"].kinds
         for more in (first, half)
     ]
     assert kinds == [("float32 nchw",), ("float16 nhwc", "float32 nchw")]
@@ -212,7 +212,7 @@ def test_nothing_is_learnt_of_a_dtype_in_which_a_schedule_is_never_fast(monkeypa
     monkeypatch.setattr(training, "ROUNDS", 3)
     half = [replace(each, workload=tc.parse(f"{each.workload},f16,nhwc")) for each in records()]
     slow = training.train(training.samples([*records(), *half, *faster_by("tiling", 0.1, ",f16,nhwc")]), MACHINE)
-    assert slow.experts["conv2d", "direct"].kinds == ("float32 nchw",)
+    assert slow.experts["direct"].kinds == ("float32 nchw",)
 
 
 def test_defaults_alone_tell_nothing_of_other_configs():
@@ -247,7 +247,7 @@ def test_defaults_are_measured_soon_though_the_model_knows_nothing_of_their_sche
     field = Field.of(NEW, [], place)
     contest = open_contest(NEW, field, place, Request(log=tmp_path / "log.jsonl"))
     soon = contest.propose(3 + len(field.first))[3:]
-    unheard = [s for s in field.first if ("conv2d", s.name) not in model.known_for(place.arch).experts]
+    unheard = [s for s in field.first if s.name not in model.known_for(place.arch).experts]
     assert unheard
     assert all((s.name, s.space(NEW, place.limits).default) in soon for s in unheard)
 
@@ -289,7 +289,6 @@ def test_what_was_learnt_of_images_serves_volumes():
         space = library.find(w, schedule).space(w, place.limits)
         expert = shipped.expert(w, schedule, space)
         if expert and len(found) >= 8:
-            assert expert.operator == "conv2d"
             seconds = np.array([cost for cost, _ in found])
             points = np.stack([space.nearest(config) for _, config in found])
             picked = expert.slowness(w, space, points, shipped.machine).mean(axis=0).argmin()

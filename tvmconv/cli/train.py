@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
             name,
             f"{len(own):,}",
             f"{sum(len(sample.points) for sample in own):,}",
-            _yes((operator, name) in knowledge.experts),
+            _yes(name in knowledge.experts),
         )
         for (operator, name), own in sorted(made.items())
     ]

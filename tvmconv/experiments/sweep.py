@@ -255,6 +255,7 @@ def measure_sweep(
     known: Sweep | None = None,
     counts: Mapping[str, int] | None = None,
     each: Callable[[Workload], Mapping[str, Any]] | None = None,
+    remark: str = "",
     **how: Any,
 ) -> Sweep:
     """Measure schedules on workloads, one after another.
@@ -269,6 +270,7 @@ def measure_sweep(
         known: what was measured before, and is not measured again.
         counts: how often the network has each workload, by label.
         each: from a workload to arguments of `run_ladder` that are its own.
+        remark: what else the provenance is to tell, beside the versions.
         how: arguments of `run_ladder` for all of them.
     """
     there = {result.workload: result for result in known.results} if known else {}
@@ -289,7 +291,7 @@ def measure_sweep(
             sweep = replace(sweep, counts=[*sweep.counts, counts[label]])
         if workload not in there:
             ran = [what for name in libraries(sweep.results) for what in in_common(sweep.results, name)]
-            sweep = replace(sweep, provenance=provenance(device, command, ", ".join(ran)))
+            sweep = replace(sweep, provenance=provenance(device, command, ", ".join(filter(None, [*ran, remark]))))
             done(sweep)
     return sweep
 

@@ -41,10 +41,10 @@ def promising(
         return []
     if spaces is None:
         first, *others = library.to_tune(w, device.kind, device.arch)
-        if not known.of(w.operator, first.name):
+        if first.name not in known.experts:
             return []
         there = [first, *others, *library.in_reserve(w, device.kind, device.arch)]
-        spaces = {s.name: s.space(w, device.limits) for s in there if known.of(w.operator, s.name)}
+        spaces = {s.name: s.space(w, device.limits) for s in there if s.name in known.experts}
     return predict(w, spaces, known, count)
 
 

@@ -11,6 +11,13 @@ from tvmconv.workloads.layout import CHANNELS_LAST
 HALVES = ("float16", "bfloat16")
 
 
+def layer_of(w: Workload) -> tuple[object, ...]:
+    """What makes a convolution the same layer, in any batch, dtype, layout and epilogue; of a filter, all of it."""
+    if not isinstance(w, Conv):
+        return (w,)
+    return w.operator, w.C, w.O, w.groups, w.space, w.kernel, w.stride, w.padding, w.dilation
+
+
 def distance(w: Workload, other: Workload, *, any_rank: bool = False) -> float:
     """How unlike two convolutions are: by how many powers of two their products differ; infinite for other kinds.
 

@@ -12,7 +12,7 @@ import math
 import operator
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,13 @@ from tvmconv.errors import Error, FallbackWarning
 from tvmconv.knobs import Config, Value
 from tvmconv.knobs.space import Space
 from tvmconv.knowledge.features import Machine, features, matrix
+from tvmconv.knowledge.likeness import layer_of
 from tvmconv.knowledge.trees import Trees
-from tvmconv.workloads import Conv, parse
+from tvmconv.workloads import Conv, Conv1d, Conv2d, Conv3d, Workload, parse
 
-VERSION = 1
+VERSION = 2
 SHIPPED = Path(__file__).with_name("h200.npz")
-MEASURED_MOST = "conv2d"  # the operator that tells of others of which too little was measured
+_CONVOLUTIONS = tuple(f"{each.operator}:" for each in (Conv1d, Conv2d, Conv3d))  # how texts of workloads begin
 _ARRAYS = ("feature", "threshold", "left", "roots")
 
 
@@ -58,7 +59,6 @@ class Expert:
     """What is known of one schedule.
 
     Attributes:
-        operator: of its workloads.
         schedule: its name.
         knobs: names of those that it had, for one workload or another, when the model was trained.
         kinds: the dtypes and layouts of the workloads that were measured: of others nothing is known.
@@ -69,7 +69,6 @@ class Expert:
         examples: the fastest configs of what was measured.
     """
 
-    operator: str
     schedule: str
     knobs: tuple[str, ...]
     kinds: tuple[str, ...]
@@ -90,12 +89,12 @@ class Knowledge:
 
     Attributes:
         machine: the device.
-        experts: by operator and schedule.
+        experts: by schedule, each of workloads of all operators that were measured.
         provenance: of what, when and by which command it was learnt.
     """
 
     machine: Machine
-    experts: Mapping[tuple[str, str], Expert]
+    experts: Mapping[str, Expert]
     provenance: str = ""
     _workloads: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -104,17 +103,19 @@ class Knowledge:
 
         Epilogues may bring knobs of their own, which nobody has learnt anything of; so do axes that images do not have.
         """
-        found = self.of(w.operator, schedule)
+        found = self.experts.get(schedule)
         if found is None or kind_of(w) not in found.kinds:
             return None
-        if not w.epilogue and found.operator == w.operator and not {*space.knobs} <= {*found.knobs}:
+        if not w.epilogue and isinstance(w, Conv2d) and not {*space.knobs} <= {*found.knobs}:
             _warn_once(f"what was learnt of {schedule} is of other knobs, and is not used: train it anew")
             return None
         return found
 
-    def of(self, operator: str, schedule: str) -> Expert | None:
-        """Who knows a schedule of an operator; where too little was measured of it, who knows it of images."""
-        return self.experts.get((operator, schedule)) or self.experts.get((MEASURED_MOST, schedule))
+    def seen(self, layers: Collection[Workload]) -> int:
+        """Of how many of some layers there are examples, in whatever batch, dtype, layout and epilogue."""
+        examples = (self.workload(each.workload) for expert in self.experts.values() for each in expert.examples)
+        known = set(map(layer_of, examples))
+        return sum(layer_of(w) in known for w in layers)
 
     def workload(self, text: str) -> Any:
         """The workload of a text of an example, parsed once."""
@@ -131,9 +132,7 @@ class Knowledge:
             for place, trees in enumerate(expert.members):
                 arrays |= {f"{number}.{place}.{name}": getattr(trees, name) for name in _ARRAYS}
                 members.append({"base": trees.base, "depth": trees.depth})
-            told = {
-                name: getattr(expert, name) for name in ("operator", "schedule", "knobs", "kinds", "names", "portfolio")
-            }
+            told = {name: getattr(expert, name) for name in ("schedule", "knobs", "kinds", "names", "portfolio")}
             examples = [[example.workload, example.config, example.share] for example in expert.examples]
             experts.append({**told, "members": members, "examples": examples})
         head = {"version": VERSION, "machine": asdict(self.machine), "provenance": self.provenance, "experts": experts}
@@ -166,7 +165,7 @@ def _knowledge(head: Mapping[str, Any], arrays: Mapping[str, Any]) -> Knowledge:
     if not all(1 <= float(each) < math.inf for each in (machine.multiprocessors, machine.flops, machine.bandwidth)):
         raise ValueError(f"there is no such machine: {machine}")
     experts = [_expert(number, told, arrays) for number, told in enumerate(head["experts"])]
-    return Knowledge(machine, {(each.operator, each.schedule): each for each in experts}, str(head["provenance"]))
+    return Knowledge(machine, {each.schedule: each for each in experts}, str(head["provenance"]))
 
 
 def _expert(number: int, told: Mapping[str, Any], arrays: Mapping[str, Any]) -> Expert:
@@ -175,12 +174,11 @@ def _expert(number: int, told: Mapping[str, Any], arrays: Mapping[str, Any]) -> 
         for place, each in enumerate(told["members"])
     )
     examples = tuple(Example(text, _config(config), share) for text, config, share in told["examples"])
-    if not (members and told["names"] and all(each.workload.startswith(f"{told['operator']}:") for each in examples)):
-        raise ValueError("an expert without forests or features, or with workloads of another operator")
+    if not (members and told["names"] and all(each.workload.startswith(_CONVOLUTIONS) for each in examples)):
+        raise ValueError("an expert without forests or features, or with workloads that are no convolutions")
     for trees in members:
         trees.check(len(told["names"]))
     return Expert(
-        str(told["operator"]),
         str(told["schedule"]),
         tuple(map(str, told["knobs"])),
         tuple(map(str, told["kinds"])),
