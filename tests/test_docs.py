@@ -57,6 +57,14 @@ SECTIONS = [
 ]
 
 
+def test_what_pages_call_predicted_is_of_layers_that_the_model_had_not_seen():
+    told = []
+    for file in (ROOT / "tuning_logs").glob("**/*-tuned.json"):
+        told += re.findall(r"a model that has seen (\w+)", json.loads(file.read_text(encoding="utf-8"))["provenance"])
+    assert len(told) >= 5
+    assert set(told) == {"none"}
+
+
 @pytest.mark.parametrize("blocks", SECTIONS)
 def test_what_a_section_prints_runs(blocks, tmp_path):
     if any(block.mark == "file" and path_of(block.text).parts[0] in PACKAGES for block in blocks):

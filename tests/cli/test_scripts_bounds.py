@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-W = "conv2d:1x64x80x80,64x64x3x3,s1,p1"
+W = "conv2d:1x64x56x56,192x64x3x3,s1,p1"
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def script():
 
 
 def test_bounds_are_set_beside_what_was_measured(script, tmp_path, capsys):
-    log = ROOT / "tuning_logs/searches/yolov8s.jsonl.gz"
+    log = ROOT / "tuning_logs/sampled/layers.jsonl.gz"
     assert script("bound_agreement")([str(log), "--workload", W, "--configs", "2", "-o", str(tmp_path)]) == 0
     points = json.loads((tmp_path / "bounds-direct.json").read_text())["points"][W]
     assert len(points) == 2
@@ -39,7 +39,7 @@ def test_what_counts_nothing_is_one_line(script, tmp_path, capsys):
 
 
 def test_a_workload_that_no_log_has_is_one_line(script, tmp_path, capsys):
-    log = ROOT / "tuning_logs/searches/yolov8s.jsonl.gz"
+    log = ROOT / "tuning_logs/sampled/layers.jsonl.gz"
     assert script("bound_agreement")([str(log), "--workload", "conv2d:1x1x1x1,1x1x1x1", "-o", str(tmp_path)]) == 2
     assert "the logs have no records of direct for conv2d:1x1x1x1" in capsys.readouterr().err
 

@@ -10,11 +10,11 @@ import pytest
 
 from tvmconv import library
 from tvmconv.baselines.base import REGISTRY, Baseline
-from tvmconv.devices import Timing
+from tvmconv.devices import Timing, find
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.logs.lines import BadLines
 from tvmconv.logs.log import read
-from tvmconv.workloads import Layer, parse
+from tvmconv.workloads import Layer, parse, suite
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 LAYERS = tuple(Layer(f"{c}_channels", parse(f"conv2d:1x{c}x6x6,{c}x{c}x1x1"), 1) for c in (2, 4))
@@ -217,3 +217,14 @@ def test_bad_input_is_one_line_and_status_2(script, tmp_path, capsys, words, sai
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("tune_suite: ")
     assert said in err
+
+
+def test_a_comparison_tells_how_many_of_its_layers_the_model_had_seen(script, capsys):
+    """Without this, a page could show what the model remembers as what it predicts."""
+    tell, place = script("tune_suite")._taught, find("sm_90")
+    seen = [layer.workload for layer in suite("resnet50", dtype="float16", layout="nhwc")][:5]
+    unseen = [replace(w, C=3 * w.C + 2, O=3 * w.O + 2) for w in seen]
+    assert tell([*seen, *unseen, *unseen], place) == "a model that has seen 5 of the 10 layers"
+    assert "the model has seen records of 5 of these 10 layers" in capsys.readouterr().err
+    assert tell(unseen, place) == "a model that has seen none of the 5 layers"
+    assert tell(seen, find("sm_80")) == capsys.readouterr().err == ""

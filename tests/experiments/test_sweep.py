@@ -65,6 +65,7 @@ def test_labels_are_channels_only_where_nothing_else_differs(tmp_path):
 
 
 def test_the_time_left_is_told_from_the_second_workload_on(monkeypatch):
+    sweeps: list[Sweep] = []
     steps, clock = [], iter([0.0, 10.0, 14.0, 20.0])
 
     def building(workload, *, device, progress, **_):
@@ -80,8 +81,10 @@ def test_the_time_left_is_told_from_the_second_workload_on(monkeypatch):
         Arch("sm_90"),
         "command",
         progress=lambda prefix: nullcontext(lambda step: steps.append(f"{prefix}{step}")),
-        done=lambda sweep: None,
+        done=sweeps.append,
+        remark="by candlelight",
     )
+    assert ", by candlelight; " in sweeps[-1].provenance
     assert steps == ["sm_90: 1 of 2, 4, building", "sm_90: 2 of 2, 5, building, 6 s left"]
 
 

@@ -4,7 +4,6 @@ import io
 import json
 import statistics
 import zipfile
-from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -189,8 +188,7 @@ def test_one_workload_of_a_dtype_tells_nothing_of_others(monkeypatch):
     half = [replace(each, workload=tc.parse(f"{each.workload},f16,nhwc")) for each in records()]
     first = [each for each in half if each.workload == half[0].workload]
     kinds = [
-        training.train(training.samples([*records(), *more]), MACHINE).experts["direct"].kinds
-        for more in (first, half)
+        training.train(training.samples([*records(), *more]), MACHINE).experts["direct"].kinds for more in (first, half)
     ]
     assert kinds == [("float32 nchw",), ("float16 nhwc", "float32 nchw")]
 
@@ -273,29 +271,37 @@ def test_the_model_of_the_package_fits_its_schedules_and_predicts_for_every_netw
             assert best.seconds >= shipped.machine.least_seconds(w) / 2
 
 
-SEARCHES = Path(__file__).parents[2] / "tuning_logs/searches"
+LAYERS = Path(__file__).parents[2] / "tuning_logs/sampled/layers.jsonl.gz"
 
 
-def test_what_was_learnt_of_images_serves_volumes():
+def test_what_was_learnt_of_images_serves_signals_and_volumes():
     """Of a layer's measured configs, what the model takes to be the fastest is nearly so: it has not seen these."""
-    shipped, place = Knowledge.load(model.SHIPPED), find("sm_90")
-    costs = defaultdict(list)
-    for log in ("torchvision-layers.jsonl.gz", "torchvision-layers-f16-nhwc.jsonl.gz"):
-        for record in training.measured(SEARCHES / log):
-            if record.workload.operator == "conv3d" and not record.final:
-                costs[record.workload, record.schedule].append((record.cost, record.config))
+    found = training.samples(each for each in training.measured(LAYERS) if each.schedule == "implicit_gemm")
+    machine = Knowledge.load(model.SHIPPED).machine
+    of_images = training.train({key: own for key, own in found.items() if key[0] == "conv2d"}, machine)
     ratios, at_random = [], []
-    for (w, schedule), found in costs.items():
-        space = library.find(w, schedule).space(w, place.limits)
-        expert = shipped.expert(w, schedule, space)
-        if expert and len(found) >= 8:
-            seconds = np.array([cost for cost, _ in found])
-            points = np.stack([space.nearest(config) for _, config in found])
-            picked = expert.slowness(w, space, points, shipped.machine).mean(axis=0).argmin()
-            ratios.append(seconds[picked] / seconds.min())
-            at_random.append(np.median(seconds) / seconds.min())
-    assert len(ratios) >= 6
-    assert statistics.geometric_mean(ratios) < 1.25 < statistics.geometric_mean(at_random)
+    for sample in (*found["conv1d", "implicit_gemm"], *found["conv3d", "implicit_gemm"]):
+        expert = of_images.expert(sample.workload, "implicit_gemm", sample.space)
+        if expert and len(sample.points) >= 8:
+            picked = expert.slowness(sample.workload, sample.space, sample.points, machine).mean(axis=0).argmin()
+            ratios.append(sample.seconds[picked] / sample.seconds.min())
+            at_random.append(np.median(sample.seconds) / sample.seconds.min())
+    assert len(ratios) >= 20
+    assert statistics.geometric_mean(ratios) < 1.35 < statistics.geometric_mean(at_random)
+
+
+def test_a_schedule_has_one_expert_of_all_operators(monkeypatch):
+    monkeypatch.setattr(training, "ROUNDS", 3)
+    found = training.samples(each for each in training.measured(LAYERS) if each.schedule == "depthwise_nhwc")
+    assert {operator for operator, _ in found} == {"conv1d", "conv2d", "conv3d"}
+    learnt = training.train(found, Knowledge.load(model.SHIPPED).machine)
+    (expert,) = learnt.experts.values()
+    assert {each.workload.partition(":")[0] for each in expert.examples} == {"conv1d", "conv2d", "conv3d"}
+    layers = [sample.workload for own in found.values() for sample in own]
+    assert (
+        learnt.seen(layers) == learnt.seen([replace(w, N=w.N + 1, dtype="bfloat16") for w in layers]) > len(layers) / 2
+    )
+    assert learnt.seen([replace(w, C=2 * w.C, O=2 * w.O, groups=2 * w.groups) for w in layers]) == 0
 
 
 @pytest.mark.parametrize("text", ["conv1d:1x80x3000,384x80x3,s1,p1", "conv3d:1x64x8x28x28,64x64x3x3x3,s1,p1"])
