@@ -183,6 +183,18 @@ def test_what_is_known_of_one_schedule_is_no_reason_against_another(in_use):
     assert tc.build(w, arch="sm_90").schedule.name == "depthwise"
 
 
+def test_a_default_comes_first_unless_another_config_promises_clearly_more(monkeypatch):
+    w, place = tc.parse("conv2d:2x640x32x32,640x640x3x3,f16,nhwc"), find("sm_90")
+    first = library.to_tune(w, place.kind, place.arch)[0]
+    default = (first.name, first.space(w, place.limits).default)
+    orders = {}
+    for lead in (0.0, 1e9):
+        monkeypatch.setattr("tvmconv.knowledge.predict.LEAD", lead)
+        orders[lead] = [(each.schedule, each.config) for each in promising(w, place)]
+    assert orders[1e9] == [default, *(each for each in orders[0.0] if each != default)]
+    assert orders[0.0][0] != default
+
+
 def test_one_workload_of_a_dtype_tells_nothing_of_others(monkeypatch):
     monkeypatch.setattr(training, "ROUNDS", 3)
     half = [replace(each, workload=tc.parse(f"{each.workload},f16,nhwc")) for each in records()]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from tvmconv import library
 from tvmconv.knowledge.model import known_for
-from tvmconv.knowledge.predict import Prediction, predict
+from tvmconv.knowledge.predict import Prediction, default_unless_slower, predict
 from tvmconv.workloads import Conv, Workload
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ def promising(
 ) -> list[Prediction]:
     """The configs that promise most for a workload on a device, the best first; none where nothing is known.
 
-    Without `spaces` the model chooses the schedule, too: not where it knows nothing of the one that is tried first.
+    Without `spaces` the model chooses the schedule, too: not where it knows nothing of the one that is tried first, and
+    that one's default comes before all that promise hardly more.
 
     Args:
         w: the workload.
@@ -39,13 +40,14 @@ def promising(
     known = known_for(device.arch)
     if not known or not isinstance(w, Conv):
         return []
-    if spaces is None:
-        first, *others = library.to_tune(w, device.kind, device.arch)
-        if first.name not in known.experts:
-            return []
-        there = [first, *others, *library.in_reserve(w, device.kind, device.arch)]
-        spaces = {s.name: s.space(w, device.limits) for s in there if s.name in known.experts}
-    return predict(w, spaces, known, count)
+    if spaces is not None:
+        return predict(w, spaces, known, count)
+    first, *others = library.to_tune(w, device.kind, device.arch)
+    if first.name not in known.experts:
+        return []
+    there = [first, *others, *library.in_reserve(w, device.kind, device.arch)]
+    spaces = {s.name: s.space(w, device.limits) for s in there if s.name in known.experts}
+    return default_unless_slower(predict(w, spaces, known, count), w, first.name, spaces[first.name], known)
 
 
 def guess_of(

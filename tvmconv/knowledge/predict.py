@@ -21,6 +21,7 @@ from tvmconv.workloads import Conv
 
 NEAREST = 16  # examples that are candidates: up to two of a workload, so of about eight
 BESIDE = 4  # legal neighbours in place of a candidate that is not legal here
+LEAD = 1.07  # how many times as fast as a default a config has to promise to be
 CAUTION = 0.5  # standard deviations of the members that are added to what they expect
 
 
@@ -65,18 +66,42 @@ def predict(w: Conv, spaces: Mapping[str, Space], knowledge: Knowledge, count: i
 
 def _of_schedule(w: Conv, space: Space, knowledge: Knowledge, expert: Expert, count: int) -> list[Prediction]:
     """The most promising configs of one schedule."""
-    machine = knowledge.machine
     points = candidates(w, space, knowledge, expert)
-    if not len(points):
-        return []
-    slowness = expert.slowness(w, space, points, machine)
-    mean, doubt = slowness.mean(axis=0), slowness.std(axis=0)
-    best = np.argsort(mean + CAUTION * doubt, kind="stable")[:count]
-    least = machine.least_seconds(w)
-    return [
-        Prediction(expert.schedule, space.config(points[i]), float(least * 2.0 ** mean[i]), float(doubt[i]))
-        for i in best
-    ]
+    found = _expected(w, space, knowledge, expert, points) if len(points) else []
+    return sorted(found, key=lambda each: each.careful_seconds)[:count]
+
+
+def _expected(w: Conv, space: Space, knowledge: Knowledge, expert: Expert, points: np.ndarray) -> list[Prediction]:
+    """What the model expects of points (n, knobs)."""
+    slowness = expert.slowness(w, space, points, knowledge.machine)
+    seconds = knowledge.machine.least_seconds(w) * 2.0 ** slowness.mean(axis=0)
+    told = zip(points, seconds, slowness.std(axis=0), strict=True)
+    return [Prediction(expert.schedule, space.config(point), float(time), float(doubt)) for point, time, doubt in told]
+
+
+def default_unless_slower(
+    found: list[Prediction], w: Conv, schedule: str, space: Space, knowledge: Knowledge
+) -> list[Prediction]:
+    """Predictions, before them the default of the schedule that is tried first, where the best promises little more.
+
+    Such a default is the best of many configs by the schedule's own estimate. Where there is none, and the default is
+    one that a search leaves out, the predictions stay as they are.
+
+    Args:
+        found: the best first.
+        w: the workload.
+        schedule: the one that is tried first.
+        space: of that schedule.
+        knowledge: what was learnt.
+    """
+    expert, point = knowledge.expert(w, schedule, space), space.point(space.default)
+    if not found or not expert or not space.legal(point[None])[0]:
+        return found
+    (default,) = _expected(w, space, knowledge, expert, point[None])
+    if found[0].seconds * LEAD <= default.seconds:
+        return found
+    others = (each for each in found if (each.schedule, each.config) != (default.schedule, default.config))
+    return [default, *others]
 
 
 def candidates(w: Conv, space: Space, knowledge: Knowledge, expert: Expert) -> np.ndarray:
