@@ -44,7 +44,7 @@ class Rates:
 
 
 RATES = {
-    "NVIDIA H200": Rates(1.1e-6, {"float16": 795e12, "bfloat16": 795e12, "tf32": 430e12}, memory=4.1e12, cache=8e12),
+    "NVIDIA H200": Rates(1.07e-6, {"float16": 795e12, "bfloat16": 795e12, "tf32": 430e12}, memory=4.1e12, cache=8e12),
 }
 
 
