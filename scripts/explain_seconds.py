@@ -63,8 +63,8 @@ def _run(argv: Sequence[str]) -> int:
             due = [each for each in wanted if took.get(each, math.inf) > args.limit and (turn or each not in took)]
             for place, each in enumerate(due):
                 show(f"{place} of {len(due):,}, {' of '.join(each)}")
-                took[each] = min(seconds_of(each, args.arch), took.get(each, math.inf))
-                out.write(json.dumps([*each, round(took[each], 3)]) + "\n")
+                took[each] = min(round(seconds_of(each, args.arch), 3), took.get(each, math.inf))
+                out.write(json.dumps([*each, took[each]]) + "\n")
                 out.flush()
     table = seconds_table({each: took[each] for each in wanted}, args.limit)
     command = shlex.join(["python", "scripts/explain_seconds.py", *argv])
