@@ -7,7 +7,7 @@ import gzip
 import math
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -96,11 +96,6 @@ def machine_of(record: Record) -> Machine:
     raise Error(f"the peaks of {record.device} are not known here: train where it is")
 
 
-def outside(workload: Workload, layers: Collection[Workload]) -> bool:
-    """Whether a workload is none of some layers in any batch, dtype, layout and epilogue."""
-    return layer_of(workload) not in set(map(layer_of, layers))
-
-
 def samples(
     records: Iterable[Record], told: Callable[[str], None] | None = None
 ) -> dict[tuple[str, str], list[Sample]]:
@@ -151,7 +146,7 @@ def train(
     of_schedule: dict[str, list[Sample]] = defaultdict(list)
     for (_, schedule), found in by_schedule.items():
         of_schedule[schedule] += found
-    experts = {}
+    experts, taught = {}, set[str]()
     for schedule, own in of_schedule.items():
         count = sum(len(sample.points) for sample in own)
         if count < max(FEWEST, FEWEST_EACH * len(own)) or _fast(own) < max(FEWEST_EXAMPLES, OFTEN * len(own)):
@@ -159,7 +154,8 @@ def train(
         if told:
             told(schedule)
         experts[schedule] = _expert(schedule, own, machine)
-    return Knowledge(machine, experts, provenance)
+        taught |= {layer_of(sample.workload) for sample in own}
+    return Knowledge(machine, experts, provenance, frozenset(taught))
 
 
 def _expert(schedule: str, own: Sequence[Sample], machine: Machine) -> Expert:

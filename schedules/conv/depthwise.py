@@ -79,9 +79,7 @@ def usage(w: Conv, c: Columns) -> Usage:
 
 
 @schedule(
-    "conv1d",
-    "conv2d",
-    "conv3d",
+    *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
     usage=usage,
     condition=has_filter_per_channel,

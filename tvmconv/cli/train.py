@@ -12,11 +12,12 @@ from typing import Any
 
 from tvmconv.cli.progress import progress_line
 from tvmconv.errors import Error
+from tvmconv.knowledge.likeness import layer_of
 from tvmconv.logs.best import log_files
 from tvmconv.logs.record import Record
 from tvmconv.logs.shipped import shipped_logs, shipped_samples
 from tvmconv.reports.tables import Table
-from tvmconv.training import machine_of, measured, outside, samples, train
+from tvmconv.training import machine_of, measured, samples, train
 from tvmconv.version import VERSION
 from tvmconv.workloads import suite
 
@@ -50,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
     if not logs:
         raise Error("no logs to learn from")
     records = _records(logs, args.device)
-    left_out = {layer.workload for name in args.without for layer in suite(name)}
-    kept = [record for record in records if outside(record.workload, left_out)]
+    left_out = {layer_of(layer.workload) for name in args.without for layer in suite(name)}
+    kept = [record for record in records if layer_of(record.workload) not in left_out]
     machine = machine_of(records[0])
     date = time.strftime("%Y-%m-%d")
     note = f"{len(kept):,} records of {machine.name}; tvmconv {VERSION}; {date}; `{_command(args)}`"

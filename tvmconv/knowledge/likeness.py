@@ -6,16 +6,17 @@ import functools
 import math
 
 from tvmconv.workloads import Conv, Workload
-from tvmconv.workloads.layout import CHANNELS_LAST
+from tvmconv.workloads.dtypes import FLOAT32
+from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
+from tvmconv.workloads.suites import Variant
 
 HALVES = ("float16", "bfloat16")
+PLAIN = Variant(batch=1, dtype=FLOAT32.name, layout=CHANNELS_FIRST, epilogue=())
 
 
-def layer_of(w: Workload) -> tuple[object, ...]:
-    """What makes a convolution the same layer, in any batch, dtype, layout and epilogue; of a filter, all of it."""
-    if not isinstance(w, Conv):
-        return (w,)
-    return w.operator, w.C, w.O, w.groups, w.space, w.kernel, w.stride, w.padding, w.dilation
+def layer_of(w: Workload) -> str:
+    """A text that a convolution has in common with itself in any batch, dtype, layout and epilogue; a filter's own."""
+    return (PLAIN.of(w) if isinstance(w, Conv) else w).text
 
 
 def distance(w: Workload, other: Workload, *, any_rank: bool = False) -> float:

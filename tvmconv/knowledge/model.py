@@ -91,11 +91,13 @@ class Knowledge:
         machine: the device.
         experts: by schedule, each of workloads of all operators that were measured.
         provenance: of what, when and by which command it was learnt.
+        taught: the layers that any expert was taught records of, each as `layer_of` has it.
     """
 
     machine: Machine
     experts: Mapping[str, Expert]
     provenance: str = ""
+    taught: frozenset[str] = frozenset()
     _workloads: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def expert(self, w: Conv, schedule: str, space: Space) -> Expert | None:
@@ -112,10 +114,8 @@ class Knowledge:
         return found
 
     def seen(self, layers: Collection[Workload]) -> int:
-        """Of how many of some layers there are examples, in whatever batch, dtype, layout and epilogue."""
-        examples = (self.workload(each.workload) for expert in self.experts.values() for each in expert.examples)
-        known = set(map(layer_of, examples))
-        return sum(layer_of(w) in known for w in layers)
+        """Of how many of some layers it was taught records, in whatever batch, dtype, layout and epilogue."""
+        return sum(layer_of(w) in self.taught for w in layers)
 
     def workload(self, text: str) -> Any:
         """The workload of a text of an example, parsed once."""
@@ -135,7 +135,8 @@ class Knowledge:
             told = {name: getattr(expert, name) for name in ("schedule", "knobs", "kinds", "names", "portfolio")}
             examples = [[example.workload, example.config, example.share] for example in expert.examples]
             experts.append({**told, "members": members, "examples": examples})
-        head = {"version": VERSION, "machine": asdict(self.machine), "provenance": self.provenance, "experts": experts}
+        about = {"version": VERSION, "machine": asdict(self.machine), "provenance": self.provenance}
+        head = {**about, "taught": sorted(self.taught), "experts": experts}
         text = np.frombuffer(json.dumps(head).encode(), np.uint8)
         with open(path, "wb") as file:
             np.savez_compressed(file, allow_pickle=False, head=text, **arrays)
@@ -165,7 +166,8 @@ def _knowledge(head: Mapping[str, Any], arrays: Mapping[str, Any]) -> Knowledge:
     if not all(1 <= float(each) < math.inf for each in (machine.multiprocessors, machine.flops, machine.bandwidth)):
         raise ValueError(f"there is no such machine: {machine}")
     experts = [_expert(number, told, arrays) for number, told in enumerate(head["experts"])]
-    return Knowledge(machine, {each.schedule: each for each in experts}, str(head["provenance"]))
+    taught = frozenset(map(str, head["taught"]))
+    return Knowledge(machine, {each.schedule: each for each in experts}, str(head["provenance"]), taught)
 
 
 def _expert(number: int, told: Mapping[str, Any], arrays: Mapping[str, Any]) -> Expert:

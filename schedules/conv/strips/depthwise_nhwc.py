@@ -48,9 +48,7 @@ from .writing import Place, copy, local, loop, own_channel, program, stage_filte
 
 
 @schedule(
-    "conv1d",
-    "conv2d",
-    "conv3d",
+    *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
     usage=usage,
     condition=lambda w: has_filter_per_channel(w) and w.layout == "nhwc",

@@ -47,9 +47,7 @@ def fills_matrices(w: Conv) -> bool:
 
 
 @schedule(
-    "conv1d",
-    "conv2d",
-    "conv3d",
+    *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
     usage=usage,
     condition=has_groups,
