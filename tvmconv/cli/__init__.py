@@ -6,6 +6,7 @@ is in a hurry: the process that its builders are forked from begins before the c
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
 import os
@@ -76,13 +77,29 @@ def _builders_on_their_way() -> Iterator[None]:
 
 
 def _run(words: Sequence[str]) -> int:
+    args = parse_words(words)
+    return args.run(args)
+
+
+def parse_words(words: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line; run nothing.
+
+    Args:
+        words: the words after `tvmconv`.
+
+    Returns:
+        The command's arguments; `run(args)` among them is the command.
+
+    Raises:
+        UsageError: the words are no command line of tvmconv's.
+    """
     parser = _parser([word for word in words[:1] if word in COMMANDS] or COMMANDS)
     args, rest = parser.parse_known_args(words)
     if any(word.startswith("-") for word in rest) or (rest and "words" not in args):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         args.words += rest  # argparse ends a list of words at the first option, and leaves the others over
-    return args.run(args)
+    return args
 
 
 def _parser(named: Sequence[str]) -> Parser:

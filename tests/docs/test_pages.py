@@ -19,7 +19,7 @@ import pytest
 
 from tvmconv.logs.record import Record
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 COMPARED = {  # in pages' tables of networks
     "results.md": "*/*-tuned.json",
     "knowledge.md": "**/*-tuned.json",

@@ -1,0 +1,109 @@
+"""What README and docs print runs as printed: each block in fresh processes, and what it prints is what they say.
+
+`pytest -m gpu tests/docs` runs all that needs a GPU, on a machine that has one. Without a GPU the same commands run for
+smaller problems through OpenCL, and those that cannot are parsed.
+"""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import doc_inputs
+import pytest
+from doc_blocks import EXECUTABLE, MARKS, PAGES, ROOT, blocks, check_printed, environment, execute, without_gpu
+
+from tvmconv.cli import parse_words
+
+GPU_SECONDS = 150.0  # for a block on a GPU host; the longest searches for 30 s
+CPU_SECONDS = 300.0  # for a block on a machine that runs other tests beside it
+PACKAGES = ("tvmconv", "schedules")
+ALL = [block for page in PAGES for section in blocks(page).values() for block in section]
+SECTIONS = {f"{page.relative_to(ROOT)}: {title}": section for page in PAGES for title, section in blocks(page).items()}
+
+
+def marked(*marks):
+    """The sections that have a block of one of these marks."""
+    return [
+        pytest.param(section, id=title)
+        for title, section in SECTIONS.items()
+        if any(block.mark in marks for block in section)
+    ]
+
+
+@pytest.mark.parametrize("block", ALL, ids=lambda block: f"{block.page}:{block.line}")
+def test_code_block_has_a_mark(block):
+    assert block.language not in EXECUTABLE or block.mark in MARKS
+
+
+@pytest.mark.parametrize("section", marked("run"))
+def test_section_runs_as_printed(section, tmp_path):
+    for block in prepared(section, tmp_path):
+        if block.mark == "run":
+            check_printed(block, execute(block, tmp_path, CPU_SECONDS), numbers=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("section", marked("gpu"))
+def test_section_runs_as_printed_on_a_gpu(section, tmp_path):
+    for block in prepared(section, tmp_path):
+        if block.mark == "gpu" or (block.mark == "run" and "opencl" not in block.text):
+            check_printed(block, execute(block, tmp_path, GPU_SECONDS), numbers=False)
+
+
+@pytest.mark.parametrize("section", marked("gpu"))
+def test_section_for_a_gpu_runs_smaller_without_one(section, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # also where there is a GPU
+    for block in prepared(section, tmp_path):
+        if block.mark == "gpu" and block.language != "python":
+            commands = [small for command in block.commands if (small := without_gpu(command))]
+            if commands:
+                execute(replace(block, language="sh", text="\n".join(commands)), tmp_path, CPU_SECONDS)
+
+
+@pytest.mark.parametrize(
+    "command",
+    sorted(
+        {
+            command
+            for block in ALL
+            if block.mark in ("gpu", "sketch") and block.language in ("sh", "console")
+            for command in block.commands
+        }
+    ),
+)
+def test_command_parses(command):
+    words = [word for word in shlex.split(command, comments=True) if not word.endswith(".npz")]
+    words = words[:-1] if words[-1] in ("--knowledge", "-o") else words  # whose file is not there yet
+    if words[0] == "tvmconv":
+        parse_words(words[1:])
+    elif words[:1] == ["python"] and words[1].startswith("scripts/"):
+        page = subprocess.run(
+            [sys.executable, *words[1 : 2 + (words[2].isidentifier())], "--help"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        for option in filter(re.compile("--?[a-z]").match, words[2:]):
+            assert re.search(rf"(^|[\s,\[|]){option}\b", page.stdout), f"{words[1]} has no {option}"
+
+
+def prepared(section, folder):
+    """The section's blocks, when the files and folders that they speak of are there."""
+    files = [block for block in section if block.mark == "file"]
+    if any(doc_inputs.path_of(block.text).parts[0] in PACKAGES for block in files):
+        for package in PACKAGES:
+            shutil.copytree(ROOT / package, folder / package)
+    for name in ("scripts", "tuning_logs"):
+        if any(name in block.text for block in section):
+            (folder / name).symlink_to(ROOT / name)
+    environment(folder)
+    for block in section:
+        doc_inputs.make(block, folder)
+        if block.mark == "file":
+            doc_inputs.write(folder, block.text)
+        else:
+            yield block
