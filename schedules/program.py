@@ -16,6 +16,7 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir
 
+from tvmconv.gpu import MAX_BLOCKS_YZ
 from tvmconv.tensor_map import ENCODE, TensorMap
 from tvmconv.workloads import Workload
 from tvmconv.workloads.dtypes import ACCUMULATOR, numpy_dtype
@@ -123,6 +124,21 @@ def guarded(loop: AbstractContextManager[Expr], holds: Callable[[Expr], Expr]) -
 def parallel(extent: int, axis: str) -> AbstractContextManager[Expr]:
     """A loop bound to an axis such as `blockIdx.x`."""
     return _named(ir.thread_binding(extent, thread=axis), axis.replace("Idx.", "_"))
+
+
+@contextmanager
+def parallel_blocks(y: int, x: int) -> Iterator[tuple[Expr, Expr]]:
+    """The loops over a grid of y × x blocks, bound to `blockIdx.x` alone where y exceeds what its axis may have.
+
+    Yields:
+        The indices of a block along y and along x.
+    """
+    if y > MAX_BLOCKS_YZ:
+        with parallel(y * x, "blockIdx.x") as block_index:
+            yield block_index // x, block_index % x
+    else:
+        with parallel(x, "blockIdx.x") as block_x, parallel(y, "blockIdx.y") as block_y:
+            yield block_y, block_x
 
 
 @contextmanager

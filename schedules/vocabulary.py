@@ -12,12 +12,21 @@ from tvmconv.knobs import Tile
 from tvmconv.marks import AS_ALLOCATED, HOIST_GUARDS, KEPT, OWN_PLACES, SPACES, Space
 
 
-def bind_grid(s: Schedule, z: LoopRV, y: LoopRV, x: LoopRV) -> None:
-    """Bind three adjacent loops, outermost first, to the grid; all to `blockIdx.x` where y or z would overflow."""
+def bind_grid(s: Schedule, z: LoopRV, y: LoopRV, x: LoopRV) -> LoopRV:
+    """Bind three adjacent loops, outermost first, to the axes of the grid.
+
+    Where y or z has more iterations than a grid may have blocks along these axes, the three loops are fused into one,
+    which is bound to `blockIdx.x`: the loops that were passed no longer exist then.
+
+    Returns:
+        The innermost loop of the grid, inside which blocks can be computed.
+    """
     if max(extent(s, z), extent(s, y)) > MAX_BLOCKS_YZ:
-        s.bind(s.fuse(z, y, x), "blockIdx.x")
+        x = s.fuse(z, y, x)
+        s.bind(x, "blockIdx.x")
     else:
         bind(s, "blockIdx", z, y, x)
+    return x
 
 
 def bind(s: Schedule, kind: str, z: LoopRV, y: LoopRV, x: LoopRV) -> None:

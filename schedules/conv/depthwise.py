@@ -117,12 +117,12 @@ def depthwise(s: Schedule, w: Conv, k: Knobs) -> None:
     z, y, x = space
     block, vthread, thread, point = split_tiles(s, (s.fuse(group, output), y, x), (tile_f, tile_y, tile_x))
     s.reorder(n, z, *block, *vthread, *thread, *point)
-    bind_grid(s, s.fuse(n, z, block[0]), *block[1:])
+    innermost_block = bind_grid(s, s.fuse(n, z, block[0]), *block[1:])
     bind(s, "vthread", *vthread)
     bind(s, "threadIdx", *thread)
     s.compute_at(conv, thread[-1], preserve_unit_loops=True)
     for copy in copies:
-        s.compute_at(copy, block[-1] if in_shared else thread[-1], preserve_unit_loops=True)
+        s.compute_at(copy, innermost_block if in_shared else thread[-1], preserve_unit_loops=True)
         if in_shared:
             threads = (tile_x.thread, tile_y.thread, tile_f.thread)
             cooperative_copy(s, in_memory_order(w, own_loops(s, copy)), threads, interleaved=True)

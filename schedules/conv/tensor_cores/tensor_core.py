@@ -82,10 +82,11 @@ def tensor_core(s: Schedule, w: Conv, k: Knobs) -> None:
     row, row_warp, row_tile, i = s.split(row, [None, row_warps, rows // row_warps // SIDE, SIDE])
     column, column_warp, column_tile, j = s.split(column, [None, column_warps, columns // column_warps // SIDE, SIDE])
     step, piece, d = s.split(depth, [None, plan.block_k // tensor.depth, tensor.depth])
-    s.reorder(*outer, row, column, row_warp, column_warp, tap, step, piece, row_tile, column_tile, i, j, d)
+    grid = (column, row) if channels_last(w) else (row, column)
+    s.reorder(*outer, *grid, row_warp, column_warp, tap, step, piece, row_tile, column_tile, i, j, d)
     product = s.blockize(i)
     step = s.fuse(tap, step)
-    bind_grid(s, s.fuse(*outer), *((column, row) if channels_last(w) else (row, column)))
+    bind_grid(s, s.fuse(*outer), *grid)
     warp = s.fuse(row_warp, column_warp)
     s.bind(warp, "threadIdx.y")
 

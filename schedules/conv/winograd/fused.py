@@ -38,6 +38,7 @@ from ...program import (
     block,
     both,
     parallel,
+    parallel_blocks,
     serial,
     store,
     unrolled,
@@ -84,8 +85,7 @@ class Program:
         self.filters = allocate("U", tile.all_places * tile.depth * self.channels, ACCUMULATOR, "global")
         self._transform_filters()
         with ExitStack() as stack:
-            block_x = stack.enter_context(parallel(across, "blockIdx.x"))
-            block_y = stack.enter_context(parallel(down, "blockIdx.y"))
+            block_y, block_x = stack.enter_context(parallel_blocks(down, across))
             thread = stack.enter_context(parallel(tile.threads, "threadIdx.x"))
             self._compute(block_x, block_y, thread)
 

@@ -10,7 +10,7 @@ from tvmconv.gpu import WARP
 from tvmconv.workloads import epilogue
 from tvmconv.workloads.dtypes import ACCUMULATOR
 
-from ....program import Buffer, Expr, allocate, parallel, ptx, uint
+from ....program import Buffer, Expr, allocate, parallel, parallel_blocks, ptx, uint
 from .lines import CHANNELS, PIXELS, QUAD_WORDS, SUM_BYTES, VECTOR, WORD
 from .tile import Tile
 
@@ -49,8 +49,7 @@ class Block:
     def _bind(self, axes: ExitStack) -> None:
         """Open the loops of blocks and threads."""
         bind = axes.enter_context
-        self.channel_tile = bind(parallel(int(self.tile.channel_tiles), "blockIdx.y"))
-        self.block = bind(parallel(self.grid, "blockIdx.x"))
+        self.channel_tile, self.block = bind(parallel_blocks(int(self.tile.channel_tiles), self.grid))
         self.thread = bind(parallel(self.threads, "threadIdx.x"))
 
     def _allocate(self) -> None:
