@@ -7,7 +7,10 @@ and exits with status 2.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
+
+_logger = logging.getLogger("tvmconv")
 
 
 class Error(Exception):
@@ -20,6 +23,27 @@ class WorkloadError(Error, ValueError):
 
 class ScheduleError(Error, LookupError):
     """A schedule is unknown, or does not apply to the workload."""
+
+
+class ScheduleFailure(ScheduleError):  # noqa: N818  (a failure of the schedule's own code, told apart from a refusal)
+    """The code of a schedule raised an exception, or returned what a schedule may not return.
+
+    The exception itself is the `__cause__`.
+
+    Attributes:
+        name: what failed, such as "schedule bad".
+        reason: the exception with its type and, in parentheses, where it was raised; one line.
+        where: file and line of the schedule's own code, such as "bad.py:4"; "" if they are not known.
+    """
+
+    def __init__(self, name: str, reason: str, where: str = "") -> None:
+        super().__init__(name, reason, where)
+        self.name = name
+        self.reason = f"{reason} ({where})" if where else reason
+        self.where = where
+
+    def __str__(self) -> str:
+        return f"{self.name} failed: {self.reason}"
 
 
 class KnobError(Error, ValueError):
@@ -65,6 +89,19 @@ class TuningError(Error, ValueError):
 
 class ModelError(Error, ValueError):
     """A model cannot be read, or does not run on the inputs that it was given."""
+
+
+def log_traceback(error: BaseException) -> None:
+    """Log the traceback of an error whose one-line message is reported elsewhere, at level DEBUG (`--verbose`)."""
+    _logger.debug("traceback of: %s", error, exc_info=error)
+
+
+def describe(error: BaseException) -> str:
+    """Return an error in one line, with its type unless it is an `Error`, whose message speaks for itself."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, Error):
+        return lines[0].strip() if lines else type(error).__name__
+    return ": ".join([type(error).__name__, *(line.strip() for line in lines[:1])])
 
 
 @contextlib.contextmanager

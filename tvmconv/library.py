@@ -11,18 +11,23 @@ import functools
 import importlib
 import importlib.metadata
 import inspect
+import logging
 import os
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tvmconv import gpu
-from tvmconv.errors import KnobError, ScheduleError
+from tvmconv.errors import Error, KnobError, ScheduleError, ScheduleFailure, log_traceback
 from tvmconv.gpu import Limits
 from tvmconv.knobs import Columns, Config, Knobs, Value, format_value
 from tvmconv.knobs.space import ANY_GPU, Space, Usage
 from tvmconv.lean import load_tvm
+from tvmconv.requirements import describe_unmet
+from tvmconv.user_code import BUILT_IN, user_code
+from tvmconv.workloads.registry import as_workload
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule as TirSchedule
@@ -30,8 +35,9 @@ if TYPE_CHECKING:
     from tvmconv.workloads import Workload
 
 ENTRY_POINTS = "tvmconv.schedules"
-BUILT_IN = "tvmconv.builtin"
 KINDS = ("cuda", "opencl")  # of devices
+
+_logger = logging.getLogger("tvmconv")
 
 Function = Callable[["TirSchedule", Any, Knobs], "TirSchedule | None"]
 
@@ -39,6 +45,9 @@ Function = Callable[["TirSchedule", Any, Knobs], "TirSchedule | None"]
 @dataclass(frozen=True)
 class Schedule:
     """A named way to compute the workloads of one operator.
+
+    Its functions are anyone's code: whatever they raise, the methods raise as `ScheduleFailure`, in one line with the
+    place.
 
     Attributes:
         name: what the user calls it.
@@ -48,7 +57,8 @@ class Schedule:
         dtypes: the dtypes that it computes.
         rank: its place among those of its package, in the order in which the package imports its files.
         usage: `f(w, columns)`, what configs use of a device, as a formula over their values; None if there is none.
-        condition: which workloads of its operator and dtypes it is for; None for all.
+        condition: `f(w)`, whether it is for a workload of its operator and dtypes; None for all. A `Requirement`
+            (tvmconv.requirements) says in error messages what it needs.
         promising: for which of these a search should try it when none is named; None for none.
         supersedes: names of schedules that a search need not try where this one is promising and runs.
         yields: for which workloads others that promise something come first, where they run; None for none.
@@ -80,8 +90,37 @@ class Schedule:
         return super().__reduce__()
 
     def applies(self, w: Workload) -> bool:
-        """Whether it can compute the workload."""
-        return w.operator == self.operator and w.dtype in self.dtypes and (not self.condition or self.condition(w))
+        """Whether it can compute the workload.
+
+        Raises:
+            ScheduleFailure: its condition raises an exception.
+        """
+        return w.operator == self.operator and w.dtype in self.dtypes and self._meets_condition(w)
+
+    def promises(self, w: Workload) -> bool:
+        """Whether a search that names no schedule should try it; raises `ScheduleFailure` as `applies` does."""
+        with self._own_code():
+            return bool(self.promising and _holds(self.promising, w))
+
+    def yields_to_others(self, w: Workload) -> bool:
+        """Whether other promising schedules come before it; raises `ScheduleFailure` as `applies` does."""
+        with self._own_code():
+            return bool(self.yields and _holds(self.yields, w))
+
+    def _meets_condition(self, w: Workload) -> bool:
+        if self.condition is None:
+            return True
+        with self._own_code():
+            return _holds(self.condition, w)
+
+    def _own_code(self) -> AbstractContextManager[None]:
+        return user_code(f"schedule {self.name}", self.function.__module__)
+
+    def _returned_wrongly(self, function: Callable, returned: object, expected: str) -> ScheduleFailure:
+        reason = f"{getattr(function, '__name__', 'it')} returned {type(returned).__name__}, expected {expected}"
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        where = f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}" if code else ""
+        return ScheduleFailure(f"schedule {self.name}", reason, where)
 
     def runs_on(self, kind: str, arch: str | None = None) -> bool:
         """Whether it is for devices of a kind, and of an NVIDIA architecture such as "sm_90" if one is given."""
@@ -101,7 +140,8 @@ class Schedule:
     @property
     def doc(self) -> str:
         """What the schedule does and why, in full: the docstring of its file."""
-        return inspect.getdoc(inspect.getmodule(self.function)) or ""
+        module = inspect.getmodule(self.function)
+        return inspect.getdoc(module) or "" if module else ""
 
     @property
     def summary(self) -> str:
@@ -114,10 +154,26 @@ class Schedule:
         Args:
             w: the workload.
             limits: what a config may use of a device, if the schedule says what it uses.
+
+        Raises:
+            ScheduleError: as `apply`. The space raises `ScheduleFailure` where `usage` or a knob's condition raises.
         """
         k = self.apply(w)[1]
-        usage = functools.partial(self.usage, w) if self.usage else None
-        return Space(k.asked, tuple(k.conditions), usage, limits)
+        conditions = tuple(replace(each, holds=functools.partial(self._evaluate, each.holds)) for each in k.conditions)
+        return Space(k.asked, conditions, functools.partial(self._used, w) if self.usage else None, limits)
+
+    def _evaluate(self, holds: Callable[[Columns], Any], columns: Columns) -> Any:
+        """A knobs' condition, for the values of many configs."""
+        with self._own_code():
+            return holds(columns)
+
+    def _used(self, w: Workload, columns: Columns) -> Usage:
+        assert self.usage
+        with self._own_code():
+            used = self.usage(w, columns)
+        if not isinstance(used, Usage):
+            raise self._returned_wrongly(self.usage, used, "a tvmconv.knobs.space.Usage")
+        return used
 
     def apply(self, w: Workload, config: Mapping[str, Value] | None = None) -> tuple[TirSchedule, Knobs]:
         """Schedule `w`.
@@ -132,21 +188,46 @@ class Schedule:
         Raises:
             KnobError: a value is none that the knob takes, no such knob exists, or TVM cannot schedule the values.
             ScheduleError: TVM cannot schedule the workload this way, with every knob at its default.
+            ScheduleFailure: the function or the condition raises another exception, or returns no schedule.
         """
         from tvm.s_tir import Schedule as TirSchedule
         from tvm.s_tir.schedule import ScheduleError as TirScheduleError
 
+        self._meets_condition(w)  # one that raises is not reported before: `schedules` lists what may apply
         k = Knobs(config)
         s = TirSchedule(w.prim_func())
         try:
-            written = self.function(s, w, k)
-        except TirScheduleError as error:
-            reason = str(error).strip().splitlines()[-1]
+            with self._own_code():
+                written = self.function(s, w, k)
+        except ScheduleFailure as failure:
+            error = failure.__cause__
+            if not isinstance(error, TirScheduleError):
+                raise
+            reason = f"{str(error).strip().splitlines()[-1]} ({failure.where})"
             if config:
                 raise KnobError(f"schedule {self.name} cannot take {_spell(k.config)} for {w}: {reason}") from error
             raise ScheduleError(f"schedule {self.name} cannot compute {w}: {reason}") from error
+        if not isinstance(written, TirSchedule | None):
+            raise self._returned_wrongly(self.function, written, "None or a tvm.s_tir.Schedule")
         k.check_all_asked(self.name)
-        return s if written is None else written, k
+        if written is None:
+            return s, k
+        with self._own_code():
+            _check_arguments(written, w)
+        return written, k
+
+
+def _check_arguments(written: TirSchedule, w: Workload) -> None:
+    """Raise TypeError unless a schedule's function `main` takes the arguments of a workload."""
+    arguments = [(tuple(map(int, p.shape)), str(p.dtype)) for p in written.mod["main"].params]
+    expected = list(zip(w.argument_shapes, w.argument_dtypes, strict=True))
+    if arguments != expected:
+        raise TypeError(f"the function that it returned takes {arguments}, expected {expected}")
+
+
+@functools.lru_cache(maxsize=4096)
+def _holds(condition: Callable[[Any], bool], w: Workload) -> bool:
+    return bool(condition(w))
 
 
 def _spell(config: Config) -> str:
@@ -178,7 +259,8 @@ def schedule(
         dtypes: the dtypes that it computes.
         usage: `f(w, columns)`, what configs use of a device, as a formula over their values; with it, configs that use
             too much are never built.
-        condition: which workloads it is for, if not for all.
+        condition: `f(w)`, whether it is for a workload, if not for all. A `Requirement` (tvmconv.requirements) or a
+            function whose docstring begins with "Whether" says in error messages what it needs.
         promising: for which of these a search should try it when none is named.
         supersedes: names of schedules that a search need not try where this one is promising and runs.
         yields: for which workloads others that promise something come first, where they run; None for none.
@@ -255,26 +337,60 @@ def _file(function: Callable) -> str:
 
 
 @functools.cache
-def _load() -> None:
-    """Import every module of every package of schedules, the project's own first; importing them registers them."""
+def _load() -> dict[str, Error]:
+    """Import every module of every package of schedules, the project's own first; importing them registers them.
+
+    Returns:
+        Why packages of others do not import, by their names; each is also one line of the log.
+    """
     load_tvm()
-    named = (entry.value for entry in importlib.metadata.entry_points(group=ENTRY_POINTS))
-    for name in dict.fromkeys((BUILT_IN, *named)):
+    _import_all(BUILT_IN)
+    broken: dict[str, Error] = {}
+    for name in dict.fromkeys(entry.value for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)):
         try:
-            package = importlib.import_module(name)
-            for module in pkgutil.walk_packages(getattr(package, "__path__", ()), prefix=f"{name}."):
-                importlib.import_module(module.name)
-        except ImportError as error:
-            raise ScheduleError(f"the schedules of {name} do not import: {error}") from error
+            with user_code(f"package {name} of schedules", name):
+                _import_all(name)
+        except Error as error:
+            broken[name] = error
+            _logger.warning("%s", error if isinstance(error, ScheduleFailure) else f"package {name}: {error}")
+            log_traceback(error)
+    return broken
 
 
-def schedules(w: Workload | None = None) -> list[Schedule]:
-    """The schedules there are, those that apply to the workload or all, by operator.
+def _import_all(name: str) -> None:
+    package = importlib.import_module(name)
+    for module in pkgutil.walk_packages(getattr(package, "__path__", ()), prefix=f"{name}."):
+        importlib.import_module(module.name)
 
-    First come the project's own, the simplest first; then all others by package, file and line.
+
+def schedules(workload: Workload | str | None = None) -> list[Schedule]:
+    """Return the schedules of a workload, or all there are, by operator.
+
+    First come the project's own, the simplest first; then all others by package, file and line. A schedule whose
+    condition raises an exception is among them, and raises it as `ScheduleFailure` where it is used. A package of
+    others that does not import is one warning in the log `tvmconv`, and its schedules are missing.
+
+    Args:
+        workload: a workload or its text.
+
+    Raises:
+        WorkloadError: the text is malformed.
+
+    Example:
+        >>> [s.name for s in schedules("conv2d:1x64x56x56,64x64x3x3,s1,p1")][:2]
+        ['default', 'tiling']
     """
     _load()
-    return sorted((s for s in _registry.values() if w is None or s.applies(w)), key=_place)
+    w = None if workload is None else as_workload(workload)
+    return sorted((s for s in _registry.values() if w is None or _may_apply(s, w)), key=_place)
+
+
+def _may_apply(s: Schedule, w: Workload) -> bool:
+    """Whether a schedule applies, or raises an exception when asked, which is reported where it is used."""
+    try:
+        return s.applies(w)
+    except ScheduleFailure:
+        return True
 
 
 def _place(s: Schedule) -> tuple[Any, ...]:
@@ -291,17 +407,27 @@ def naive(w: Workload) -> Schedule | None:
 
 
 def find(w: Workload, name: str) -> Schedule:
-    """The schedule of that name for the workload's operator and dtype.
+    """Return the schedule of that name for a workload.
 
     Raises:
-        ScheduleError: there is none.
+        ScheduleError: there is none, or it does not apply to the workload; the message says which condition is not met.
     """
-    _load()
+    broken = _load()
     found = _registry.get((w.operator, name))
-    if not found or not found.applies(w):  # only now are the others asked, which some take their time to answer
-        known = ", ".join(s.name for s in schedules(w))
-        raise ScheduleError(f"no schedule {name!r} for {w.operator} in {w.dtype}; there are: {known or 'none'}")
-    return found
+    if found and _may_apply(found, w):
+        return found
+    # Only now are the others asked whether they apply, which takes some of them milliseconds.
+    reason = _why_not(found, w) if found else f"no schedule {name!r} for {w.operator} in {w.dtype}"
+    known = ", ".join(s.name for s in schedules(w)) or "none"
+    raise ScheduleError("; ".join([reason, f"there are: {known}", *map(str, broken.values())]))
+
+
+def _why_not(s: Schedule, w: Workload) -> str:
+    """Say what a workload of a schedule's operator lacks for the schedule to apply."""
+    if w.dtype not in s.dtypes:
+        return f"{s.name} computes {s.operator} in {', '.join(s.dtypes)}; this workload has {w.dtype}"
+    assert s.condition
+    return f"{s.name} computes {s.operator} in {w.dtype}{describe_unmet(s.condition, w)}"
 
 
 def in_reserve(w: Workload, kind: str, arch: str | None = None) -> list[Schedule]:
@@ -314,7 +440,7 @@ def in_reserve(w: Workload, kind: str, arch: str | None = None) -> list[Schedule
     """
     first = to_tune(w, kind, arch)
     superseded = {name for s in first for name in s.supersedes}
-    there = [s for s in schedules(w) if s.runs_on(kind, arch) and not s.baseline and s.name not in superseded]
+    there = [s for s in _sound(w, kind, arch) if not s.baseline and s.name not in superseded]
     return [s for s in reversed(there) if s not in first]  # the last ones are mostly the fastest
 
 
@@ -329,9 +455,41 @@ def to_tune(w: Workload, kind: str, arch: str | None = None) -> list[Schedule]:
     Raises:
         ScheduleError: there is none.
     """
-    promising = [s for s in schedules(w) if s.runs_on(kind, arch) and s.promising and s.promising(w)]
+    promising = [s for s in _sound(w, kind, arch) if s.promises(w)]
     superseded = {name for s in promising for name in s.supersedes}
     found = [s for s in promising if s.name not in superseded]
     if not found:
         raise ScheduleError(f"no schedule of {w} is made to be tuned on {arch or kind}: name one")
-    return sorted(found, key=lambda s: bool(s.yields and s.yields(w)))
+    return sorted(found, key=lambda s: s.yields_to_others(w))
+
+
+def _sound(w: Workload, kind: str, arch: str | None) -> list[Schedule]:
+    """The schedules for a workload and a device, without those whose own code raises when asked what they are for."""
+    sound = []
+    for s in schedules(w):
+        if not s.runs_on(kind, arch):
+            continue
+        try:
+            _ = s.applies(w), s.promises(w) and s.yields_to_others(w)
+        except ScheduleFailure as failure:
+            report_left_out(failure)
+            continue
+        sound.append(s)
+    return sound
+
+
+def report_left_out(failure: ScheduleError, what: str = "the search") -> None:
+    """Log, once for each failure, that something goes on without a schedule that failed.
+
+    Args:
+        failure: what the schedule's code raised, or why TVM cannot schedule the workload that way.
+        what: what goes on, for the message.
+    """
+    message = f"{failure}; {what} goes on without it"
+    if message not in _reported:
+        _reported.add(message)
+        _logger.warning("%s", message)
+        log_traceback(failure)
+
+
+_reported: set[str] = set()  # messages of this process

@@ -93,20 +93,20 @@ def parse_words(words: Sequence[str]) -> argparse.Namespace:
     Raises:
         UsageError: the words are no command line of tvmconv's.
     """
-    parser = _parser([word for word in words[:1] if word in COMMANDS] or COMMANDS)
+    parser, commands = _parser([word for word in words[:1] if word in COMMANDS] or COMMANDS)
     args, rest = parser.parse_known_args(words)
     if any(word.startswith("-") for word in rest) or (rest and "words" not in args):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        commands.get(words[0], parser).error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         args.words += rest  # argparse ends a list of words at the first option, and leaves the others over
     return args
 
 
-def _parser(named: Sequence[str]) -> Parser:
-    """What reads a command line of these commands."""
+def _parser(named: Sequence[str]) -> tuple[Parser, dict[str, Parser]]:
+    """Return what reads a command line of these commands, and what reads the words of each of them."""
     parser = Parser(prog="tvmconv", description="Explore schedules of GPU convolutions on Apache TVM.")
     parser.add_argument("--version", action="version", version=f"tvmconv {VERSION}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in named:
         importlib.import_module(f"tvmconv.cli.{command}").add_parser(commands)
-    return parser
+    return parser, commands.choices

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
+import logging
 import os
 import sys
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
-from tvmconv.errors import Error
+from tvmconv.errors import Error, log_traceback
 from tvmconv.lean import own_process
 
 REFUSED = 2
@@ -21,8 +23,25 @@ class UsageError(Error):
     """A command line that does not parse."""
 
 
+class _LogTracebacks(argparse.Action):
+    """Has tracebacks of errors logged until the command ends; takes effect as it is read."""
+
+    def __call__(self, *_: object) -> None:
+        logging.getLogger("tvmconv").setLevel(logging.DEBUG)
+
+
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises its errors instead of printing pages of usage."""
+    """An argument parser that raises its errors instead of printing pages of usage, and knows `--verbose`."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.add_argument(
+            "--verbose",
+            action=_LogTracebacks,
+            nargs=0,
+            default=argparse.SUPPRESS,  # a nested parser would overwrite what the outer one has read
+            help="print the tracebacks of errors as well",
+        )
 
     def error(self, message: str) -> NoReturn:
         """Raise `UsageError` with the message and where to read on."""
@@ -37,6 +56,25 @@ def guarded(prog: str, command: Callable[[], int]) -> int:
         command: returns an exit status.
     """
     own_process()
+    with _logged(prog):
+        return _guarded(prog, command)
+
+
+@contextlib.contextmanager
+def _logged(prog: str) -> Iterator[None]:
+    """Print what the package logs on stderr: warnings in a line each, and with `--verbose` tracebacks."""
+    logger = logging.getLogger("tvmconv")
+    handler, level = logging.StreamHandler(), logger.level
+    handler.setFormatter(logging.Formatter(f"{prog}: %(message)s"))
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+def _guarded(prog: str, command: Callable[[], int]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: not every encoding has a µ
     try:
@@ -53,8 +91,10 @@ def guarded(prog: str, command: Callable[[], int]) -> int:
         exec("")
         return INTERRUPTED
     except Error as error:
+        log_traceback(error)
         return _refuse(prog, str(error))
     except OSError as error:
+        log_traceback(error)
         return _refuse(prog, f"{error.filename}: {error.strerror}" if error.filename else str(error))
     return status
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING, Any
 
 from tvmconv import devices, kernel, library, workloads
@@ -10,6 +11,8 @@ from tvmconv.cli.errors import UsageError
 from tvmconv.cli.kernels import NAMED, add_log, named
 from tvmconv.cli.options import EXAMPLE, add_place, add_set, find_place, tell_place, told_fallbacks
 from tvmconv.cli.progress import progress_line
+from tvmconv.cli.run import FAILED
+from tvmconv.errors import ScheduleFailure, log_traceback
 from tvmconv.knowledge.features import Machine
 from tvmconv.logs.best import log_files
 from tvmconv.logs.shipped import shipped_logs
@@ -57,20 +60,30 @@ def run(args: argparse.Namespace) -> int:
         _print_waterfall(args, workload, device, machine)
         tell_place(args, device)
         return 0
-    built = []
+    built, names, failures = [], [], []
     for name in args.schedules:
-        built.append(named(name, workload, device, dict(args.set), args.log))
+        try:
+            built.append(named(name, workload, device, dict(args.set), args.log))
+        except ScheduleFailure as failure:
+            failures.append(failure)
+            continue
+        names.append(name)
         begin(built[-1])  # while the next one is built, and what follows is imported
+    if not built:
+        raise failures[0]
+    for failure in failures:
+        log_traceback(failure)
+        print(f"tvmconv: {failure}", file=sys.stderr)
     from tvmconv.reports.comparison import comparison
     from tvmconv.reports.explain import explanation, knob_steps
 
-    print(explanation(built[0], machine) if len(built) == 1 else comparison(built, machine, args.schedules))
+    print(explanation(built[0], machine) if len(built) == 1 else comparison(built, machine, names))
     if args.steps and machine:
         with progress_line("explain: ") as show:
             table = knob_steps(built[0], machine, show)
         print(f"\n{table}")
     tell_place(args, device)
-    return 0
+    return FAILED if failures else 0
 
 
 def _print_waterfall(args: argparse.Namespace, workload: Workload, device: Device, machine: Machine) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tvmconv.compiler.lower import lower
 from tvmconv.compiler.lowered import Lowered
 from tvmconv.compiler.program import check_fits
+from tvmconv.user_code import user_code
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
@@ -62,11 +63,12 @@ def build(
         KnobError: no such knob, or not a value that it takes.
         ScheduleError: TVM cannot schedule the workload this way.
         CompileError: the schedule does not lower.
+        ScheduleFailure: the schedule's own code raises, or what it made raises an exception where it is lowered.
         DeviceError: the kernel exceeds the limits.
     """
     with watch("apply"):
         scheduled, knobs = schedule.apply(workload, config)
-    with watch("lower"):
+    with watch("lower"), user_code(f"schedule {schedule.name}", schedule.function.__module__):
         lowered = lower(scheduled.mod, target)
     check_fits(lowered.steps, limits, place)
     return Built(knobs.config, scheduled.mod, lowered)

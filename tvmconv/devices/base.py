@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from tvmconv.compiler.program import ArrayType, Program, check_fits
-from tvmconv.errors import DeviceError, Error
+from tvmconv.errors import DeviceError
 from tvmconv.gpu import Limits, max_cluster
 
 if TYPE_CHECKING:
@@ -329,8 +329,3 @@ def set_bytes(inputs: Sequence[NDArray[Any]], output_shape: Sequence[int], outpu
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, or its class where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def describe(error: BaseException) -> str:
-    """An error in one line, with its class where that is none of ours, whose texts speak for themselves."""
-    return first_line(error) if isinstance(error, Error) else f"{type(error).__name__}: {first_line(error)}"

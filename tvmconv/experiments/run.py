@@ -14,10 +14,10 @@ from tvmconv import baselines as libraries
 from tvmconv import library
 from tvmconv.baselines.base import WrongDeviceError
 from tvmconv.devices import Device, Timing
-from tvmconv.errors import Error, KnobError, ScheduleError
+from tvmconv.errors import Error, KnobError, ScheduleError, ScheduleFailure, log_traceback
 from tvmconv.experiments.results import Result, Row
 from tvmconv.kernel import Kernel
-from tvmconv.knobs import Config, Value
+from tvmconv.knobs import Config, Knob, Value
 from tvmconv.knowledge.model import known_for
 from tvmconv.library import Schedule
 from tvmconv.logs.best import Paths
@@ -90,7 +90,7 @@ def run_ladder(
         try:
             rows.append(bench.measure(functools.partial(ready.kernel, schedule.name), tell))
         except Error as error:
-            rows.append(Row(schedule.name, failure=str(error)))
+            rows.append(_failed(schedule.name, error))
             errors.append(error)
     for name in ready.chosen_by_others:
         tell = _prefixed(report, f"{name}: ")
@@ -98,7 +98,7 @@ def run_ladder(
             row = bench.measure(functools.partial(ready.kernel, name), tell)
             rows.append(replace(row, name=name, schedule=row.name))
         except Error as error:
-            rows.append(Row(name, failure=str(error)))
+            rows.append(_failed(name, error))
     if len(errors) == len(chosen) and len({str(error) for error in errors}) == 1:
         raise errors[0]  # not a schedule's fault: too little memory, say
     return Result(
@@ -229,14 +229,21 @@ def share_config(
     if not config:
         return shares
     receivers = [schedule for schedule in schedules if not named or schedule.name in named]
-    knobs = {schedule.name: schedule.space(workload).knobs for schedule in receivers}
+    knobs: dict[str, Mapping[str, Knob]] = {}
+    for schedule in receivers:
+        try:
+            knobs[schedule.name] = schedule.space(workload).knobs
+        except ScheduleError:  # it fails again where it is built, and is a row with the reason
+            shares[schedule.name] = dict(config)
+    if not knobs:
+        return shares
     there = dict.fromkeys(name for own in knobs.values() for name in own)
     for name in config:
         if name not in there:
             raise KnobError(f"no knob {name!r} in {', '.join(knobs)}; there are: {', '.join(there) or 'none'}")
     for name, own in knobs.items():
         shares[name] = {knob: value for knob, value in config.items() if knob in own}
-    _check_taken(workload, receivers, shares)
+    _check_taken(workload, [schedule for schedule in receivers if schedule.name in knobs], shares)
     return shares
 
 
@@ -249,9 +256,12 @@ def _check_taken(workload: Workload, schedules: Sequence[Schedule], shares: Mapp
                 schedule.apply(workload, shares[schedule.name])
             except KnobError as error:
                 errors.append(error)
+            except ScheduleError:  # for which the values are not to blame
+                return
             else:
                 return
-    raise errors[0]
+    if errors:
+        raise errors[0]
 
 
 @dataclass(frozen=True)
@@ -324,6 +334,11 @@ def _thinned(samples: Sequence[float]) -> tuple[float, ...]:
     if len(samples) > QUANTILES:
         samples = np.quantile(samples, np.linspace(0, 1, QUANTILES)).tolist()
     return tuple(float(f"{sample:.5g}") for sample in samples)
+
+
+def _failed(name: str, error: Error) -> Row:
+    log_traceback(error)
+    return Row(name, failure=error.reason if isinstance(error, ScheduleFailure) else str(error))
 
 
 def _wrong(verification: Verification) -> str:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tvmconv import devices
-from tvmconv.devices.base import LostError, describe, first_line
-from tvmconv.errors import CompileError
+from tvmconv.devices.base import LostError, first_line
+from tvmconv.errors import CompileError, describe
 from tvmconv.measuring.child import Last, messages
 from tvmconv.measuring.outcome import ErrorKind, Outcome
 from tvmconv.measuring.stopwatch import Stopwatch

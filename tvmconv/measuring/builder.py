@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tvmconv.devices.base import describe
-from tvmconv.errors import CompileError
+from tvmconv.errors import CompileError, ScheduleFailure, describe
 from tvmconv.measuring.child import Last, messages
 from tvmconv.measuring.outcome import ErrorKind
 from tvmconv.measuring.stopwatch import Stopwatch
@@ -93,6 +92,10 @@ def build(task: Task, schedule: str, config: Config, workload: Workload | None =
         raise
     except CompileError as error:
         return failed(ErrorKind.COMPILE_HOST, error)
+    except ScheduleFailure as error:
+        if isinstance(error.__cause__, MemoryError):
+            raise error.__cause__ from None
+        return Built(None, ErrorKind.INSTANTIATION, error.reason, watch.milliseconds, time.monotonic() - start)
     except BaseException as error:  # a schedule is anybody's code, and may even call sys.exit
         return failed(ErrorKind.INSTANTIATION, error)
     return Built(program, phases=watch.milliseconds, seconds=time.monotonic() - start)

@@ -12,7 +12,7 @@ from tvmconv import library
 from tvmconv.analysis.nsight.counted import counted
 from tvmconv.analysis.waterfall import Fall, waterfall
 from tvmconv.devices import Device
-from tvmconv.errors import Error
+from tvmconv.errors import Error, ScheduleError
 from tvmconv.experiments.beside import Beside
 from tvmconv.experiments.counters import Counters
 from tvmconv.experiments.readings import Readings
@@ -178,10 +178,16 @@ def _seconds(w: Workload, groups: Mapping[Workload, Sequence[Together]]) -> floa
 def _kernels(w: Workload, found: Found, sources: Sources, place: Device, told: Callable[[str], None]) -> list[Kernel]:
     """The kernels to look into, the fastest first."""
     if sources.schedules:
-        kernels = []
+        kernels, failures = [], []
         for name in sources.schedules:
             told(f"building {name}")
-            kernels.append(fastest(w, name, found, place))
+            try:
+                kernels.append(fastest(w, name, found, place))
+            except ScheduleError as failure:
+                library.report_left_out(failure, "the page")
+                failures.append(failure)
+        if not kernels:
+            raise failures[0]
         return kernels
     told("building the fastest")
     best = fastest(w, None, found, place)

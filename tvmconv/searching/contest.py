@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tvmconv.errors import ScheduleFailure
 from tvmconv.knobs import Config
-from tvmconv.library import Schedule
+from tvmconv.library import Schedule, report_left_out
 from tvmconv.logs.record import Record
 from tvmconv.searching.tuners import Tuner
 
@@ -32,6 +33,8 @@ class Entrant:
         weight: how much it promises before anything is known: 1, or less.
         proposed: how many of its configs were proposed, or learnt if that is more.
         cost: of its fastest config, in seconds a launch.
+        exhausted: whether its tuner has no more configs to propose.
+        failed: whether its own code raised an exception when it was asked what configs use; no more are proposed then.
     """
 
     schedule: Schedule
@@ -40,6 +43,7 @@ class Entrant:
     proposed: int = 0
     cost: float = math.inf
     exhausted: bool = field(default=False, init=False)
+    failed: bool = field(default=False, init=False)
     learnt: int = field(default=0, init=False)
 
     @property
@@ -118,7 +122,7 @@ class Contest:
             chosen += self._near_the_fastest(n)
         while len(chosen) < n and (shares := self._shares(n - len(chosen))):
             for name, share in shares.items():
-                configs = self._entrants[name].tuner.propose(share)
+                configs = _ask(self._entrants[name], lambda tuner, share=share: tuner.propose(share))  # type: ignore[misc]
                 self._entrants[name].exhausted = len(configs) < share
                 chosen += [(name, config) for config in configs]
         return chosen
@@ -129,10 +133,8 @@ class Contest:
         while self._known and len(chosen) < n:
             name, config = self._known.popleft()
             entrant = self._entrants[name]
-            space = entrant.tuner.space
-            point = space.nearest(config)
-            legal = [point] if space.legal(point[None])[0] else space.neighbours(point)
-            taken = [(name, config) for config in entrant.tuner.take(legal, 1)]
+            nearest = _ask(entrant, lambda tuner, config=config: _take_nearest(tuner, config))  # type: ignore[misc]
+            taken = [(name, config) for config in nearest]
             entrant.proposed += len(taken)
             self._awaited = [
                 each for other in self._awaited for each in (taken if other == (name, config) else [other])
@@ -143,7 +145,11 @@ class Contest:
     def _near_the_fastest(self, n: int) -> list[Proposal]:
         chosen: list[Proposal] = []
         for record in self._fastest if n > 0 else ():
-            near = self._entrants[record.schedule].tuner.take_near(record.config, n - len(chosen))
+            wanted = n - len(chosen)
+            near = _ask(
+                self._entrants[record.schedule],
+                lambda tuner, config=record.config, wanted=wanted: tuner.take_near(config, wanted),  # type: ignore[misc]
+            )
             chosen += [(record.schedule, config) for config in near]
         return chosen
 
@@ -162,3 +168,23 @@ class Contest:
             entrant.proposed += 1
             shares[entrant.schedule.name] = shares.get(entrant.schedule.name, 0) + 1
         return shares
+
+
+def _ask(entrant: Entrant, question: Callable[[Tuner], list[Config]]) -> list[Config]:
+    """Return the configs that an entrant's tuner answers with; none once the schedule's own code has failed."""
+    if entrant.failed:
+        return []
+    try:
+        return question(entrant.tuner)
+    except ScheduleFailure as failure:
+        entrant.failed = entrant.exhausted = True
+        report_left_out(failure)
+        return []
+
+
+def _take_nearest(tuner: Tuner, config: Config) -> list[Config]:
+    """Take the legal config that is most like one from elsewhere, if it is new."""
+    space = tuner.space
+    point = space.nearest(config)
+    legal = [point] if space.legal(point[None])[0] else space.neighbours(point)
+    return tuner.take(legal, 1)

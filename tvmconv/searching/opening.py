@@ -59,26 +59,37 @@ class Field:
 def open_contest(workload: Workload, field: Field, device: Device, request: Request) -> Contest:
     """The spaces and tuners of all schedules, and what is known to be good.
 
+    A schedule that fails with its default config is left out, with a line in the log.
+
     Raises:
+        ScheduleError: all schedules fail.
         Error: a log cannot be read.
     """
     others = log_files(request.transfer)
-    entrants = []
+    entrants, failures = [], []
     for schedule in (*field.first, *field.reserve):
-        tuner = tuners.make(request.tuner, schedule.space(workload, device.limits), request.seed)
+        try:
+            tuner = tuners.make(request.tuner, schedule.space(workload, device.limits), request.seed)
+            tuner.space.usage(tuner.space.nearest({})[None])
+        except ScheduleError as failure:
+            library.report_left_out(failure)
+            failures.append(failure)
+            continue
         if isinstance(tuner, XGBTuner):
             for space, records in _of_others(schedule, workload, others, device):
                 tuner.transfer(space, records)
             if guess := guess_of(workload, schedule.name, tuner.space, device):
                 tuner.guide(guess)
         entrants.append(Entrant(schedule, tuner, RESERVE if schedule in field.reserve else 1.0))
+    if failures and not entrants:
+        raise failures[0]
     if request.tuner in WITHOUT_KNOWLEDGE:
         return Contest(entrants)
     own = Path(request.log)
     logs = [*others, *([own] if own.exists() else []), *shipped_logs()]
     names = [entrant.schedule.name for entrant in entrants]
     defaults = [(entrant.schedule.name, entrant.tuner.space.default) for entrant in entrants]
-    first = len(field.first)
+    first = sum(entrant.schedule in field.first for entrant in entrants)
     spaces = {entrant.schedule.name: entrant.tuner.space for entrant in entrants}
     predicted = promising(workload, device, PREDICTED, spaces)[:PREDICTED]
     expected = [(prediction.schedule, prediction.config) for prediction in predicted]

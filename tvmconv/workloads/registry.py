@@ -51,10 +51,26 @@ def parse(text: str) -> Workload:
     Raises:
         WorkloadError: the operator is unknown, the text malformed, or its numbers contradict each other.
     """
-    name, colon, _ = text.partition(":")
     known = operators()
+    if not isinstance(text, str):
+        raise WorkloadError(f"expected the text of a workload, as in {known['conv2d'].EXAMPLE}, not {quote(text)}")
+    name, colon, _ = text.partition(":")
     if not colon:
         raise WorkloadError(f"{quote(text)}: expected OPERATOR:SIZES, as in {known['conv2d'].EXAMPLE}")
     if name not in known:
         raise WorkloadError(f"unknown operator {quote(name)}: expected one of {', '.join(known)}")
     return known[name].parse(text)
+
+
+def as_workload(workload: Workload | str) -> Workload:
+    """Return a workload as it is, or read it from its text.
+
+    Raises:
+        WorkloadError: the text is malformed, or the argument is neither a text nor a workload.
+    """
+    if isinstance(workload, str):
+        return parse(workload)
+    if not isinstance(getattr(workload, "operator", None), str) or not hasattr(workload, "prim_func"):
+        example = operators()["conv2d"].EXAMPLE
+        raise WorkloadError(f"expected a workload or its text, as in {example}, not {quote(workload)}")
+    return workload

@@ -36,6 +36,7 @@ from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for i
 
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
+from tvmconv.requirements import CHANNELS_LAST_LAYOUT, all_of
 from tvmconv.workloads import Conv
 
 from ..planes import Planes
@@ -51,7 +52,7 @@ from .writing import Place, copy, local, loop, own_channel, program, stage_filte
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
     usage=usage,
-    condition=lambda w: has_filter_per_channel(w) and w.layout == "nhwc",
+    condition=all_of(CHANNELS_LAST_LAYOUT, has_filter_per_channel),
     promising=has_filter_per_channel,
     supersedes=("depthwise",),
 )

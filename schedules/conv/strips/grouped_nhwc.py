@@ -23,6 +23,7 @@ from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for i
 
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
+from tvmconv.requirements import CHANNELS_LAST_LAYOUT, all_of
 from tvmconv.workloads import Conv
 
 from ..planes import Planes
@@ -37,8 +38,8 @@ FILLED = 16  # 16-bit channels that tensor cores multiply at a time: by these th
 
 
 def has_groups(w: Conv) -> bool:
-    """Whether there are groups, of several input channels each, that lie side by side."""
-    return 1 < w.groups < w.C and w.layout == "nhwc"
+    """Whether there are groups, of several input channels each."""
+    return 1 < w.groups < w.C
 
 
 def fills_matrices(w: Conv) -> bool:
@@ -50,7 +51,7 @@ def fills_matrices(w: Conv) -> bool:
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
     usage=usage,
-    condition=has_groups,
+    condition=all_of(CHANNELS_LAST_LAYOUT, has_groups),
     promising=lambda w: has_groups(w) and w.C // w.groups <= FEW_CHANNELS,
     supersedes=("direct", "implicit_gemm"),
     yields=fills_matrices,

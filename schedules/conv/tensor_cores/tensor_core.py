@@ -52,13 +52,18 @@ STORED = 4  # neighbouring sums that a lane stores
 ZERO = const(0, "int32")
 
 
+def sums_products(w: Conv) -> bool:
+    """Whether an output is the sum of several products."""
+    return math.prod(summed(w)) > 1
+
+
 @schedule(
     "conv1d",
     "conv2d",
     "conv3d",
     dtypes=("float16", "bfloat16", "tf32"),
     usage=usage,
-    condition=lambda w: math.prod(summed(w)) > 1,
+    condition=sums_products,
     promising=lambda w: w.layout == CHANNELS_FIRST and w.groups < w.O,  # of others, `mma_sync` is faster
     kinds=("cuda",),
     since=80,

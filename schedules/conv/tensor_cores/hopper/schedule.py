@@ -33,6 +33,7 @@ from tvm.s_tir import Schedule
 
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
+from tvmconv.requirements import CHANNELS_LAST_LAYOUT, all_of
 from tvmconv.workloads import Conv
 
 from ....program import write
@@ -49,11 +50,16 @@ def as_copied(w: Conv) -> Conv:
     return in_short_steps(with_lines_as_channels(w))
 
 
+def can_be_copied_as_patches(w: Conv) -> bool:
+    """Whether TMA can copy the operands: rows of whole chunks, filters that its corners and offsets have room for."""
+    return can_be_copied(as_copied(w))
+
+
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
     usage=lambda w, c: usage(as_copied(w), c),
-    condition=lambda w: can_be_copied(as_copied(w)),
+    condition=all_of(CHANNELS_LAST_LAYOUT, can_be_copied_as_patches),
     promising=lambda w: is_promising(as_copied(w)),
     supersedes=("direct", "implicit_gemm", "tensor_core"),
     kinds=("cuda",),

@@ -25,6 +25,7 @@ from tvm.s_tir import Schedule
 
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
+from tvmconv.requirements import CHANNELS_LAST_LAYOUT
 from tvmconv.workloads import Conv
 from tvmconv.workloads.layout import CHANNELS_LAST
 
@@ -38,11 +39,6 @@ from .tiles import MMA_N
 DTYPES = ("float16", "bfloat16", "tf32")
 
 
-def is_channels_last(w: Conv) -> bool:
-    """Whether the reduction is contiguous in memory, for each tap."""
-    return w.layout == CHANNELS_LAST
-
-
 def is_promising(w: Conv) -> bool:
     """Whether a group's channels fill chunks, and its output channels half an mma, or there are no groups."""
     p = Product.of(w)
@@ -53,7 +49,7 @@ def is_promising(w: Conv) -> bool:
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
     usage=lambda w, c: usage(with_lines_as_channels(w), c),
-    condition=is_channels_last,
+    condition=CHANNELS_LAST_LAYOUT,  # the reduction is contiguous in memory, for each tap
     promising=is_promising,
     supersedes=("direct", "implicit_gemm", "tensor_core"),
     kinds=("cuda",),

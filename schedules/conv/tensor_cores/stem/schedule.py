@@ -41,6 +41,7 @@ from tvmconv.gpu import REGISTERS
 from tvmconv.knobs import Columns, Knobs
 from tvmconv.knobs.space import Usage
 from tvmconv.library import schedule
+from tvmconv.requirements import ONE_GROUP, Requirement, all_of
 from tvmconv.workloads import Conv2d
 
 from ....program import write
@@ -55,11 +56,13 @@ MAX_PRODUCTS = 1024  # of a warp and tile, all of them unrolled
 MAX_HELD = 160  # sums and weights of a thread, in registers
 OWN_REGISTERS = 40  # of a thread besides these
 
+FEW_CHANNELS = Requirement(
+    f"at most {MAX_CHANNELS} input channels", lambda w: w.C <= MAX_CHANNELS, lambda w: f"{w.C} input channels"
+)
+
 
 def fits(w: Conv2d) -> bool:
-    """Whether the channels are few, and a tile and its weight have room in the shared memory of every GPU."""
-    if w.groups > 1 or w.C > MAX_CHANNELS:
-        return False
+    """Whether a tile and its weight have room in the shared memory of every GPU."""
     tile = default(w)
     return bool(tile.shared_bytes <= SHARED_BYTES) and bool(tile.products <= MAX_PRODUCTS)
 
@@ -78,7 +81,7 @@ def usage(w: Conv2d, c: Columns) -> Usage:
     "conv2d",
     dtypes=DTYPES,
     usage=usage,
-    condition=fits,
+    condition=all_of(ONE_GROUP, FEW_CHANNELS, fits),
     promising=promising,
     supersedes=("mma_sync", "tensor_core", "direct", "implicit_gemm"),
     kinds=("cuda",),

@@ -22,6 +22,7 @@ from tvm.s_tir import Schedule
 
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
+from tvmconv.requirements import CHANNELS_LAST_LAYOUT, all_of
 from tvmconv.workloads import Conv2d
 
 from ....program import Buffer, allocate, write
@@ -32,7 +33,15 @@ from .choice import DTYPES, applies, ask, is_promising, matrices, product, usage
 from .transforms import transform_filters, transform_inputs, transform_outputs
 
 
-@schedule("conv2d", dtypes=DTYPES, usage=usage, condition=applies, promising=is_promising, kinds=("cuda",), only=90)
+@schedule(
+    "conv2d",
+    dtypes=DTYPES,
+    usage=usage,
+    condition=all_of(CHANNELS_LAST_LAYOUT, applies),
+    promising=is_promising,
+    kinds=("cuda",),
+    only=90,
+)
 def winograd_hopper(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """`tile_m` outputs along each axis of a tile, `vector` channels of a transform's thread, and `hopper`'s knobs."""
     m, vector, tiles = ask(k, w)

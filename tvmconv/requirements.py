@@ -1,0 +1,77 @@
+"""Conditions on workloads that say in an error message what is needed and what a workload has instead."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tvmconv.workloads.layout import CHANNELS_LAST
+
+Condition = Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A condition on workloads and its description.
+
+    Attributes:
+        needed: what a workload must have, as it follows "with": "layout nhwc".
+        holds: `f(w)`, whether the workload has it.
+        given: `f(w)`, what the workload has instead, as it follows "this workload has": "nchw".
+    """
+
+    needed: str
+    holds: Condition
+    given: Callable[[Any], str]
+
+    def __call__(self, w: Any) -> bool:
+        """Whether the workload meets the requirement."""
+        return bool(self.holds(w))
+
+
+@dataclass(frozen=True)
+class AllOf:
+    """A condition that holds where all of its parts hold; the first part that does not is the one described.
+
+    Attributes:
+        parts: requirements or bare functions; a part is only asked where all parts before it hold.
+    """
+
+    parts: tuple[Condition, ...]
+
+    def __call__(self, w: Any) -> bool:
+        """Whether the workload meets all parts."""
+        return all(part(w) for part in self.parts)
+
+
+def all_of(*parts: Condition) -> AllOf:
+    """Combine conditions into one that holds where all of them do.
+
+    Example:
+        >>> condition = all_of(CHANNELS_LAST_LAYOUT, one_group)
+    """
+    return AllOf(parts)
+
+
+def describe_unmet(condition: Condition, w: Any) -> str:
+    """Say which part of a condition a workload does not meet, to follow "hopper computes conv2d in float16".
+
+    A bare function is described by the first line of its docstring, where that begins with "Whether".
+    """
+    if isinstance(condition, AllOf):
+        return next((describe_unmet(part, w) for part in condition.parts if not part(w)), "")
+    if isinstance(condition, Requirement):
+        return f" with {condition.needed}; this workload has {condition.given(w)}"
+    summary = (inspect.getdoc(condition) or "").partition("\n")[0]
+    if summary.startswith("Whether "):
+        return f" where {summary.removeprefix('Whether ').rstrip('.')}; this workload is not of that kind"
+    return " for some workloads; its condition does not hold for this one"
+
+
+CHANNELS_LAST_LAYOUT = Requirement(f"layout {CHANNELS_LAST}", lambda w: w.layout == CHANNELS_LAST, lambda w: w.layout)
+"""The channels are last in memory."""
+
+ONE_GROUP = Requirement("one group", lambda w: w.groups == 1, lambda w: f"{w.groups} groups")
+"""Each output channel reads all input channels."""
