@@ -96,6 +96,11 @@ def log_traceback(error: BaseException) -> None:
     _logger.debug("traceback of: %s", error, exc_info=error)
 
 
+def reason_of(error: Error) -> str:
+    """Return the message of an error for a line that names the schedule already."""
+    return error.reason if isinstance(error, ScheduleFailure) else str(error)
+
+
 def describe(error: BaseException) -> str:
     """Return an error in one line, with its type unless it is an `Error`, whose message speaks for itself."""
     lines = [line for line in str(error).splitlines() if line.strip()]

@@ -18,6 +18,8 @@ from tvmconv.errors import CompileError, DeviceError, Error, WorkloadError
 from tvmconv.knobs import Config, Value
 from tvmconv.knowledge.choose import promising
 from tvmconv.verify import Problem, Verification
+from tvmconv.workloads.registry import as_workload
+from tvmconv.workloads.text import quote
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
@@ -35,7 +37,7 @@ STAGES = ("te", "tir", "lowered", "source", "ptx", "sass", "resources")
 
 
 def build(
-    workload: Workload,
+    workload: Workload | str,
     schedule: str | library.Schedule | None = None,
     *,
     device: str | Device | None = None,
@@ -45,7 +47,7 @@ def build(
     """Build the kernel of a schedule for a workload.
 
     Args:
-        workload: what to compute.
+        workload: what to compute, or its text.
         schedule: how, by name or as found by `schedules`. By default, without a config, the schedule and the config
             that the model predicts to be the fastest; where no model knows the device, or with a config, the first
             schedule that is made to be tuned: `depthwise` for what is depthwise, `direct` for other convolutions and
@@ -55,13 +57,14 @@ def build(
         config: values by knob name; the other knobs take their defaults.
 
     Raises:
+        WorkloadError: the text of the workload is malformed.
         ScheduleError: no such schedule for this workload, or not for devices of this kind.
         KnobError: no such knob, or not a value that it takes.
         DeviceError: no such device, the workload does not fit in its memory, or the kernel exceeds its limits.
         CompileError: the schedule does not lower.
     """
-    place = find_place(device, arch)
-    chosen = library.find(workload, schedule) if isinstance(schedule, str) else schedule
+    workload, place = as_workload(workload), find_place(device, arch)
+    chosen = None if schedule is None else library.as_schedule(workload, schedule)
     check_memory(workload, place)
     if chosen:
         return build_on(workload, chosen, place, config)
@@ -85,7 +88,12 @@ def find_place(device: str | Device | None, arch: str | None) -> Device:
     """The device, or the architecture to compile for, that `build` was given."""
     if device is not None and arch is not None:
         raise DeviceError(f"give a device or an architecture, not both ({device} and {arch})")
-    return device if isinstance(device, devices.Device) else devices.find(arch or device or "auto")
+    if isinstance(device, devices.Device):
+        return device
+    named = arch or device or "auto"
+    if not isinstance(named, str):
+        raise DeviceError(f"expected a device such as 'cuda:0' or 'opencl:0', or an architecture, not {quote(named)}")
+    return devices.find(named)
 
 
 class Kernel:
@@ -257,16 +265,17 @@ class Kernel:
         """Run the kernel.
 
         Args:
-            inputs: NumPy arrays of the workload's input shapes, which are converted to its dtypes, or on CUDA tensors
-                that speak DLPack (PyTorch, CuPy), which are used where they lie.
+            inputs: NumPy arrays of the workload's input shapes, or nested lists of numbers, which are converted to its
+                dtypes; or on CUDA tensors that speak DLPack (PyTorch, CuPy), which are used where they lie.
 
         Returns:
             The output: a NumPy array, or a tensor of the inputs' library.
 
         Raises:
-            WorkloadError: an input has another shape than the workload.
+            WorkloadError: an input is no array of numbers, or has another shape than the workload.
         """
         shapes = list(self.workload.argument_shapes[:-1])
+        inputs = tuple(x if hasattr(x, "shape") else _as_array(x) for x in inputs)
         given = [tuple(x.shape) for x in inputs]
         if given != shapes:
             raise WorkloadError(f"{self.workload} takes inputs of shapes {shapes}, not {given}")
@@ -290,6 +299,16 @@ class Kernel:
         """
         problem = problem or Problem(self.workload)
         return self.loaded.time(problem.inputs, cold=cold, seconds=seconds)
+
+
+def _as_array(values: object) -> np.ndarray:
+    try:
+        array = np.asarray(values)
+    except ValueError:  # nested lists of different lengths
+        array = np.empty(0, dtype=object)
+    if array.dtype.kind not in "biuf":
+        raise WorkloadError(f"expected an array of numbers, or a tensor on the kernel's device, not {quote(values)}")
+    return array
 
 
 def check_memory(workload: Workload, device: Device) -> None:

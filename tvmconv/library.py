@@ -28,6 +28,7 @@ from tvmconv.lean import load_tvm
 from tvmconv.requirements import describe_unmet
 from tvmconv.user_code import BUILT_IN, user_code
 from tvmconv.workloads.registry import as_workload
+from tvmconv.workloads.text import quote
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule as TirSchedule
@@ -416,10 +417,20 @@ def find(w: Workload, name: str) -> Schedule:
     found = _registry.get((w.operator, name))
     if found and _may_apply(found, w):
         return found
-    # Only now are the others asked whether they apply, which takes some of them milliseconds.
-    reason = _why_not(found, w) if found else f"no schedule {name!r} for {w.operator} in {w.dtype}"
+    if found:
+        raise ScheduleError(_why_not(found, w))
     known = ", ".join(s.name for s in schedules(w)) or "none"
+    reason = f"no schedule {name!r} for {w.operator} in {w.dtype}"
     raise ScheduleError("; ".join([reason, f"there are: {known}", *map(str, broken.values())]))
+
+
+def as_schedule(w: Workload, schedule: str | Schedule) -> Schedule:
+    """Return a schedule as it is, or find it by its name; raises `ScheduleError` as `find`, or for anything else."""
+    if isinstance(schedule, Schedule):
+        return schedule
+    if not isinstance(schedule, str):
+        raise ScheduleError(f"expected a schedule or its name, such as 'tiling', not {quote(schedule)}")
+    return find(w, schedule)
 
 
 def _why_not(s: Schedule, w: Workload) -> str:

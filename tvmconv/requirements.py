@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmconv.workloads.layout import CHANNELS_LAST
+from tvmconv.workloads.text import by
 
 Condition = Callable[[Any], bool]
 
@@ -75,3 +76,9 @@ CHANNELS_LAST_LAYOUT = Requirement(f"layout {CHANNELS_LAST}", lambda w: w.layout
 
 ONE_GROUP = Requirement("one group", lambda w: w.groups == 1, lambda w: f"{w.groups} groups")
 """Each output channel reads all input channels."""
+
+STRIDE_1 = Requirement("stride 1", lambda w: set(w.stride) == {1}, lambda w: f"stride {by(w.stride)}")
+"""The filter is applied to each pixel."""
+
+DILATION_1 = Requirement("dilation 1", lambda w: set(w.dilation) == {1}, lambda w: f"dilation {by(w.dilation)}")
+"""The taps of the filter are adjacent."""

@@ -14,7 +14,7 @@ from tvmconv import baselines as libraries
 from tvmconv import library
 from tvmconv.baselines.base import WrongDeviceError
 from tvmconv.devices import Device, Timing
-from tvmconv.errors import Error, KnobError, ScheduleError, ScheduleFailure, log_traceback
+from tvmconv.errors import Error, KnobError, ScheduleError, log_traceback, reason_of
 from tvmconv.experiments.results import Result, Row
 from tvmconv.kernel import Kernel
 from tvmconv.knobs import Config, Knob, Value
@@ -338,7 +338,7 @@ def _thinned(samples: Sequence[float]) -> tuple[float, ...]:
 
 def _failed(name: str, error: Error) -> Row:
     log_traceback(error)
-    return Row(name, failure=error.reason if isinstance(error, ScheduleFailure) else str(error))
+    return Row(name, failure=reason_of(error))
 
 
 def _wrong(verification: Verification) -> str:

@@ -79,7 +79,10 @@ class Split:
 
     def resolve(self, value: object) -> tuple[int, ...]:
         """Check `value` and replace a leading -1; raises `KnobError` when it is no list of `parts` positive factors."""
-        wanted = f"knob {self.name} takes {self.parts} factors such as {format_value(self.default)}"
+        wanted = (
+            f"knob {self.name} takes {self.parts} factors of {self.extent} such as {format_value(self.default)} "
+            f"(-1: as many as cover {self.extent})"
+        )
         if not isinstance(value, (tuple, list)) or len(value) != self.parts:
             raise KnobError(f"{wanted}, not {format_value(value)}")
         if not all(isinstance(f, int) and not isinstance(f, bool) for f in value):
@@ -156,9 +159,14 @@ class Knobs:
 
     Args:
         config: values by knob name; a knob that is missing takes its default.
+
+    Raises:
+        KnobError: the config is no mapping.
     """
 
     def __init__(self, config: Mapping[str, Value] | None = None):
+        if config is not None and not isinstance(config, Mapping):
+            raise KnobError(f"expected values by knob name, such as {{'tile_w': (-1, 4)}}, not {config!r}"[:200])
         self._given = dict(config or {})
         self.asked: dict[str, Knob] = {}
         self.conditions: list[Condition] = []

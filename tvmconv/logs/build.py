@@ -12,10 +12,11 @@ from tvmconv.kernel import Kernel
 from tvmconv.knobs import Value
 from tvmconv.logs.best import Nearness, Paths, Rankings
 from tvmconv.workloads import Workload
+from tvmconv.workloads.registry import as_workload
 
 
 def build(
-    workload: Workload,
+    workload: Workload | str,
     schedule: str | library.Schedule | None = None,
     *,
     device: str | Device | None = None,
@@ -26,7 +27,7 @@ def build(
     """Build the kernel of a schedule for a workload.
 
     Args:
-        workload: what to compute.
+        workload: what to compute, or its text.
         schedule: how, by name or as found by `schedules`; by default what the log says, else what the model predicts,
             and else `depthwise` for what is depthwise, `direct` for other convolutions and `register` for filters.
         device: where to run it, such as `cuda:0` or `opencl:0`; by default the best there is (`auto`).
@@ -38,18 +39,20 @@ def build(
             predicts, or the schedule with its default config.
 
     Raises:
+        WorkloadError: the text of the workload is malformed.
         ScheduleError: no such schedule for this workload, or not for devices of this kind.
         KnobError: no such knob, or not a value that it takes.
         DeviceError: no such device, the workload does not fit in its memory, or the kernel exceeds its limits.
         CompileError: the schedule does not lower.
         Error: a log cannot be read.
     """
+    workload = as_workload(workload)
     if log is None:
         return kernel.build(workload, schedule, device=device, arch=arch, config=config)
     if config is not None:
         raise KnobError("give a config or a log, not both")
     place = kernel.find_place(device, arch)
-    chosen = library.find(workload, schedule) if isinstance(schedule, str) else schedule
+    chosen = None if schedule is None else library.as_schedule(workload, schedule)
     kernel.check_memory(workload, place)
     failures: list[Error] = []
     rankings = log if isinstance(log, Rankings) else Rankings(log, workload)

@@ -20,6 +20,8 @@ def read_object(line: str | bytes) -> dict[str, Any]:
     Raises:
         RecordError: the line is not UTF-8, no JSON, or holds something else; NaN and Infinity are no JSON.
     """
+    if not isinstance(line, (str, bytes)):
+        raise RecordError("the line is no text", f"expected a line of a log, not {shown(line)}")
     try:
         value = _DECODER.decode(line if isinstance(line, str) else line.decode())
     except (ValueError, RecursionError) as error:  # ValueError: also no UTF-8, or an integer of thousands of digits

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tvmconv.errors import RecordError
-from tvmconv.knobs import Config
+from tvmconv.knobs import Config, format_value
 from tvmconv.logs import autotvm, fields
 from tvmconv.logs.subject import Subject
 from tvmconv.measuring.outcome import ErrorKind, Measurement, cost
@@ -69,6 +69,12 @@ class Record:
     versions: Mapping[str, str] = field(default_factory=dict)
     index: int = 0
     final: bool = False
+
+    def __repr__(self) -> str:
+        config = " ".join(f"{name}={format_value(value)}" for name, value in self.config.items())
+        how = " ".join(filter(None, [self.schedule, config]))
+        came = f"{self.cost * 1e6:.4g} µs" if self.ok else f"failed, {self.error.name}: {self.message}"
+        return f"<Record {self.workload} by {how} on {self.device}: {came}>"
 
     @property
     def ok(self) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tvmconv import kernel, library
 from tvmconv.analysis.bounds import bounds
 from tvmconv.devices import Device
-from tvmconv.errors import Error, ScheduleFailure, log_traceback
+from tvmconv.errors import Error, log_traceback, reason_of
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.knowledge.choose import promising
 from tvmconv.knowledge.features import Machine
@@ -113,7 +113,7 @@ def of_code(workload: Workload, place: Device, machine: Machine) -> Together | N
                 times.append(Timed(schedule.name, first.seconds, f"bound by {first.unit}"))
             except Error as error:
                 log_traceback(error)
-                failed.append((schedule.name, error.reason if isinstance(error, ScheduleFailure) else str(error)))
+                failed.append((schedule.name, reason_of(error)))
     return Together(f"the code, computed for {machine.name}", "", _fastest_first(times), tuple(failed))
 
 

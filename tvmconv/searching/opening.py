@@ -50,7 +50,7 @@ class Field:
         Raises:
             ScheduleError: there is no such schedule for the workload, or none at all for the device.
         """
-        chosen = [library.find(workload, each) if isinstance(each, str) else each for each in named]
+        chosen = [library.as_schedule(workload, each) for each in named]
         if chosen:
             return cls(chosen)
         return cls(*(find(workload, device.kind, device.arch) for find in (library.to_tune, library.in_reserve)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,6 +12,9 @@ from tvmconv.errors import TuningError
 from tvmconv.logs.best import log_files
 from tvmconv.searching import tuners
 from tvmconv.searching.tuners.xgb import XGBTuner
+from tvmconv.workloads.text import quote
+
+MAX_COUNT = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class Request:
         begun: when the clock began to run, as `time.monotonic` tells it; None for when the search is called.
 
     Raises:
-        TuningError: trials, seconds, patience or workers is not positive.
+        TuningError: trials, patience or workers is no positive integer, seconds no positive number, or seed negative.
     """
 
     tuner: str = "xgb"
@@ -47,10 +52,14 @@ class Request:
     begun: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("trials", "seconds", "patience", "workers"):
+        for name in ("trials", "patience", "workers"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise TuningError(f"{name} has to be positive, not {value}")
+            if value is not None and not (_is_integer(value) and 0 < value <= MAX_COUNT):
+                raise TuningError(f"{name} has to be positive: an integer of at most {MAX_COUNT}, not {quote(value)}")
+        if self.seconds is not None and not (_is_number(self.seconds) and 0 < self.seconds < math.inf):
+            raise TuningError(f"seconds has to be positive: a finite number, not {quote(self.seconds)}")
+        if not (_is_integer(self.seed) and self.seed >= 0):
+            raise TuningError(f"seed has to be an integer that is not negative, not {quote(self.seed)}")
         if not isinstance(self.transfer, (str, os.PathLike)):  # a search looks at them more than once
             object.__setattr__(self, "transfer", tuple(self.transfer))
 
@@ -65,3 +74,11 @@ class Request:
         learns = issubclass(tuners.find(self.tuner), XGBTuner)
         if log_files(self.transfer) and not learns:
             raise TuningError(f"tuner {self.tuner} does not learn from other workloads: expected xgb")
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -50,6 +50,12 @@ class Tuned:
     phases: dict[str, float]
     seconds: float
 
+    def __repr__(self) -> str:
+        found = self.final or self.status.best
+        if not found:
+            return f"<Tuned nothing succeeded: {self.status}>"
+        return f"<Tuned {found.workload} by {found.schedule}: {found.cost * 1e6:.4g} µs, {self.status}>"
+
     @property
     def stages(self) -> dict[str, float]:
         """`phases`, under the name that it had in version 0.1."""

@@ -38,6 +38,12 @@ class Status:
     since_best: int = 0
     _arrivals: deque[float] = field(default_factory=deque)  # `elapsed` when each of the latest records came in
 
+    def __repr__(self) -> str:
+        asked = f" of {self.asked}" if self.asked is not None else ""
+        best = f", best {self.best.cost * 1e6:.4g} µs by {self.best.schedule}" if self.best else ""
+        failed = f", {self.errors.total()} failed" if self.errors else ""
+        return f"<Status {self.done}{asked} configs in {self.elapsed:.1f} s{failed}{best}>"
+
     def count(self, record: Record, *, earlier: bool = False) -> None:
         """Take notice of a record, perhaps of an earlier session."""
         self.done += 1

@@ -15,12 +15,14 @@ from tvmconv.searching.request import Request
 from tvmconv.searching.search import Tuned, search
 from tvmconv.searching.status import Status
 from tvmconv.workloads import Workload
+from tvmconv.workloads.registry import as_workload
+from tvmconv.workloads.text import quote
 
 Told = Callable[[Status], None]
 
 
 def tune(
-    workload: Workload,
+    workload: Workload | str,
     schedule: str | library.Schedule | None = None,
     tuner: str = "xgb",
     *,
@@ -42,7 +44,7 @@ def tune(
     counts: the same call after an interruption goes on where that one was.
 
     Args:
-        workload: what to compute.
+        workload: what to compute, or its text.
         schedule: how; its knobs make the space. By default all that `library.to_tune` names are searched as one, the
             schedule being one more choice, and the other schedules' defaults are measured as well.
         tuner: "xgb", "ga", "random" or "grid".
@@ -63,6 +65,7 @@ def tune(
         What came of the search.
 
     Raises:
+        WorkloadError: the text of the workload is malformed.
         TunerError: there is no such tuner.
         TuningError: trials, seconds, patience or workers is not positive, or the tuner does not learn from other
             workloads.
@@ -73,7 +76,7 @@ def tune(
     """
     request = Request(tuner, trials, seconds, log, seed, patience, transfer, workers, compare, confirm)
     named = [] if schedule is None else [schedule]
-    return tune_all(workload, named, find_devices(device), request, progress or (lambda status: None))
+    return tune_all(as_workload(workload), named, find_devices(device), request, progress or (lambda status: None))
 
 
 def tune_all(
@@ -114,6 +117,8 @@ def find_devices(device: str | Device | Sequence[str | Device], tracker: str | N
         DeviceError: a text names no device, one that is not here, or an architecture; or nothing is named.
     """
     if not isinstance(device, (str, Device)):
+        if not isinstance(device, Sequence):
+            raise DeviceError(f"expected a device such as 'cuda:0' or 'opencl:0', or several, not {quote(device)}")
         if not device:
             raise DeviceError("no device to measure on: expected one such as cuda:0 or opencl:0")
         return [place for each in device for place in find_devices(each, tracker)]

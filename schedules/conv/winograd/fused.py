@@ -27,6 +27,7 @@ from tvm.tirx.script.builder import ir
 
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
+from tvmconv.requirements import DILATION_1, ONE_GROUP, STRIDE_1, all_of
 from tvmconv.workloads import Conv2d, epilogue
 from tvmconv.workloads.dtypes import ACCUMULATOR
 from tvmconv.workloads.layout import stored
@@ -58,7 +59,7 @@ from .stages import transposed, weighted
 TRANSFORMING = 128  # threads of a block that transforms filters
 
 
-@schedule("conv2d", dtypes=DTYPES, usage=usage, condition=applies)
+@schedule("conv2d", dtypes=DTYPES, usage=usage, condition=all_of(ONE_GROUP, STRIDE_1, DILATION_1, applies))
 def winograd_fused(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """A block's tile is output channels × output tiles, each (thread, local), for all places."""
     written = write(w, Program(ask(w, k)).emit)

@@ -25,6 +25,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
+from tvmconv.requirements import DILATION_1, ONE_GROUP, STRIDE_1, all_of
 from tvmconv.workloads import Conv2d
 from tvmconv.workloads.dtypes import ACCUMULATOR
 from tvmconv.workloads.layout import CHANNELS_FIRST, stored
@@ -39,7 +40,13 @@ from .stages import declare
 THREADS = 128  # of a block that transforms
 
 
-@schedule("conv2d", dtypes=DTYPES, usage=usage, condition=applies, promising=is_promising)
+@schedule(
+    "conv2d",
+    dtypes=DTYPES,
+    usage=usage,
+    condition=all_of(ONE_GROUP, STRIDE_1, DILATION_1, applies),
+    promising=is_promising,
+)
 def winograd(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """Tiles of channels and of output tiles are (block, virtual thread, thread, local); reduction tiles (step, tap)."""
     grid, plan = ask(k, w)

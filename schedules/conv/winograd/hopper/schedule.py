@@ -22,7 +22,7 @@ from tvm.s_tir import Schedule
 
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
-from tvmconv.requirements import CHANNELS_LAST_LAYOUT, all_of
+from tvmconv.requirements import CHANNELS_LAST_LAYOUT, DILATION_1, ONE_GROUP, STRIDE_1, all_of
 from tvmconv.workloads import Conv2d
 
 from ....program import Buffer, allocate, write
@@ -37,7 +37,7 @@ from .transforms import transform_filters, transform_inputs, transform_outputs
     "conv2d",
     dtypes=DTYPES,
     usage=usage,
-    condition=all_of(CHANNELS_LAST_LAYOUT, applies),
+    condition=all_of(CHANNELS_LAST_LAYOUT, ONE_GROUP, STRIDE_1, DILATION_1, applies),
     promising=is_promising,
     kinds=("cuda",),
     only=90,
