@@ -113,10 +113,25 @@ def by_hand(s, w, k):
     assert tc.build(W, "by_hand", device="opencl:0").verify().ok
 
 
-def test_another_package_that_does_not_import_is_named(installed):
-    installed("others_broken", "import a_module_that_nobody_has\n")
-    with pytest.raises(tc.ScheduleError, match=r"the schedules of others_broken do not import: No module named"):
-        tc.schedules(W)
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import a_module_that_nobody_has", "ModuleNotFoundError: No module named 'a_module_that_nobody_has'"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("raise SystemExit(1)", "SystemExit: 1"),
+        ("x = (", "SyntaxError: '(' was never closed"),
+    ],
+)
+def test_a_package_that_does_not_import_leaves_the_others(installed, caplog, source, reason):
+    installed("others_fine", "from tvmconv.library import schedule\n@schedule('conv2d')\ndef fine(s, w, k): ...\n")
+    installed("others_broken", source + "\n")
+    names = [s.name for s in tc.schedules(W)]
+    assert (names[0], names[-1]) == ("default", "fine")
+    (warning,) = caplog.records
+    assert warning.getMessage().startswith(f"package others_broken of schedules failed: {reason}")
+    assert warning.getMessage().endswith(" (others_broken.py:1)")
+    with pytest.raises(tc.ScheduleError, match=r"no schedule 'broken' for conv2d.*package others_broken of schedules"):
+        library.find(W, "broken")
 
 
 def test_a_schedule_that_says_what_it_uses_has_a_space_within_the_limits(registry):

@@ -100,22 +100,24 @@ class Schedule:
 
     def promises(self, w: Workload) -> bool:
         """Whether a search that names no schedule should try it; raises `ScheduleFailure` as `applies` does."""
-        with self._own_code():
+        with self._own_code(self.promising):
             return bool(self.promising and _holds(self.promising, w))
 
     def yields_to_others(self, w: Workload) -> bool:
         """Whether other promising schedules come before it; raises `ScheduleFailure` as `applies` does."""
-        with self._own_code():
+        with self._own_code(self.yields):
             return bool(self.yields and _holds(self.yields, w))
 
     def _meets_condition(self, w: Workload) -> bool:
         if self.condition is None:
             return True
-        with self._own_code():
+        with self._own_code(self.condition):
             return _holds(self.condition, w)
 
-    def _own_code(self) -> AbstractContextManager[None]:
-        return user_code(f"schedule {self.name}", self.function.__module__)
+    def _own_code(self, function: Callable | None = None) -> AbstractContextManager[None]:
+        """The border to the schedule's function, or to another one of its functions."""
+        modules = [getattr(each, "__module__", None) for each in (self.function, function)]
+        return user_code(f"schedule {self.name}", *filter(None, modules))
 
     def _returned_wrongly(self, function: Callable, returned: object, expected: str) -> ScheduleFailure:
         reason = f"{getattr(function, '__name__', 'it')} returned {type(returned).__name__}, expected {expected}"
@@ -165,12 +167,12 @@ class Schedule:
 
     def _evaluate(self, holds: Callable[[Columns], Any], columns: Columns) -> Any:
         """A knobs' condition, for the values of many configs."""
-        with self._own_code():
+        with self._own_code(holds):
             return holds(columns)
 
     def _used(self, w: Workload, columns: Columns) -> Usage:
         assert self.usage
-        with self._own_code():
+        with self._own_code(self.usage):
             used = self.usage(w, columns)
         if not isinstance(used, Usage):
             raise self._returned_wrongly(self.usage, used, "a tvmconv.knobs.space.Usage")

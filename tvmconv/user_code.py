@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tvmconv.errors import Error, ScheduleFailure, describe
 
@@ -13,13 +13,13 @@ BUILT_IN = "tvmconv.builtin"
 
 
 @contextlib.contextmanager
-def user_code(name: str, module: str) -> Iterator[None]:
+def user_code(name: str, *modules: str) -> Iterator[None]:
     """Raise whatever the block raises as `ScheduleFailure`; an `Error` and Ctrl-C stay what they are.
 
     Args:
         name: what the message begins with, such as "schedule bad".
-        module: full name of the module that the code is in; the message names the last line of its package that was
-            executed, rather than a line of a library that it called.
+        modules: full names of the modules that the code is in; the message names the last line of their packages that
+            was executed, rather than a line of a library that the code called.
 
     Raises:
         ScheduleFailure: the block raised an exception, `SystemExit` included.
@@ -29,20 +29,17 @@ def user_code(name: str, module: str) -> Iterator[None]:
     except (Error, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise ScheduleFailure(name, describe(error), raised_at(error, module)) from error
+        raise ScheduleFailure(name, describe(error), raised_at(error, modules)) from error
 
 
-def raised_at(error: BaseException, module: str) -> str:
-    """Return file and line, such as "bad.py:4", of the last frame in a module's package; "" if there is none."""
+def raised_at(error: BaseException, modules: Iterable[str]) -> str:
+    """Return file and line, such as "bad.py:4", of the last frame in the packages of modules; "" if there is none."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{os.path.basename(error.filename)}:{error.lineno}"
-    package = BUILT_IN if module.startswith(f"{BUILT_IN}.") else module.partition(".")[0]
+    packages = {BUILT_IN if name.startswith(f"{BUILT_IN}.") else name.partition(".")[0] for name in modules}
     own = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
-        if _is_in(frame.f_globals.get("__name__"), package):
+        module = f"{frame.f_globals.get('__name__')}."
+        if any(module.startswith(f"{package}.") for package in packages):
             own = f"{os.path.basename(frame.f_code.co_filename)}:{line}"
     return own
-
-
-def _is_in(module: object, package: str) -> bool:
-    return isinstance(module, str) and f"{module}.".startswith(f"{package}.")

@@ -18,6 +18,7 @@ from tvmconv.logs.record import Record
 from tvmconv.logs.subject import Subject
 from tvmconv.workloads import Conv, Workload
 from tvmconv.workloads.suites import Variant
+from tvmconv.workloads.text import quote
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -26,10 +27,14 @@ def log_files(paths: Paths) -> list[Path]:
     """The logs that were named: files as they are, and of folders every `*.jsonl` below them, in alphabetical order.
 
     Raises:
-        Error: a file is not there, or a folder has no logs.
+        Error: a file is not there, a folder has no logs, or an argument is no path.
     """
     files: list[Path] = []
-    for path in [Path(paths)] if isinstance(paths, (str, os.PathLike)) else map(Path, paths):
+    try:
+        named = [Path(paths)] if isinstance(paths, (str, os.PathLike)) else [Path(path) for path in paths]
+    except TypeError as error:
+        raise Error(f"expected the path of a log or a folder of logs, or several, not {quote(paths)}") from error
+    for path in named:
         found = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
         if not found:
             raise Error(f"no logs in folder {path}: expected files *.jsonl")

@@ -60,6 +60,10 @@ class Request:
             raise TuningError(f"seconds has to be positive: a finite number, not {quote(self.seconds)}")
         if not (_is_integer(self.seed) and self.seed >= 0):
             raise TuningError(f"seed has to be an integer that is not negative, not {quote(self.seed)}")
+        if not isinstance(self.log, (str, os.PathLike)):
+            raise TuningError(f"log has to be the path of a file, not {quote(self.log)}")
+        if not isinstance(self.transfer, (str, os.PathLike, Iterable)):
+            raise TuningError(f"transfer has to be the path of a log, or several, not {quote(self.transfer)}")
         if not isinstance(self.transfer, (str, os.PathLike)):  # a search looks at them more than once
             object.__setattr__(self, "transfer", tuple(self.transfer))
 

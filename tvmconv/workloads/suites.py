@@ -108,6 +108,8 @@ def suite(
             such variant, or the file is malformed.
         OSError: the file cannot be read.
     """
+    if not isinstance(name, str):
+        raise WorkloadError(f"expected the name of a suite or of a file NAME.json, not {quote(name)}")
     return distinct(walk(name, Variant(batch, dtype, layout, epilogue)))
 
 

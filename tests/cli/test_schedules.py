@@ -1,0 +1,91 @@
+"""`tvmconv schedules W NAME`: what a schedule is and what its knobs take; and which condition a workload lacks."""
+
+import json
+
+import pytest
+
+import tvmconv as tc
+from tvmconv import library
+from tvmconv.cli import main
+
+TEXT = "conv2d:1x64x56x56,64x64x3x3,s1,p1"
+
+
+def printed(capsys, *words):
+    status = main([*words])
+    return status, *capsys.readouterr()
+
+
+def test_a_schedule_is_described_with_knobs_options_and_defaults(capsys):
+    status, out, err = printed(capsys, "schedules", TEXT, "direct")
+    schedule = library.find(tc.parse(TEXT), "direct")
+    size = schedule.space(tc.parse(TEXT)).size
+    assert (status, err) == (0, "")
+    assert out.startswith(f"direct of {TEXT}: {size:,} configs\n\n{schedule.doc}\n\n")
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if line}
+    assert rows["tile_rc"] == ["tile_rc", "-1,4", "7", "2", "factors", "of", "64,", "outermost", "first"]
+    assert rows["pipeline"] == ["pipeline", "none", "5", "none,", "registers,", "async2,", "async3,", "async4"]
+    assert "-1 as the first factor: as many as it takes to cover the extent" in out
+
+
+def test_a_schedule_is_described_as_json(capsys):
+    described = json.loads(printed(capsys, "schedules", TEXT, "direct", "--json")[1])
+    knobs = {knob["knob"]: knob for knob in described["knobs"]}
+    assert knobs["tile_rc"] == {"knob": "tile_rc", "default": [-1, 4], "options": 7, "extent": 64, "parts": 2}
+    assert knobs["fetch"]["values"] == ["blocked", "interleaved"]
+    assert described["configs"] == library.find(tc.parse(TEXT), "direct").space(tc.parse(TEXT)).size
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("schedules", TEXT, "tiling", "more"), "see tvmconv schedules --help"),
+        (("run", TEXT, "--foo"), "see tvmconv run --help"),
+        (("log", "best", "x", TEXT, "--foo"), "see tvmconv log --help"),
+        (("frobnicate",), "see tvmconv --help"),
+    ],
+)
+def test_the_hint_of_a_wrong_command_line_names_the_command(capsys, words, hint):
+    status, _, err = printed(capsys, *words)
+    assert (status, err.strip().endswith(hint)) == (2, True)
+
+
+def test_a_knob_names_what_it_takes(capsys):
+    for value, accepted in (
+        ("tile_c=3", "takes 3 factors of 64 such as -1,4,8 (-1: as many as cover 64), not 3"),
+        ("fetch=x", "takes one of blocked, interleaved, not x"),
+    ):
+        schedule = "tiling" if "tile" in value else "direct"
+        status, _, err = printed(capsys, "show", TEXT, schedule, "--set", value, "--arch", "sm_90")
+        assert (status, accepted in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "schedule", "unmet"),
+    [
+        ("1x64x14x14,64x64x3x3,s1,p1,f16", "hopper", "in float16 with layout nhwc; this workload has nchw"),
+        ("1x64x14x14,64x64x3x3,s1,p1,f16", "mma_sync", "in float16 with layout nhwc; this workload has nchw"),
+        ("1x64x14x14,64x64x3x3", "hopper", "in float16, bfloat16, tf32; this workload has float32"),
+        ("1x64x14x14,64x64x3x3,s2", "winograd", "in float32 with stride 1; this workload has stride 2x2"),
+        ("1x64x14x14,64x32x3x3,g2", "winograd", "in float32 with one group; this workload has 2 groups"),
+        ("1x64x14x14,64x64x3x3,f16,nhwc", "stem", "with at most 8 input channels; this workload has 64 input channels"),
+        (
+            "1x64x14x14,64x64x3x3",
+            "depthwise",
+            "one input channel; this workload is not of that kind",
+        ),
+    ],
+)
+def test_a_schedule_that_does_not_apply_names_the_condition(text, schedule, unmet):
+    with pytest.raises(tc.ScheduleError) as caught:
+        tc.build(f"conv2d:{text}", schedule, arch="sm_90")
+    assert str(caught.value).startswith(f"{schedule} computes conv2d in ")
+    assert str(caught.value).endswith(unmet)
+
+
+def test_a_bare_condition_may_be_without_a_description(registry):
+    def never(s, w, k): ...
+
+    tc.schedule("conv2d", condition=lambda w: False)(never)
+    with pytest.raises(tc.ScheduleError, match="for some workloads; its condition does not hold for this one"):
+        library.find(tc.parse(TEXT), "never")
