@@ -71,9 +71,9 @@ def run(args: argparse.Namespace) -> int:
         begin(built[-1])  # while the next one is built, and what follows is imported
     if not built:
         raise failures[0]
-    for failure in failures:
-        log_traceback(failure)
-        print(f"tvmconv: {failure}", file=sys.stderr)
+    for error in failures:
+        log_traceback(error)
+        print(f"tvmconv: {error}", file=sys.stderr)
     from tvmconv.reports.comparison import comparison
     from tvmconv.reports.explain import explanation, knob_steps
 

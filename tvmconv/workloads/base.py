@@ -19,6 +19,9 @@ class Workload(Protocol):
     operator: ClassVar[str]  # the operator's name, which is also the prefix of the text: `conv2d`
     EXAMPLE: ClassVar[str]  # a text, for messages
 
+    def __hash__(self) -> int:
+        """The same for equal workloads."""
+
     @property
     def dtype(self) -> str:
         """How elements are stored and multiplied, one of `tvmconv.workloads.dtypes.DTYPES`."""
