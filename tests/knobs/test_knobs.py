@@ -68,7 +68,7 @@ def test_a_split_covers_its_extent_with_the_outermost_factor():
     ],
 )
 def test_a_malformed_split_is_refused_with_an_example(value):
-    with pytest.raises(KnobError, match=r"knob tile takes 3 factors such as -1,5,5") as caught:
+    with pytest.raises(KnobError, match=r"knob tile takes 3 factors of 25 such as -1,5,5") as caught:
         Knobs({"tile": value}).split("tile", 25, parts=3, default=(-1, 5, 5))
     assert "\n" not in str(caught.value)
 

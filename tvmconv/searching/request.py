@@ -52,12 +52,16 @@ class Request:
     begun: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("trials", "patience", "workers"):
+        for name in ("trials", "seconds", "patience", "workers"):
             value = getattr(self, name)
-            if value is not None and not (_is_integer(value) and 0 < value <= MAX_COUNT):
-                raise TuningError(f"{name} has to be positive: an integer of at most {MAX_COUNT}, not {quote(value)}")
-        if self.seconds is not None and not (_is_number(self.seconds) and 0 < self.seconds < math.inf):
-            raise TuningError(f"seconds has to be positive: a finite number, not {quote(self.seconds)}")
+            if value is None:
+                continue
+            if _is_number(value) and not value > 0:
+                raise TuningError(f"{name} has to be positive, not {value}")
+            if name == "seconds" and not (_is_number(value) and value < math.inf):
+                raise TuningError(f"seconds has to be a finite number, not {quote(value)}")
+            if name != "seconds" and not (_is_integer(value) and value <= MAX_COUNT):
+                raise TuningError(f"{name} has to be an integer of at most {MAX_COUNT}, not {quote(value)}")
         if not (_is_integer(self.seed) and self.seed >= 0):
             raise TuningError(f"seed has to be an integer that is not negative, not {quote(self.seed)}")
         if not isinstance(self.log, (str, os.PathLike)):
