@@ -385,3 +385,28 @@ def test_a_search_writes_a_log_from_which_the_next_call_takes_its_kernels(tmp_pa
     again = optimized(model, seconds=2, log=log)
     assert log.read_text() == records
     assert differ(again, model) < 1e-5
+
+
+class NormAct(torch.nn.BatchNorm2d):
+    """A normalisation and an activation in one module, as timm's `BatchNormAct2d`."""
+
+    def forward(self, x):
+        y = torch.nn.functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False)
+        return torch.nn.functional.leaky_relu(y, 0.1)
+
+
+def test_functional_norm_and_leaky_relu_run_in_the_kernel():
+    model = with_statistics(torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3, padding=1), NormAct(4)))
+    ours = optimized(model)
+    (line,) = ours.report().lines
+    assert line.workload.endswith(",bias,leaky_relu0.1")
+    assert all(runs(ours).values())
+    assert differ(ours, model) < 1e-5
+    for each in (ours, model):
+        getattr(each, "1").running_mean.add_(1.0)
+    assert differ(copy.deepcopy(ours), model) < 1e-5  # the weight is packed anew, in a copy too
+
+
+def test_the_report_names_what_no_kernel_does():
+    ours = optimized(torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3, padding=1), torch.nn.PReLU()).eval())
+    assert "followed by PReLU, which no kernel does" in str(ours.report())

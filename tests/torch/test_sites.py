@@ -16,15 +16,25 @@ BEHIND = {
     "relu6": [nn.ReLU6(), functional.relu6, nn.Hardtanh(0, 6), lambda y: torch.clamp(y, 0, 6)],
     "silu": [nn.SiLU(), functional.silu],
     "gelu": [nn.GELU(), functional.gelu],
+    "gelu_tanh": [nn.GELU(approximate="tanh"), lambda y: functional.gelu(y, approximate="tanh")],
+    "tanh": [nn.Tanh(), torch.tanh, lambda y: y.tanh()],
+    "mish": [nn.Mish(), functional.mish],
+    "elu": [nn.ELU(), functional.elu, lambda y: functional.elu(y, inplace=True)],
+    "softplus": [nn.Softplus(), functional.softplus],
+    "leaky_relu": [nn.LeakyReLU(), functional.leaky_relu],
+    "leaky_relu0.1": [nn.LeakyReLU(0.1, inplace=True), lambda y: functional.leaky_relu(y, negative_slope=0.1)],
+    "leaky_relu0.2": [nn.LeakyReLU(0.2), lambda y: functional.leaky_relu(y, 0.2)],
     "sigmoid": [nn.Sigmoid(), torch.sigmoid, lambda y: y.sigmoid()],
     "hardsigmoid": [nn.Hardsigmoid(), functional.hardsigmoid],
     "hardswish": [nn.Hardswish(), functional.hardswish],
     "clamp": [lambda y: y.clamp(0, 1), lambda y: torch.clip(y, max=1, min=0), lambda y: functional.hardtanh(y, 0)],
     "": [
-        nn.Tanh(),
+        nn.PReLU(),
+        nn.LeakyReLU(0.3),
+        nn.ELU(0.5),
+        nn.Softplus(2),
         nn.Hardtanh(),
-        nn.GELU(approximate="tanh"),
-        lambda y: functional.gelu(y, approximate="tanh"),
+        lambda y: functional.elu(y, 2.0),
         lambda y: y.clamp(0, 5),
         lambda y: y.clamp(max=6),
         lambda y: y * torch.sigmoid(y),
@@ -53,3 +63,67 @@ def test_an_activation_becomes_part_of_the_kernel(name, behind):
     assert site.names == ([name] if name else [])
     if name:  # and PyTorch would compute the same in its place
         torch.testing.assert_close(ACTIVATIONS[name](X), behind(X.clone()))
+
+
+class NormAct(nn.BatchNorm2d):
+    """A normalisation and an activation in one module, as timm's `BatchNormAct2d`."""
+
+    def __init__(self, channels, act):
+        super().__init__(channels)
+        self.act = act
+
+    def forward(self, x):
+        y = functional.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, self.training, self.momentum, self.eps
+        )
+        return self.act(y)
+
+
+class Statistics(nn.Module):
+    """A normalisation by statistics that are computed at each call."""
+
+    def forward(self, x):
+        return functional.batch_norm(x, x.mean((0, 2, 3)), x.var((0, 2, 3)))
+
+
+def test_functional_batch_norm_becomes_part_of_the_kernel():
+    model = Followed(NormAct(1, nn.ReLU())).eval()
+    nn.init.uniform_(model.behind.weight)
+    model.behind.running_mean.fill_(0.5)
+    (site,) = find_sites(trace(model), {})
+    assert site.names == ["relu"]
+    y = torch.randn(2, 1, 4, 4)
+    expected = functional.batch_norm(y, *(getattr(model.behind, name) for name in NORM_TENSORS))
+    torch.testing.assert_close(site.norm(y), expected)
+    model.behind.running_mean.data = torch.full((1,), 2.0)  # the model's own tensor is read, not a copy
+    assert site.norm.running_mean.item() == 2.0
+
+
+NORM_TENSORS = ("running_mean", "running_var", "weight", "bias")
+
+
+def test_sync_batch_norm_becomes_part_of_the_kernel():
+    (site,) = find_sites(trace(Followed(nn.SyncBatchNorm(1)).eval()), {})
+    assert isinstance(site.norm, nn.SyncBatchNorm)
+
+
+@pytest.mark.parametrize("behind", [Statistics(), NormAct(1, nn.ReLU()).train()])
+def test_batch_norm_by_statistics_of_the_call_is_left_to_pytorch(behind):
+    (site,) = find_sites(trace(Followed(behind)), {})
+    assert site.norm is None
+
+
+@pytest.mark.parametrize(
+    ("behind", "name"),
+    [
+        (nn.PReLU(), "PReLU"),
+        (nn.LeakyReLU(0.3), "LeakyReLU"),
+        (nn.GroupNorm(1, 1), "GroupNorm"),
+        (lambda y: functional.elu(y, 2.0), "elu"),
+        (nn.ReLU(), ""),
+        (nn.MaxPool2d(2), ""),
+    ],
+)
+def test_what_no_kernel_does_is_named(behind, name):
+    (site,) = find_sites(trace(Followed(behind)), {})
+    assert site.followed_by == name

@@ -27,6 +27,14 @@ BY_HAND = {
     "hardsigmoid": lambda y: min(max(y / 6 + 0.5, 0.0), 1.0),
     "hardswish": lambda y: y * min(max(y / 6 + 0.5, 0.0), 1.0),
     "sigmoid": lambda y: 1 / (1 + math.exp(-y)),
+    "tanh": math.tanh,
+    "elu": lambda y: y if y > 0 else math.exp(y) - 1,
+    "softplus": lambda y: math.log1p(math.exp(y)),
+    "mish": lambda y: y * math.tanh(math.log1p(math.exp(y))),
+    "gelu_tanh": lambda y: y / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3))),
+    "leaky_relu": lambda y: y if y > 0 else 0.01 * y,
+    "leaky_relu0.1": lambda y: y if y > 0 else 0.1 * y,
+    "leaky_relu0.2": lambda y: y if y > 0 else 0.2 * y,
 }
 
 orders = st.lists(st.sampled_from(sorted(BY_HAND)), unique=True).map(tuple)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tvmconv.workloads import Conv1d, Conv2d
 from tvmconv.workloads.conv import Conv
 from tvmconv.workloads.filters import Filter
+from tvmconv.workloads.epilogues.leaky_relu import SLOPES
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST, LAYOUTS
 
 if TYPE_CHECKING:
@@ -188,11 +189,11 @@ def _bias(y: Any, bias: Any) -> Any:
     return y + bias.view(-1, *(1,) * (y.dim() - 2))
 
 
-def _functional(name: str) -> Callable[[Any, Any], Any]:
+def _functional(name: str, **options: Any) -> Callable[[Any, Any], Any]:
     def apply(y: Any, _: Any) -> Any:
         from torch.nn import functional
 
-        return getattr(functional, name)(y)
+        return getattr(functional, name)(y, **options)
 
     return apply
 
@@ -202,6 +203,9 @@ _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda y, residual: y + residual,
     "clamp": lambda y, _: y.clamp(0, 1),
     **{name: _functional(name) for name in ("relu", "silu", "gelu", "relu6", "hardswish", "hardsigmoid", "sigmoid")},
+    **{name: _functional(name) for name in ("tanh", "mish", "elu", "softplus")},
+    "gelu_tanh": _functional("gelu", approximate="tanh"),
+    **{name: _functional("leaky_relu", negative_slope=slope) for name, slope in SLOPES.items()},
 }
 
 

@@ -34,6 +34,8 @@ UNARY = {
     "Sigmoid": "sigmoid",
     "Relu": "relu",
     "HardSwish": "hardswish",
+    "Mish": "mish",
+    "Softplus": "softplus",
 }
 BINARY = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Min": "min", "Max": "max"}
 
@@ -170,6 +172,10 @@ class _Translation:
             kind = "silu"
         elif node.op_type == "Gelu":
             kind, how = "gelu", {"by_tanh": _attribute(node, "approximate", b"none") == b"tanh"}
+        elif node.op_type == "LeakyRelu":
+            kind, how = "leaky_relu", {"slope": _attribute(node, "alpha", 0.01)}
+        elif node.op_type == "Elu":
+            kind, how = "elu", {"alpha": _attribute(node, "alpha", 1.0)}
         elif node.op_type == "HardSigmoid":
             kind = "hardsigmoid"
             how = {"slope": _attribute(node, "alpha", 0.2), "shift": _attribute(node, "beta", 0.5)}

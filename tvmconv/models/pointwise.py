@@ -41,12 +41,28 @@ def _hardsigmoid(x: NDArray[Any], *, slope: float = 1 / 6, shift: float = 0.5) -
     return _clip(x * slope + shift, low=0, high=1)
 
 
+def _leaky_relu(x: NDArray[Any], *, slope: float = 0.01) -> NDArray[Any]:
+    return np.where(x > 0, x, slope * x)
+
+
+def _elu(x: NDArray[Any], *, alpha: float = 1.0) -> NDArray[Any]:
+    return np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0)))
+
+
+def _softplus(x: NDArray[Any], *, beta: float = 1.0) -> NDArray[Any]:
+    return np.logaddexp(0, beta * x) / beta
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "same": lambda x: x,
     "neg": np.negative,
     "exp": np.exp,
     "erf": _erf,
     "tanh": np.tanh,
+    "leaky_relu": _leaky_relu,
+    "elu": _elu,
+    "softplus": _softplus,
+    "mish": lambda x: x * np.tanh(_softplus(x)),
     "sigmoid": _sigmoid,
     "relu": lambda x: np.maximum(x, 0),
     "silu": lambda x: x * _sigmoid(x),

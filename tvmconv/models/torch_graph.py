@@ -20,7 +20,7 @@ from tvmconv.errors import WorkloadError
 from tvmconv.models.graph import Graph, Op, convolution
 from tvmconv.workloads import Conv
 
-UNARY = ("neg", "exp", "erf", "tanh", "sigmoid", "relu", "relu6", "silu", "hardswish", "hardsigmoid")
+UNARY = ("neg", "exp", "erf", "tanh", "mish", "sigmoid", "relu", "relu6", "silu", "hardswish", "hardsigmoid")
 BINARY = {"add": "add", "sub": "sub", "mul": "mul", "div": "div", "minimum": "min", "maximum": "max"}
 SAME = ("clone", "alias", "detach", "lift_fresh", "_to_copy")
 NORMS = ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm")
@@ -169,6 +169,12 @@ def _pointwise(kind: str, given: Mapping[str, Any]) -> tuple[str, list[Any], dic
         return kind, [x], {}
     if kind in SAME:
         return ("same", [x], {}) if given.get("dtype") in (None, given["self"].dtype) else None
+    if kind == "leaky_relu":
+        return kind, [x], {"slope": given["negative_slope"]}
+    if kind == "elu" and given["scale"] == given["input_scale"] == 1:
+        return kind, [x], {"alpha": given["alpha"]}
+    if kind == "softplus" and given["threshold"] >= 20:
+        return kind, [x], {"beta": given["beta"]}
     if kind == "gelu":
         return "gelu", [x], {"by_tanh": given["approximate"] == "tanh"}
     if kind in BINARY:

@@ -60,7 +60,8 @@ class Chooser:
 
     def choose(self, found: Found) -> Line:
         """Decide on one convolution."""
-        line = Line(found.path, found.text, PYTORCH, found.reason)
+        followed_by = found.site.followed_by if found.site else ""
+        line = Line(found.path, found.text, PYTORCH, found.reason, followed_by=followed_by)
         if found.module is None or found.x is None:
             return line
         if not self._kernels.ready(found.text):

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads import Conv, dtypes, parse
+from tvmconv.workloads.epilogues.leaky_relu import SLOPES
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -22,6 +23,12 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "hardswish": functional.hardswish,
     "hardsigmoid": functional.hardsigmoid,
     "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "mish": functional.mish,
+    "elu": functional.elu,
+    "softplus": functional.softplus,
+    "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
+    **{name: functools.partial(functional.leaky_relu, negative_slope=slope) for name, slope in SLOPES.items()},
 }
 MEMORY_FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}  # by axes of space, of a workload in NHWC
 ALIGNMENT = 16  # bytes; what PyTorch allocates is aligned, views of it need not be

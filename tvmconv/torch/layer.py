@@ -15,7 +15,7 @@ from tvmconv.torch.operator import watch
 from tvmconv.torch.rounding import for_truncated_inputs
 
 CONVOLUTIONS = {torch.nn.Conv1d: 1, torch.nn.Conv2d: 2, torch.nn.Conv3d: 3}
-NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
+NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm)
 
 Stamp = tuple[weakref.ref[torch.Tensor], int, int]  # of a tensor: itself, its memory, and how often it was written to
 Key = tuple[tuple[int, ...], torch.dtype, torch.device, bool]
@@ -55,7 +55,7 @@ class TunedConv(torch.nn.Module):
         names: what follows: names of activations, and `add` for a residual; in their order.
     """
 
-    def __init__(self, conv: torch.nn.Module, norm: torch.nn.Module | None, names: Sequence[str]) -> None:
+    def __init__(self, conv: torch.nn.Module, norm: Any, names: Sequence[str]) -> None:
         super().__init__()
         self._own: tuple[Any, Any] = (conv, norm)  # in a tuple, as the model has registered them
         self.names = tuple(names)

@@ -23,6 +23,7 @@ class Line:
         before: seconds by PyTorch; None where it was not timed.
         after: seconds by our kernel.
         origin: where the kernel's config is from: "tuned", "predicted" or "default".
+        followed_by: PyTorch's name of an activation or a normalisation that follows, and that no kernel does.
     """
 
     path: str
@@ -32,6 +33,13 @@ class Line:
     before: float | None = None
     after: float | None = None
     origin: str = ""
+    followed_by: str = ""
+
+    @property
+    def why(self) -> str:
+        """Where the kernel's config is from, or why PyTorch runs; and what the kernel leaves to PyTorch."""
+        left = f"followed by {self.followed_by}, which no kernel does" if self.followed_by else ""
+        return "; ".join(filter(None, (self.reason or self.origin, left)))
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,7 @@ class Report:
                 line.workload or NOTHING,
                 line.runs,
                 *_times(line.before, line.after),
-                line.reason or line.origin or NOTHING,
+                line.why or NOTHING,
             )
             for line in self.lines
         ]

@@ -13,6 +13,8 @@ from torch.nn import functional
 
 from tvmconv.errors import ModelError
 from tvmconv.torch.layer import CONVOLUTIONS, NORMS, TunedConv
+from tvmconv.torch.norms import functional_norm
+from tvmconv.workloads.epilogues.leaky_relu import SLOPES
 
 MODEL = "model"  # what the model is called in the graph
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -24,7 +26,10 @@ FUNCTIONS: dict[Any, str] = {
     functional.relu: "relu",
     functional.relu_: "relu",
     functional.silu: "silu",
-    functional.gelu: "gelu",
+    functional.mish: "mish",
+    torch.tanh: "tanh",
+    torch.tanh_: "tanh",
+    functional.tanh: "tanh",
     functional.relu6: "relu6",
     functional.hardswish: "hardswish",
     functional.hardsigmoid: "hardsigmoid",
@@ -32,13 +37,14 @@ FUNCTIONS: dict[Any, str] = {
     torch.sigmoid_: "sigmoid",
     functional.sigmoid: "sigmoid",
 }
-METHODS = {"relu": "relu", "relu_": "relu", "sigmoid": "sigmoid", "sigmoid_": "sigmoid"}
+METHODS = {name + end: name for name in ("relu", "sigmoid", "tanh") for end in ("", "_")}
 SAME = (torch.nn.Identity, torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d)
 SAME_FUNCTIONS = {"dropout": 2, "stochastic_depth": 3}  # PyTorch's and torchvision's, and where they take `training`
 MODULES: dict[type, str] = {
     torch.nn.ReLU: "relu",
     torch.nn.SiLU: "silu",
-    torch.nn.GELU: "gelu",
+    torch.nn.Mish: "mish",
+    torch.nn.Tanh: "tanh",
     torch.nn.ReLU6: "relu6",
     torch.nn.Hardswish: "hardswish",
     torch.nn.Hardsigmoid: "hardsigmoid",
@@ -46,9 +52,37 @@ MODULES: dict[type, str] = {
 }
 
 
+# Activations with parameters: what they are called here, and their parameters with PyTorch's defaults.
+PARAMETRIC: dict[Any, tuple[str, dict[str, Any]]] = {
+    functional.leaky_relu: ("leaky_relu", {"negative_slope": 0.01}),
+    functional.leaky_relu_: ("leaky_relu", {"negative_slope": 0.01}),
+    functional.elu: ("elu", {"alpha": 1.0}),
+    functional.elu_: ("elu", {"alpha": 1.0}),
+    functional.softplus: ("softplus", {"beta": 1, "threshold": 20}),
+    functional.gelu: ("gelu", {"approximate": "none"}),
+}
+PARAMETRIC_MODULES: dict[type, tuple[str, tuple[str, ...]]] = {
+    torch.nn.LeakyReLU: ("leaky_relu", ("negative_slope",)),
+    torch.nn.ELU: ("elu", ("alpha",)),
+    torch.nn.Softplus: ("softplus", ("beta", "threshold")),
+    torch.nn.GELU: ("gelu", ("approximate",)),
+}
+WITH_PARAMETERS: dict[tuple[Any, ...], str] = {  # the operations of epilogues that these are, by their parameters
+    **{("leaky_relu", slope): name for name, slope in SLOPES.items()},
+    ("elu", 1.0): "elu",
+    ("softplus", 1, 20): "softplus",
+    ("gelu", "none"): "gelu",
+    ("gelu", "tanh"): "gelu_tanh",
+}
 CLAMPS: dict[Any, tuple[float | None, float | None]] = {  # and their limits, if none are given
     **dict.fromkeys((torch.clamp, torch.clamp_, torch.clip, "clamp", "clamp_", "clip", "clip_"), (None, None)),
     **dict.fromkeys((functional.hardtanh, functional.hardtanh_), (-1, 1)),
+}
+# What a report names where it follows a convolution and no kernel does it: activations and normalisations.
+NAMED_MODULES = {f"torch.nn.modules.{name}" for name in ("activation", "batchnorm", "instancenorm", "normalization")}
+NAMED_FUNCTIONS = {
+    *("prelu", "leaky_relu", "rrelu", "elu", "selu", "celu", "softplus", "softsign", "gelu", "hardtanh", "logsigmoid"),
+    *("batch_norm", "instance_norm", "group_norm", "layer_norm"),
 }
 UNKNOWN = (None, None, None)
 LIMITS: dict[tuple[float | None, float | None], str] = {(0, None): "relu", (0, 1): "clamp", (0, 6): "relu6"}
@@ -65,6 +99,7 @@ class Site:
         names: of the other operations, `add` among them at most once.
         nodes: of all of them, the convolution's first.
         adding: the one that adds a residual, if there is one.
+        followed_by: what alone reads the last one's value, and no kernel does; "" if there is no such operation.
         module: what computes the site in the tuned graph.
     """
 
@@ -74,6 +109,7 @@ class Site:
     norm: Any = None
     names: list[str] = field(default_factory=list)
     adding: fx.Node | None = None
+    followed_by: str = ""
     module: Any = None
 
     @property
@@ -193,14 +229,27 @@ def find_sites(graph: fx.GraphModule, kinds: Mapping[fx.Node, tuple[Any, ...]]) 
         while (following := _following(site, modules, order, kinds)) is not None and following[0] not in taken:
             user, kind = following
             if kind == "norm":
-                site.norm = modules[str(user.target)]
+                site.norm = functional_norm(user, modules) or modules[str(user.target)]
             else:
                 site.names.append(kind)
             if kind == "add":
                 site.adding = user
             site.nodes.append(user)
         taken.update(site.nodes)
+        site.followed_by = _unfused(site, modules)
         yield site
+
+
+def _unfused(site: Site, modules: dict[str, Any]) -> str:
+    """What PyTorch calls the one operation behind a site, if it is an activation or a normalisation."""
+    users = list(site.nodes[-1].users)
+    if len(users) != 1 or users[0].op not in ("call_module", "call_function"):
+        return ""
+    if users[0].op == "call_module":
+        kind = type(modules[str(users[0].target)])
+        return kind.__name__ if kind.__module__ in NAMED_MODULES else ""
+    name = getattr(users[0].target, "__name__", "")
+    return name if name in NAMED_FUNCTIONS else ""
 
 
 def _following(
@@ -238,10 +287,11 @@ def _kind(node: fx.Node, value: fx.Node, modules: dict[str, Any]) -> str | None:
                 return None
             if type(module) in NORMS:
                 return "norm" if module.track_running_stats and module.running_mean is not None else None
-            if type(module) is torch.nn.GELU and module.approximate != "none":
-                return None
             if type(module) is torch.nn.Hardtanh:
                 return LIMITS.get((module.min_val, module.max_val))
+            if type(module) in PARAMETRIC_MODULES:
+                name, parameters = PARAMETRIC_MODULES[type(module)]
+                return WITH_PARAMETERS.get((name, *(getattr(module, parameter) for parameter in parameters)))
             return MODULES.get(type(module))
         case "call_function" if node.target in ADDITIONS:
             return (
@@ -251,14 +301,29 @@ def _kind(node: fx.Node, value: fx.Node, modules: dict[str, Any]) -> str | None:
             )
         case "call_function" | "call_method" if first and node.target in CLAMPS:
             return _limited(node, *CLAMPS[node.target])
+        case "call_function" if first and node.target in PARAMETRIC:
+            return _with_parameters(node)
+        case "call_function" if first and functional_norm(node, modules):
+            return "norm"
         case "call_function" if first and len(node.args) == 1:
-            plain = not {name for name, given in node.kwargs.items() if given and name != "inplace" and given != "none"}
+            plain = not {name for name, given in node.kwargs.items() if given and name != "inplace"}
             return FUNCTIONS.get(node.target) if plain else None
         case "call_method" if first and node.target in ADDING_METHODS:
             return "add" if len(node.args) == 2 and not node.kwargs else None
         case "call_method" if first and len(node.args) == 1 and not node.kwargs:
             return METHODS.get(str(node.target))
     return None
+
+
+def _with_parameters(node: fx.Node) -> str | None:
+    """The operation of an epilogue that a call of an activation with parameters is; None if it is none."""
+    name, defaults = PARAMETRIC[node.target]
+    given = {**dict(zip(defaults, node.args[1:], strict=False)), **node.kwargs}
+    given.pop("inplace", None)
+    if not given.keys() <= defaults.keys():
+        return None
+    values = (defaults | given).values()
+    return WITH_PARAMETERS.get((name, *values)) if not any(isinstance(value, fx.Node) for value in values) else None
 
 
 def _limited(node: fx.Node, low: float | None, high: float | None) -> str | None:

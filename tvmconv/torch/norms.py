@@ -1,0 +1,107 @@
+"""Batch normalisations that a model calls as a function: `functional.batch_norm` with constant statistics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.nn import functional
+
+PARAMETERS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+EPS = 1e-5  # PyTorch's default
+
+
+class FunctionalNorm:
+    """A call of `functional.batch_norm`, which reads its tensors from the model's own module, as `nn.BatchNorm2d` does.
+
+    It has what `TunedConv` asks a normalisation for. It owns no tensor: one that the model replaces is seen.
+
+    Args:
+        owner: the module that has the tensors.
+        names: the names that running_mean, running_var, weight and bias have there; None for a weight or bias that the
+            call leaves out.
+        eps: what is added to the variance.
+    """
+
+    def __init__(self, owner: torch.nn.Module, names: dict[str, str | None], eps: float) -> None:
+        self.owner, self.names, self.eps = owner, names, eps
+
+    def _tensor(self, name: str) -> Any:
+        own = self.names[name]
+        return None if own is None else getattr(self.owner, own)
+
+    @property
+    def running_mean(self) -> torch.Tensor:
+        """The mean of each channel."""
+        return self._tensor("running_mean")
+
+    @property
+    def running_var(self) -> torch.Tensor:
+        """The variance of each channel."""
+        return self._tensor("running_var")
+
+    @property
+    def weight(self) -> torch.Tensor | None:
+        """The factor of each channel."""
+        return self._tensor("weight")
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """The summand of each channel."""
+        return self._tensor("bias")
+
+    @property
+    def _parameters(self) -> dict[str, torch.Tensor | None]:
+        return {"weight": self.weight, "bias": self.bias}
+
+    @property
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        return {"running_mean": self.running_mean, "running_var": self.running_var}
+
+    @property
+    def training(self) -> bool:
+        """Whether the module that has the tensors is in training mode."""
+        return self.owner.training
+
+    @property
+    def _forward_hooks(self) -> Any:
+        return self.owner._forward_hooks
+
+    @property
+    def _forward_pre_hooks(self) -> Any:
+        return self.owner._forward_pre_hooks
+
+    def __call__(self, y: torch.Tensor) -> torch.Tensor:
+        """Normalise by PyTorch."""
+        return functional.batch_norm(y, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+
+
+def functional_norm(node: fx.Node, modules: dict[str, Any]) -> FunctionalNorm | None:
+    """The normalisation that a node of a graph is, if it is one whose statistics are constant.
+
+    Args:
+        node: of the graph.
+        modules: the graph's modules by their paths.
+    """
+    if node.op != "call_function" or node.target is not functional.batch_norm:
+        return None
+    arguments = dict(zip(PARAMETERS, node.args, strict=False)) | node.kwargs
+    eps = arguments.get("eps", EPS)
+    if arguments.get("training", False) or not isinstance(eps, float):
+        return None
+    tensors = {name: arguments.get(name) for name in ("running_mean", "running_var", "weight", "bias")}
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    if not {"running_mean", "running_var"} <= given.keys():
+        return None
+    if not all(isinstance(tensor, fx.Node) and tensor.op == "get_attr" for tensor in given.values()):
+        return None  # a tensor that is computed at each call
+    owners = {str(tensor.target).rpartition(".")[0] for tensor in given.values()}
+    owner = modules.get(owners.pop()) if len(owners) == 1 else None
+    if owner is None or owner.training:
+        return None
+    return FunctionalNorm(owner, {name: _attribute(tensor) for name, tensor in tensors.items()}, eps)
+
+
+def _attribute(tensor: Any) -> str | None:
+    return None if tensor is None else str(tensor.target).rpartition(".")[2]

@@ -1,0 +1,30 @@
+"""`tanh`: the hyperbolic tangent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tvmconv.workloads.dtypes import ACCUMULATOR
+from tvmconv.workloads.epilogue import Operation, register
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from tvm import tirx
+
+
+def compute(value: tirx.Expr) -> tirx.Expr:
+    """Return 1 - 2 / (1 + exp(2 · value)); `tanhf` itself is a rough approximation under `--use_fast_math`."""
+    from tvm import te, tirx
+
+    one, two = (tirx.const(number, ACCUMULATOR) for number in (1.0, 2.0))
+    return one - two / (one + te.exp(two * value))
+
+
+def reference(y: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return tanh(y) in float64."""
+    return np.tanh(y)
+
+
+register(Operation("tanh", compute, reference))
