@@ -7,6 +7,18 @@ standard normal numbers is positive half of the time, and nearly always far from
 makes -1e-9 of a sum of -6.3, and 1 + erf in float32 makes zero: the relative error of a right kernel is 1 then. And
 where ReLU makes zeros, it is 0 for a kernel that stores nothing else. Such inputs tell nothing of a kernel, whatever
 its error is compared with: so those of few outputs are the best of several draws, the ones of the largest output.
+
+A relative error over many outputs says little of few wrong ones: in bfloat16 one in 10,000 may be anything. Each output
+of a random sample is therefore also compared with the largest error that rounding explains (`Conv.sample`), where a
+convolution has more than `MANY` outputs. Above `FULL_FLOPS` only that sample is computed, and the relative error is
+over the sample. That every element was written, and is finite, is checked of the whole output always.
+
+What the sample guarantees, with all output channels at each pixel of it: a wrong channel is seen, of the whole output or
+of any tile below; so is a wrong border, corner or remainder of a tile of 2, 4, ... 256 pixels; so is a wrong tile of one
+channel or more and of at least 64 pixels, if it is aligned to its sides and these are powers of two, or if it is an
+aligned row of pixels in the order of (n, p). Any other wrong set of T pixels is missed with a probability of at most
+exp(-T / 64). Beyond 2 TFLOP or 2^28 outputs, 64 becomes 128 or more (`tvmconv.workloads.sample`). "Wrong" is an output
+that is off by more than is allowed: of one that has nothing to do with the right one in bfloat16 one in ten is not.
 """
 
 from __future__ import annotations
@@ -18,11 +30,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvmconv.devices.base import relative_error
+from tvmconv.devices.comparison import Comparison, Reference
+from tvmconv.devices.comparison import relative_error as relative_error
 from tvmconv.errors import WorkloadError
-from tvmconv.workloads import Workload
+from tvmconv.workloads import Conv, Workload
 from tvmconv.workloads.dtypes import numpy_dtype
+from tvmconv.workloads.sample import MAX_CELL, MIN_CELL, choose_cell
 
+FULL_FLOPS = 20e9  # up to which every output is computed in float64
+MANY = 1 << 20  # outputs, from which on few wrong ones may be lost in the relative error of all
+POINT_BYTES = 64  # of memory for an output of a sample while it is computed; 20 afterwards
+MODES = ("auto", "sample", "full")
+FEWEST = 4096  # outputs of a sample; of less than four times as many all are compared
 ENOUGH = 64  # outputs, of all draws together: that an epilogue makes zeros of all of them has a probability of 2^-64
 
 
@@ -33,15 +52,44 @@ class Verification:
     Attributes:
         error: relative L2 error, ‖output - reference‖ / ‖reference‖; NaN when the kernel left an element unwritten.
         tolerance: the largest error that counts as correct for the workload's dtype.
+        worst: the largest error of a single output of the sample, over what rounding explains there; 0 without a sample.
+        sampled: how many outputs were compared, where that is a sample; None where all were.
     """
 
     error: float
     tolerance: float
+    worst: float = 0.0
+    sampled: int | None = None
 
     @property
     def ok(self) -> bool:
         """Whether the kernel computed the workload."""
-        return self.error <= self.tolerance
+        return self._comparison.is_right(self.tolerance)
+
+    @property
+    def fault(self) -> str:
+        """What is wrong with a kernel that is not right, in a few words."""
+        return self._comparison.fault(self.tolerance)
+
+    @property
+    def _comparison(self) -> Comparison:
+        return Comparison(self.error, self.worst)
+
+
+def is_sampled(workload: Workload, mode: str = "auto", full_flops: float = FULL_FLOPS) -> bool:
+    """Whether only a sample of a workload's outputs is computed in float64.
+
+    Args:
+        workload: a convolution may be sampled; of other operators every output is computed.
+        mode: "auto" for a sample above `full_flops`, "sample" for one wherever there are enough outputs, "full" for
+            none.
+        full_flops: FLOP.
+    """
+    if mode not in MODES:
+        raise WorkloadError(f"verification {mode!r}: expected one of {', '.join(MODES)}")
+    if mode == "full" or not isinstance(workload, Conv) or _elements(workload.output_shape) < MIN_CELL * FEWEST:
+        return False
+    return mode == "sample" or workload.flops > full_flops
 
 
 class Problem:
@@ -50,16 +98,31 @@ class Problem:
     Args:
         workload: the workload.
         seed: of the inputs; by default a fresh one, of few outputs the one of several with the largest output.
+        mode: whether all outputs are compared, or a sample; see `is_sampled`.
+        full_flops: FLOP above which "auto" means a sample.
+        cell: about one pixel in cell / 2 is in the sample; by default what is affordable. See `tvmconv.workloads.sample`.
 
     Raises:
-        WorkloadError: inputs and reference do not fit in this machine's memory.
+        WorkloadError: inputs and reference do not fit in this machine's memory, or there is no such mode.
     """
 
-    def __init__(self, workload: Workload, seed: int | None = None):
+    def __init__(
+        self,
+        workload: Workload,
+        seed: int | None = None,
+        *,
+        mode: str = "auto",
+        full_flops: float = FULL_FLOPS,
+        cell: int | None = None,
+    ):
         self.workload = workload
+        self.sampled = is_sampled(workload, mode, full_flops)
+        self.mode = mode
         self._given = seed
+        self._cell = self._choose_cell() if cell is None else cell
         *inputs, output = workload.argument_shapes
-        needed = sum(4 * _elements(shape) for shape in inputs) + 3 * 8 * _elements(output)
+        kept = self.sampled_outputs * POINT_BYTES + 3 * 8 * _elements(output) * (not self.sampled)
+        needed = sum(4 * _elements(shape) for shape in inputs) + 4 * _elements(output) * self.sampled + kept
         present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if needed > present:
             raise WorkloadError(
@@ -67,15 +130,28 @@ class Problem:
                 f"this machine has {present / 1e9:.1f} GB"
             )
 
+    def _choose_cell(self) -> int:
+        """The cell of the sample; 0 where there is none, as the relative error over all outputs tells enough."""
+        if not isinstance(self.workload, Conv):
+            return 0
+        if self.sampled:
+            return choose_cell(self.workload)
+        return MAX_CELL if _elements(self.workload.argument_shapes[-1]) > MANY else 0
+
+    @property
+    def sampled_outputs(self) -> int:
+        """How many outputs are in the sample, about; 0 without one."""
+        return 2 * _elements(self.workload.argument_shapes[-1]) // self._cell if self._cell else 0
+
     @property
     def nbytes(self) -> int:
-        """The size of inputs and reference together, known before they are computed."""
+        """The size of inputs and reference together, about, known before they are computed."""
         *inputs, output = self.workload.argument_shapes
         kept = sum(
             _elements(shape) * numpy_dtype(dtype).itemsize
             for shape, dtype in zip(inputs, self.workload.argument_dtypes[:-1], strict=True)
         )
-        return kept + 8 * _elements(output)
+        return kept + 20 * self.sampled_outputs + 8 * _elements(output) * (not self.sampled)
 
     @functools.cached_property
     def seed(self) -> int:
@@ -95,13 +171,21 @@ class Problem:
 
     @functools.cached_property
     def reference(self) -> np.ndarray:
-        """The output in float64."""
+        """The whole output in float64, whatever is compared."""
         return self.workload.reference(*self.inputs)
 
+    @functools.cached_property
+    def expected(self) -> Reference:
+        """What an output is compared with: all that is right, or a sample of it, or both."""
+        points = None
+        if self._cell and isinstance(self.workload, Conv):
+            points = self.workload.sample(self._cell, self.seed, *self.inputs)
+        return Reference(None if self.sampled else self.reference, points)
+
     def check(self, output: np.ndarray) -> Verification:
-        """Compare an output with the reference."""
-        error = relative_error(output, self.reference)
-        return Verification(error, self.workload.tolerance)
+        """Compare an output with what is expected."""
+        found = self.expected.compare(output)
+        return Verification(found.error, self.workload.tolerance, found.worst, self.expected.sampled)
 
 
 def _elements(shape: tuple[int, ...]) -> int:

@@ -10,7 +10,7 @@ from steps import with_step
 
 from tvmconv.compiler import nvrtc
 from tvmconv.devices.base import effort
-from tvmconv.devices.cuda.bench import squared_error_source
+from tvmconv.devices.cuda.bench import comparison_source
 from tvmconv.errors import DeviceError
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
@@ -86,7 +86,7 @@ def test_effort_falls_with_the_distance_from_the_best(seconds, best, share):
 @needs_nvrtc
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_the_comparison_compiles_for_every_dtype(dtype):
-    assert nvrtc.compile_cubin(squared_error_source(dtype), "sm_90").resources.spills == 0
+    assert nvrtc.compile_cubin(comparison_source(dtype), "sm_90").resources.spills == 0
 
 
 def test_inputs_of_another_shape_or_dtype_are_refused(device, vectors, lower_difference):

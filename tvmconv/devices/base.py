@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tvm.target import Target
 
     from tvmconv.compiler.lowered import Lowered
+    from tvmconv.devices.comparison import Comparison, Reference
 
 MAX_BUFFER_SETS = 512  # for cold timings: kernels of a few KiB would need thousands to fill a cache
 
@@ -134,8 +135,12 @@ class Device(ABC):
         """
 
     @abstractmethod
-    def bench(self, inputs: Sequence[NDArray[Any]], reference: NDArray[np.float64]) -> Bench:
+    def bench(self, inputs: Sequence[NDArray[Any]], reference: Reference | NDArray[np.float64]) -> Bench:
         """Bring a workload's inputs and its reference here, to measure many kernels on them.
+
+        Args:
+            inputs: all arguments of the kernels but the output.
+            reference: what is right, or an array of the whole output.
 
         Raises:
             DeviceError: they do not fit in the device's memory, or the device is lost.
@@ -208,16 +213,17 @@ class Bench(ABC):
     """A workload's inputs and reference on a device, where many kernels are verified and timed one after another."""
 
     @abstractmethod
-    def deviation(self, kernel: Loaded) -> float:
-        """Run a kernel once on an output and scratch memory full of NaN.
-
-        Returns:
-            Relative L2 error against the reference; not finite when the kernel left an element unwritten.
+    def compare(self, kernel: Loaded) -> Comparison:
+        """Run a kernel once on an output and scratch memory full of NaN, and compare the output with the reference.
 
         Raises:
             LostError: the kernel's fault took the device.
             DeviceError: the kernel failed.
         """
+
+    def deviation(self, kernel: Loaded) -> float:
+        """Run a kernel as `compare` does; the relative L2 error, not finite when it left an element unwritten."""
+        return self.compare(kernel).error
 
     @abstractmethod
     def time(self, kernel: Loaded, best: float) -> tuple[float, ...]:
@@ -231,7 +237,7 @@ class Bench(ABC):
             Seconds per launch, one number a sample.
 
         Raises:
-            DeviceError: as for `deviation`.
+            DeviceError: as for `compare`.
         """
 
     def time_long(self, kernel: Loaded) -> tuple[float, ...]:
@@ -243,7 +249,7 @@ class Bench(ABC):
             Seconds per launch, one number a sample.
 
         Raises:
-            DeviceError: as for `deviation`.
+            DeviceError: as for `compare`.
         """
         return self.time(kernel, math.inf)
 
@@ -279,12 +285,6 @@ def check_inputs(program: Program, inputs: Sequence[Any]) -> None:
     wanted = [f"{array.dtype} {array.shape}" for array in program.arrays[:-1]]
     if given != wanted:
         raise DeviceError(f"the kernel takes inputs {', '.join(wanted)}, not {', '.join(given)}")
-
-
-def relative_error(output: NDArray[Any], reference: NDArray[np.float64]) -> float:
-    """‖output - reference‖ / ‖reference‖ in float64; NaN if any element of `output` is NaN."""
-    scale = np.linalg.norm(reference)
-    return float(np.linalg.norm(output - reference) / (scale if scale else 1.0))
 
 
 def poisoned(array: ArrayType) -> NDArray[Any]:

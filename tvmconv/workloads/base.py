@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from tvm import te, tirx
+
+
+@dataclass(frozen=True)
+class Points:
+    """Some outputs of a workload.
+
+    Attributes:
+        positions: where each lies in the output's memory, counted in elements.
+        values: what is right, in float64.
+        allowed: the largest error of a right kernel at each, positive, in float32.
+    """
+
+    positions: NDArray[np.int64]
+    values: NDArray[np.float64]
+    allowed: NDArray[np.float32]
 
 
 class Workload(Protocol):

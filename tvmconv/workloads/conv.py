@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tvmconv.errors import WorkloadError
-from tvmconv.workloads import convolve, dtypes, epilogue, layout
+from tvmconv.workloads import convolve, draw, dtypes, epilogue, layout, sample
+from tvmconv.workloads.base import Points
 from tvmconv.workloads.geometry import OPTIONS, Geometry, Sizes
 from tvmconv.workloads.text import by, count, integers, quote
 
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tvm import te, tirx
     from typing_extensions import Self
+
+SIGMAS = 8.0  # times the tolerance of the relative L2 error: what a single sum may err by
+TINY = 1e-30  # of a window that lies in the padding, whose sum is zero, any error is larger
 
 
 class Conv(Geometry):
@@ -71,13 +76,8 @@ class Conv(Geometry):
 
         X and K are rounded to the dtype, also where it is not that of their elements (TF32).
         """
-        rng = np.random.default_rng(seed)
-        x, k, *others = (rng.standard_normal(shape, np.float32) for shape in self.argument_shapes[:-1])
-        kinds = map(dtypes.numpy_dtype, self.argument_dtypes[2:])
-        return (
-            *(dtypes.round_operand(self.dtype, operand) for operand in (x, k)),
-            *(array.astype(kind, copy=False) for array, kind in zip(others, kinds, strict=False)),
-        )
+        rounded = [self.dtype, self.dtype, *self.argument_dtypes[2:-1]]
+        return draw.normal(seed, list(zip(self.argument_shapes, rounded, strict=False)))
 
     def reference(self, *inputs: NDArray[Any]) -> NDArray[np.float64]:
         """The right Y for all arguments before it, computed in float64; all as they lie in memory."""
@@ -91,6 +91,48 @@ class Conv(Geometry):
                 exact.reshape(-1, *(1,) * self.rank) if of_channels else layout.channels_second(self.layout, exact)
             )
         return layout.as_stored(self.layout, epilogue.reference(self.epilogue, y, read))
+
+    def sample(self, cell: int, seed: int, *inputs: NDArray[Any]) -> Points:
+        """Compute the outputs of a random sample of pixels in float64, with what rounding may change of each.
+
+        A right kernel's sum errs by less than `SIGMAS` times the dtype's tolerance of its typical size s (see
+        `convolve_at`): the tolerance is of the root mean square of all errors, and of 2^31 normally distributed ones
+        none exceeds 6.3 times that. The epilogue is applied to the sum moved by as much, up and down, so that what an
+        activation amplifies or levels out is counted as it is. Rounding at the store adds the tolerance times the
+        output, and evaluating the epilogue in float32 adds `SUM_TOLERANCE` times |sum| + s. A kernel that computes
+        something else is off by s or so, which is 100,000 times as much in float32 and 8 times in bfloat16.
+
+        Args:
+            cell: about one in cell / 2 pixels is chosen; see `tvmconv.workloads.sample`.
+            seed: of the choice.
+            inputs: all arguments but Y, as they lie in memory.
+        """
+        pixels = sample.choose_pixels(self, cell, seed)
+        last = self.layout == layout.CHANNELS_LAST
+        sums, scales = convolve.convolve_at(
+            *inputs[:2],
+            pixels,
+            self.out,
+            self.stride,
+            self.before,
+            self.dilation,
+            self.groups,
+            channels_last=last,
+        )
+        size = math.prod(self.out)
+        image, place = pixels[:, None] // size, pixels[:, None] % size
+        channel = np.arange(self.O)
+        positions = pixels[:, None] * self.O + channel if last else (image * self.O + channel) * size + place
+        read = {
+            operation.name: dtypes.widen(array if operation.takes == "channel" else array.ravel()[positions])
+            for operation, array in zip(self.reading, inputs[2:], strict=True)
+        }
+        values = epilogue.reference(self.epilogue, sums, read)
+        error = SIGMAS * self.tolerance * scales
+        moved = [np.abs(epilogue.reference(self.epilogue, sums + by, read) - values) for by in (error, -error)]
+        floor = dtypes.SUM_TOLERANCE * (np.abs(sums) + scales)
+        allowed = np.maximum(*moved) + self.tolerance * np.abs(values) + floor
+        return Points(positions.ravel(), values.ravel(), np.maximum(allowed.ravel(), TINY).astype(np.float32))
 
     def declare(self) -> tuple[te.Tensor, ...]:
         """Declare the convolution in tensor expressions.

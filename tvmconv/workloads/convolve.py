@@ -1,4 +1,4 @@
-"""The reference of convolutions: in float64, by NumPy's matrix product."""
+"""The reference of convolutions: in float64, by NumPy's matrix product, of all outputs or of some pixels."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+
+from tvmconv.workloads.dtypes import widen
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -81,3 +83,102 @@ def _chunks(out: Sizes, column: int) -> itertools.product[tuple[slice, ...]]:
         left = max(1, left // n)
     parts = ([slice(i, i + step) for i in range(0, n, step)] for n, step in zip(out, reversed(steps), strict=True))
     return itertools.product(*parts)
+
+
+def convolve_at(
+    x: NDArray[Any],
+    k: NDArray[Any],
+    pixels: NDArray[np.int64],
+    out: Sizes,
+    stride: Sizes,
+    before: Sizes,
+    dilation: Sizes,
+    groups: int,
+    *,
+    channels_last: bool,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Convolve at some pixels: gather their windows, a chunk at a time, and multiply them by all filters.
+
+    Args:
+        x: input as it lies in memory, (N, C, space) or (N, space, C).
+        k: weight as it lies in memory, (O, C / groups, kernel) or (O, kernel, C / groups).
+        pixels: numbers of output positions (n, p), ascending.
+        out: sizes of the output along the axes of space.
+        stride: one number for each axis of space.
+        before: zeros before each axis.
+        dilation: one number for each axis.
+        groups: number of groups.
+        channels_last: which of the layouts it is.
+
+    Returns:
+        The sums, (pixels, O), and for each its typical size: the root mean square of what the same window and the
+        same filter give in any order of their elements, ‖window‖ · ‖filter‖ / √(elements).
+    """
+    rank, filters, length = len(stride), len(k), math.prod(k.shape[1:])
+    space, kernel = (x.shape[1:-1], k.shape[1:-1]) if channels_last else (x.shape[2:], k.shape[2:])
+    channels, taps = length * groups // math.prod(kernel), math.prod(kernel)
+    weight = widen(k).reshape(groups, filters // groups, length)
+    norms = np.linalg.norm(weight, axis=2).reshape(filters) / math.sqrt(length)
+    numbers = np.unravel_index(pixels, (len(x), *out))
+    steps = np.indices(kernel).reshape(rank, taps)
+    sums, scales = np.empty((2, len(pixels), filters))
+
+    def convolve_chunk(part: slice) -> None:
+        image = numbers[0][part]
+        flat, inside = np.zeros((len(image), taps), np.int64), np.ones((len(image), taps), bool)
+        for axis in range(rank):
+            place = (numbers[axis + 1][part] * stride[axis] - before[axis])[:, None] + steps[axis] * dilation[axis]
+            inside &= (place >= 0) & (place < space[axis])
+            flat = flat * space[axis] + place.clip(0, space[axis] - 1)
+        gather = _gather_last if channels_last else _gather_first
+        windows = gather(x, image, flat, inside, groups)  # (groups, length, pixels)
+        sums[part] = (weight @ windows).reshape(filters, -1).T
+        sizes = np.sqrt(np.einsum("glp,glp->gp", windows, windows))
+        scales[part] = sizes.repeat(filters // groups, axis=0).T * norms
+
+    step = max(1, CHUNK_BYTES // (8 * taps * channels))
+    parts = [slice(i, i + step) for i in range(0, len(pixels), step)]
+    with ThreadPoolExecutor(min(len(parts), THREADS)) as threads:
+        for _ in threads.map(convolve_chunk, parts):
+            pass
+    return sums, scales
+
+
+def _gather_first(
+    x: NDArray[Any], image: NDArray[np.int64], flat: NDArray[np.int64], inside: NDArray[np.bool_], groups: int
+) -> NDArray[np.float64]:
+    """The windows of pixels of a tensor (N, C, space), as (groups, C / groups * taps, pixels).
+
+    Args:
+        x: the tensor.
+        image: the index n of each pixel, ascending.
+        flat: position in the image's space, (pixels, taps).
+        inside: whether it is there; what is not is zero.
+        groups: number of groups.
+    """
+    channels, (pixels, taps) = x.shape[1], flat.shape
+    windows = np.empty((channels, taps, pixels))
+    ends = [0, *(np.flatnonzero(np.diff(image)) + 1), pixels]
+    for first, last in itertools.pairwise(ends):  # the pixels of one image
+        places = flat[first:last].T
+        read = _take(x[image[first]].reshape(channels, -1), places.ravel(), axis=1)
+        windows[:, :, first:last] = widen(read).reshape(channels, *places.shape)
+    windows[:, ~inside.T] = 0
+    return windows.reshape(groups, -1, pixels)
+
+
+def _gather_last(
+    x: NDArray[Any], image: NDArray[np.int64], flat: NDArray[np.int64], inside: NDArray[np.bool_], groups: int
+) -> NDArray[np.float64]:
+    """As `_gather_first`, of a tensor (N, space, C), as (groups, taps * C / groups, pixels)."""
+    channels, (pixels, taps) = x.shape[-1], flat.shape
+    rows = image[:, None] * math.prod(x.shape[1:-1]) + flat
+    read = _take(x.reshape(-1, channels), rows.ravel(), axis=0)
+    windows = widen(read).reshape(pixels, taps, groups, channels // groups)
+    windows[~inside] = 0
+    return windows.transpose(2, 1, 3, 0).reshape(groups, -1, pixels)
+
+
+def _take(array: NDArray[Any], places: NDArray[np.int64], axis: int) -> NDArray[Any]:
+    """`array.take`, as integers of the same size: Python's lock is held while elements of ml_dtypes are copied."""
+    return array.view(f"u{array.itemsize}").take(places, axis=axis).view(array.dtype)

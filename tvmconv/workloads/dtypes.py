@@ -54,14 +54,24 @@ BY_TEXT = {dtype.text: dtype for dtype in DTYPES.values()}
 
 
 def round_operand(name: str, array: NDArray[np.float32]) -> NDArray[Any]:
-    """Numbers as an operand of that dtype has them: rounded to the nearest, and to even in between.
+    """Round finite numbers to what an operand of that dtype has: to the nearest, and to even in between.
 
     Those of TF32 lie in memory as float32, with the lower 13 of 23 bits of their mantissa zero.
     """
-    if name != TF32.name:
+    if name not in (TF32.name, BFLOAT16.name):
         return array.astype(numpy_dtype(DTYPES[name].storage), copy=False)
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    if name == BFLOAT16.name:  # as `astype` rounds, which would hold Python's lock
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16).view(numpy_dtype("bfloat16"))
     return ((bits + 0xFFF + (bits >> 13 & 1)) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+def widen(array: NDArray[Any]) -> NDArray[np.float64]:
+    """The same numbers in float64, in an array of their own and in C order."""
+    if array.dtype.name != "bfloat16":
+        return array.astype(np.float64, order="C")
+    bits = array.view(np.uint16).astype(np.uint32, order="C")  # `astype` of ml_dtypes would hold Python's lock
+    return (bits << 16).view(np.float32).astype(np.float64)
 
 
 def checked(name: object) -> Dtype:

@@ -15,6 +15,7 @@ import numpy as np
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.program import Launch
 from tvmconv.devices.base import Bench, Loaded, effort
+from tvmconv.devices.comparison import Comparison, Reference, as_reference
 from tvmconv.devices.cuda.function import Function
 from tvmconv.devices.cuda.gpu import Gpu
 from tvmconv.devices.cuda.graphs import (
@@ -36,18 +37,48 @@ MIN_REPLAYS = 3
 LONG_SECONDS, LONG_SAMPLES = 0.1, 20  # of replays in the last timings, and how many of their times are kept
 IDLE_SECONDS = 0.1  # after a longer pause the GPU may have lowered its clocks
 
-# The sum of squared differences in float64. A NaN or an infinity in the output makes the sum one too.
+# All of an output, or a sample and whether the rest is finite. The results are two numbers in float64: the sum of squared
+# differences, which a NaN or an infinity in the output makes one too, and the largest difference in a sample, relative to
+# what is allowed there. As integers, non-negative numbers are in the same order, with infinity and NaN at its end.
 _THREADS = 256
-_SQUARED_ERROR = """
-extern "C" __global__ void squared_error(const T* output, const double* reference, long long count, double* sum) {
+_COMPARISON = """
+__device__ void add_up(double mine, double* sum) {
+  for (int offset = 16; offset > 0; offset /= 2) mine += __shfl_down_sync(0xffffffff, mine, offset);
+  if (threadIdx.x % 32 == 0 && mine != 0) atomicAdd(sum, mine);  // true for NaN
+}
+
+extern "C" __global__ void squared_error(const T* output, const double* reference, long long count, double* results) {
   double mine = 0;
   long long step = (long long)gridDim.x * blockDim.x;
   for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step) {
     double difference = (double)(float)output[i] - reference[i];
     mine += difference * difference;
   }
-  for (int offset = 16; offset > 0; offset /= 2) mine += __shfl_down_sync(0xffffffff, mine, offset);
-  if (threadIdx.x % 32 == 0) atomicAdd(sum, mine);
+  add_up(mine, results);
+}
+
+extern "C" __global__ void not_finite(const T* output, long long count, double* results) {
+  double mine = 0;
+  long long step = (long long)gridDim.x * blockDim.x;
+  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step) {
+    double value = (double)(float)output[i];
+    if (isnan(value) || isinf(value)) mine += fabs(value);
+  }
+  add_up(mine, results);
+}
+
+extern "C" __global__ void compare_points(const T* output, const long long* positions, const double* values,
+                                          const float* allowed, long long count, double* results, long long counts) {
+  double mine = 0, worst = 0;
+  long long step = (long long)gridDim.x * blockDim.x;
+  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step) {
+    double difference = fabs((double)(float)output[positions[i]] - values[i]);
+    double relative = difference / allowed[i];
+    if (relative > worst) worst = relative;  // a NaN is in the sum
+    if (counts) mine += difference * difference;
+  }
+  add_up(mine, results);
+  if (worst != 0) atomicMax((unsigned long long*)results + 1, (unsigned long long)__double_as_longlong(worst));
 }
 """
 _ELEMENT = {
@@ -59,57 +90,70 @@ _ELEMENT = {
 
 @dataclass(frozen=True)
 class _Output:
-    """Where kernels write to, and what compares it with the reference."""
+    """Where kernels write to, and the functions that compare it with the reference."""
 
     pointer: int
     nbytes: int
     squared_error: Function
+    not_finite: Function
+    compare_points: Function
 
 
 class CudaBench(Bench):
     """A workload's arrays in a GPU's memory; see `Bench`."""
 
-    def __init__(self, device: Gpu, inputs: Sequence[NDArray[Any]], reference: NDArray[np.float64]) -> None:
+    def __init__(
+        self, device: Gpu, inputs: Sequence[NDArray[Any]], reference: Reference | NDArray[np.float64]
+    ) -> None:
         self._device = device
         self._inputs = [np.ascontiguousarray(array) for array in inputs]
-        self._reference = np.ascontiguousarray(reference, np.float64)
-        self._norm = float(np.linalg.norm(self._reference)) or 1.0
+        right = as_reference(reference)
+        self._whole = None if right.whole is None else np.ascontiguousarray(right.whole, np.float64)
+        self._points = right.points
+        self._norm = right.norm
         self._last_busy = -math.inf
         self._outputs: dict[str, _Output] = {}
         with border(device), ExitStack() as stack:
             self._arrays = stack.enter_context(Arrays())
             self._pointers = [self._arrays.allocate(array.nbytes) for array in self._inputs]
-            self._reference_pointer = self._arrays.allocate(self._reference.nbytes)
-            self._sum = self._arrays.allocate(8)
+            self._right_pointers = [self._arrays.allocate(array.nbytes) for array in self._right]
+            self._results = self._arrays.allocate(16)
             self._stream = stack.enter_context(new_stream(device.index))
             self._resources = stack.pop_all()
         self.restore()
-        _squared_error(self._inputs[0].dtype.name, str(device.arch))  # while the first program is still being built
+        _comparison(self._inputs[0].dtype.name, str(device.arch))  # while the first program is still being built
+
+    @property
+    def _right(self) -> list[NDArray[Any]]:
+        """The arrays of the reference, which lie at `_right_pointers`: the whole, then those of the sample."""
+        points = self._points
+        sample = [] if points is None else [points.positions, points.values, points.allowed]
+        return [*([] if self._whole is None else [self._whole]), *sample]
 
     def restore(self) -> None:
         """Copy inputs and reference to the GPU again; see `Bench.restore`."""
         with border(self._device):
-            for pointer, array in zip(self._pointers, self._inputs, strict=True):
+            pointers, arrays = [*self._pointers, *self._right_pointers], [*self._inputs, *self._right]
+            for pointer, array in zip(pointers, arrays, strict=True):
                 copy_to_device(pointer, array)
-            copy_to_device(self._reference_pointer, self._reference)
 
-    def deviation(self, kernel: Loaded) -> float:
-        """Run once and compare on the GPU; see `Bench.deviation`."""
+    def compare(self, kernel: Loaded) -> Comparison:
+        """Run once and compare on the GPU; see `Bench.compare`."""
         from cuda.bindings import runtime
 
         assert isinstance(kernel, CudaLoaded)
-        sum_of_squares = np.zeros(1)
+        results = np.zeros(2)
         with kernel.border():
             output = self._output(kernel)
             poison(output.pointer, output.nbytes, self._stream)
-            check(runtime.cudaMemsetAsync(self._sum, 0, 8, self._stream))
+            check(runtime.cudaMemsetAsync(self._results, 0, 16, self._stream))
             with kernel.bind([*self._pointers, output.pointer], self._stream) as bound:
                 bound.launch()
-                self._queue_comparison(output)
+                self._queue_comparison(output, math.prod(kernel.program.output.shape))
                 kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
-                check(runtime.cudaMemcpyAsync(sum_of_squares.ctypes.data, self._sum, 8, kind, self._stream))
+                check(runtime.cudaMemcpyAsync(results.ctypes.data, self._results, 16, kind, self._stream))
                 check(runtime.cudaStreamSynchronize(self._stream))
-        return math.sqrt(sum_of_squares[0]) / self._norm
+        return Comparison(math.sqrt(results[0]) / self._norm, float(results[1]))
 
     def time(self, kernel: Loaded, best: float) -> tuple[float, ...]:
         """Time replays of a CUDA graph, as `CudaLoaded.time` does; see `Bench.time`."""
@@ -146,26 +190,36 @@ class CudaBench(Bench):
         """Memory for a kernel's output, one for each dtype."""
         output = kernel.program.output
         if output.dtype not in self._outputs:
-            squared_error = Function(_squared_error(output.dtype, str(self._device.arch)), "squared_error")
-            self._outputs[output.dtype] = _Output(self._arrays.allocate(output.nbytes), output.nbytes, squared_error)
+            cubin = _comparison(output.dtype, str(self._device.arch))
+            functions = [Function(cubin, name) for name in ("squared_error", "not_finite", "compare_points")]
+            self._outputs[output.dtype] = _Output(self._arrays.allocate(output.nbytes), output.nbytes, *functions)
         return self._outputs[output.dtype]
 
-    def _queue_comparison(self, output: _Output) -> None:
-        count = self._reference.size
-        blocks = min(-(-count // _THREADS), 8 * (self._device.multiprocessors or 1))
-        output.squared_error.launch(
-            Launch(grid=(blocks, 1, 1), block=(_THREADS, 1, 1)),
-            (output.pointer, self._reference_pointer, count, self._sum),
-            self._stream,
-        )
+    def _queue_comparison(self, output: _Output, elements: int) -> None:
+        """Queue what compares an output of so many elements."""
+
+        def launch(function: Function, count: int, *parameters: int) -> None:
+            blocks = min(-(-count // _THREADS), 8 * (self._device.multiprocessors or 1))
+            shape = Launch(grid=(blocks, 1, 1), block=(_THREADS, 1, 1))
+            function.launch(shape, parameters, self._stream)
+
+        right, has_whole = self._right_pointers, self._whole is not None
+        if has_whole:
+            launch(output.squared_error, elements, output.pointer, right[0], elements, self._results)
+        else:
+            launch(output.not_finite, elements, output.pointer, elements, self._results)
+        if self._points is not None:
+            count = self._points.values.size
+            counts = int(not has_whole)  # whether the sample's errors are added up
+            launch(output.compare_points, count, output.pointer, *right[-3:], count, self._results, counts)
 
 
 @functools.cache
-def _squared_error(dtype: str, arch: str) -> bytes:
-    """The machine code that compares an output of `dtype` with a float64 reference."""
-    return nvrtc.compile_cubin(squared_error_source(dtype), arch).image
+def _comparison(dtype: str, arch: str) -> bytes:
+    """The machine code that compares an output of `dtype` with a reference."""
+    return nvrtc.compile_cubin(comparison_source(dtype), arch).image
 
 
-def squared_error_source(dtype: str) -> str:
-    """The CUDA text that compares an output of `dtype` with a float64 reference."""
-    return _ELEMENT[dtype] + _SQUARED_ERROR
+def comparison_source(dtype: str) -> str:
+    """The CUDA text that compares an output of `dtype` with a reference."""
+    return _ELEMENT[dtype] + _COMPARISON

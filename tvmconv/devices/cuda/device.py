@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tvmconv.compiler.program import Program
+    from tvmconv.devices.comparison import Reference
 
 _NO_GPU = "use opencl:0, or compile only, for an architecture such as sm_90"
 
@@ -31,7 +32,7 @@ class CudaDevice(Gpu):
         self.check_fits(program)
         return CudaLoaded(self, program)
 
-    def bench(self, inputs: Sequence[NDArray[Any]], reference: NDArray[np.float64]) -> CudaBench:
+    def bench(self, inputs: Sequence[NDArray[Any]], reference: Reference | NDArray[np.float64]) -> CudaBench:
         """Bring inputs and reference into the GPU's memory; see `Device.bench`."""
         return CudaBench(self, inputs, reference)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tvm.target import Target
 
     from tvmconv.compiler.program import Program
+    from tvmconv.devices.comparison import Reference
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class OpenclDevice(Device):
         self.check_fits(program)
         return OpenclLoaded(self, program, _queue(self.index))
 
-    def bench(self, inputs: Sequence[NDArray[Any]], reference: NDArray[np.float64]) -> OpenclBench:
+    def bench(self, inputs: Sequence[NDArray[Any]], reference: Reference | NDArray[np.float64]) -> OpenclBench:
         """Bring the inputs into the device's memory; see `Device.bench`."""
         return OpenclBench(self, _queue(self.index), inputs, reference)
 

@@ -22,8 +22,8 @@ from tvmconv.devices.base import (
     effort,
     first_line,
     poisoned,
-    relative_error,
 )
+from tvmconv.devices.comparison import Comparison, Reference, as_reference
 from tvmconv.errors import CompileError, DeviceError
 
 if TYPE_CHECKING:
@@ -136,12 +136,16 @@ class OpenclBench(Bench):
     """A workload's arrays in an OpenCL device's memory; see `Bench`."""
 
     def __init__(
-        self, device: Device, queue: Any, inputs: Sequence[NDArray[Any]], reference: NDArray[np.float64]
+        self,
+        device: Device,
+        queue: Any,
+        inputs: Sequence[NDArray[Any]],
+        reference: Reference | NDArray[np.float64],
     ) -> None:
         self._device = device
         self._queue = queue
         self._inputs = inputs
-        self._reference = reference
+        self._reference = as_reference(reference)
         self.restore()
 
     def restore(self) -> None:
@@ -153,13 +157,13 @@ class OpenclBench(Bench):
         except cl.Error as error:
             raise DeviceError(f"{self._device.text}: {first_line(error)}") from error
 
-    def deviation(self, kernel: Loaded) -> float:
-        """Run once and compare on the host; see `Bench.deviation`."""
+    def compare(self, kernel: Loaded) -> Comparison:
+        """Run once and compare on the host; see `Bench.compare`."""
         assert isinstance(kernel, OpenclLoaded)
         output = poisoned(kernel.program.output)
         with kernel.border():
             kernel.run_on([*self._buffers, *upload(self._queue, [output])], output)
-        return relative_error(output, self._reference)
+        return self._reference.compare(output)
 
     def time(self, kernel: Loaded, best: float) -> tuple[float, ...]:
         """Time single launches by their profiling events; see `Bench.time`."""
