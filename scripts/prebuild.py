@@ -255,7 +255,7 @@ def _measure(args: Namespace) -> int:
             if number % args.share[1] != args.share[0] - 1:
                 continue
             problem = Problem(tc.parse(workload))
-            bench = device.bench(problem.inputs, problem.reference)
+            bench = device.bench(problem.inputs, problem.expected)
             fastest: list[tuple[float, Kernel]] = []
             for entry, _, program in of_workload:
                 if entry["arch"] != device.arch:

@@ -284,9 +284,18 @@ class Kernel:
             return self.loaded.run([np.ascontiguousarray(x, a.dtype) for x, a in zip(inputs, types, strict=True)])
         return self.loaded.call_dlpack(inputs)
 
-    def verify(self, problem: Problem | None = None) -> Verification:
-        """Compare the kernel with the float64 reference, on fresh random inputs unless a problem is given."""
-        problem = problem or Problem(self.workload)
+    def verify(self, problem: Problem | None = None, *, full: bool = False) -> Verification:
+        """Run the kernel and compare its output with float64.
+
+        Args:
+            problem: the inputs, and what is compared; fresh random inputs by default.
+            full: without a problem, compare every output, also above 20 GFLOP, where a random sample is compared
+                otherwise. See `tvmconv.verify` for what a sample guarantees.
+
+        Returns:
+            The relative L2 error, and whether it and each output of the sample are within their tolerance.
+        """
+        problem = problem or Problem(self.workload, mode="full" if full else "auto")
         return problem.check(self(*problem.inputs))
 
     def time(self, problem: Problem | None = None, *, cold: bool = False, seconds: float = 0.5) -> Timing:

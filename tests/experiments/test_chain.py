@@ -6,6 +6,7 @@ import pytest
 from tvmconv.baselines.base import Baseline
 from tvmconv.baselines.cudnn_chain import CudnnChain
 from tvmconv.devices import Timing
+from tvmconv.devices.comparison import Comparison
 from tvmconv.errors import Error
 from tvmconv.experiments import chain
 from tvmconv.experiments.chain import Link, steady, without_common
@@ -51,8 +52,8 @@ class OnNoGpu:
     def close(self):
         pass
 
-    def deviation(self, kernel):
-        return self.off
+    def compare(self, kernel):
+        return Comparison(self.off)
 
     def time(self, inputs=None, *, overlap=False, seconds=0.5):
         return Timing((1e-6 if inputs else 3e-6 - overlap * 1e-6,), "", False)
@@ -116,7 +117,7 @@ def test_cudnn_is_timed_on_the_same_layers_and_inputs(measure, monkeypatch):
 
 @pytest.mark.parametrize("deviation", [1.0, np.nan])
 def test_a_wrong_kernel_ends_it(measure, deviation):
-    with pytest.raises(Error, match=r"tiling computes conv2d.* wrong, by"):
+    with pytest.raises(Error, match=r"tiling computes conv2d.* wrong: "):
         measure(OnNoGpu(deviation))
 
 

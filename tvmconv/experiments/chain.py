@@ -121,13 +121,14 @@ def measure_chain(
 
 def _check(kernel: Loaded, problem: Problem, schedule: str) -> None:
     """Compare a kernel with float64 where its output lies; raises `Error` for a wrong one."""
-    bench = kernel.device.bench(problem.inputs, problem.reference)
+    bench = kernel.device.bench(problem.inputs, problem.expected)
     try:
-        deviation = bench.deviation(kernel)
+        found = bench.compare(kernel)
     finally:
         bench.close()
-    if not deviation <= problem.workload.tolerance:  # it may be NaN
-        raise Error(f"{schedule} computes {problem.workload} wrong, by {deviation:.2g}")
+    tolerance = problem.workload.tolerance
+    if not found.is_right(tolerance):
+        raise Error(f"{schedule} computes {problem.workload} wrong: {found.fault(tolerance)}")
 
 
 def steady(w: Conv, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:

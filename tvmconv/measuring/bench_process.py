@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tvmconv.compiler.program import Program
     from tvmconv.devices import Device
     from tvmconv.devices.base import Bench
+    from tvmconv.devices.comparison import Reference
 
 
 @dataclass(frozen=True)
@@ -45,14 +46,14 @@ class Setup:
     Attributes:
         device: its name for `tvmconv.devices.find`.
         inputs: of the workload.
-        reference: its output.
+        reference: what its output is compared with.
         tolerance: the largest relative L2 error of a right kernel.
         right: a program that was right before, to see first whether the device still is; None if there was none.
     """
 
     device: str
     inputs: Sequence[NDArray[Any]]
-    reference: NDArray[np.float64]
+    reference: Reference | NDArray[np.float64]
     tolerance: float
     right: Program | None = None
 
@@ -81,11 +82,10 @@ def measure(device: Device, bench: Bench, program: Program, best: float | None, 
         with watch.phase("load"):
             kernel = device.load(program)
         with watch.phase("verify"):
-            deviation = bench.deviation(kernel)
-        if not deviation <= tolerance:  # it may be NaN
+            found = bench.compare(kernel)
+        if not found.is_right(tolerance):
             bench.restore()
-            message = f"relative L2 error {deviation:.2g} against the reference: expected at most {tolerance:g}"
-            return outcome(error=ErrorKind.WRONG_ANSWER, message=message, deviation=deviation)
+            return outcome(error=ErrorKind.WRONG_ANSWER, message=found.fault(tolerance), deviation=found.error)
         with watch.phase("time"):
             times = bench.time_long(kernel) if best is None else bench.time(kernel, best)
     except LostError:
@@ -94,7 +94,7 @@ def measure(device: Device, bench: Bench, program: Program, best: float | None, 
         return outcome(error=ErrorKind.COMPILE_DEVICE, message=first_line(error))
     except Exception as error:  # a driver in trouble raises what it likes
         return outcome(error=ErrorKind.RUNTIME, message=describe(error))
-    return outcome(times=times, deviation=deviation)
+    return outcome(times=times, deviation=found.error)
 
 
 def main(connection: Connection) -> None:

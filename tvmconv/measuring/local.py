@@ -83,7 +83,7 @@ class LocalRunner:
     def _setup(self) -> Setup:
         """The process's first message; the reference is computed when the process is on its way."""
         problem = self._problem
-        return Setup(self.device.text, problem.inputs, problem.reference, problem.workload.tolerance, self._right)
+        return Setup(self.device.text, problem.inputs, problem.expected, problem.workload.tolerance, self._right)
 
     def _outcome(self, job: Job, answer: Any) -> Outcome:
         """What the process says of a program, or what it means that it ended over it."""

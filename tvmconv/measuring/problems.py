@@ -17,24 +17,29 @@ class Problems:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "problems")
-        self._prepared: dict[Workload, Future[Problem]] = {}
+        self._prepared: dict[tuple[Workload, str], Future[Problem]] = {}
 
-    def prepare(self, workload: Workload) -> None:
-        """Announce that a problem will be wanted."""
-        if workload not in self._prepared:
-            self._prepared[workload] = self._thread.submit(_computed, workload)
+    def prepare(self, workload: Workload, mode: str = "auto") -> None:
+        """Announce that a problem will be wanted.
 
-    def take(self, workload: Workload) -> Problem:
-        """A problem that nobody else has; waits for one that is being prepared.
+        Args:
+            workload: what is computed.
+            mode: whether all outputs are verified, or a sample; one of `tvmconv.verify.MODES`.
+        """
+        if (workload, mode) not in self._prepared:
+            self._prepared[workload, mode] = self._thread.submit(_computed, workload, mode)
+
+    def take(self, workload: Workload, mode: str = "auto") -> Problem:
+        """A problem that nobody else has; waits for one that is being prepared. Arguments as for `prepare`.
 
         Raises:
             WorkloadError: inputs and reference do not fit in this machine's memory.
         """
-        prepared = self._prepared.pop(workload, None)
-        return prepared.result() if prepared else Problem(workload)
+        prepared = self._prepared.pop((workload, mode), None)
+        return prepared.result() if prepared else Problem(workload, mode=mode)
 
 
-def _computed(workload: Workload) -> Problem:
-    problem = Problem(workload)
-    _ = problem.reference
+def _computed(workload: Workload, mode: str) -> Problem:
+    problem = Problem(workload, mode=mode)
+    _ = problem.expected
     return problem

@@ -35,7 +35,7 @@ class RemoteRunner:
 
     def __init__(self, device: rpc.Remote, problem: Problem, timeout: float, memory_limit: int) -> None:
         self.device = device
-        order = wire.Order(problem.workload.text, problem.seed, timeout, memory_limit)
+        order = wire.Order(problem.workload.text, problem.seed, timeout, memory_limit, problem.mode)
         limits = Limits(START_SECONDS, timeout + ANSWER_SECONDS)
         self._process = Supervised("tvmconv.measuring.remote", lambda: (device, order), limits, TEXTS)
 

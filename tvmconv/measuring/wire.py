@@ -28,12 +28,14 @@ class Order:
         seed: of the inputs; the worker draws them and computes the reference by itself.
         timeout: seconds for one program.
         memory_limit: bytes of host memory that the worker's device process may hold.
+        verify: whether all outputs are compared, or a sample; one of `tvmconv.verify.MODES`.
     """
 
     workload: str
     seed: int
     timeout: float
     memory_limit: int
+    verify: str = "auto"
 
     def encode(self) -> str:
         """As JSON."""

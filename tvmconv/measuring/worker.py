@@ -42,7 +42,7 @@ class Session:
     def open(self, order: str) -> None:
         """Start a device process for a `wire.Order`."""
         told = wire.Order.decode(order)
-        problem = Problem(workloads.parse(told.workload), told.seed)
+        problem = Problem(workloads.parse(told.workload), told.seed, mode=told.verify)
         self._runner = LocalRunner(self._device, problem, told.timeout, told.memory_limit)
 
     def measure(self, header: str, code: bytes) -> str:

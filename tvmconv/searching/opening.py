@@ -130,7 +130,7 @@ class Ahead:
 
     def prepare(self, workload: Workload, field: Field, device: Device, request: Request) -> None:
         """Make what the search of a workload will need. Raises as `open_contest` does."""
-        self.problems.prepare(workload)
+        self.problems.prepare(workload, request.verify)
         self._contests[workload] = open_contest(workload, field, device, request)
 
     def contest(self, workload: Workload, field: Field, device: Device, request: Request) -> Contest:

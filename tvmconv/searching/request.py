@@ -12,6 +12,7 @@ from tvmconv.errors import TuningError
 from tvmconv.logs.best import log_files
 from tvmconv.searching import tuners
 from tvmconv.searching.tuners.xgb import XGBTuner
+from tvmconv.verify import MODES
 from tvmconv.workloads.text import quote
 
 MAX_COUNT = 2**31 - 1
@@ -34,9 +35,11 @@ class Request:
         compare: measure the naive schedule once, if the log does not have it.
         confirm: measure the fastest configs again at the end, on fresh inputs.
         begun: when the clock began to run, as `time.monotonic` tells it; None for when the search is called.
+        verify: whether all outputs of a kernel are verified, or a sample of them; one of `tvmconv.verify.MODES`.
 
     Raises:
-        TuningError: trials, patience or workers is no positive integer, seconds no positive number, or seed negative.
+        TuningError: trials, patience or workers is no positive integer, seconds no positive number, seed negative, or
+            there is no such way to verify.
     """
 
     tuner: str = "xgb"
@@ -50,8 +53,11 @@ class Request:
     compare: bool = True
     confirm: bool = True
     begun: float | None = None
+    verify: str = "auto"
 
     def __post_init__(self) -> None:
+        if self.verify not in MODES:
+            raise TuningError(f"verify={quote(self.verify)}: expected one of {', '.join(MODES)}")
         for name in ("trials", "seconds", "patience", "workers"):
             value = getattr(self, name)
             if value is None:

@@ -166,7 +166,7 @@ class _Search:
                 [*builders, self._naive] if self._naive else builders,
                 self._places,
                 workers=self._request.workers,
-                problem=self._ahead.problems.take(self._workload),
+                problem=self._ahead.problems.take(self._workload, self._request.verify),
             )
             stack.enter_context(measurer)
             if referring and self._naive:
@@ -197,7 +197,7 @@ class _Search:
     def _prepare(self) -> None:
         """Have inputs computed for the last timings, and in the end what the next search needs."""
         if self._request.confirm:
-            self._ahead.problems.prepare(self._workload)
+            self._ahead.problems.prepare(self._workload, self._request.verify)
         if self._then and self._share() >= DESCENT:
             then, self._then = self._then, None
             with contextlib.suppress(Error):  # which the next search will tell
@@ -297,7 +297,7 @@ class _Search:
             return None
         schedules = [self._schedules[name] for name in dict.fromkeys(record.schedule for record in self._best_first)]
         absent = sum(_spelt(trial) not in there for trial in wanted)
-        fresh = self._ahead.problems.take(self._workload)
+        fresh = self._ahead.problems.take(self._workload, self._request.verify)
         finalists: list[Trial] = []
         with Measurer(self._workload, schedules, self._places[:1], workers=absent, problem=fresh) as measurer:
             while wanted:  # what a log has may be of another version, whose configs nobody can build

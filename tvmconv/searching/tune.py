@@ -37,6 +37,7 @@ def tune(
     compare: bool = True,
     confirm: bool = True,
     progress: Told | None = None,
+    verify: str = "auto",
 ) -> Tuned:
     """Search for the fastest config of a schedule, or of all those that promise something.
 
@@ -60,6 +61,8 @@ def tune(
         compare: measure the naive schedule once, if the log does not have it.
         confirm: measure the fastest configs again at the end, on fresh inputs.
         progress: called with the status about ten times a second.
+        verify: "full" to compare all outputs of a kernel with float64, "sample" to compare a random sample of them,
+            "auto" for a sample of convolutions above 20 GFLOP; see `tvmconv.verify`.
 
     Returns:
         What came of the search.
@@ -67,14 +70,14 @@ def tune(
     Raises:
         WorkloadError: the text of the workload is malformed.
         TunerError: there is no such tuner.
-        TuningError: trials, seconds, patience or workers is not positive, or the tuner does not learn from other
-            workloads.
+        TuningError: trials, seconds, patience or workers is not positive, there is no such way to verify, or the tuner
+            does not learn from other workloads.
         ScheduleError: no such schedule for this workload, or not for devices of this kind.
         DeviceError: a device is not there, or is lost.
         Error: the log cannot be read or written.
         KeyboardInterrupt: the user's; the log is whole.
     """
-    request = Request(tuner, trials, seconds, log, seed, patience, transfer, workers, compare, confirm)
+    request = Request(tuner, trials, seconds, log, seed, patience, transfer, workers, compare, confirm, verify=verify)
     named = [] if schedule is None else [schedule]
     return tune_all(as_workload(workload), named, find_devices(device), request, progress or (lambda status: None))
 
