@@ -11,7 +11,8 @@ Measurements go to a log, DIR/NAME.jsonl or --log, where NAME tells the layers a
 Then the naive schedule, the best one without tuning, the best kernel of the log (`tuned`) and the libraries, cuDNN if
 none is named, are timed side by side: DIR/NAME-tuned.json, .md and .png, with the speed-up over each library, layer by
 layer and as geometric mean, and the times of the network. The same command goes on where it was interrupted, also in
-the comparison: layers whose kernels in NAME-tuned.json are still the best of the log are not compared again.
+the comparison: layers whose kernels in NAME-tuned.json are still the best of the log, and take what its last timing
+says, are not compared again.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ from typing import Any
 from tvmconv import baselines as libraries
 from tvmconv import devices, library
 from tvmconv.cli.errors import Parser, UsageError, guarded
-from tvmconv.cli.options import add_suite, chosen_layers, tell_choice, told_fallbacks
+from tvmconv.cli.options import add_suite, chosen_layers, tell_choice, told_fallbacks, verify_lines
 from tvmconv.cli.progress import progress_line
 from tvmconv.cli.tune import add_search, phase_lines, results_table, search_all, take_where_they_apply
 from tvmconv.devices import Device
-from tvmconv.experiments.results import Result
+from tvmconv.experiments.results import Result, Row
 from tvmconv.experiments.run import PREDICTED, TUNED, UNTUNED
 from tvmconv.experiments.sweep import Selection, Sweep, measure_sweep
 from tvmconv.knowledge.likeness import layer_of
 from tvmconv.knowledge.model import known_for
 from tvmconv.logs.best import best
+from tvmconv.logs.record import Record
 from tvmconv.reports import tuned
 from tvmconv.reports.sweep import table, write, write_numbers
 from tvmconv.workloads import Workload
@@ -49,7 +51,8 @@ COMPARED = {
     "filter1d": ("register",),
     "filter2d": ("register",),
 }
-TIMING_SECONDS = 0.1  # of each kernel in the comparison
+TIMING_SECONDS = 0.15  # of each kernel in the comparison, in all rounds together
+FAR = 0.10  # from the log's last timing of the same config: a time that is further away is taken again
 LADDER_FLOPS = 50e9  # of a suite's distinct layers, up to which the naive schedule, of 50 GFLOP/s or less, is bearable
 
 
@@ -151,11 +154,13 @@ def _compare(args: argparse.Namespace, selection: Selection, baselines: Sequence
             baselines=baselines,
             cold=None,  # where the arrays exceed the cache
             seconds=TIMING_SECONDS,
+            verify=args.verify,
         )
     write(sweep, args.out)
     if tuned.has_ladder(sweep):
         print(table(sweep).text(), end="\n\n")
-    print("\n".join([tuned.comparison(sweep).text(), "", *tuned.remarks(sweep), sweep.provenance]))
+    said = [*tuned.remarks(sweep), *verify_lines(dict.fromkeys(workloads.values()), args.verify), sweep.provenance]
+    print("\n".join([tuned.comparison(sweep).text(), "", *said]))
     return 0 if all(result.ok for result in sweep.results) else 1
 
 
@@ -201,6 +206,8 @@ def _known(
             and record is not None
             and row is not None
             and (row.schedule, row.config) == (record.schedule, record.config)
+            and not any(row.unstable for row in result.rows)
+            and not is_far(row, record)
         )
 
     kept = [(label, result) for label, result in zip(sweep.labels, sweep.results, strict=True) if is_current(result)]
@@ -209,6 +216,13 @@ def _known(
     labels, results = zip(*kept, strict=True)
     print(f"tune_suite: not compared again, as {file} has them: {', '.join(labels)}", file=sys.stderr)
     return replace(sweep, labels=[*labels], results=[*results], counts=[])
+
+
+def is_far(row: Row, record: Record) -> bool:
+    """Whether a row's time deviates from the log's last timing of the same config, where both are of a hot cache."""
+    if row.timing is None or row.timing.cold or not record.final:
+        return False
+    return abs(row.timing.median - record.cost) > FAR * record.cost
 
 
 if __name__ == "__main__":

@@ -13,12 +13,12 @@ of a random sample is therefore also compared with the largest error that roundi
 convolution has more than `MANY` outputs. Above `FULL_FLOPS` only that sample is computed, and the relative error is
 over the sample. That every element was written, and is finite, is checked of the whole output always.
 
-What the sample guarantees, with all output channels at each pixel of it: a wrong channel is seen, of the whole output or
-of any tile below; so is a wrong border, corner or remainder of a tile of 2, 4, ... 256 pixels; so is a wrong tile of one
-channel or more and of at least 64 pixels, if it is aligned to its sides and these are powers of two, or if it is an
-aligned row of pixels in the order of (n, p). Any other wrong set of T pixels is missed with a probability of at most
-exp(-T / 64). Beyond 2 TFLOP or 2^28 outputs, 64 becomes 128 or more (`tvmconv.workloads.sample`). "Wrong" is an output
-that is off by more than is allowed: of one that has nothing to do with the right one in bfloat16 one in ten is not.
+All output channels are compared at each pixel of the sample. What is certain to be among them: every channel; every
+border, corner and remainder of a tile of 2, 4, ... 256 pixels; of every tile of one channel or more at least one pixel,
+if the tile has at least 64, its sides are powers of two, and it is aligned to them or is an aligned run of pixels in the
+order of (n, p). Any other wrong set of T pixels is missed with a probability of at most exp(-T / 64). Beyond 2 TFLOP or
+2^28 outputs, 64 becomes 128 or more (`tvmconv.workloads.sample`). An output that has nothing to do with the right one is
+off by more than is allowed with a probability of 0.92 in bfloat16, 0.99 in float16, and 0.9999 in float32.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Verification:
     Attributes:
         error: relative L2 error, ‖output - reference‖ / ‖reference‖; NaN when the kernel left an element unwritten.
         tolerance: the largest error that counts as correct for the workload's dtype.
-        worst: the largest error of a single output of the sample, over what rounding explains there; 0 without a sample.
+        worst: the largest error of a single output of the sample, over what rounding explains; 0 without a sample.
         sampled: how many outputs were compared, where that is a sample; None where all were.
     """
 
@@ -100,7 +100,7 @@ class Problem:
         seed: of the inputs; by default a fresh one, of few outputs the one of several with the largest output.
         mode: whether all outputs are compared, or a sample; see `is_sampled`.
         full_flops: FLOP above which "auto" means a sample.
-        cell: about one pixel in cell / 2 is in the sample; by default what is affordable. See `tvmconv.workloads.sample`.
+        cell: about one pixel in cell / 2 is in the sample; by default what is affordable (`choose_cell`).
 
     Raises:
         WorkloadError: inputs and reference do not fit in this machine's memory, or there is no such mode.

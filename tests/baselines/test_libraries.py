@@ -1,6 +1,7 @@
 """What every library is asked for and refuses; that they are right, and their times, need an NVIDIA GPU."""
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from strategies import filters
 
 from tvmconv import baselines
 from tvmconv.baselines import cudnn, cupy
-from tvmconv.baselines.base import Baseline, WrongDeviceError
+from tvmconv.baselines.base import WrongDeviceError
 from tvmconv.devices import Timing
 from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.errors import DeviceError
@@ -109,46 +110,49 @@ def test_a_copy_has_a_time_and_no_output(gpu):
     assert gpu.peak_bandwidth is None or w.min_bytes / copy.timing.median < gpu.peak_bandwidth
 
 
-class Picks:
-    """Stands in for cuDNN's picks of a convolution's calls, by what is told of them."""
+class FakePicks:
+    """Stands in for cuDNN's picks of a convolution's calls, by the seconds of each kind, one a pick."""
 
     def __init__(self, **seconds):
-        self.seconds, self.asked = seconds, []
+        self.seconds, self.asked, self.closed = {kind: list(own) for kind, own in seconds.items()}, [], []
 
     def __call__(self, w, call, inputs, gpu, *, cold, seconds):
-        name = "fused" if any("fused" in note for note in call.notes) else "apart"
-        self.asked.append(name)
-        if name not in self.seconds:
-            raise DeviceError(f"cannot compute {name}")
-        return Baseline(Timing((self.seconds[name],), "by hand", cold), None, name)
+        kind = "fused" if any("fused" in note for note in call.notes) else "apart"
+        self.asked.append(kind)
+        if kind not in self.seconds:
+            raise DeviceError(f"cannot compute {kind}")
+        own = self.seconds[kind]
+        taken = own.pop(0) if len(own) > 1 else own[0]
+        timing = Timing((taken,), "by hand", cold)
+        return SimpleNamespace(call=call, timing=timing, close=lambda: self.closed.append(taken))
 
 
 @pytest.fixture
 def pick(monkeypatch, described):
     def run(**seconds):
-        picks = Picks(**seconds)
-        monkeypatch.setattr(cudnn, "time_pick", picks)
+        picks = FakePicks(**seconds)
+        monkeypatch.setattr(cudnn, "PickOnThread", picks)
         w = parse("conv2d:1x4x6x6,4x4x3x3,f16,nhwc,bias,relu")
-        return list(cudnn._picks(w, w.inputs(0), described, cold=False, seconds=0.1)), picks.asked
+        return cudnn.pick_fastest(w, w.inputs(0), described, cold=False, seconds=0.1), picks
 
-    pytest.importorskip("torch")
     return run
 
 
 def test_cudnn_is_asked_for_every_call_and_several_times_for_the_fastest(pick):
-    found, asked = pick(fused=1.0, apart=2.0)
-    assert asked == [*["apart", "fused"] * 2, *["fused"] * 2]
-    assert len(found) == 6
+    fastest, picks = pick(fused=[1.0, 1.1, 0.9, 1.2], apart=[2.0])
+    assert picks.asked == [*["apart", "fused"] * 2, *["fused"] * 2]
+    assert fastest.timing.median == 0.9
+    assert sorted(picks.closed) == [1.0, 1.1, 1.2, 2.0, 2.0]  # only the fastest keeps its tensors
 
 
 def test_calls_that_cudnn_cannot_run_are_left_out_unless_there_is_none_else(pick):
-    found, asked = pick(apart=2.0)
-    assert {baseline.text for baseline in found} == {"apart"}
-    assert asked.count("fused") == 2  # once in each layout
+    fastest, picks = pick(apart=[2.0])
+    assert fastest.timing.median == 2.0
+    assert picks.asked.count("fused") == 2  # once in each layout
     with pytest.raises(DeviceError, match="cannot compute apart"):
         pick()
 
 
 def test_a_call_that_takes_long_is_asked_once(pick, monkeypatch):
     monkeypatch.setattr(cudnn, "PICKING_SECONDS", -1.0)
-    assert pick(fused=1.0, apart=2.0)[1] == ["apart", "fused"] * 2
+    assert pick(fused=[1.0], apart=[2.0])[1].asked == ["apart", "fused"] * 2

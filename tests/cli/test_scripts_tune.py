@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import runpy
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from tvmconv.devices import Timing, find
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.logs.lines import BadLines
 from tvmconv.logs.log import read
+from tvmconv.measuring import rounds
 from tvmconv.workloads import Layer, parse, suite
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -120,6 +122,14 @@ def test_a_variant_of_a_suite_from_a_file_is_tuned_and_compared(tuned_mine, tmp_
     assert "Slower than slow: none." in capsys.readouterr().out
 
 
+@pytest.fixture
+def any_times_agree(script, monkeypatch):
+    """However noisy the machine, no time is far from another one."""
+    monkeypatch.setattr(rounds, "DEVIATION", math.inf)
+    monkeypatch.setattr(script("tune_suite"), "FAR", math.inf)
+
+
+@pytest.mark.usefixtures("any_times_agree")
 def test_what_was_compared_is_not_compared_again_unless_the_log_has_a_faster_kernel(tuned_mine, tmp_path, capsys):
     assert tuned_mine("--schedule", "tiling", "--no-ladder") == 0
     file = tmp_path / "out/mine-bf16-nhwc-b2-tuned.json"
@@ -135,6 +145,26 @@ def test_what_was_compared_is_not_compared_again_unless_the_log_has_a_faster_ker
     assert tuned_mine("--compare-only", "--no-ladder") == 0
     kept = [result for result in Sweep.read(file).results if result in before.results]
     assert [result.workload for result in kept] == [w.workload for w in before.results if w.workload != faster.workload]
+
+
+@pytest.mark.usefixtures("any_times_agree")
+@pytest.mark.parametrize("spoilt", ["far from the log", "unstable"])
+def test_a_kept_row_that_cannot_be_right_is_measured_again(tuned_mine, script, tmp_path, monkeypatch, capsys, spoilt):
+    assert tuned_mine("--schedule", "tiling", "--no-ladder") == 0
+    file = tmp_path / "out/mine-bf16-nhwc-b2-tuned.json"
+    sweep = Sweep.read(file)
+    row, other = sweep.results[0].rows
+    assert row.name == "tuned"
+    if spoilt == "unstable":
+        row = replace(row, unstable=True)
+    else:
+        monkeypatch.setattr(script("tune_suite"), "FAR", 1e3)  # times as slow as the log says
+        row = replace(row, timing=Timing((row.timing.median * 1e6,), "by hand", cold=False))
+    results = [replace(sweep.results[0], rows=(row, other)), *sweep.results[1:]]
+    file.write_text(replace(sweep, results=results).to_json())
+    assert tuned_mine("--compare-only", "--no-ladder") == 0
+    assert f"as {file} has them: deep" in capsys.readouterr().err
+    assert Sweep.read(file).results[0].rows[0].timing.median < row.timing.median or spoilt == "unstable"
 
 
 def test_the_naive_schedule_is_left_out_of_what_is_large(script, tuned_mine, tmp_path, monkeypatch, capsys):

@@ -11,6 +11,7 @@ from tvmconv.errors import CompileError, DeviceError, KnobError, ScheduleError
 from tvmconv.experiments.results import Result
 from tvmconv.experiments.run import choose, left_out, run_ladder
 from tvmconv.kernel import Kernel
+from tvmconv.reports.tables import result_text
 from tvmconv.workloads import Conv2d, parse
 
 ALL = ["default", "tiling", "columns", "vthread", "conflict_free", "direct", "implicit_gemm"]
@@ -147,6 +148,75 @@ def test_the_cudnn_baseline_is_refused_before_anything_is_built(opencl, monkeypa
         run_ladder(SMALL, device=opencl, baselines=["cudnn"])
 
 
+class Interleaved:
+    """A library whose rounds take what is said here; it remembers when they were asked for."""
+
+    def __init__(self, *seconds):
+        self.seconds, self.asked, self.closed = list(seconds), 0, False
+
+    def __call__(self, w, inputs, *, device, cold, seconds):
+        return Baseline(
+            Timing((99.0,), "by hand", cold), w.reference(*inputs), "a library", self.time_again, self.close
+        )
+
+    def time_again(self, seconds):
+        self.asked += 1
+        return Timing((self.seconds.pop(0) if len(self.seconds) > 1 else self.seconds[0],), "by hand", cold=False)
+
+    def close(self):
+        self.closed = True
+
+
+def rows_with(opencl, monkeypatch, *seconds):
+    """A schedule whose rounds take what is said here, and a library beside it."""
+    times, library_ = list(seconds), Interleaved(0.5)
+    monkeypatch.setitem(REGISTRY, "library", library_)
+
+    def time(kernel, problem, **how):
+        return Timing((times.pop(0),), "by hand", cold=False)
+
+    monkeypatch.setattr(Kernel, "time", time)
+    result = run_ladder(SMALL, ["default"], device=opencl, seconds=0.3, baselines=["library"])
+    return *result.rows, library_
+
+
+def test_schedules_and_libraries_are_timed_in_turn_for_three_rounds(opencl, monkeypatch):
+    default, other, library_ = rows_with(opencl, monkeypatch, 1.02, 1.0, 1.01)
+    assert default.rounds == (1.02, 1.0, 1.01)
+    assert default.timing.median == 1.01
+    assert (other.timing.median, other.rounds) == (0.5, (0.5, 0.5, 0.5))
+    assert (library_.asked, library_.closed) == (3, True)
+    assert not default.unstable
+
+
+def test_one_outlier_does_not_spoil_a_comparison(opencl, monkeypatch):
+    default, _, library_ = rows_with(opencl, monkeypatch, 58e-6, 28e-6, 29e-6, 30e-6)
+    assert default.timing.median == 29e-6
+    assert default.rounds == (58e-6, 28e-6, 29e-6, 30e-6)
+    assert not default.unstable
+    assert library_.asked == 3  # only what deviates is timed again
+
+
+def test_what_stays_unstable_is_flagged_in_the_table_and_in_json(opencl, monkeypatch):
+    default, other, _ = rows_with(opencl, monkeypatch, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+    result = Result(SMALL, "opencl:0", "a device", 0, (default, other))
+    assert default.unstable
+    assert json.loads(json.dumps(result.to_json()))["rows"][0]["unstable"]
+    assert "4,000 ± 0.0% unstable" in result_text(result)
+    assert "default: the rounds differ by more than 10 %: 1,000, 2,000, 4,000, 8,000, 16,000, 32,000 ms" in result_text(
+        result
+    )
+
+
+def test_a_failure_in_a_later_round_is_a_row_without_a_time(opencl, monkeypatch):
+    def time(kernel, problem, **how):
+        raise DeviceError("the device is lost")
+
+    monkeypatch.setattr(Kernel, "time", time)
+    with pytest.raises(DeviceError, match="the device is lost"):
+        run_ladder(SMALL, ["default"], device=opencl)
+
+
 def slow(w, inputs, *, device, cold, seconds):
     return Baseline(Timing((1.0,), "by hand", cold), w.reference(*inputs), "slow 1.0")
 
@@ -195,7 +265,8 @@ def test_times_are_cold_by_themselves_where_the_arrays_exceed_the_cache(opencl, 
 def test_progress_tells_every_step(opencl):
     steps = []
     run_ladder(SMALL, ["default"], device=opencl, seconds=0.01, progress=steps.append)
-    assert steps == [f"schedule 1 of 1, default: {step}" for step in ("building", "verifying", "timing")]
+    assert steps[:2] == [f"schedule 1 of 1, default: {step}" for step in ("building", "verifying")]
+    assert steps[2:5] == [f"round {number}, default: timing" for number in (1, 2, 3)]
 
 
 @pytest.mark.gpu

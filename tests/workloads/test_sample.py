@@ -66,7 +66,11 @@ def test_a_sample_is_a_small_part_and_differs_by_seed(text):
 
 @pytest.mark.parametrize(
     "text",
-    ["conv3d:1x192x9x240x416,192x192x3x3x3,s1,p1", "conv2d:32x64x224x224,64x64x3x3,s1,p1", "conv2d:1x64x64x64,64x64x3x3"],
+    [
+        "conv3d:1x192x9x240x416,192x192x3x3x3,s1,p1",
+        "conv2d:32x64x224x224,64x64x3x3,s1,p1",
+        "conv2d:1x64x64x64,64x64x3x3",
+    ],
 )
 def test_the_cell_keeps_the_promise_of_one_pixel_in_64(text):
     w = tc.parse(text)

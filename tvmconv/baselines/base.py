@@ -51,6 +51,10 @@ class WrongDeviceError(DeviceError):
     """A library is not for devices of this kind, whatever is installed."""
 
 
+def _do_nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Baseline:
     """A library's time for a workload.
@@ -60,11 +64,16 @@ class Baseline:
         output: what it computed; None of one that moves a workload's bytes and computes nothing, so that there is
             nothing to verify.
         text: what ran: the library, its version, its settings.
+        time_again: times the same once more, for about so many seconds, without choosing anew among the library's
+            algorithms; None for a library of which the whole function is called again.
+        close: frees what `time_again` needs.
     """
 
     timing: Timing
     output: NDArray[Any] | None
     text: str
+    time_again: Callable[[float], Timing] | None = None
+    close: Callable[[], None] = _do_nothing
 
 
 def check_gpu(device: Device, library: str) -> CudaDevice:

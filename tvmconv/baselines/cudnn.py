@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from tvmconv.workloads import dtypes
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from tvmconv.devices.base import Timing
     from tvmconv.devices.cuda.device import CudaDevice
     from tvmconv.workloads.conv import Conv
     from tvmconv.workloads.filters import Filter
@@ -36,7 +38,8 @@ def time_cudnn(
     cuDNN tries its algorithms on trials of microseconds, and at times picks one that is half as fast as another. It
     remembers its picks by thread. Where there are several `calls` of the workload, in the one or the other layout, with
     the epilogue in its own kernel or not, it is asked for each, and for the fastest in `PICKS` threads, though not
-    again after `PICKING_SECONDS`. The fastest counts, and the text tells which it was.
+    again after `PICKING_SECONDS`. The fastest is kept to be timed again (`Baseline.time_again`), and the text tells
+    which it was.
 
     What a workload has that the call does not, a padding of two unlike sides or an epilogue that is not fused, is a
     kernel of its own, in the time. To bring tensors to another layout is not.
@@ -55,45 +58,177 @@ def time_cudnn(
     gpu = check_gpu(device, "cuDNN")
     torch = torch_with_cudnn()  # missing, it is missed before threads are started
     try:
-        return min(_picks(w, inputs, gpu, cold=cold, seconds=seconds), key=lambda pick: pick.timing.median)
+        fastest = pick_fastest(w, inputs, gpu, cold=cold, seconds=seconds)
     finally:
         torch.cuda.empty_cache()  # PyTorch keeps memory for each stream, gigabytes that our own kernels may need
+    pick = fastest.pick
+
+    def close() -> None:
+        fastest.close()
+        torch.cuda.empty_cache()
+
+    return Baseline(fastest.timing, pick.output, pick.text, time_again=fastest.time, close=close)
 
 
-def _picks(
+def pick_fastest(
     w: Conv | Filter, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *, cold: bool, seconds: float
-) -> Iterator[Baseline]:
-    """What cuDNN picks for each call, and what else for the fastest one.
+) -> PickOnThread:
+    """The fastest of what cuDNN picks for each call, and what else it picks for the fastest of these.
 
-    Calls that it cannot run are left out, unless it can run none.
+    Calls that it cannot run are left out. Raises the first one's DeviceError if it can run none.
     """
-
-    def picked(call: Call) -> Baseline:
-        with ThreadPoolExecutor(max_workers=1) as thread:
-            return thread.submit(time_pick, w, call, inputs, gpu, cold=cold, seconds=seconds).result()
-
     errors, begun = [], time.monotonic()
-    found: list[tuple[float, Call]] = []
+    fastest: PickOnThread | None = None
+
+    def ask(call: Call, before: PickOnThread | None) -> PickOnThread:
+        """The faster one of a pick and a new one; the other is closed."""
+        new = PickOnThread(w, call, inputs, gpu, cold=cold, seconds=seconds)
+        if before is None:
+            return new
+        slower, faster = sorted((before, new), key=lambda pick: pick.timing.median, reverse=True)
+        slower.close()
+        return faster
+
     for call in calls(w):
         try:
-            pick = picked(call)
+            fastest = ask(call, fastest)
         except DeviceError as error:
             errors.append(error)
-            continue
-        found.append((pick.timing.median, call))
-        yield pick
-    if not found:
+    if fastest is None:
         raise errors[0]
-    _, fastest = min(found, key=lambda one: one[0])
     for _ in range(PICKS - 1):
         if time.monotonic() - begun < PICKING_SECONDS:
-            yield picked(fastest)
+            with contextlib.suppress(DeviceError):  # there is one that it could run
+                fastest = ask(fastest.call, fastest)
+    return fastest
+
+
+class PickOnThread:
+    """What cuDNN picks in a thread of its own: it remembers its picks by thread.
+
+    Args:
+        w: the workload.
+        call: how it is computed.
+        inputs: as for `time_cudnn`.
+        gpu: where.
+        cold: as for `Loaded.time`.
+        seconds: of the first timing.
+
+    Attributes:
+        call: how it is computed.
+        pick: what cuDNN picked.
+        timing: the first one, by which picks are compared with each other.
+
+    Raises:
+        DeviceError: PyTorch with cuDNN is missing, or it fails.
+    """
+
+    def __init__(
+        self,
+        w: Conv | Filter,
+        call: Call,
+        inputs: Sequence[NDArray[Any]],
+        gpu: CudaDevice,
+        *,
+        cold: bool,
+        seconds: float,
+    ) -> None:
+        self.call = call
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        try:
+            self.pick = self._thread.submit(Pick, w, call, inputs, gpu, cold=cold).result()
+            self.timing = self.time(seconds)
+        except BaseException:
+            self._thread.shutdown()
+            raise
+
+    def time(self, seconds: float) -> Timing:
+        """Time it for about so many seconds."""
+        return self._thread.submit(self.pick.time, seconds).result()
+
+    def close(self) -> None:
+        """End the thread and free the tensors."""
+        self._thread.shutdown()
+        self.pick.close()
+
+
+class Pick:
+    """A call of PyTorch's convolution, with the algorithm that cuDNN has picked for it in this thread.
+
+    Args:
+        w: the workload.
+        call: how it is computed.
+        inputs: as for `time_cudnn`.
+        gpu: where.
+        cold: as for `Loaded.time`.
+
+    Attributes:
+        output: what it computes.
+        text: what it runs: the library, its version, its settings.
+
+    Raises:
+        DeviceError: PyTorch with cuDNN is missing, or it fails.
+    """
+
+    def __init__(
+        self, w: Conv | Filter, call: Call, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *, cold: bool
+    ) -> None:
+        torch = torch_with_cudnn()
+        self._torch, self._gpu, self._call = torch, gpu, call
+        self._tf32 = w.dtype == dtypes.TF32.name
+        nbytes = set_bytes(inputs, w.argument_shapes[-1], w.storage)
+        self._sets = BufferSets.choose(nbytes, gpu.l2_bytes or 0, cold=cold)
+        self._stream = torch.cuda.Stream(gpu.index)
+        settings = ("best algorithm", "TF32" if self._tf32 else "no TF32")
+        self.text = ", ".join([*_versions(torch), *settings, *call.notes])
+        with self._on_stream():
+            self._copies = [
+                call.prepare(*(tensor(array).to(gpu.text) for array in inputs)) for _ in range(self._sets.count)
+            ]
+            for _ in range(3):  # the first call tries the algorithms, which a capture does not allow
+                output = call.compute(*self._copies[0])
+            self.output = call.finish(output).float().cpu().numpy()
+            del output
+
+    def time(self, seconds: float) -> Timing:
+        """Time it as kernels are timed, for about so many seconds; in the thread that it was made in."""
+        torch, sets, stream = self._torch, self._sets, self._stream
+
+        def capture(launches: int) -> Replay:
+            graph = torch.cuda.CUDAGraph()
+            # Hot: each output is freed at once and the next takes its place. Cold: each set has an output.
+            outputs: list[Any] = [None] * sets.count
+            with torch.cuda.graph(graph, stream=stream):
+                for i in range(launches):
+                    outputs[i % sets.count] = None
+                    outputs[i % sets.count] = self._call.compute(*self._copies[i % sets.count])
+            return graph.replay
+
+        with self._on_stream():
+            return time_sets(capture, stream.cuda_stream, sets, seconds)
+
+    def close(self) -> None:
+        """Free the tensors."""
+        self._copies.clear()
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        """PyTorch's settings, on the pick's stream, with errors that name the library."""
+        torch = self._torch
+        with (
+            border_of("cuDNN through PyTorch", self._gpu, RuntimeError),
+            torch.cuda.device(self._gpu.index),
+            torch.cuda.stream(self._stream),
+            torch.no_grad(),
+            exact(torch, tf32=self._tf32),
+        ):
+            yield
 
 
 def time_pick(
     w: Conv | Filter, call: Call, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *, cold: bool, seconds: float
 ) -> Baseline:
-    """Let cuDNN try its algorithms, and time the one that it picks.
+    """Let cuDNN try its algorithms in this thread, and time the one that it picks, once.
 
     Args:
         w: the workload.
@@ -106,36 +241,8 @@ def time_pick(
     Raises:
         DeviceError: PyTorch with cuDNN is missing, or it fails.
     """
-    torch = torch_with_cudnn()
-    tf32 = w.dtype == dtypes.TF32.name
-    sets = BufferSets.choose(set_bytes(inputs, w.argument_shapes[-1], w.storage), gpu.l2_bytes or 0, cold=cold)
-    stream = torch.cuda.Stream(gpu.index)
-    with (
-        border_of("cuDNN through PyTorch", gpu, RuntimeError),
-        torch.cuda.device(gpu.index),
-        torch.cuda.stream(stream),
-        torch.no_grad(),
-        exact(torch, tf32=tf32),
-    ):
-        copies = [call.prepare(*(tensor(array).to(gpu.text) for array in inputs)) for _ in range(sets.count)]
-        for _ in range(3):  # the first call tries the algorithms, which a capture does not allow
-            output = call.compute(*copies[0])
-        result = call.finish(output).float().cpu().numpy()
-        del output
-
-        def capture(launches: int) -> Replay:
-            graph = torch.cuda.CUDAGraph()
-            # Hot: each output is freed at once and the next takes its place. Cold: each set has an output.
-            outputs: list[Any] = [None] * sets.count
-            with torch.cuda.graph(graph, stream=stream):
-                for i in range(launches):
-                    outputs[i % sets.count] = None
-                    outputs[i % sets.count] = call.compute(*copies[i % sets.count])
-            return graph.replay
-
-        timing = time_sets(capture, stream.cuda_stream, sets, seconds)
-    settings = ("best algorithm", "TF32" if tf32 else "no TF32")
-    return Baseline(timing, result, ", ".join([*_versions(torch), *settings, *call.notes]))
+    pick = Pick(w, call, inputs, gpu, cold=cold)
+    return Baseline(pick.time(seconds), pick.output, pick.text)
 
 
 def torch_with_cudnn() -> Any:

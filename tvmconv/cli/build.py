@@ -65,7 +65,9 @@ def _verify(built: Kernel) -> Verification | None:
         return None
     verification = built.verify()
     if not verification.ok:
-        raise CompileError(f"{built} is wrong by {verification.error:.2g} (relative L2) and is not exported: {verification.fault}")
+        raise CompileError(
+            f"{built} is wrong by {verification.error:.2g} (relative L2) and is not exported: {verification.fault}"
+        )
     return verification
 
 

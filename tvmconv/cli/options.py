@@ -6,7 +6,7 @@ import argparse
 import math
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from tvmconv.knobs import Value, parse_value
 from tvmconv.knowledge import model
 from tvmconv.models.inputs import Input
 from tvmconv.reports.charts import FORMATS
+from tvmconv.verify import FULL_FLOPS, MODES, is_sampled
 from tvmconv.workloads import SUITES, Layer, Workload, dtypes, epilogue
 from tvmconv.workloads.layout import LAYOUTS
 from tvmconv.workloads.suites import Variant, distinct, in_variant
@@ -122,6 +123,25 @@ def add_timing(parser: argparse.ArgumentParser) -> None:
         help="how long to time each kernel (default: %(default)s)",
     )
     parser.add_argument("--seed", metavar="N", type=seed_number, help="of the random inputs (default: a fresh one)")
+
+
+def add_verify(parser: argparse.ArgumentParser) -> None:
+    """Add `--verify`: whether all outputs are compared with float64."""
+    parser.add_argument(
+        "--verify",
+        choices=MODES,
+        default="auto",
+        help="compare all outputs with float64 (full), or a random sample of them (sample); auto takes a sample of "
+        f"convolutions above {FULL_FLOPS / 1e9:.0f} GFLOP (default: %(default)s)",
+    )
+
+
+def verify_lines(chosen: Iterable[Workload], mode: str) -> list[str]:
+    """A line that says which workloads were verified on a sample of their outputs; none if none was."""
+    sampled = [workload.text for workload in chosen if is_sampled(workload, mode)]
+    if not sampled:
+        return []
+    return [f"verified on a random sample of outputs (--verify full compares all): {', '.join(sampled)}"]
 
 
 def add_baseline(parser: argparse.ArgumentParser) -> None:

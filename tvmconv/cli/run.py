@@ -15,6 +15,7 @@ from tvmconv.cli.options import (
     add_set,
     add_suite,
     add_timing,
+    add_verify,
     chosen_layers,
     how_to_time,
     refuse_layers_options,
@@ -62,6 +63,7 @@ def add_parser(commands: Any) -> None:
     add_timing(parser)
     add_knowledge(parser)
     add_set(parser)
+    add_verify(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object a workload, in a line of its own")
     parser.set_defaults(run=run)
 
@@ -83,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
                 log=args.log,
                 predicted=not schedules,
                 progress=progress,
+                verify=args.verify,
                 **how_to_time(args),
             )
         if number == 1:

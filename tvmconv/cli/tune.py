@@ -19,11 +19,13 @@ from tvmconv.cli.options import (
     add_knowledge,
     add_suite,
     add_tracker,
+    add_verify,
     chosen_layers,
     count,
     positive,
     refuse_layers_options,
     seed_number,
+    verify_lines,
 )
 from tvmconv.cli.progress import progress_line
 from tvmconv.lean import begin_tvm
@@ -102,6 +104,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     )
     add_tracker(parser)
     add_knowledge(parser)
+    add_verify(parser)
     parser.add_argument("--workers", metavar="N", type=count, help="processes that build (default: cores - 1)")
     parser.add_argument("--seed", metavar="N", type=seed_number, default=0, help="of the tuner (default: %(default)s)")
 
@@ -120,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
                 print(best.line())
     else:
         print(results_table(results, network).text())
-        for line in phase_lines(results):
+        for line in [*phase_lines(results), *verify_lines(chosen, args.verify)]:
             print(line)
     return 0 if all(tuned.final for _, _, tuned in results) else FAILED
 
@@ -153,7 +156,8 @@ def search_all(
     begun, results = _process_begun(), []
     end = None if args.seconds_total is None else begun + args.seconds_total
     options = {
-        name: getattr(args, name) for name in ("tuner", "trials", "log", "seed", "patience", "transfer", "workers")
+        name: getattr(args, name)
+        for name in ("tuner", "trials", "log", "seed", "patience", "transfer", "workers", "verify")
     }
     request = Request(**options, seconds=None if end else args.seconds, begun=begun, **more)
     with standing():

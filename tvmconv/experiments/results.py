@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tvmconv.compiler.program import Launch
@@ -38,6 +38,9 @@ class Row:
         config: the value of every knob.
         library: for a library, what ran: its version and settings.
         schedule: of a row that is not named after it, such as the fastest of a log.
+        rounds: seconds a launch in each round of the comparison; `timing` is the median round's.
+        unstable: whether the rounds never agreed within 10 %, however often they were repeated.
+        sampled: how many outputs were compared with float64, where that was a sample; None for all.
     """
 
     name: str
@@ -57,6 +60,13 @@ class Row:
     config: Config = field(default_factory=dict)
     library: str | None = None
     schedule: str | None = None
+    rounds: tuple[float, ...] = ()
+    unstable: bool = False
+    sampled: int | None = None
+
+    def called(self, name: str) -> Row:
+        """The row of what nobody named by its schedule, under a name of its own."""
+        return self if self.name == name else replace(self, name=name, schedule=self.name)
 
     def to_json(self) -> dict[str, Any]:
         """The row as JSON has it, times in seconds."""
@@ -78,6 +88,7 @@ class Row:
                 "timing": timing and Timing(tuple(timing["seconds"]), timing["method"], timing["cold"]),
                 "launch": launch and Launch(*(tuple(extents) for extents in launch.values())),
                 "config": config,
+                "rounds": tuple(data.get("rounds", ())),
             }
         )
 

@@ -1,4 +1,4 @@
-"""The experiment behind `tvmconv run`: build, verify and time schedules of a workload, all on the same inputs."""
+"""The experiment behind `tvmconv run`: build and verify schedules of a workload, then time all of them in turn."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,7 +23,8 @@ from tvmconv.knowledge.model import known_for
 from tvmconv.library import Schedule
 from tvmconv.logs.best import Paths
 from tvmconv.logs.build import build
-from tvmconv.verify import Problem, Verification
+from tvmconv.measuring.rounds import ROUNDS, Rounds, measure_rounds
+from tvmconv.verify import Problem
 from tvmconv.workloads import Conv, Workload
 
 TUNED = "tuned"  # the name of what a log has
@@ -48,10 +50,13 @@ def run_ladder(
     predicted: bool = False,
     progress: Progress | None = None,
     prepared: Prepared | None = None,
+    verify: str = "auto",
 ) -> Result:
     """Build, verify and time schedules of a workload, all on the same inputs.
 
-    A schedule or library that fails is a row with the reason. A wrong kernel is not timed.
+    A schedule or library that fails is a row with the reason. A wrong kernel is not timed. All are built and verified
+    first; then schedules and libraries are timed in turn, for `ROUNDS` rounds, and those whose rounds deviate by more
+    than 10 % for some more (`measure_rounds`). The time of a row is that of its median round.
 
     Args:
         workload: what to compute.
@@ -60,45 +65,53 @@ def run_ladder(
         config: values by knob name; each schedule takes those of the knobs that it has.
         baselines: libraries to time as well, of `tvmconv.baselines.known`.
         cold: time with inputs and outputs outside the cache; None for so if they exceed it.
-        seconds: about how long to time each kernel.
+        seconds: about how long to time each kernel, in all rounds together.
         seed: of the inputs; a fresh one by default.
         log: logs, whose fastest record for this device becomes the row `TUNED`.
         ladder: whether any schedules run; without, only what the log has and the libraries do.
         predicted: whether what the model predicts runs as well, as the row `PREDICTED`, and `UNTUNED` beside it; where
             no model knows the device there are no such rows.
         progress: is told each step in a few words.
-        prepared: what the arguments before ask for, made by a thread meanwhile; made here by default.
+        prepared: what the other arguments ask for, made by a thread meanwhile; made here by default.
+        verify: "full" to compare all outputs with float64, "sample" to compare a random sample of them, "auto" for a
+            sample of convolutions above 20 GFLOP; see `tvmconv.verify`.
 
     Raises:
         ScheduleError: no such schedule for this workload, or not for devices of this kind.
         KnobError: no schedule has such a knob, or none that has it takes the value.
-        WorkloadError: the problem does not fit in this machine's memory.
+        WorkloadError: the problem does not fit in this machine's memory, or there is no such way to verify.
         WrongDeviceError: a library is not for devices of this kind.
         Error: all schedules fail for the same reason.
     """
     ready = prepared or Prepared(
-        workload, schedules, device=device, config=config, seed=seed, log=log, ladder=ladder, predicted=predicted
+        workload,
+        schedules,
+        device=device,
+        config=config,
+        seed=seed,
+        log=log,
+        ladder=ladder,
+        predicted=predicted,
+        verify=verify,
     )
     chosen = ready.schedules
-    bench = _Bench(ready.problem, device, exceeds_cache(workload, device) if cold is None else cold, seconds)
+    is_cold = exceeds_cache(workload, device) if cold is None else cold
+    bench = _Bench(ready.problem, device, is_cold, seconds / ROUNDS)
     report = progress or (lambda step: None)
-    compared = [bench.measure_library(name, report) for name in baselines]  # first: they may not be for this device
-    rows: list[Row] = []
-    errors: list[Error] = []
-    for number, schedule in enumerate(chosen, 1):
-        tell = _prefixed(report, f"schedule {number} of {len(chosen)}, {schedule.name}: ")
-        try:
-            rows.append(bench.measure(functools.partial(ready.kernel, schedule.name), tell))
-        except Error as error:
-            rows.append(_failed(schedule.name, error))
-            errors.append(error)
-    for name in ready.chosen_by_others:
-        tell = _prefixed(report, f"{name}: ")
-        try:
-            row = bench.measure(functools.partial(ready.kernel, name), tell)
-            rows.append(replace(row, name=name, schedule=row.name))
-        except Error as error:
-            rows.append(_failed(name, error))
+    with ExitStack() as stack:
+        # Libraries first: they may not be for this device.
+        compared = [bench.prepare_library(name, report, stack) for name in baselines]
+        candidates: list[_Candidate] = []
+        for number, schedule in enumerate(chosen, 1):
+            tell = _prefixed(report, f"schedule {number} of {len(chosen)}, {schedule.name}: ")
+            made = functools.partial(ready.kernel, schedule.name)
+            candidates.append(_or_failed(schedule.name, functools.partial(bench.prepare, made, tell)))
+        for name in ready.chosen_by_others:
+            made = functools.partial(ready.kernel, name)
+            candidate = _or_failed(name, functools.partial(bench.prepare, made, _prefixed(report, f"{name}: ")))
+            candidates.append(replace(candidate, row=candidate.row.called(name)))
+        candidates = _time_in_turn([*candidates, *compared], bench, report)
+    errors = [candidate.error for candidate in candidates[: len(chosen)] if candidate.error]
     if len(errors) == len(chosen) and len({str(error) for error in errors}) == 1:
         raise errors[0]  # not a schedule's fault: too little memory, say
     return Result(
@@ -106,7 +119,7 @@ def run_ladder(
         device.text,
         device.name,
         bench.problem.seed,
-        _with_speedups([*rows, *compared], over=library.naive(workload)),
+        _with_speedups([candidate.row for candidate in candidates], over=library.naive(workload)),
         device.peak_flops,
         device.peak_bandwidth,
     )
@@ -132,10 +145,11 @@ class Prepared:
         log: Paths | None = None,
         ladder: bool = True,
         predicted: bool = False,
+        verify: str = "auto",
     ) -> None:
         self.schedules = choose(workload, schedules, device) if ladder else []
         configs = share_config(workload, self.schedules, config or {}, named=schedules)
-        self.problem = Problem(workload, seed)
+        self.problem = Problem(workload, seed, mode=verify)
         self._made: dict[str, Kernel | Error] = {}
         self._makes: dict[str, Callable[[], Kernel]] = {}
         for schedule in self.schedules:
@@ -165,7 +179,7 @@ class Prepared:
 
     def make(self) -> Prepared:
         """Itself, with inputs and reference computed, and all kernels built and compiled."""
-        _ = self.problem.reference
+        _ = self.problem.expected
         for name in self._makes:
             with contextlib.suppress(Error):  # which is told where the kernel is asked for
                 _ = self.kernel(name).program
@@ -265,16 +279,31 @@ def _check_taken(workload: Workload, schedules: Sequence[Schedule], shares: Mapp
 
 
 @dataclass(frozen=True)
+class _Candidate:
+    """A row before it is timed.
+
+    Attributes:
+        row: what is known of it.
+        time: times it for one round; None for what is not timed, as it failed or is wrong.
+        error: why it failed.
+    """
+
+    row: Row
+    time: Callable[[], Timing] | None = None
+    error: Error | None = None
+
+
+@dataclass(frozen=True)
 class _Bench:
-    """What all rows of an experiment have in common."""
+    """What all rows of an experiment have in common; `seconds` is the time of a round."""
 
     problem: Problem
     device: Device
     cold: bool
     seconds: float
 
-    def measure(self, made: Callable[[], Kernel], tell: Progress) -> Row:
-        """Build, verify and time a kernel."""
+    def prepare(self, made: Callable[[], Kernel], tell: Progress) -> _Candidate:
+        """Build and verify a kernel."""
         tell("building")
         built = made()
         _ = built.loaded  # the device's own compiler is part of building, and may refuse
@@ -290,61 +319,130 @@ class _Bench:
             registers=resources.registers if resources else None,
             spills=resources.spills if resources else None,
             config=built.config,
+            sampled=verification.sampled,
         )
         if not verification.ok:
-            return replace(row, failure=_wrong(verification))
-        tell("timing")
-        return self._timed(row, built.time(self.problem, cold=self.cold, seconds=self.seconds))
+            return _Candidate(replace(row, failure=f"wrong result: {verification.fault}"))
+        return _Candidate(row, functools.partial(built.time, self.problem, cold=self.cold, seconds=self.seconds))
 
-    def measure_library(self, name: str, tell: Progress) -> Row:
-        """Verify and time a library; raises `WrongDeviceError` for one that is not for devices of this kind."""
-        tell(f"{name}: verifying and timing")
+    def prepare_library(self, name: str, tell: Progress, stack: ExitStack) -> _Candidate:
+        """Have a library ready to be timed, and verify it.
+
+        Args:
+            name: of the library.
+            tell: is told what goes on.
+            stack: frees what the library holds.
+
+        Raises:
+            WrongDeviceError: it is not for devices of this kind.
+        """
+        tell(f"{name}: verifying")
         workload, inputs = self.problem.workload, self.problem.inputs
+        how = {"device": self.device, "cold": self.cold, "seconds": self.seconds}
+        call = functools.partial(libraries.known()[name], workload, inputs, **how)
         try:
-            ran = libraries.known()[name](workload, inputs, device=self.device, cold=self.cold, seconds=self.seconds)
+            ran = call()
         except WrongDeviceError:
             raise
         except Error as error:
-            return Row(name, failure=str(error))
-        if ran.output is None:
-            return replace(self._timed(Row(name, library=ran.text), ran.timing), gflops=None, peak_share=None)
-        verification = self.problem.check(ran.output)
-        row = Row(name, verified=verification.ok, error=verification.error, library=ran.text)
-        return self._timed(row, ran.timing) if verification.ok else replace(row, failure=_wrong(verification))
+            return _Candidate(Row(name, failure=str(error)), error=error)
+        stack.callback(ran.close)
+        row = Row(name, library=ran.text)
+        if ran.output is not None:
+            verification = self.problem.check(ran.output)
+            row = replace(row, verified=verification.ok, error=verification.error, sampled=verification.sampled)
+            if not verification.ok:
+                return _Candidate(replace(row, failure=f"wrong result: {verification.fault}"))
+        time_again = ran.time_again
+        if time_again is None:
+            return _Candidate(row, lambda: call().timing)
+        return _Candidate(row, functools.partial(time_again, self.seconds))
 
-    def _timed(self, row: Row, timing: Timing) -> Row:
+    def timed(self, row: Row, rounds: Rounds[Timing | Error]) -> Row:
+        """The row with the time of its median round."""
+        timing = rounds.median
+        assert isinstance(timing, Timing)
         timing = replace(timing, seconds=_thinned(timing.seconds))
         workload, device = self.problem.workload, self.device
         rate, bandwidth = workload.flops / timing.median, workload.min_bytes / timing.median
+        computes = not row.library or row.verified  # a copy of as many bytes does not
         return replace(
             row,
             timing=timing,
-            gflops=rate / 1e9,
-            peak_share=rate / device.peak_flops if device.peak_flops else None,
+            gflops=rate / 1e9 if computes else None,
+            peak_share=rate / device.peak_flops if device.peak_flops and computes else None,
             bandwidth=bandwidth,
             bandwidth_share=bandwidth / device.peak_bandwidth if device.peak_bandwidth else None,
+            rounds=_shortened(rounds.seconds),
+            unstable=not rounds.is_stable,
         )
+
+
+def _or_failed(name: str, prepare: Callable[[], _Candidate]) -> _Candidate:
+    """What is prepared, or a row with the reason why not."""
+    try:
+        return prepare()
+    except Error as error:
+        return _Candidate(_failed(name, error), error=error)
+
+
+def _time_in_turn(candidates: Sequence[_Candidate], bench: _Bench, tell: Progress) -> list[_Candidate]:
+    """The candidates with their times, those that can be timed."""
+    timed = [candidate for candidate in candidates if candidate.time]
+    finished = 0
+
+    def measure(wanted: Sequence[_Candidate]) -> list[Timing | Error]:
+        nonlocal finished
+        finished += 1
+        return [_time_once(one, _prefixed(tell, f"round {finished}, ")) for one in wanted]
+
+    found = iter(measure_rounds(timed, measure, _seconds_of))
+    ended = []
+    for candidate in candidates:
+        if candidate.time:
+            rounds = next(found)
+            last = rounds.measurements[-1]
+            if isinstance(last, Error):
+                row = replace(candidate.row, failure=reason_of(last))
+                candidate = replace(candidate, row=row, error=last)
+            else:
+                candidate = replace(candidate, row=bench.timed(candidate.row, rounds))
+        ended.append(candidate)
+    return ended
+
+
+def _time_once(candidate: _Candidate, tell: Progress) -> Timing | Error:
+    """The time of one round, or why there is none."""
+    assert candidate.time
+    tell(f"{candidate.row.name}: timing")
+    try:
+        return candidate.time()
+    except Error as error:
+        return error
+
+
+def _seconds_of(measured: Timing | Error) -> float:
+    return math.inf if isinstance(measured, Error) else measured.median
+
+
+def _shortened(seconds: Sequence[float]) -> tuple[float, ...]:
+    """Seconds to five digits, which is more than any clock here resolves."""
+    return tuple(float(f"{each:.5g}") for each in seconds)
 
 
 def _thinned(samples: Sequence[float]) -> tuple[float, ...]:
     """The samples, or so many of their quantiles, the median and the quartiles among them; to five digits.
 
-    That is more than any clock here resolves, and a file of results stays small.
+    A file of results stays small.
     """
     if len(samples) > QUANTILES:
         samples = np.quantile(samples, np.linspace(0, 1, QUANTILES)).tolist()
-    return tuple(float(f"{sample:.5g}") for sample in samples)
+    return _shortened(samples)
 
 
 def _failed(name: str, error: Error) -> Row:
     log_traceback(error)
     return Row(name, failure=reason_of(error))
-
-
-def _wrong(verification: Verification) -> str:
-    if math.isnan(verification.error):
-        return "wrong result: some elements are NaN, which is what the output held before"
-    return f"wrong result: relative error {verification.error:.2g}, where {verification.tolerance:.0e} is allowed"
 
 
 def _with_speedups(rows: Sequence[Row], over: Schedule | None) -> tuple[Row, ...]:

@@ -22,7 +22,7 @@ from tvmconv.workloads.suites import Variant, is_file, walk
 
 CHANNELS_SUITE = "d2l"  # its layers differ in nothing but their channels
 # Arguments of `run_ladder` that `Prepared` has.
-_PREPARED = frozenset({"schedules", "config", "seed", "log", "ladder", "predicted"})
+_PREPARED = frozenset({"schedules", "config", "seed", "log", "ladder", "predicted", "verify"})
 FIXED_EFFORT = 10**9  # building and timing a workload's schedules take about as long as verifying so many bytes
 
 

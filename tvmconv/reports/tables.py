@@ -68,7 +68,7 @@ def result_table(result: Result) -> Table:
         }
     columns: dict[str, Callable[[Row], str | None]] = {
         "schedule": lambda row: row.name,
-        f"time ± spread [{unit}]": lambda row: _shown(row.timing, lambda timing: _time(timing, scale)),
+        f"time ± spread [{unit}]": lambda row: _shown(row.timing, lambda timing: flagged(_time(timing, scale), row)),
         **rates,
         f"× {result.rows[0].name}": lambda row: _shown(row.speedup, significant),
         "rel. error": lambda row: _shown(row.error, "{:.1e}".format),
@@ -89,10 +89,32 @@ def notes(result: Result) -> list[str]:
     timed = [(row.timing.median, row.timing.method, row.name) for row in result.rows if row.timing]
     if timed:
         _, method, name = min(timed)
-        lines.append(f"time: median ± half the interquartile range; {name}: {method}")
+        rounds = ", the median of rounds in turn" if any(row.rounds for row in result.rows) else ""
+        lines.append(f"time: median ± half the interquartile range{rounds}; {name}: {method}")
     lines += [f"{row.name}: {row.library}" for row in result.rows if row.library]
+    lines += unstable_notes(result)
+    sampled = max((row.sampled for row in result.rows if row.sampled), default=None)
+    if sampled:
+        outputs = math.prod(result.workload.argument_shapes[-1])
+        lines.append(f"verified: a random sample of {sampled:,} of {outputs:,} outputs; --verify full compares all")
     lines += [f"{row.name} failed: {row.failure}" for row in result.rows if row.failure]
     return lines
+
+
+def flagged(time: str, row: Row) -> str:
+    """A time, with a word behind it where the row's rounds did not agree."""
+    return f"{time} unstable" if row.unstable else time
+
+
+def unstable_notes(result: Result) -> list[str]:
+    """The rounds of each row whose rounds did not agree, one line each."""
+    scale, unit = _time_unit(result)
+    return [
+        f"{row.name}: the rounds differ by more than 10 %: "
+        f"{', '.join(significant(seconds * scale) for seconds in row.rounds)} {unit}"
+        for row in result.rows
+        if row.unstable
+    ]
 
 
 def result_text(result: Result) -> str:

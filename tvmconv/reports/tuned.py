@@ -9,7 +9,7 @@ from tvmconv.experiments.results import Result, Row, in_common
 from tvmconv.experiments.run import TUNED
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.knobs import format_value
-from tvmconv.reports.tables import ALL, NOTHING, Table, network_seconds, significant
+from tvmconv.reports.tables import ALL, NOTHING, Table, flagged, network_seconds, significant, unstable_notes
 
 FAILED = "failed"
 
@@ -63,6 +63,7 @@ def remarks(sweep: Sweep) -> list[str]:
         said.append(f"Slower than {name}: {', '.join(slower) or 'none'}.")
     for label, result in zip(sweep.labels, sweep.results, strict=True):
         said += [f"{label}: {row.name} failed: {row.failure}" for row in result.rows if row.failure]
+        said += [f"{label}: {note}" for note in unstable_notes(result)]
     return said
 
 
@@ -103,7 +104,7 @@ def _row(result: Result, name: str) -> Row:
 
 
 def _time(row: Row) -> str:
-    return significant(row.timing.median * 1e6) if row.timing else FAILED
+    return flagged(significant(row.timing.median * 1e6), row) if row.timing else FAILED
 
 
 def _ratio(result: Result, name: str) -> float | None:

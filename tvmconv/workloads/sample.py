@@ -81,7 +81,7 @@ def _net(sizes: tuple[int, ...], cell: int, rng: np.random.Generator) -> NDArray
     bits = cell.bit_length() - 1
     images, *space = sizes
     *outer, width = space
-    depth, height = ([1, 1] + outer)[-2:]
+    depth, height = [1, 1, *outer][-2:]
     shift = rng.integers(0, cell, images)
     start = shift[:, None, None] ^ _pascal(depth, bits)[None, :, None] ^ _reversed(height, bits)[None, None, :]
     w = start.reshape(-1, 1) + np.arange(0, width, cell)

@@ -37,9 +37,9 @@ MIN_REPLAYS = 3
 LONG_SECONDS, LONG_SAMPLES = 0.1, 20  # of replays in the last timings, and how many of their times are kept
 IDLE_SECONDS = 0.1  # after a longer pause the GPU may have lowered its clocks
 
-# All of an output, or a sample and whether the rest is finite. The results are two numbers in float64: the sum of squared
-# differences, which a NaN or an infinity in the output makes one too, and the largest difference in a sample, relative to
-# what is allowed there. As integers, non-negative numbers are in the same order, with infinity and NaN at its end.
+# Either all of an output is compared, or a sample, and whether the rest is finite. The results are two numbers in
+# float64: the sum of squared differences, which becomes NaN or infinite where an element is, and the largest difference
+# in the sample, relative to what is allowed there. The bits of non-negative numbers, as integers, have the same order.
 _THREADS = 256
 _COMPARISON = """
 __device__ void add_up(double mine, double* sum) {
@@ -102,9 +102,7 @@ class _Output:
 class CudaBench(Bench):
     """A workload's arrays in a GPU's memory; see `Bench`."""
 
-    def __init__(
-        self, device: Gpu, inputs: Sequence[NDArray[Any]], reference: Reference | NDArray[np.float64]
-    ) -> None:
+    def __init__(self, device: Gpu, inputs: Sequence[NDArray[Any]], reference: Reference | NDArray[np.float64]) -> None:
         self._device = device
         self._inputs = [np.ascontiguousarray(array) for array in inputs]
         right = as_reference(reference)
