@@ -218,6 +218,7 @@ def _measure_library(
         except Error as error:
             times.failures.append(f"{library}, {name} failed: {error}")
             continue
+        ran.close()
         times.seconds[library, name] = ran.timing.median
         times.how[library, name] = ran.text.split(", ")
 

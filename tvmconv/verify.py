@@ -15,10 +15,11 @@ over the sample. That every element was written, and is finite, is checked of th
 
 All output channels are compared at each pixel of the sample. What is certain to be among them: every channel; every
 border, corner and remainder of a tile of 2, 4, ... 256 pixels; of every tile of one channel or more at least one pixel,
-if the tile has at least 64, its sides are powers of two, and it is aligned to them or is an aligned run of pixels in the
-order of (n, p). Any other wrong set of T pixels is missed with a probability of at most exp(-T / 64). Beyond 2 TFLOP or
-2^28 outputs, 64 becomes 128 or more (`tvmconv.workloads.sample`). An output that has nothing to do with the right one is
-off by more than is allowed with a probability of 0.92 in bfloat16, 0.99 in float16, and 0.9999 in float32.
+if the tile has at least 64, its sides are powers of two, and it is aligned to them or is an aligned run of pixels in
+the order of (n, p). Any other wrong set of T pixels is missed with a probability of at most exp(-T / 64). Beyond 2
+TFLOP or 2^28 outputs, 64 becomes 128 or more (`tvmconv.workloads.sample`). Without an epilogue, an output that has
+nothing to do with the right one is off by more than is allowed with a probability of 0.92 in bfloat16, 0.99 in float16,
+and 0.9999 in float32.
 """
 
 from __future__ import annotations

@@ -83,3 +83,11 @@ def test_a_log_that_cannot_be_read_is_refused_before_anything_is_measured(capsys
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert log in err
+
+
+@pytest.mark.parametrize(("verify", "told"), [("sample", True), ("auto", False)])
+def test_a_verification_of_a_sample_is_told(capsys, verify, told):
+    words = ["conv2d:1x4x64x64,8x4x3x3,p1", "default", "--device", "opencl:0", "--seconds", "0.01", "--verify", verify]
+    assert main(["run", *words]) == 0
+    said = capsys.readouterr().out
+    assert (" of 32,768 outputs; --verify full compares all" in said) == told

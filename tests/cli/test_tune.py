@@ -57,6 +57,13 @@ def test_a_search_prints_a_line_of_a_table_and_where_the_time_went(tune, log):
     assert 1 <= sum(record.final for record in records_of(log)) <= 3
 
 
+@pytest.mark.parametrize(("words", "told"), [(["--verify", "sample"], True), ([], False)])
+def test_a_search_says_that_it_verified_a_sample(tune, instant, words, told):
+    status, out, _ = tune("conv2d:1x4x64x64,8x4x3x3,s1,p1", "--schedule", "tiling", "--trials", "2", *words)
+    assert status == 0
+    assert ("verified on a random sample of outputs (--verify full compares all): conv2d:1x4x64x64" in out) == told
+
+
 def test_json_is_the_record_of_each_workload_that_is_built_as_in_the_log(tune, log, instant):
     def seconds(trial, seconds):  # the last timings turn the order around
         return 1e-3 / seconds * 1e-6 if trial.final else seconds

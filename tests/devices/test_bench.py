@@ -10,8 +10,10 @@ from steps import with_step
 
 from tvmconv.compiler import nvrtc
 from tvmconv.devices.base import effort
+from tvmconv.devices.comparison import Reference
 from tvmconv.devices.cuda.bench import comparison_source
 from tvmconv.errors import DeviceError
+from tvmconv.workloads.base import Points
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
 
@@ -43,6 +45,36 @@ def test_the_deviation_is_relative_to_the_norm_of_the_reference(device, vectors,
 def test_an_element_that_is_not_written_is_no_number_even_after_a_right_kernel(device, bench, lower_difference):
     assert math.isfinite(bench.deviation(device.load(lower_difference(device).program)))
     assert math.isnan(bench.deviation(device.load(lower_difference(device, written=999).program)))
+
+
+def sampled(expected, allowed=1e-5):
+    """A reference of some points alone."""
+    positions = np.array([0, 7, 500, 998])
+    values = expected.astype(np.float64)[positions]
+    return Reference(points=Points(positions, values, np.full(4, allowed, np.float32)))
+
+
+def test_a_sample_is_compared_where_the_reference_is_one(device, vectors, lower_difference):
+    inputs, expected = vectors
+    bench = device.bench(inputs, sampled(expected))
+    found = bench.compare(device.load(lower_difference(device).program))
+    assert found.error < 1e-6
+    assert found.worst < 1
+    assert found.is_right(1e-5)
+    assert math.isnan(bench.compare(device.load(lower_difference(device, written=999).program)).error)
+    bench.close()
+
+
+def test_a_point_that_is_off_is_seen_beside_the_whole(device, vectors, lower_difference):
+    inputs, expected = vectors
+    spoilt = sampled(expected).points
+    spoilt.values[2] += 2e-5
+    bench = device.bench(inputs, Reference(expected.astype(np.float64), spoilt))
+    found = bench.compare(device.load(lower_difference(device).program))
+    assert found.error < 1e-6
+    assert found.worst == pytest.approx(2.0, abs=0.1)
+    assert "a single output is off by" in found.fault(1e-5)
+    bench.close()
 
 
 def test_inputs_that_a_kernel_wrote_over_can_be_restored(device, bench, lower_difference):

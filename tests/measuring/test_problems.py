@@ -21,6 +21,16 @@ def test_what_was_announced_is_computed_and_for_one_alone():
     np.testing.assert_array_equal(first.reference, SMALL.reference(*SMALL.inputs(first.seed)))
 
 
+def test_a_sample_is_prepared_where_it_is_asked_for():
+    large = tc.parse("conv2d:1x4x64x64,8x4x3x3,p1")
+    problems = Problems()
+    problems.prepare(large, "sample")
+    full, sampled = problems.take(large, "full"), problems.take(large, "sample")
+    assert "expected" in vars(sampled)
+    assert (full.sampled, sampled.sampled) == (False, True)
+    assert "reference" not in vars(sampled)
+
+
 def test_what_cannot_be_prepared_is_told_to_whoever_asks(monkeypatch):
     problems = Problems()
     monkeypatch.setattr("os.sysconf", lambda name: 1)  # a machine of one byte

@@ -107,5 +107,5 @@ def test_a_deviation_that_json_cannot_hold_is_left_out():
 
 
 def test_an_order_arrives_as_it_was_sent():
-    order = wire.Order("conv2d:1x4x6x6,8x4x3x3,s1,p1", 7, 2.5, 1 << 30)
+    order = wire.Order("conv2d:1x4x6x6,8x4x3x3,s1,p1", 7, 2.5, 1 << 30, "full")
     assert wire.Order.decode(order.encode()) == order

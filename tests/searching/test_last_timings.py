@@ -29,6 +29,23 @@ def test_the_fastest_are_measured_again_in_turn_and_that_is_on_disk(log, instant
     assert tuned.status.done == len(trials_of(log)) == 10  # which last timings do not count as
 
 
+def test_a_last_timing_that_deviates_is_repeated_and_left_out(log, instant):
+    """The fastest trial looks half as fast in its first round only."""
+    disturbed = []
+
+    def seconds(trial, seconds):
+        if trial.final and not disturbed:  # the fastest comes first
+            disturbed.append(trial)
+            return 2 * seconds
+        return seconds
+
+    instant.seconds = seconds
+    tuned = search(log, trials=10, confirm=True)
+    assert tuned.final.config == tuned.status.best.config
+    assert tuned.final.times == tuned.status.best.times * FINAL_ROUNDS
+    assert len(instant.measured) == 10 + FINALISTS * FINAL_ROUNDS + 1
+
+
 def test_records_of_configs_that_nobody_can_build_take_no_place_among_the_fastest(log):
     """As a log of another version has them, whose schedules had other knobs."""
     search(log, trials=3)

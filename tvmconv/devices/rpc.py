@@ -26,9 +26,6 @@ from tvmconv.errors import DeviceError
 from tvmconv.lean import load_tvm
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from tvmconv.compiler.program import Program
 
 DESCRIBE = "tvmconv.describe"  # the worker's function that tells its device
@@ -55,7 +52,7 @@ class Remote(Device):
         """Refuse: kernels are measured there, by `tvmconv.measuring.remote`, and run nowhere else."""
         self._refuse()
 
-    def bench(self, inputs: Sequence[NDArray[Any]], reference: NDArray[np.float64]) -> NoReturn:
+    def bench(self, inputs: Sequence[Any], reference: Any) -> NoReturn:
         """Refuse, as `load` does."""
         self._refuse()
 

@@ -12,6 +12,7 @@ from tvmconv.knobs import Config
 from tvmconv.workloads import Workload
 
 FINALISTS, FINAL_ROUNDS = 5, 2  # how many of the fastest are timed once more at the end, and how often each in turn
+FINAL_REPEATED = 2  # further rounds of those whose rounds do not agree
 
 
 class ErrorKind(IntEnum):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import time
@@ -18,8 +19,9 @@ from tvmconv.logs.lines import in_one_line
 from tvmconv.logs.log import Log
 from tvmconv.logs.record import ErrorKind, Record
 from tvmconv.measuring.measurer import Measurer
-from tvmconv.measuring.outcome import FINAL_ROUNDS, FINALISTS, Measurement, together
+from tvmconv.measuring.outcome import FINAL_REPEATED, FINAL_ROUNDS, FINALISTS, Measurement, together
 from tvmconv.measuring.pipeline import Trial
+from tvmconv.measuring.rounds import measure_rounds
 from tvmconv.searching.contest import Contest
 from tvmconv.searching.opening import Ahead, Field
 from tvmconv.searching.request import Request
@@ -307,11 +309,17 @@ class _Search:
                     there |= {_spelt(trial): trial for trial in measurer.fastest}
                 finalists += [there[_spelt(trial)] for trial in wanted if _spelt(trial) in there]
                 wanted = [*itertools.islice(left, count - len(finalists))]
-            rounds = [_measure_all(measurer, finalists) for _ in range(FINAL_ROUNDS)]
+            timed = measure_rounds(
+                finalists,
+                functools.partial(_measure_all, measurer),
+                lambda measurement: measurement.cost,
+                rounds=FINAL_ROUNDS,
+                repeated=FINAL_REPEATED,
+            )
         records = []
-        for measurements in zip(*rounds, strict=True):
-            outcome = together([measurement.outcome for measurement in measurements])
-            records.append(Record.of(replace(measurements[-1], outcome=outcome)))
+        for rounds in timed:
+            outcome = together([measurement.outcome for measurement in rounds.agreeing])
+            records.append(Record.of(replace(rounds.measurements[-1], outcome=outcome)))
             self._log.append(records[-1])
         return _fastest(records)
 

@@ -109,16 +109,9 @@ class Conv(Geometry):
         """
         pixels = sample.choose_pixels(self, cell, seed)
         last = self.layout == layout.CHANNELS_LAST
-        sums, scales = convolve.convolve_at(
-            *inputs[:2],
-            pixels,
-            self.out,
-            self.stride,
-            self.before,
-            self.dilation,
-            self.groups,
-            channels_last=last,
-        )
+        x, k = inputs[:2]
+        geometry = self.out, self.stride, self.before, self.dilation
+        sums, scales = convolve.convolve_at(x, k, pixels, *geometry, self.groups, channels_last=last)
         size = math.prod(self.out)
         image, place = pixels[:, None] // size, pixels[:, None] % size
         channel = np.arange(self.O)

@@ -124,9 +124,10 @@ class CudaBench(Bench):
     @property
     def _right(self) -> list[NDArray[Any]]:
         """The arrays of the reference, which lie at `_right_pointers`: the whole, then those of the sample."""
-        points = self._points
-        sample = [] if points is None else [points.positions, points.values, points.allowed]
-        return [*([] if self._whole is None else [self._whole]), *sample]
+        arrays: list[NDArray[Any]] = [] if self._whole is None else [self._whole]
+        if points := self._points:
+            arrays += [points.positions, points.values, points.allowed]
+        return arrays
 
     def restore(self) -> None:
         """Copy inputs and reference to the GPU again; see `Bench.restore`."""
