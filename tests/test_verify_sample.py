@@ -175,3 +175,13 @@ def test_a_sample_needs_less_memory_than_the_whole(monkeypatch):
     tc.Problem(w)
     with pytest.raises(WorkloadError, match=r"this machine has 1\.6 GB"):
         tc.Problem(w, mode="full")
+
+
+def test_a_kernel_is_verified_on_a_sample_or_in_full(opencl):
+    w = tc.parse("conv2d:1x4x64x64,8x4x3x3,p1")
+    kernel = tc.build(w, "tiling", device=opencl)
+    sampled, full = kernel.verify(tc.Problem(w, mode="sample")), kernel.verify(full=True)
+    assert sampled.ok
+    assert sampled.sampled >= 4096
+    assert full.ok
+    assert full.sampled is None
