@@ -11,6 +11,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -24,13 +25,33 @@ from tvmconv.workloads import Conv, Workload
 
 _CONFIG = b', "config": '
 _NUMBER = rb"[0-9.eE+-]+"
-_RESULT = re.compile(rb'\}, "result": \[\[([0-9.eE+, -]+)\], ([0-8]), ' + _NUMBER + rb", " + _NUMBER + rb"\], ")
+_RESULT = re.compile(rb'\}, "result": \[\[([0-9.eE+, -]+)\], ([0-8]), ' + _NUMBER + rb", (" + _NUMBER + rb")\], ")
+_ENTITY = b'"entity"'
 _REPEATED = re.compile(rb'"(?:input|workload|schedule|device|config|result)"')  # JSON's last key of a name counts
 _INPUT = re.compile(rb'\{"workload": "(\w+):([1-9]\d*(?:x[1-9]\d*)*),')
 _ERRORS = {b"%d" % kind: kind for kind in ErrorKind}
 _MAX_HEADS = 1 << 16
 
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Glance(Generic[T]):
+    """Contents of a line that are known without parsing all of it.
+
+    Attributes:
+        made: what `Glancer` made of the line's subject.
+        error: how the measurement ended.
+        costs: text of the times, as `medians` takes it.
+        config: text of the config: lines as this project writes them have equal texts for equal configs.
+        timestamp: text of the time at which the measurement was taken.
+    """
+
+    made: T
+    error: ErrorKind
+    costs: bytes
+    config: bytes
+    timestamp: bytes
 
 
 class Glancer(Generic[T]):
@@ -45,12 +66,11 @@ class Glancer(Generic[T]):
         self._heads: dict[bytes, T | RecordError] = {}  # by the bytes up to and with `_CONFIG`
         self._last = _CONFIG  # the head of the line before, which the next line probably has too
 
-    def look(self, line: bytes) -> tuple[T, ErrorKind, bytes] | None:
-        """What the line says, unless something that is not looked at, such as the config, makes it no record.
+    def look(self, line: bytes) -> Glance[T] | None:
+        """Return what the line says, unless something that is not checked, such as the config, makes it no record.
 
         Returns:
-            What was made of the subject, how the measurement ended, and the text of its times, as `medians` takes it;
-            None if the line has to be parsed in full.
+            The glance; None if the line has to be parsed in full.
 
         Raises:
             RecordError: the line is no record, as `Record.parse` says.
@@ -59,7 +79,8 @@ class Glancer(Generic[T]):
         if not line.startswith(head):
             head, config, _ = line.partition(_CONFIG)
             head += config
-        match = _RESULT.match(line, line.find(b"}", len(head)))
+        end = line.find(b"}", len(head))
+        match = _RESULT.match(line, end)
         if match is None or _REPEATED.search(line, match.end()):
             return None
         made = self._heads.get(head)
@@ -68,8 +89,8 @@ class Glancer(Generic[T]):
         self._last = head
         if isinstance(made, RecordError):
             raise made.with_traceback(None)  # which would grow with each raise
-        costs, error_no = match.groups()
-        return made, _ERRORS[error_no], costs
+        costs, error_no, timestamp = match.groups()
+        return Glance(made, _ERRORS[error_no], costs, line[line.find(_ENTITY, len(head)) : end], timestamp)
 
     def _read(self, head: bytes) -> T | RecordError:
         if len(self._heads) >= _MAX_HEADS:  # of garbage; the heads that matter will be back
