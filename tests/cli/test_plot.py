@@ -65,6 +65,14 @@ def test_one_workload_is_drawn_over_trials_and_time(tmp_path, log):
     assert "<!-- seconds of tuning -->" in chart
 
 
+@pytest.mark.parametrize("elapsed", ["1e308", "-1"])
+def test_seconds_of_tuning_out_of_range_are_a_bad_line(capsys, tmp_path, log, elapsed):
+    with Path(log).open("a") as file:
+        file.write(Path(log).read_text().splitlines()[0].replace('"elapsed": 0', f'"elapsed": {elapsed}') + "\n")
+    assert "3 trials" in svg(tmp_path, log)
+    assert "1 bad line (4), line 4: elapsed is not 0 to 1e+09 seconds" in capsys.readouterr().err
+
+
 def test_many_workloads_are_drawn_side_by_side(tmp_path):
     chart = svg(tmp_path, write_log(tmp_path / "two.jsonl", SMALL, OTHER))
     assert "<!-- 1x2x6x6,8x2x3x3,s1,p1 -->" in chart

@@ -14,9 +14,8 @@ from tvmconv.cli.options import EXAMPLE, image
 from tvmconv.errors import Error
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.logs.lines import BadLines
-from tvmconv.logs.log import read
 from tvmconv.reports.charts import draw_history, draw_sweep, sweep_info
-from tvmconv.reports.history import Trace, history_info, merge_into_sweep, traces
+from tvmconv.reports.history import Trace, history_info, merge_into_sweep, read_traces
 from tvmconv.reports.sweep import draw
 from tvmconv.workloads import Workload
 
@@ -75,7 +74,7 @@ def _read_log(file: Path, files: Sequence[Path]) -> list[Trace]:
     """The searches of a log, named by as much of its path as tells it from the others."""
     bad = BadLines()
     short = sum(other.name == file.name for other in files) == 1
-    found = traces(file.stem if short else str(file), read(file, bad))
+    found = read_traces(file.stem if short else str(file), file, bad)
     if not found:
         raise Error(f"{file}: no record in it" + (f": {bad}" if bad.count else ""))
     if bad.count:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.errors import RecordError
-from tvmconv.knobs import Config
-from tvmconv.logs import autotvm
-from tvmconv.logs.lines import BadLines, read_line, read_lines
+from tvmconv.logs.lines import BadLines, read_line
 from tvmconv.logs.record import ErrorKind, Record
-from tvmconv.logs.scan import Glancer, is_of_another, medians
+from tvmconv.logs.scan import Glance, medians, scan
 from tvmconv.logs.subject import Subject
 from tvmconv.workloads import Workload
 
 _BATCH = 4096  # costs that are parsed together
-FINAL = b'"final": true'  # as `Record.line` spells it; within a text the quotes would be escaped
 
 
 class Index:
@@ -39,23 +36,18 @@ class Index:
         self._finals: list[int] = []
         self._texts: list[bytes] = []
 
-    def add(self, error: ErrorKind, costs: bytes, config: bytes, position: int, *, final: bool = False) -> None:
-        """Add the record at `position`; `costs` is the text of its times, and `config` that of its config."""
-        if error is ErrorKind.WRONG_ANSWER:
+    def add(self, glance: Glance[Any], position: int) -> None:
+        """Add the record at `position`."""
+        if glance.error is ErrorKind.WRONG_ANSWER:
             self._wrong.append(position)
-        elif not error and final:
+        elif not glance.error and glance.final:
             self._finals.append(position)
-        elif not error:
+        elif not glance.error:
             self._positions.append(position)
-            self._configs.append(hash(config))
-            self._texts.append(costs)
+            self._configs.append(hash(glance.config))
+            self._texts.append(glance.costs)
             if len(self._texts) == _BATCH:
                 self._parse_costs()
-
-    def add_record(self, record: Record, position: int) -> None:
-        """Add a record that was parsed."""
-        config = spell_config(record.config)
-        self.add(record.error, repr(record.cost).encode(), config, position, final=record.final)
 
     def _parse_costs(self) -> None:
         if self._texts:
@@ -80,55 +72,44 @@ class Index:
         return {record.identity for position in self._wrong if (record := self._parse(position))}
 
 
-def spell_config(config: Config) -> bytes:
-    """Return a config as `Record.line` spells it."""
-    return b'"entity": ' + json.dumps(autotvm.encode_config(config)).encode()
-
-
-def index(path: Path, bad: BadLines, of: Workload | None = None) -> dict[Subject, Index]:
-    """Read where the records of a log are, by subject.
+class Indexer:
+    """Makes an index for each subject of a log.
 
     Args:
-        path: the file.
-        bad: lines that are seen to be no records are added here.
-        of: lines that are seen to be of other workloads than this, its epilogue aside, are left out.
+        path: the log.
 
-    Raises:
-        Error: the file cannot be read.
+    Attributes:
+        found: the indexes that were made.
     """
-    found: dict[Subject, Index] = {}
 
-    def parse(offset: int) -> Record | None:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.found: dict[Subject, Index] = {}
+
+    def index(self, subject: Subject) -> Index:
+        """Return the index of a subject."""
+        return self.found.setdefault(subject, Index(self._parse))
+
+    def _parse(self, offset: int) -> Record | None:
         try:
-            return Record.parse(read_line(path, offset))
+            return Record.parse(read_line(self._path, offset))
         except RecordError:  # a line that looked like a record
             return None
 
-    def index_of(subject: Subject) -> Index:
-        return found.setdefault(subject, Index(parse))
 
-    glancer = Glancer(index_of)
-    for line in read_lines(path):
-        if of and is_of_another(line.text, of):
-            continue
-        try:
-            glance = glancer.look(line.text)
-            if glance is not None:
-                final = FINAL in line.text
-                glance.made.add(glance.error, glance.costs, glance.config, line.offset, final=final)
-            elif not line.blank:
-                record = Record.parse(line.text)
-                index_of(record.subject).add_record(record, line.offset)
-        except RecordError as refused:
-            bad.add(line.number, refused)
-    return found
+def index(path: Path, bad: BadLines, of: Workload | None = None) -> dict[Subject, Index]:
+    """Read where the records of a log are, by subject; arguments and errors are those of `scan`."""
+    indexer = Indexer(path)
+    for line, glance in scan(path, bad, indexer.index, of):
+        glance.made.add(glance, line.offset)
+    return indexer.found
 
 
 def index_records(records: Iterable[Record]) -> dict[Subject, Index]:
     """Index records that are in memory."""
-    kept: list[Record] = []
+    kept = list(records)
     found: dict[Subject, Index] = {}
-    for record in records:
-        found.setdefault(record.subject, Index(kept.__getitem__)).add_record(record, len(kept))
-        kept.append(record)
+    for number, record in enumerate(kept):
+        made = found.setdefault(record.subject, Index(kept.__getitem__))
+        made.add(Glance.of(record, made), number)
     return found
