@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,16 @@ def test_a_sweep_is_drawn_beside_the_best_of_a_search(tmp_path, log, sweep):
 
 def test_a_sweep_alone_is_drawn_as_its_script_does(tmp_path, sweep):
     assert "<!-- Convolutions of suite d2l, float32, on NVIDIA H200 -->" in svg(tmp_path, sweep)
+
+
+@pytest.mark.parametrize("workloads", [(SMALL,), (SMALL, OTHER)])
+def test_what_run_prints_is_drawn_as_a_sweep(tmp_path, workloads):
+    rows = (Row("default", gflops=1.0), Row("tiling", gflops=2.0))
+    lines = [json.dumps(Result(each, "cuda:0", "NVIDIA H200", 0, rows).to_json()) for each in workloads]
+    path = tmp_path / "run.json"
+    path.write_text("\n".join(lines) + "\n")
+    chart = svg(tmp_path, str(path))
+    assert "run, float32, on NVIDIA H200" in chart
 
 
 def test_a_sweep_over_sizes_alone_is_drawn_as_lines_over_elements(tmp_path):
