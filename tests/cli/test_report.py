@@ -62,7 +62,8 @@ def small(tmp_path_factory):
 def results(page):
     """The names of the schedules whose times a page's Results show."""
     text = page.read_text(encoding="utf-8")
-    return re.findall(r'<th scope="row">([\w]+)', text.partition('id="results-title"')[2].partition('id="kernels-title"')[0])
+    section = text.partition('id="results-title"')[2].partition('id="kernels-title"')[0]
+    return re.findall(r'<th scope="row">(\w+)', section)
 
 
 @pytest.fixture
