@@ -55,7 +55,8 @@ class Field:
         chosen = [library.as_schedule(workload, each) for each in named]
         if chosen:
             return cls(chosen, named=True)
-        return cls(*(find(workload, device.kind, device.arch) for find in (library.to_tune, library.in_reserve)))
+        first = library.to_tune(workload, device.kind, device.arch)
+        return cls(first, library.in_reserve(workload, device.kind, device.arch))
 
 
 def open_contest(workload: Workload, field: Field, device: Device, request: Request) -> Contest:
