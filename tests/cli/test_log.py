@@ -12,7 +12,7 @@ from tvmconv.logs.record import ErrorKind, Record
 
 W = tc.parse("conv2d:1x8x6x6,4x8x3x3,p1")
 FAST = Record(W, "tiling", {"tile_c": (-1, 1, 2)}, "cpu", "opencl", times=(1.5e-5,), elapsed=2.0)
-SLOW = replace(FAST, times=(3e-5,), elapsed=4.0)
+SLOW = replace(FAST, config={"tile_c": (-1, 2, 1)}, times=(3e-5,), elapsed=4.0)
 FAILED = replace(FAST, times=(), error=ErrorKind.RUN_TIMEOUT, elapsed=5.0)
 ELSEWHERE = replace(FAST, device="NVIDIA H200", target="cuda -arch=sm_90", schedule="vthread")
 SAMPLE = str(Path(__file__).parents[1] / "data/tophub-cuda.jsonl")
@@ -64,7 +64,7 @@ def test_a_log_of_the_best_keeps_times_to_five_digits(capsys, log, tmp_path):
 
 def test_best_gives_as_many_of_each_workload_and_device_as_asked(capsys, log, tmp_path):
     more = tmp_path / "more.jsonl"
-    others = [replace(FAST, config={"tile_c": (-1, c, 1)}, times=(c * 1e-5,)) for c in (4, 2)]
+    others = [replace(FAST, config={"tile_c": (-1, c, 3)}, times=(c * 1e-5,)) for c in (4, 2)]
     more.write_text("".join(f"{record.line()}\n" for record in others))
     out = tmp_path / "best.jsonl"
     assert run(capsys, "best", log, more, "--top", "2", "-o", out)[0] == 0
@@ -73,7 +73,7 @@ def test_best_gives_as_many_of_each_workload_and_device_as_asked(capsys, log, tm
 
 def test_best_gives_a_config_that_was_measured_twice_once(capsys, log):
     _, out, _ = run(capsys, "best", log, log, "--device", "cpu", "--top", "9", "--json")
-    assert [Record.parse(line) for line in out.splitlines()] == [FAST]
+    assert [Record.parse(line) for line in out.splitlines()] == [FAST, SLOW]
 
 
 def test_stats_count_records_errors_and_bad_lines(capsys, log):
@@ -100,11 +100,22 @@ def test_stats_do_not_count_last_timings_as_trials(capsys, log):
         for record in (replace(FAST, times=(1e-6,), final=True, elapsed=None), failed):
             file.write(record.line() + "\n")
     after = run(capsys, "stats", log)[1]
-    assert [line for line in after.splitlines() if not line.startswith("finals")] == before.splitlines()
+    assert before.splitlines()[0] == after.splitlines()[0] == "records    4"
     assert "finals     2\n" in after
+    assert before.split().count("final") == 0
+    assert after.split().count("final") == 1
     stats = json.loads(run(capsys, "stats", log, "--json")[1])
     assert (stats["records"], stats["finals"], stats["searches"][0]["finals"]) == (4, 2, 2)
-    assert stats["searches"][0]["best_seconds"] == 1.5e-5
+    assert (stats["searches"][0]["best_seconds"], stats["searches"][0]["best_final"]) == (1e-6, True)
+
+
+def test_best_tells_of_a_trial_that_no_final_timing_confirmed(capsys, log):
+    final = replace(SLOW, times=(4e-5,), final=True, elapsed=None)
+    with Path(log).open("a") as file:
+        file.write("\n" + final.line() + "\n")
+    _, out, err = run(capsys, "best", log, "--device", "cpu", "--json")
+    assert Record.parse(out) == final
+    assert f"{W} on cpu: a trial of tiling took 15.0 µs, less than all final timings" in err
 
 
 def test_stats_of_a_log_that_was_thinned_to_last_timings_have_the_best_of_these(capsys, tmp_path):

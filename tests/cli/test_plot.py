@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,14 @@ def test_one_workload_is_drawn_over_trials_and_time(tmp_path, log):
     assert "<!-- seconds of tuning -->" in chart
 
 
+@pytest.mark.parametrize("elapsed", ["1e308", "-1"])
+def test_seconds_of_tuning_out_of_range_are_a_bad_line(capsys, tmp_path, log, elapsed):
+    with Path(log).open("a") as file:
+        file.write(Path(log).read_text().splitlines()[0].replace('"elapsed": 0', f'"elapsed": {elapsed}') + "\n")
+    assert "3 trials" in svg(tmp_path, log)
+    assert "1 bad line (4), line 4: elapsed is not 0 to 1e+09 seconds" in capsys.readouterr().err
+
+
 def test_many_workloads_are_drawn_side_by_side(tmp_path):
     chart = svg(tmp_path, write_log(tmp_path / "two.jsonl", SMALL, OTHER))
     assert "<!-- 1x2x6x6,8x2x3x3,s1,p1 -->" in chart
@@ -82,6 +91,16 @@ def test_a_sweep_is_drawn_beside_the_best_of_a_search(tmp_path, log, sweep):
 
 def test_a_sweep_alone_is_drawn_as_its_script_does(tmp_path, sweep):
     assert "<!-- Convolutions of suite d2l, float32, on NVIDIA H200 -->" in svg(tmp_path, sweep)
+
+
+@pytest.mark.parametrize("workloads", [(SMALL,), (SMALL, OTHER)])
+def test_what_run_prints_is_drawn_as_a_sweep(tmp_path, workloads):
+    rows = (Row("default", gflops=1.0), Row("tiling", gflops=2.0))
+    lines = [json.dumps(Result(each, "cuda:0", "NVIDIA H200", 0, rows).to_json()) for each in workloads]
+    path = tmp_path / "run.json"
+    path.write_text("\n".join(lines) + "\n")
+    chart = svg(tmp_path, str(path))
+    assert "run, float32, on NVIDIA H200" in chart
 
 
 def test_a_sweep_over_sizes_alone_is_drawn_as_lines_over_elements(tmp_path):

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from tvmconv.cli import main
+from tvmconv.devices import Timing
+from tvmconv.experiments.results import Result, Row
+from tvmconv.workloads import parse
 
 SHIPPED = "filter1d:16777216,k5"  # the shipped logs have it
 LAYER = "conv2d:1x64x56x56,64x64x3x3,s1,p1"  # this, too
@@ -54,6 +57,34 @@ def small(tmp_path_factory):
     words = ["report", SMALL, "--arch", "sm_90", "--schedules", "tiling,vthread", "--counters", str(file)]
     assert main([*words, "-o", str(out)]) == 0
     return out.read_text(encoding="utf-8")
+
+
+def results(page):
+    """The names of the schedules whose times a page's Results show."""
+    text = page.read_text(encoding="utf-8")
+    section = text.partition('id="results-title"')[2].partition('id="kernels-title"')[0]
+    return re.findall(r'<th scope="row">(\w+)', section)
+
+
+@pytest.fixture
+def times(tmp_path):
+    """What `tvmconv run --json` prints of two workloads."""
+    file = tmp_path / "run.json"
+    lines = []
+    for workload in (SMALL, SHIPPED):
+        rows = tuple(Row(name, timing=Timing((1e-5,), "by hand", cold=False)) for name in ("default", "tiling"))
+        lines.append(json.dumps(Result(parse(workload), "cuda:0", "NVIDIA H200", 0, rows).to_json()))
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def test_times_are_read_from_what_run_prints(tmp_path, times):
+    out = tmp_path / "page.html"
+    words = ["report", SMALL, "--arch", "sm_90", "--results", str(times), "--schedules", "tiling", "-o", str(out)]
+    assert main(words) == 0
+    text = out.read_text(encoding="utf-8")
+    assert "From run, on NVIDIA H200" in text
+    assert results(out) == ["tiling"]
 
 
 def test_without_a_time_bounds_are_shown_and_said_to_be_computed(small):

@@ -140,7 +140,7 @@ def test_what_was_compared_is_not_compared_again_unless_the_log_has_a_faster_ker
     assert Sweep.read(file) == before
     log = tmp_path / "out/mine-bf16-nhwc-b2.jsonl"
     fastest = min(records_of(log), key=lambda record: record.cost)
-    faster = replace(fastest, schedule="columns", times=(1e-12,))
+    faster = replace(fastest, schedule="columns", times=(1e-12,), final=True)
     log.write_text(log.read_text() + faster.line() + "\n")
     assert tuned_mine("--compare-only", "--no-ladder") == 0
     kept = [result for result in Sweep.read(file).results if result in before.results]

@@ -53,8 +53,9 @@ def test_a_search_prints_a_line_of_a_table_and_where_the_time_went(tune, log):
     assert row.split()[:4] == [SMALL, "tiling", "3", "0"]
     assert stages.startswith(f"{SMALL} tiling, ms a trial: apply ")
     assert len(trials_of(log)) == 3
-    assert [record.schedule for record in records_of(log) if record.schedule != "tiling"] == ["default"]
-    assert 1 <= sum(record.final for record in records_of(log)) <= 3
+    naive = [record for record in records_of(log) if record.schedule != "tiling"]
+    assert [(record.schedule, record.final) for record in naive] == [("default", False), ("default", True)]
+    assert 2 <= sum(record.final for record in records_of(log)) <= 4
 
 
 @pytest.mark.parametrize(("words", "told"), [(["--verify", "sample"], True), ([], False)])
@@ -237,7 +238,7 @@ def test_progress_tells_rate_best_speedup_errors_and_time_left():
         status.count(record(2e-6))
     status.errors = Counter({ErrorKind.RUN_TIMEOUT: 1, ErrorKind.WRONG_ANSWER: 3})
     assert progress_text(status) == (
-        "2/2,000 configs, 1.0/s, best 2.00 µs (tiling, 1.02 GFLOP/s, 2.00 × default), failed: 3 wrong answer, "
+        "2/2,000 configs, 1.0/s, best trial 2.00 µs (tiling, 1.02 GFLOP/s, 2.00 × default), failed: 3 wrong answer, "
         "1 run timeout, 1998 s left"
     )
 

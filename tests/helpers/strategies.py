@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from tvmconv.logs.record import ErrorKind, Record
+from tvmconv.logs.record import MAX_ELAPSED_SECONDS, ErrorKind, Record
 from tvmconv.workloads import Conv, Filter1d, Filter2d
 from tvmconv.workloads.dtypes import DTYPES
 from tvmconv.workloads.epilogue import operations
@@ -97,7 +97,7 @@ def records(draw: st.DrawFn, schedules: tuple[str, ...] = ("direct", "depthwise"
         deviation=draw(st.none() | _finite),
         cost_seconds=draw(_finite),
         timestamp=draw(_finite),
-        elapsed=draw(st.none() | _finite),
+        elapsed=draw(st.none() | st.floats(0, MAX_ELAPSED_SECONDS)),
         resources=draw(st.dictionaries(st.text(), _counts, max_size=3)),
         versions=draw(st.dictionaries(st.sampled_from(("tvm", "tvmconv", "nvrtc")), st.text())),
         index=draw(_counts),

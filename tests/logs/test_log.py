@@ -1,9 +1,12 @@
 """A log loses nothing: not to a crash, to a full disk, to garbage, or to another process that writes at once."""
 
 import contextlib
+import fcntl
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -55,6 +58,40 @@ def test_a_log_that_is_deleted_and_begun_anew_is_read_from_its_beginning(log):
     log.path.unlink()
     log.append(RECORDS[2])
     assert list(log.new_records()) == RECORDS[2:3]
+
+
+def test_a_log_that_another_file_replaces_is_read_from_its_beginning(log, tmp_path):
+    for record in RECORDS[:2]:
+        log.append(record)
+    list(log.new_records())
+    other = Log(tmp_path / "other.jsonl")
+    for record in RECORDS[1:4]:
+        other.append(record)
+    os.replace(other.path, log.path)
+    assert list(log.new_records()) == RECORDS[1:4]
+    assert not log.bad.count
+
+
+def test_an_append_reaches_the_file_that_replaced_the_log(log, tmp_path):
+    log.append(RECORDS[0])
+    other = Log(tmp_path / "other.jsonl")
+    other.append(RECORDS[1])
+    waiting = threading.Event()
+
+    def lock(file, operation):
+        waiting.set()
+        flock(file, operation)
+
+    flock = fcntl.flock
+    with log.path.open("rb") as held, ThreadPoolExecutor(1) as pool, pytest.MonkeyPatch.context() as patch:
+        flock(held, fcntl.LOCK_EX)
+        patch.setattr(fcntl, "flock", lock)
+        append = pool.submit(log.append, RECORDS[2])
+        assert waiting.wait(10)
+        os.replace(other.path, log.path)
+        flock(held, fcntl.LOCK_UN)
+        append.result(10)
+    assert list(read(log.path, BadLines())) == RECORDS[1:3]
 
 
 def test_only_the_records_of_a_workload_are_given(log):

@@ -1,6 +1,7 @@
 """Logs become one without losing or repeating a measurement, and never at the cost of a log that is there."""
 
 import os
+import stat
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,12 +93,24 @@ def test_a_link_stays_one(logs, tmp_path):
     assert all_of(out) == [FIRST, AGAIN, OTHER]
 
 
-def test_what_a_killed_merge_of_the_same_number_left_behind_is_in_nobodys_way(logs, tmp_path):
-    out, left = tmp_path / "out.jsonl", tmp_path / f".out.jsonl.{os.getpid()}"
-    left.write_text("half a rec")
+def test_a_link_beside_the_output_is_not_followed(logs, tmp_path):
+    victim, out = tmp_path / "victim", tmp_path / "out.jsonl"
+    victim.write_text("precious\n")
+    planted = tmp_path / f".out.jsonl.{os.getpid()}"
+    planted.symlink_to(victim)
     merge(logs, out, BadLines())
+    assert victim.read_text() == "precious\n"
+    assert not out.is_symlink()
     assert all_of(out) == [FIRST, AGAIN, OTHER]
-    assert not left.exists()
+    assert sorted(tmp_path.iterdir()) == sorted([*logs, victim, out, planted])
+
+
+def test_a_new_log_has_the_permissions_of_the_one_it_replaces(logs, tmp_path):
+    out = tmp_path / "out.jsonl"
+    merge(logs, out, BadLines())
+    out.chmod(0o640)
+    merge(logs, out, BadLines())
+    assert stat.S_IMODE(out.stat().st_mode) == 0o640
 
 
 def test_importing_rewrites_every_line_that_has_a_schedule(tmp_path):

@@ -150,6 +150,8 @@ HOSTILE = {
     "two lines for a choice": LINE.replace('"ot", 1', '"ot", "\\n"'),
     "half a character among the resources": LINE[:-1] + ', "resources": {"\\ud800": 1}}',
     "half a character in a message of AutoTVM's": LINE.replace("3e-06, 1e-06, 2e-06], 0", '"\\ud800"], 4'),
+    "seconds of tuning past all calendars": LINE[:-1] + ', "elapsed": 1e308}',
+    "negative seconds of tuning": LINE[:-1] + ', "elapsed": -1}',
     "another version": LINE.replace('"version": 0.2', '"version": 0.3'),
     "no config": LINE.replace('"config"', '"gifnoc"'),
 }

@@ -1,22 +1,25 @@
+import itertools
 from dataclasses import replace
 
 import pytest
 
 from tvmconv.experiments.results import Result, Row
 from tvmconv.experiments.sweep import Sweep
+from tvmconv.logs.lines import BadLines
 from tvmconv.logs.record import ErrorKind, Record
-from tvmconv.reports.history import history_info, merge_into_sweep, traces
+from tvmconv.reports.history import history_info, merge_into_sweep, read_traces, traces
 from tvmconv.workloads import parse
 
 SMALL = parse("conv2d:1x4x6x6,8x4x3x3,p1")
 OTHER = parse("conv2d:1x2x6x6,8x2x3x3,p1")
 
 
-def record(gflops, *, workload=SMALL, schedule="direct", device="NVIDIA H200", elapsed=None):
-    """A record of that rate; of 0 for a failure."""
+def record(gflops, *, workload=SMALL, schedule="direct", device="NVIDIA H200", elapsed=None, timestamp=0.0):
+    """A record of that rate and of a config of its own; of 0 for a failure."""
     times = (workload.flops / gflops / 1e9,) if gflops else ()
     error = ErrorKind.NONE if gflops else ErrorKind.RUN_TIMEOUT
-    return Record(workload, schedule, {}, device, "cuda", times=times, error=error, elapsed=elapsed)
+    more = {"times": times, "error": error, "elapsed": elapsed, "timestamp": timestamp}
+    return Record(workload, schedule, {"rate": gflops}, device, "cuda", **more)
 
 
 @pytest.fixture
@@ -55,7 +58,51 @@ def test_last_timings_are_no_trials_unless_there_is_nothing_else():
     assert history.summary == "direct, 2 trials"
     assert (history.best, history.elapsed) == (pytest.approx((1, 2)), (1.0, 2.0))
     thinned = traces("log", [final(3), final(5), record(1, workload=OTHER), final(4, workload=OTHER)])
-    assert {trace.workload: trace.best for trace in thinned} == pytest.approx({SMALL: 5, OTHER: 1})
+    assert {trace.workload: trace.rates for trace in thinned} == {SMALL: [3, 5], OTHER: [1]}
+
+
+SESSIONS = {
+    "one search": ([1.9, 5.1, 5.5], [1, 2, 3], [1.9, 5.1, 5.5]),
+    "two searches": ([1.9, 5.1, 5.5, 1.9, 5.1, 5.5], [2, 5, 6, 102, 105, 106], [1.9, 5.1, 5.5, 7.4, 10.6, 11.0]),
+    "two searches, the later first": ([1.0, 5.5, 1.9], [101, 106, 2], [1.0, 5.5, 7.4]),
+    "two searches that do not tell when they were": ([1.0, 5.5, 1.9], [0, 0, 0], [1.0, 5.5, 7.4]),
+    "two searches at once": ([10.0, 8.1, 10.5, 9.0], [20.0, 20.1, 20.5, 21.0], [10.0, 10.0, 10.5, 10.5]),
+}
+
+
+@pytest.mark.parametrize(("elapsed", "timestamps", "expected"), SESSIONS.values(), ids=SESSIONS)
+def test_sessions_are_drawn_one_after_another(elapsed, timestamps, expected):
+    schedules = itertools.cycle(("direct", "tiling"))
+    records = [
+        record(1, elapsed=seconds, timestamp=when, schedule=schedule)
+        for seconds, when, schedule in zip(elapsed, timestamps, schedules, strict=False)
+    ]
+    found = traces("log", records)
+    assert sorted(seconds for trace in found for seconds in trace.elapsed) == pytest.approx(expected)
+
+
+def test_a_log_that_is_looked_at_gives_the_traces_of_its_records(tmp_path):
+    records = [record(each % 7, elapsed=float(each), schedule="ab"[each % 2], timestamp=each) for each in range(50)]
+    records += [replace(record(2), final=True), record(3, device="cpu")]
+    log = tmp_path / "log.jsonl"
+    lines = [each.line() for each in records]
+    lines[::5] = [line.replace(": ", ":") for line in lines[::5]]
+    log.write_text("\n".join(lines))
+    assert read_traces("log", log, BadLines()) == traces("log", records)
+
+
+def test_the_result_of_a_search_is_not_its_fastest_trial():
+    found = traces("log", [record(8), record(5), replace(record(8), final=True, times=record(4).times), record(9)])
+    info = history_info(SMALL, found)
+    assert info.histories[0].best[-1] == pytest.approx(9)
+    assert [name for name, _ in info.results] == ["direct: 4.00 GFLOP/s, final timing"]
+    _, (result,) = merge_into_sweep(found)
+    assert result.rows[0].gflops == pytest.approx(4)
+
+
+def test_the_naive_schedule_may_be_the_result():
+    found = traces("log", [record(3), record(6, schedule="default")])
+    assert [name for name, _ in history_info(SMALL, found).results] == ["default: 6.00 GFLOP/s, median of its trials"]
 
 
 def test_a_history_is_of_one_workload():

@@ -9,7 +9,7 @@ from tvmconv.logs.best import best
 from tvmconv.logs.log import Log
 from tvmconv.logs.record import ErrorKind
 from tvmconv.measuring.outcome import FINAL_ROUNDS, FINALISTS
-from tvmconv.searching.search import FINAL_SECONDS, LONG_SECONDS
+from tvmconv.searching.search import FINAL_SECONDS, LONG_SECONDS, NAIVE_SECONDS
 
 
 def test_without_comparison_and_confirmation_nothing_else_is_measured(log, instant):
@@ -119,9 +119,73 @@ def test_what_turns_out_wrong_at_the_end_is_never_built(log, instant):
 
 def test_last_timings_that_failed_for_a_passing_reason_are_taken_again_by_the_same_command(log, instant):
     instant.error = lambda trial, error: ErrorKind.RUNTIME if trial.final else error
-    assert search(log, trials=5, confirm=True).final is None
+    found = search(log, trials=5, confirm=True).final
+    assert found == best(log, WORKLOAD) == min(trials_of(log), key=lambda record: record.cost)
     instant.error = lambda trial, error: error
-    assert search(log, trials=5, confirm=True).final == best(log, WORKLOAD)
+    again = search(log, trials=5, confirm=True).final
+    assert again == best(log, WORKLOAD)
+    assert again.final
+
+
+def test_the_naive_schedule_is_timed_in_turn_with_the_finalists(log, instant):
+    tuned = search(log, trials=9, compare=True, confirm=True)
+    fastest = [record.config for record in sorted(trials_of(log)[1:], key=lambda record: record.cost)[:FINALISTS]]
+    turn = [("tiling", config) for config in fastest] + [("default", {})]
+    assert instant.measured[-FINAL_ROUNDS * len(turn) :] == turn * FINAL_ROUNDS
+    assert tuned.reference in finals_of(log)
+    assert tuned.reference.schedule == "default"
+    assert tuned.speedup == tuned.reference.cost / tuned.final.cost
+
+
+def test_the_speed_up_is_over_the_naive_time_of_the_same_final_run(log, instant):
+    instant.seconds = lambda trial, seconds: 5 * seconds if trial.final and trial.schedule == "default" else seconds
+    tuned = search(log, trials=5, compare=True, confirm=True)
+    trial = next(record for record in trials_of(log) if record.schedule == "default")
+    assert tuned.reference.cost == pytest.approx(5 * trial.cost)
+    for timestamp in (-1e3, 1e3):  # of other final runs
+        append(log, [dataclasses.replace(tuned.reference, times=(1.0,), timestamp=timestamp)])
+    assert search(log, trials=5, compare=True, confirm=True).speedup == tuned.speedup
+
+
+def test_a_log_without_a_final_naive_time_gets_one(log, instant):
+    search(log, trials=5, compare=True)
+    search(log, trials=5, confirm=True)
+    assert "default" not in [record.schedule for record in finals_of(log)]
+    search(log, trials=5, compare=True, confirm=True)
+    assert "default" in [record.schedule for record in finals_of(log)]
+    before = log.read_bytes()
+    search(log, trials=5, compare=True, confirm=True)
+    assert log.read_bytes() == before
+
+
+def test_a_slow_naive_schedule_is_not_timed_again(log, instant):
+    instant.seconds = lambda trial, seconds: 2 * NAIVE_SECONDS if trial.schedule == "default" else seconds
+    tuned = search(log, trials=5, compare=True, confirm=True)
+    assert {record.schedule for record in finals_of(log)} == {"tiling"}
+    assert tuned.reference.cost == 2 * NAIVE_SECONDS
+    before = log.read_bytes()
+    search(log, trials=5, compare=True, confirm=True)
+    assert log.read_bytes() == before
+
+
+def test_the_earlier_result_takes_part_in_the_next_final_run(log, instant, opencl):
+    slow_at_last(instant, log)
+    earlier = search(log, trials=10, confirm=True).final
+    instant.seconds = lambda trial, seconds: seconds
+    append(log, some(2 * FINALISTS, 7, opencl, times=(1e-9,)))
+    instant.measured.clear()
+    search(log, trials=10, confirm=True)
+    assert ("tiling", earlier.config) in instant.measured
+
+
+@pytest.mark.parametrize(("schedule", "winner"), [(None, "default"), ("tiling", "tiling")])
+def test_the_naive_schedule_wins_where_none_was_named(log, instant, schedule, winner):
+    instant.seconds = lambda trial, seconds: 1e-9 if trial.schedule == "default" else seconds
+    tuned = search(log, schedule=schedule, trials=4, compare=True, confirm=True)
+    assert tuned.final.schedule == winner
+    assert tuned.speedup == (1 if winner == "default" else pytest.approx(1e-9 / tuned.final.cost))
+    if schedule is None:
+        assert tuned.final == best(log, WORKLOAD)
 
 
 @pytest.mark.parametrize(("seconds", "kept"), [(None, FINAL_SECONDS), (1000.0, FINAL_SECONDS), (8.0, 1.2), (2.0, 0.3)])

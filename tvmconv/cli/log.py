@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from tvmconv import workloads
 from tvmconv.cli import options
 from tvmconv.errors import Error
 from tvmconv.knobs import format_value
-from tvmconv.logs.best import best_of_each, log_files
+from tvmconv.logs.best import fastest_first, index_each, log_files, unconfirmed
 from tvmconv.logs.lines import BadLines
-from tvmconv.logs.log import read
 from tvmconv.logs.merge import import_logs, merge, new_log
 from tvmconv.logs.record import ErrorKind, Record
 from tvmconv.logs.stats import Stats, Tally, trials_per_second
 from tvmconv.reports.tables import NOTHING, Table, significant
+
+FINAL, TRIAL = "final", "trial"  # what the time of a search's best record is
 
 
 def add_parser(commands: Any) -> None:
@@ -57,7 +59,8 @@ def _best(args: argparse.Namespace) -> int:
     workload = None if args.workload is None else workloads.parse(args.workload)
     files = log_files(args.files)
     bad = {file: BadLines() for file in files}
-    records = best_of_each(bad, workload, args.device, args.top)
+    groups = index_each(bad, workload, args.device).values()
+    records = [record for group in groups for record in itertools.islice(fastest_first(group), args.top)]
     _tell_bad(bad)
     if not records:
         asked = f" of {workload}" * (workload is not None) + f" on {args.device}" * (args.device is not None)
@@ -70,7 +73,17 @@ def _best(args: argparse.Namespace) -> int:
         print("\n".join(record.line() for record in records))
     else:
         print(_best_table(records).text())
+    for trial in filter(None, map(unconfirmed, groups)):
+        print(_unconfirmed_text(trial), file=sys.stderr)
     return 0
+
+
+def _unconfirmed_text(trial: Record) -> str:
+    time = f"{significant(trial.cost * 1e6)} µs"
+    return (
+        f"tvmconv: {trial.workload} on {trial.device}: a trial of {trial.schedule} took {time}, less than all final "
+        "timings; it counts once tvmconv tune has timed it again"
+    )
 
 
 def _best_table(records: Iterable[Record]) -> Table:
@@ -91,7 +104,7 @@ def _config(record: Record) -> str:
 
 def _stats(args: argparse.Namespace) -> int:
     bad = {file: BadLines() for file in log_files(args.files)}
-    stats = Stats.of(_read_all(bad))
+    stats = Stats.read(bad)
     if args.json:
         print(json.dumps(_stats_json(stats, bad)))
         return 0
@@ -112,13 +125,14 @@ def _stats(args: argparse.Namespace) -> int:
 
 
 def _stats_table(stats: Stats) -> Table:
-    headers = ("workload", "schedule", "device", "records", "errors", "trials/s", "best [µs]", "GFLOP/s")
+    headers = ("workload", "schedule", "device", "records", "errors", "trials/s", "best [µs]", "GFLOP/s", "timing")
     rows = []
     for subject, tally in stats.tallies.items():
         failed = tally.trials - tally.errors[ErrorKind.NONE]
         counts = f"{tally.trials:,}", f"{failed:,}", _rate([tally])
-        rows.append([subject.workload.text, subject.schedule, subject.device, *counts, *_speed(tally.best)])
-    return Table(headers, rows, left=frozenset({"workload", "schedule", "device"}))
+        timing = NOTHING if tally.best is None else FINAL if tally.best.final else TRIAL
+        rows.append([subject.workload.text, subject.schedule, subject.device, *counts, *_speed(tally.best), timing])
+    return Table(headers, rows, left=frozenset({"workload", "schedule", "device", "timing"}))
 
 
 def _stats_json(stats: Stats, bad: dict[Path, BadLines]) -> dict[str, Any]:
@@ -139,6 +153,7 @@ def _stats_json(stats: Stats, bad: dict[Path, BadLines]) -> dict[str, Any]:
                 "trials_per_second": trials_per_second([tally]),
                 "best_seconds": tally.best and tally.best.cost,
                 "best_config": tally.best and tally.best.config,
+                "best_final": tally.best and tally.best.final,
             }
             for subject, tally in stats.tallies.items()
         ],
@@ -174,11 +189,6 @@ def _merge(args: argparse.Namespace) -> int:
         print(f"tvmconv: left out {bad}", file=sys.stderr)
     print(f"{args.out}: {count:,} record{'s' * (count != 1)}, {repeated:,} left out as repeated")
     return 0
-
-
-def _read_all(bad: dict[Path, BadLines]) -> Iterator[Record]:
-    for file, lines in bad.items():
-        yield from read(file, lines)
 
 
 def _tell_bad(bad: dict[Path, BadLines]) -> None:

@@ -12,11 +12,10 @@ from tvmconv import workloads
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.options import EXAMPLE, image
 from tvmconv.errors import Error
-from tvmconv.experiments.sweep import Sweep
+from tvmconv.experiments.sweep import Sweep, is_run_output
 from tvmconv.logs.lines import BadLines
-from tvmconv.logs.log import read
 from tvmconv.reports.charts import draw_history, draw_sweep, sweep_info
-from tvmconv.reports.history import Trace, history_info, merge_into_sweep, traces
+from tvmconv.reports.history import Trace, history_info, merge_into_sweep, read_traces
 from tvmconv.reports.sweep import draw
 from tvmconv.workloads import Workload
 
@@ -30,7 +29,13 @@ def add_parser(commands: Any) -> None:
         "several workloads the best rate of each; for the JSON of a sweep its rates over sizes, or how many times as "
         "fast as a library each layer of a suite is; for several files their rates side by side.",
     )
-    parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help="a tuning log, or a sweep's JSON")
+    parser.add_argument(
+        "files",
+        metavar="FILE",
+        nargs="+",
+        type=Path,
+        help="a tuning log, a sweep's JSON, or what tvmconv run --json prints",
+    )
     parser.add_argument("-o", dest="out", metavar="IMAGE", type=image, required=True, help="a PNG, SVG or PDF file")
     parser.add_argument("--workload", metavar="W", help=f"only this workload's searches, such as {EXAMPLE}")
     parser.set_defaults(run=run)
@@ -66,16 +71,17 @@ def _choose(args: argparse.Namespace, found: Sequence[Trace]) -> Workload | None
 
 
 def _is_sweep(file: Path) -> bool:
-    """Whether a file begins like a sweep's JSON; a log's lines begin otherwise."""
+    """Whether a file begins like a sweep's JSON or what `run --json` prints; a log's lines begin otherwise."""
     with file.open("rb") as opened:
-        return opened.read(8) == b'{"name":'
+        begin = opened.read(1 << 16).decode(errors="replace")
+    return begin.startswith('{"name":') or is_run_output(begin)
 
 
 def _read_log(file: Path, files: Sequence[Path]) -> list[Trace]:
     """The searches of a log, named by as much of its path as tells it from the others."""
     bad = BadLines()
     short = sum(other.name == file.name for other in files) == 1
-    found = traces(file.stem if short else str(file), read(file, bad))
+    found = read_traces(file.stem if short else str(file), file, bad)
     if not found:
         raise Error(f"{file}: no record in it" + (f": {bad}" if bad.count else ""))
     if bad.count:

@@ -45,13 +45,20 @@ def add_parser(commands: Any) -> None:
         "--log", metavar="F", action="append", help="a log, or a folder of logs (default: those that come with tvmconv)"
     )
     parser.add_argument(
-        "--results", metavar="F", type=Path, action="append", default=[], help="times: the JSON of a sweep"
+        "--results",
+        metavar="F",
+        type=Path,
+        action="append",
+        default=[],
+        help="times: what tvmconv run --json prints, or the JSON of a sweep",
     )
     parser.add_argument(
         "--counters", metavar="F", type=Path, action="append", default=[], help="what a profiler counted: its JSON"
     )
     parser.add_argument(
-        "--schedules", metavar="A,B", help="those to look into (default: the fastest, and conflict_free or the naive)"
+        "--schedules",
+        metavar="A,B",
+        help="those to look into, and whose times to show (default: the fastest, and conflict_free or the naive)",
     )
     parser.add_argument("-o", dest="out", type=Path, metavar="FILE", required=True, help="the HTML file to write")
     add_place(parser)

@@ -119,11 +119,11 @@ def run(args: argparse.Namespace) -> int:
         raise
     if args.json:
         for _, _, tuned in results:
-            if best := tuned.final or tuned.status.best:
-                print(best.line())
+            if tuned.final:
+                print(tuned.final.line())
     else:
         print(results_table(results, network).text())
-        for line in [*phase_lines(results), *verify_lines(chosen, args.verify)]:
+        for line in (*unconfirmed_lines(results), *phase_lines(results), *verify_lines(chosen, args.verify)):
             print(line)
     return 0 if all(tuned.final for _, _, tuned in results) else FAILED
 
@@ -171,8 +171,7 @@ def search_all(
                 told(number, workload)
             with _shown(f"{workload.text} on {places[0].text}: ") as show:
                 tuned = search(lambda status, show=show: show(progress_text(status)))  # type: ignore[misc]
-            best = tuned.final or tuned.status.best
-            results.append((workload, best.schedule if best else NOTHING, tuned))
+            results.append((workload, tuned.final.schedule if tuned.final else NOTHING, tuned))
     return results
 
 
@@ -212,7 +211,7 @@ def progress_text(status: Status) -> str:
         over = status.reference
         speedup = f", {significant(status.speedup)} × {over.schedule}" if over and status.speedup else ""
         parts.append(
-            f"best {significant(status.best.cost * 1e6)} µs ({status.best.schedule}, "
+            f"best trial {significant(status.best.cost * 1e6)} µs ({status.best.schedule}, "
             f"{significant(status.best.gflops)} GFLOP/s{speedup})"
         )
     if status.errors:
@@ -237,6 +236,7 @@ def results_table(
         network: how often there is each workload, if that is known.
     """
     naive = dict.fromkeys(schedule.name for workload, _, _ in results if (schedule := library.naive(workload)))
+    over = " or ".join(naive) or "naive"
     headers = (
         "workload",
         "schedule",
@@ -244,13 +244,14 @@ def results_table(
         "failed",
         "best [µs]",
         "GFLOP/s",
-        f"× {' or '.join(naive) or 'naive'}",
+        f"{over} [µs]",
+        f"× {over}",
         "rel. error",
         "configs/s",
     )
     rows: list[tuple[str, ...]] = []
     for workload, name, tuned in results:
-        status, final = tuned.status, tuned.final
+        status, final, reference = tuned.status, tuned.final, tuned.reference
         fresh = status.done - status.resumed
         rows.append(
             (
@@ -260,7 +261,8 @@ def results_table(
                 f"{status.errors.total():,}",
                 significant(final.cost * 1e6) if final else NOTHING,
                 significant(final.gflops) if final else NOTHING,
-                significant(status.speedup) if status.speedup else NOTHING,
+                significant(reference.cost * 1e6) if reference and reference.ok else NOTHING,
+                significant(tuned.speedup) if tuned.speedup else NOTHING,
                 f"{final.deviation:.1e}" if final and final.deviation is not None else NOTHING,
                 f"{fresh / tuned.seconds:.1f}" if fresh and tuned.seconds else NOTHING,
             )
@@ -279,6 +281,15 @@ def _network_seconds(results: Sequence[tuple[Workload, str, Tuned]], network: Ma
         if tuned.final:
             found[workload] = min(tuned.final.cost, found.get(workload, math.inf))
     return total_seconds([found.get(workload) for workload in network], [*network.values()])
+
+
+def unconfirmed_lines(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
+    """Return one line for each search whose result is a trial, as no final timing succeeded."""
+    return [
+        f"{workload.text} {name}: no final timing succeeded; the time is the median of the config's trials"
+        for workload, name, tuned in results
+        if tuned.final and not tuned.final.final
+    ]
 
 
 def phase_lines(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:

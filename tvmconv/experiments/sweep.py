@@ -87,11 +87,30 @@ class Sweep:
 
     @classmethod
     def read(cls, file: Path) -> Sweep:
-        """The sweep in a file; raises `Error` for a file that holds none, `OSError` for one that cannot be read."""
+        """Read the sweep in a file: the JSON of a sweep, or what `tvmconv run --json` prints.
+
+        Raises:
+            Error: the file holds neither.
+            OSError: it cannot be read.
+        """
         try:
-            return cls.from_json(json.loads(file.read_text(encoding="utf-8")))
+            text = file.read_text(encoding="utf-8")
+            return cls.from_json(_sweep_of_lines(text, file.stem) if is_run_output(text) else json.loads(text))
         except (ValueError, LookupError, TypeError) as error:
             raise Error(f"{file}: no results of a sweep ({type(error).__name__}: {error})") from error
+
+
+def is_run_output(text: str) -> bool:
+    """Whether a text begins as what `tvmconv run --json` prints: a JSON object a line, one for each workload."""
+    return text.startswith('{"workload": ') and '"rows": ' in text.partition("\n")[0]
+
+
+def _sweep_of_lines(text: str, name: str) -> dict[str, Any]:
+    """Return what `tvmconv run --json` printed, as the JSON of a sweep has it; raises ValueError."""
+    results = [json.loads(line) for line in text.splitlines() if line.strip()]
+    layers = [{"label": result["workload"].partition(":")[2], "result": result} for result in results]
+    names = dict.fromkeys(result["device_name"] for result in results)
+    return {"name": name, "provenance": f"{', '.join(names)}; tvmconv run --json", "layers": layers}
 
 
 def _shortened(data: Any) -> Any:

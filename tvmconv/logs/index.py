@@ -1,72 +1,94 @@
-"""Where the records of a log are, by subject and in the order of their costs: what `best` and `build` choose from."""
+"""Positions and costs of the records of a log, by subject: the data that the best record is chosen from."""
 
 from __future__ import annotations
 
-import heapq
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tvmconv.errors import RecordError
-from tvmconv.logs.lines import BadLines, read_line, read_lines
+from tvmconv.logs.lines import BadLines, read_line
 from tvmconv.logs.record import ErrorKind, Record
-from tvmconv.logs.scan import Glancer, is_of_another, medians
+from tvmconv.logs.scan import Glance, medians, scan
 from tvmconv.logs.subject import Subject
 from tvmconv.workloads import Workload
 
 _BATCH = 4096  # costs that are parsed together
-_FINAL = b'"final": true'  # as `Record.line` spells it; within a text the quotes would be escaped
 
 
-class Ranking:
-    """The trials of one subject in one file that were timed, the fastest first; 16 bytes of memory a record."""
+class Index:
+    """Trials, final timings and wrong answers of one subject in one log; 24 bytes of memory a trial.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    Args:
+        parse: returns the record at a position, or None if the line there is no record after all.
+    """
+
+    def __init__(self, parse: Callable[[int], Record | None]) -> None:
+        self._parse = parse
         self._costs = array("d")
-        self._offsets = array("q")
+        self._configs = array("q")
+        self._positions = array("q")
         self._wrong: list[int] = []
         self._finals: list[int] = []
         self._texts: list[bytes] = []
 
-    def add(self, error: ErrorKind, costs: bytes, offset: int, *, final: bool = False) -> None:
-        """Add the record whose line begins at `offset`."""
-        if not error and final:
-            self._finals.append(offset)
-        elif not error:
-            self._offsets.append(offset)
-            self._texts.append(costs)
+    def add(self, glance: Glance[Any], position: int) -> None:
+        """Add the record at `position`."""
+        if glance.error is ErrorKind.WRONG_ANSWER:
+            self._wrong.append(position)
+        elif not glance.error and glance.final:
+            self._finals.append(position)
+        elif not glance.error:
+            self._positions.append(position)
+            self._configs.append(hash(glance.config))
+            self._texts.append(glance.costs)
             if len(self._texts) == _BATCH:
                 self._parse_costs()
-        elif error is ErrorKind.WRONG_ANSWER:
-            self._wrong.append(offset)
 
     def _parse_costs(self) -> None:
         if self._texts:
             self._costs.frombytes(medians(self._texts).tobytes())
             self._texts.clear()
 
-    def __iter__(self) -> Iterator[Record]:
-        """The records, each parsed when it is asked for."""
+    def trials(self) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return the costs of the trials that succeeded, hashes of their configs, and their positions."""
         self._parse_costs()
-        costs = np.frombuffer(self._costs) if self._costs else np.empty(0)
-        for i in np.argsort(costs, kind="stable"):
-            record = self._parse(self._offsets[i])
-            if record is not None:
-                yield record
+        return np.array(self._costs), np.array(self._configs, np.int64), np.array(self._positions, np.int64)
+
+    def record(self, position: int) -> Record | None:
+        """Return the record at a position; None if the line there is no record after all."""
+        return self._parse(position)
 
     def finals(self) -> Iterator[Record]:
-        """The last timings of searches that did not fail, in the order of the file."""
-        for offset in self._finals:
-            record = self._parse(offset)
-            if record is not None and record.ok:
-                yield record
+        """Yield the final timings that succeeded, in the order of the log."""
+        return (record for position in self._finals if (record := self._parse(position)) and record.ok)
 
     def wrong(self) -> set[tuple[str, str, str, str]]:
-        """The identities of configs that gave a wrong answer."""
-        return {record.identity for offset in self._wrong if (record := self._parse(offset))}
+        """Return the identities of configs that gave a wrong answer."""
+        return {record.identity for position in self._wrong if (record := self._parse(position))}
+
+
+class Indexer:
+    """Makes an index for each subject of a log.
+
+    Args:
+        path: the log.
+
+    Attributes:
+        found: the indexes that were made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.found: dict[Subject, Index] = {}
+
+    def index(self, subject: Subject) -> Index:
+        """Return the index of a subject."""
+        return self.found.setdefault(subject, Index(self._parse))
 
     def _parse(self, offset: int) -> Record | None:
         try:
@@ -75,58 +97,19 @@ class Ranking:
             return None
 
 
-def index(path: Path, bad: BadLines, of: Workload | None = None) -> dict[Subject, Ranking]:
-    """The records of a log by subject.
+def index(path: Path, bad: BadLines, of: Workload | None = None) -> dict[Subject, Index]:
+    """Read where the records of a log are, by subject; arguments and errors are those of `scan`."""
+    indexer = Indexer(path)
+    for line, glance in scan(path, bad, indexer.index, of):
+        glance.made.add(glance, line.offset)
+    return indexer.found
 
-    Args:
-        path: the file.
-        bad: lines that are seen to be no records are added here.
-        of: lines that are seen to be of other workloads than this, its epilogue aside, are left out.
 
-    Raises:
-        Error: the file cannot be read.
-    """
-    found: dict[Subject, Ranking] = {}
-
-    def ranking_of(subject: Subject) -> Ranking:
-        return found.setdefault(subject, Ranking(path))
-
-    glancer = Glancer(ranking_of)
-    for line in read_lines(path):
-        if of and is_of_another(line.text, of):
-            continue
-        try:
-            glance = glancer.look(line.text)
-            if glance is not None:
-                ranking, error, costs = glance
-                ranking.add(error, costs, line.offset, final=_FINAL in line.text)
-            elif not line.blank:
-                record = Record.parse(line.text)
-                costs = repr(record.cost).encode()
-                ranking_of(record.subject).add(record.error, costs, line.offset, final=record.final)
-        except RecordError as refused:
-            bad.add(line.number, refused)
+def index_records(records: Iterable[Record]) -> dict[Subject, Index]:
+    """Index records that are in memory."""
+    kept = list(records)
+    found: dict[Subject, Index] = {}
+    for number, record in enumerate(kept):
+        made = found.setdefault(record.subject, Index(kept.__getitem__))
+        made.add(Glance.of(record, made), number)
     return found
-
-
-def fastest_first(rankings: Sequence[Ranking]) -> Iterator[Record]:
-    """The valid records of several rankings, the fastest first.
-
-    Not valid is a record whose config gave a wrong answer in another record on that device, in whichever ranking.
-
-    Trials are timed for a few milliseconds, and some of the fastest once more at the end of a search, for longer and
-    side by side. Only like is compared with like: where the fastest trial was among these, or none is as fast as them,
-    their last timings come first, in their order, and then all trials in theirs.
-    """
-    wrong = {identity for ranking in rankings for identity in ranking.wrong()}
-    merged = heapq.merge(*rankings, key=lambda record: record.cost)
-    trials = (record for record in merged if record.identity not in wrong)
-    timed_again = [record for ranking in rankings for record in ranking.finals() if record.identity not in wrong]
-    latest = {record.identity: record for record in sorted(timed_again, key=lambda record: record.timestamp)}
-    finals = sorted(latest.values(), key=lambda record: record.cost)
-    first = next(trials, None)
-    if finals and (first is None or first.identity in latest or first.cost >= finals[0].cost):
-        yield from finals
-    if first is not None:
-        yield first
-    yield from trials

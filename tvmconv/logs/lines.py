@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import secrets
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from tvmconv.errors import Error, RecordError
 
@@ -91,6 +93,23 @@ def in_one_line(path: str | os.PathLike[str], what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise Error(f"cannot {what} {os.fspath(path)}: {error.strerror or error}") from error
+
+
+def open_beside(path: Path) -> tuple[BinaryIO, Path]:
+    """Create a file of a new name beside `path`, hidden, to be written and then moved there; raises OSError.
+
+    The file takes the permissions of the one at `path`, if there is one. No file or link that is there is followed.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    while True:
+        hidden = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        try:
+            file = os.open(hidden, flags, 0o666)
+        except FileExistsError:
+            continue
+        if path.exists():
+            os.fchmod(file, stat.S_IMODE(path.stat().st_mode))
+        return os.fdopen(file, "wb"), hidden
 
 
 def sync_folder(path: Path) -> None:

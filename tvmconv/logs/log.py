@@ -28,6 +28,7 @@ class Log:
         self.bad = BadLines()
         self._glancer = Glancer(lambda subject: subject.workload)
         self._offset, self._number = 0, 1  # of the line that `new_records` goes on with
+        self._read_file: tuple[int, int] | None = None  # device and inode of the file that it has read from
 
     def append(self, record: Record) -> None:
         """Put a record on disk: once this returns it is there, whatever happens to the process or the machine.
@@ -57,7 +58,7 @@ class Log:
         """The records that came in since the last call, or all there are at the first, whoever appended them.
 
         A last line that is not whole is still being written, or was torn, and waits for the next call. No file is an
-        empty log. One that is shorter than it was is another: all of it is new.
+        empty log. Where another file has taken the path, or the file is shorter than it was, all of it is new.
 
         Args:
             workload: only records of this one; the lines of others are passed over without being checked in full.
@@ -65,12 +66,16 @@ class Log:
         Raises:
             Error: the file cannot be read.
         """
-        if not self.path.exists():
-            return
         with in_one_line(self.path, "read"):
-            if self.path.stat().st_size < self._offset:
-                self._offset, self._number = 0, 1
-        for line in read_lines(self.path, offset=self._offset, number=self._number):
+            try:
+                file = self.path.open("rb", buffering=0)
+            except FileNotFoundError:
+                return
+        status = os.fstat(file.fileno())
+        if self._read_file != (status.st_dev, status.st_ino) or status.st_size < self._offset:
+            self._offset, self._number = 0, 1
+        self._read_file = status.st_dev, status.st_ino
+        for line in read_lines(self.path, offset=self._offset, number=self._number, opener=lambda path: file):
             bad = BadLines() if line.end is None else self.bad
             record = _read(line, bad, self._glancer, workload)
             if line.end is not None:
@@ -105,7 +110,7 @@ def _read(line: Line, bad: BadLines, glancer: Glancer[Workload], workload: Workl
         return None
     try:
         glance = glancer.look(line.text) if workload is not None else None
-        if glance is not None and glance[0] != workload:
+        if glance is not None and glance.made != workload:
             return None
         record = Record.parse(line.text)
     except RecordError as error:
@@ -116,10 +121,25 @@ def _read(line: Line, bad: BadLines, glancer: Glancer[Workload], workload: Workl
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    """The file, made if it is not there, locked against other appends."""
-    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    """Open the file, made if it is not there, and lock it against other appends.
+
+    Another file may take the path while this process waits for the lock: then that one is opened instead, as what is
+    appended to the old one would be lost.
+    """
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_at(path, file):
+                yield file
+                return
+        finally:
+            os.close(file)  # which unlocks
+
+
+def _is_at(path: Path, file: int) -> bool:
+    """Whether an open file is the one at the path."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield file
-    finally:
-        os.close(file)  # which unlocks
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tvmconv.errors import Error, RecordError
-from tvmconv.logs.lines import BadLines, in_one_line, read_lines, sync_folder
+from tvmconv.logs.lines import BadLines, in_one_line, open_beside, read_lines, sync_folder
 from tvmconv.logs.record import Record
 
 
@@ -94,10 +94,10 @@ def new_log(out: Path, inputs: Sequence[Path]) -> Iterator[Callable[[bytes], obj
     if any(out.exists() and log.exists() and out.samefile(log) for log in inputs):
         raise Error(f"cannot write {out}, which is also read: choose another name")
     place = Path(os.path.realpath(out))
-    hidden = place.with_name(f".{place.name}.{os.getpid()}")
     with contextlib.ExitStack() as stack:
         with in_one_line(out, "write"):
-            file = stack.enter_context(hidden.open("wb"))  # one that is there was left by a process that was killed
+            file, hidden = open_beside(place)
+        stack.enter_context(file)
         stack.callback(hidden.unlink, missing_ok=True)
 
         def write(line: bytes) -> None:

@@ -26,6 +26,7 @@ from tvmconv.workloads import Workload
 VERSION = 0.2
 FAILED_SECONDS = 1e9  # AutoTVM's cost of what failed
 LEAST_SECONDS, MOST_SECONDS = 1e-12, FAILED_SECONDS  # that a launch may have taken: all that is made of it is finite
+MAX_ELAPSED_SECONDS = 1e9  # of tuning, which is thirty years
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ class Record:
             deviation=_optional_number(row, "deviation"),
             cost_seconds=fields.number(cost_seconds, "all_cost"),
             timestamp=fields.number(timestamp, "timestamp"),
-            elapsed=_optional_number(row, "elapsed"),
+            elapsed=_elapsed(row),
             resources=_table_of(fields.integer, row, "resources"),
             versions=_versions(row),
             index=fields.integer(config.get("index", 0), "the config's index"),
@@ -220,6 +221,13 @@ def _message(row: Mapping[str, Any], costs: list[Any] | tuple[()]) -> str:
 
 def _optional_number(row: Mapping[str, Any], name: str) -> float | None:
     return None if row.get(name) is None else fields.number(row[name], name)
+
+
+def _elapsed(row: Mapping[str, Any]) -> float | None:
+    seconds = _optional_number(row, "elapsed")
+    if seconds is not None and not 0 <= seconds <= MAX_ELAPSED_SECONDS:
+        raise RecordError(f"elapsed is not 0 to {MAX_ELAPSED_SECONDS:g} seconds", fields.shown(seconds))
+    return seconds
 
 
 def _table_of(check: Any, row: Mapping[str, Any], name: str) -> dict[str, Any]:

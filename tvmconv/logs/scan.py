@@ -7,30 +7,82 @@ expression. Lines in any other spelling (other spaces, another order of keys) ar
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.errors import RecordError
-from tvmconv.logs import fields
-from tvmconv.logs.record import LEAST_SECONDS, MOST_SECONDS, ErrorKind
+from tvmconv.logs import autotvm, fields
+from tvmconv.logs.lines import BadLines, Line, read_lines
+from tvmconv.logs.record import LEAST_SECONDS, MAX_ELAPSED_SECONDS, MOST_SECONDS, ErrorKind, Record
 from tvmconv.logs.subject import Subject
 from tvmconv.workloads import Conv, Workload
 
 _CONFIG = b', "config": '
 _NUMBER = rb"[0-9.eE+-]+"
-_RESULT = re.compile(rb'\}, "result": \[\[([0-9.eE+, -]+)\], ([0-8]), ' + _NUMBER + rb", " + _NUMBER + rb"\], ")
+_RESULT = re.compile(rb'\}, "result": \[\[([0-9.eE+, -]+)\], ([0-8]), ' + _NUMBER + rb", (" + _NUMBER + rb")\], ")
+_ENTITY = b'"entity"'
+_ELAPSED = re.compile(rb'"elapsed": (' + _NUMBER + rb")")
+_FINAL = b'"final": true'  # as `Record.line` spells it; within a text the quotes would be escaped
 _REPEATED = re.compile(rb'"(?:input|workload|schedule|device|config|result)"')  # JSON's last key of a name counts
 _INPUT = re.compile(rb'\{"workload": "(\w+):([1-9]\d*(?:x[1-9]\d*)*),')
 _ERRORS = {b"%d" % kind: kind for kind in ErrorKind}
 _MAX_HEADS = 1 << 16
 
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Glance(Generic[T]):
+    """Contents of a line that are known without parsing all of it.
+
+    Attributes:
+        made: what `Glancer` made of the line's subject.
+        error: how the measurement ended.
+        costs: text of the times, as `medians` takes it.
+        config: text of the config: lines as this project writes them have equal texts for equal configs.
+        timestamp: text of the time at which the measurement was taken.
+        line: the line itself.
+    """
+
+    made: T
+    error: ErrorKind
+    costs: bytes
+    config: bytes
+    timestamp: bytes
+    line: bytes
+
+    @classmethod
+    def of(cls, record: Record, made: T) -> Glance[T]:
+        """Return the glance at a record that was parsed."""
+        config = _ENTITY + b": " + json.dumps(autotvm.encode_config(record.config)).encode()
+        timestamp = repr(record.timestamp).encode()
+        return cls(made, record.error, repr(record.cost).encode(), config, timestamp, record.line().encode())
+
+    @property
+    def final(self) -> bool:
+        """Whether it is a final timing, and no trial."""
+        return _FINAL in self.line
+
+    def when(self) -> tuple[float | None, float]:
+        """Return `elapsed` and `timestamp` of the record; raises RecordError where they are not what it may have."""
+        match = _ELAPSED.search(self.line)
+        try:
+            elapsed, timestamp = float(match[1]) if match else None, float(self.timestamp)
+        except ValueError:
+            elapsed, timestamp = math.nan, math.nan
+        if math.isfinite(timestamp) and (elapsed is None or 0 <= elapsed <= MAX_ELAPSED_SECONDS):
+            return elapsed, timestamp
+        record = Record.parse(self.line)
+        return record.elapsed, record.timestamp
 
 
 class Glancer(Generic[T]):
@@ -45,12 +97,11 @@ class Glancer(Generic[T]):
         self._heads: dict[bytes, T | RecordError] = {}  # by the bytes up to and with `_CONFIG`
         self._last = _CONFIG  # the head of the line before, which the next line probably has too
 
-    def look(self, line: bytes) -> tuple[T, ErrorKind, bytes] | None:
-        """What the line says, unless something that is not looked at, such as the config, makes it no record.
+    def look(self, line: bytes) -> Glance[T] | None:
+        """Return what the line says, unless something that is not checked, such as the config, makes it no record.
 
         Returns:
-            What was made of the subject, how the measurement ended, and the text of its times, as `medians` takes it;
-            None if the line has to be parsed in full.
+            The glance; None if the line has to be parsed in full.
 
         Raises:
             RecordError: the line is no record, as `Record.parse` says.
@@ -59,7 +110,8 @@ class Glancer(Generic[T]):
         if not line.startswith(head):
             head, config, _ = line.partition(_CONFIG)
             head += config
-        match = _RESULT.match(line, line.find(b"}", len(head)))
+        end = line.find(b"}", len(head))
+        match = _RESULT.match(line, end)
         if match is None or _REPEATED.search(line, match.end()):
             return None
         made = self._heads.get(head)
@@ -68,8 +120,8 @@ class Glancer(Generic[T]):
         self._last = head
         if isinstance(made, RecordError):
             raise made.with_traceback(None)  # which would grow with each raise
-        costs, error_no = match.groups()
-        return made, _ERRORS[error_no], costs
+        costs, error_no, timestamp = match.groups()
+        return Glance(made, _ERRORS[error_no], costs, line[line.find(_ENTITY, len(head)) : end], timestamp, line)
 
     def _read(self, head: bytes) -> T | RecordError:
         if len(self._heads) >= _MAX_HEADS:  # of garbage; the heads that matter will be back
@@ -80,6 +132,36 @@ class Glancer(Generic[T]):
             made = error
         self._heads[head] = made
         return made
+
+
+def scan(
+    path: Path, bad: BadLines, make: Callable[[Subject], T], of: Workload | None = None
+) -> Iterator[tuple[Line, Glance[T]]]:
+    """Yield the lines of a log that are records, each with a glance at it.
+
+    Args:
+        path: the file.
+        bad: lines that are seen to be no records are added here.
+        make: as for `Glancer`.
+        of: lines that are seen to be of other workloads than this, its epilogue aside, are left out.
+
+    Raises:
+        Error: the file cannot be read.
+    """
+    glancer = Glancer(make)
+    for line in read_lines(path):
+        if of and is_of_another(line.text, of):
+            continue
+        try:
+            glance = glancer.look(line.text)
+            if glance is None and not line.blank:
+                record = Record.parse(line.text)
+                glance = Glance.of(record, make(record.subject))
+        except RecordError as refused:
+            bad.add(line.number, refused)
+            continue
+        if glance is not None:
+            yield line, glance
 
 
 def is_of_another(line: bytes, workload: Workload) -> bool:

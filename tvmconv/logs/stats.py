@@ -1,23 +1,27 @@
-"""What a log holds, in numbers."""
+"""Contents of logs, in numbers."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from tvmconv.logs.best import fastest_first, index_each
+from tvmconv.logs.lines import BadLines
+from tvmconv.logs.log import read
 from tvmconv.logs.record import LEAST_SECONDS, ErrorKind, Record
 from tvmconv.logs.subject import Subject
 
 
 @dataclass
 class Tally:
-    """The trials of one schedule for one workload on one device; last timings are none.
+    """Trials and final timings of one schedule for one workload on one device.
 
     Attributes:
-        errors: how many trials ended in each way; those of `ErrorKind.NONE` were timed.
-        best: the fastest trial, or where a log was thinned to them the fastest last timing; None if nothing was timed.
-        finals: how many last timings there are beside them.
+        errors: number of trials that ended in each way; those of `ErrorKind.NONE` were timed.
+        best: the best record of the schedule, by the rule of `fastest_first`; None if nothing valid was timed.
+        finals: number of final timings, which are no trials.
         timed_trials: those that tell when in the search they came in.
         seconds: of tuning, when the last of them came in.
     """
@@ -34,9 +38,7 @@ class Tally:
         return self.errors.total()
 
     def add(self, record: Record) -> None:
-        """Count a record."""
-        if record.ok and (self.best is None or (record.final, record.cost) < (self.best.final, self.best.cost)):
-            self.best = record
+        """Count a record; `best` is left as it is."""
         if record.final:
             self.finals += 1
             return
@@ -53,11 +55,23 @@ class Stats:
     tallies: dict[Subject, Tally]
 
     @classmethod
-    def of(cls, records: Iterable[Record]) -> Stats:
-        """Count records."""
+    def read(cls, logs: Mapping[Path, BadLines]) -> Stats:
+        """Count the records of logs, and find the best record of each search.
+
+        Args:
+            logs: the files; their lines that are no records are added to the file's bad lines.
+
+        Raises:
+            Error: a log cannot be read.
+        """
         tallies: dict[Subject, Tally] = {}
-        for record in records:
-            tallies.setdefault(record.subject, Tally()).add(record)
+        for path, bad in logs.items():
+            for record in read(path, bad):
+                tallies.setdefault(record.subject, Tally()).add(record)
+        for group in index_each({path: BadLines() for path in logs}).values():
+            for subject in {subject for subject, _ in group} & tallies.keys():
+                own = [(other, each) for other, each in group if other.schedule == subject.schedule]
+                tallies[subject].best = next(fastest_first(own), None)
         return cls(tallies)
 
     @property

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 FORMATS = (".png", ".svg", ".pdf")
 STYLES = ("--", ":", "-.")  # of what is compared with, in black
+RESULT_STYLE = (0, (8, 3))  # of the result of a search
 DPI, PALETTE = 150, 64  # dots an inch, and colours, of a PNG
 FLOPS, BYTES = "GFLOP/s", "GB/s"
 
@@ -193,11 +194,14 @@ def draw_history(info: HistoryInfo, path: Path) -> None:
         trials = range(1, len(history.best) + 1)
         panels[0].step(trials, history.best, where="post", color=colors[history.name], label=history.summary)
     panels[0].set_xlabel("trials")
-    panels[0].set_ylabel("GFLOP/s of the best so far")
+    panels[0].set_ylabel("GFLOP/s of the best trial so far")
     for history in timed:
         panels[1].step(history.elapsed, history.best, where="post", color=colors[history.name])
         panels[1].set_xlabel("seconds of tuning")
     for axes in panels:
+        for name, record in info.results:
+            label = f"result: {name}" if axes is panels[0] else None
+            axes.axhline(record.gflops, color="C3", linestyle=RESULT_STYLE, linewidth=1, label=label)
         for place, (name, rate) in enumerate(info.compared):
             style = STYLES[place % len(STYLES)]
             axes.axhline(rate, color="black", linestyle=style, linewidth=1, label=name if axes is panels[0] else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -109,7 +109,7 @@ def gather(
     if alone and not groups[leading] and machine:
         told("computing bounds")
         computed = measured.of_code(leading, place, machine)
-        groups[leading] = [computed] if computed else []
+        groups[leading] = [_named(computed, leading, sources.schedules)] if computed else []
     kernels = _kernels(leading, found, sources, place, told)
     records = found.records.get(leading, [])
     way, no_way = _way(kernels, machine, records, told)
@@ -158,16 +158,27 @@ def read_logs(logs: Sequence[Path], workloads: Sequence[Workload], place: Device
 
 
 def _groups(w: Workload, found: Found, sources: Sources, place: Device, *, alone: bool) -> list[Together]:
-    """The times of a workload; of a network's, from the log only the fastest."""
+    """Return the times of a workload, of the schedules that were named; of a network's, from the log only the best."""
     logged = measured.of_log(sources.called, found.records.get(w, []))
     if logged and not alone:
-        logged = Together(logged.source, logged.device, logged.times[:1])
+        logged = replace(logged, times=logged.times[:1])
     compared = (measured.of_sweep(sweep, w) for sweep in sources.sweeps)
     groups = [each for each in (logged, *compared) if each]
-    if not groups and not alone:
+    if alone:
+        return [each for each in (_named(group, w, sources.schedules) for group in groups) if each.times or each.failed]
+    if not groups:
         predicted = measured.of_model(w, place)
         return [predicted] if predicted else []
     return groups
+
+
+def _named(group: Together, w: Workload, schedules: Sequence[str] | None) -> Together:
+    """Return a group without the schedules of a workload that were not named, if any were; libraries stay."""
+    if schedules is None:
+        return group
+    others = {schedule.name for schedule in library.schedules(w)} - {*schedules}
+    times = tuple(each for each in group.times if not others & {each.name, each.note})
+    return replace(group, times=times, failed=tuple(each for each in group.failed if each[0] not in others))
 
 
 def _seconds(w: Workload, groups: Mapping[Workload, Sequence[Together]]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from tvmconv.errors import Error, log_traceback, reason_of
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.knowledge.choose import promising
 from tvmconv.knowledge.features import Machine
+from tvmconv.logs.best import fastest_first
+from tvmconv.logs.index import index_records
 from tvmconv.logs.record import Record
 from tvmconv.workloads import Workload
 
@@ -25,7 +28,7 @@ class Timed:
     Attributes:
         name: of it.
         seconds: a launch.
-        note: what else is known, such as "of 512 trials"; "" for nothing.
+        note: what else is known, such as "best of 512"; "" for nothing.
         library: whether it is one.
     """
 
@@ -42,7 +45,7 @@ class Together:
     Attributes:
         source: where they are from.
         device: the name of what they were measured on; "" for times that are computed.
-        times: the fastest first.
+        times: the best first.
         failed: what has no time, and why.
     """
 
@@ -58,29 +61,28 @@ class Together:
 
 
 def of_log(source: str, records: Iterable[Record]) -> Together | None:
-    """The fastest of each schedule in a log; None if no record has a time.
+    """Return the best time of each schedule in a log, the log's result first; None if no record has a time.
+
+    Final timings come before trials, with which they do not compare.
 
     Args:
         source: the log's name.
         records: of one workload on one device.
     """
-    own: dict[str, list[Record]] = {}
-    for record in records:
-        own.setdefault(record.schedule, []).append(record)
-    best = {name: _fastest(each) for name, each in own.items()}
-    found = [
-        Timed(name, record.cost, f"fastest of {len(own[name]):,}" if len(own[name]) > 1 else "")
-        for name, record in best.items()
-        if record.ok
-    ]
-    device = next((record.device for record in best.values()), "")
-    return Together(source, device, _fastest_first(found)) if found else None
+    kept = list(records)
+    counts = Counter(record.schedule for record in kept)
+    best: dict[str, Record] = {}
+    for record in fastest_first([*index_records(kept).items()]):
+        best.setdefault(record.schedule, record)
+    mixed = len({record.final for record in best.values()}) > 1
+    found = tuple(Timed(name, record.cost, _note(record, counts[name], mixed=mixed)) for name, record in best.items())
+    return Together(source, kept[0].device, found) if found else None
 
 
-def _fastest(records: Sequence[Record]) -> Record:
-    """The fastest of one schedule's records: of those that were timed for longer at the end, if there are any."""
-    finals = [record for record in records if record.final and record.ok]
-    return min(finals or records, key=lambda record: record.cost)
+def _note(record: Record, count: int, *, mixed: bool) -> str:
+    """Return how the best record of a schedule was timed, and among how many records."""
+    how = ("final timing" if record.final else "trial, not timed again") if mixed else ""
+    return ", ".join(filter(None, [f"best of {count:,}" if count > 1 else "", how]))
 
 
 def of_sweep(sweep: Sweep, workload: Workload) -> Together | None:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from tvmconv.knobs import Config
 from tvmconv.knowledge.likeness import distance
-from tvmconv.logs.index import Ranking, fastest_first, index
+from tvmconv.logs.best import fastest_first
+from tvmconv.logs.index import Index, index
 from tvmconv.logs.lines import BadLines
+from tvmconv.logs.subject import Subject
 from tvmconv.workloads import Conv, Workload
 
 
@@ -30,11 +32,11 @@ def nearest(
     """
     if not isinstance(workload, Conv):
         return []
-    found: dict[tuple[str, Workload], list[Ranking]] = {}
+    found: dict[tuple[str, Workload], list[tuple[Subject, Index]]] = {}
     for log in logs:
-        for subject, ranking in index(log, BadLines()).items():
+        for subject, each in index(log, BadLines()).items():
             if subject.schedule in schedules and subject.target.split(maxsplit=1)[:1] == [kind]:
-                found.setdefault((subject.schedule, subject.workload), []).append(ranking)
+                found.setdefault((subject.schedule, subject.workload), []).append((subject, each))
     near: list[tuple[int, str, Config]] = []
     for name in schedules:
         others = [(distance(workload, other), other) for (schedule, other) in found if schedule == name]

@@ -38,10 +38,12 @@ class Field:
     Attributes:
         first: those that promise most.
         reserve: those that seldom win: their defaults are measured, and they are searched if these are fast.
+        named: whether the caller named them; then no other schedule of the log is the result of the search.
     """
 
     first: Sequence[library.Schedule]
     reserve: Sequence[library.Schedule] = ()
+    named: bool = False
 
     @classmethod
     def of(cls, workload: Workload, named: Sequence[str | library.Schedule], device: Device) -> Field:
@@ -52,8 +54,9 @@ class Field:
         """
         chosen = [library.as_schedule(workload, each) for each in named]
         if chosen:
-            return cls(chosen)
-        return cls(*(find(workload, device.kind, device.arch) for find in (library.to_tune, library.in_reserve)))
+            return cls(chosen, named=True)
+        first = library.to_tune(workload, device.kind, device.arch)
+        return cls(first, library.in_reserve(workload, device.kind, device.arch))
 
 
 def open_contest(workload: Workload, field: Field, device: Device, request: Request) -> Contest:

@@ -15,6 +15,7 @@ from tvmconv import library
 from tvmconv.devices import Device
 from tvmconv.errors import Error
 from tvmconv.lean import begin_xgboost
+from tvmconv.logs.best import best
 from tvmconv.logs.lines import in_one_line
 from tvmconv.logs.log import Log
 from tvmconv.logs.record import ErrorKind, Record
@@ -31,6 +32,7 @@ from tvmconv.workloads import Workload
 TRIALS = 512  # where neither their number nor the time is limited
 DESCENT = 0.8  # of the search, after which the neighbours of the fastest configs come first
 FINAL_SECONDS, FINAL_SHARE = 2.0, 0.15  # what is kept of the time for the last timings, at most: seconds, and a share
+NAIVE_SECONDS = 0.03  # a launch of the naive schedule, above which it is not timed again beside the finalists
 LONG_SECONDS = 0.15  # that a last timing takes, its warm-up included
 KEPT = 8 * FINALISTS  # of the fastest records, should the first be of configs that nobody can build
 
@@ -41,16 +43,26 @@ class Tuned:
 
     Attributes:
         status: at its end; its best record is what was fastest during the search.
-        final: the best record, measured once more on fresh inputs, and verified again (if that was wanted); None if
-            nothing succeeded.
+        final: the best record of the log by the rule of `tvmconv.logs.best`: a final timing on fresh inputs where there
+            is one, else the median trial; None if nothing succeeded. Where schedules were named, only theirs count.
         phases: mean milliseconds a trial by phase, of this session; empty if it measured nothing.
         seconds: how long this session measured, from its first config to its last record.
+        reference: the naive schedule's record that `final` is compared with: of the same final run where there is one,
+            else its trial; None if it was not measured.
     """
 
     status: Status
     final: Record | None
     phases: dict[str, float]
     seconds: float
+    reference: Record | None = None
+
+    @property
+    def speedup(self) -> float | None:
+        """Time of the naive schedule over that of `final`; None where one of them is missing."""
+        if self.final is None or self.reference is None or not self.reference.ok:
+            return None
+        return self.reference.cost / self.final.cost
 
     def __repr__(self) -> str:
         found = self.final or self.status.best
@@ -65,9 +77,8 @@ class Tuned:
 
     @property
     def cost(self) -> float:
-        """Seconds a launch of the best record, as measured last; `math.inf` if nothing succeeded."""
-        found = self.final or self.status.best
-        return found.cost if found else math.inf
+        """Seconds a launch of `final`; `math.inf` if nothing succeeded."""
+        return self.final.cost if self.final else math.inf
 
 
 def search(
@@ -108,8 +119,10 @@ def search(
     under_way = _Search(workload, field, places, request, ahead or Ahead(), then)
     under_way.recall()
     seconds, phases, built = under_way.run(begun, progress)
-    final = under_way.confirm(built, phases) if request.confirm else under_way.status.best
-    return Tuned(under_way.status, final, phases, seconds)
+    if request.confirm:
+        under_way.confirm(built, phases)
+    final = under_way.result()
+    return Tuned(under_way.status, final, phases, seconds, reference=under_way.compared_with(final))
 
 
 def _check_writable(log: Path) -> None:
@@ -149,6 +162,7 @@ class _Search:
         self._known: set[tuple[str, str, str, str]] = set()  # identities of the records that were counted
         self._best_first: list[Record] = []
         self._finals: dict[tuple[str, str, str, str], Record] = {}
+        self._naive_finals: list[Record] = []
 
     def recall(self) -> None:
         """Count and learn what the log has of this search."""
@@ -234,8 +248,11 @@ class _Search:
             if record.device != self._places[0].name or record.workload != self._workload:
                 continue
             if record.final:
-                if record.schedule in self._schedules and (record.ok or record.error is ErrorKind.WRONG_ANSWER):
-                    self._finals[record.identity] = record  # what failed for another reason is timed again
+                if record.ok or record.error is ErrorKind.WRONG_ANSWER:  # what failed otherwise is timed again
+                    if record.schedule in self._schedules:
+                        self._finals[record.identity] = record
+                    elif self._naive and record.schedule == self._naive.name and not record.config:
+                        self._naive_finals.append(record)
             elif self._naive and record.schedule == self._naive.name and not record.config:
                 self.status.reference = record
             elif record.schedule in self._schedules and record.identity not in self._known:
@@ -281,27 +298,59 @@ class _Search:
         """Whether the first configs, which promise most, were measured."""
         return not self._contest or self._contest.may_end
 
-    def confirm(self, built: Sequence[Trial], phases: Mapping[str, float]) -> Record | None:
-        """The fastest configs once more, in turn, on fresh inputs, with nothing else going on: the best that is right.
+    def result(self) -> Record | None:
+        """Return the best record that the log has of this search, as every command that reads the log names it."""
+        schedules = self._schedules.keys() if self._field.named else None
+        return best(self._log.path, self._workload, schedules, self._places[0].name)
+
+    def compared_with(self, result: Record | None) -> Record | None:
+        """Return the naive schedule's record to compare a result with, of the same final run if possible."""
+        timed = [record for record in self._naive_finals if record.ok]
+        if result is None or not result.final or not timed:
+            return self.status.reference
+        return min(timed, key=lambda record: abs(record.timestamp - result.timestamp))
+
+    def _naive_to_time(self) -> Trial | None:
+        """Return the naive schedule's trial for the final run; None where it is not compared with, or is too slow."""
+        reference = self.status.reference
+        if not self._request.compare or reference is None or not reference.cost <= NAIVE_SECONDS:
+            return None
+        return Trial(reference.schedule, reference.config)
+
+    def confirm(self, built: Sequence[Trial], phases: Mapping[str, float]) -> None:
+        """Time the fastest configs once more, in turn, on fresh inputs, with nothing else going on, and log that.
+
+        The best config of earlier final timings and the naive schedule are among them: only times of one final run
+        compare well.
 
         Args:
             built: what this session built of them.
             phases: mean milliseconds a trial by phase: there are as many finalists as there is time for.
         """
-        if self._best_first and self._best_first[0].identity in self._finals:  # nothing faster was found since
-            return _fastest(self._finals.values())
+        naive = self._naive_to_time()
+        is_known = bool(self._best_first) and self._best_first[0].identity in self._finals
+        if is_known and (naive is None or self._naive_finals):  # nothing faster was found since
+            return
         there = {_spelt(trial): trial for trial in built}
         each = LONG_SECONDS + sum(phases.get(phase, 0.0) for phase in ("load", "verify", "time")) / 1e3
         count = min(FINALISTS, max(1, int(self._final_seconds / FINAL_ROUNDS / each)))
         left = iter([Trial(record.schedule, record.config) for record in self._best_first])
         wanted = [*itertools.islice(left, count)]
         if not wanted:
-            return None
-        schedules = [self._schedules[name] for name in dict.fromkeys(record.schedule for record in self._best_first)]
-        absent = sum(_spelt(trial) not in there for trial in wanted)
+            return
+        before = _fastest(self._finals.values())
+        if before and all(_spelt(trial) != _spelt(before) for trial in wanted):
+            wanted.append(Trial(before.schedule, before.config))
+            count += 1
+        names = dict.fromkeys(record.schedule for record in (*self._best_first, *self._finals.values()))
+        schedules = [*map(self._schedules.__getitem__, names), *([self._naive] if naive and self._naive else [])]
+        absent = sum(_spelt(trial) not in there for trial in (*wanted, *([naive] if naive else [])))
         fresh = self._ahead.problems.take(self._workload, self._request.verify)
         finalists: list[Trial] = []
         with Measurer(self._workload, schedules, self._places[:1], workers=absent, problem=fresh) as measurer:
+            if naive and _spelt(naive) not in there:
+                _measure_all(measurer, [naive])
+                there |= {_spelt(trial): trial for trial in measurer.fastest}
             while wanted:  # what a log has may be of another version, whose configs nobody can build
                 missing = [trial for trial in wanted if _spelt(trial) not in there]
                 if missing:
@@ -309,6 +358,7 @@ class _Search:
                     there |= {_spelt(trial): trial for trial in measurer.fastest}
                 finalists += [there[_spelt(trial)] for trial in wanted if _spelt(trial) in there]
                 wanted = [*itertools.islice(left, count - len(finalists))]
+            finalists += [there[_spelt(trial)] for trial in [naive] if trial and _spelt(trial) in there]
             timed = measure_rounds(
                 finalists,
                 functools.partial(_measure_all, measurer),
@@ -316,12 +366,10 @@ class _Search:
                 rounds=FINAL_ROUNDS,
                 repeated=FINAL_REPEATED,
             )
-        records = []
         for rounds in timed:
             outcome = together([measurement.outcome for measurement in rounds.agreeing])
-            records.append(Record.of(replace(rounds.measurements[-1], outcome=outcome)))
-            self._log.append(records[-1])
-        return _fastest(records)
+            self._log.append(Record.of(replace(rounds.measurements[-1], outcome=outcome)))
+        self._take(self._log.new_records(self._workload))
 
 
 def _fastest(records: Iterable[Record]) -> Record | None:
@@ -329,7 +377,7 @@ def _fastest(records: Iterable[Record]) -> Record | None:
     return min((record for record in records if record.ok), key=lambda record: record.cost, default=None)
 
 
-def _spelt(which: Trial | Measurement) -> str:
+def _spelt(which: Trial | Measurement | Record) -> str:
     """The same for the same config of a schedule."""
     return f"{which.schedule} {sorted(which.config.items())}"
 

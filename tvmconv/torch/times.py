@@ -6,12 +6,12 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from tvmconv.logs.lines import open_beside
 from tvmconv.measuring import kept
 from tvmconv.torch.layer import tf32_allowed
 from tvmconv.torch.model import Optimized
@@ -60,10 +60,12 @@ class Times:
     def keep(self) -> None:
         """Write what was measured, if that is possible."""
         if self._new and self._file:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
                 self._file.parent.mkdir(parents=True, exist_ok=True)
-                written = self._file.with_suffix(f".{os.getpid()}")
-                written.write_text(json.dumps(self._known, indent=0), encoding="utf-8")
+                file, written = open_beside(self._file)
+                stack.callback(written.unlink, missing_ok=True)
+                with file:
+                    file.write(json.dumps(self._known, indent=0).encode())
                 written.replace(self._file)
 
 

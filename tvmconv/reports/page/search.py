@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tvmconv.logs.record import Record
-from tvmconv.reports.history import HistoryInfo, history_info, traces
+from tvmconv.reports.history import History, HistoryInfo, history_info, result_text, traces
 from tvmconv.reports.page import svg
 from tvmconv.reports.page.markup import Markup, element, joined, paragraph, table
 from tvmconv.reports.page.parallel import parallel
-from tvmconv.reports.tables import Table, significant
+from tvmconv.reports.tables import Table
 from tvmconv.reports.trials import FEW, failures, mattered
 from tvmconv.workloads import Workload
 
@@ -30,7 +30,7 @@ def search(source: str, workload: Workload, records: Sequence[Record]) -> Markup
     trials = [record for record in records if not record.final] or list(records)
     if not trials:
         return paragraph(f"{source[:1].upper()}{source[1:]}: no record of {workload}.")
-    info = history_info(workload, traces(source, trials))
+    info = history_info(workload, traces(source, records))
     parts = [element("h3", info.title), *([paragraph(THINNED, "soft")] if len(trials) < FEW else []), _histories(info)]
     for schedule in dict.fromkeys(record.schedule for record in trials):
         own = [record for record in trials if record.schedule == schedule]
@@ -45,7 +45,7 @@ def _histories(info: HistoryInfo) -> Markup:
     long = [history for history in info.histories if len(history.best) > 1 and history.best[-1]]
     legend = svg.legend(
         {
-            f"{history.summary}: {significant(history.best[-1])} GFLOP/s": svg.mark(place, 8, 8, history.name)
+            f"{history.summary}{_result(history)}": svg.mark(place, 8, 8, history.name)
             for place, history in enumerate(info.histories)
         }
     )
@@ -57,6 +57,10 @@ def _histories(info: HistoryInfo) -> Markup:
     return joined([legend, element("div", *charts, class_="grids")])
 
 
+def _result(history: History) -> str:
+    return f": {result_text(history.result)}" if history.result else ""
+
+
 def _history(info: HistoryInfo, unit: str, places: Sequence[Sequence[float]]) -> Markup:
     """The best rate so far over trials, or over time; a step where it rises."""
     end = max(max(each) for each in places)
@@ -64,7 +68,7 @@ def _history(info: HistoryInfo, unit: str, places: Sequence[Sequence[float]]) ->
     highest = max(history.best[-1] for history in info.histories)
     x = svg.Scale(min(first, 1.0), end, LEFT, WIDTH - RIGHT, whole=unit == TRIALS)
     y = svg.Scale(0, highest * 1.08, HEIGHT - BOTTOM, TOP)
-    parts = [svg.axes(x, y, unit, "GFLOP/s, the best so far")]
+    parts = [svg.axes(x, y, unit, "GFLOP/s of the best trial so far")]
     for place, (history, at) in enumerate(zip(info.histories, places, strict=True)):
         points: list[tuple[float, float]] = []
         for position, rate in zip(at, history.best, strict=True):
