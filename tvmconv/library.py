@@ -24,7 +24,6 @@ from tvmconv.errors import Error, KnobError, ScheduleError, ScheduleFailure, log
 from tvmconv.gpu import Limits
 from tvmconv.knobs import Columns, Config, Knobs, Value, format_value
 from tvmconv.knobs.space import ANY_GPU, Space, Usage
-from tvmconv.lean import load_tvm
 from tvmconv.requirements import describe_unmet
 from tvmconv.user_code import BUILT_IN, user_code
 from tvmconv.workloads.registry import as_workload
@@ -346,7 +345,6 @@ def _load() -> dict[str, Error]:
     Returns:
         Why packages of others do not import, by their names; each is also one line of the log.
     """
-    load_tvm()
     _import_all(BUILT_IN)
     broken: dict[str, Error] = {}
     for name in dict.fromkeys(entry.value for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)):

@@ -1,7 +1,9 @@
 import json
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import mapped
 import numpy as np
@@ -18,11 +20,16 @@ from tvmconv.tensor_map import TensorMap
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
 SMALL = tc.parse("conv2d:1x4x6x6,8x4x3x3,p1")
+ROOT = Path(tc.__file__).parents[1]
 FILTER = tc.parse("filter2d:13x11x3,5x3")
 
-# Run before an example: nothing of this project can be imported.
+# Run before an example: PoCL knows the processor, and then nothing of this project can be imported.
 WITHOUT_TVMCONV = """
 import sys
+from tvmconv.devices.opencl.pocl import patch_cpu_name
+patch_cpu_name()
+for name in [name for name in sys.modules if name.startswith("tvmconv.")]:
+    del sys.modules[name]
 sys.modules.update(dict.fromkeys(("tvmconv", "schedules")))
 """
 SAVE_OUTPUT = "\nnp.save('output.npy', Y)\n"
@@ -36,7 +43,8 @@ def examples(folder):
 def run_example(text, folder):
     """The output of an example, run as it stands in a fresh process without tvmconv."""
     command = [sys.executable, "-c", WITHOUT_TVMCONV + text + SAVE_OUTPUT]
-    finished = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    environment = {**os.environ, "POCL_EXTRA_BUILD_FLAGS": "-cl-opt-disable", "PYTHONPATH": str(ROOT)}
+    finished = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
     assert finished.returncode == 0, finished.stderr
     return np.load(folder / "output.npy")
 

@@ -17,6 +17,7 @@ from tvmconv.export import Exported, export
 from tvmconv.kernel import Kernel
 from tvmconv.logs.build import build
 from tvmconv.verify import Verification
+from tvmconv.without_torch import import_tvm
 
 
 def add_parser(commands: Any) -> None:
@@ -49,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if not 1 <= len(args.words) <= 2:
         raise UsageError("expected a workload, and perhaps a schedule; see tvmconv build --help")
     workload = workloads.parse(args.words[0])
+    import_tvm()
     schedule = library.find(workload, args.words[1]) if len(args.words) > 1 else None
     place = find_place(args)
     with told_fallbacks():

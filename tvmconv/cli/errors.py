@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from tvmconv.errors import Error, log_traceback
-from tvmconv.lean import own_process
 
 REFUSED = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -55,7 +54,6 @@ def guarded(prog: str, command: Callable[[], int]) -> int:
         prog: what the line on stderr begins with.
         command: returns an exit status.
     """
-    own_process()
     with _logged(prog):
         return _guarded(prog, command)
 

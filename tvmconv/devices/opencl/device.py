@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tvmconv.devices.base import AbsentError, Device, first_line
 from tvmconv.devices.opencl.kernel import OpenclBench, OpenclLoaded
-from tvmconv.devices.opencl.pocl import name_the_processor
+from tvmconv.devices.opencl.pocl import patch_cpu_name
 from tvmconv.scratch import Scratch
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _devices() -> tuple[Any, ...]:
     except ImportError as error:
         raise AbsentError("opencl", f"pyopencl does not import ({first_line(error)})", _INSTALL) from error
     _let_pocl_cache()
-    name_the_processor()
+    patch_cpu_name()
     try:
         found = [device for platform in cl.get_platforms() for device in platform.get_devices()]
     except cl.Error as error:
