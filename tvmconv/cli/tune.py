@@ -24,6 +24,7 @@ from tvmconv.cli.options import (
     positive,
     refuse_layers_options,
     seed_number,
+    tell_choice,
 )
 from tvmconv.cli.progress import progress_line
 from tvmconv.reports.tables import ALL, NOTHING, Table, significant, total_seconds
@@ -158,6 +159,7 @@ def search_all(
     request = Request(**options, seconds=None if end else args.seconds, begun=begun, **more)
     with standing():
         places = find_devices(args.device, args.tracker)
+        tell_choice(args.device, *places)
         begin_processes(args.workers, places)  # they load what they need while this process does
         import_tvm()
         named = take_where_they_apply(args.schedule or (), [*network])
