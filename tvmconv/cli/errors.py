@@ -73,8 +73,8 @@ def _logged(prog: str) -> Iterator[None]:
 
 
 def _guarded(prog: str, command: Callable[[], int]) -> int:
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: not every encoding has a µ
+    if isinstance(sys.stdout, io.TextIOWrapper):  # as stderr: not every encoding has a µ, and that of C has no ×
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = command()
         sys.stdout.flush()  # a closed pipe is noticed here at the latest
