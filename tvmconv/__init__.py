@@ -73,6 +73,10 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = list(_MODULE_OF)
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'tvmconv' has no attribute {name!r}")

@@ -7,6 +7,7 @@ this project is always there.
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import importlib.metadata
@@ -143,7 +144,14 @@ class Schedule:
     def doc(self) -> str:
         """What the schedule does and why, in full: the docstring of its file."""
         module = inspect.getmodule(self.function)
-        return inspect.getdoc(module) or "" if module else ""
+        if module is None:
+            return ""
+        if doc := inspect.getdoc(module):
+            return doc
+        try:  # with PYTHONOPTIMIZE=2 no module has its docstring, but its file does
+            return ast.get_docstring(ast.parse(inspect.getsource(module))) or ""
+        except (OSError, SyntaxError):
+            return ""
 
     @property
     def summary(self) -> str:

@@ -120,8 +120,8 @@ def test_pyopencl_runs_a_kernel_without_a_writable_home():
         "import pyopencl as cl\n"
         "text = 'kernel void one(global float *y) { y[get_global_id(0)] = 1; }'\n"
         "program = cl.Program(queue.context, kernel.header() + text).build(cache_dir=False)\n"
-        "one = cl.Kernel(program, 'one')\n"
-        "one.set_args(cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, 64))\n"
+        "one, y = cl.Kernel(program, 'one'), cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, 64)\n"
+        "one.set_args(y)\n"
         "cl.enqueue_nd_range_kernel(queue, one, (16,), (16,)).wait()\n"
     )
     kept = {name: value for name, value in os.environ.items() if name not in ("POCL_CACHE_DIR", "XDG_CACHE_HOME")}
