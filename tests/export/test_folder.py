@@ -189,7 +189,7 @@ def test_the_readme_tells_where_the_time_is_from(tmp_path):
 
 def test_an_export_replaces_all_of_an_earlier_one(tmp_path):
     export(tc.build(SMALL, "tiling", arch="sm_90"), tmp_path)
-    exported = export(tc.build(SMALL, "tiling", device="opencl:0"), tmp_path)
+    exported = export(tc.build(FILTER, "constant", arch="sm_90"), tmp_path)  # which has no shared library
     assert sorted(tmp_path.iterdir()) == sorted(exported.files)
 
 
@@ -285,3 +285,18 @@ def test_clusters_are_told_of_and_need_no_launch_of_their_own(tmp_path):
     assert "in clusters of 1·1·2 blocks" in (tmp_path / "README.md").read_text()
     assert json.loads((tmp_path / "kernel.json").read_text())["steps"][0]["cluster"] == [1, 1, 2]
     assert "__cluster_dims__(1, 1, 2)" in (tmp_path / "kernel.cu").read_text()
+
+
+def test_export_for_another_kind_of_device_is_refused(tmp_path):
+    export(tc.build(SMALL, "tiling", arch="sm_90"), tmp_path)
+    files = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    with pytest.raises(tc.Error, match="holds a kernel for cuda, not for opencl: name another folder"):
+        export(tc.build(SMALL, "tiling", device="opencl:0"), tmp_path)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == files
+
+
+def test_opencl_readme_names_the_remedy_for_an_old_pocl(tmp_path):
+    export(tc.build(SMALL, "tiling", device="opencl:0"), tmp_path)
+    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "unknown target CPU 'generic'" in page
+    assert "pocl-opencl-icd" in page

@@ -75,4 +75,4 @@ def _print(exported: Exported) -> None:
     for file in exported.files:
         print(file)
     if exported.no_library:
-        print(f"tvmconv: no shared library: {exported.no_library}", file=sys.stderr)
+        print(f"tvmconv: note: kernel.so was left out, as {exported.no_library}", file=sys.stderr)
