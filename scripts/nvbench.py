@@ -3,7 +3,7 @@
     python scripts/nvbench.py filter2d:4096x4096x1,5x5 filter2d:8192x8192x1,5x5 --device cuda:0 -o results
     python scripts/nvbench.py filter1d:16777216,k5 filter1d:268435456,k5 --schedule register --device cuda:0
 
-Needs NVBench's Python bindings: pip install "tvmconv[bench]". Kernels are verified first. Prints, beside NVBench's mean
+Needs NVBench's Python bindings: pip install -e '.[bench]'. Kernels are verified first. Prints, beside NVBench's mean
 time, the median of `Kernel.time(cold=True)`, and the bandwidth and its share of the memory's peak as NVBench reports
 them of the workload's least bytes. Writes OPERATOR-nvbench.json and OPERATOR-nvbench.md to DIR. Exit status 1 says that
 a kernel failed.
@@ -33,6 +33,7 @@ from tvmconv.errors import DeviceError, Error
 from tvmconv.experiments.provenance import provenance
 from tvmconv.experiments.readings import Readings
 from tvmconv.experiments.run import Progress, choose
+from tvmconv.extras import how_to_install
 from tvmconv.reports.tables import NOTHING, Table, significant
 from tvmconv.verify import Problem
 from tvmconv.workloads import Workload
@@ -115,7 +116,7 @@ def nvbench_version() -> str:
     try:
         import cuda.bench
     except ImportError as error:
-        raise DeviceError('NVBench\'s Python bindings are missing: pip install "tvmconv[bench]"') from error
+        raise DeviceError(f"NVBench's Python bindings are missing: {how_to_install('cuda.bench')}") from error
     return f"cuda-bench {cuda.bench.__version__}"
 
 

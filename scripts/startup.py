@@ -38,7 +38,7 @@ FULL = 0.8  # of the median rate
 PARTS = {  # what is timed on its own, in a fresh process; a line ends what does not count
     "Python": "",
     "the command line's modules": "import tvmconv.cli.tune",
-    "TVM": "from tvmconv.lean import load_tvm; load_tvm()",
+    "TVM": "import tvm",
     "TVM and all schedules": "from tvmconv import library; library.schedules()",
     "the devices": "from tvmconv import devices; devices.find({device!r})",
     "xgboost": "import xgboost",

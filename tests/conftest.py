@@ -1,28 +1,30 @@
 import functools
 import gc
 import os
+from pathlib import Path
 
 # Workers are more than processors: threads that wait for one another in numerical libraries would wait at their cost.
 # The libraries read this as they are imported.
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
-import lean_opencl
 import pytest
 from hypothesis import HealthCheck, settings
 from instant import Instant
 
-from tvmconv import lean, library
+from tvmconv import library
 from tvmconv.devices import find
 from tvmconv.devices.base import AbsentError
 from tvmconv.measuring import standing
+from tvmconv.without_torch import import_tvm
 
 # PoCL compiles every kernel for its work-group size, at its first launch: without its optimiser in a tenth of the time
 # and less. Kernels are judged by what they compute here, and processes that tests start inherit this.
-os.environ.setdefault("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable")
+# PoCL's header declares all 18,000 functions of OpenCL C, and to parse it takes ten times as long as a small kernel.
+# A header of the few functions that generated kernels call takes its place; other functions do not compile.
+os.environ.setdefault("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable -D_OPENCL_H_ -DDECLARE_FUNCTIONS -w")
+os.environ["TVMCONV_OPENCL_HEADER"] = str(Path(__file__).parent / "data" / "opencl_functions.h")
 os.environ["TVMCONV_CACHE"] = "none"  # tests build anew, and leave the user's cache alone
-lean_opencl.install()
-lean_opencl.install_in_children()
-lean.load_tvm()  # as whoever uses the package does: before helpers import it with all that it imports by itself
+import_tvm()  # before helpers import it, which would import PyTorch in every worker
 
 # How fast examples are drawn depends on what else the machine does, and says nothing about what is tested.
 settings.register_profile("any machine", suppress_health_check=[HealthCheck.too_slow], deadline=None)

@@ -35,7 +35,7 @@ ROOMS = (
     ("compiler",),
     ("library", "marks", "knobs", "models", "requirements"),
     ("workloads",),
-    ("gpu", "tensor_map", "errors", "user_code", "scratch", "version", "moved", "lean"),
+    ("gpu", "tensor_map", "errors", "extras", "user_code", "scratch", "version", "without_torch"),
 )
 # Rooms that are long have rooms of their own, to which the same applies.
 ANALYSIS = (

@@ -315,3 +315,15 @@ print(names[0], names[-1], tc.library.naive(w).name)
 def test_a_schedule_that_is_defined_before_the_library_is_asked_is_not_what_speedups_are_over():
     ran = subprocess.run([sys.executable, "-c", OWN], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["default", "mine", "default"]
+
+
+def test_summary_is_there_without_docstrings(monkeypatch):
+    """As with PYTHONOPTIMIZE=2, where no module has its docstring."""
+    schedule = library.find(WORKLOAD, "tiling")
+    expected = schedule.summary
+    monkeypatch.setattr(importlib.import_module(schedule.function.__module__), "__doc__", None)
+    assert schedule.summary == expected != ""
+
+
+def test_dir_of_the_package_lists_its_public_names():
+    assert dir(tc) == sorted(tc.__all__)

@@ -12,7 +12,6 @@ The names below are loaded when they are first used, so that importing the packa
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tvmconv import moved
 from tvmconv.version import VERSION as __version__  # noqa: N811
 
 if TYPE_CHECKING:
@@ -71,9 +70,11 @@ _HOME = {
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
-moved.install()
-
 __all__ = list(_MODULE_OF)
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def __getattr__(name: str) -> Any:

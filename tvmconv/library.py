@@ -7,6 +7,7 @@ this project is always there.
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import importlib.metadata
@@ -24,7 +25,6 @@ from tvmconv.errors import Error, KnobError, ScheduleError, ScheduleFailure, log
 from tvmconv.gpu import Limits
 from tvmconv.knobs import Columns, Config, Knobs, Value, format_value
 from tvmconv.knobs.space import ANY_GPU, Space, Usage
-from tvmconv.lean import load_tvm
 from tvmconv.requirements import describe_unmet
 from tvmconv.user_code import BUILT_IN, user_code
 from tvmconv.workloads.registry import as_workload
@@ -144,7 +144,14 @@ class Schedule:
     def doc(self) -> str:
         """What the schedule does and why, in full: the docstring of its file."""
         module = inspect.getmodule(self.function)
-        return inspect.getdoc(module) or "" if module else ""
+        if module is None:
+            return ""
+        if doc := inspect.getdoc(module):
+            return doc
+        try:  # with PYTHONOPTIMIZE=2 no module has its docstring, but its file does
+            return ast.get_docstring(ast.parse(inspect.getsource(module))) or ""
+        except (OSError, SyntaxError):
+            return ""
 
     @property
     def summary(self) -> str:
@@ -346,7 +353,6 @@ def _load() -> dict[str, Error]:
     Returns:
         Why packages of others do not import, by their names; each is also one line of the log.
     """
-    load_tvm()
     _import_all(BUILT_IN)
     broken: dict[str, Error] = {}
     for name in dict.fromkeys(entry.value for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)):

@@ -49,6 +49,11 @@ def test_build_verifies_a_kernel_that_can_run_here(capsys, tmp_path):
     assert "Run and compared with a float64 reference" in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 
+def test_build_notes_what_it_left_out(capsys, tmp_path):
+    assert main(["build", SMALL, "tiling", "--device", "opencl:0", "-o", str(tmp_path)]) == 0
+    assert capsys.readouterr().err.startswith("tvmconv: note: kernel.so was left out, as ")
+
+
 def test_build_does_not_export_a_wrong_kernel(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("tvmconv.workloads.dtypes.SUM_TOLERANCE", 0.0)
     status = main(["build", SMALL, "tiling", "--device", "opencl:0", "-o", str(tmp_path / "new")])

@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import pytest
 
 import tvmconv as tc
 from tvmconv.cli import main
+from tvmconv.cli.errors import guarded
 from tvmconv.experiments.results import Row
 from tvmconv.kernel import STAGES
 from tvmconv.workloads import Layer, parse
@@ -241,6 +243,14 @@ def test_a_closed_pipe_is_no_traceback():
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.close()
         assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_characters_that_ascii_lacks_are_escaped(errors, monkeypatch):
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, "ascii", errors))
+    assert guarded("tvmconv", lambda: print("2 × 3 µs") or 0) == 0
+    assert out.getvalue() == b"2 \\xd7 3 \\xb5s\n"
 
 
 def test_what_the_encoding_of_the_output_lacks_is_no_traceback():

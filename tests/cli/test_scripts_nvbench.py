@@ -21,7 +21,7 @@ def test_without_the_bindings_one_line_names_the_extra(script, capsys, monkeypat
     assert script.main([SMALL]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert 'pip install "tvmconv[bench]"' in err
+    assert 'pip install "cuda-bench==0.3.*"' in err
 
 
 @pytest.mark.parametrize(

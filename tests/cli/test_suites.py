@@ -154,4 +154,4 @@ def test_a_library_that_is_missing_is_named_with_its_extra(capsys, monkeypatch, 
     monkeypatch.setattr(builtins, "__import__", absent)
     status, out, err = run(capsys, "suites", "--from", source, "--input", "1x3x8x8")
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert f'pip install "tvmconv[{library}]"' in err
+    assert f"pip install \"{library}\" (in a clone of tvmconv: pip install -e '.[{library}]')" in err

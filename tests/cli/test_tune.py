@@ -11,6 +11,7 @@ from instant import made_up
 
 from tvmconv.cli import main
 from tvmconv.cli.tune import progress_text
+from tvmconv.devices.cuda.device import has_driver
 from tvmconv.logs.best import best
 from tvmconv.logs.lines import BadLines
 from tvmconv.logs.log import read
@@ -33,6 +34,21 @@ def tune(log, capsys):
         return status, *capsys.readouterr()
 
     return run
+
+
+@pytest.mark.skipif(has_driver(), reason="there is an NVIDIA driver")
+def test_tune_on_cuda_says_that_there_is_no_driver(log):
+    pytest.importorskip("cuda.bindings")
+    command = [sys.executable, "-m", "tvmconv", "tune", SMALL, "--device", "cuda:0", "--log", str(log)]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("tvmconv: no cuda device: no NVIDIA driver; install one")
+
+
+def test_tune_says_which_device_auto_picked(tune, instant, opencl, monkeypatch):
+    monkeypatch.setattr("tvmconv.devices.find", lambda text: opencl)
+    _, _, err = tune(SMALL, "--schedule", "tiling", "--tuner", "random", "--trials", "2")
+    assert f"tvmconv: auto picked opencl:0, {opencl.name}\n" in err
 
 
 def records_of(log):
@@ -217,9 +233,10 @@ def test_bad_input_is_one_line_and_status_2_before_anything_is_measured(tune, in
     start = time.monotonic()
     status, out, err = tune(*words)
     assert time.monotonic() - start < 30.0
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("tvmconv: ")
-    assert said in err
+    refusal = [line for line in err.splitlines() if not line.startswith("tvmconv: auto picked")]
+    assert (status, out, len(refusal)) == (2, "", 1)
+    assert refusal[0].startswith("tvmconv: ")
+    assert said in refusal[0]
     assert instant.measured == []
 
 

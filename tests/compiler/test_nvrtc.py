@@ -204,7 +204,7 @@ def test_version_is_that_of_cuda_13():
 
 def test_without_the_package_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(CompileError, match=r'pip install "tvmconv\[cuda\]"$'):
+    with pytest.raises(CompileError, match=r'pip install "cuda-bindings==13\.\*"'):
         nvrtc.compile_cubin(SHARED, "sm_90")
 
 
@@ -217,5 +217,6 @@ def test_without_the_library_the_remedy_is_named(monkeypatch):
 
     monkeypatch.setattr(bindings, "nvrtcVersion", fail)
     assert nvrtc.unavailable() == (
-        'NVRTC is not available (Failure finding libnvrtc.so); install it with: pip install "tvmconv[cuda]"'
+        'NVRTC is not available (Failure finding libnvrtc.so); pip install "nvidia-cuda-nvrtc==13.*" '
+        "(in a clone of tvmconv: pip install -e '.[cuda]')"
     )

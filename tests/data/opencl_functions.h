@@ -1,4 +1,6 @@
-// The functions of OpenCL C that generated kernels call; see tests/helpers/lean_opencl.py.
+// The functions of OpenCL C that generated kernels call, for programs that PoCL compiles without its own header
+// (-D_OPENCL_H_); see tests/conftest.py.
+#ifdef DECLARE_FUNCTIONS
 typedef unsigned char uchar;
 typedef unsigned short ushort;
 typedef unsigned int uint;
@@ -58,3 +60,4 @@ WIDEN(2) WIDEN(4) WIDEN(8)
 #define VECTORS_OF(type) VECTORS(type, 2) VECTORS(type, 3) VECTORS(type, 4) VECTORS(type, 8) VECTORS(type, 16)
 VECTORS_OF(float) VECTORS_OF(ushort) VECTORS_OF(short) VECTORS_OF(int) VECTORS_OF(uint) VECTORS_OF(char)
 VECTORS_OF(uchar)
+#endif

@@ -6,6 +6,7 @@ import pytest
 
 from tvmconv.devices import Arch, find, inventory
 from tvmconv.devices.base import AbsentError
+from tvmconv.devices.cuda import device as cuda
 from tvmconv.devices.opencl import device as opencl
 from tvmconv.errors import DeviceError
 
@@ -86,8 +87,26 @@ def test_an_old_driver_is_told_with_its_version(monkeypatch, no_driver):
 
 def test_missing_cuda_bindings_are_told_with_the_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(DeviceError, match=r'pip install "tvmconv\[cuda\]"'):
+    with pytest.raises(DeviceError, match=r'pip install "cuda-bindings==13\.\*"'):
         find("cuda:0")
+
+
+@pytest.mark.parametrize("has_driver", [True, False])
+def test_auto_replaces_no_gpu_for_want_of_cuda_bindings(monkeypatch, opencl, has_driver, tmp_path):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    monkeypatch.setattr(cuda, "DRIVER_FILES", (str(tmp_path / ("" if has_driver else "absent")),))
+    if not has_driver:
+        assert find("auto") == opencl
+        return
+    with pytest.raises(DeviceError, match=r"cuda-bindings does not import .* pip install \"cuda-bindings"):
+        find("auto")
+
+
+def test_auto_replaces_no_gpu_for_want_of_a_new_driver(monkeypatch, opencl, no_driver):
+    runtime = pytest.importorskip("cuda.bindings.runtime")
+    monkeypatch.setattr(runtime, "cudaDriverGetVersion", lambda: (runtime.cudaError_t.cudaSuccess, 12040))
+    with pytest.raises(DeviceError, match=r"driver is of CUDA 12\.4; update it"):
+        find("auto")
 
 
 def test_missing_pyopencl_is_told_with_the_command(monkeypatch):

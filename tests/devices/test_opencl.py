@@ -10,6 +10,7 @@ import pytest
 from steps import with_step
 
 import tvmconv as tc
+from tvmconv.devices.opencl.device import use_writable_caches
 from tvmconv.errors import CompileError, DeviceError
 
 
@@ -92,6 +93,39 @@ def test_a_home_that_is_not_writable_is_no_obstacle():
         name: value for name, value in os.environ.items() if name not in ("POCL_CACHE_DIR", "XDG_CACHE_HOME")
     }
     subprocess.run([sys.executable, "-c", code], env={**environment, "HOME": "/proc/nowhere"}, check=True)
+
+
+@pytest.mark.parametrize("fault", ["read-only", "full"])
+def test_caches_are_replaced_where_no_file_can_be_written(fault, tmp_path, monkeypatch):
+    def fail(dir):
+        raise OSError(30 if fault == "read-only" else 28, fault)
+
+    for name in ("POCL_CACHE_DIR", "PYOPENCL_NO_CACHE"):
+        monkeypatch.setenv(name, "")  # restored afterwards
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    use_writable_caches()
+    assert "POCL_CACHE_DIR" not in os.environ
+    assert "PYOPENCL_NO_CACHE" not in os.environ
+    monkeypatch.setattr("tempfile.TemporaryFile", fail)
+    use_writable_caches()
+    assert os.access(os.environ["POCL_CACHE_DIR"], os.W_OK)
+    assert os.environ["PYOPENCL_NO_CACHE"] == "1"
+
+
+def test_pyopencl_runs_a_kernel_without_a_writable_home():
+    code = (
+        "from tvmconv.devices.opencl import device, kernel\n"
+        "queue = device._queue(0)\n"
+        "import pyopencl as cl\n"
+        "text = 'kernel void one(global float *y) { y[get_global_id(0)] = 1; }'\n"
+        "program = cl.Program(queue.context, kernel.header() + text).build(cache_dir=False)\n"
+        "one, y = cl.Kernel(program, 'one'), cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, 64)\n"
+        "one.set_args(y)\n"
+        "cl.enqueue_nd_range_kernel(queue, one, (16,), (16,)).wait()\n"
+    )
+    kept = {name: value for name, value in os.environ.items() if name not in ("POCL_CACHE_DIR", "XDG_CACHE_HOME")}
+    subprocess.run([sys.executable, "-c", code], env={**kept, "HOME": "/proc/nowhere"}, check=True)
 
 
 def test_float16_is_refused_where_the_device_has_none(opencl, tmp_path):

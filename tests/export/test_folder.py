@@ -1,7 +1,9 @@
 import json
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import mapped
 import numpy as np
@@ -18,11 +20,16 @@ from tvmconv.tensor_map import TensorMap
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
 SMALL = tc.parse("conv2d:1x4x6x6,8x4x3x3,p1")
+ROOT = Path(tc.__file__).parents[1]
 FILTER = tc.parse("filter2d:13x11x3,5x3")
 
-# Run before an example: nothing of this project can be imported.
+# Run before an example: PoCL knows the processor, and then nothing of this project can be imported.
 WITHOUT_TVMCONV = """
 import sys
+from tvmconv.devices.opencl.pocl import patch_cpu_name
+patch_cpu_name()
+for name in [name for name in sys.modules if name.startswith("tvmconv.")]:
+    del sys.modules[name]
 sys.modules.update(dict.fromkeys(("tvmconv", "schedules")))
 """
 SAVE_OUTPUT = "\nnp.save('output.npy', Y)\n"
@@ -36,7 +43,8 @@ def examples(folder):
 def run_example(text, folder):
     """The output of an example, run as it stands in a fresh process without tvmconv."""
     command = [sys.executable, "-c", WITHOUT_TVMCONV + text + SAVE_OUTPUT]
-    finished = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    environment = {**os.environ, "POCL_EXTRA_BUILD_FLAGS": "-cl-opt-disable", "PYTHONPATH": str(ROOT)}
+    finished = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
     assert finished.returncode == 0, finished.stderr
     return np.load(folder / "output.npy")
 
@@ -181,7 +189,7 @@ def test_the_readme_tells_where_the_time_is_from(tmp_path):
 
 def test_an_export_replaces_all_of_an_earlier_one(tmp_path):
     export(tc.build(SMALL, "tiling", arch="sm_90"), tmp_path)
-    exported = export(tc.build(SMALL, "tiling", device="opencl:0"), tmp_path)
+    exported = export(tc.build(FILTER, "constant", arch="sm_90"), tmp_path)  # which has no shared library
     assert sorted(tmp_path.iterdir()) == sorted(exported.files)
 
 
@@ -277,3 +285,18 @@ def test_clusters_are_told_of_and_need_no_launch_of_their_own(tmp_path):
     assert "in clusters of 1·1·2 blocks" in (tmp_path / "README.md").read_text()
     assert json.loads((tmp_path / "kernel.json").read_text())["steps"][0]["cluster"] == [1, 1, 2]
     assert "__cluster_dims__(1, 1, 2)" in (tmp_path / "kernel.cu").read_text()
+
+
+def test_export_for_another_kind_of_device_is_refused(tmp_path):
+    export(tc.build(SMALL, "tiling", arch="sm_90"), tmp_path)
+    files = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    with pytest.raises(tc.Error, match="holds a kernel for cuda, not for opencl: name another folder"):
+        export(tc.build(SMALL, "tiling", device="opencl:0"), tmp_path)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == files
+
+
+def test_opencl_readme_names_the_remedy_for_an_old_pocl(tmp_path):
+    export(tc.build(SMALL, "tiling", device="opencl:0"), tmp_path)
+    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "unknown target CPU 'generic'" in page
+    assert "pocl-opencl-icd" in page

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-torch = pytest.importorskip("torch", reason='PyTorch is missing: pip install "tvmconv[torch]"')
+torch = pytest.importorskip("torch", reason="PyTorch is missing")
 
 from small_models import Block, with_statistics  # noqa: E402
 

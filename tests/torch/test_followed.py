@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-torch = pytest.importorskip("torch", reason='PyTorch is missing: pip install "tvmconv[torch]"')
+torch = pytest.importorskip("torch", reason="PyTorch is missing")
 
 from optimizing import X, differ, optimized, runs  # noqa: E402
 

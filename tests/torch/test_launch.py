@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-torch = pytest.importorskip("torch", reason='PyTorch is missing: pip install "tvmconv[torch]"')
+torch = pytest.importorskip("torch", reason="PyTorch is missing")
 
 from tvmconv.compiler.program import ArrayType, Launch, Program, Step  # noqa: E402
 from tvmconv.errors import DeviceError  # noqa: E402

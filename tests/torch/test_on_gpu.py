@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-torch = pytest.importorskip("torch", reason='PyTorch is missing: pip install "tvmconv[torch]"')
+torch = pytest.importorskip("torch", reason="PyTorch is missing")
 
 from small_models import Block, Undecided, with_statistics  # noqa: E402
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-torch = pytest.importorskip("torch", reason='PyTorch is missing: pip install "tvmconv[torch]"')
+torch = pytest.importorskip("torch", reason="PyTorch is missing")
 
 from optimizing import X, differ, optimized, runs  # noqa: E402
 from small_models import Between, Normalised, Scaled, Shared, Undecided, with_statistics  # noqa: E402

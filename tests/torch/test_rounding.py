@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason='PyTorch is missing: pip install "tvmconv[torch]"')
+torch = pytest.importorskip("torch", reason="PyTorch is missing")
 
 from torch.nn import functional  # noqa: E402
 

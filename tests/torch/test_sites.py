@@ -2,7 +2,7 @@
 
 import pytest
 
-torch = pytest.importorskip("torch", reason='PyTorch is missing: pip install "tvmconv[torch]"')
+torch = pytest.importorskip("torch", reason="PyTorch is missing")
 
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402

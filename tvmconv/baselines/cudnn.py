@@ -14,6 +14,7 @@ from tvmconv.baselines.torch_calls import Call, calls, tensor
 from tvmconv.devices.base import BufferSets, Device, set_bytes
 from tvmconv.devices.cuda.graphs import Replay, time_sets
 from tvmconv.errors import DeviceError
+from tvmconv.extras import how_to_install
 from tvmconv.workloads import dtypes
 
 if TYPE_CHECKING:
@@ -250,7 +251,7 @@ def torch_with_cudnn() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise DeviceError("the cuDNN baseline needs PyTorch: pip install torch") from error
+        raise DeviceError(f"the cuDNN baseline needs PyTorch: {how_to_install('torch')}") from error
     if not torch.cuda.is_available() or not torch.backends.cudnn.is_available():
         raise DeviceError(
             f"PyTorch {torch.__version__} has no CUDA device with cuDNN: install a build for CUDA from pytorch.org"

@@ -17,6 +17,7 @@ from tvmconv.export import Exported, export
 from tvmconv.kernel import Kernel
 from tvmconv.logs.build import build
 from tvmconv.verify import Verification
+from tvmconv.without_torch import import_tvm
 
 
 def add_parser(commands: Any) -> None:
@@ -49,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if not 1 <= len(args.words) <= 2:
         raise UsageError("expected a workload, and perhaps a schedule; see tvmconv build --help")
     workload = workloads.parse(args.words[0])
+    import_tvm()
     schedule = library.find(workload, args.words[1]) if len(args.words) > 1 else None
     place = find_place(args)
     with told_fallbacks():
@@ -75,4 +77,4 @@ def _print(exported: Exported) -> None:
     for file in exported.files:
         print(file)
     if exported.no_library:
-        print(f"tvmconv: no shared library: {exported.no_library}", file=sys.stderr)
+        print(f"tvmconv: note: kernel.so was left out, as {exported.no_library}", file=sys.stderr)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from tvmconv.errors import Error, log_traceback
-from tvmconv.lean import own_process
 
 REFUSED = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -55,7 +54,6 @@ def guarded(prog: str, command: Callable[[], int]) -> int:
         prog: what the line on stderr begins with.
         command: returns an exit status.
     """
-    own_process()
     with _logged(prog):
         return _guarded(prog, command)
 
@@ -75,8 +73,8 @@ def _logged(prog: str) -> Iterator[None]:
 
 
 def _guarded(prog: str, command: Callable[[], int]) -> int:
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: not every encoding has a µ
+    if isinstance(sys.stdout, io.TextIOWrapper):  # as stderr: not every encoding has a µ, and that of C has no ×
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = command()
         sys.stdout.flush()  # a closed pipe is noticed here at the latest

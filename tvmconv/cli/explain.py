@@ -16,6 +16,7 @@ from tvmconv.errors import ScheduleFailure, log_traceback
 from tvmconv.knowledge.features import Machine
 from tvmconv.logs.best import log_files
 from tvmconv.logs.shipped import shipped_logs
+from tvmconv.without_torch import import_tvm
 
 if TYPE_CHECKING:
     from tvmconv.devices import Device
@@ -44,9 +45,10 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a page."""
+    workload = workloads.parse(args.workload)
+    import_tvm()
     from tvmconv.analysis.machine_code.linked import begin
 
-    workload = workloads.parse(args.workload)
     device = find_place(args)
     if device.arch is None:
         raise UsageError(f"what is counted is of NVIDIA's architectures: {device.text} is none, try --arch")

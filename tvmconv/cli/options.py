@@ -215,10 +215,11 @@ def tell_left_out(workload: Workload, device: Device) -> None:
         print(f"tvmconv: left out, as they are not for {device.text}: {names}", file=sys.stderr)
 
 
-def tell_choice(asked: str, device: Device) -> None:
-    """Say on stderr which device `auto` picked."""
+def tell_choice(asked: str, *chosen: Device) -> None:
+    """Say on stderr which device, or which devices of one name, `auto` picked."""
     if asked == "auto":
-        print(f"tvmconv: auto picked {device.text}, {device.name}", file=sys.stderr)
+        texts = ", ".join(device.text for device in chosen)
+        print(f"tvmconv: auto picked {texts}, {chosen[0].name}", file=sys.stderr)
 
 
 @contextmanager

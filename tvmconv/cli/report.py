@@ -25,6 +25,7 @@ from tvmconv.cli.progress import progress_line
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.logs.best import log_files
 from tvmconv.logs.shipped import shipped_logs
+from tvmconv.without_torch import import_tvm
 from tvmconv.workloads import Layer
 
 SHIPPED = "the logs that come with tvmconv"
@@ -67,6 +68,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Gather, write; print the file's name and size."""
+    import_tvm()
     from tvmconv.reports.gather import Sources, gather
     from tvmconv.reports.page.contents import page
 

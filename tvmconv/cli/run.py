@@ -31,6 +31,7 @@ from tvmconv.logs.best import log_files
 from tvmconv.logs.lines import in_one_line
 from tvmconv.reports.sweep import text
 from tvmconv.reports.tables import result_text
+from tvmconv.without_torch import import_tvm
 from tvmconv.workloads import Workload
 
 FAILED = 1
@@ -74,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
     chosen, schedules = _workloads(args, selection)
     _check_readable(args.log or ())
     device = devices.find(args.device)
+    import_tvm()
     results = []
     for number, workload in enumerate(chosen, 1):
         with told_fallbacks(), progress_line(f"{device.text}: {workload.text}, ") as progress:

@@ -11,6 +11,7 @@ from tvmconv.cli.options import EXAMPLE
 from tvmconv.errors import ScheduleError, log_traceback, reason_of
 from tvmconv.knobs import Knob, Split, format_value
 from tvmconv.reports.tables import Table
+from tvmconv.without_torch import import_tvm
 from tvmconv.workloads import Workload
 
 COVERS = "-1 as the first factor: as many as it takes to cover the extent, which the last tile may overhang."
@@ -33,6 +34,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the schedules, and for a workload how many configs each has; or one schedule's knobs."""
     workload = workloads.parse(args.workload) if args.workload is not None else None
+    import_tvm()
     if workload is not None and args.schedule is not None:
         print(_described(workload, library.find(workload, args.schedule), as_json=args.json))
         return 0

@@ -9,6 +9,7 @@ from tvmconv import workloads
 from tvmconv.cli.kernels import NAMED, add_log, named
 from tvmconv.cli.options import EXAMPLE, add_place, add_set, find_place, tell_place
 from tvmconv.reports.stages import STAGES, stage_text
+from tvmconv.without_torch import import_tvm
 
 
 def add_parser(commands: Any) -> None:
@@ -28,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
     """Print a stage of a kernel."""
     workload = workloads.parse(args.workload)
     device = find_place(args)
+    import_tvm()
     built = named(args.schedule, workload, device, dict(args.set), args.log)
     print(stage_text(built, args.stage, full=args.full))
     tell_place(args, device)

@@ -14,6 +14,7 @@ from tvmconv.reports.simulation import Comparison, draw, means, panels, shares_t
 from tvmconv.searching.recordings import FEWEST, find
 from tvmconv.searching.simulate import Summary, checkpoints, search
 from tvmconv.searching.tuners import TUNERS
+from tvmconv.without_torch import import_tvm
 
 
 def add_parser(commands: Any) -> None:
@@ -53,6 +54,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print tables, or a JSON object; draw."""
+    import_tvm()
     spaces = dict(find(args.files, args.fewest))
     tuners = list(dict.fromkeys(args.tuner or TUNERS))
     comparisons = []

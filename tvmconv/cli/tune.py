@@ -25,12 +25,13 @@ from tvmconv.cli.options import (
     positive,
     refuse_layers_options,
     seed_number,
+    tell_choice,
     verify_lines,
 )
 from tvmconv.cli.progress import progress_line
-from tvmconv.lean import begin_tvm
 from tvmconv.reports.tables import ALL, NOTHING, Table, significant, total_seconds
 from tvmconv.searching.tuners import TUNERS
+from tvmconv.without_torch import import_tvm
 from tvmconv.workloads import Workload
 
 if TYPE_CHECKING:
@@ -161,9 +162,10 @@ def search_all(
     }
     request = Request(**options, seconds=None if end else args.seconds, begun=begun, **more)
     with standing():
-        begin_tvm()
         places = find_devices(args.device, args.tracker)
+        tell_choice(args.device, *places)
         begin_processes(args.workers, places)  # they load what they need while this process does
+        import_tvm()
         named = take_where_they_apply(args.schedule or (), [*network])
         searches = one_after_another(network, places, request, named=named, end=end)
         for number, (workload, search) in enumerate(searches, 1):

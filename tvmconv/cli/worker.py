@@ -11,6 +11,7 @@ from tvmconv.cli.errors import INTERRUPTED
 from tvmconv.cli.options import add_tracker, tell_choice
 from tvmconv.devices import rpc
 from tvmconv.errors import DeviceError
+from tvmconv.without_torch import import_tvm
 
 
 def add_parser(commands: Any) -> None:
@@ -43,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     def tell(port: int) -> None:
         print(f"{device.text}, {device.name}: lent as rpc:{args.key} at {args.host}:{port}", flush=True)
 
+    import_tvm()
     try:
         serve(device, args.key, tracker, args.host, args.port, tell)
     except KeyboardInterrupt:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tvmconv.errors import CompileError
+from tvmconv.extras import how_to_install
 
 # `-default-device` to `--use_fast_math` and the register level as in tvm.support.nvcc; `-v` prints the resources.
 # Warnings go, because they are about variables that TVM's code generator names and does not use.
@@ -111,13 +112,15 @@ def worst(kernels: Sequence[Resources]) -> Resources:
 
 def unavailable() -> str | None:
     """Why NVRTC cannot be used here, with the remedy, in one line; None if it can."""
+    missing = "cuda.bindings"
     try:
         from cuda.bindings import nvrtc
 
-        nvrtc.nvrtcVersion()  # the package installs without the library, which is loaded at the first call
+        missing = "nvrtc"  # cuda-bindings installs without the library, which is loaded at the first call
+        nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError) as error:
         cause = (str(error).splitlines() or [type(error).__name__])[0]
-        return f'NVRTC is not available ({cause}); install it with: pip install "tvmconv[cuda]"'
+        return f"NVRTC is not available ({cause}); {how_to_install(missing)}"
     return None
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from tvmconv.errors import CompileError
+from tvmconv.extras import how_to_install
 
 # `    /*0a10*/    @!P0 LDG.E.128.CONSTANT R4, [R2.64] ;` is an address, perhaps a predicate, and the instruction.
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)((?:\.\w+)*)", re.MULTILINE)
@@ -63,7 +64,7 @@ def _disassembler(*, lines: bool) -> list[str]:
         return [nvdisasm, "--print-code", "--no-dataflow", *told]  # so the text is the same, and there sooner
     if not lines and (cuobjdump := shutil.which("cuobjdump")):
         return [cuobjdump, "--dump-sass"]
-    raise CompileError('SASS needs nvdisasm, which is not installed; install it with: pip install "tvmconv[cuda]"')
+    raise CompileError(f"SASS needs nvdisasm, which is not installed; {how_to_install('nvdisasm')}")
 
 
 def _wheel_nvdisasm() -> str | None:

@@ -25,12 +25,20 @@ MAX_BUFFER_SETS = 512  # for cold timings: kernels of a few KiB would need thous
 
 
 class AbsentError(DeviceError):
-    """No device of a kind is here; the message is "no cuda device: REASON; REMEDY"."""
+    """No device of a kind is here; the message is "no cuda device: REASON; REMEDY".
 
-    def __init__(self, kind: str, reason: str, remedy: str) -> None:
+    Args:
+        kind: the kind of device.
+        reason: why there is none.
+        remedy: what to do about it.
+        has_driver: whether a driver for such devices is here, so that software alone is missing.
+    """
+
+    def __init__(self, kind: str, reason: str, remedy: str, *, has_driver: bool = False) -> None:
         super().__init__(f"no {kind} device: {reason}; {remedy}")
         self.reason = reason
         self.remedy = remedy
+        self.has_driver = has_driver
 
 
 class LostError(DeviceError):

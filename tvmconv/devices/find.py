@@ -21,7 +21,7 @@ def find(text: str) -> Device:
     Args:
         text: "cuda:N" or "opencl:N" (N is 0 if left out), "rpc:KEY" for the first worker under that key, an
             architecture to compile for such as "sm_90", or "auto": the first GPU of CUDA, else the first device of
-            OpenCL.
+            OpenCL. With a driver for GPUs that cannot be used, "auto" is an error.
 
     Raises:
         DeviceError: the text names no device, or one that is not here.
@@ -50,5 +50,7 @@ def _best() -> Device:
         try:
             return devices()[0]
         except AbsentError as absent:
+            if absent.has_driver:  # a GPU that is not used for want of software is not replaced by the CPU
+                raise
             missing.append(str(absent))
     raise DeviceError("; ".join(missing))

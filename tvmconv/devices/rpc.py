@@ -23,7 +23,6 @@ from tvmconv.devices.base import Device, first_line
 from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.devices.opencl.device import OpenclDevice
 from tvmconv.errors import DeviceError
-from tvmconv.lean import load_tvm
 
 if TYPE_CHECKING:
     from tvmconv.compiler.program import Program
@@ -135,7 +134,6 @@ def tracker_address(text: str | None = None) -> Address:
 
 def count_workers(tracker: Address, key: str) -> int:
     """How many servers are registered under a key, free or taken; raises `DeviceError`."""
-    load_tvm()
     from tvm.rpc.base import TrackerCode
 
     summary = _ask(tracker, [TrackerCode.SUMMARY], TRACKER_SECONDS)
@@ -148,7 +146,6 @@ def connect(tracker: Address, key: str) -> Any:
     Raises:
         DeviceError: none becomes free in `FREE_SECONDS`, or the one that the tracker names does not answer.
     """
-    load_tvm()
     from tvm import rpc
     from tvm.rpc.base import TrackerCode
 

@@ -50,14 +50,18 @@ def export(kernel: Kernel, folder: Path, *, verification: Verification | None = 
 
     Raises:
         CompileError: NVRTC rejects the kernel.
-        Error: the folder has a README of something else.
+        Error: the folder has a README of something else, or a kernel for another kind of device.
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / README).exists() and not (folder / JSON).exists():
         raise Error(f"{folder / README} is of something else than a kernel: name another folder")
+    if (kind := _exported_kind(folder)) not in (None, kernel.device.kind):
+        raise Error(
+            f"{folder} holds a kernel for {kind}, not for {kernel.device.kind}: name another folder, or empty it"
+        )
     for name in (*(each.name for each in formats()), README, JSON):
-        (folder / name).unlink(missing_ok=True)  # of an earlier export, perhaps for another target
+        (folder / name).unlink(missing_ok=True)  # of an earlier export
     written: list[Format] = []
     missing: dict[str, str] = {}
     for each in formats():
@@ -74,6 +78,14 @@ def export(kernel: Kernel, folder: Path, *, verification: Verification | None = 
     (folder / README).write_text(readme(kernel.workload, facts, written), encoding="utf-8")
     names = (*(each.name for each in written), JSON, README)
     return Exported(tuple(folder / name for name in names), missing.get(LIBRARY))
+
+
+def _exported_kind(folder: Path) -> str | None:
+    """Return the kind of device that the kernel in a folder is for; None where no export is there."""
+    try:
+        return str(json.loads((folder / JSON).read_text(encoding="utf-8"))["target"]["kind"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def describe(kernel: Kernel, verification: Verification | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from tvmconv.errors import CompileError, ScheduleFailure, describe
 from tvmconv.measuring.child import Last, messages
 from tvmconv.measuring.outcome import ErrorKind
 from tvmconv.measuring.stopwatch import Stopwatch
+from tvmconv.without_torch import import_tvm
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -143,6 +144,7 @@ def load() -> None:
     TVM and NVRTC load much of themselves when they are first used, for which a small build is made.
     """
     with contextlib.suppress(Exception):  # a build that needs it tells what is wrong
+        import_tvm()
         from tvmconv import devices, library, workloads
         from tvmconv.compiler import build as road
 

@@ -13,7 +13,6 @@ from typing import NoReturn
 from tvmconv import workloads
 from tvmconv.devices import Device, rpc
 from tvmconv.errors import DeviceError
-from tvmconv.lean import load_tvm
 from tvmconv.measuring import wire
 from tvmconv.measuring.child import end_with_parent
 from tvmconv.measuring.local import LocalRunner
@@ -78,7 +77,6 @@ def serve(
     Raises:
         DeviceError: no port is free, or the address is none of this host.
     """
-    load_tvm()
     import tvm_ffi
     from tvm.rpc.server import PopenRPCServerState
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tvmconv.errors import ModelError
+from tvmconv.extras import how_to_install
 from tvmconv.models import fuse
 from tvmconv.models.graph import Graph
 from tvmconv.models.inputs import Input
@@ -50,7 +51,7 @@ def _onnx_graph(file: Path, inputs: Sequence[Input]) -> Graph:
     try:
         import onnx  # noqa: F401
     except ImportError as error:
-        raise ModelError(f'{file}: ONNX files need onnx: pip install "tvmconv[onnx]" ({error})') from error
+        raise ModelError(f"{file}: ONNX files need onnx: {how_to_install('onnx')} ({error})") from error
     from tvmconv.models import onnx_graph
 
     return onnx_graph.read(file, inputs)
@@ -60,7 +61,7 @@ def _torch_graph(source: str, inputs: Sequence[Input]) -> Graph:
     try:
         import torch  # noqa: F401
     except ImportError as error:
-        raise ModelError(f'{source}: PyTorch modules need torch: pip install "tvmconv[torch]" ({error})') from error
+        raise ModelError(f"{source}: PyTorch modules need torch: {how_to_install('torch')} ({error})") from error
     from tvmconv.models import torch_module
 
     return torch_module.trace(source, inputs)

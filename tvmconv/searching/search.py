@@ -14,7 +14,6 @@ from pathlib import Path
 from tvmconv import library
 from tvmconv.devices import Device
 from tvmconv.errors import Error
-from tvmconv.lean import begin_xgboost
 from tvmconv.logs.best import best
 from tvmconv.logs.lines import in_one_line
 from tvmconv.logs.log import Log
@@ -237,8 +236,6 @@ class _Search:
             return True
         proposals = self._contest.propose(room, last=self._share() >= DESCENT)
         measurer.submit_trials([Trial(name, config) for name, config in proposals])
-        if self._request.tuner == "xgb":
-            begin_xgboost()  # while the first are measured
         return bool(proposals)
 
     def _take(self, records: Iterable[Record], *, earlier: bool = False) -> None:

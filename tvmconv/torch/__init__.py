@@ -7,14 +7,15 @@
 """
 
 from tvmconv.errors import ModelError
+from tvmconv.extras import how_to_install
 
 try:
     import torch as _torch
 except ImportError as error:
-    raise ModelError('PyTorch is missing: pip install "tvmconv[torch]"') from error
+    raise ModelError(f"PyTorch is missing: {how_to_install('torch')}") from error
 
 if tuple(map(int, _torch.__version__.split("+")[0].split(".")[:2])) < (2, 4):
-    raise ModelError(f"PyTorch {_torch.__version__} is too old: pip install -U 'tvmconv[torch]'")
+    raise ModelError(f'PyTorch {_torch.__version__} is too old: pip install "torch>=2.4"')
 
 from tvmconv.torch.archive import load
 from tvmconv.torch.model import Optimized

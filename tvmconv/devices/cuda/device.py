@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmconv.devices.base import AbsentError, first_line
@@ -11,6 +12,7 @@ from tvmconv.devices.cuda.bench import CudaBench
 from tvmconv.devices.cuda.gpu import Gpu
 from tvmconv.devices.cuda.graphs import check
 from tvmconv.devices.cuda.kernel import CudaLoaded
+from tvmconv.extras import how_to_install
 from tvmconv.gpu import fp32_lanes
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from tvmconv.compiler.program import Program
     from tvmconv.devices.comparison import Reference
 
+DRIVER_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version")
 _NO_GPU = "use opencl:0, or compile only, for an architecture such as sm_90"
 
 
@@ -46,22 +49,25 @@ def devices() -> list[CudaDevice]:
     try:
         from cuda.bindings import runtime
     except ImportError as error:
-        raise AbsentError(
-            "cuda", f"cuda-bindings is not installed ({first_line(error)})", 'pip install "tvmconv[cuda]"'
-        ) from error
+        reason = f"cuda-bindings does not import ({first_line(error)})"
+        raise AbsentError("cuda", reason, how_to_install("cuda.bindings"), has_driver=has_driver()) from error
     status, count = runtime.cudaGetDeviceCount()
     if status == runtime.cudaError_t.cudaErrorInsufficientDriver:
         _, version = runtime.cudaDriverGetVersion()
         if version == 0:
             raise AbsentError("cuda", "no NVIDIA driver", f"install one on a machine with an NVIDIA GPU, or {_NO_GPU}")
         driver = f"{version // 1000}.{version % 1000 // 10}"
-        raise AbsentError(
-            "cuda", f"the NVIDIA driver is of CUDA {driver}", f"update it to one of CUDA 13, or {_NO_GPU}"
-        )
+        reason, remedy = f"the NVIDIA driver is of CUDA {driver}", f"update it to one of CUDA 13, or {_NO_GPU}"
+        raise AbsentError("cuda", reason, remedy, has_driver=True)
     if status != runtime.cudaError_t.cudaSuccess:
         reason = runtime.cudaGetErrorString(status)[1].decode()
         raise AbsentError("cuda", reason, f"see what nvidia-smi and CUDA_VISIBLE_DEVICES say, or {_NO_GPU}")
     return [_describe(index) for index in range(count)]
+
+
+def has_driver() -> bool:
+    """Return whether the kernel of this machine has loaded NVIDIA's driver; needs no library."""
+    return any(Path(file).exists() for file in DRIVER_FILES)
 
 
 def _describe(index: int) -> CudaDevice:

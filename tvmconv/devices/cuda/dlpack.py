@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmconv.devices.base import check_inputs, first_line
 from tvmconv.errors import DeviceError
+from tvmconv.extras import how_to_install
 
 if TYPE_CHECKING:
     from tvmconv.compiler.program import Program
@@ -114,4 +115,4 @@ def load_tvm_runtime() -> None:
             _LOADED_LIBS["tvm_runtime_cuda"] = library
     except (DynamicLibNotFoundError, OSError, RuntimeError) as error:
         reason = f"TVM's CUDA runtime does not load: {first_line(error)}"
-        raise DeviceError(f'{reason}; install what it needs with: pip install "tvmconv[cuda]"') from error
+        raise DeviceError(f"{reason}; {how_to_install('cudart')}") from error

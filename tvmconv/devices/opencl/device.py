@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tvmconv.devices.base import AbsentError, Device, first_line
 from tvmconv.devices.opencl.kernel import OpenclBench, OpenclLoaded
-from tvmconv.devices.opencl.pocl import name_the_processor
+from tvmconv.devices.opencl.pocl import patch_cpu_name
 from tvmconv.scratch import Scratch
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from tvmconv.compiler.program import Program
     from tvmconv.devices.comparison import Reference
+
+PROBE_BYTES = 1 << 20  # more than what is cached of a kernel
 
 
 @dataclass(frozen=True)
@@ -87,12 +90,12 @@ def devices() -> list[OpenclDevice]:
 
 @functools.cache
 def _devices() -> tuple[Any, ...]:
+    use_writable_caches()
     try:
         import pyopencl as cl
     except ImportError as error:
         raise AbsentError("opencl", f"pyopencl does not import ({first_line(error)})", _INSTALL) from error
-    _let_pocl_cache()
-    name_the_processor()
+    patch_cpu_name()
     try:
         found = [device for platform in cl.get_platforms() for device in platform.get_devices()]
     except cl.Error as error:
@@ -105,26 +108,41 @@ def _devices() -> tuple[Any, ...]:
 _INSTALL = 'pip install "pyopencl[pocl]"'
 
 
-def _let_pocl_cache() -> None:
-    """Give PoCL a cache in the temporary directory where its own is not writable: it finds no device without one."""
-    if "POCL_CACHE_DIR" in os.environ:
-        return
+def use_writable_caches() -> None:
+    """Keep PoCL and PyOpenCL from caches that cannot be written to; call it before PyOpenCL is first imported.
+
+    PoCL finds no device or ends the process without a cache, and gets one in the temporary directory. PyOpenCL raises
+    AttributeError, and does without. Variables that are set already are left alone.
+    """
     try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pocl" / "kcache"
-        cache.mkdir(parents=True, exist_ok=True)
-        writable = os.access(cache, os.W_OK)
-    except (OSError, RuntimeError):  # RuntimeError: no home directory
-        writable = False
-    if not writable:
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # there is no home directory
+        caches = None
+    if "POCL_CACHE_DIR" not in os.environ and not (caches and _is_writable(caches / "pocl" / "kcache")):
         scratch = Scratch("pocl-")
         os.environ["POCL_CACHE_DIR"] = str(scratch.path)
         atexit.register(scratch.close)
+    if "PYOPENCL_NO_CACHE" not in os.environ and not (caches and _is_writable(caches / "pytools")):
+        os.environ["PYOPENCL_NO_CACHE"] = "1"
+
+
+def _is_writable(folder: Path) -> bool:
+    """Return whether a file of `PROBE_BYTES` can be written to a folder, which is made if need be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(PROBE_BYTES))
+            probe.flush()
+    except OSError:
+        return False
+    return True
 
 
 @functools.cache
 def _queue(index: int) -> Any:
     """The device's queue with profiling, one a process."""
+    device = _devices()[index]  # which prepares the import of PyOpenCL
     import pyopencl as cl
 
-    context = cl.Context([_devices()[index]])
+    context = cl.Context([device])
     return cl.CommandQueue(context, properties=cl.command_queue_properties.PROFILING_ENABLE)

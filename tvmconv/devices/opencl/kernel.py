@@ -5,9 +5,11 @@ TVM's wheel generates OpenCL and has no runtime for it, so launch shape and para
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,7 +52,7 @@ class OpenclLoaded(Loaded):
             try:
                 # No cache of pyopencl's besides the driver's own: it would need a home directory to write to.
                 built = {
-                    code: cl.Program(queue.context, code.decode()).build(cache_dir=False)
+                    code: cl.Program(queue.context, header() + code.decode()).build(cache_dir=False)
                     for code in {step.code for step in program.steps}
                 }
             except cl.Error as error:
@@ -189,6 +191,16 @@ def _needs_more(samples: Sequence[float], seconds: float) -> bool:
     """Whether a timing that shall take about so many seconds needs more samples than these."""
     least = seconds if len(samples) >= MIN_SAMPLES else max(seconds, BEARABLE_SECONDS)
     return not samples or (sum(samples) < least and len(samples) < MAX_SAMPLES)
+
+
+def header() -> str:
+    """Return what precedes every program: the text of the file that `TVMCONV_OPENCL_HEADER` names, or nothing.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    name = os.environ.get("TVMCONV_OPENCL_HEADER")
+    return f"{Path(name).read_text(encoding='utf-8')}\n" if name else ""
 
 
 def upload(queue: Any, arrays: Sequence[NDArray[Any]]) -> list[Any]:

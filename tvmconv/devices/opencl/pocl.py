@@ -1,8 +1,10 @@
-"""PoCL on a processor that is younger than it.
+"""A patch of PoCL, in the memory of this process, for processors that are younger than its LLVM.
 
-PoCL compiles for the processor that LLVM says this is, and LLVM calls one that it does not know "generic", which Clang
-then refuses as the name of an x86 processor: every kernel fails (pocl/pocl issue 1049). PoCL has no setting for it. So
-the function that tells it the name is replaced by one that tells another, which all such processors understand.
+The defect: PoCL 3.0, which pyopencl[pocl] installs, compiles for the processor that its LLVM 14 detects. LLVM calls a
+processor that it does not know "generic". Clang refuses that as the name of an x86 processor, and every kernel fails
+with "unknown target CPU 'generic'" (pocl/pocl issue 1049). No variable and no build option of PoCL 3.0 sets the name,
+and its other CPU device asks the same function. So `patch_cpu_name` replaces that function by one that returns
+"x86-64-v3". Only libraries that lie beside pyopencl's own are patched, and only where they return "generic".
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ _WRITABLE = 7  # PROT_READ | PROT_WRITE | PROT_EXEC
 _name = ctypes.create_string_buffer(KNOWN)  # its address stays
 
 
-def name_the_processor(unknown: bytes = UNKNOWN) -> None:
-    """Have PoCL's wheel compile for x86-64-v3 where its LLVM does not know the processor, before it is first used.
+def patch_cpu_name(unknown: bytes = UNKNOWN) -> None:
+    """Let PoCL's wheel compile for x86-64-v3 where its LLVM does not know the processor; call it before PoCL is used.
 
     Args:
         unknown: what LLVM calls such a processor.

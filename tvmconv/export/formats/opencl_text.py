@@ -39,6 +39,10 @@ for name, work_items, group, parameters in steps:
 cl.enqueue_copy(queue, {output}.view("uint8"), memory["{output}"])
 print({output}.shape, np.linalg.norm({output}.astype("float64")))
 """
+_ON_NEW_PROCESSORS = """\
+On a CPU through PoCL, `error: unknown target CPU 'generic'` says that PoCL is older than the processor, as the PoCL 3.0
+of `pyopencl[pocl]` may be. Install a newer PoCL of the system (Debian: `pocl-opencl-icd`) and uninstall
+`pocl-binary-distribution`."""
 _COPIED = 'cl.Buffer(context, flags | cl.mem_flags.COPY_HOST_PTR, hostbuf={}.view("uint8"))'
 
 
@@ -63,7 +67,7 @@ def example(facts: Mapping[str, Any]) -> list[str]:
         for step in facts["steps"]
     ]
     text = fill(_EXAMPLE, facts, "{}", memory=as_table(memory), steps=as_list(steps))
-    return ["With pyopencl (`pip install pyopencl`):", text]
+    return ["With pyopencl (`pip install pyopencl`):", text, _ON_NEW_PROCESSORS]
 
 
 FORMAT = Format("kernel.cl", "the device function, OpenCL C", ("opencl",), write, example, rank=0)

@@ -1,0 +1,114 @@
+"""Importing tvmconv changes nothing in other modules, and no thread imports TVM or PyTorch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FILES = [file for folder in ("tvmconv", "schedules", "scripts") for file in sorted((ROOT / folder).rglob("*.py"))]
+IMPORT_MACHINERY = {"meta_path", "path_hooks", "path_importer_cache"}
+HOOK_CLASSES = {"MetaPathFinder", "PathEntryFinder", "Loader", "LazyLoader", "InspectLoader", "SourceLoader"}
+SETTINGS = {"os.environ", "sys.path", "torch.backends"}  # meant to be set
+ALLOWED = {
+    # A worker is a process of its own; the listener of TVM's RPC ends with an error for each session that crashes.
+    ("tvmconv/measuring/worker.py", "threading.excepthook"),
+    ("tvmconv/measuring/worker.py", "tempfile.tempdir"),
+}
+
+
+def imported_names(tree):
+    """Return the names that the imports of a file bind to modules, wherever they stand."""
+    names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                names[alias.asname or alias.name.partition(".")[0]] = alias.name
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def written_attributes(tree):
+    """Yield `module.attribute` for each assignment to an attribute of something that was imported."""
+    names = imported_names(tree)
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, (ast.Assign, ast.Delete)) else [getattr(node, "target", None)]
+        if not isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete)):
+            continue
+        for target in targets:
+            while isinstance(target, ast.Subscript):
+                target = target.value
+            if isinstance(target, ast.Attribute):
+                text = ast.unparse(target)
+                first = names.get(text.partition(".")[0], "")
+                if first and not first.startswith("tvmconv"):
+                    yield text
+
+
+def patches(file):
+    """Return what a file does that changes other modules or how they are imported, each with its line."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    name = str(file.relative_to(ROOT))
+    found = [
+        f"sets {text}"
+        for text in written_attributes(tree)
+        if (name, text) not in ALLOWED and ".".join(text.split(".")[:2]) not in SETTINGS
+    ]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in IMPORT_MACHINERY:
+            found.append(f"uses {ast.unparse(node)}")
+        if isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node).rpartition(".")[2] in HOOK_CLASSES:
+            found.append(f"uses {ast.unparse(node)}")
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called == "gc.disable" or (called.startswith("sys.modules.") and not called.endswith(".get")):
+                found.append(f"calls {called}")
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_file_patches_no_module(file):
+    assert patches(file) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import sys\nsys.modules['torch'] = None",
+        "import sys\ndel sys.modules['torch']",
+        "import sys\nsys.modules.pop('torch')",
+        "import sys\nsys.meta_path.insert(0, finder)",
+        "import gc\ngc.disable()",
+        "import importlib.util\nimportlib.util.LazyLoader(loader)",
+        "def f():\n    from tvm.tirx.script.parser import entry\n    entry.inspect = quick",
+        "from tvm.script.parser.core.parser import ScriptMacro\nScriptMacro._find_parser_def = quick",
+    ],
+)
+def test_patch_is_found(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    file = tmp_path / "patch.py"
+    file.write_text(text)
+    assert patches(file)
+
+
+def test_import_of_tvm_breaks_no_import_in_another_thread(tmp_path):
+    """A stand-in for TVM imports PyTorch, as TVM does, and waits until another thread has imported it, too."""
+    (tmp_path / "torch.py").write_text("")
+    (tmp_path / "tvm").mkdir()
+    (tmp_path / "tvm" / "__init__.py").write_text(
+        "import threading\nbegun, ended = threading.Event(), threading.Event()\nbegun.set()\nended.wait(10)\n"
+    )
+    code = (
+        "import sys, threading; sys.path.insert(0, sys.argv[1])\n"
+        "import tvmconv as tc\n"
+        "thread = threading.Thread(target=lambda: tc.schedules()); thread.start()\n"
+        "while 'tvm' not in sys.modules or not hasattr(sys.modules['tvm'], 'ended'): pass\n"
+        "try: import torch; print('imported', end='')\n"
+        "finally: sys.modules['tvm'].ended.set()\n"
+        "thread.join()"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert ran.stdout == "imported", ran.stderr
