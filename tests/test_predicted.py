@@ -1,8 +1,10 @@
 """Predicted kernels are checked: by the analysis of their code, and on a device by a short timing."""
 
+from stopwatch import Stopwatch
+
 import tvmconv as tc
 from tvmconv import library
-from tvmconv.devices import Arch, Device, Timing, find
+from tvmconv.devices import Timing, find
 from tvmconv.experiments.results import Row
 from tvmconv.experiments.run import PREDICTED, UNTUNED, Prepared, with_untuned
 from tvmconv.kernel import build_on
@@ -28,49 +30,6 @@ def test_far_from_what_was_taught_the_analysis_decides():
     kernel = tc.build(REPLKNET, arch="sm_90")
     assert kernel.config.get("stage") != "registers"
     assert analysed_seconds(kernel, known_for("sm_90").machine) < 20e-6
-
-
-class Ran:
-    """A loaded kernel that takes as long as a test says."""
-
-    def __init__(self, seconds):
-        self._seconds = seconds
-
-    def time(self, inputs, *, cold=False, seconds=0.5):
-        return Timing((self._seconds,), "made up", cold)
-
-
-class Stopwatch(Device):
-    """A device on which the program that is loaded n-th takes `factor` to the power of n microseconds."""
-
-    kind = "cuda"
-
-    def __init__(self, factor):
-        like = Arch("sm_90")
-        super().__init__(
-            text="cuda:0",
-            name="made up",
-            arch="sm_90",
-            memory_bytes=None,
-            multiprocessors=132,
-            max_threads_per_block=like.max_threads_per_block,
-            shared_bytes_per_block=like.shared_bytes_per_block,
-            peak_flops=60e12,
-            peak_bandwidth=3e12,
-            l2_bytes=50 << 20,
-            opt_in_shared_bytes_per_block=like.opt_in_shared_bytes_per_block,
-        )
-        self.count, self._factor, self.target = 0, factor, like.target
-
-    def load(self, program):
-        self.count += 1
-        return Ran(1e-6 * self._factor**self.count)
-
-    def target(self):
-        raise AssertionError("an instance has its own")
-
-    def bench(self, inputs, reference):
-        raise AssertionError("nothing is verified here")
 
 
 def test_on_a_device_a_prediction_is_timed_beside_the_defaults():

@@ -57,9 +57,8 @@ def build_predicted(workload: Workload, device: Device, *, check: bool = True) -
     if known is None:
         return build_on(workload, library.to_tune(workload, device.kind, device.arch)[0], device, None)
     if check and not isinstance(device, devices.Arch):
-        defaults = build_defaults(workload, device, untuned_schedules(workload, device), BUILD_SECONDS)
-        built = [*([predicted] if predicted else []), *defaults]
-        if fastest := _fastest(workload, built):
+        fastest = _fastest(workload, [*([predicted] if predicted else []), *_defaults(workload, device)])
+        if fastest:
             return fastest
     if predicted is None:
         return build_untuned(workload, device)
@@ -67,6 +66,25 @@ def build_predicted(workload: Workload, device: Device, *, check: bool = True) -
         untuned = build_untuned(workload, device)
         return min(predicted, untuned, key=lambda kernel: analysed_seconds(kernel, known.machine))
     return predicted
+
+
+def contenders(workload: Workload, device: Device) -> list[Kernel]:
+    """Build the kernels that `build_predicted` times on a device: a plausible prediction first, then defaults.
+
+    Args:
+        workload: what to compute.
+        device: where it is to run, or the architecture to compile for.
+
+    Raises:
+        ScheduleError: no schedule of the workload is made to be tuned on the device.
+    """
+    known = known_for(device.arch)
+    predicted = _plausible(workload, device, known) if known else None
+    return [*([predicted] if predicted else []), *_defaults(workload, device)]
+
+
+def _defaults(workload: Workload, device: Device) -> list[Kernel]:
+    return build_defaults(workload, device, untuned_schedules(workload, device), BUILD_SECONDS)
 
 
 def _plausible(workload: Workload, device: Device, known: Knowledge) -> Kernel | None:
