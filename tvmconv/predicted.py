@@ -6,14 +6,17 @@ is compared with what its compiled kernel shows:
 * Its local memory must not take longer than the whole kernel is expected to take (`local_memory`).
 * On a device, the kernel and the defaults of all schedules are timed for some milliseconds each, and the fastest is
   taken.
-* Without a device, where the nearest workload that the schedule was taught is far away (`FAR`), the time that the
-  analysis predicts decides between the kernel and these defaults.
+* Where nothing is timed, and the nearest workload that the schedule was taught is far away (`FAR`), the time that the
+  analysis predicts decides between the kernel and the default of least such time.
+
+Where the model predicts nothing, the default of the schedule that is tried first is built, as without a model.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from tvmconv import devices, library
@@ -53,16 +56,17 @@ def build_predicted(workload: Workload, device: Device, *, check: bool = True) -
         Error: nothing was predicted, and the default does not lower or does not fit the device.
     """
     known = known_for(device.arch)
-    predicted = _plausible(workload, device, known) if known else None
-    if known is None:
+    predictions = promising(workload, device)
+    if known is None or not predictions:
         return build_on(workload, library.to_tune(workload, device.kind, device.arch)[0], device, None)
+    predicted = _plausible(workload, device, predictions, known.machine)
     if check and not isinstance(device, devices.Arch):
-        fastest = _fastest(workload, [*([predicted] if predicted else []), *_defaults(workload, device)])
+        fastest = _fastest(workload, _with_defaults(predicted, workload, device, BUILD_SECONDS))
         if fastest:
             return fastest
     if predicted is None:
         return build_untuned(workload, device)
-    if isinstance(device, devices.Arch) and _distance(workload, predicted, known) > FAR:
+    if _distance(workload, predicted, known) > FAR:
         untuned = build_untuned(workload, device)
         return min(predicted, untuned, key=lambda kernel: analysed_seconds(kernel, known.machine))
     return predicted
@@ -79,21 +83,26 @@ def contenders(workload: Workload, device: Device) -> list[Kernel]:
         ScheduleError: no schedule of the workload is made to be tuned on the device.
     """
     known = known_for(device.arch)
-    predicted = _plausible(workload, device, known) if known else None
-    return [*([predicted] if predicted else []), *_defaults(workload, device)]
+    predicted = _plausible(workload, device, promising(workload, device), known.machine) if known else None
+    return _with_defaults(predicted, workload, device)
 
 
-def _defaults(workload: Workload, device: Device) -> list[Kernel]:
-    return build_defaults(workload, device, untuned_schedules(workload, device), BUILD_SECONDS)
+def _with_defaults(
+    predicted: Kernel | None, workload: Workload, device: Device, seconds: float = math.inf
+) -> list[Kernel]:
+    defaults = build_defaults(workload, device, untuned_schedules(workload, device), seconds)
+    return [*([predicted] if predicted else []), *defaults]
 
 
-def _plausible(workload: Workload, device: Device, known: Knowledge) -> Kernel | None:
+def _plausible(
+    workload: Workload, device: Device, predictions: Sequence[Prediction], machine: Machine
+) -> Kernel | None:
     """Build the first prediction that compiles and is plausible; None where there is no such prediction."""
-    for prediction in promising(workload, device):
+    for prediction in predictions:
         with contextlib.suppress(Error):  # the compiler may not take every config that the model was taught
             built = build_on(workload, library.find(workload, prediction.schedule), device, prediction.config)
             built.prediction = prediction
-            if is_plausible(built, prediction, known.machine):
+            if is_plausible(built, prediction, machine):
                 return built
     return None
 
