@@ -69,9 +69,10 @@ def _targets(text: str, schedule: tc.Schedule, source: str, config: Config, arch
 
 def line(case: Case) -> str:
     """What is printed of a kernel."""
-    place = {"arch": case.target} if case.target.startswith("sm_") else {"device": case.target}
+    arch = case.target if case.target.startswith("sm_") else None
+    device = None if arch else case.target
     try:
-        kernel = tc.build(tc.parse(case.workload), case.schedule, config=case.config or None, **place)
+        kernel = tc.build(tc.parse(case.workload), case.schedule, config=case.config or None, arch=arch, device=device)
         made = hashlib.sha256(f"{kernel.launch}\n{unnamed(kernel.source)}".encode()).hexdigest()[:16]
     except tc.Error as error:
         made = f"{type(error).__name__}: {error}"

@@ -28,6 +28,7 @@ ROOMS = (
     ("searching", "baselines", "export", "training"),
     ("logs",),
     ("measuring",),
+    ("predicted", "untuned"),
     ("analysis",),
     ("kernel", "verify"),
     ("knowledge",),
@@ -39,7 +40,7 @@ ROOMS = (
 )
 # Rooms that are long have rooms of their own, to which the same applies.
 ANALYSIS = (
-    ("", "bounds", "estimate", "predicted_time", "races", "steps", "waterfall", "work"),
+    ("", "bounds", "estimate", "local_memory", "predicted_time", "races", "steps", "waterfall", "work"),
     ("asked",),
     ("counts", "nsight"),
     ("machine_code",),

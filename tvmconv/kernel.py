@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,9 +13,8 @@ from tvmconv.compiler import build as road
 from tvmconv.compiler.lowered import Lowered, LoweredStep
 from tvmconv.compiler.program import ArrayType, Launch, Program
 from tvmconv.compiler.source import without_preamble
-from tvmconv.errors import CompileError, DeviceError, Error, WorkloadError
+from tvmconv.errors import CompileError, DeviceError, WorkloadError
 from tvmconv.knobs import Config, Value
-from tvmconv.knowledge.choose import promising
 from tvmconv.verify import Problem, Verification
 from tvmconv.workloads.registry import as_workload
 from tvmconv.workloads.text import quote
@@ -48,10 +46,8 @@ def build(
 
     Args:
         workload: what to compute, or its text.
-        schedule: how, by name or as found by `schedules`. By default, without a config, the schedule and the config
-            that the model predicts to be the fastest; where no model knows the device, or with a config, the first
-            schedule that is made to be tuned: `depthwise` for what is depthwise, `direct` for other convolutions and
-            `register` for filters.
+        schedule: how, by name or as found by `schedules`. By default the first schedule that is made to be tuned:
+            `depthwise` for what is depthwise, `direct` for other convolutions and `register` for filters.
         device: where to run it, such as `cuda:0` or `opencl:0`; by default the best there is (`auto`).
         arch: instead of a device, a CUDA architecture to compile for only, such as `sm_90`.
         config: values by knob name; the other knobs take their defaults.
@@ -66,22 +62,8 @@ def build(
     workload, place = as_workload(workload), find_place(device, arch)
     chosen = None if schedule is None else library.as_schedule(workload, schedule)
     check_memory(workload, place)
-    if chosen:
-        return build_on(workload, chosen, place, config)
-    if config is None:
-        return build_predicted(workload, place)
-    return build_on(workload, library.to_tune(workload, place.kind, place.arch)[0], place, config)
-
-
-def build_predicted(workload: Workload, place: Device) -> Kernel:
-    """Build what the model thinks is the fastest; what it knows nothing of, with the default config. See `build`."""
-    for prediction in promising(workload, place):
-        with contextlib.suppress(Error):  # what the model was taught may not be what this compiler takes
-            built = build_on(workload, library.find(workload, prediction.schedule), place, prediction.config)
-            _ = built.program
-            built.prediction = prediction
-            return built
-    return build_on(workload, library.to_tune(workload, place.kind, place.arch)[0], place, None)
+    chosen = chosen or library.to_tune(workload, place.kind, place.arch)[0]
+    return build_on(workload, chosen, place, config)
 
 
 def find_place(device: str | Device | None, arch: str | None) -> Device:

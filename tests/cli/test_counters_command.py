@@ -78,10 +78,43 @@ def test_readings_are_shown_again(tmp_path, capsys):
     file = tmp_path / "counters.json"
     told = {"name": "counters", "provenance": "a GPU, that day", "kernels": [vars(ROW)]}
     file.write_text(json.dumps(told))
-    assert cli.main(["counters", "--from", str(file)]) == 0
+    assert cli.main(["counters", "--from", str(file), "--all"]) == 0
     out = capsys.readouterr().out
     assert "0.990" in out
     assert "a GPU, that day" in out
+
+
+def many_accesses(count):
+    """A row of so many accesses, the first of which is counted at 1.5 times what was measured, the second at half."""
+    factors = [1.5, 0.5] + [1.0] * (count - 2)
+    return replace(
+        ROW,
+        accesses=[
+            {
+                "space": "global",
+                "kind": "load",
+                "arrays": [f"X{number}"],
+                "line": number,
+                "rows": 1,
+                "counts": {"sectors": 1000.0 * factor},
+                "measured": {"sectors": 1000},
+            }
+            for number, factor in enumerate(factors)
+        ],
+    )
+
+
+@pytest.mark.parametrize("words", [[], ["--all"]])
+def test_a_summary_lists_only_the_accesses_that_differ(words, tmp_path, capsys):
+    file = tmp_path / "counters.json"
+    file.write_text(json.dumps({"name": "counters", "provenance": "a GPU", "kernels": [vars(many_accesses(500))]}))
+    assert cli.main(["counters", "--from", str(file), *words]) == 0
+    out = capsys.readouterr().out
+    assert ("load of X499, global" in out) == bool(words)
+    assert out.index("load of X1, global") < out.index("load of X0, global") or words
+    assert len(out.splitlines()) < 40 or words
+    assert ("498 of 500" in out) == (not words)
+    assert ("--all prints each of the 500 accesses" in out) == (not words)
 
 
 def test_what_differs_by_more_than_two_percent_is_named():

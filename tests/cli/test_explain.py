@@ -20,11 +20,12 @@ def test_a_page_on_one_kernel(capsys):
     )
     assert re.search(r"global +X +load +4 +\d+ +(\d+×)?LDG +1 +[\d,]+ +[\d,]+ +sectors", page)
     assert re.search(r"On NVIDIA H200, bound by [a-z0-9A-Z ]+:", page)
-    least = [
-        float(line.split()[-1]) for line in page.rpartition("at least [µs]\n")[2].partition("\n\n")[0].splitlines()
-    ]
-    assert least == sorted(least, reverse=True)
-    assert len(least) == 5
+    lines = [line.split() for line in page.rpartition("estimate [µs]\n")[2].partition("\n\n")[0].splitlines()]
+    estimates = [float(cells[-1]) for cells in lines]
+    assert estimates == sorted(estimates, reverse=True)
+    assert len(estimates) == 5
+    assert all(float(cells[-2]) <= float(cells[-1]) for cells in lines if cells[-2] != "—")
+    assert [cells[0] for cells in lines if cells[-2] == "—"] == ["launch", "memory"]
 
 
 def test_the_predicted_time_is_told_with_its_parts_and_how_sure_it_is(capsys):

@@ -92,8 +92,19 @@ def test_what_is_no_cubin_is_refused_in_one_line():
     assert "\n" not in str(caught.value)
 
 
+def test_nvdisasm_of_a_usual_toolkit_is_found_without_path(monkeypatch, tmp_path):
+    tool = tmp_path / "bin/nvdisasm"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\necho '/*0000*/ NOP ;'\n")
+    tool.chmod(0o755)
+    monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(sass, "SYSTEM_CUDA", str(tmp_path))
+    assert sass.instruction_counts(sass.disassemble(b"")) == {"NOP": 1}
+
+
 def test_without_a_disassembler_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
-    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
     with pytest.raises(CompileError, match=r'pip install "tvmconv\[cuda\]"$'):
         sass.disassemble(b"")

@@ -268,7 +268,8 @@ def test_what_is_predicted_and_the_default_are_rows_beside_the_schedules(in_use)
     ready = Prepared(NEW, ["default"], device=find("sm_90"), predicted=True).make()
     assert ready.chosen_by_others == [PREDICTED, UNTUNED]
     assert ready.kernel(PREDICTED).prediction
-    assert ready.kernel(UNTUNED).config == library.find(NEW, "direct").space(NEW).default
+    untuned = ready.kernel(UNTUNED)
+    assert untuned.config == untuned.schedule.space(NEW).default
     assert Prepared(NEW, ["default"], device=find("sm_80"), predicted=True).chosen_by_others == []
 
 

@@ -43,11 +43,13 @@ def test_records_of_another_epilogue_serve_nobody(write):
     assert not [origin for _, _, origin in found(write(record(1e-6)), BARE) if origin.startswith("tuned")]
 
 
-def test_schedules_that_are_no_more_are_left_out_and_behind_the_predictions_the_last_candidate_is_a_default(write):
+def test_a_default_follows_the_first_prediction(write):
+    """Records of schedules that the package no longer has are left out."""
     log = write(record(1e-6, schedule="forgotten"))
-    *others, last = candidates(log, W, ARCH)
-    assert last.origin == "default"
-    assert last.config == last.schedule.space(W, ARCH.limits).default
+    first, default, *others = candidates(log, W, ARCH)
+    assert first.origin == "predicted"
+    assert default.origin == "default"
+    assert default.config == default.schedule.space(W, ARCH.limits).default
     assert {each.origin for each in others} == {"predicted"}
     (only,) = candidates(log, W, Arch("sm_80"))  # of which nothing was learnt
     assert only.origin == "default"

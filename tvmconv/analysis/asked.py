@@ -29,6 +29,7 @@ from tvmconv.analysis.memory.requests import Request, costlier, worst_requests
 from tvmconv.errors import AnalysisError, CompileError
 
 if TYPE_CHECKING:
+    from tvmconv.analysis.emulation.blocks import Block
     from tvmconv.analysis.machine_code.linked import Linked
     from tvmconv.compiler.listing import Instruction
     from tvmconv.compiler.lowered import LoweredStep
@@ -47,12 +48,14 @@ class Asked:
     Attributes:
         shared: its accesses to shared memory.
         touched: its accesses to global memory, but for TMA's, constant memory's and textures'.
-        executed: its instructions, in their order, and what each does; None where its text alone is known.
+        executed: its instructions, in their order, and what each does; None where the text was counted instead.
+        reason: why the machine code was not executed; empty where it was.
     """
 
     shared: list[SharedAccess]
     touched: list[GlobalAccess]
     executed: list[tuple[Instruction, Counts]] | None = None
+    reason: str = ""
 
 
 _known: WeakKeyDictionary[Kernel, dict[str, Asked]] = WeakKeyDictionary()  # steps by name
@@ -70,19 +73,37 @@ def asked_by(kernel: Kernel, step: LoweredStep) -> Asked:
     known = _known.setdefault(kernel, {})
     if step.name not in known:
         try:
-            known[step.name] = _by_machine_code(kernel, step)
-        except (AnalysisError, CompileError):
+            return asked_by_machine_code(kernel, step)
+        except (AnalysisError, CompileError) as error:
             done = counts(kernel, step)
-            known[step.name] = Asked(done.shared, done.touched)
+            known[step.name] = Asked(done.shared, done.touched, reason=str(error))
     return known[step.name]
 
 
-def _by_machine_code(kernel: Kernel, step: LoweredStep) -> Asked:
+def asked_by_machine_code(kernel: Kernel, step: LoweredStep, most: int | None = None) -> Asked:
+    """What the middle block of one of a kernel's steps asks, by its machine code alone.
+
+    Args:
+        kernel: for an NVIDIA architecture.
+        step: one of its steps.
+        most: number of instructions of the block that are executed at most; `MOST_STEPS` by default.
+
+    Raises:
+        AnalysisError: the machine code is not understood, or takes more steps to execute.
+        CompileError: the kernel does not compile, or there is no disassembler.
+    """
+    known = _known.setdefault(kernel, {})
+    if step.name not in known:
+        known[step.name] = _by_machine_code(kernel, step, most or MOST_STEPS)
+    if known[step.name].executed is None:
+        raise AnalysisError(known[step.name].reason)
+    return known[step.name]
+
+
+def _by_machine_code(kernel: Kernel, step: LoweredStep, most: int) -> Asked:
     place = kernel.steps.index(step)
     own = linked(kernel)[place]
-    found = asked(
-        kernel.program.steps[place], own.listing, str(kernel.device.arch), [middle_block(step)], most=MOST_STEPS
-    )
+    found = asked(kernel.program.steps[place], own.listing, str(kernel.device.arch), [middle_block(step)], most=most)
     arrays = array_names(kernel, step)
     buffers = _Buffers(own, found)
     of_shared: defaultdict[tuple[int, Kind, str], list[Counts]] = defaultdict(list)
@@ -100,6 +121,24 @@ def _by_machine_code(kernel: Kernel, step: LoweredStep) -> Asked:
         [_global(key, own) for key, own in sorted(of_global.items())],
         list(zip(own.listing, found, strict=True)),
     )
+
+
+def executed_by(kernel: Kernel, step: LoweredStep, block: Block) -> list[tuple[Instruction, Counts]]:
+    """Return the instructions of a step, in their order, and what each does in one block.
+
+    Args:
+        kernel: for an NVIDIA architecture.
+        step: one of its steps.
+        block: of the grid, as (x, y, z).
+
+    Raises:
+        AnalysisError: the machine code is not understood, or takes more than `MOST_STEPS` to execute.
+        CompileError: the kernel does not compile, or there is no disassembler.
+    """
+    place = kernel.steps.index(step)
+    listing = linked(kernel)[place].listing
+    found = asked(kernel.program.steps[place], listing, str(kernel.device.arch), [block], most=MOST_STEPS)
+    return list(zip(listing, found, strict=True))
 
 
 def costliest_requests(kernel: Kernel, step: LoweredStep) -> list[Request]:

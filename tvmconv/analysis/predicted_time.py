@@ -62,7 +62,7 @@ class PredictedTime:
 
     Attributes:
         seconds: of a launch of all steps.
-        parts: what it is made of, the longest first.
+        parts: what it is made of, the part that adds most to the time first.
     """
 
     seconds: float
@@ -78,18 +78,19 @@ class PredictedTime:
         return self.seconds - sum(part.adds for part in self.parts)
 
 
-def predicted_time(kernel: Kernel, machine: Machine) -> PredictedTime:
+def predicted_time(kernel: Kernel, machine: Machine, most: int | None = None) -> PredictedTime:
     """Predict how long a kernel takes.
 
     Args:
         kernel: for an NVIDIA architecture.
         machine: the GPU.
+        most: number of instructions of a block that are executed at most; by default a million.
 
     Raises:
         AnalysisError: what it does cannot be counted, depends on the data, or is done by TMA and wgmma.
         CompileError: the kernel does not compile, or there is no disassembler.
     """
-    return predict(work(kernel), machine)
+    return predict(work(kernel, most), machine)
 
 
 def predict(steps: Sequence[Work], machine: Machine, overlap: float = OVERLAP) -> PredictedTime:
@@ -110,7 +111,7 @@ def predict(steps: Sequence[Work], machine: Machine, overlap: float = OVERLAP) -
             alone[name] += value
             shares[name] += value * (value / together) ** (overlap - 1)  # by which the sum grows with it
     parts = [Part(name, seconds, shares[name], FORMULAS[name]) for name, seconds in alone.items()]
-    return PredictedTime(total, tuple(sorted(parts, key=lambda part: -part.seconds)))
+    return PredictedTime(total, tuple(sorted(parts, key=lambda part: (-part.adds, -part.seconds))))
 
 
 FORMULAS = {

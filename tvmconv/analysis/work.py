@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from tvmconv.analysis.asked import asked_by
+from tvmconv.analysis.asked import asked_by_machine_code
 from tvmconv.analysis.machine_code.arithmetic import lane_clocks
 from tvmconv.analysis.machine_code.executed.operations import words
 from tvmconv.analysis.machine_code.operations import code
@@ -76,26 +76,29 @@ class Work:
         return {name: round(value) for name, value in asdict(self).items()}
 
 
-def work(kernel: Kernel) -> list[Work]:
+def work(kernel: Kernel, most: int | None = None) -> list[Work]:
     """What each timed step of a kernel does.
+
+    Args:
+        kernel: for an NVIDIA architecture.
+        most: number of instructions of a block that are executed at most; by default a million.
 
     Raises:
         AnalysisError: it cannot be counted, depends on the data, or is done by TMA and wgmma.
         CompileError: the kernel does not compile, or there is no nvdisasm.
     """
-    return [_of_step(kernel, step) for step in kernel.timed_steps]
+    return [_of_step(kernel, step, most) for step in kernel.timed_steps]
 
 
-def _of_step(kernel: Kernel, step: LoweredStep) -> Work:
+def _of_step(kernel: Kernel, step: LoweredStep, most: int | None) -> Work:
     found = occupancy_of(kernel, step)
     listing = kernel.listings[step.name]
     if any(each.opcode in _BULK for each in listing):
-        raise AnalysisError("the time of what TMA and wgmma do is not predicted")
+        raise AnalysisError("the time that TMA copies and wgmma instructions take is not modelled")
     if not found.blocks:
         raise AnalysisError(f"not one block fits on a multiprocessor: {', '.join(found.binding)}")
-    asks = asked_by(kernel, step)
-    if asks.executed is None:
-        raise AnalysisError("how often its instructions run is not known")
+    asks = asked_by_machine_code(kernel, step, most)
+    assert asks.executed is not None
     warp = Warp()
     warp.run(code(listing, [each.executed for _, each in asks.executed], [each.back for _, each in asks.executed]))
     issued: Counter[str] = Counter()

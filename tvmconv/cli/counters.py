@@ -46,6 +46,7 @@ def add_parser(commands: Any) -> None:
         help=f"read {NAME}.json again; several are put together",
     )
     parser.add_argument("--recount", action="store_true", help="of these, build and count the kernels anew")
+    parser.add_argument("--all", action="store_true", help="print every count of each kernel and each access")
     parser.add_argument("-o", dest="out", metavar="DIR", type=Path, help=f"write {NAME}.json and {NAME}.md there")
     add_place(parser)
     parser.set_defaults(run=run)
@@ -55,7 +56,16 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print and write."""
     from tvmconv.experiments.beside import Beside
     from tvmconv.experiments.readings import Readings
-    from tvmconv.reports.beside import ACCESS_LEGEND, LEGEND, by_access, summary, table
+    from tvmconv.reports.beside import (
+        ACCESS_LEGEND,
+        LEGEND,
+        NEAR,
+        by_access,
+        largest_differences,
+        overview,
+        summary,
+        table,
+    )
 
     if args.recount and not args.files:
         raise UsageError("--recount counts anew what --from FILE tells was measured")
@@ -79,8 +89,17 @@ def run(args: argparse.Namespace) -> int:
             readings.write(args.out, "\n\n".join(page))
         except OSError as error:
             raise UsageError(f"cannot write to {args.out}: {error.strerror}") from error
-    parts += [accesses] if accesses.rows else []
-    print("\n\n".join([*(part.text() for part in parts), readings.provenance]))
+    if args.all:
+        parts += [accesses] if accesses.rows else []
+        print("\n\n".join([*(part.text() for part in parts), readings.provenance]))
+        return 0
+    texts = [overview(readings.kernels).text(), summary(readings.kernels).text()]
+    different = largest_differences(readings.kernels)
+    if different.rows:
+        texts.append(f"The accesses that differ most, by more than {NEAR:.0%}:\n{different.text()}")
+    if accesses.rows:
+        texts.append(f"--all prints each of the {len(accesses.rows):,} accesses.")
+    print("\n\n".join([*texts, readings.provenance]))
     return 0
 
 

@@ -11,9 +11,11 @@ from tvmconv.devices import Device
 from tvmconv.errors import Error
 from tvmconv.kernel import Kernel
 from tvmconv.knobs import Value
+from tvmconv.knowledge.choose import promising
 from tvmconv.logs.best import Rankings, log_files
 from tvmconv.logs.build import build
 from tvmconv.logs.shipped import shipped_logs
+from tvmconv.predicted import build_predicted
 from tvmconv.workloads import Workload
 
 TUNED, PREDICTED = "tuned", "predicted"
@@ -52,8 +54,8 @@ def named(
     """
     schedule, _, rest = name.partition(":")
     if schedule == PREDICTED and not rest:
-        found = kernel.build_predicted(workload, device)
-        if not found.prediction:
+        found = build_predicted(workload, device, check=False)
+        if not found.prediction and not promising(workload, device, 1):
             raise Error(f"the model knows nothing of {workload} on {device.text}")
     elif TUNED in (name, rest):
         found = _tuned(workload, device, schedule if rest else None, logs)

@@ -66,7 +66,7 @@ def _step(function: PrimFunc, call: host_side.Call, kind: str) -> LoweredStep:
     _check_barriers(function)
     for buffer in passes.warp_buffers(function):
         raise CompileError(f"TVM does not spread {buffer}, of the scope warp, over the lanes of a warp")
-    dynamic = _shared_bytes(function, "shared.dyn")
+    dynamic = buffer_bytes(function, "shared.dyn")
     if dynamic and kind != "cuda":
         raise CompileError("the schedule has dynamic shared memory (shared.dyn), which is for CUDA: use shared")
     if dynamic != call.dynamic_shared_bytes:
@@ -78,7 +78,7 @@ def _step(function: PrimFunc, call: host_side.Call, kind: str) -> LoweredStep:
         function=function,
         launch=_launch(function),
         parameters=tuple(map(_parameter, function.params, call.arguments, call.tensor_maps)),
-        shared_bytes=_shared_bytes(function, "shared"),
+        shared_bytes=buffer_bytes(function, "shared"),
         dynamic_shared_bytes=dynamic,
     )
 
@@ -137,8 +137,8 @@ def _launch(function: PrimFunc) -> Launch:
     return Launch(grid=(x[0], y[0], z[0]), block=(x[1], y[1], z[1]), cluster=(x[2], y[2], z[2]))
 
 
-def _shared_bytes(function: PrimFunc, scope: str) -> int:
-    """Bytes of all buffers of a scope."""
+def buffer_bytes(function: PrimFunc, scope: str) -> int:
+    """Return the bytes of all buffers of a memory scope, such as "shared" or "local", that a function allocates."""
     import tvm_ffi
     from tvm import tirx
 

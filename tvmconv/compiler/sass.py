@@ -14,6 +14,7 @@ from tvmconv.extras import how_to_install
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)((?:\.\w+)*)", re.MULTILINE)
 
 # 64-bit addresses (E) and the bits an access moves, where they are not 32; rounding, caching and the like are dropped.
+SYSTEM_CUDA = "/usr/local/cuda"  # where NVIDIA's installers for Linux put a toolkit, which need not be on PATH
 _KEPT_MODIFIERS = {"E", "U8", "S8", "U16", "S16", "64", "128"}
 
 
@@ -28,7 +29,7 @@ def disassemble(image: bytes, *, lines: bool = False) -> str:
         The instructions of all its kernels, one a line behind its address in a comment.
 
     Raises:
-        CompileError: neither tool is installed, or it cannot read `image`; for the lines, nvdisasm is not.
+        CompileError: neither tool is installed (only nvdisasm prints lines), or it cannot read `image`.
     """
     command = _disassembler(lines=lines)
     with tempfile.TemporaryDirectory() as directory:
@@ -59,12 +60,20 @@ def instruction_counts(sass: str) -> dict[str, int]:
 
 def _disassembler(*, lines: bool) -> list[str]:
     """The command to which a cubin's path is to be added."""
-    if nvdisasm := _wheel_nvdisasm() or shutil.which("nvdisasm"):
+    if nvdisasm := _wheel_nvdisasm() or _system_tool("nvdisasm"):
         told = ["--print-line-info-inline"] if lines else []
         return [nvdisasm, "--print-code", "--no-dataflow", *told]  # so the text is the same, and there sooner
-    if not lines and (cuobjdump := shutil.which("cuobjdump")):
+    if not lines and (cuobjdump := _system_tool("cuobjdump")):
         return [cuobjdump, "--dump-sass"]
-    raise CompileError(f"SASS needs nvdisasm, which is not installed; {how_to_install('nvdisasm')}")
+    raise CompileError(
+        f"nvdisasm is neither installed as a package nor on PATH, in CUDA_HOME or in {SYSTEM_CUDA}; "
+        f"{how_to_install('nvdisasm')}"
+    )
+
+
+def _system_tool(name: str) -> str | None:
+    """Return the path of a tool of the CUDA toolkit on PATH, else in the folder where CUDA is usually installed."""
+    return shutil.which(name) or shutil.which(name, path=f"{SYSTEM_CUDA}/bin")
 
 
 def _wheel_nvdisasm() -> str | None:

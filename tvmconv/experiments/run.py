@@ -24,12 +24,13 @@ from tvmconv.library import Schedule
 from tvmconv.logs.best import Paths
 from tvmconv.logs.build import build
 from tvmconv.measuring.rounds import ROUNDS, Rounds, measure_rounds
+from tvmconv.untuned import build_untuned, fastest_untuned, untuned_schedules
 from tvmconv.verify import Problem
 from tvmconv.workloads import Conv, Workload
 
 TUNED = "tuned"  # the name of what a log has
 PREDICTED = "predicted"  # of what the model takes to be the fastest, without any trial
-UNTUNED = "untuned"  # of the default config of the schedule that a search tries first
+UNTUNED = "untuned"  # the row of the schedule that is the fastest with its default config
 QUANTILES = 21
 
 Progress = Callable[[str], None]
@@ -69,8 +70,8 @@ def run_ladder(
         seed: of the inputs; a fresh one by default.
         log: logs, whose fastest record for this device becomes the row `TUNED`.
         ladder: whether any schedules run; without, only what the log has and the libraries do.
-        predicted: whether what the model predicts runs as well, as the row `PREDICTED`, and `UNTUNED` beside it; where
-            no model knows the device there are no such rows.
+        predicted: whether what the model predicts runs as well, as the row `PREDICTED`, and `UNTUNED` beside it, the
+            fastest of the schedules with their default configs; where no model knows the device there are no such rows.
         progress: is told each step in a few words.
         prepared: what the other arguments ask for, made by a thread meanwhile; made here by default.
         verify: "full" to compare all outputs with float64, "sample" to compare a random sample of them, "auto" for a
@@ -114,12 +115,15 @@ def run_ladder(
     errors = [candidate.error for candidate in candidates[: len(chosen)] if candidate.error]
     if len(errors) == len(chosen) and len({str(error) for error in errors}) == 1:
         raise errors[0]  # not a schedule's fault: too little memory, say
+    rows = [candidate.row for candidate in candidates]
+    if PREDICTED in ready.chosen_by_others:
+        rows = with_untuned(rows, ready.at_default)
     return Result(
         workload,
         device.text,
         device.name,
         bench.problem.seed,
-        _with_speedups([candidate.row for candidate in candidates], over=library.naive(workload)),
+        _with_speedups(rows, over=library.naive(workload)),
         device.peak_flops,
         device.peak_bandwidth,
     )
@@ -131,6 +135,7 @@ class Prepared:
     Attributes:
         schedules: that will run.
         chosen_by_others: further rows, whose schedules nobody named: of a log, of the model.
+        at_default: the names of the schedules among those that run with their default config.
         problem: they are verified on.
     """
 
@@ -149,6 +154,7 @@ class Prepared:
     ) -> None:
         self.schedules = choose(workload, schedules, device) if ladder else []
         configs = share_config(workload, self.schedules, config or {}, named=schedules)
+        self.at_default = frozenset(name for name, own in configs.items() if not own)
         self.problem = Problem(workload, seed, mode=verify)
         self._made: dict[str, Kernel | Error] = {}
         self._makes: dict[str, Callable[[], Kernel]] = {}
@@ -157,9 +163,10 @@ class Prepared:
             self._makes[schedule.name] = functools.partial(build, workload, schedule, device=device, config=own)
         others: dict[str, Callable[[], Kernel]] = {}
         if predicted and known_for(device.arch) and isinstance(workload, Conv):
-            first = library.to_tune(workload, device.kind, device.arch)[0]
-            others[PREDICTED] = functools.partial(build, workload, device=device)
-            others[UNTUNED] = functools.partial(build, workload, first, device=device)
+            others[PREDICTED] = functools.partial(build, workload, device=device, check=False)  # others are timed now
+            untuned = {schedule.name for schedule in untuned_schedules(workload, device)}
+            if not untuned <= self.at_default:  # else the fastest of them is measured anyway
+                others[UNTUNED] = functools.partial(build_untuned, workload, device)
         if log is not None:
             others[TUNED] = functools.partial(build, workload, device=device, log=log)
         self.chosen_by_others = [*others]
@@ -184,6 +191,19 @@ class Prepared:
             with contextlib.suppress(Error):  # which is told where the kernel is asked for
                 _ = self.kernel(name).program
         return self
+
+
+def with_untuned(rows: Sequence[Row], at_default: frozenset[str]) -> list[Row]:
+    """The rows with one `UNTUNED`: the fastest of what ran with a default config, what was built for it included."""
+    timed = {row.name: row for row in rows if row.timing and row.name in (UNTUNED, *at_default)}
+    seconds = {name: row.timing.median for name, row in timed.items() if row.timing}
+    if not seconds:
+        return list(rows)
+    fastest = timed[fastest_untuned(seconds)]
+    untuned = replace(fastest, name=UNTUNED, schedule=fastest.schedule or fastest.name)
+    place = 1 + next(index for index, row in enumerate(rows) if row.name == PREDICTED)
+    others = [row for row in rows if row.name != UNTUNED]
+    return [*others[:place], untuned, *others[place:]]
 
 
 def choose(workload: Workload, names: Sequence[str] | None, device: Device) -> list[Schedule]:

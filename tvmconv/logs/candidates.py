@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from tvmconv import library
 from tvmconv.devices import Device
@@ -35,7 +36,7 @@ class Candidate:
 def candidates(logs: Rankings | Paths, workload: Workload, device: Device) -> Iterator[Candidate]:
     """What to build for a workload, the best first: of the records that serve it, then what the model predicts.
 
-    In the end comes a default config.
+    Behind the first prediction comes a default config, so that whoever compares only some has one that is no guess.
 
     Records come in the order of `Rankings.serving`. Those of schedules that are no more, or not for the workload, are
     left out; whether a config still is one of its schedule is seen when it is built.
@@ -56,10 +57,14 @@ def candidates(logs: Rankings | Paths, workload: Workload, device: Device) -> It
         except ScheduleError:
             continue
         yield Candidate(schedule, record.config, origin(nearness, record, workload))
-    for prediction in promising(workload, device):
-        yield Candidate(library.find(workload, prediction.schedule), prediction.config, PREDICTED)
+    predicted = (
+        Candidate(library.find(workload, prediction.schedule), prediction.config, PREDICTED)
+        for prediction in promising(workload, device)
+    )
+    yield from islice(predicted, 1)
     schedule = library.to_tune(workload, device.kind, device.arch)[0]
     yield Candidate(schedule, schedule.space(workload, device.limits).default, UNTUNED)
+    yield from predicted
 
 
 def origin(nearness: Nearness, record: Record, workload: Workload) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from tvmconv.experiments.beside import Beside
 from tvmconv.reports.tables import NOTHING, Table, significant
@@ -11,6 +12,13 @@ from tvmconv.reports.tables import NOTHING, Table, significant
 NEAR, NEAR_BYTES = 0.02, 0.1
 FEW = 64  # sectors or wavefronts of a whole launch, of which a difference of some is no share worth a word
 EACH = "sectors and wavefronts"  # all of them
+MOST_DIFFERENCES = 10  # accesses that a summary lists
+OVERVIEW = {  # columns of the overview, each the sum of some counts
+    "sectors": ("global_load_sectors", "global_store_sectors"),
+    "wavefronts": ("shared_load_wavefronts", "shared_store_wavefronts"),
+    "instructions": ("warp_instructions",),
+    "DRAM read [B]": ("dram_read_bytes",),
+}
 READ, MOVED = "DRAM, read", "DRAM, all"
 COUNTS = {
     "sectors, loads": "global_load_sectors",
@@ -55,19 +63,80 @@ def table(rows: Sequence[Beside]) -> Table:
 
 def by_access(rows: Sequence[Beside]) -> Table:
     """One line an access of a kernel: what is counted of it and what was measured, by the source view."""
-    headers = ("workload", "schedule", "line", "access", "instructions", "of", "counted", "measured", "×")
+    return _access_table(_accesses(rows))
+
+
+def largest_differences(rows: Sequence[Beside], most: int = MOST_DIFFERENCES) -> Table:
+    """Return the accesses whose counted and measured numbers differ by more than `NEAR`, those that differ most first.
+
+    Args:
+        rows: steps of kernels.
+        most: number of accesses at most.
+    """
+    found = [(row, access) for row, access in _accesses(rows) if not _is_near(_access_ratio(access))]
+    found.sort(key=lambda each: -_distance(_access_ratio(each[1])))
+    return _access_table(found[:most])
+
+
+def overview(rows: Sequence[Beside]) -> Table:
+    """Return one line a step of a kernel: what is counted beside what was measured, and how many accesses agree."""
+    headers = ["workload", "schedule"]
+    for name in OVERVIEW:
+        headers += [f"{name}, counted", "measured", "×"]
     lines = []
     for row in rows:
-        for each in row.accesses:
-            unit = "wavefronts" if each["space"] == "shared" else "sectors"
-            ours, theirs = each["counts"].get(unit, 0.0), each["measured"].get(unit, 0)
-            if ours or theirs:
-                name = f"{each['kind']} of {', '.join(each['arrays']) or NOTHING}, {each['space']}"
-                share = _shown(_ratio(ours, theirs))
-                line = NOTHING if each["line"] is None else str(each["line"])
-                counts = (str(each["rows"]), unit, f"{ours:,.0f}", f"{theirs:,}", share)
-                lines.append((row.workload, _name(row), line, name, *counts))
+        cells = [row.workload, _name(row)]
+        for keys in OVERVIEW.values():
+            cells += _beside(row, keys)
+        of_row = [_is_near(_access_ratio(access)) for _, access in _accesses([row])]
+        cells.append(f"{sum(of_row)} of {len(of_row)}" if of_row else NOTHING)
+        lines.append(tuple(cells))
+    return Table((*headers, "accesses that agree"), lines, left=frozenset({"workload", "schedule"}))
+
+
+def _accesses(rows: Sequence[Beside]) -> list[tuple[Beside, Mapping[str, Any]]]:
+    """The accesses of some steps that take sectors or wavefronts, each with its step."""
+    return [(row, access) for row in rows for access in row.accesses if any(_counts_of(access)[1:])]
+
+
+def _counts_of(access: Mapping[str, Any]) -> tuple[str, float, int]:
+    """The unit that an access takes, how much of it is counted, and how much was measured."""
+    unit = "wavefronts" if access["space"] == "shared" else "sectors"
+    return unit, access["counts"].get(unit, 0.0), access["measured"].get(unit, 0)
+
+
+def _access_ratio(access: Mapping[str, Any]) -> float:
+    _, counted, measured = _counts_of(access)
+    return _ratio(counted, measured)
+
+
+def _is_near(ratio: float) -> bool:
+    return abs(ratio - 1) <= NEAR
+
+
+def _distance(ratio: float) -> float:
+    """How far a ratio is from 1, alike for a number and its reciprocal."""
+    return abs(math.log(ratio)) if 0 < ratio < math.inf else math.inf
+
+
+def _access_table(found: Sequence[tuple[Beside, Mapping[str, Any]]]) -> Table:
+    headers = ("workload", "schedule", "line", "access", "instructions", "of", "counted", "measured", "×")
+    lines = []
+    for row, access in found:
+        unit, ours, theirs = _counts_of(access)
+        name = f"{access['kind']} of {', '.join(access['arrays']) or NOTHING}, {access['space']}"
+        line = NOTHING if access["line"] is None else str(access["line"])
+        counts = (str(access["rows"]), unit, f"{ours:,.0f}", f"{theirs:,}", _shown(_ratio(ours, theirs)))
+        lines.append((row.workload, _name(row), line, name, *counts))
     return Table(headers, lines, left=frozenset({"workload", "schedule", "access", "of"}))
+
+
+def _beside(row: Beside, keys: Sequence[str]) -> list[str]:
+    """What is counted of a step, what was measured, and their ratio, added up over some counts."""
+    if "error" in row.counted or not any(key in row.measured for key in keys):
+        return [NOTHING] * 3
+    ours, theirs = map(sum, zip(*(_counted_and_measured(row, key) for key in keys), strict=True))
+    return [f"{ours:,.0f}", f"{theirs:,.0f}", _shown(_ratio(ours, theirs)) if ours or theirs else NOTHING]
 
 
 def summary(rows: Sequence[Beside]) -> Table:
@@ -114,6 +183,16 @@ def differences(rows: Sequence[Beside]) -> Table:
     return Table(("workload", "schedule", "what"), lines, left=frozenset({"workload", "schedule", "what"}))
 
 
+def _counted_and_measured(row: Beside, key: str) -> tuple[float, float]:
+    """A count of a step and what was measured of it: by the source view where that is known, as it knows more."""
+    if row.accesses and key in _OF_ACCESSES:
+        space, kind, unit = _OF_ACCESSES[key]
+        alike = [each for each in row.accesses if (each["space"], each["kind"]) == (space, kind)]
+        ours, theirs = (sum(each[how].get(unit, 0) for each in alike) for how in ("counts", "measured"))
+        return ours, theirs
+    return row.counted.get("counts", {}).get(key, 0.0), row.measured.get(key, 0)
+
+
 def ratio(row: Beside, key: str) -> float | None:
     """Counted over measured; None where neither counts any, or one is not known; 1 where they differ by a few."""
     if "error" in row.counted:
@@ -125,9 +204,7 @@ def ratio(row: Beside, key: str) -> float | None:
             return None
         ours, theirs = (sum(of[f"dram_{how}_bytes"] for how in ("read", "write")) for of in (counts, row.measured))
     elif row.accesses and key in _OF_ACCESSES:
-        space, kind, unit = _OF_ACCESSES[key]
-        alike = [each for each in row.accesses if (each["space"], each["kind"]) == (space, kind)]
-        ours, theirs = (sum(each[how].get(unit, 0) for each in alike) for how in ("counts", "measured"))
+        ours, theirs = _counted_and_measured(row, key)
     if theirs is None or not (ours or theirs):
         return None
     return _ratio(ours, theirs)

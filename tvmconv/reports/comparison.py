@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tvmconv.analysis.bounds import text_only
 from tvmconv.analysis.machine_code.linked import begin
 from tvmconv.analysis.predicted_time import PredictedTime
 from tvmconv.kernel import Kernel
@@ -37,10 +38,19 @@ def comparison(kernels: Sequence[Kernel], machine: Machine | None, names: Sequen
     rows = [(name, *(own.get(name, NOTHING) for own in columns)) for name in asked]
     lines = [f"{kernels[0].workload} on {kernels[0].device.text}", *_configs(kernels, names), ""]
     lines.append(Table(headers, rows, left=frozenset(headers[:1])).text())
-    times = [time for kernel in kernels if machine and (time := prediction(kernel, machine))]
-    if len(times) == len(kernels):  # what TMA and wgmma do has no predicted time
+    if machine is None:
+        return "\n".join(lines)
+    predicted = [prediction(kernel, machine) for kernel in kernels]
+    times = [time for time in predicted if isinstance(time, PredictedTime)]
+    if len(times) == len(kernels):
         lines += ["", _shares(times, names).text(), ""]
         lines += [_because(times[0], other, names[0], name) for name, other in zip(names[1:], times[1:], strict=True)]
+        return "\n".join(lines)
+    reasons = [(name, time) for name, time in zip(names, predicted, strict=True) if isinstance(time, str)]
+    lines += ["", *(f"No time is predicted of {name}: {reason}." for name, reason in reasons)]
+    texts = ", ".join(name for name, kernel in zip(names, kernels, strict=True) if text_only(kernel))
+    if texts:
+        lines.append(f"The counts of {texts} are those of the text, of which the compiler merges and drops some.")
     return "\n".join(lines)
 
 

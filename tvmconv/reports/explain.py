@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvmconv.analysis.asked import asked_by
-from tvmconv.analysis.bounds import Bound, bounds
+from tvmconv.analysis.bounds import Bound, bounds, text_only
 from tvmconv.analysis.estimate import estimated_seconds
 from tvmconv.analysis.machine_code.linked import Linked, begin, linked
 from tvmconv.analysis.memory.footprint import dram_bytes
@@ -52,9 +52,12 @@ def explanation(kernel: Kernel, machine: Machine | None) -> str:
             told.insert(0, "prepares      a weight, once for all calls: it is in no time below")
         lines += ["", kernel.titled(step, "\n".join(told))]
     lines += ["", costs_text(kernel, costs(kernel, found))]
+    if reason := text_only(kernel):
+        lines.append(f"These are the accesses of the text, of which the compiler merges and drops some: {reason}.")
     lines += [text for each in of_tma for text in ("", tiles_text(each))]
     if machine:
-        lines += ["", _bounds(bounds(kernel, machine), machine), "", _prediction(kernel, machine)]
+        time = prediction(kernel, machine)
+        lines += ["", _bounds(kernel, machine, time), "", _prediction(kernel, time)]
     return "\n".join(lines)
 
 
@@ -77,7 +80,7 @@ def knob_steps(kernel: Kernel, machine: Machine, told: Callable[[str], None] = l
     Raises:
         AnalysisError: what a kernel does cannot be counted, or its architecture is not known.
     """
-    predicting = prediction(kernel, machine) is not None
+    predicting = isinstance(prediction(kernel, machine), PredictedTime)
     now = _Outlook.of(kernel, machine, predicting)
     found = [(1.0, ("as it is", "", *now.cells(1.0)))]
     governing = Governing(kernel)
@@ -91,7 +94,7 @@ def knob_steps(kernel: Kernel, machine: Machine, told: Callable[[str], None] = l
         times = then.seconds / now.seconds
         found.append((times, (step.knob, format_value(step.value), *then.cells(times))))
     rows = [found[0][1], *(row for _, row in sorted(found[1:], key=lambda each: each[0]))]
-    time, of = ("predicted [µs]", "predicted") if predicting else ("at least [µs]", "least")
+    time, of = ("predicted [µs]", "predicted") if predicting else ("estimate [µs]", "estimated")
     headers = ("knob", "to", "most by", time, "×", "occupancy", "registers", "conflicts", "sectors")
     table = Table(headers, rows, left=frozenset({"knob", "to", "most by"}))
     title = f"One step of a knob (× of the {of} time, conflicts and sectors of the whole kernel):"
@@ -104,8 +107,8 @@ class _Outlook:
 
     Attributes:
         kernel: the kernel.
-        seconds: predicted, or at least, where that is not predicted.
-        most: what most of these go to.
+        seconds: the predicted time, or the longest estimate of a unit, where no time is predicted.
+        most: the part or the unit that takes most of it.
     """
 
     kernel: Kernel
@@ -155,20 +158,34 @@ def _occupancy(found: Occupancy) -> str:
     )
 
 
-def _bounds(found: Sequence[Bound], machine: Machine) -> str:
-    rows = [(each.unit, each.amount, significant(each.seconds * 1e6)) for each in found]
-    table = Table(("unit", "has to do", "at least [µs]"), rows, left=frozenset({"unit"}))
-    return "\n".join([f"On {machine.name}, bound by {found[0].unit}:", table.text()])
+def _bounds(kernel: Kernel, machine: Machine, time: PredictedTime | str) -> str:
+    found = bounds(kernel, machine)
+    rows = [(each.unit, each.amount, _at_least(each), significant(each.seconds * 1e6)) for each in found]
+    table = Table(("unit", "has to do", "at least [µs]", "estimate [µs]"), rows, left=frozenset({"unit"}))
+    return "\n".join([f"On {machine.name}, bound by {bound_by(kernel, time, found)}:", table.text()])
 
 
-def _prediction(kernel: Kernel, machine: Machine) -> str:
-    time = prediction(kernel, machine)
-    if time is None:
+def _at_least(bound: Bound) -> str:
+    return NOTHING if bound.at_least is None else significant(bound.at_least * 1e6)
+
+
+def bound_by(kernel: Kernel, time: PredictedTime | str, found: Sequence[Bound]) -> str:
+    """Return what a kernel's time goes to most.
+
+    Args:
+        kernel: the kernel.
+        time: as `prediction` tells it: the part that adds most to it, where there is a predicted time.
+        found: the times of the units: else the unit with the longest estimate.
+    """
+    if isinstance(time, PredictedTime):
+        return time.parts[0].name
+    return f"{found[0].unit}, by an estimate from the text" if text_only(kernel) else found[0].unit
+
+
+def _prediction(kernel: Kernel, time: PredictedTime | str) -> str:
+    if isinstance(time, str):
         estimate = estimated_seconds(kernel)
-        why = (
-            "No time is predicted: what TMA and wgmma do is not counted, nor what is not disassembled and understood, "
-            "or takes too long to execute"
-        )
+        why = f"No time is predicted: {time}"
         if estimate is None:
             return f"{why}."
         return f"{why}; {kernel.schedule.name} itself estimates {significant(estimate * 1e6)} µs, from its tiles."
@@ -179,16 +196,19 @@ def _prediction(kernel: Kernel, machine: Machine) -> str:
         if part.seconds
     ]
     table = Table(("part", "alone [µs]", "adds [µs]", "of"), rows, left=frozenset({"part", "of"}))
-    told = f"predicted {significant(time.seconds * 1e6)} µs (half of what was measured lay between {low} and {high}):"
+    told = (
+        f"predicted {significant(time.seconds * 1e6)} µs (of kernels of direct with this prediction, half took between "
+        f"{low} and {high}):"
+    )
     return "\n".join([told, table.text()])
 
 
-def prediction(kernel: Kernel, machine: Machine) -> PredictedTime | None:
-    """A kernel's predicted time; None where it cannot be told."""
+def prediction(kernel: Kernel, machine: Machine) -> PredictedTime | str:
+    """Return a kernel's predicted time, or why none is predicted."""
     try:
         return predicted_time(kernel, machine)
-    except (AnalysisError, CompileError):
-        return None
+    except (AnalysisError, CompileError) as error:
+        return str(error)
 
 
 def quantities(kernel: Kernel, machine: Machine | None) -> dict[str, str]:
@@ -215,12 +235,11 @@ def quantities(kernel: Kernel, machine: Machine | None) -> dict[str, str]:
         **{name: f"{int(sum(values)):,}" for name, values in found.items()},
     }
     if machine:
-        first, *_ = units = bounds(kernel, machine)
-        told["bound by"] = first.unit
+        units, time = bounds(kernel, machine), prediction(kernel, machine)
+        told["bound by"] = bound_by(kernel, time, units)
         for each in sorted(units, key=lambda bound: bound.unit):
-            told[f"{each.unit} [µs]"] = significant(each.seconds * 1e6)
-        time = prediction(kernel, machine)
-        told["predicted [µs]"] = significant(time.seconds * 1e6) if time else NOTHING
+            told[f"{each.unit}, estimate [µs]"] = significant(each.seconds * 1e6)
+        told["predicted [µs]"] = NOTHING if isinstance(time, str) else significant(time.seconds * 1e6)
         if estimate := estimated_seconds(kernel):
             told["estimated by the schedule [µs]"] = significant(estimate * 1e6)
     return told

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tvmconv import kernel, library
-from tvmconv.analysis.bounds import bounds
+from tvmconv.analysis.bounds import bounds, text_only
 from tvmconv.devices import Device
 from tvmconv.errors import Error, log_traceback, reason_of
 from tvmconv.experiments.sweep import Sweep
@@ -100,7 +100,9 @@ def of_sweep(sweep: Sweep, workload: Workload) -> Together | None:
 
 
 def of_code(workload: Workload, place: Device, machine: Machine) -> Together | None:
-    """The least times of all schedules with their default knobs, by their code; None if nothing can be counted.
+    """Estimate by their code how long all schedules take with their default knobs.
+
+    Each time is the longest that one unit of the GPU needs by itself; latency and launches may add to it.
 
     Args:
         workload: what to compute.
@@ -111,8 +113,10 @@ def of_code(workload: Workload, place: Device, machine: Machine) -> Together | N
     for schedule in library.schedules(workload):
         if schedule.runs_on(place.kind, place.arch):
             try:
-                first, *_ = bounds(kernel.build_on(workload, schedule, place, None), machine)
-                times.append(Timed(schedule.name, first.seconds, f"bound by {first.unit}"))
+                built = kernel.build_on(workload, schedule, place, None)
+                first, *_ = bounds(built, machine)
+                text = " of its text" if text_only(built) else ""
+                times.append(Timed(schedule.name, first.seconds, f"estimate{text}: {first.unit} alone"))
             except Error as error:
                 log_traceback(error)
                 failed.append((schedule.name, reason_of(error)))

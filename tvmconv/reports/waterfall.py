@@ -11,8 +11,9 @@ from tvmconv.logs.record import Record
 from tvmconv.reports.tables import NOTHING, Table, significant
 
 LEGEND = (
-    "Each line has the knobs of all lines above it. Least: the time of the unit that takes the longest, by the code; "
-    "× of the line above. Measured: where the log has that very config. Wavefronts and sectors are of the whole kernel."
+    "Each line has the knobs of all lines above it. Estimate: the time of the unit that takes the longest, by the "
+    "code; × of the line above. Measured: where the log has that very config. Wavefronts and sectors are of the whole "
+    "kernel."
 )
 
 
@@ -50,7 +51,7 @@ def waterfall_table(way: Sequence[Fall]) -> Table:
     """A line a config, from the default to the best."""
     headers = [
         "knob",
-        "least [µs]",
+        "estimate [µs]",
         "×",
         "bound by",
         "measured [µs]",

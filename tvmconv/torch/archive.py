@@ -109,7 +109,7 @@ def load(path: str | os.PathLike[str], *, device: str | None = None, rebuild: bo
 
 def _install(name: str, header: str, code: bytes, device: Device, place: torch.device, *, anew: bool) -> None:
     if anew:
-        from tvmconv.kernel import build_predicted
+        from tvmconv.predicted import build_predicted
 
         program = build_predicted(form_of(name).workload, device).program
     else:

@@ -9,7 +9,7 @@ from tvmconv.reports.page import svg
 from tvmconv.reports.page.markup import Markup, element, folded, joined, paragraph
 from tvmconv.reports.tables import significant
 
-COMPUTED = "Nobody measured this here: what follows is computed, and no time that a kernel took."
+COMPUTED = "No log has a time of this workload: these are estimates, computed and not measured."
 
 
 def workload_results(groups: Sequence[Together]) -> Markup:

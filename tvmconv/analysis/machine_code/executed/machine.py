@@ -277,7 +277,7 @@ class _Execution:
             return mask
         rest = mask & ~taken
         if opcode in REFUSED:
-            raise AnalysisError(f"the machine code has {step.instruction.name}, which is not executed here")
+            raise AnalysisError(f"its machine code has {step.instruction.name}, an instruction that is not understood")
         if opcode == "EXIT":
             self._ended = self._ended | taken
             self._release()
