@@ -79,7 +79,7 @@ def test_without_nvdisasm_no_time_is_called_certain(tmp_path):
     assert len(lines) == len(records)
     for told in lines:
         assert set(told["certain"]) == {None}
-        assert 'pip install "tvmconv[cuda]"' in told["reason"]
+        assert "nvidia-cuda-nvdisasm" in told["reason"]
         assert re.search(r"On NVIDIA H200, bound by .+, by an estimate from the text:", told["page"])
         assert re.search(r"No time is predicted: nvdisasm is neither installed", told["page"])
         table = told["page"].partition("estimate [µs]\n")[2].partition("\n\n")[0].splitlines()
