@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+from threadpoolctl import threadpool_limits
 
 from tvmconv.workloads.dtypes import widen
 
@@ -68,10 +70,18 @@ def convolve(
         for i in range(0, len(x), together)
         for chunk in _chunks(tuple(space), column * together)
     ]
-    with ThreadPoolExecutor(min(len(parts), THREADS)) as threads:  # NumPy copies and multiplies without Python's lock
-        for _ in threads.map(convolve_part, parts):
-            pass
+    _run_in_threads(convolve_part, parts)
     return out
+
+
+def _run_in_threads(work: Callable[[Any], None], parts: Sequence[Any]) -> None:
+    """Do the work of all parts in threads; NumPy copies and multiplies without Python's lock.
+
+    A matrix product keeps to its thread: BLAS would use all cores for each, and the threads would wait for one another.
+    """
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(min(len(parts), THREADS)) as threads:
+        for _ in threads.map(work, parts):
+            pass
 
 
 def _chunks(out: Sizes, column: int) -> itertools.product[tuple[slice, ...]]:
@@ -138,9 +148,7 @@ def convolve_at(
 
     step = max(1, CHUNK_BYTES // (8 * taps * channels))
     parts = [slice(i, i + step) for i in range(0, len(pixels), step)]
-    with ThreadPoolExecutor(min(len(parts), THREADS)) as threads:
-        for _ in threads.map(convolve_chunk, parts):
-            pass
+    _run_in_threads(convolve_chunk, parts)
     return sums, scales
 
 
