@@ -1,4 +1,4 @@
-"""The script that leaves out parts of searches, on a small layer."""
+"""The script that leaves out parts of searches, on a small layer; nothing is measured."""
 
 import json
 import runpy
@@ -12,7 +12,7 @@ from tvmconv.searching.tuners.xgb import XGBTuner
 SCRIPT = Path(__file__).parents[2] / "scripts/ablate_searches.py"
 
 
-def test_each_variant_has_a_log_and_a_line_and_leaves_nothing_changed(tmp_path, capsys):
+def test_each_variant_has_a_log_and_a_line_and_leaves_nothing_changed(tmp_path, capsys, instant):
     suite = tmp_path / "layers.json"
     suite.write_text(json.dumps([{"name": "small", "text": "conv2d:1x4x6x6,4x4x1x1"}]))
     script = runpy.run_path(str(SCRIPT))

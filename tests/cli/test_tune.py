@@ -146,20 +146,21 @@ def test_the_time_is_for_all_schedules_together(tune, instant, asked):
 def test_each_workload_has_the_same_time_or_of_a_time_for_all_what_it_costs(
     tune, instant, asked, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("tvmconv.cli.tune._process_begun", time.monotonic)
+    monkeypatch.setattr("tvmconv.cli.tune.process_begun", time.monotonic)
     large = "conv2d:1x256x56x56,256x256x3x3,s1,p1"
     file = tmp_path / "mine.json"
     file.write_text(json.dumps([{"name": "a", "text": SMALL}, {"name": "b", "text": large}]))
     tune("--suite", str(file), *HOW, "--seconds", "10")
     assert asked == [10.0, 10.0]
     asked.clear()
-    tune("--suite", str(file), *HOW, "--seconds-total", "100", "--log", str(tmp_path / "new"))
+    _, out, _ = tune("--suite", str(file), *HOW, "--seconds-total", "1000", "--log", str(tmp_path / "new"))
     first, second = asked
-    assert first < 10.0 < 90.0 < second < 100.0  # which also has what the first one left
+    assert 900.0 < first < second < 1000.0  # the large one, which is first; and what it left
+    assert [line.split()[0] for line in out.splitlines()[1:3]] == [SMALL, large]
 
 
 def test_the_clock_of_the_first_search_has_run_since_the_command_was_begun(tune, log, instant, monkeypatch):
-    monkeypatch.setattr("tvmconv.cli.tune._process_begun", lambda: time.monotonic() - 100.0)
+    monkeypatch.setattr("tvmconv.cli.tune.process_begun", lambda: time.monotonic() - 100.0)
     monkeypatch.setattr(
         "tvmconv.experiments.sweep.suite",
         lambda *_, **how: [Layer(name, parse(text), 1) for name, text in (("a", SMALL), ("b", OTHER))],
@@ -171,7 +172,7 @@ def test_the_clock_of_the_first_search_has_run_since_the_command_was_begun(tune,
 
 
 def test_the_command_was_begun_a_moment_ago():
-    code = "import time; from tvmconv.cli.tune import _process_begun; print(time.monotonic() - _process_begun())"
+    code = "import time; from tvmconv.deadline import process_begun; print(time.monotonic() - process_begun())"
     start = time.monotonic()
     seconds = float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
     assert 0.0 < seconds <= time.monotonic() - start + 0.1  # it is told to a hundredth

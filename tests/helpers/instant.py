@@ -21,6 +21,20 @@ def made_up(workload, schedule, config, device, **fields):
     return replace(Record.of(measured(workload, schedule, config, device)), **fields)
 
 
+class Clock:
+    """A clock that goes on only when somebody sets it on; calling it tells the time.
+
+    Attributes:
+        now: the time, in seconds.
+    """
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
 class Instant:
     """Stands in for `Measurer`; configs end one at a time, in the order in which they were submitted.
 
@@ -29,6 +43,8 @@ class Instant:
         failing: names of schedules whose configs all fail.
         seconds, error: what a trial takes, and how it ends, made of the trial and of what it would be else.
         milliseconds: by phase.
+        clock: a `Clock` that goes on while results are waited for; None where trials take no time.
+        duration: the seconds that a trial takes on that clock.
         lasts: after how many measurements the device is lost, with the error `loss`.
     """
 
@@ -39,6 +55,8 @@ class Instant:
         self.loss = None
         self.seconds = self.error = lambda trial, otherwise: otherwise
         self.milliseconds = {"time": 1.0}
+        self.clock = None
+        self.duration = lambda trial: 1.0
 
     def __call__(self, workload, schedules, devices, workers=None, problem=None):
         return _Session(self, workload, devices[0].name)
@@ -51,6 +69,7 @@ class _Session:
         self._instant, self._workload, self._device = instant, workload, device
         self._waiting = []
         self._ended = []
+        self._left = None  # seconds until the first that waits ends
 
     def __enter__(self):
         return self
@@ -81,6 +100,12 @@ class _Session:
             return []
         if len(self._instant.measured) == self._instant.lasts:
             raise self._instant.loss
+        if self._instant.clock:
+            left = self._instant.duration(self._waiting[0]) if self._left is None else self._left
+            self._instant.clock.now += min(timeout, left)
+            self._left = left - timeout if left > timeout else None
+            if self._left is not None:
+                return []
         trial = self._waiting.pop(0)
         name = trial.schedule
         self._instant.measured.append((name, trial.config))

@@ -244,12 +244,6 @@ def test_a_search_begins_with_what_is_predicted(in_use, tmp_path):
     contest = open_contest(NEW, Field.of(NEW, [], place), place, Request(log=tmp_path / "log.jsonl"))
     expected = [(each.schedule, each.config) for each in promising(NEW, place, 3)]
     assert contest.propose(3) == expected
-    assert not contest.may_end
-    measured = [Record(NEW, *each, MACHINE.name, "cuda -arch=sm_90", times=(1e-5,)) for each in expected]
-    contest.learn(measured)
-    assert not contest.may_end
-    contest.learn([replace(measured[0], schedule=name, config=config) for name, config in contest.propose(30)])
-    assert contest.may_end
     yardstick = Request("random", log=tmp_path / "log.jsonl")
     assert open_contest(NEW, Field.of(NEW, [], place), place, yardstick).propose(1) != expected[:1]
 

@@ -4,6 +4,7 @@ import dataclasses
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import types
 from pathlib import Path
@@ -151,6 +152,25 @@ def test_nothing_is_left_behind(temporary):
     assert children() <= before
     assert list(temporary.iterdir()) == []
     wait_for(lambda: not abandoned(shared), GONE_SECONDS)
+
+
+def test_closing_does_not_wait_for_a_reference(monkeypatch):
+    monkeypatch.setattr("tvmconv.measuring.measurer.CLOSE_SECONDS", 0.05)
+    asked, release = threading.Event(), threading.Event()
+
+    def problem():
+        asked.set()
+        release.wait(30.0)
+        return tc.Problem(WORKLOAD)
+
+    m = measurer(problem=problem)
+    m.submit([{"fault": "none"}])
+    assert asked.wait(DEADLINE)
+    m.close()
+    assert not release.is_set()
+    release.set()
+    m._thread.join(DEADLINE)
+    assert not m._thread.is_alive()
 
 
 def test_closing_ends_what_is_under_way_and_waits_for_nothing(temporary):

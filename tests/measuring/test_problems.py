@@ -1,5 +1,7 @@
 """Inputs and references that are there before they are asked for."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ import tvmconv as tc
 from tvmconv.errors import WorkloadError
 from tvmconv.measuring.problems import Problems
 
-SMALL = tc.parse("conv2d:1x4x6x6,8x4x3x3,p1")
+SMALL, OTHER = tc.parse("conv2d:1x4x6x6,8x4x3x3,p1"), tc.parse("conv2d:1x4x5x5,8x4x3x3,p1")
 
 
 def test_what_was_announced_is_computed_and_for_one_alone():
@@ -37,3 +39,20 @@ def test_what_cannot_be_prepared_is_told_to_whoever_asks(monkeypatch):
     problems.prepare(SMALL)
     with pytest.raises(WorkloadError, match="this machine has"):
         problems.take(SMALL)
+
+
+def test_a_problem_is_not_waited_for_while_another_is_computed(monkeypatch):
+    release = threading.Event()
+
+    class Slow(tc.Problem):
+        @property
+        def expected(self):
+            release.wait(30.0)
+
+    monkeypatch.setattr("tvmconv.measuring.problems.Problem", Slow)
+    problems = Problems()
+    problems.prepare(SMALL)
+    problems.prepare(OTHER)
+    assert problems.take(OTHER).workload == OTHER
+    assert not release.is_set()
+    release.set()

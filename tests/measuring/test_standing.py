@@ -279,6 +279,31 @@ def test_the_process_of_a_gpu_of_this_host_begins_early_and_no_other_device_s_do
     assert begun == [(DEVICE_PROCESS, "cuda:1", 1, Wake("cuda:1")), (BUILDER, BUILDER, 3)]
 
 
+def test_the_end_does_not_wait_for_what_still_loads(monkeypatch):
+    """The last block ends as soon as a process that would take seconds to load was stopped."""
+    forking, stopped = threading.Event(), threading.Event()
+
+    class Loading:
+        def fork(self, module, descriptor):
+            forking.set()
+            stopped.wait(30.0)
+            raise tc.Error("it has ended")
+
+        def stop_loading(self):
+            stopped.set()
+
+        def close(self):
+            assert stopped.is_set()
+
+    monkeypatch.setattr("tvmconv.measuring.standing.Zygote", Loading)
+    with standing():
+        begin(BUILDER, BUILDER, 3)
+        assert forking.wait(DEADLINE)
+        start = time.monotonic()
+    assert stopped.is_set()
+    assert time.monotonic() - start < 20.0
+
+
 def test_to_load_the_compilers_leaves_no_thread_that_a_fork_would_lose():
     program = (
         "import os, numpy; threads = lambda: len(os.listdir('/proc/self/task')); before = threads()\n"

@@ -149,13 +149,10 @@ def test_what_is_known_comes_first_in_its_order_also_of_a_schedule_that_fails():
     assert len(contest.propose(5)) == 5
 
 
-def test_what_is_known_twice_is_awaited_until_it_is_measured():
+def test_what_is_known_twice_is_proposed_once():
     config = {"number": 7, "order": "rows"}
     contest = Contest([entrant("a")], [("a", config), ("a", config)])
     assert contest.propose(9) == [("a", config)]
-    assert not contest.may_end
-    contest.learn([record("a", config, 1.0)])
-    assert contest.may_end
 
 
 def test_what_is_known_comes_first_also_at_the_end():

@@ -23,10 +23,6 @@ from tvmconv.searching.tune import find_devices, tune_all
 from tvmconv.searching.tuners import XGBTuner
 
 
-def test_a_search_measures_something_even_if_its_time_is_up_before_the_device_is_ready(log):
-    assert search(log, seconds=1e-3).status.best is not None
-
-
 @pytest.mark.usefixtures("shared_processes")
 def test_a_search_measures_verifies_and_confirms(log):
     tuned = search(log, trials=4, compare=True, confirm=True)
@@ -76,10 +72,10 @@ def test_of_the_time_some_is_kept_for_the_last_timings(log):
 
 
 def test_the_clock_may_have_begun_to_run_before_the_search(log, instant, opencl):
-    request = Request("random", seconds=10.0, log=log, compare=False, begun=time.monotonic() - 100.0)
+    request = Request("random", seconds=1000.0, log=log, compare=False, begun=time.monotonic() - 1010.0)
     status = tune_all(WORKLOAD, ["tiling"], [opencl], request, lambda status: None).status
-    assert status.done == len(trials_of(log)) == 1  # one config is measured at least
-    assert 100.0 < status.elapsed < 110.0
+    assert status.done == len(trials_of(log)) == 1
+    assert 1010.0 < status.elapsed < 1100.0
 
 
 def test_it_ends_with_the_last_trial(log, instant):

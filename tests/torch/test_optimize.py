@@ -1,6 +1,7 @@
 """A model's convolutions by our kernels, on the CPU through OpenCL: the same outputs, whatever is done to the model."""
 
 import copy
+import functools
 import itertools
 import json
 
@@ -13,6 +14,7 @@ from small_models import Between, Normalised, Scaled, Shared, Undecided, with_st
 
 import tvmconv.torch  # noqa: E402
 from tvmconv.errors import DeviceError, Error, ModelError, TuningError  # noqa: E402
+from tvmconv.searching.request import Request  # noqa: E402
 from tvmconv.torch import operator  # noqa: E402
 from tvmconv.torch.kernels import Ready  # noqa: E402
 from tvmconv.torch.report import PYTORCH  # noqa: E402
@@ -305,13 +307,19 @@ def test_a_log_that_is_not_there_or_cannot_be_written_is_an_error(tmp_path):
         optimized(model, log=tmp_path / "folder" / "log.jsonl", seconds=1)
 
 
-def test_the_second_time_a_kernel_of_the_log_is_there_without_a_compiler(tmp_path, monkeypatch):
+@pytest.fixture
+def few_trials(shared_processes, monkeypatch):
+    """Searches end after a few trials, and not by the time, which a busy machine may need to start."""
+    monkeypatch.setattr("tvmconv.torch.kernels.Request", functools.partial(Request, trials=3))
+
+
+def test_the_second_time_a_kernel_of_the_log_is_there_without_a_compiler(tmp_path, monkeypatch, few_trials):
     monkeypatch.setenv("TVMCONV_CACHE", str(tmp_path / "kept"))
     model, log = torch.nn.Conv2d(4, 8, 3).eval(), tmp_path / "log.jsonl"
-    optimized(model, seconds=1, log=log)
+    optimized(model, seconds=300, log=log)
     monkeypatch.setattr("tvmconv.torch.kernels.build_all", lambda choices, *_, **__: [] if not choices else 1 / 0)
     monkeypatch.setattr("tvmconv.torch.times.seconds_of", lambda *_: 1 / 0)
-    again = optimized(model, seconds=1, log=log)
+    again = optimized(model, seconds=300, log=log)
     assert [line.origin for line in again.report().lines] == ["tuned"]
     assert differ(again, model) < 1e-5
 
@@ -376,13 +384,13 @@ def test_models_of_one_workload_have_kernels_of_their_own(monkeypatch):
         operator.launcher(f"{first.report().lines[0].workload}#another", X.device)
 
 
-def test_a_search_writes_a_log_from_which_the_next_call_takes_its_kernels(tmp_path):
+def test_a_search_writes_a_log_from_which_the_next_call_takes_its_kernels(tmp_path, few_trials):
     model, log, told = torch.nn.Conv2d(4, 8, 3), tmp_path / "log.jsonl", []
-    optimized(model.eval(), seconds=2, log=log, progress=told.append)
+    optimized(model.eval(), seconds=300, log=log, progress=told.append)
     records = log.read_text()
     assert records.count("\n") > 2
     assert any("configs" in line for line in told)
-    again = optimized(model, seconds=2, log=log)
+    again = optimized(model, seconds=300, log=log)
     assert log.read_text() == records
     assert differ(again, model) < 1e-5
 

@@ -51,7 +51,12 @@ def add_parser(commands: Any) -> None:
         choices=LAYOUTS,
         help=f"{CHANNELS_LAST} is channels_last (default: {CHANNELS_FIRST} for f32, else {CHANNELS_LAST})",
     )
-    parser.add_argument("--seconds", metavar="T", type=positive, help="search for kernels so long, for all layers")
+    parser.add_argument(
+        "--seconds",
+        metavar="T",
+        type=positive,
+        help="search for kernels, and take so long for all, from the command on (writing the model comes after it)",
+    )
     parser.add_argument("--log", metavar="F", type=Path, help="take kernels from it, and append what is measured")
     parser.add_argument("--device", metavar="D", help="cuda:N or opencl:N (default: the best that there is)")
     parser.add_argument(
@@ -73,8 +78,13 @@ def run(args: argparse.Namespace) -> int:
     if args.out:
         with _writing(args.out):
             args.out.mkdir(parents=True, exist_ok=True)
-    with contextlib.redirect_stdout(sys.stderr):  # what the model's code prints
-        optimized = _optimized(args)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # what the model's code prints
+            optimized = _optimized(args)
+    except KeyboardInterrupt:
+        if args.seconds is not None:
+            print("tvmconv: interrupted; the log has what was measured", file=sys.stderr)
+        raise
     report = optimized.report()
     print(report)
     if args.out:
@@ -103,10 +113,11 @@ def _tensor(given: Input, dtype: Any, place: Any) -> Any:
 
 
 def _optimized(args: argparse.Namespace) -> Any:
-    import tvmconv.torch  # noqa: I001  first, as it says what is missing
+    from tvmconv.torch.optimize import optimize_within  # noqa: I001  first, as it says what is missing
     import torch
 
     from tvmconv import devices
+    from tvmconv.deadline import Deadline, process_begun
     from tvmconv.models.torch_module import make
     from tvmconv.torch.form import MEMORY_FORMATS
     from tvmconv.torch.formats import lay_weights
@@ -130,10 +141,10 @@ def _optimized(args: argparse.Namespace) -> Any:
         ]
     choose: Any = "tuned" if args.all else "fastest"
     with progress_line(f"{args.model}: ") as show:
-        return tvmconv.torch.optimize(
+        return optimize_within(
+            None if args.seconds is None else Deadline.after(args.seconds, process_begun()),
             model,
             tuple(inputs),
-            seconds=args.seconds,
             log=args.log,
             device=device.text,
             choose=choose,

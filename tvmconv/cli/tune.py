@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +29,7 @@ from tvmconv.cli.options import (
     verify_lines,
 )
 from tvmconv.cli.progress import progress_line
+from tvmconv.deadline import Deadline, process_begun
 from tvmconv.reports.tables import ALL, NOTHING, Table, significant, total_seconds
 from tvmconv.searching.tuners import TUNERS
 from tvmconv.without_torch import import_tvm
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 LOG = "tuning.jsonl"
 FAILED = 1
-LONGEST_START = 30.0  # seconds from a process's begin to its command; an older one was doing something else
 LINE_SECONDS = 15.0  # between two lines of progress where there is no terminal
 
 
@@ -79,13 +79,16 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     )
     time_limit = parser.add_mutually_exclusive_group()
     time_limit.add_argument(
-        "--seconds", metavar="T", type=positive, help="stop after so long for each workload, from the command on"
+        "--seconds",
+        metavar="T",
+        type=positive,
+        help="take so long for each workload, from the command on, with the last timings",
     )
     time_limit.add_argument(
         "--seconds-total",
         metavar="T",
         type=positive,
-        help="stop after so long for all, shared out by what each layer costs the network",
+        help="take so long for all workloads, from the command on, shared out by what each costs the network",
     )
     parser.add_argument("--patience", metavar="N", type=count, help="stop after so many configs that are no better")
     parser.add_argument("--log", metavar="F", type=Path, default=Path(LOG), help="append to it (default: %(default)s)")
@@ -122,9 +125,16 @@ def run(args: argparse.Namespace) -> int:
         for _, _, tuned in results:
             if tuned.final:
                 print(tuned.final.line())
+        for line in omitted_lines(results):
+            print(f"tvmconv: {line}", file=sys.stderr)
     else:
         print(results_table(results, network).text())
-        for line in (*unconfirmed_lines(results), *phase_lines(results), *verify_lines(chosen, args.verify)):
+        for line in (
+            *omitted_lines(results),
+            *unconfirmed_lines(results),
+            *phase_lines(results),
+            *verify_lines(chosen, args.verify),
+        ):
             print(line)
     return 0 if all(tuned.final for _, _, tuned in results) else FAILED
 
@@ -137,7 +147,8 @@ def search_all(
 ) -> list[tuple[Workload, str, Tuned]]:
     """Tune workloads one after another, by processes that start once.
 
-    The clock of the first one has run since this command was begun.
+    The clock of the first one has run since this command was begun. With `--seconds-total` those that cost the network
+    most are searched first.
 
     Args:
         args: what `add_search` read.
@@ -146,7 +157,7 @@ def search_all(
         more: fields of the `Request`.
 
     Returns:
-        Of each the workload, the schedule that won, and what came of the search.
+        Of each the workload, the schedule that won, and what came of the search; in the order of the network.
     """
     from tvmconv.measuring.ready import begin_processes
     from tvmconv.measuring.standing import standing
@@ -154,39 +165,28 @@ def search_all(
     from tvmconv.searching.request import Request
     from tvmconv.searching.tune import find_devices
 
-    begun, results = _process_begun(), []
-    end = None if args.seconds_total is None else begun + args.seconds_total
+    begun, results = process_begun(), []
+    deadline = None if args.seconds_total is None else Deadline.after(args.seconds_total, begun)
     options = {
         name: getattr(args, name)
         for name in ("tuner", "trials", "log", "seed", "patience", "transfer", "workers", "verify")
     }
-    request = Request(**options, seconds=None if end else args.seconds, begun=begun, **more)
+    request = Request(**options, seconds=args.seconds, begun=begun, **more)
     with standing():
         places = find_devices(args.device, args.tracker)
         tell_choice(args.device, *places)
         begin_processes(args.workers, places)  # they load what they need while this process does
         import_tvm()
         named = take_where_they_apply(args.schedule or (), [*network])
-        searches = one_after_another(network, places, request, named=named, end=end)
+        searches = one_after_another(network, places, request, named=named, deadline=deadline)
         for number, (workload, search) in enumerate(searches, 1):
             if told:
                 told(number, workload)
             with _shown(f"{workload.text} on {places[0].text}: ") as show:
                 tuned = search(lambda status, show=show: show(progress_text(status)))  # type: ignore[misc]
             results.append((workload, tuned.final.schedule if tuned.final else NOTHING, tuned))
-    return results
-
-
-def _process_begun() -> float:
-    """When this process was begun, as `time.monotonic` would have told it; now, if that was for something else."""
-    now = time.monotonic()
-    try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # proc_pid_stat(5): starttime
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot
-    except (OSError, AttributeError, ValueError, IndexError):  # not on Linux
-        return now
-    return now - age if age < LONGEST_START else now
+    places_of = {workload: place for place, workload in enumerate(network)}
+    return sorted(results, key=lambda result: places_of[result[0]])
 
 
 def take_where_they_apply(names: Sequence[str], chosen: Sequence[Workload]) -> dict[Workload, list[str]]:
@@ -292,6 +292,19 @@ def unconfirmed_lines(results: Sequence[tuple[Workload, str, Tuned]]) -> list[st
         for workload, name, tuned in results
         if tuned.final and not tuned.final.final
     ]
+
+
+def omitted_lines(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
+    """What there was no time left for, in one line; none where there was time for all."""
+    counts = Counter(what.value for _, _, tuned in results for what in tuned.omitted)
+    if not counts:
+        return []
+    several = len(results) > 1
+    named = [
+        f"the {what}" + (f" of {number} of {len(results)} workloads" if several else "")
+        for what, number in sorted(counts.items())
+    ]
+    return [f"No time was left for {', '.join(named)}."]
 
 
 def phase_lines(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:

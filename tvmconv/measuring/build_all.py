@@ -6,15 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 
+from tvmconv.deadline import Deadline
 from tvmconv.devices import Device
 from tvmconv.knobs import Config
 from tvmconv.library import Schedule
+from tvmconv.measuring import standing
 from tvmconv.measuring.builder import Built, Task, build
-from tvmconv.measuring.pool import Pool, workers_of
+from tvmconv.measuring.outcome import ErrorKind
+from tvmconv.measuring.pool import BUILDER, Pool, workers_of
 from tvmconv.workloads import Workload
 
 BUILD_SECONDS, BUILD_MEMORY = 60.0, 4 << 30  # that a build may take
 POLL_SECONDS = 0.1
+NO_TIME = "not built: no time left"
 
 
 @dataclass(frozen=True)
@@ -27,17 +31,23 @@ class Choice:
 
 
 def build_all(
-    choices: Sequence[Choice], device: Device, workers: int | None = None, told: Callable[[int], None] | None = None
+    choices: Sequence[Choice],
+    device: Device,
+    workers: int | None = None,
+    told: Callable[[int], None] | None = None,
+    deadline: Deadline | None = None,
 ) -> list[Built]:
     """Build, and say for each choice what came of it.
 
-    Where there is but one process to do it, this one does.
+    Where there is but one process to do it, and no deadline, this process does it.
 
     Args:
         choices: what to build.
         device: what for.
         workers: how many processes; by default one less than there are processors.
         told: is called with the number of those that are done.
+        deadline: when builds that have not ended are given up, as `NO_TIME` tells; the first choices are built first.
+            With a deadline this has to be called in a block of `standing`.
 
     Raises:
         Error: the processes do not start.
@@ -47,20 +57,25 @@ def build_all(
     schedules = {_key(choice): choice.schedule for choice in choices}  # names are those of an operator
     task = Task(choices[0].workload, schedules, device, BUILD_MEMORY)
     count = min(workers_of(workers), len(choices))
-    if count == 1:
+    if deadline is None and count == 1:
         return [build(task, _key(choice), choice.config, choice.workload) for choice in choices]
+    late = Built(None, ErrorKind.BUILD_TIMEOUT, NO_TIME)
+    if deadline is not None:
+        standing.begin(BUILDER, BUILDER, count)
+        if not standing.wait_for(BUILDER, deadline.left):
+            return [late] * len(choices)
     pool, found = Pool(task, count, BUILD_SECONDS), dict[int, Built]()
     try:
         for tag, choice in enumerate(choices):
             pool.submit(tag, _key(choice), choice.config, choice.workload)
-        while len(found) < len(choices):
+        while len(found) < len(choices) and not (deadline and deadline.has_passed):
             wait(pool.waitables(), POLL_SECONDS)
             found.update(pool.poll())
             if told:
                 told(len(found))
     finally:
         pool.close()
-    return [found[tag] for tag in range(len(choices))]
+    return [found.get(tag, late) for tag in range(len(choices))]
 
 
 def _key(choice: Choice) -> str:

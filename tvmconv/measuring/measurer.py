@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import metadata
 from multiprocessing import Pipe
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tvmconv.workloads import Workload
 
 POLL_SECONDS = 0.05  # between two looks at the clock and at the memory of the processes
+CLOSE_SECONDS = 1.0  # for what computes a reference, or waits for a process to start, when nobody wants it any more
 RUN_SECONDS = {"cuda": 10.0, "opencl": 60.0}  # PoCL compiles at the first launch, for up to 15 s on two cores
 
 
@@ -56,7 +57,8 @@ class Measurer:
         run_timeout: seconds for one candidate on the device; by default `RUN_SECONDS` of its kind.
         memory_limit: bytes of host memory for one candidate.
         seed: of the inputs; fresh ones by default.
-        problem: the inputs and the reference instead, of the same workload.
+        problem: the inputs and the reference instead, of the same workload; or a function that returns them, which is
+            called by a thread of the measurer, so that nobody else waits for a reference.
 
     Raises:
         DeviceError: a device is not there, or the devices differ.
@@ -75,7 +77,7 @@ class Measurer:
         run_timeout: float | None = None,
         memory_limit: int = 4 << 30,
         seed: int | None = None,
-        problem: Problem | None = None,
+        problem: Problem | Callable[[], Problem] | None = None,
     ):
         chosen = [schedules] if isinstance(schedules, library.Schedule) else list(schedules)
         for schedule in chosen:
@@ -96,6 +98,7 @@ class Measurer:
         self._ended: queue.SimpleQueue[Measurement | None] = queue.SimpleQueue()  # None: no more will come
         self._error: BaseException | None = None
         self._closing = False
+        self._is_ready = threading.Event()  # all processes were started
         self._bell, self._rope = Pipe(duplex=False)
         # A thread keeps the devices busy while a tuner thinks.
         self._thread = threading.Thread(target=self._run, name="measurer", daemon=True)
@@ -168,13 +171,18 @@ class Measurer:
         return ended
 
     def close(self) -> None:
-        """End all processes, whatever they are doing, or hand them on; what was not handed out is lost."""
+        """End all processes, whatever they are doing, or hand them on; what was not handed out is lost.
+
+        Where a reference is being computed, or a process being started, this waits `CLOSE_SECONDS` at most: what there
+        is of processes ends later, when that is done.
+        """
         self._closing = True
         if not self._bell.closed:
             self._rope.send_bytes(b"close")
-            self._thread.join()
-            self._bell.close()
-            self._rope.close()
+            self._thread.join(None if self._is_ready.is_set() else CLOSE_SECONDS)
+            if not self._thread.is_alive():
+                self._bell.close()
+                self._rope.close()
 
     def _run(self) -> None:
         """What the thread does: all that speaks to the processes, which live no longer than the thread."""
@@ -183,11 +191,17 @@ class Measurer:
             builders = Pool(self._task, self._workers, self._build_timeout)
             parts.append(builders)
             wait([self._bell])  # for the first configs, while builders start: until then a device is for others
+            if self._closing:
+                return
+            problem = self._problem() if callable(self._problem) else self._problem
             runners: list[Runner] = []
             for place in self._places:
-                runners.append(self._runner(place))
+                if self._closing:
+                    return
+                runners.append(self._runner(place, problem))
                 parts.append(runners[-1])
             self._pipeline = pipeline = Pipeline(self._task, builders, runners, _versions(self._device), self._means)
+            self._is_ready.set()
             while not self._closing:
                 wait([self._bell, *pipeline.waitables()], POLL_SECONDS)
                 while self._bell.poll():
@@ -203,11 +217,11 @@ class Measurer:
             for part in parts:
                 part.close()
 
-    def _runner(self, place: Device | Runner) -> Runner:
+    def _runner(self, place: Device | Runner, problem: Problem) -> Runner:
         if isinstance(place, Remote):
-            return RemoteRunner(place, self._problem, self._run_timeout, self._task.memory_limit)
+            return RemoteRunner(place, problem, self._run_timeout, self._task.memory_limit)
         if isinstance(place, Device):
-            return LocalRunner(place, self._problem, self._run_timeout, self._task.memory_limit)
+            return LocalRunner(place, problem, self._run_timeout, self._task.memory_limit)
         return place
 
 

@@ -6,13 +6,14 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from tvmconv.errors import Error
 from tvmconv.measuring.child import Child, Forget
 from tvmconv.measuring.zygote import Zygote
 
 FORKED = ("tvmconv.measuring.builder",)  # modules whose processes are forked, from one that has loaded what they need
+POLL_SECONDS = 0.05  # between two looks at what is beginning
 
 
 class _Standing:
@@ -41,9 +42,18 @@ class _Standing:
             if self._blocks:
                 return
             left, self._children = self._children, {}
-        for children in left.values():
-            for child in children:
+        children = [child for several in left.values() for child in several]
+        wanted = [child for child in children if not (isinstance(child, Future) and child.cancel())]
+        beginning = [child for child in wanted if isinstance(child, Future) and not child.done()]
+        for child in wanted:
+            if child not in beginning:
                 _there(child).kill()
+        for child in beginning:
+            while not child.done():
+                if self._zygote:
+                    self._zygote.stop_loading()  # which takes seconds, and what is beginning waits for it
+                wait([child], POLL_SECONDS)
+            _there(child).kill()
         self._starter.submit(int).result()  # until all that was to begin has begun
         with self._lock:
             if self._blocks:
@@ -86,6 +96,15 @@ class _Standing:
 
         with self._lock:
             self._children.setdefault(like, []).append(self._starter.submit(started))
+
+    def wait_for(self, like: str, timeout: float) -> bool:
+        """Wait until one process of this kind is there; False if none is after so many seconds."""
+        with self._lock:
+            children = list(self._children.get(like, ()))
+        beginning = [child for child in children if isinstance(child, Future)]
+        if len(beginning) < len(children):
+            return True
+        return bool(wait(beginning, timeout, FIRST_COMPLETED).done)
 
     def standing(self, like: str) -> int:
         """How many processes of this kind stand."""
@@ -153,6 +172,16 @@ def begin(module: str, like: str, count: int, first: object = None) -> None:
     """
     for _ in range(count - _now.standing(like)):
         _now.begin(like, module, first)
+
+
+def wait_for(like: str, timeout: float) -> bool:
+    """Wait until one of the processes that stand, or were begun, is there; False if none is after so many seconds.
+
+    Args:
+        like: which processes can do the same, as for `hand_on`.
+        timeout: in seconds.
+    """
+    return _now.wait_for(like, timeout)
 
 
 def begin_origin() -> None:

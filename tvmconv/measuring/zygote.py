@@ -67,6 +67,11 @@ class Zygote:
                 self._alive.discard(pid)
                 self._close_if_alone()
 
+    def stop_loading(self) -> None:
+        """End it now if nothing that was forked from it is alive; a `fork` that waits for it raises Error."""
+        if not self._alive:  # without the lock, which that `fork` holds
+            os.kill(self._child.pid, signal.SIGKILL)  # alive, or waited for by nobody yet
+
     def close(self) -> None:
         """End it, as soon as nothing that was forked from it is alive."""
         with self._lock:

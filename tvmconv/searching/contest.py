@@ -19,7 +19,6 @@ SHARPNESS = 8  # a schedule whose best takes 1.2 times as long gets a quarter of
 PATIENCE = 3  # failures of a schedule that never succeeded, after which others come first
 HOPELESS = 1e-6  # the weight of these
 RESERVE = 0.5  # the weight of schedules that seldom win, beside those that mostly do
-AWAITED = 6  # of what is known to be good, which are measured however short the search is
 DESCENDED = 5  # of the fastest configs, whose neighbours are tried in the end
 
 
@@ -82,7 +81,6 @@ class Contest:
         self._entrants: Mapping[str, Entrant] = {entrant.schedule.name: entrant for entrant in entrants}
         found = list(known)
         self._known = deque(each for place, each in enumerate(found) if each not in found[:place])
-        self._awaited = [*self._known][:AWAITED]
         self._fastest: list[Record] = []
 
     @property
@@ -90,15 +88,8 @@ class Contest:
         """How many configs the tuners like to propose before they learn what they cost."""
         return sum(entrant.tuner.batch for entrant in self._entrants.values() if not entrant.in_reserve)
 
-    @property
-    def may_end(self) -> bool:
-        """Whether what promises most was measured; before that an end would leave the fastest to chance."""
-        return not self._awaited
-
     def learn(self, records: Sequence[Record]) -> None:
         """Take notice of what configs cost; each once."""
-        came = [(record.schedule, record.config) for record in records]
-        self._awaited = [proposal for proposal in self._awaited if proposal not in came]
         for name, entrant in self._entrants.items():
             own = [record for record in records if record.schedule == name]
             if own:
@@ -136,9 +127,6 @@ class Contest:
             nearest = _ask(entrant, lambda tuner, config=config: _take_nearest(tuner, config))  # type: ignore[misc]
             taken = [(name, config) for config in nearest]
             entrant.proposed += len(taken)
-            self._awaited = [
-                each for other in self._awaited for each in (taken if other == (name, config) else [other])
-            ]
             chosen += taken
         return chosen
 

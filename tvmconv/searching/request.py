@@ -6,8 +6,9 @@ import math
 import numbers
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from tvmconv.deadline import Deadline
 from tvmconv.errors import TuningError
 from tvmconv.logs.best import log_files
 from tvmconv.searching import tuners
@@ -26,7 +27,8 @@ class Request:
         tuner: "xgb", "ga", "random" or "grid".
         trials: how many records of all schedules there shall be, those in the log included; `TRIALS` if `seconds` is
             not given either.
-        seconds: how long it may take, on the clock, earlier sessions included; one config is measured at least.
+        seconds: how long it may take, on the clock, with the last timings, earlier sessions included; see
+            `tvmconv.deadline`.
         log: the file to append to.
         seed: of the tuner.
         patience: end after so many records without a better one.
@@ -36,6 +38,7 @@ class Request:
         confirm: measure the fastest configs again at the end, on fresh inputs.
         begun: when the clock began to run, as `time.monotonic` tells it; None for when the search is called.
         verify: whether all outputs of a kernel are verified, or a sample of them; one of `tvmconv.verify.MODES`.
+        limit: when the search is cut off, whatever it is doing, beside what `seconds` says.
 
     Raises:
         TuningError: trials, patience or workers is no positive integer, seconds no positive number, seed negative, or
@@ -54,6 +57,7 @@ class Request:
     confirm: bool = True
     begun: float | None = None
     verify: str = "auto"
+    limit: Deadline = field(default_factory=Deadline)
 
     def __post_init__(self) -> None:
         if self.verify not in MODES:

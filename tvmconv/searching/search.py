@@ -8,10 +8,12 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
 
 from tvmconv import library
+from tvmconv.deadline import Deadline, earliest
 from tvmconv.devices import Device
 from tvmconv.errors import Error
 from tvmconv.logs.best import best
@@ -36,6 +38,14 @@ LONG_SECONDS = 0.15  # that a last timing takes, its warm-up included
 KEPT = 8 * FINALISTS  # of the fastest records, should the first be of configs that nobody can build
 
 
+class Omitted(Enum):
+    """What a search left out, as there was no time left for it."""
+
+    SEARCH = "search"
+    COMPARISON = "comparison with the naive schedule"
+    LAST_TIMINGS = "last timings"
+
+
 @dataclass(frozen=True)
 class Tuned:
     """What came of a tuning.
@@ -48,6 +58,8 @@ class Tuned:
         seconds: how long this session measured, from its first config to its last record.
         reference: the naive schedule's record that `final` is compared with: of the same final run where there is one,
             else its trial; None if it was not measured.
+        omitted: what there was no time left for.
+        built: the fastest configs, as this session built them.
     """
 
     status: Status
@@ -55,6 +67,8 @@ class Tuned:
     phases: dict[str, float]
     seconds: float
     reference: Record | None = None
+    omitted: frozenset[Omitted] = frozenset()
+    built: Sequence[Trial] = field(default=(), repr=False)
 
     @property
     def speedup(self) -> float | None:
@@ -121,7 +135,8 @@ def search(
     if request.confirm:
         under_way.confirm(built, phases)
     final = under_way.result()
-    return Tuned(under_way.status, final, phases, seconds, reference=under_way.compared_with(final))
+    omitted, reference = frozenset(under_way.omitted), under_way.compared_with(final)
+    return Tuned(under_way.status, final, phases, seconds, reference, omitted, built)
 
 
 def _check_writable(log: Path) -> None:
@@ -162,6 +177,8 @@ class _Search:
         self._best_first: list[Record] = []
         self._finals: dict[tuple[str, str, str, str], Record] = {}
         self._naive_finals: list[Record] = []
+        self._cut_off = request.limit
+        self.omitted: set[Omitted] = set()
 
     def recall(self) -> None:
         """Count and learn what the log has of this search."""
@@ -171,8 +188,13 @@ class _Search:
         """Search until the end; seconds of measuring, mean milliseconds a trial by phase, the fastest as built."""
         status = self.status
         start = begun - status.elapsed
+        if self._request.seconds is not None:
+            own = Deadline.after(self._request.seconds - status.elapsed, begun)
+            self._cut_off = earliest(own.cut_off, self._request.limit)
         referring = self._request.compare and self._naive is not None and status.reference is None
-        if self._ended() and not referring:
+        if self._time_is_up() or (self._ended() and not referring):
+            if not status.done:
+                self.omitted.add(Omitted.SEARCH)
             return 0.0, {}, []
         builders = list(self._schedules.values())
         with contextlib.ExitStack() as stack:
@@ -181,7 +203,7 @@ class _Search:
                 [*builders, self._naive] if self._naive else builders,
                 self._places,
                 workers=self._request.workers,
-                problem=self._ahead.problems.take(self._workload, self._request.verify),
+                problem=functools.partial(self._ahead.problems.take, self._workload, self._request.verify),
             )
             stack.enter_context(measurer)
             if referring and self._naive:
@@ -192,6 +214,10 @@ class _Search:
             status.elapsed = time.monotonic() - start
             first = time.monotonic()
             self._measure(measurer, start, progress)
+            if not status.done:
+                self.omitted.add(Omitted.SEARCH)
+            elif referring and status.reference is None and self._time_is_up():
+                self.omitted.add(Omitted.COMPARISON)
             return time.monotonic() - first, measurer.phases, measurer.fastest
 
     def _measure(self, measurer: Measurer, start: float, progress: Callable[[Status], None]) -> None:
@@ -220,7 +246,8 @@ class _Search:
 
     def _refers(self, measurer: Measurer) -> bool:
         """Whether the naive schedule is still being measured, which everything is compared with."""
-        return bool(self._request.compare and self._naive and not self.status.reference and measurer.pending)
+        wanted = self._request.compare and self._naive and not self.status.reference
+        return bool(wanted and measurer.pending and not self._time_is_up())
 
     def _submit(self, measurer: Measurer) -> bool:
         """Keep the measurer busy; False if the spaces are exhausted.
@@ -287,13 +314,14 @@ class _Search:
         status, patience = self.status, self._request.patience
         return (
             (status.asked is not None and status.done >= status.asked)
-            or (self._seconds is not None and status.elapsed >= self._seconds and status.done > 0 and self._may_end())
+            or self._time_is_up()
             or (patience is not None and status.best is not None and status.since_best >= patience)
         )
 
-    def _may_end(self) -> bool:
-        """Whether the first configs, which promise most, were measured."""
-        return not self._contest or self._contest.may_end
+    def _time_is_up(self) -> bool:
+        """Whether the time for trials is over; a first one is waited for until the search is cut off."""
+        by_clock = self._seconds is not None and self.status.elapsed >= self._seconds
+        return self._cut_off.has_passed or (by_clock and self.status.done > 0)
 
     def result(self) -> Record | None:
         """Return the best record that the log has of this search, as every command that reads the log names it."""
@@ -328,6 +356,9 @@ class _Search:
         is_known = bool(self._best_first) and self._best_first[0].identity in self._finals
         if is_known and (naive is None or self._naive_finals):  # nothing faster was found since
             return
+        if self._best_first and self._cut_off.has_passed:
+            self.omitted.add(Omitted.LAST_TIMINGS)
+            return
         there = {_spelt(trial): trial for trial in built}
         each = LONG_SECONDS + sum(phases.get(phase, 0.0) for phase in ("load", "verify", "time")) / 1e3
         count = min(FINALISTS, max(1, int(self._final_seconds / FINAL_ROUNDS / each)))
@@ -342,31 +373,35 @@ class _Search:
         names = dict.fromkeys(record.schedule for record in (*self._best_first, *self._finals.values()))
         schedules = [*map(self._schedules.__getitem__, names), *([self._naive] if naive and self._naive else [])]
         absent = sum(_spelt(trial) not in there for trial in (*wanted, *([naive] if naive else [])))
-        fresh = self._ahead.problems.take(self._workload, self._request.verify)
+        fresh = functools.partial(self._ahead.problems.take, self._workload, self._request.verify)
         finalists: list[Trial] = []
         with Measurer(self._workload, schedules, self._places[:1], workers=absent, problem=fresh) as measurer:
             if naive and _spelt(naive) not in there:
-                _measure_all(measurer, [naive])
+                _measure_all(measurer, [naive], self._cut_off)
                 there |= {_spelt(trial): trial for trial in measurer.fastest}
             while wanted:  # what a log has may be of another version, whose configs nobody can build
                 missing = [trial for trial in wanted if _spelt(trial) not in there]
                 if missing:
-                    _measure_all(measurer, missing)
+                    _measure_all(measurer, missing, self._cut_off)
                     there |= {_spelt(trial): trial for trial in measurer.fastest}
                 finalists += [there[_spelt(trial)] for trial in wanted if _spelt(trial) in there]
-                wanted = [*itertools.islice(left, count - len(finalists))]
+                wanted = [] if self._cut_off.has_passed else [*itertools.islice(left, count - len(finalists))]
             finalists += [there[_spelt(trial)] for trial in [naive] if trial and _spelt(trial) in there]
             timed = measure_rounds(
                 finalists,
-                functools.partial(_measure_all, measurer),
-                lambda measurement: measurement.cost,
+                lambda trials: _measure_all(measurer, trials, self._cut_off),
+                lambda measurement: measurement.cost if measurement else math.inf,
                 rounds=FINAL_ROUNDS,
                 repeated=FINAL_REPEATED,
             )
         for rounds in timed:
-            outcome = together([measurement.outcome for measurement in rounds.agreeing])
-            self._log.append(Record.of(replace(rounds.measurements[-1], outcome=outcome)))
+            if measurements := [measurement for measurement in rounds.agreeing if measurement]:
+                outcome = together([measurement.outcome for measurement in measurements])
+                self._log.append(Record.of(replace(measurements[-1], outcome=outcome)))
         self._take(self._log.new_records(self._workload))
+        too_few = self._cut_off.has_passed and len(finalists) < min(count, len(self._best_first))
+        if too_few or any(None in rounds.measurements for rounds in timed):
+            self.omitted.add(Omitted.LAST_TIMINGS)
 
 
 def _fastest(records: Iterable[Record]) -> Record | None:
@@ -379,11 +414,12 @@ def _spelt(which: Trial | Measurement | Record) -> str:
     return f"{which.schedule} {sorted(which.config.items())}"
 
 
-def _measure_all(measurer: Measurer, trials: Sequence[Trial]) -> list[Measurement]:
-    """What came of some trials, all of them, in their order."""
-    measurer.submit_trials(trials)
+def _measure_all(measurer: Measurer, trials: Sequence[Trial], cut_off: Deadline) -> list[Measurement | None]:
+    """What came of some trials, in their order; None for those that were not measured before the cut-off."""
     found: dict[str, Measurement] = {}
-    while measurer.pending:
-        for measurement in measurer.results(timeout=1.0):
+    if not cut_off.has_passed:
+        measurer.submit_trials(trials)
+    while measurer.pending and not cut_off.has_passed:
+        for measurement in measurer.results(timeout=min(1.0, cut_off.left)):
             found[_spelt(measurement)] = measurement
-    return [found[_spelt(trial)] for trial in trials]
+    return [found.get(_spelt(trial)) for trial in trials]

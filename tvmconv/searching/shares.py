@@ -7,9 +7,24 @@ from collections.abc import Mapping, Sequence
 from tvmconv.devices import Device
 from tvmconv.workloads import Workload
 
-LEAST_SECONDS = 2.0  # of a layer, if there is so much for each
+LEAST_SECONDS = 2.0  # of a layer that is searched
 LAUNCH_SECONDS = 2e-6  # that a kernel takes, however small it is
 PEAK_FLOPS, PEAK_BANDWIDTH = 1e12, 1e11  # of a device that does not tell
+
+
+def by_cost(network: Mapping[Workload, int], device: Device) -> list[Workload]:
+    """The workloads of a network, those first for which it takes the most time at the device's peaks.
+
+    Args:
+        network: how often there is each.
+        device: where they run.
+    """
+    return sorted(network, key=lambda workload: -network[workload] * roofline_seconds(workload, device))
+
+
+def served(seconds: float, left: Sequence[Workload]) -> Sequence[Workload]:
+    """Those that can have `LEAST_SECONDS` each of some seconds: the first ones, and at least one."""
+    return left[: max(1, int(seconds / LEAST_SECONDS))]
 
 
 def share(seconds: float, left: Sequence[Workload], counts: Mapping[Workload, int], device: Device) -> float:

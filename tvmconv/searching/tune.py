@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from tvmconv import devices, library
@@ -50,7 +51,8 @@ def tune(
             schedule being one more choice, and the other schedules' defaults are measured as well.
         tuner: "xgb", "ga", "random" or "grid".
         trials: how many records there shall be, those in the log included; 512 if `seconds` is not given either.
-        seconds: how long it may take, on the clock, earlier sessions included; one config is measured at least.
+        seconds: how long it may take, on the clock, with the last timings, earlier sessions included. A first config
+            that is not measured by then is waited for some seconds more, as `tvmconv.deadline` says.
         log: the file to append to.
         device: where to measure: a device, several of one architecture, "cuda" for all GPUs of this host, or "auto" for
             these or else the first device of OpenCL.
@@ -77,7 +79,8 @@ def tune(
         Error: the log cannot be read or written.
         KeyboardInterrupt: the user's; the log is whole.
     """
-    request = Request(tuner, trials, seconds, log, seed, patience, transfer, workers, compare, confirm, verify=verify)
+    begun = time.monotonic()
+    request = Request(tuner, trials, seconds, log, seed, patience, transfer, workers, compare, confirm, begun, verify)
     named = [] if schedule is None else [schedule]
     return tune_all(as_workload(workload), named, find_devices(device), request, progress or (lambda status: None))
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,13 +22,15 @@ from typing import Any
 import torch
 from torch import fx
 
+from tvmconv.deadline import Deadline
 from tvmconv.errors import DeviceError, TuningError
-from tvmconv.torch.choose import Chooser, checked
+from tvmconv.searching.request import Request
+from tvmconv.torch.choose import Chooser, checked, comparing_seconds
 from tvmconv.torch.kernels import Kernels
 from tvmconv.torch.layer import CONVOLUTIONS
 from tvmconv.torch.look import look
 from tvmconv.torch.model import Optimized
-from tvmconv.torch.optimize import device_of
+from tvmconv.torch.optimize import chosen_lines, device_of, left_out
 from tvmconv.torch.report import Report
 from tvmconv.torch.sites import MODEL, Site, rewrite, strip
 from tvmconv.torch.split import Part
@@ -61,27 +64,32 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mappi
     Args:
         gm: the graph.
         example_inputs: its inputs, with the parameters among them.
-        options: `seconds`, `log` and `choose` as of `optimize`; `then` names the backend for all else, by default
+        options: `seconds`, `log` and `choose` as of `optimize`, where the time that the other backend takes counts, as
+            it was for the graph without our kernels; `then` names the backend for all else, by default
             "inductor".
 
     Raises:
         TuningError: there is no such option, or no such choice.
         Error: the log cannot be read or written.
     """
-    given = dict(options or {})
+    given, begun = dict(options or {}), time.monotonic()
     for name in given:
         if name not in OPTIONS:
             raise TuningError(f"option {name!r}: expected one of {', '.join(OPTIONS)}")
     how = checked(given.get("choose", "fastest"))
+    seconds = given.get("seconds")
+    Request(seconds=seconds)  # which refuses what is no limit
+    deadline = None if seconds is None else Deadline.after(seconds, begun)
     compile_rest = torch._dynamo.lookup_backend(given.get("then", THEN))
     theirs = compile_rest(fx.GraphModule(gm, copy.deepcopy(gm.graph)), example_inputs)
+    compiling = time.monotonic() - begun  # which the graph with our kernels takes as well
     place = _place(example_inputs)
     targets = {node.target for node in gm.graph.nodes}
     if place is None or _trains(gm) or AUTOCAST in targets or targets.isdisjoint(OPERATORS):
         return theirs
     try:
         with torch.no_grad():
-            chosen, report = _chosen(gm, example_inputs, place, given)
+            chosen, report = _chosen(gm, example_inputs, place, given, deadline and deadline.reserving(compiling))
     except DeviceError as error:  # there is none of ours for PyTorch's
         _told.warning("%s: convolutions are left as they are", error)
         return theirs
@@ -135,9 +143,13 @@ def _copied(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def _chosen(
-    gm: fx.GraphModule, inputs: Sequence[Any], place: torch.device, given: Mapping[str, Any]
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    place: torch.device,
+    given: Mapping[str, Any],
+    deadline: Deadline | None,
 ) -> tuple[list[Site], Report]:
-    """The convolutions that are faster by our kernels, and what was decided."""
+    """The convolutions that are faster by our kernels, and what was decided by the deadline."""
     tried = _of_modules(gm, inputs)
     own = {
         id(tensor)
@@ -150,12 +162,14 @@ def _chosen(
     kernels = Kernels(device, place, given.get("log"), lambda text: _told.debug("%s", text))
     with by_heuristics():
         found = look(model, [Part("", model)], inputs)
-    kernels.find(Counter(one.text for one in found if one.text), given.get("seconds"))
+    counts = Counter(one.text for one in found if one.text)
+    kernels.find(counts, deadline and deadline.reserving(comparing_seconds(len(counts), place, deadline)))
     times = Times(model, inputs, place, device.name)
-    chooser = Chooser(kernels, times, given.get("choose", "fastest"))
-    lines = [chooser.choose(one) for one in found]
+    chooser = Chooser(kernels, times, given.get("choose", "fastest"), deadline)
+    lines = chosen_lines(chooser, found, counts, device)
     times.keep()
-    return [one.site for one in found if one.site and one.module.kernels], Report(tuple(lines))
+    notes = left_out(len(kernels.unsearched), len(counts), chooser.omitted)
+    return [one.site for one in found if one.site and one.module.kernels], Report(lines, notes=tuple(notes))
 
 
 def _of_modules(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:

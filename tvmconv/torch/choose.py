@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
 import torch
 
+from tvmconv.deadline import Deadline
 from tvmconv.errors import Error, TuningError
 from tvmconv.torch import operator
 from tvmconv.torch.form import form_of
@@ -22,6 +25,8 @@ from tvmconv.torch.times import Times, by_heuristics
 from tvmconv.workloads import dtypes
 
 OTHERWISE = "Inputs of other shapes and dtypes, on other devices, in training mode, or for gradients: by PyTorch."
+NO_TIME = "not compared: no time left"
+COMPARE_SECONDS = {"cuda": 0.15, "cpu": 0.6}  # that a layer's comparison takes, about: two timings, and a check
 Choose = Literal["fastest", "tuned"]
 TOLERANCES = 4.0  # of the dtype: PyTorch's result is as far off, and rounds between the operations
 
@@ -31,6 +36,17 @@ def checked(how: str) -> Choose:
     if how not in get_args(Choose):
         raise TuningError(f"choose={how!r}: expected one of {', '.join(get_args(Choose))}")
     return cast(Choose, how)
+
+
+def comparing_seconds(workloads: int, place: torch.device, deadline: Deadline) -> float:
+    """How much of a model's time is kept for comparing its layers with PyTorch: half of it at most.
+
+    Args:
+        workloads: how many different layers there are.
+        place: where they run.
+        deadline: when all shall be compared.
+    """
+    return min(workloads * COMPARE_SECONDS[place.type], deadline.left / 2)
 
 
 @dataclass
@@ -50,10 +66,17 @@ class Chooser:
         kernels: of the model's workloads.
         times: of the model's parts.
         how: "fastest" is what is measured to be faster; "tuned" is our kernel wherever it is right.
+        deadline: when all layers shall be decided on; those that come too late are left to PyTorch.
+
+    Attributes:
+        omitted: how many layers came too late.
     """
 
-    def __init__(self, kernels: Kernels, times: Times, how: Choose) -> None:
+    def __init__(self, kernels: Kernels, times: Times, how: Choose, deadline: Deadline | None = None) -> None:
         self._kernels, self._times, self._how = kernels, times, how
+        self._deadline = deadline or Deadline()
+        self._seconds: list[float] = []  # that each workload took
+        self.omitted = 0
         self._taken: list[tuple[TunedConv, Key]] = []
         self._programs: list[str] = []
         self._decided: dict[str, _Decided] = {}
@@ -67,14 +90,19 @@ class Chooser:
         if not self._kernels.ready(found.text):
             return replace(line, reason=self._kernels.why_not(found.text))
         module, key = found.module, found.x.key
+        begun = time.monotonic()
         given = [found.x.like(), *([found.add.like()] if found.add else [])]
         like = f"{found.text}, {found.x}, {found.add}, {'no ' if module.norm is None else ''}normalisation"
+        decided = self._decided.get(like)
+        if self._deadline.left <= (0.0 if decided else statistics.fmean(self._seconds or [0.0])):
+            self.omitted += 1
+            return replace(line, reason=NO_TIME)
         with torch.no_grad():
             with by_heuristics():
                 wanted = module(*given)
-            decided = self._decided.get(like)
             if decided is None:
                 decided = self._decided[like] = self._measured(found, like, given, wanted)
+                self._seconds.append(time.monotonic() - begun)
             line = replace(line, before=decided.before, after=decided.after, reason=decided.reason)
             if decided.ready is None:
                 return line
@@ -92,6 +120,8 @@ class Chooser:
         assert x is not None
         decided = _Decided(self._times.seconds(f"PyTorch: {like}", lambda: module(*given)))
         for ready in self._kernels.ready(found.text):
+            if self._deadline.has_passed:
+                break
             others = operator.installed(ready.name, self._kernels.place)  # have it
             problem = self._take(found, ready, given, wanted)
             if not problem:
@@ -103,6 +133,8 @@ class Chooser:
             module.leave(x.key)
             if not others:
                 operator.remove(ready.name, self._kernels.place)
+        if decided.ready is None and not decided.reason:
+            self.omitted, decided.reason = self.omitted + 1, NO_TIME
         if self._how == "fastest" and decided.after is not None and decided.after >= decided.before:
             decided.ready, decided.reason = None, "PyTorch is no slower"
         return decided
@@ -121,7 +153,9 @@ class Chooser:
             return str(failure).splitlines()[0]
         return "" if error <= allowed else f"our result differs by {error:.1e}, more than {allowed:.1e}"
 
-    def whole(self, model: Optimized, parts: Sequence[Part], arguments: Sequence[Any], report: Report) -> Report:
+    def whole(
+        self, model: Optimized, parts: Sequence[Part], arguments: Sequence[Any], report: Report, *, timed: bool = True
+    ) -> Report:
         """Time the whole model, and give it back to PyTorch if our kernels make it no faster.
 
         Args:
@@ -129,6 +163,7 @@ class Chooser:
             parts: which are graphs.
             arguments: of the model.
             report: what was decided so far, and what the model took as it was.
+            timed: whether there is time for that; without, the kernels stay that are faster for their layers.
         """
         taken = {id(module) for module, _ in self._taken}
         ours = [part.module for part in parts if taken & {id(module) for module in part.module.graph.modules()}]
@@ -136,6 +171,9 @@ class Chooser:
             part.module.leave(part.module not in ours)
         before = report.before
         programs = hashlib.sha256("\n".join(self._programs).encode()).hexdigest()
+        if ours and not timed:
+            note = "No time was left to time the whole model with our kernels."
+            return replace(report, notes=(*report.notes, note))
         after = self._times.seconds(f"the whole by {programs}", lambda: model(*arguments)) if ours else before
         if ours and (self._how == "tuned" or before is None or after is None or after < before):
             return replace(report, after=after)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -13,20 +13,26 @@ from pathlib import Path
 
 import torch
 
+from tvmconv import library
 from tvmconv.compiler.program import Program
+from tvmconv.deadline import Deadline
 from tvmconv.devices import Device
 from tvmconv.errors import Error, ScheduleError
+from tvmconv.knobs import Config
 from tvmconv.logs.best import Nearness, Rankings, log_files
 from tvmconv.logs.candidates import TUNED, Candidate, candidates
 from tvmconv.logs.record import Record
 from tvmconv.logs.shipped import shipped_logs
 from tvmconv.measuring import kept
-from tvmconv.measuring.build_all import Choice, build_all
+from tvmconv.measuring.build_all import NO_TIME, Choice, build_all
+from tvmconv.measuring.pool import workers_of
 from tvmconv.measuring.ready import begin_processes
 from tvmconv.measuring.standing import standing
 from tvmconv.measuring.wire import encode_program
 from tvmconv.searching.network import one_after_another
 from tvmconv.searching.request import Request
+from tvmconv.searching.search import Omitted, Tuned
+from tvmconv.searching.shares import by_cost
 from tvmconv.torch.form import MARK, form_of
 from tvmconv.torch.launch import launcher_of
 from tvmconv.torch.operator import Launcher
@@ -34,6 +40,7 @@ from tvmconv.torch.rounding import truncates
 from tvmconv.workloads import Workload, dtypes, parse
 
 LOG = "tuning.jsonl"
+BUILD_SECONDS = 1.0  # of a builder, kept of the time for a search for each workload that may have none
 FEW = 4  # kernels that are compared for a workload that was not measured on this device
 
 
@@ -89,6 +96,9 @@ class Kernels:
         place: PyTorch's.
         log: what was measured, and where a search writes.
         told: is called with a line of text now and then.
+
+    Attributes:
+        unsearched: workloads that a search was asked for and had no time for, by their texts.
     """
 
     def __init__(
@@ -102,24 +112,30 @@ class Kernels:
         self._log, self._told = log, told
         self._ready: dict[str, list[Ready]] = {}
         self._failed: dict[str, str] = {}
+        self._built: dict[str, Program] = {}  # by a search, under what `_spelt` gives
+        self.unsearched: list[str] = []
 
-    def find(self, counts: Mapping[str, int], seconds: float | None) -> None:
+    def find(self, counts: Mapping[str, int], deadline: Deadline | None) -> None:
         """Build kernels for each workload: the one that was measured to be the fastest here, or some that promise most.
 
         Args:
             counts: how often the model has each, by its text.
-            seconds: for a search of those that the log knows nothing of, all together; None for no search.
+            deadline: when a search of those that the log knows nothing of, and all building, shall be done; those that
+                cost the model most come first. None for no search, and no limit for building.
 
         Raises:
             Error: the log is not there and nothing is searched, or it cannot be read or written.
             DeviceError: the device is lost.
         """
         with standing():
-            if seconds is not None:
-                self._search(counts, seconds)
-            there = self._log is not None and (seconds is None or Path(self._log).exists())  # a search may find nothing
+            if deadline is not None:
+                self._search(counts, deadline)
+            there = self._log is not None and (
+                deadline is None or Path(self._log).exists()
+            )  # a search may find nothing
             logs = log_files([self._log]) if there and self._log is not None else []
-            self._build(list(counts), Rankings([*logs, *shipped_logs()]))
+            texts = [w.text for w in by_cost({parse(text): count for text, count in counts.items()}, self.device)]
+            self._build(texts, Rankings([*logs, *shipped_logs()]), deadline)
 
     def ready(self, text: str) -> list[Ready]:
         """The kernels of a workload, the most promising first; none if none could be built."""
@@ -129,7 +145,7 @@ class Kernels:
         """Why there is none."""
         return self._failed.get(text, "")
 
-    def _search(self, counts: Mapping[str, int], seconds: float) -> None:
+    def _search(self, counts: Mapping[str, int], deadline: Deadline) -> None:
         log = LOG if self._log is None else self._log
         self._log = log
         workloads = {parse(text): count for text, count in counts.items()}
@@ -137,33 +153,56 @@ class Kernels:
         left = {w: count for w, count in workloads.items() if not (known and self._measured(w, known))}
         if not left:
             return
-        now = time.monotonic()
-        end = now + seconds
         begin_processes(None, [self.device])
-        request = Request(log=log, begun=now, compare=False)
-        searches = one_after_another(left, [self.device], request, end=end)
+        request = Request(log=log, compare=False)
+        building = min(deadline.left / 3, BUILD_SECONDS * len(left) / workers_of(None))
+        searching = deadline.reserving(building)
+        searches = one_after_another(left, [self.device], request, deadline=searching)
         for number, (w, search) in enumerate(searches, len(workloads) - len(left) + 1):
             line = f"{number} of {len(workloads)}: {w.text}"
             try:
-                search(
+                tuned = search(
                     lambda status, line=line: self._told(  # type: ignore[misc]
-                        f"{line}: {status.done:,} configs, {end - time.monotonic():.0f} s left for all"
+                        f"{line}: {status.done:,} configs, {searching.left:.0f} s left for all"
                     )
                 )
             except ScheduleError as error:  # nothing computes it there
                 self._told(f"{line}: {error}")
+            else:
+                self._count(w, tuned)
 
-    def _build(self, texts: list[str], rankings: Rankings) -> None:
+    def _count(self, w: Workload, tuned: Tuned) -> None:
+        """Note what came of a search, with the kernels that it built."""
+        if Omitted.SEARCH in tuned.omitted:
+            self.unsearched.append(w.text)
+        for trial in tuned.built:
+            if trial.program is not None:
+                self._built[_spelt(w, trial.schedule, trial.config)] = trial.program
+
+    def _build(self, texts: list[str], rankings: Rankings, deadline: Deadline | None) -> None:
         """Build the candidates of each workload, and others where all of them fail."""
         left: dict[str, Iterator[Candidate]] = {
             text: candidates(rankings, parse(text), self.device) for text in texts if not self._recall(text, rankings)
         }
         while left:
-            begun = [(text, each) for text, several in left.items() for each in self._next(text, several)]
+            # To predict takes a while for each workload: half of the time is for building.
+            predicting = deadline.reserving(deadline.left / 2) if deadline else Deadline()
+            ranked: list[tuple[int, str, Candidate]] = []
+            for text, several in left.items():
+                if predicting.has_passed:
+                    self._failed[text] = NO_TIME
+                else:
+                    ranked += [(rank, text, each) for rank, each in enumerate(self._next(text, several))]
+            begun = [(text, each) for _, text, each in sorted(ranked, key=lambda one: one[0])]
             left = {text: several for text, several in left.items() if any(text == other for other, _ in begun)}
             choices = [Choice(parse(text), each.schedule, each.config) for text, each in begun]
             told = f"of {len(choices)} kernels are built"
-            results = build_all(choices, self.device, told=lambda done, told=told: self._told(f"{done} {told}"))  # type: ignore[misc]
+            results = build_all(
+                choices,
+                self.device,
+                told=lambda done, told=told: self._told(f"{done} {told}"),  # type: ignore[misc]
+                deadline=deadline,
+            )
             for (text, each), built in zip(begun, results, strict=True):
                 if built.program is None:
                     self._failed[text] = built.message
@@ -185,7 +224,11 @@ class Kernels:
         record = self._measured(w, rankings)
         if record is None:
             return False
-        program = kept.find(w, record.schedule, record.config, self.device)
+        program = self._built.get(_spelt(w, record.schedule, record.config))
+        if program is not None:
+            kept.keep(w, library.find(w, record.schedule), record.config, self.device, program)
+        else:
+            program = kept.find(w, record.schedule, record.config, self.device)
         if program is not None:
             self._ready[text] = [Ready(text, record.schedule, TUNED, program)]
         return program is not None
@@ -200,3 +243,8 @@ class Kernels:
         except Error as error:  # nothing computes it there
             self._failed[text] = str(error)
             return []
+
+
+def _spelt(w: Workload, schedule: str, config: Config) -> str:
+    """The same for the same config of a schedule for a workload."""
+    return json.dumps([w.text, schedule, sorted(config.items())])

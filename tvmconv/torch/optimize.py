@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from tvmconv import devices
+from tvmconv.deadline import Deadline
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError, ModelError, as_model_error
-from tvmconv.torch.choose import OTHERWISE, Choose, Chooser, checked, deviation
+from tvmconv.measuring.ready import begin_processes
+from tvmconv.measuring.standing import standing
+from tvmconv.searching.request import Request
+from tvmconv.searching.shares import by_cost
+from tvmconv.torch.choose import OTHERWISE, Choose, Chooser, checked, comparing_seconds, deviation
 from tvmconv.torch.formats import FORMATS, fastest_format, format_of
 from tvmconv.torch.kernels import Kernels
-from tvmconv.torch.look import look
+from tvmconv.torch.look import Found, look
 from tvmconv.torch.model import Optimized
-from tvmconv.torch.report import Report
+from tvmconv.torch.report import Line, Report
 from tvmconv.torch.split import calls_of, copied, split
 from tvmconv.torch.times import Times, by_heuristics
+from tvmconv.workloads import parse
+
+CALLS = 12  # that the timing of a model takes, about
 
 
 def optimize(
@@ -45,8 +55,9 @@ def optimize(
             evaluation mode, and its parameters ask for no gradients.
         example: its input: a tensor, or a tuple of all arguments. Shapes, dtypes, memory formats, `torch.autocast` and
             the settings of TF32 are taken as they are when this is called.
-        seconds: how long to search for kernels, for all layers together; without it none is searched: kernels are those
-            of the log, those that are shipped, or predicted.
+        seconds: how long this call may take, with a search for kernels of layers that the log does not have; see
+            `tvmconv.deadline`. What there was no time for is left to PyTorch, and `report()` says so. Without it
+            nothing is searched: kernels are those of the log, those that are shipped, or predicted.
         log: what the search has measured so far, and appends to: the next time its kernels come from there. A file.
         device: to tune on and for, such as "cuda:0"; by default the model's own, and the first of OpenCL for a model on
             the CPU.
@@ -57,8 +68,38 @@ def optimize(
     Raises:
         ModelError: the model is no module, cannot be copied, does not run on the example, or lies on several devices.
         DeviceError: there is no such device.
-        TuningError: `choose` is neither.
+        TuningError: `choose` is neither, or `seconds` is no positive number.
         Error: the log cannot be read or written.
+        KeyboardInterrupt: the user's; the log has what was measured.
+    """
+    Request(seconds=seconds)  # which refuses what is no limit
+    deadline = None if seconds is None else Deadline.after(seconds)
+    return optimize_within(deadline, model, example, log=log, device=device, choose=choose, progress=progress)
+
+
+def optimize_within(
+    deadline: Deadline | None,
+    model: torch.nn.Module,
+    example: Any,
+    *,
+    log: str | os.PathLike[str] | None = None,
+    device: str | None = None,
+    choose: Choose = "fastest",
+    progress: Callable[[str], None] | None = None,
+) -> Optimized:
+    """As `optimize`, but for what it says of time.
+
+    Args:
+        deadline: when all shall be done, with a search; None for no search, and no limit.
+        model: as of `optimize`, and so are the others.
+        example: its input.
+        log: what the search has measured so far, and appends to.
+        device: to tune on and for.
+        choose: "fastest" or "tuned".
+        progress: is called with a line of text now and then.
+
+    Raises:
+        Error: as `optimize` does.
     """
     _check_model(model)
     checked(choose)
@@ -68,34 +109,74 @@ def optimize(
     kernels = Kernels(ours, place, log, progress or (lambda text: None))
     with torch.inference_mode(False), torch.no_grad():  # a copy made for inference alone would hide that it changes
         if place.type != "cuda":
-            return _optimized(model, tuple(arguments), kernels, seconds, choose)
+            return _optimized(model, tuple(arguments), kernels, deadline, choose)
         with torch.cuda.device(place):
-            return _optimized(model, tuple(arguments), kernels, seconds, choose)
+            return _optimized(model, tuple(arguments), kernels, deadline, choose)
 
 
 def _optimized(
-    model: torch.nn.Module, example: tuple[Any, ...], kernels: Kernels, seconds: float | None, choose: Choose
+    model: torch.nn.Module, example: tuple[Any, ...], kernels: Kernels, deadline: Deadline | None, choose: Choose
 ) -> Optimized:
-    mine, place = _copy(model), kernels.place
-    with calls_of(mine) as calls:
-        wanted = _result(mine, example)
-    optimized, parts = split(mine, calls, example)
-    arguments = copied(example)  # a model may write to them
-    optimized.made_for(arguments, place)
-    times = Times(optimized, arguments, place, kernels.device.name)
-    before = times.seconds("the whole by PyTorch", lambda: optimized(*arguments))
-    notes = [*_lay_out(optimized, place, example, wanted), OTHERWISE]
-    with by_heuristics():
-        sites = look(optimized, parts, copied(example))
-    kernels.find(Counter(site.text for site in sites if site.text), seconds)
-    times.pause()
-    chooser = Chooser(kernels, times, choose)
-    lines = [chooser.choose(site) for site in sites]
-    report = Report(tuple(lines), before=before, notes=tuple(notes))
-    report = chooser.whole(optimized, parts, arguments, report)
-    optimized.tell(replace(report, difference=_difference(_result(optimized, example), wanted)))
-    times.keep()
+    place = kernels.place
+    with contextlib.ExitStack() as stack:
+        with standing() if deadline else contextlib.nullcontext():
+            if deadline and place.type == "cuda":  # on the CPU they would take it from what is timed
+                begin_processes(None, [kernels.device])
+            mine = _copy(model)
+            with calls_of(mine) as calls:
+                wanted = _result(mine, example)
+            optimized, parts = split(mine, calls, example)
+            arguments = copied(example)  # a model may write to them
+            optimized.made_for(arguments, place)
+            times = Times(optimized, arguments, place, kernels.device.name)
+            stack.callback(times.keep)  # also those that were measured before an interruption
+            begun = time.monotonic()
+            before = times.seconds("the whole by PyTorch", lambda: optimized(*arguments))
+            whole_seconds = time.monotonic() - begun
+            if whole_seconds < before:  # it was known from an earlier call
+                whole_seconds = CALLS * before
+            notes = [*_lay_out(optimized, place, example, wanted), OTHERWISE]
+            with by_heuristics():
+                sites = look(optimized, parts, copied(example))
+            counts = Counter(site.text for site in sites if site.text)
+            deciding = None if deadline is None else deadline.reserving(whole_seconds)
+            kernels.find(counts, deciding and deciding.reserving(comparing_seconds(len(counts), place, deciding)))
+        times.pause()
+        chooser = Chooser(kernels, times, choose, deciding)
+        lines = chosen_lines(chooser, sites, counts, kernels.device)
+        report = Report(lines, before=before, notes=tuple(notes))
+        timed = deadline is None or deadline.cut_off.left > whole_seconds
+        report = chooser.whole(optimized, parts, arguments, report, timed=timed)
+    difference = _difference(_result(optimized, example), wanted)
+    notes = [*report.notes, *left_out(len(kernels.unsearched), len(counts), chooser.omitted)]
+    optimized.tell(replace(report, difference=difference, notes=tuple(notes)))
     return optimized
+
+
+def chosen_lines(
+    chooser: Chooser, sites: Sequence[Found], counts: Mapping[str, int], device: Device
+) -> tuple[Line, ...]:
+    """What runs each convolution, in the order of the sites; those that cost the model most are decided on first."""
+    ranks = {w.text: rank for rank, w in enumerate(by_cost({parse(text): n for text, n in counts.items()}, device))}
+    order = sorted(range(len(sites)), key=lambda place: ranks.get(sites[place].text, len(ranks)))
+    lines = {place: chooser.choose(sites[place]) for place in order}
+    return tuple(lines[place] for place in range(len(sites)))
+
+
+def left_out(unsearched: int, workloads: int, not_compared: int) -> list[str]:
+    """What there was no time left for, in sentences.
+
+    Args:
+        unsearched: how many workloads were not searched.
+        workloads: how many the model has.
+        not_compared: how many layers were not compared with PyTorch.
+    """
+    told = []
+    if unsearched:
+        told.append(f"No time was left for the search of {unsearched} of {workloads} workloads.")
+    if not_compared:
+        told.append(f"No time was left to compare {not_compared} layers with PyTorch, which computes them.")
+    return told
 
 
 def _copy(model: torch.nn.Module) -> torch.nn.Module:

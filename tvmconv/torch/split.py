@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,8 @@ def calls_of(model: torch.nn.Module) -> Iterator[Calls]:
 
 def _modules(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """The modules of a model, but for those that are compiled, and take no hooks."""
-    if not isinstance(model, (torch.jit.ScriptModule, torch._dynamo.OptimizedModule)):
+    dynamo: Any = sys.modules.get("torch._dynamo")  # to import it takes seconds; without it nothing is compiled
+    if not isinstance(model, (torch.jit.ScriptModule, *([dynamo.OptimizedModule] if dynamo else []))):
         yield model
         for child in model.children():
             yield from _modules(child)

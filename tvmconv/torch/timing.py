@@ -13,6 +13,7 @@ from tvmconv.devices.cuda.graphs import between
 
 WARM_UP = 3
 SECONDS = 0.05  # of each timing
+LONG_SECONDS = 0.5  # after which a warm-up, and samples of a slow call, are enough whatever their number
 FEWEST, MOST = 5, 200
 LAUNCHES = 10  # calls in a graph
 WAKE_SECONDS = 0.1
@@ -36,15 +37,14 @@ def _on_a_gpu(call: Callable[[], object]) -> float:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(WARM_UP):
-            call()
-        stream.synchronize()
+        once = _warm_up(call, stream.synchronize)
         if _waits(call):
             return on_the_clock(call, torch.cuda.synchronize)
         graph = torch.cuda.CUDAGraph()
         try:
+            launches = max(1, min(LAUNCHES, int(SECONDS / once)))  # a slow call is timed by itself
             with torch.cuda.graph(graph, stream=stream):
-                for _ in range(LAUNCHES):
+                for _ in range(launches):
                     call()
         except RuntimeError:
             _recover(stream)
@@ -53,7 +53,20 @@ def _on_a_gpu(call: Callable[[], object]) -> float:
         while not took or time.perf_counter() - begun < WARM_SECONDS:
             took = between(stream.cuda_stream, graph.replay, 1)[0]
         count = int(min(max(GRAPH_SECONDS / took, FEWEST), MOST))
-        return statistics.median(between(stream.cuda_stream, graph.replay, count)) / LAUNCHES
+        return statistics.median(between(stream.cuda_stream, graph.replay, count)) / launches
+
+
+def _warm_up(call: Callable[[], object], wait: Callable[[], object]) -> float:
+    """Call `WARM_UP` times, or as often as `LONG_SECONDS` allow; the seconds that the last call took."""
+    begun = time.perf_counter()
+    for _ in range(WARM_UP):
+        start = time.perf_counter()
+        call()
+        wait()
+        now = time.perf_counter()
+        if now - begun > LONG_SECONDS:
+            break
+    return now - start
 
 
 def _waits(call: Callable[[], object]) -> bool:
@@ -93,14 +106,15 @@ def wait_for(device: torch.device) -> Callable[[], None]:
 
 def on_the_clock(call: Callable[[], object], wait: Callable[[], None]) -> float:
     """The seconds of a call and of a wait, the median of some."""
-    for _ in range(WARM_UP):
-        call()
-    wait()
+    _warm_up(call, wait)
     times: list[float] = []
     begun = time.perf_counter()
-    while len(times) < FEWEST or (len(times) < MOST and time.perf_counter() - begun < SECONDS):
+    while len(times) < MOST:
         start = time.perf_counter()
         call()
         wait()
         times.append(time.perf_counter() - start)
+        enough = SECONDS if len(times) >= FEWEST else LONG_SECONDS
+        if time.perf_counter() - begun > enough:
+            break
     return statistics.median(times)

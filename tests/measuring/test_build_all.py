@@ -1,0 +1,25 @@
+"""Kernels of many workloads are built until a deadline."""
+
+import pytest
+
+import tvmconv as tc
+from tvmconv.deadline import Deadline
+from tvmconv.library import find
+from tvmconv.measuring.build_all import NO_TIME, Choice, build_all
+from tvmconv.measuring.outcome import ErrorKind
+from tvmconv.measuring.standing import standing
+
+WORKLOAD = tc.parse("conv2d:1x4x6x6,8x4x3x3,p1")
+TILING = find(WORKLOAD, "tiling")
+CHOICES = [Choice(WORKLOAD, TILING, TILING.space(WORKLOAD).default)] * 2
+
+
+@pytest.mark.usefixtures("shared_processes")
+def test_what_is_built_before_the_deadline_is_there(opencl):
+    assert all(built.program for built in build_all(CHOICES, opencl, deadline=Deadline.after(300.0)))
+
+
+def test_after_the_deadline_nothing_is_built(opencl):
+    with standing():
+        late = build_all(CHOICES, opencl, deadline=Deadline.after(0.0))
+    assert [(built.error, built.message) for built in late] == [(ErrorKind.BUILD_TIMEOUT, NO_TIME)] * 2

@@ -1,0 +1,110 @@
+"""A time limit holds for a whole search and for a whole network, whatever trials take; what did not fit is named."""
+
+import time
+
+import pytest
+from instant import Clock, made_up
+from searches import WORKLOAD, append, records_of, search, trials_of
+
+import tvmconv as tc
+from tvmconv.deadline import SLACK_SECONDS, SLACK_SHARE, Deadline
+from tvmconv.devices import find
+from tvmconv.searching.network import one_after_another
+from tvmconv.searching.request import Request
+from tvmconv.searching.search import Omitted
+from tvmconv.searching.shares import LEAST_SECONDS
+
+LAYERS = [tc.parse(f"conv2d:1x{c}x14x14,{c}x{c}x3x3,s1,p1") for c in (8, 64, 16, 32)]
+
+
+@pytest.fixture
+def clock(instant, monkeypatch):
+    """The clock that searches go by, which goes on while they wait for measurements alone."""
+    instant.clock = Clock()
+    monkeypatch.setattr(time, "monotonic", instant.clock)
+    return instant.clock
+
+
+def longest(seconds):
+    """How long what is limited to some seconds may take, with the tenth that passes between two looks at the clock."""
+    return seconds * (1 + SLACK_SHARE) + SLACK_SECONDS + 0.11
+
+
+@pytest.mark.parametrize("duration", [0.25, 3.0, 30.0])
+@pytest.mark.parametrize("seconds", [1.0, 8.0, 60.0])
+def test_a_search_ends_within_its_limit(log, instant, clock, seconds, duration):
+    begun, instant.duration = clock.now, lambda trial: duration
+    search(log, seconds=seconds, compare=True, confirm=True)
+    assert clock.now - begun <= longest(seconds)
+
+
+def test_a_first_config_is_waited_for_beyond_the_limit(log, instant, clock):
+    instant.duration = lambda trial: 3.0
+    tuned = search(log, seconds=1.0)
+    assert len(trials_of(log)) == 1
+    assert tuned.omitted == set()
+
+
+def test_a_search_that_measured_nothing_says_so(log, instant, clock):
+    instant.duration = lambda trial: 30.0
+    tuned = search(log, seconds=1.0, compare=True, confirm=True)
+    assert tuned.omitted == {Omitted.SEARCH}
+    assert (tuned.final, records_of(log)) == (None, [])
+
+
+def test_a_naive_schedule_that_takes_too_long_is_given_up(log, instant, clock):
+    instant.duration = lambda trial: 0.5 if trial.config else 5.0
+    append(log, [made_up(WORKLOAD, "tiling", {"no_knob": 1}, find("opencl:0").name)])
+    tuned = search(log, seconds=2.0, compare=True)
+    assert tuned.omitted == {Omitted.COMPARISON}
+    assert tuned.status.reference is None
+
+
+def test_last_timings_that_are_cut_off_leave_the_fastest_trial(log, instant, clock):
+    instant.duration = lambda trial: 30.0 if trial.final else 0.5
+    tuned = search(log, seconds=10.0, confirm=True)
+    assert tuned.final == min(trials_of(log), key=lambda record: record.cost)
+    assert tuned.omitted == {Omitted.LAST_TIMINGS}
+
+
+def test_last_timings_that_fit_decide(log, instant, clock):
+    instant.duration = lambda trial: 0.5
+    tuned = search(log, seconds=20.0, confirm=True)
+    assert tuned.final.final
+    assert tuned.omitted == set()
+
+
+def searched(network, opencl, log, seconds):
+    """What came of a network's searches, in the order in which they were done."""
+    request = Request("random", log=log, compare=False)
+    searches = one_after_another(network, [opencl], request, deadline=Deadline.after(seconds))
+    return {workload: one(lambda status: None) for workload, one in searches}
+
+
+@pytest.mark.parametrize("seconds", [1.0, 5.0, 20.0])
+@pytest.mark.parametrize("duration", [0.25, 2.0])
+def test_a_network_is_searched_within_its_limit(log, instant, clock, opencl, seconds, duration):
+    begun, instant.duration = clock.now, lambda trial: duration
+    searched(dict.fromkeys(LAYERS, 1), opencl, log, seconds)
+    assert clock.now - begun <= longest(seconds)
+
+
+def test_the_layers_that_cost_a_network_most_are_searched_first(log, instant, clock, opencl):
+    instant.duration = lambda trial: 0.2
+    found = searched(dict.fromkeys(LAYERS, 1), opencl, log, 2 * LEAST_SECONDS)
+    assert [workload.O for workload in found] == [64, 32, 16, 8]
+    left_out = [workload.O for workload, tuned in found.items() if Omitted.SEARCH in tuned.omitted]
+    assert left_out == [16, 8]
+    assert found[LAYERS[0]].status.done == 0
+
+
+def test_a_layer_that_a_network_has_often_comes_before_larger_ones(log, instant, clock, opencl):
+    network = {LAYERS[1]: 1, WORKLOAD: 1000}
+    assert next(iter(searched(network, opencl, log, 100.0))) == WORKLOAD
+
+
+def test_the_seconds_left_are_never_negative(log, instant, clock):
+    instant.duration, left = (lambda trial: 1.5), []
+    search(log, seconds=2.0, progress=lambda status: left.append(status.seconds_left))
+    assert left
+    assert min(left) >= 0.0
