@@ -12,7 +12,7 @@ from optimizing import X, differ, optimized, runs  # noqa: E402
 from small_models import Between, Normalised, Scaled, Shared, Undecided, with_statistics  # noqa: E402
 
 import tvmconv.torch  # noqa: E402
-from tvmconv.checksummed import read_checked, write_checked
+from tvmconv.checksummed import read_checked, write_checked  # noqa: E402
 from tvmconv.errors import DeviceError, Error, ModelError, TuningError  # noqa: E402
 from tvmconv.torch import operator  # noqa: E402
 from tvmconv.torch.kernels import Ready  # noqa: E402

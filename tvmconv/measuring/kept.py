@@ -1,8 +1,8 @@
 """Programs that were built before, kept on disk: a kernel of a log is there again without a compiler.
 
 A program is kept under all that it is made from: the workload, the schedule, the config, the device, this library's own
-files, and the versions of the compilers. Files are data: a checksum, a header in JSON, and code for the device. Where the
-folder cannot be written, nothing is kept; a file that is damaged is as good as none.
+files, and the versions of the compilers. Files are data: a checksum, a header in JSON, and code for the device. Where
+the folder cannot be written, nothing is kept; a file that is damaged is as good as none.
 """
 
 from __future__ import annotations
