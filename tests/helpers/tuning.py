@@ -1,6 +1,7 @@
 """Searches in tests that run `tvmconv tune` as a process."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -28,6 +29,10 @@ class Searches:
         self.folder.mkdir()
         self._shared = shared_memory()
         self._started = []
+        if (
+            signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        ):  # as in the background of a shell: the searches inherit it
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def start(self, *words, workload=WORKLOAD, **options):
         """Start a search, which leads a group of processes."""

@@ -14,6 +14,8 @@ import pytest
 from processes import GONE_SECONDS, children, processes_of, wait_for
 from tuning import Searches, once
 
+WORKLOAD = "conv2d:1x8x14x14,8x8x3x3,s1,p1"
+ENDLESS = "--trials=50000"
 ROUNDS, KILLS = 10, 10
 LONGEST_LIFE = 7.0  # seconds: a search starts in about two
 IMPORT_SECONDS = 1.0  # in which Ctrl-C interrupts Python's imports, before the command can handle it
@@ -52,7 +54,7 @@ def test_a_search_ended_at_random_moments_loses_and_repeats_nothing(tmp_path, se
     before = []
     try:
         for kill in range(KILLS):
-            process = searches.start("--trials=500")
+            process = searches.start(ENDLESS, workload=WORKLOAD)
             life = moment.uniform(0.0, LONGEST_LIFE)
             time.sleep(life)
             assert process.poll() is None, process.communicate()
@@ -61,18 +63,18 @@ def test_a_search_ended_at_random_moments_loses_and_repeats_nothing(tmp_path, se
             wait_for(lambda: not processes_of(searches.folder), GONE_SECONDS)
             now = searches.lines()
             assert now[: len(before)] == before
-            assert all(record.ok for record in searches.trials())
+            assert all(record.ok for record in searches.trials(WORKLOAD))
             before = now
-        wanted = len(searches.trials()) + 3
-        process = searches.start(f"--trials={wanted}")
+        wanted = len(searches.trials(WORKLOAD)) + 3
+        process = searches.start(f"--trials={wanted}", workload=WORKLOAD)
         _, err = process.communicate(timeout=240)
         assert process.returncode == 0, err
-        trials = searches.trials()
+        trials = searches.trials(WORKLOAD)
         assert len(trials) == wanted
         assert once(trials)
-        assert all(record.ok for record in [*trials, *searches.finals()])
+        assert all(record.ok for record in [*trials, *searches.finals(WORKLOAD)])
         assert [record.elapsed for record in trials] == sorted(record.elapsed for record in trials)
-        assert searches.finals()
+        assert searches.finals(WORKLOAD)
         assert searches.nothing_left()
         print(f"round {seed}: {KILLS} kills, {len(trials)} trials")
     finally:

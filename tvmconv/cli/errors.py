@@ -77,7 +77,8 @@ def _guarded(prog: str, command: Callable[[], int]) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = command()
-        sys.stdout.flush()  # a closed pipe is noticed here at the latest
+        if sys.stdout:  # it is None where the process was started without one
+            sys.stdout.flush()  # a closed pipe is noticed here at the latest
     except SystemExit as finished:  # argparse, after --help and --version
         return int(finished.code or 0)
     except BrokenPipeError:

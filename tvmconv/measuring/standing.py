@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from tvmconv.errors import Error
+from tvmconv.errors import Error, HostError
 from tvmconv.measuring.child import Child, Forget
 from tvmconv.measuring.zygote import Zygote
 
@@ -43,7 +43,8 @@ class _Standing:
             left, self._children = self._children, {}
         for children in left.values():
             for child in children:
-                _there(child).kill()
+                with contextlib.suppress(HostError):  # it did not start
+                    _there(child).kill()
         self._starter.submit(int).result()  # until all that was to begin has begun
         with self._lock:
             if self._blocks:
@@ -97,7 +98,9 @@ class _Standing:
         with self._lock:
             children = self._children.get(like)
             child = children.pop() if children else None
-        return _there(child) if child else None
+        with contextlib.suppress(HostError):  # it did not start: whoever needs one starts another
+            return _there(child) if child else None
+        return None
 
     def hand_on(self, like: str, child: Child) -> bool:
         """Let a process stand; False if nobody wants it to."""
