@@ -35,9 +35,7 @@ def test_a_hostile_environment_is_recorded_nowhere(tmp_path, name):
     hostile.mkdir()
     ended = run_in(hostile, environment, ["tune", WORKLOAD, *HOW])
     print(f"{name}: status {ended.status}: {ended.err.splitlines()[-1:]}")
-    if expected == "dies":
-        assert ended.status not in (0, 2)
-    else:
+    if expected != "any":
         assert ended.status in STATUSES[expected], ended.err
     assert "Traceback" not in ended.err
     refusals = [line for line in ended.err.splitlines() if line.startswith("tvmconv: ")]
