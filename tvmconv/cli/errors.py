@@ -92,6 +92,8 @@ def _guarded(prog: str, command: Callable[[], int]) -> int:
     except Error as error:
         log_traceback(error)
         return _refuse(prog, str(error))
+    except MemoryError:
+        return _refuse(prog, "there is not enough memory: free some, or raise the limit (ulimit -v)")
     except OSError as error:
         log_traceback(error)
         return _refuse(prog, f"{error.filename}: {error.strerror}" if error.filename else str(error))
