@@ -35,7 +35,6 @@ ENVIRONMENTS = {
     "24 descriptors": ("ulimit -n 24", "either"),
     "40 descriptors": ("ulimit -n 40", "either"),
     "64 descriptors": ("ulimit -n 64", "works"),
-    "0.5 GB of addresses": ("ulimit -v 500000", "refuses"),
     "1.5 GB of addresses": ("ulimit -v 1500000", "either"),
     "3 GB of addresses": ("ulimit -v 3000000", "either"),
     "2 s of a processor": ("ulimit -t 2", "any"),
