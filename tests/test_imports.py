@@ -36,7 +36,7 @@ ROOMS = (
     ("compiler",),
     ("library", "marks", "knobs", "models", "requirements"),
     ("workloads",),
-    ("gpu", "tensor_map", "errors", "extras", "user_code", "scratch", "version", "without_torch"),
+    ("gpu", "tensor_map", "errors", "extras", "user_code", "scratch", "checksummed", "version", "without_torch"),
 )
 # Rooms that are long have rooms of their own, to which the same applies.
 ANALYSIS = (

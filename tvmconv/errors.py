@@ -54,6 +54,13 @@ class DeviceError(Error, RuntimeError):
     """A device is unknown or absent, or cannot do what was asked; the message names the remedy."""
 
 
+class HostError(Error, RuntimeError):
+    """The host or a device lets no program run: no space, no memory, no compiler, a lost device.
+
+    It says nothing about the config that was being measured, which is recorded nowhere and is tried again.
+    """
+
+
 class CompileError(Error, RuntimeError):
     """Generated code did not compile, or a compiler that is needed is not installed."""
 

@@ -12,6 +12,7 @@ from instant import made_up
 from tvmconv.cli import main
 from tvmconv.cli.tune import progress_text
 from tvmconv.devices.cuda.device import has_driver
+from tvmconv.errors import HostError
 from tvmconv.logs.best import best
 from tvmconv.logs.lines import BadLines
 from tvmconv.logs.log import read
@@ -271,3 +272,18 @@ def test_what_no_schedule_is_tuned_for_is_refused(tune, instant, registry):
     status, out, err = tune(SMALL, "--device", "opencl:0")
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert "made to be tuned" in err
+
+
+def test_where_all_trials_fail_the_most_frequent_message_is_told(tune, instant):
+    instant.failing = frozenset({"tiling"})
+    status, _, err = tune(SMALL, *HOW, "--trials", "3")
+    assert status == 1
+    assert err.splitlines()[-1] == f"tvmconv: nothing ran for {SMALL}: 3 of 3 configs failed: it fails"
+
+
+def test_a_host_on_which_nothing_runs_is_one_line_and_exit_status_2(tune, instant, log):
+    instant.lasts, instant.loss = 0, HostError("opencl:0 cannot be measured on: No space left on device")
+    status, out, err = tune(SMALL, *HOW, "--trials", "3")
+    assert (status, out) == (2, "")
+    assert err.splitlines() == ["tvmconv: opencl:0 cannot be measured on: No space left on device"]
+    assert records_of(log) == []

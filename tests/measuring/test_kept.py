@@ -3,6 +3,7 @@
 import os
 import resource
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -78,6 +79,29 @@ def test_a_file_that_is_damaged_is_no_program(where, opencl, program, schedule, 
     (file,) = where.iterdir()
     file.write_bytes(damage(file.read_bytes()))
     assert kept.find(W, "tiling", CONFIG, opencl) is None
+
+
+@pytest.mark.parametrize("part", ["the checksum", "the header", "the code"])
+def test_a_file_with_one_wrong_bit_is_rebuilt(where, opencl, program, schedule, part):
+    kept.keep(W, schedule, CONFIG, opencl, program)
+    (file,) = where.iterdir()
+    written = bytearray(file.read_bytes())
+    place = {"the checksum": 0, "the header": written.index(b"sources"), "the code": len(written) - 2}[part]
+    written[place] ^= 1
+    file.write_bytes(written)
+    assert kept.find(W, "tiling", CONFIG, opencl) is None
+    kept.keep(W, schedule, CONFIG, opencl, program)
+    assert kept.find(W, "tiling", CONFIG, opencl) is not None
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["folder", "pipe"])
+def test_what_is_no_file_in_a_files_place_is_no_program(where, opencl, program, schedule, make):
+    kept.keep(W, schedule, CONFIG, opencl, program)
+    (file,) = where.iterdir()
+    file.unlink()
+    make(file)
+    assert kept.find(W, "tiling", CONFIG, opencl) is None
+    kept.keep(W, schedule, CONFIG, opencl, program)
 
 
 def test_the_oldest_go(where, opencl, program, schedule, monkeypatch):

@@ -9,7 +9,7 @@ import tvmconv as tc
 from tvmconv.compiler.lower import lower
 from tvmconv.measuring.builder import Built, Task
 from tvmconv.measuring.outcome import FINALISTS, ErrorKind, Outcome
-from tvmconv.measuring.pipeline import Pipeline, Trial
+from tvmconv.measuring.pipeline import MAX_HELD, Pipeline, Trial
 from tvmconv.measuring.stopwatch import Means
 
 
@@ -38,6 +38,20 @@ class Builders:
         return []
 
 
+class FailingBuilders(Builders):
+    """Builders whose builds end one after another as told: by a program where the message is empty."""
+
+    def __init__(self, program, messages):
+        super().__init__(program)
+        self._messages = deque(messages)
+
+    def submit(self, tag, schedule, config):
+        self.submitted.append((schedule, config))
+        message = self._messages.popleft() if self._messages else ""
+        refused = Built(None, ErrorKind.COMPILE_HOST, message)
+        self._ended.append((tag, refused if message else Built(self._program)))
+
+
 class Runner:
     """A device that does a program a poll, in so many seconds a launch.
 
@@ -46,8 +60,9 @@ class Runner:
         lost: whether the device is.
     """
 
-    def __init__(self, device, seconds=()):
+    def __init__(self, device, seconds=(), control_runs=False):
         self.device = device
+        self._control_runs = control_runs
         self.bests = []
         self.lost = False
         self._seconds = deque(seconds)
@@ -60,6 +75,8 @@ class Runner:
     def submit(self, tag, program, best):
         self.bests.append(best)
         self._waiting.append(tag)
+        if best == 0.0 and self._control_runs:  # a control
+            self._seconds.insert(len(self._waiting) - 1, 1.0)
 
     def poll(self):
         if self.lost:
@@ -67,7 +84,10 @@ class Runner:
         if not self._waiting:
             return []
         seconds = self._seconds.popleft() if self._seconds else 1.0
-        outcome = Outcome(times=(seconds,), deviation=0.0) if seconds else Outcome(error=ErrorKind.RUNTIME)
+        if isinstance(seconds, str):  # the message of a failure
+            outcome = Outcome(error=ErrorKind.RUNTIME, message=seconds)
+        else:
+            outcome = Outcome(times=(seconds,), deviation=0.0) if seconds else Outcome(error=ErrorKind.RUNTIME)
         return [(self._waiting.popleft(), outcome)]
 
     def waitables(self):
@@ -87,10 +107,10 @@ def program(opencl):
 def pipeline(opencl, program):
     """Make a pipeline to some runners; it and what builds."""
 
-    def make(*runners):
-        builders = Builders(program)
+    def make(*runners, control=None, builds=None):
+        builders = Builders(program) if builds is None else FailingBuilders(program, builds)
         task = Task(WORKLOAD, {"faulty": SCHEDULE, "other": SCHEDULE}, opencl, 1 << 30)
-        return Pipeline(task, builders, runners, {}, Means()), builders
+        return Pipeline(task, builders, runners, {}, Means(), control), builders
 
     return make
 
@@ -194,3 +214,104 @@ def test_each_trial_ends_once_also_where_a_device_is_lost_in_between(pipeline, o
     dealing.poll()
     with pytest.raises(tc.DeviceError, match="the device is lost"):
         dealing.poll()
+
+
+CONTROL = Trial("other", {})
+CRASH, FULL = "the device process was killed by SIGABRT", "write error: No space left on device"
+KILLED = "the device process was killed by SIGKILL"
+
+
+@pytest.mark.parametrize("crashes", [1, 3, 20])
+def test_where_the_control_fails_too_nothing_is_measured(pipeline, opencl, crashes):
+    dealing, _ = pipeline(Runner(opencl, [CRASH] * 100), control=CONTROL)
+    with pytest.raises(tc.HostError, match=f"opencl:0 cannot be measured on.* fails too: {CRASH}"):
+        assert run(dealing, trials(crashes)) == []
+
+
+def test_the_reason_is_the_message_that_names_the_environment(pipeline, opencl):
+    dealing, _ = pipeline(Runner(opencl, [CRASH, FULL, *[CRASH] * 9]), control=CONTROL)
+    with pytest.raises(tc.HostError, match="No space left on device"):
+        run(dealing, trials(3))
+
+
+def test_where_the_control_runs_a_crash_is_the_configs_own(pipeline, opencl):
+    runner = Runner(opencl, [CRASH])
+    dealing, builders = pipeline(runner, control=CONTROL)
+    (ended,) = run(dealing, trials(1))
+    assert (ended.outcome.error, ended.outcome.message) == (ErrorKind.RUNTIME, CRASH)
+    assert builders.submitted[1:] == [("other", {})]
+    assert len(runner.bests) == 2
+
+
+def test_a_program_that_runs_afterwards_makes_the_control_needless(pipeline, opencl):
+    runner = Runner(opencl, [CRASH, 1.0, CRASH, 1.0])
+    dealing, builders = pipeline(runner, control=CONTROL)
+    ended = run(dealing, trials(4))
+    assert [each.outcome.error for each in ended] == [ErrorKind.RUNTIME, ErrorKind.NONE] * 2
+    assert len(builders.submitted) == len(runner.bests) == 4
+
+
+def test_controls_are_few_where_most_programs_crash(pipeline, opencl):
+    runner = Runner(opencl, [CRASH] * 100, control_runs=True)
+    dealing, _ = pipeline(runner, control=CONTROL)
+    ended = run(dealing, trials(4 * MAX_HELD))
+    assert [each.outcome.message for each in ended] == [CRASH] * 4 * MAX_HELD
+    assert 4 <= runner.bests.count(0.0) <= 5
+
+
+@pytest.mark.parametrize("message", [FULL, KILLED, "cuda:0: CUDA_ERROR_ECC_UNCORRECTABLE (214)"])
+def test_a_fault_that_passes_costs_no_trial(pipeline, opencl, message):
+    dealing, _ = pipeline(Runner(opencl, [1.0, message, 1.0]), control=CONTROL)
+    ended = run(dealing, trials(2))
+    assert [each.outcome.error for each in ended] == [ErrorKind.NONE] * 2
+
+
+def test_a_config_on_which_the_disk_is_full_twice_is_not_recorded(pipeline, opencl):
+    dealing, _ = pipeline(Runner(opencl, [1.0, FULL, 1.0, FULL, 1.0]), control=CONTROL)
+    with pytest.raises(tc.HostError, match=r"opencl:0 cannot be measured on: .*No space left"):
+        run(dealing, trials(2))
+
+
+def test_a_config_that_is_killed_twice_is_recorded(pipeline, opencl):
+    dealing, _ = pipeline(Runner(opencl, [1.0, KILLED, 1.0, KILLED, 1.0]), control=CONTROL)
+    assert [each.outcome.message for each in run(dealing, trials(2))] == ["", KILLED]
+
+
+def test_programs_that_fail_on_a_lost_device_run_on_another(pipeline, opencl):
+    lost, other = Runner(opencl, [CRASH] * 100), Runner(opencl)
+    dealing, _ = pipeline(lost, other, control=CONTROL)
+    ended = run(dealing, trials(12))
+    assert sorted(each.config["number"] for each in ended) == list(range(12))
+    assert all(each.outcome.error is ErrorKind.NONE for each in ended)
+
+
+def test_last_timings_that_all_crash_are_not_recorded(pipeline, opencl, program):
+    dealing, _ = pipeline(Runner(opencl, [CRASH] * 9))
+    with pytest.raises(tc.HostError):
+        run(dealing, trials(3, final=True, program=program))
+
+
+def test_where_the_naive_schedule_cannot_be_built_nothing_is_measured(pipeline, opencl):
+    dealing, _ = pipeline(Runner(opencl), control=CONTROL, builds=["no NVRTC"] * 50)
+    with pytest.raises(tc.HostError, match="no kernel can be built, not even of schedule other: no NVRTC"):
+        run(dealing, trials(4))
+
+
+def test_where_the_naive_schedule_is_built_a_failed_build_is_the_configs_own(pipeline, opencl):
+    dealing, builders = pipeline(Runner(opencl), control=CONTROL, builds=["too many registers"] * 3)
+    ended = run(dealing, trials(3))
+    assert [each.outcome.message for each in ended] == ["too many registers"] * 3
+    assert builders.submitted[3:] == [("other", {})]
+
+
+def test_a_build_that_was_killed_is_tried_once_more(pipeline, opencl):
+    killed = "the builder process was killed by SIGKILL"
+    dealing, _ = pipeline(Runner(opencl), control=CONTROL, builds=[killed, "", killed])
+    assert [each.outcome.message for each in run(dealing, trials(1))] == [killed]
+    dealing, _ = pipeline(Runner(opencl), control=CONTROL, builds=[killed])
+    assert [each.outcome.error for each in run(dealing, trials(1))] == [ErrorKind.NONE]
+
+
+def test_without_a_control_a_failure_is_recorded(pipeline, opencl):
+    dealing, _ = pipeline(Runner(opencl, [CRASH]), builds=["", "too many registers"])
+    assert [each.outcome.message for each in run(dealing, trials(2))] == ["too many registers", CRASH]

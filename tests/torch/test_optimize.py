@@ -13,6 +13,7 @@ from optimizing import X, differ, optimized, runs  # noqa: E402
 from small_models import Between, Normalised, Scaled, Shared, Undecided, with_statistics  # noqa: E402
 
 import tvmconv.torch  # noqa: E402
+from tvmconv.checksummed import read_checked, write_checked  # noqa: E402
 from tvmconv.errors import DeviceError, Error, ModelError, TuningError  # noqa: E402
 from tvmconv.searching.request import Request  # noqa: E402
 from tvmconv.torch import operator  # noqa: E402
@@ -354,7 +355,18 @@ def test_kept_times_that_are_none_are_taken_again(time, tmp_path, monkeypatch):
     model = torch.nn.Conv2d(4, 4, 1).eval()
     optimized(model)
     (file,) = tmp_path.glob("times-*.json")
-    file.write_text("{" + ", ".join(f"{json.dumps(name)}: {time}" for name in json.loads(file.read_text())) + "}")
+    names = json.loads(read_checked(file))
+    write_checked(file, ("{" + ", ".join(f"{json.dumps(name)}: {time}" for name in names) + "}").encode())
+    assert optimized(model).report().before == 0.25
+
+
+def test_kept_times_with_a_wrong_digit_are_taken_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("TVMCONV_CACHE", str(tmp_path))
+    monkeypatch.setattr("tvmconv.torch.times.seconds_of", lambda *_: 0.25)
+    model = torch.nn.Conv2d(4, 4, 1).eval()
+    optimized(model)
+    (file,) = tmp_path.glob("times-*.json")
+    file.write_bytes(file.read_bytes().replace(b"0.25", b"9.25"))
     assert optimized(model).report().before == 0.25
 
 

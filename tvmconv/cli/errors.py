@@ -77,7 +77,8 @@ def _guarded(prog: str, command: Callable[[], int]) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = command()
-        sys.stdout.flush()  # a closed pipe is noticed here at the latest
+        if sys.stdout:  # it is None where the process was started without one
+            sys.stdout.flush()  # a closed pipe is noticed here at the latest
     except SystemExit as finished:  # argparse, after --help and --version
         return int(finished.code or 0)
     except BrokenPipeError:
@@ -91,6 +92,8 @@ def _guarded(prog: str, command: Callable[[], int]) -> int:
     except Error as error:
         log_traceback(error)
         return _refuse(prog, str(error))
+    except MemoryError:
+        return _refuse(prog, "there is not enough memory: free some, or raise the limit (ulimit -v)")
     except OSError as error:
         log_traceback(error)
         return _refuse(prog, f"{error.filename}: {error.strerror}" if error.filename else str(error))

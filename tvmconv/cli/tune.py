@@ -136,6 +136,8 @@ def run(args: argparse.Namespace) -> int:
             *verify_lines(chosen, args.verify),
         ):
             print(line)
+    for line in failure_lines(results):
+        print(line, file=sys.stderr)
     return 0 if all(tuned.final for _, _, tuned in results) else FAILED
 
 
@@ -314,6 +316,18 @@ def phase_lines(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
         for workload, name, tuned in results
         if tuned.phases
     ]
+
+
+def failure_lines(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
+    """Return a line for each search in which nothing ran, with the message that most of its configs failed with."""
+    lines = []
+    for workload, _, tuned in results:
+        status = tuned.status
+        if not tuned.final and status.messages:
+            ((message, count),) = status.messages.most_common(1)
+            failed = f"{count:,} of {status.done:,} configs failed"
+            lines.append(f"tvmconv: nothing ran for {workload.text}: {failed}: {message or 'no reason is recorded'}")
+    return lines
 
 
 def _workloads(args: argparse.Namespace) -> tuple[list[Workload], dict[Workload, int]]:

@@ -7,10 +7,12 @@ module, so that a script without an `if __name__ == "__main__"` can tune.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import pickle
 import queue
+import re
 import resource
 import signal
 import subprocess
@@ -23,10 +25,12 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+from tvmconv.errors import Error, HostError
 from tvmconv.scratch import Scratch
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_MAX_REASON_CHARACTERS = 300
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,13 @@ class Child:
         scratch: the variable for a directory that is there as long as the process; None for no directory.
         origin: forks it, with its own environment; None for a process that starts from scratch.
 
+    What it writes to its standard error is kept, as far as it fits into a pipe: libraries say there why they abort.
+
     Attributes:
         used: whether anybody has given it something to do.
+
+    Raises:
+        HostError: the process does not start.
     """
 
     def __init__(
@@ -86,29 +95,45 @@ class Child:
         origin: Origin | None = None,
     ) -> None:
         self.used = False
-        self._scratch = Scratch("tvmconv-") if scratch else None
-        place = {scratch: str(self._scratch.path)} if scratch and self._scratch else {}
-        self.connection, theirs = Pipe()
-        with theirs:
-            descriptor = theirs.fileno()
-            if origin:
-                self._process: Process = origin.fork(module, descriptor)
-                self._begin_sending()
-                return
-            code = (
-                f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; "
-                f"from {module} import main; serve(main, {descriptor}, {os.getpid()})"
-            )
-            self._process = subprocess.Popen(
+        self._stderr = -1
+        with contextlib.ExitStack() as started, _as_fault():
+            self._scratch = Scratch("tvmconv-") if scratch else None
+            place: dict[str, str] = {}
+            if scratch and self._scratch:
+                started.callback(self._scratch.close)
+                place = {scratch: str(self._scratch.path)}
+            self.connection, theirs = Pipe()
+            started.callback(self.connection.close)
+            with theirs:
+                if origin:
+                    self._process: Process = origin.fork(module, theirs.fileno())
+                else:
+                    self._process = self._popen(module, theirs.fileno(), {**os.environ, **(environment or {}), **place})
+            self._begin_sending()
+            started.pop_all()
+
+    def _popen(self, module: str, descriptor: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start the process from scratch."""
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; "
+            f"from {module} import main; serve(main, {descriptor}, {os.getpid()})"
+        )
+        self._stderr, stderr = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # a full pipe shall not stop the process
+        try:
+            return subprocess.Popen(
                 [sys.executable, "-c", code],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stderr=stderr,
                 pass_fds=[descriptor],
-                env={**os.environ, **(environment or {}), **place},
+                env=environment,
                 start_new_session=True,  # Ctrl-C is for the parent, which decides what becomes of its children
             )
-        self._begin_sending()
+        except BaseException:
+            os.close(self._stderr)
+            raise
+        finally:
+            os.close(stderr)
 
     def _begin_sending(self) -> None:
         self._outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -152,14 +177,34 @@ class Child:
         """End the process, if it has not ended; how it ended, such as "was killed by SIGSEGV"."""
         self._process.kill()
         status = self._process.wait()
+        reason = self._said()
         self._outbox.put(b"")
         self._sender.join()  # at once: nobody reads any more
         self.connection.close()
         if self._scratch:
             self._scratch.close()
-        if status >= 0:
-            return f"ended with exit status {status}"
-        return f"was killed by {signal.Signals(-status).name}"
+        how = f"ended with exit status {status}" if status >= 0 else f"was killed by {signal.Signals(-status).name}"
+        return f"{how}: {reason}" if reason else how
+
+    def _said(self) -> str:
+        """Return the line of the process's standard error that names an error, or its last line; "" if there is none.
+
+        Reads it once, at the process's end.
+        """
+        if self._stderr < 0:
+            return ""
+        try:
+            text = os.read(self._stderr, 1 << 16).decode(errors="replace")
+        except OSError:  # BlockingIOError: a process that this one started has the pipe, and it is empty
+            text = ""
+        os.close(self._stderr)
+        self._stderr = -1
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        named = [line for line in lines if re.search(r"error|fatal|terminate called", line, re.IGNORECASE)]
+        if any(line.startswith("Traceback (") for line in lines):  # Python's, whose last line has the error
+            named = []
+        line = (named or lines[-1:] or [""])[0][:_MAX_REASON_CHARACTERS]
+        return "".join(character if character.isprintable() else " " for character in line)
 
     def _send_all(self) -> None:
         while message := self._outbox.get():
@@ -167,6 +212,19 @@ class Child:
                 self.connection.send_bytes(message)
             except (OSError, ValueError):  # it has ended, which `received` tells
                 return
+
+
+@contextlib.contextmanager
+def _as_fault() -> Iterator[None]:
+    """Raise what the operating system says against another process as an HostError of one line."""
+    try:
+        yield
+    except OSError as error:
+        raise HostError(f"cannot start a process: {error.strerror or error}") from error
+    except RuntimeError as error:  # Python's, of a thread; HostError is one, too
+        if isinstance(error, Error):
+            raise
+        raise HostError(f"cannot start a process: {error}") from error
 
 
 def messages(connection: Connection) -> Iterator[Any]:
@@ -194,6 +252,9 @@ def serve(main: Any, descriptor: int, parent: int) -> None:
         status = 0
     except (EOFError, BrokenPipeError):  # the parent is done with it
         status = 0
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.write(2, f"{type(error).__name__}: {error}".encode())
     finally:
         os._exit(status)  # without the destructors of the libraries, which may hang, and nobody needs any more
 

@@ -1,7 +1,8 @@
 """Programs that were built before, kept on disk: a kernel of a log is there again without a compiler.
 
 A program is kept under all that it is made from: the workload, the schedule, the config, the device, this library's own
-files, and the versions of the compilers. Files are data: a header in JSON, and code for the device.
+files, and the versions of the compilers. Files are data: a checksum, a header in JSON, and code for the device. Where
+the folder cannot be written, nothing is kept; a file that is damaged is as good as none.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import inspect
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
+from tvmconv.checksummed import read_checked, write_checked
 from tvmconv.compiler.program import Program
 from tvmconv.devices import Device
 from tvmconv.knobs import Config
@@ -47,13 +48,16 @@ def find(workload: Workload, schedule: str, config: Config, device: Device) -> P
     path = _path(workload, schedule, config, device)
     if path is None:
         return None
+    content = read_checked(path)
+    if content is None:
+        return None
     try:
-        header, _, code = path.read_bytes().partition(b"\n")
+        header, _, code = content.partition(b"\n")
         told = json.loads(header)
         if any(_stamp(Path(name)) != stamp for name, stamp in told["sources"].items()):
             return None
         program, _ = decode_program(told["program"], code)
-    except Exception:  # a file that is damaged raises what it likes
+    except Exception:  # a file that was made with the right checksum may still hold anything
         return None
     with contextlib.suppress(OSError):
         os.utime(path)  # it is no longer among the oldest
@@ -68,13 +72,9 @@ def keep(workload: Workload, schedule: Schedule, config: Config, device: Device,
     header, code = encode_program(program, None)
     source = Path(inspect.getsourcefile(inspect.unwrap(schedule.function)) or __file__)
     told = json.dumps({"program": header, "sources": {str(source): _stamp(source)}})
-    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(prefix=path.name, dir=path.parent, delete=False) as written:
-            stack.callback(Path(written.name).unlink, missing_ok=True)
-            written.write(told.encode() + b"\n" + code)
-        os.replace(written.name, path)
-        _thin(path.parent)
+    if write_checked(path, told.encode() + b"\n" + code):
+        with contextlib.suppress(OSError):
+            _thin(path.parent)
 
 
 def _thin(where: Path) -> None:

@@ -85,7 +85,12 @@ class Measurer:
         self._first = chosen[0].name
         self._places = [known_devices.find(place) if isinstance(place, str) else place for place in devices]
         self._device = _common_device(self._places)
-        self._task = Task(workload, {schedule.name: schedule for schedule in chosen}, self._device, memory_limit)
+        by_name = {schedule.name: schedule for schedule in chosen}
+        naive = library.naive(workload)
+        self._control = Trial(naive.name, {}) if naive and workers != 0 else None
+        if naive:
+            by_name.setdefault(naive.name, naive)
+        self._task = Task(workload, by_name, self._device, memory_limit)
         self._workers = workers_of(workers)
         self._build_timeout = build_timeout
         self._run_timeout = run_timeout or RUN_SECONDS[self._device.kind]
@@ -155,6 +160,7 @@ class Measurer:
 
         Raises:
             DeviceError: no device can be measured on any more.
+            HostError: the host or the device lets no program be built or run; what it failed at is not returned.
             Error: the builder processes do not start.
         """
         ended: list[Measurement] = []
@@ -200,7 +206,9 @@ class Measurer:
                     return
                 runners.append(self._runner(place, problem))
                 parts.append(runners[-1])
-            self._pipeline = pipeline = Pipeline(self._task, builders, runners, _versions(self._device), self._means)
+            self._pipeline = pipeline = Pipeline(
+                self._task, builders, runners, _versions(self._device), self._means, self._control
+            )
             self._is_ready.set()
             while not self._closing:
                 wait([self._bell, *pipeline.waitables()], POLL_SECONDS)

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tvmconv.errors import Error
+from tvmconv.errors import Error, HostError
 from tvmconv.knobs import Config
+from tvmconv.library import BUILT_IN
 from tvmconv.measuring.builder import Built, Task
 from tvmconv.measuring.outcome import ErrorKind
 from tvmconv.measuring.supervised import DEPTH, Cause, End, Job, Limits, Supervised
@@ -64,7 +65,8 @@ class Pool:
         """Deal out what is queued; what has ended since the last call, by tag.
 
         Raises:
-            Error: the builder processes do not start.
+            HostError: the builder processes do not start.
+            Error: they cannot load a schedule.
         """
         ended = [(job.tag, _built(answer)) for builder in self._builders for job, answer in builder.poll()]
         for builder in self._builders:
@@ -88,10 +90,12 @@ class Pool:
     def _replace(self, builder: Supervised, end: End) -> None:
         """Start a builder anew, unless there is no sense in it."""
         if end.cause is Cause.REFUSED:
-            names = " or ".join(self._task.schedules)
+            schedules = self._task.schedules
+            others = [name for name, how in schedules.items() if not how.function.__module__.startswith(BUILT_IN)]
+            names = " or ".join(others or schedules)
             raise Error(f"a builder process cannot load schedule {names}: {end.reason}")
         if builder.hopeless:
-            raise Error(f"the builder processes do not start: {end.reason}")
+            raise HostError(f"the builder processes do not start: {end.reason}")
         self._waiting.extendleft(reversed(builder.take_back()))
         builder.renew()
 

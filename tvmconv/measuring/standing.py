@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-from tvmconv.errors import Error
+from tvmconv.errors import Error, HostError
 from tvmconv.measuring.child import Child, Forget
 from tvmconv.measuring.zygote import Zygote
 
@@ -47,13 +47,13 @@ class _Standing:
         beginning = [child for child in wanted if isinstance(child, Future) and not child.done()]
         for child in wanted:
             if child not in beginning:
-                _there(child).kill()
+                _kill(child)
         for child in beginning:
             while not child.done():
                 if self._zygote:
                     self._zygote.stop_loading()  # which takes seconds, and what is beginning waits for it
                 wait([child], POLL_SECONDS)
-            _there(child).kill()
+            _kill(child)
         self._starter.submit(int).result()  # until all that was to begin has begun
         with self._lock:
             if self._blocks:
@@ -116,7 +116,9 @@ class _Standing:
         with self._lock:
             children = self._children.get(like)
             child = children.pop() if children else None
-        return _there(child) if child else None
+        with contextlib.suppress(HostError):  # it did not start: whoever needs one starts another
+            return _there(child) if child else None
+        return None
 
     def hand_on(self, like: str, child: Child) -> bool:
         """Let a process stand; False if nobody wants it to."""
@@ -130,6 +132,12 @@ class _Standing:
 def _there(child: Child | Future[Child]) -> Child:
     """A process, once it is there."""
     return child.result() if isinstance(child, Future) else child
+
+
+def _kill(child: Child | Future[Child]) -> None:
+    """End a process; one that did not start needs no end."""
+    with contextlib.suppress(HostError):
+        _there(child).kill()
 
 
 _now = _Standing()

@@ -26,6 +26,7 @@ from tvmconv.measuring.pipeline import Trial
 from tvmconv.measuring.rounds import measure_rounds
 from tvmconv.searching.contest import Contest
 from tvmconv.searching.opening import Ahead, Field
+from tvmconv.searching.recalled import without_faults
 from tvmconv.searching.request import Request
 from tvmconv.searching.status import Status
 from tvmconv.workloads import Workload
@@ -119,6 +120,7 @@ def search(
         TuningError: the tuner does not learn from other workloads.
         ScheduleError: a schedule is not for devices of this kind.
         DeviceError: a device is lost, or has no such dtype.
+        HostError: the host or the device lets no program run; the log has no record of what failed by that.
         Error: the log cannot be read or written.
         KeyboardInterrupt: the user's; the log is whole.
     """
@@ -181,8 +183,10 @@ class _Search:
         self.omitted: set[Omitted] = set()
 
     def recall(self) -> None:
-        """Count and learn what the log has of this search."""
-        self._take(self._log.new_records(self._workload), earlier=True)
+        """Count and learn what the log has of this search, but for failures that were the environment's."""
+        naive, device = library.naive(self._workload), self._places[0].name
+        records = [record for record in self._log.new_records(self._workload) if record.device == device]
+        self._take(without_faults(records, naive.name if naive else None), earlier=True)
 
     def run(self, begun: float, progress: Callable[[Status], None]) -> tuple[float, dict[str, float], list[Trial]]:
         """Search until the end; seconds of measuring, mean milliseconds a trial by phase, the fastest as built."""

@@ -24,6 +24,7 @@ class Status:
         best: the fastest record; None before one succeeded.
         reference: the record of the naive schedule, if it was measured.
         errors: how many records failed, by kind.
+        messages: how many records failed, by message.
         since_best: records since the best one.
     """
 
@@ -35,6 +36,7 @@ class Status:
     best: Record | None = None
     reference: Record | None = None
     errors: Counter[ErrorKind] = field(default_factory=Counter)
+    messages: Counter[str] = field(default_factory=Counter)
     since_best: int = 0
     _arrivals: deque[float] = field(default_factory=deque)  # `elapsed` when each of the latest records came in
 
@@ -50,6 +52,7 @@ class Status:
         self.since_best += 1
         if not record.ok:
             self.errors[record.error] += 1
+            self.messages[record.message] += 1
         elif self.best is None or record.cost < self.best.cost:
             self.best, self.since_best = record, 0
         if earlier:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tvmconv.logs.lines import open_beside
+from tvmconv.checksummed import read_checked, write_checked
 from tvmconv.measuring import kept
 from tvmconv.torch.layer import tf32_allowed
 from tvmconv.torch.model import Optimized
@@ -38,9 +38,10 @@ class Times:
         where = kept.folder()
         self._file = None if where is None else where / f"times-{_digest(_setting(model, arguments, name))}.json"
         self._known: dict[str, float] = {}
-        if self._file:
-            with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
-                told = json.loads(self._file.read_text(encoding="utf-8"))
+        content = read_checked(self._file) if self._file else None
+        if content is not None:
+            with contextlib.suppress(ValueError, AttributeError, TypeError, RecursionError):
+                told = json.loads(content)
                 self._known = {key: seconds for key, seconds in told.items() if 0 < seconds < math.inf}
         self._new = False
 
@@ -60,13 +61,7 @@ class Times:
     def keep(self) -> None:
         """Write what was measured, if that is possible."""
         if self._new and self._file:
-            with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-                self._file.parent.mkdir(parents=True, exist_ok=True)
-                file, written = open_beside(self._file)
-                stack.callback(written.unlink, missing_ok=True)
-                with file:
-                    file.write(json.dumps(self._known, indent=0).encode())
-                written.replace(self._file)
+            write_checked(self._file, json.dumps(self._known, indent=0).encode())
 
 
 @contextlib.contextmanager

@@ -1,0 +1,84 @@
+"""A child process says why it ended; one that cannot be started leaves nothing behind."""
+
+import os
+import resource
+import tempfile
+
+import pytest
+
+import tvmconv as tc
+from tvmconv.measuring import standing
+from tvmconv.measuring.child import Child
+from tvmconv.scratch import Scratch
+
+
+def ended(tmp_path, monkeypatch, text):
+    """How a child ends that executes a text."""
+    (tmp_path / "speaking.py").write_text(f"import os\ndef main(connection):\n    {text}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    child = Child("speaking")
+    child._process.wait()
+    return child.kill()
+
+
+@pytest.mark.parametrize(
+    ("text", "how"),
+    [
+        ("os._exit(3)", "ended with exit status 3"),
+        (r"os.write(2, b'warning\nLLVM ERROR: no space\nPLEASE report\n'); os.abort()",
+         "was killed by SIGABRT: LLVM ERROR: no space"),
+        ("raise MemoryError('too much')", "ended with exit status 1: MemoryError: too much"),
+        ("import no_such_module", "ended with exit status 1: ModuleNotFoundError: No module named 'no_such_module'"),
+        (r"os.write(2, b'\x1b[31mred error\n'); os._exit(1)", "ended with exit status 1:  [31mred error"),
+        (r"os.write(2, b'x' * 10_000 + b'\n'); os._exit(1)", f"ended with exit status 1: {'x' * 300}"),
+    ],
+    ids=["silent", "abort", "exception", "import", "escapes", "long"],
+)  # fmt: skip
+def test_a_child_tells_why_it_ended(tmp_path, monkeypatch, text, how):
+    assert ended(tmp_path, monkeypatch, text) == how
+
+
+def test_a_child_that_writes_much_to_stderr_does_not_wait_for_a_reader(tmp_path, monkeypatch):
+    text = "import subprocess; subprocess.run(['/usr/bin/head', '-c', '1000000', '/dev/zero'], stdout=2); os._exit(4)"
+    assert ended(tmp_path, monkeypatch, text).startswith("ended with exit status 4")
+
+
+@pytest.fixture
+def without_descriptors():
+    """No file descriptor is free."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = [int(name) for name in os.listdir("/proc/self/fd")]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(used) + 1, hard))
+    fill = []
+    try:
+        while True:
+            fill.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        pass
+    yield
+    for descriptor in fill:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("without_descriptors")
+def test_a_child_that_cannot_be_started_is_a_fault_of_the_host():
+    with pytest.raises(tc.HostError, match="cannot start a process: Too many open files"):
+        Child("obedient")
+
+
+def test_a_process_that_did_not_start_ahead_is_started_when_it_is_needed(monkeypatch):
+    def fails(*_, **__):
+        raise tc.HostError("cannot start a process: no memory")
+
+    with standing.standing():
+        monkeypatch.setattr(standing, "Child", fails)
+        standing.begin("obedient", "a kind", 1)
+        assert standing.take("a kind") is None
+        standing.begin("obedient", "a kind", 1)  # nor is it in the way at the end
+
+
+def test_no_place_for_temporary_files_is_a_fault_of_the_host(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/no/such/folder")
+    with pytest.raises(tc.HostError, match="cannot make a temporary directory: No such file or directory"):
+        Scratch("test-")
