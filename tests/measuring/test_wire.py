@@ -32,12 +32,13 @@ MAPPED = Step(
     tensor_maps=((0, mapped.WEIGHT), (1, mapped.IMAGE)),
     overlaps=True,
 )
+MAPPED_PROGRAM = Program((MAPPED,), ARRAYS, (ArrayType((5,), "float32"),))
 SEVERAL = Program((STEP, OTHER, dataclasses.replace(STEP, name="third")), ARRAYS, (ArrayType((5, 7), "float16"),))
 
 
 @pytest.mark.parametrize("best", [1.5e-6, math.inf])
 @pytest.mark.parametrize(
-    "program", [PROGRAM, SEVERAL, dataclasses.replace(SEVERAL, prepared=2), Program((MAPPED,), ARRAYS)]
+    "program", [PROGRAM, SEVERAL, dataclasses.replace(SEVERAL, prepared=2), MAPPED_PROGRAM]
 )
 def test_a_program_arrives_as_it_was_sent(program, best):
     assert wire.decode_program(*wire.encode_program(program, best)) == (program, best)
@@ -65,7 +66,7 @@ def test_code_of_another_length_than_was_sent_is_refused(change):
     ],
 )
 def test_a_tensor_map_that_no_launch_could_take_is_refused(position, change, error, message):
-    header, code = wire.encode_program(Program((MAPPED,), ARRAYS), math.inf)
+    header, code = wire.encode_program(MAPPED_PROGRAM, math.inf)
     told = json.loads(header)
     told["steps"][0]["tensor_maps"] = [[position, {**mapped.WEIGHT.plain(), **change}]]
     with pytest.raises(error, match=message):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tvmconv import jsonfile
 from tvmconv.devices import Device
 from tvmconv.errors import Error
 from tvmconv.experiments.provenance import provenance
@@ -74,24 +75,21 @@ class Sweep:
         return head.removesuffix("}") + ', "layers": [\n' + ",\n".join(layers) + "\n]}\n"
 
     @classmethod
-    def from_json(cls, data: Any) -> Sweep:
-        """The sweep that `to_json` wrote."""
-        layers = data["layers"]
+    def from_json(cls, data: jsonfile.Value) -> Sweep:
+        """Return the sweep that `to_json` wrote; raises `JsonError` for anything else."""
+        layers = data["layers"].elements()
+        data["layers"].check(bool(layers), "at least one layer")
         results = [Result.from_json(layer["result"]) for layer in layers]
-        if not results:
-            raise ValueError("no layers")
-        counts = [layer["count"] for layer in layers if "count" in layer]
-        if len(counts) not in (0, len(layers)):
-            raise ValueError("counts of some layers alone")
-        return cls(data["name"], [layer["label"] for layer in layers], results, data["provenance"], counts)
+        counts = [count.integer(1) for layer in layers if (count := layer.get("count"))]
+        data["layers"].check(len(counts) in (0, len(layers)), "a count in each layer, or in none")
+        labels = [layer["label"].decode(str) for layer in layers]
+        return cls(data["name"].decode(str), labels, results, data["provenance"].decode(str), counts)
 
     @classmethod
     def read(cls, file: Path) -> Sweep:
         """The sweep in a file; raises `Error` for a file that holds none, `OSError` for one that cannot be read."""
-        try:
-            return cls.from_json(json.loads(file.read_text(encoding="utf-8")))
-        except (ValueError, LookupError, TypeError) as error:
-            raise Error(f"{file}: no results of a sweep ({type(error).__name__}: {error})") from error
+        with jsonfile.refused(f"{file}: no results of a sweep"):
+            return cls.from_json(jsonfile.read(file))
 
 
 def _shortened(data: Any) -> Any:
