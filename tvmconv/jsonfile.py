@@ -1,9 +1,9 @@
 """JSON that anyone may have written: strictly parsed, and read by types, with the path of what is wrong.
 
-    sweep = jsonfile.parse(data)
-    for layer in sweep["layers"].elements():
-        label = layer["label"].decode(str)  # raises JsonError: "layers[0].label: expected a text, got null"
-        row = layer["row"].decode(Row)  # a dataclass, whose fields are checked by their annotations
+sweep = jsonfile.parse(data)
+for layer in sweep["layers"].elements():
+label = layer["label"].decode(str)  # raises JsonError: "layers[0].label: expected a text, got null"
+row = layer["row"].decode(Row)  # a dataclass, whose fields are checked by their annotations
 """
 
 from __future__ import annotations
@@ -308,9 +308,7 @@ def _mapping(kind: Any, value: Value, given: Mapping[str, Any]) -> dict[str, Any
 def _typed_dict(kind: Any, hints: Mapping[str, Any], value: Value, given: Mapping[str, Any]) -> dict[str, Any]:
     for name in sorted(kind.__required_keys__):
         value[name]
-    return {
-        name: each.decode(hints[name]) if name in hints else each.value for name, each in value.members().items()
-    }
+    return {name: each.decode(hints[name]) if name in hints else each.value for name, each in value.members().items()}
 
 
 def _dataclass(kind: Any, hints: Mapping[str, Any], value: Value, given: Mapping[str, Any]) -> Any:

@@ -37,9 +37,7 @@ SEVERAL = Program((STEP, OTHER, dataclasses.replace(STEP, name="third")), ARRAYS
 
 
 @pytest.mark.parametrize("best", [1.5e-6, math.inf])
-@pytest.mark.parametrize(
-    "program", [PROGRAM, SEVERAL, dataclasses.replace(SEVERAL, prepared=2), MAPPED_PROGRAM]
-)
+@pytest.mark.parametrize("program", [PROGRAM, SEVERAL, dataclasses.replace(SEVERAL, prepared=2), MAPPED_PROGRAM])
 def test_a_program_arrives_as_it_was_sent(program, best):
     assert wire.decode_program(*wire.encode_program(program, best)) == (program, best)
 

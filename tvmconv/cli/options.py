@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,14 @@ from tvmconv.verify import FULL_FLOPS, MODES, is_sampled
 from tvmconv.workloads import SUITES, Layer, Workload, dtypes, epilogue
 from tvmconv.workloads.layout import LAYOUTS
 from tvmconv.workloads.suites import Variant, distinct, in_variant
+from tvmconv.workloads.text import quote
 
 EXAMPLE = "conv2d:1x64x64x64,64x64x3x3,s1,p1"
+MAX_COUNT = 10**9
+MAX_SECONDS = 10**7  # some four months
+MAX_SEED = (1 << 63) - 1
+MAX_PORT = (1 << 16) - 1
+WORKERS_PER_CORE = 8
 ARCH = "sm_90"  # to compile for where no GPU says otherwise
 
 
@@ -240,28 +247,52 @@ def assignment(text: str) -> tuple[str, Value]:
 
 
 def positive(text: str) -> float:
-    """A positive number, for argparse."""
+    """Read a positive number, of seconds mostly, for argparse."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a positive number, not {text!r}")
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"expected a positive number, not {quote(text)}")
+    if value > MAX_SECONDS:
+        raise argparse.ArgumentTypeError(f"expected at most {MAX_SECONDS:,}, not {quote(text)}")
     return value
 
 
 def seed_number(text: str) -> int:
-    """An integer that is not negative, for argparse."""
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"expected an integer that is not negative, not {text!r}")
-    return int(text)
+    """Read an integer from 0 to `MAX_SEED`, for argparse."""
+    return _integer(text, 0, MAX_SEED)
 
 
 def count(text: str) -> int:
-    """An integer that is at least one, for argparse."""
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"expected an integer that is at least 1, not {text!r}")
-    return int(text)
+    """Read an integer from 1 to `MAX_COUNT`, for argparse."""
+    return _integer(text, 1, MAX_COUNT)
+
+
+def count_up_to(most: int) -> Callable[[str], int]:
+    """Return what reads an integer from 1 to `most`, for argparse."""
+    return lambda text: _integer(text, 1, most)
+
+
+def workers(text: str) -> int:
+    """Read a number of processes, at most `WORKERS_PER_CORE` for each core that may be used here, for argparse."""
+    return _integer(text, 1, WORKERS_PER_CORE * len(os.sched_getaffinity(0)), f", {WORKERS_PER_CORE} per core")
+
+
+def port_number(text: str) -> int:
+    """Read a port of TCP, for argparse."""
+    return _integer(text, 1, MAX_PORT)
+
+
+def _integer(text: str, least: int, most: int, why: str = "") -> int:
+    """Read an integer from `least`, 0 or 1, to `most`; `why` goes behind that in the message."""
+    digits = text.lstrip("0") or "0"
+    if not (text.isascii() and text.isdigit()) or (least and digits == "0"):
+        expected = f"an integer that is at least {least}" if least else "an integer that is not negative"
+        raise argparse.ArgumentTypeError(f"expected {expected}, not {quote(text)}")
+    if len(digits) > len(str(most)) or int(digits) > most:
+        raise argparse.ArgumentTypeError(f"expected at most {most:,}{why}, not {quote(text)}")
+    return int(digits)
 
 
 def image(text: str) -> Path:

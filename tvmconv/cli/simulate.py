@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tvmconv.cli.options import count, image
+from tvmconv.cli.options import count, count_up_to, image
 from tvmconv.cli.progress import progress_line
 from tvmconv.reports.simulation import Comparison, draw, means, panels, shares_table
 from tvmconv.searching.recordings import FEWEST, find
 from tvmconv.searching.simulate import Summary, checkpoints, search
 from tvmconv.searching.tuners import TUNERS
+
+MAX_TRIALS, MAX_SEEDS = 100_000, 10_000
 
 
 def add_parser(commands: Any) -> None:
@@ -37,8 +39,20 @@ def add_parser(commands: Any) -> None:
         action="append",
         help="which; may be given several times (default: all)",
     )
-    parser.add_argument("--trials", metavar="N", type=count, default=100, help="measurements (default: %(default)s)")
-    parser.add_argument("--seeds", metavar="N", type=count, default=10, help="searches each (default: %(default)s)")
+    parser.add_argument(
+        "--trials",
+        metavar="N",
+        type=count_up_to(MAX_TRIALS),
+        default=100,
+        help="measurements (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seeds",
+        metavar="N",
+        type=count_up_to(MAX_SEEDS),
+        default=10,
+        help="searches each (default: %(default)s)",
+    )
     parser.add_argument(
         "--fewest",
         metavar="N",

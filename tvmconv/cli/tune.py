@@ -26,6 +26,7 @@ from tvmconv.cli.options import (
     refuse_layers_options,
     seed_number,
     verify_lines,
+    workers,
 )
 from tvmconv.cli.progress import progress_line
 from tvmconv.lean import begin_tvm
@@ -105,7 +106,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     add_tracker(parser)
     add_knowledge(parser)
     add_verify(parser)
-    parser.add_argument("--workers", metavar="N", type=count, help="processes that build (default: cores - 1)")
+    parser.add_argument("--workers", metavar="N", type=workers, help="processes that build (default: cores - 1)")
     parser.add_argument("--seed", metavar="N", type=seed_number, default=0, help="of the tuner (default: %(default)s)")
 
 

@@ -149,7 +149,9 @@ def recounted(rows: Sequence[Beside], arch: str) -> Iterator[Beside]:
             kernel = build(workloads.parse(row.workload), row.schedule, arch=arch, config=row.config)
             steps = told_of(kernel)["steps"]
         if not 0 <= row.step < len(steps):
-            raise AnalysisError(f"{row.workload} by {row.schedule} has {len(steps)} steps, and none numbered {row.step}")
+            raise AnalysisError(
+                f"{row.workload} by {row.schedule} has {len(steps)} steps, and none numbered {row.step}"
+            )
         counted = steps[row.step]
         known = {(each["space"], each["kind"], each["line"]): each["measured"] for each in row.accesses}
         accesses = [

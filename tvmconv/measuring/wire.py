@@ -204,6 +204,6 @@ def decode_outcome(text: str) -> Outcome:
         for name, value in (("deviation", outcome.deviation), ("seconds", outcome.seconds)):
             if value is not None:
                 data[name].check(value >= 0, "a number of at least 0")
-        sound = all(0 < seconds for seconds in outcome.times)
+        sound = all(seconds > 0 for seconds in outcome.times)
         data["times"].check(sound and bool(outcome.times or outcome.error), "times that a kernel can take")
     return outcome
