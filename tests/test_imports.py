@@ -35,7 +35,7 @@ ROOMS = (
     ("compiler",),
     ("library", "marks", "knobs", "models", "requirements"),
     ("workloads",),
-    ("gpu", "tensor_map", "errors", "user_code", "scratch", "version", "moved", "lean"),
+    ("jsonfile", "gpu", "tensor_map", "files", "errors", "user_code", "scratch", "version", "moved", "lean"),
 )
 # Rooms that are long have rooms of their own, to which the same applies.
 ANALYSIS = (

@@ -27,30 +27,34 @@ _KINDS: Mapping[int, str] = {
 }
 
 
+class DamagedError(OSError):
+    """A compressed file that cannot be unpacked."""
+
+
 def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
-    """Open a regular file for reading bytes.
+    """Open a regular file, or `/dev/null`, which is empty, for reading bytes.
 
     Raises:
         OSError: it cannot be opened, or is a folder, a pipe, a device or a socket. To open a pipe would wait until
             somebody writes to it, and a device may have no end.
     """
-    file = _checked(path, os.stat(path).st_mode)
-    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe may have taken its place
+    _check(path, os.stat(path))
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        _checked(path, os.fstat(descriptor).st_mode)
+        _check(path, os.fstat(descriptor))  # a pipe may have taken its place
         return open(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise
 
 
-def _checked(path: str | os.PathLike[str], mode: int) -> str | os.PathLike[str]:
+def _check(path: str | os.PathLike[str], status: os.stat_result) -> None:
+    mode = status.st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-    if not stat.S_ISREG(mode):
+    if not stat.S_ISREG(mode) and not os.path.samestat(status, os.stat(os.devnull)):
         kind = _KINDS.get(stat.S_IFMT(mode), "something else")
         raise OSError(errno.EINVAL, f"expected a regular file, and it is {kind}", os.fspath(path))
-    return path
 
 
 def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES, *, unpack: bool = False) -> bytes:
@@ -88,7 +92,7 @@ def _unpacked(path: str | os.PathLike[str], data: bytes, max_bytes: int) -> byte
                     raise zlib.error("it is cut off")
             data = data.lstrip(b"\0")  # padding, which gzip allows behind a member
     except zlib.error as error:
-        raise OSError(errno.EINVAL, f"its gzip data are damaged: {error}", os.fspath(path)) from error
+        raise DamagedError(errno.EINVAL, f"its gzip data are damaged: {error}", os.fspath(path)) from error
     return b"".join(parts)
 
 

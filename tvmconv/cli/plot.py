@@ -13,6 +13,7 @@ from tvmconv.cli.errors import UsageError
 from tvmconv.cli.options import EXAMPLE, image
 from tvmconv.errors import Error
 from tvmconv.experiments.sweep import Sweep
+from tvmconv.files import open_regular
 from tvmconv.logs.lines import BadLines
 from tvmconv.logs.log import read
 from tvmconv.reports.charts import draw_history, draw_sweep, sweep_info
@@ -67,7 +68,7 @@ def _choose(args: argparse.Namespace, found: Sequence[Trace]) -> Workload | None
 
 def _is_sweep(file: Path) -> bool:
     """Whether a file begins like a sweep's JSON; a log's lines begin otherwise."""
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         return opened.read(8) == b'{"name":'
 
 

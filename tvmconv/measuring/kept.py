@@ -21,6 +21,7 @@ from pathlib import Path
 
 from tvmconv.compiler.program import Program
 from tvmconv.devices import Device
+from tvmconv.files import read_bytes
 from tvmconv.knobs import Config
 from tvmconv.library import BUILT_IN, Schedule
 from tvmconv.measuring.wire import decode_program, encode_program
@@ -48,7 +49,7 @@ def find(workload: Workload, schedule: str, config: Config, device: Device) -> P
     if path is None:
         return None
     try:
-        header, _, code = path.read_bytes().partition(b"\n")
+        header, _, code = read_bytes(path).partition(b"\n")
         told = json.loads(header)
         if any(_stamp(Path(name)) != stamp for name, stamp in told["sources"].items()):
             return None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from tvmconv import jsonfile
+from tvmconv.jsonfile import JsonError
 from tvmconv.measuring import kept
 from tvmconv.torch.layer import tf32_allowed
 from tvmconv.torch.model import Optimized
@@ -39,9 +40,9 @@ class Times:
         self._file = None if where is None else where / f"times-{_digest(_setting(model, arguments, name))}.json"
         self._known: dict[str, float] = {}
         if self._file:
-            with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
-                told = json.loads(self._file.read_text(encoding="utf-8"))
-                self._known = {key: seconds for key, seconds in told.items() if 0 < seconds < math.inf}
+            with contextlib.suppress(OSError, JsonError):
+                known = jsonfile.read(self._file).decode(dict[str, float])
+                self._known = {key: seconds for key, seconds in known.items() if seconds > 0}
         self._new = False
 
     def seconds(self, name: str, call: Callable[[], object]) -> float:
