@@ -125,5 +125,17 @@ def as_model_error(what: str) -> Iterator[None]:
         raise ModelError(": ".join([what, type(error).__name__, *lines[:1]])) from error
 
 
+def printable(text: str) -> str:
+    """Return a text for a terminal, in which all that is not printable but newlines is escaped, as Python spells it.
+
+    Names and contents of files may have control characters, which a terminal obeys, and marks that reorder what is
+    shown.
+    """
+    if text.isprintable():
+        return text
+    kept = (each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode() for each in text)
+    return "".join(kept)
+
+
 class FallbackWarning(UserWarning):
     """A log has no record for this very device, or one that no longer applies, and something slower may be built."""

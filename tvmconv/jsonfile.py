@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar, Union
 
-from tvmconv.errors import Error
+from tvmconv.errors import Error, printable
 from tvmconv.files import MAX_BYTES, read_bytes
 
 MAX_BITS = 63  # of an integer, as NumPy's have room for
@@ -192,7 +192,8 @@ def _range(what: str, least: float, most: float) -> str:
 def shown(value: object) -> str:
     """A value as JSON has it, in one line and shortened; one that is too deep or too large to print by its type."""
     if isinstance(value, str):
-        return json.dumps(value if len(value) <= SHOWN_LENGTH else value[:SHOWN_LENGTH] + "…", ensure_ascii=False)
+        text = value if len(value) <= SHOWN_LENGTH else value[:SHOWN_LENGTH] + "…"
+        return printable(json.dumps(text, ensure_ascii=False))
     if isinstance(value, list) and value:
         return f"a list of {len(value)}"
     if isinstance(value, dict) and value:

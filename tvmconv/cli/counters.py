@@ -13,7 +13,7 @@ from tvmconv import devices, workloads
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.options import EXAMPLE, add_place, find_place
 from tvmconv.cli.progress import progress_line
-from tvmconv.errors import Error
+from tvmconv.errors import Error, printable
 
 if TYPE_CHECKING:
     from tvmconv.compiler.program import Program
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         except OSError as error:
             raise UsageError(f"cannot write to {args.out}: {error.strerror}") from error
     parts += [accesses] if accesses.rows else []
-    print("\n\n".join([*(part.text() for part in parts), readings.provenance]))
+    print("\n\n".join([*(part.text() for part in parts), printable(readings.provenance)]))
     return 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmconv import baselines, devices
-from tvmconv.cli.errors import UsageError
+from tvmconv.cli.errors import UsageError, note
 from tvmconv.devices import AbsentError, Arch, Device
 from tvmconv.errors import Error, FallbackWarning, WorkloadError
 from tvmconv.experiments.run import left_out
@@ -212,20 +211,20 @@ def tell_place(args: argparse.Namespace, place: Device) -> None:
     if args.device:
         tell_choice(args.device, place)
     elif not args.arch:
-        print(f"tvmconv: compiled for {place.text}; --arch or --device choose another", file=sys.stderr)
+        note(f"compiled for {place.text}; --arch or --device choose another")
 
 
 def tell_left_out(workload: Workload, device: Device) -> None:
     """Say on stderr which schedules of a workload do not run, as they are not for the device."""
     if missing := left_out(workload, device):
         names = ", ".join(schedule.name for schedule in missing)
-        print(f"tvmconv: left out, as they are not for {device.text}: {names}", file=sys.stderr)
+        note(f"left out, as they are not for {device.text}: {names}")
 
 
 def tell_choice(asked: str, device: Device) -> None:
     """Say on stderr which device `auto` picked."""
     if asked == "auto":
-        print(f"tvmconv: auto picked {device.text}, {device.name}", file=sys.stderr)
+        note(f"auto picked {device.text}, {device.name}")
 
 
 @contextmanager
@@ -235,7 +234,7 @@ def told_fallbacks() -> Iterator[None]:
         warnings.simplefilter("always", FallbackWarning)
         yield
     for fallback in fallbacks:
-        print(f"tvmconv: {fallback.message}", file=sys.stderr)
+        note(f"{fallback.message}")
 
 
 def assignment(text: str) -> tuple[str, Value]:

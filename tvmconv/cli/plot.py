@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tvmconv import workloads
-from tvmconv.cli.errors import UsageError
+from tvmconv.cli.errors import UsageError, note
 from tvmconv.cli.options import EXAMPLE, image
-from tvmconv.errors import Error
+from tvmconv.errors import Error, printable
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.files import open_regular
 from tvmconv.logs.lines import BadLines
@@ -51,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         names = dict.fromkeys(result.device_name for result in results)
         axis = sweeps[0].axis if sweeps else "workload"
         draw_sweep(sweep_info(f"Best on {', '.join(names)}", axis, labels, results), args.out)
-    print(args.out)
+    print(printable(str(args.out)))
     return 0
 
 
@@ -80,5 +79,5 @@ def _read_log(file: Path, files: Sequence[Path]) -> list[Trace]:
     if not found:
         raise Error(f"{file}: no record in it" + (f": {bad}" if bad.count else ""))
     if bad.count:
-        print(f"tvmconv: {file}: {bad}", file=sys.stderr)
+        note(f"{file}: {bad}")
     return found

@@ -10,6 +10,7 @@ from typing import Any
 
 from tvmconv.cli.options import count, count_up_to, image
 from tvmconv.cli.progress import progress_line
+from tvmconv.errors import printable
 from tvmconv.reports.simulation import Comparison, draw, means, panels, shares_table
 from tvmconv.searching.recordings import FEWEST, find
 from tvmconv.searching.simulate import Summary, checkpoints, search
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
                 summaries.append(Summary(tuner, runs))
         comparisons.append(Comparison(name, recording, summaries))
         if not args.json:
-            print(comparisons[-1].text(), end="\n\n" if len(spaces) > 1 else "\n", flush=True)
+            print(printable(comparisons[-1].text()), end="\n\n" if len(spaces) > 1 else "\n", flush=True)
     if args.json:
         print(json.dumps(_json(comparisons)))
     elif len(comparisons) > 1:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmconv import library, workloads
-from tvmconv.cli.errors import UsageError
+from tvmconv.cli.errors import UsageError, note
 from tvmconv.cli.options import (
     EXAMPLE,
     add_knowledge,
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         results = search_all(args, {workload: network.get(workload, 1) for workload in chosen})
     except KeyboardInterrupt:
-        print(f"tvmconv: interrupted; {args.log} is whole, and the same command goes on with it", file=sys.stderr)
+        note(f"interrupted; {args.log} is whole, and the same command goes on with it")
         raise
     if args.json:
         for _, _, tuned in results:
