@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator
 
 _logger = logging.getLogger("tvmconv")
+MAX_REASON = 300  # characters that an error of other code adds to a message
 
 
 class Error(Exception):
@@ -122,7 +123,8 @@ def as_model_error(what: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        raise ModelError(": ".join([what, type(error).__name__, *lines[:1]])) from error
+        reason = [line if len(line) <= MAX_REASON else line[:MAX_REASON] + "…" for line in lines[:1]]
+        raise ModelError(": ".join([what, type(error).__name__, *reason])) from error
 
 
 def printable(text: str) -> str:

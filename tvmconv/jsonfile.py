@@ -166,6 +166,13 @@ class Value:
             self.refuse(expected)
         return self
 
+    def line(self, max_length: int = MAX_TEXT) -> str:
+        """A text of so many characters at most, all of them printable; raises `JsonError`."""
+        text = self.decode(str)
+        self.check(text.isprintable(), "a text without control characters")
+        self.check(len(text) <= max_length, f"a text of at most {max_length} characters")
+        return text
+
     def number(self, least: float = -math.inf, most: float = math.inf) -> float:
         """A number from `least` to `most`; raises `JsonError`."""
         number = self.decode(float)

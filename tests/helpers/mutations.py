@@ -18,6 +18,7 @@ VALUES = (
     *(DEEP, '{"a":' * 5000 + "1" + "}" * 5000, "[" * 90 + "]" * 90, "9223372036854775808", "2147483648"),
     *map(json.dumps, NASTY_TEXTS),
 )
+NOTHING = (b"", b"\n", b" ", b"\0" * 100, b"\x1f\x8b", b"PK\x03\x04", b"{", b"[", b"null")
 _HERE = "\N{SNOWMAN}here\N{SNOWMAN}"
 
 
@@ -42,17 +43,19 @@ def replaced(value, path, new):
 def mutated_json(text, random):
     """A text of JSON with one value replaced, left out or repeated under its key; and what was done."""
     value = json.loads(text)
-    paths = [path for path in places(value) if path]
-    path = random.choice(paths)
+    alike = {}  # the places of one kind, whatever their number in a list: each kind is as likely
+    for each in places(value):
+        alike.setdefault(tuple(0 if isinstance(key, int) else key for key in each), []).append(each)
+    alike.pop(())
+    path = random.choice(random.choice(list(alike.values())))
     inside = value
     for key in path[:-1]:
         inside = inside[key]
     how = random.choice(("replace",) * 8 + ("drop", "repeat", "add"))
     new = random.choice(VALUES)
     if how == "drop":
-        fewer = (
-            {key: each for key, each in inside.items() if key != path[-1]} if isinstance(inside, dict) else inside[1:]
-        )
+        keys = [key for key in inside if key != path[-1]] if isinstance(inside, dict) else range(1, len(inside))
+        fewer = {key: inside[key] for key in keys} if isinstance(inside, dict) else [inside[key] for key in keys]
         return json.dumps(replaced(value, path[:-1], fewer)), f"{path} left out"
     if how == "add" and isinstance(inside, dict):
         more = json.dumps(replaced(value, path[:-1], {**inside, "unknown": _HERE}))
@@ -82,9 +85,7 @@ def mutated_bytes(data, random):
         codec = random.choice(("utf-16", "utf-32", "utf-8-sig"))
         return data.decode("latin-1").encode(codec), f"as {codec}"
     if how == "empty":
-        return random.choice(
-            (b"", b"\n", b" ", b"\0" * 100, b"\x1f\x8b", b"PK\x03\x04", b"{", b"[", b"null")
-        ), "nothing"
+        return random.choice(NOTHING), "nothing"
     if how == "repeat":
         return data + data, "twice"
     return data[:place] + bytes(len(data[place : place + 64])) + data[place + 64 :], f"zeros at {place}"

@@ -96,6 +96,7 @@ class Row:
         """Return the row that `to_json` wrote; raises `JsonError` for anything else."""
         config = {name: value.decode(JSON_VALUE) for name, value in data["config"].members().items()}
         row: Row = data.decode(cls, given={"timing": _timing(data["timing"]), "config": config})
+        data["name"].line()
         for name in MEASURED:
             if getattr(row, name) is not None:
                 data[name].number(0)
@@ -159,6 +160,7 @@ class Result:
         rows = tuple(map(Row.from_json, data["rows"].elements()))
         data["rows"].check(bool(rows), "at least one row")
         known = {"workload": data["workload"].convert(parse), "seed": data["seed"].integer(0), "rows": rows}
+        known |= {name: data[name].line() for name in ("device", "device_name")}
         result: Result = data.decode(cls, given=known)
         for peak in (data.get("peak_flops"), data.get("peak_bandwidth")):  # files of version 0.1.0 do not have them
             if peak and peak.value is not None:

@@ -24,6 +24,7 @@ from tvmconv.workloads.suites import Variant, is_file, walk
 CHANNELS_SUITE = "d2l"  # its layers differ in nothing but their channels
 # Arguments of `run_ladder` that `Prepared` has.
 _PREPARED = frozenset({"schedules", "config", "seed", "log", "ladder", "predicted", "verify"})
+MAX_LABEL = 500  # characters of a name or a label
 FIXED_EFFORT = 10**9  # building and timing a workload's schedules take about as long as verifying so many bytes
 
 
@@ -82,8 +83,8 @@ class Sweep:
         results = [Result.from_json(layer["result"]) for layer in layers]
         counts = [count.integer(1) for layer in layers if (count := layer.get("count"))]
         data["layers"].check(len(counts) in (0, len(layers)), "a count in each layer, or in none")
-        labels = [layer["label"].decode(str) for layer in layers]
-        return cls(data["name"].decode(str), labels, results, data["provenance"].decode(str), counts)
+        labels = [layer["label"].line(MAX_LABEL) for layer in layers]
+        return cls(data["name"].line(MAX_LABEL), labels, results, data["provenance"].line(), counts)
 
     @classmethod
     def read(cls, file: Path) -> Sweep:

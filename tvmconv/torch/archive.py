@@ -28,6 +28,7 @@ from tvmconv.torch.form import form_of
 from tvmconv.torch.launch import launcher_of
 
 VERSION = 1
+MAX_NAME = 100  # characters of the name of a device or an architecture
 HEAD, MODEL, CODE = "tvmconv.json", "model.pt2", "kernels/{}.bin"
 
 
@@ -147,11 +148,12 @@ def _read(path: str | os.PathLike[str]) -> _Saved:
                 raise ModelError(f"{shown} is of version {version}, and this library reads {VERSION}: save it anew")
             device, arch = None, None
             if head["kernels"].elements():
-                device = head["device"]["name"].decode(str)
-                arch = head["device"]["arch"].decode(str | None)
+                device = head["device"]["name"].line(MAX_NAME)
+                named = head["device"]["arch"]
+                arch = None if named.value is None else named.line(MAX_NAME)
             codes = (archive.read(CODE.format(number)) for number in itertools.count())
             kernels = [_kernel(each, code) for each, code in zip(head["kernels"].elements(), codes, strict=False)]
-            return _Saved(head["place"].decode(str), device, arch, kernels, archive.read(MODEL))
+            return _Saved(head["place"].line(MAX_NAME), device, arch, kernels, archive.read(MODEL))
     except ModelError:
         raise
     except (Error, OSError) as error:
