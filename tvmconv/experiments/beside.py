@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from tvmconv import workloads
 from tvmconv.analysis.nsight import ncu
@@ -162,7 +162,7 @@ def recounted(rows: Sequence[Beside], arch: str) -> Iterator[Beside]:
         yield replace(row, counted=_whole(counted), accesses=accesses)
 
 
-def of_accesses(counted: Mapping[str, Any], launch: Sequence[Executed]) -> list[dict[str, Any]]:
+def of_accesses(counted: Mapping[str, Any], launch: Sequence[Executed]) -> list[AccessCounts]:
     """What a launch took for each access that is counted, beside that.
 
     Args:
@@ -184,13 +184,13 @@ def of_accesses(counted: Mapping[str, Any], launch: Sequence[Executed]) -> list[
     return found
 
 
-def _beside(access: Mapping[str, Any], measured: Mapping[str, int]) -> dict[str, Any]:
-    return {**access, "rows": len(access["rows"]), "measured": dict(measured)}
+def _beside(access: Mapping[str, Any], measured: Mapping[str, float]) -> AccessCounts:
+    return cast(AccessCounts, {**access, "rows": len(access["rows"]), "measured": dict(measured)})
 
 
-def _whole(counted: Mapping[str, Any]) -> dict[str, Any]:
+def _whole(counted: Mapping[str, Any]) -> CountedStep:
     """Without the accesses, which are told by themselves."""
-    return {name: value for name, value in counted.items() if name != "accesses"}
+    return cast(CountedStep, {name: value for name, value in counted.items() if name != "accesses"})
 
 
 def _rows(
