@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tvmconv import devices, library
 from tvmconv.cli.errors import Parser, UsageError, guarded
-from tvmconv.cli.options import add_knowledge, add_suite, chosen_layers, count, positive
+from tvmconv.cli.options import add_knowledge, add_suite, chosen_layers, positive, workers
 from tvmconv.cli.progress import progress_line
 from tvmconv.devices import Device
 from tvmconv.errors import Error
@@ -86,7 +86,7 @@ def _run(argv: Sequence[str]) -> int:
         "--seconds", type=positive, default=4, metavar="T", help="of each search (default: %(default)s)"
     )
     parser.add_argument("--device", default="auto", metavar="D", help="cuda:N, opencl:N or auto (default: %(default)s)")
-    parser.add_argument("--workers", type=count, metavar="N", help="processes that build (default: cores - 1)")
+    parser.add_argument("--workers", type=workers, metavar="N", help="processes that build (default: cores - 1)")
     parser.add_argument("-o", dest="out", type=Path, required=True, metavar="DIR", help="where logs and the table go")
     add_knowledge(parser)
     args = parser.parse_args(argv)

@@ -37,7 +37,7 @@ import numpy as np
 import tvmconv as tc
 from tvmconv import devices, library
 from tvmconv.cli.errors import Parser, UsageError, guarded
-from tvmconv.cli.options import add_suite, chosen_layers, count
+from tvmconv.cli.options import add_suite, chosen_layers, count, workers
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.program import Program
 from tvmconv.devices import Device
@@ -91,7 +91,7 @@ def _run(argv: Sequence[str]) -> int:
     )
     build.add_argument("--arch", default="sm_90", help="to compile for (default: %(default)s)")
     build.add_argument(
-        "--workers", type=count, default=len(os.sched_getaffinity(0)), help="processes (default: all processors)"
+        "--workers", type=workers, default=len(os.sched_getaffinity(0)), help="processes (default: all processors)"
     )
     build.add_argument("-o", dest="out", type=Path, required=True, metavar="FILE", help="a .zip, which is added to")
     build.set_defaults(do=_build)

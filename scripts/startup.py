@@ -25,7 +25,7 @@ from pathlib import Path
 
 from tvmconv import devices, workloads
 from tvmconv.cli.errors import Parser, guarded
-from tvmconv.cli.options import count, positive
+from tvmconv.cli.options import positive, workers
 from tvmconv.errors import Error
 from tvmconv.experiments.provenance import provenance
 from tvmconv.logs.lines import BadLines
@@ -76,7 +76,7 @@ def _run(argv: Sequence[str]) -> int:
     parser.add_argument("workloads", metavar="WORKLOAD", nargs="*", default=LAYERS, help="(default: three layers)")
     parser.add_argument("--device", metavar="D", default="auto", help="as for tvmconv tune (default: %(default)s)")
     parser.add_argument("--seconds", metavar="T", type=positive, default=10.0, help="a layer (default: %(default)g)")
-    parser.add_argument("--workers", metavar="N", type=count, help="processes that build (default: cores - 1)")
+    parser.add_argument("--workers", metavar="N", type=workers, help="processes that build (default: cores - 1)")
     parser.add_argument("--no-parts", action="store_true", help="leave out what is timed on its own")
     parser.add_argument("--name", default="startup", help="of what is written (default: %(default)s)")
     parser.add_argument("-o", dest="out", type=Path, default=Path("results"), metavar="DIR", help="where results go")

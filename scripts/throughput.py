@@ -23,7 +23,7 @@ from tvmconv import devices, workloads
 from tvmconv.baselines import metaschedule
 from tvmconv.baselines.metaschedule import Searched
 from tvmconv.cli.errors import Parser, guarded
-from tvmconv.cli.options import EXAMPLE, count, positive, seed_number, tell_choice
+from tvmconv.cli.options import EXAMPLE, count, positive, seed_number, tell_choice, workers
 from tvmconv.cli.progress import progress_line
 from tvmconv.cli.tune import progress_text
 from tvmconv.devices import Device
@@ -94,7 +94,7 @@ def _parser() -> Parser:
         help="end MetaSchedule after so long; the rounds that it completed count (default: %(default)g)",
     )
     parser.add_argument("--device", metavar="D", default="auto", help="cuda:0, opencl:N or auto (default: %(default)s)")
-    parser.add_argument("--workers", metavar="N", type=count, help="processes that build for tvmconv")
+    parser.add_argument("--workers", metavar="N", type=workers, help="processes that build for tvmconv")
     parser.add_argument("--seed", metavar="N", type=seed_number, default=0, help="of both (default: %(default)s)")
     parser.add_argument("-o", dest="out", type=Path, default=Path("results"), metavar="DIR", help="where results go")
     return parser

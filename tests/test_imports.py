@@ -36,7 +36,8 @@ ROOMS = (
     ("compiler",),
     ("library", "marks", "knobs", "models", "requirements"),
     ("workloads",),
-    ("gpu", "tensor_map", "errors", "extras", "user_code", "scratch", "checksummed", "version", "without_torch"),
+    ("jsonfile", "gpu", "tensor_map", "files", "errors", "extras", "user_code", "scratch", "checksummed", "version"),
+    ("without_torch",),
 )
 # Rooms that are long have rooms of their own, to which the same applies.
 ANALYSIS = (

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator
 
 _logger = logging.getLogger("tvmconv")
+MAX_REASON = 300  # characters that an error of other code adds to a message
 
 
 class Error(Exception):
@@ -129,7 +130,20 @@ def as_model_error(what: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        raise ModelError(": ".join([what, type(error).__name__, *lines[:1]])) from error
+        reason = [line if len(line) <= MAX_REASON else line[:MAX_REASON] + "…" for line in lines[:1]]
+        raise ModelError(": ".join([what, type(error).__name__, *reason])) from error
+
+
+def printable(text: str) -> str:
+    """Return a text for a terminal, in which all that is not printable but newlines is escaped, as Python spells it.
+
+    Names and contents of files may have control characters, which a terminal obeys, and marks that reorder what is
+    shown.
+    """
+    if text.isprintable():
+        return text
+    kept = (each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode() for each in text)
+    return "".join(kept)
 
 
 class FallbackWarning(UserWarning):

@@ -119,7 +119,7 @@ class TensorMap:
         """What `to_json` wrote; raises `CompileError` as `of` does."""
         try:
             return cls.of(json.loads(text))
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise CompileError(f"no tensor map: {error}") from error
 
     def plain(self) -> dict[str, Any]:
@@ -131,7 +131,9 @@ class TensorMap:
         """What `plain` gave, from whoever sent it; raises `CompileError` for anything else, and as `check` does."""
         try:
             axes = {name: tuple(map(operator.index, told[name])) for name in _AXES}
-            read = cls(dtype=str(told["dtype"]), swizzle=operator.index(told["swizzle"]), **axes)
+            if not isinstance(told["dtype"], str):
+                raise TypeError("the dtype is no text")
+            read = cls(dtype=told["dtype"], swizzle=operator.index(told["swizzle"]), **axes)
         except (KeyError, TypeError) as error:
             raise CompileError(f"no tensor map: {error!r}") from error
         read.check()

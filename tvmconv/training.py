@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import math
 import zlib
 from collections import defaultdict
@@ -16,6 +15,7 @@ import numpy as np
 from tvmconv import library
 from tvmconv.devices.cuda import device as cuda
 from tvmconv.errors import DeviceError, Error, KnobError, RecordError, ScheduleError
+from tvmconv.files import LimitedGzip
 from tvmconv.knobs import Config
 from tvmconv.knobs.space import Space
 from tvmconv.knowledge.features import Machine, features, matrix
@@ -69,7 +69,7 @@ def measured(log: Path) -> Iterator[Record]:
         yield from (record for record in read(log, BadLines()) if record.ok)
         return
     try:
-        for line in read_lines(log, opener=gzip.open):
+        for line in read_lines(log, opener=LimitedGzip):
             with contextlib.suppress(RecordError):
                 record = Record.parse(line.text)
                 if record.ok:

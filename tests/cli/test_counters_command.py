@@ -153,6 +153,7 @@ def test_bytes_from_memory_may_differ_by_a_tenth_and_are_summed_where_arrays_exc
 def test_kernels_are_counted_anew_beside_what_was_measured(tmp_path, capsys):
     """Of two files, together; what was measured stays."""
     access = {"space": "shared", "kind": "load", "line": None, "measured": {"wavefronts": 7}}
+    access |= {"arrays": ["X.shared"], "counts": {"wavefronts": 7.0}, "rows": 1}
     files = []
     for number, config in enumerate(({}, {"tile_rc": [-1, 1, 2]})):
         whole = tc.build(tc.parse(SMALL), "tiling", arch="sm_90", config=config).config

@@ -146,3 +146,15 @@ def test_bad_input_is_one_line_and_status_2(capsys, tmp_path, log, words, said):
     out, err = capsys.readouterr()
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert said in err
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png"])
+def test_dollars_in_names_are_no_formulas(suffix, tmp_path, capsys):
+    data = json.loads((Path(__file__).parents[2] / "tuning_logs" / "nvidia-h200" / "d2l-tuned.json").read_text())
+    for layer in data["layers"]:
+        layer["label"] += " $x^{$"
+        layer["result"]["device_name"] = "$x^{$"
+    file = tmp_path / "$x^{$.json"
+    file.write_text(json.dumps(data))
+    assert main(["plot", str(file), "-o", str(tmp_path / f"out.{suffix}")]) == 0
+    assert main(["plot", str(file), str(file), "-o", str(tmp_path / f"out.{suffix}")]) == 0

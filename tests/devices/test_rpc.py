@@ -1,9 +1,12 @@
+import contextlib
 import json
 import socket
+import struct
 import threading
 
 import pytest
 
+from tvmconv import jsonfile
 from tvmconv.devices import find, rpc
 from tvmconv.devices.opencl import device as opencl
 from tvmconv.errors import DeviceError
@@ -83,7 +86,7 @@ def test_a_worker_that_is_silent_is_not_waited_for_without_end(listener, monkeyp
     monkeypatch.setattr(rpc, "FREE_SECONDS", 0.1)
     monkeypatch.setattr(rpc, "TRACKER_SECONDS", 0.1)
     monkeypatch.setattr(rpc, "count_workers", lambda tracker, key: 1)
-    monkeypatch.setattr(rpc, "_ask", lambda *request: (*listener.getsockname(), "key"))
+    monkeypatch.setattr(rpc, "_ask", lambda *request: jsonfile.Value([*listener.getsockname(), "key"]))
     with pytest.raises(DeviceError, match="a worker has not answered"):
         rpc.devices("key", ("127.0.0.1", 1))
 
@@ -93,7 +96,7 @@ def test_a_worker_of_another_version_is_told_so(monkeypatch, change):
     told = {**json.loads(rpc.describe(opencl.devices()[0])), **change}
     monkeypatch.setattr(rpc, "count_workers", lambda tracker, key: 1)
     monkeypatch.setattr(rpc, "connect", lambda tracker, key: None)
-    monkeypatch.setattr(rpc, "described", lambda session: told)
+    monkeypatch.setattr(rpc, "described", lambda session: jsonfile.Value(told))
     with pytest.raises(DeviceError, match=r"a worker of rpc:key .*the same version of tvmconv"):
         rpc.devices("key", ("127.0.0.1", 1))
 
@@ -107,3 +110,122 @@ def test_what_is_raised_while_a_worker_is_asked_is_raised_at_once(monkeypatch):
     monkeypatch.setattr(rpc, "connect", refuse)
     with pytest.raises(KeyError, match="no reason"):
         rpc.devices("key", ("127.0.0.1", 1))
+
+
+def encoded(answer):
+    """An answer as a tracker sends it: its length, then JSON."""
+    data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+    return struct.pack("<i", len(data)) + data
+
+
+@pytest.fixture
+def serve(listener):
+    """Have a fake tracker send some bytes for each connection, after the protocol's greeting; give its address."""
+
+    def start(*answers):
+        def answer():
+            for data in answers:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.sendall(connection.recv(4) + data)
+                    connection.settimeout(5)
+                    with contextlib.suppress(OSError):  # until the other side has read it
+                        while connection.recv(1024):
+                            pass
+
+        threading.Thread(target=answer, daemon=True).start()
+        return listener.getsockname()
+
+    return start
+
+
+SUMMARY_ANSWERS = {
+    "empty list": encoded([]),
+    "number": encoded(5),
+    "empty object": encoded([0, {}]),
+    "null": encoded([0, None]),
+    "text": encoded([0, "x"]),
+    "servers that are a number": encoded([0, {"server_info": 5}]),
+    "servers that are numbers": encoded([0, {"server_info": [1, 2]}]),
+    "server without a key": encoded([0, {"server_info": [{}]}]),
+    "failure": encoded([-1, "no"]),
+    "length below zero": struct.pack("<i", -5),
+    "length of zero": struct.pack("<i", 0),
+    "length of 2 GiB": struct.pack("<i", (1 << 31) - 1),
+    "no UTF-8": encoded(b"\xff\xfe[]"),
+    "no JSON": encoded(b"["),
+    "deep": encoded(b"[" * 100_000),
+    "400 digits": encoded(b"9" * 400),
+    "cut off": encoded([0, {}])[:6],
+}
+
+
+@pytest.mark.parametrize("data", SUMMARY_ANSWERS.values(), ids=SUMMARY_ANSWERS)
+def test_summary_that_no_tracker_sends_is_refused(serve, monkeypatch, data):
+    monkeypatch.setattr(rpc, "TRACKER_SECONDS", 2.0)
+    address = serve(data)
+    if data == SUMMARY_ANSWERS["cut off"]:
+        monkeypatch.setattr(rpc, "TRACKER_SECONDS", 0.2)
+        with pytest.raises(DeviceError, match="no answer within"):
+            rpc.count_workers(address, "k")
+    else:
+        with pytest.raises(DeviceError, match=f"what listens at .*:{address[1]} is no tracker of TVM's RPC"):
+            rpc.count_workers(address, "k")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [0, None],
+        [0, ["h"]],
+        [0, ["h", "x", 5]],
+        [0, ["h", 0, "key"]],
+        [0, ["h", 1 << 16, "key"]],
+        [0, ["h", True, "key"]],
+        [1, "busy"],
+        [0, [5, 6, 7]],
+        [0],
+    ],
+)
+def test_request_answer_that_no_tracker_sends_is_refused(serve, answer):
+    with pytest.raises(DeviceError, match="is no tracker of TVM's RPC"):
+        rpc.connect(serve(encoded(answer)), "k")
+
+
+def test_workers_of_a_key_are_counted(serve):
+    keys = ["server:k", "server:other", "server:k", "client:k"]
+    summary = [0, {"server_info": [{"key": key, "addr": ["h", 1]} for key in keys], "queue_info": {}}]
+    assert rpc.count_workers(serve(encoded(summary)), "k") == 2
+
+
+def test_answer_that_dribbles_has_a_time_limit(listener, monkeypatch):
+    monkeypatch.setattr(rpc, "TRACKER_SECONDS", 0.3)
+
+    def dribble():
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(connection.recv(4) + struct.pack("<i", 1000))
+            for _ in range(100):
+                connection.sendall(b" ")
+                threading.Event().wait(0.1)
+
+    threading.Thread(target=dribble, daemon=True).start()
+    with pytest.raises(DeviceError, match="no answer within"):
+        rpc.count_workers(listener.getsockname(), "k")
+
+
+@pytest.mark.parametrize("change", [{"max_threads_per_block": -1}, {"name": 5}, {"l2_bytes": "x"}, {"has_float16": 1}])
+def test_worker_with_an_impossible_device_is_refused(monkeypatch, change):
+    told = {**json.loads(rpc.describe(opencl.devices()[0])), **change}
+    monkeypatch.setattr(rpc, "count_workers", lambda tracker, key: 1)
+    monkeypatch.setattr(rpc, "connect", lambda tracker, key: None)
+    monkeypatch.setattr(rpc, "described", lambda session: jsonfile.Value(told))
+    with pytest.raises(DeviceError, match=f"rpc:key .*{next(iter(change))}"):
+        rpc.devices("key", ("127.0.0.1", 1))
+
+
+def test_hint_names_a_port_range_that_the_tracker_can_take(listener):
+    host, port = listener.getsockname()
+    listener.close()
+    with pytest.raises(DeviceError, match=f"--port {port} --port-end {port + 1}"):
+        rpc.count_workers((host, port), "k")

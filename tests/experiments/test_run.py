@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tvmconv import library
+from tvmconv import jsonfile, library
 from tvmconv.baselines.base import REGISTRY, Baseline
 from tvmconv.devices import Arch, Timing
 from tvmconv.errors import CompileError, DeviceError, KnobError, ScheduleError
@@ -70,7 +70,7 @@ def test_bandwidths_are_least_bytes_over_the_median(ladder):
 
 
 def test_json_round_trip_is_exact(ladder):
-    assert Result.from_json(json.loads(json.dumps(ladder.to_json()))) == ladder
+    assert Result.from_json(jsonfile.parse(json.dumps(ladder.to_json()))) == ladder
 
 
 def test_json_has_no_nan(opencl, monkeypatch):

@@ -112,13 +112,12 @@ def test_an_interrupted_worker_ends(farm):
     assert farm.workers[0].wait(timeout=GONE_SECONDS) == 130
 
 
-@pytest.mark.parametrize("place", [("--host", "192.0.2.1"), ("--port", "70000")])
-def test_an_address_that_cannot_be_listened_on_is_one_line_and_status_2(farm, place):
+def test_an_address_that_cannot_be_listened_on_is_one_line_and_status_2(farm):
     tracker = "{}:{}".format(*farm.tracker)
     command = [sys.executable, "-m", "tvmconv", "worker", "--tracker", tracker, "--key", "k", "--device", "opencl:0"]
-    finished = subprocess.run([*command, *place], capture_output=True, text=True)
+    finished = subprocess.run([*command, "--host", "192.0.2.1"], capture_output=True, text=True)
     assert (finished.returncode, finished.stderr.count("\n")) == (2, 1)
-    assert f"cannot listen on {place[1] if place[0] == '--host' else '127.0.0.1:70000'}" in finished.stderr
+    assert "cannot listen on 192.0.2.1" in finished.stderr
 
 
 def test_a_key_without_workers_tells_how_to_start_one(farm):

@@ -32,13 +32,12 @@ MAPPED = Step(
     tensor_maps=((0, mapped.WEIGHT), (1, mapped.IMAGE)),
     overlaps=True,
 )
+MAPPED_PROGRAM = Program((MAPPED,), ARRAYS, (ArrayType((5,), "float32"),))
 SEVERAL = Program((STEP, OTHER, dataclasses.replace(STEP, name="third")), ARRAYS, (ArrayType((5, 7), "float16"),))
 
 
 @pytest.mark.parametrize("best", [1.5e-6, math.inf])
-@pytest.mark.parametrize(
-    "program", [PROGRAM, SEVERAL, dataclasses.replace(SEVERAL, prepared=2), Program((MAPPED,), ARRAYS)]
-)
+@pytest.mark.parametrize("program", [PROGRAM, SEVERAL, dataclasses.replace(SEVERAL, prepared=2), MAPPED_PROGRAM])
 def test_a_program_arrives_as_it_was_sent(program, best):
     assert wire.decode_program(*wire.encode_program(program, best)) == (program, best)
 
@@ -65,7 +64,7 @@ def test_code_of_another_length_than_was_sent_is_refused(change):
     ],
 )
 def test_a_tensor_map_that_no_launch_could_take_is_refused(position, change, error, message):
-    header, code = wire.encode_program(Program((MAPPED,), ARRAYS), math.inf)
+    header, code = wire.encode_program(MAPPED_PROGRAM, math.inf)
     told = json.loads(header)
     told["steps"][0]["tensor_maps"] = [[position, {**mapped.WEIGHT.plain(), **change}]]
     with pytest.raises(error, match=message):
@@ -93,6 +92,18 @@ def test_an_outcome_arrives_as_it_was_sent(outcome):
         {"error": 99},
         {"more": 1},
         {"times": None},
+        {"times": [True]},
+        {"deviation": "x"},
+        {"deviation": [1]},
+        {"deviation": -1},
+        {"message": 5},
+        {"phases": [1]},
+        {"phases": {"a": "b"}},
+        {"seconds": "x"},
+        {"seconds": -1},
+        {"seconds": math.nan},
+        {"error": True},
+        {"error": [0]},
     ],
 )
 def test_an_outcome_that_no_measurement_has_is_refused(change):
@@ -109,3 +120,63 @@ def test_a_deviation_that_json_cannot_hold_is_left_out():
 def test_an_order_arrives_as_it_was_sent():
     order = wire.Order("conv2d:1x4x6x6,8x4x3x3,s1,p1", 7, 2.5, 1 << 30, "full")
     assert wire.Order.decode(order.encode()) == order
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "5", "", "{", "null", '{"times": ' + "9" * 5000 + "}"])
+@pytest.mark.parametrize(
+    "decode", [wire.decode_outcome, wire.Order.decode, lambda text: wire.decode_program(text, b"")], ids=str
+)
+def test_message_that_is_none_is_one_line(decode, text):
+    with pytest.raises(DeviceError, match="is none of tvmconv's") as caught:
+        decode(text)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": -1}, {"seed": "x"}, {"timeout": 0}, {"timeout": 1e308}, {"memory_limit": 0}, {"workload": 5}, {"x": 1}],
+)
+def test_order_that_no_search_gives_is_refused(change):
+    order = wire.Order("conv2d:1x4x6x6,8x4x3x3,s1,p1", 7, 2.5, 1 << 30)
+    told = {**dataclasses.asdict(order), **change}
+    with pytest.raises(DeviceError, match=f"the order is none of tvmconv's .*{next(iter(change))}"):
+        wire.Order.decode(json.dumps(told))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("codes", 0), -1),
+        (("codes",), {}),
+        (("steps",), []),
+        (("steps", 0, "grid"), [1, 1]),
+        (("steps", 0, "grid", 0), 0),
+        (("steps", 0, "grid", 0), True),
+        (("steps", 0, "block", 1), 10**400),
+        (("steps", 0, "arguments", 0), 3),
+        (("steps", 0, "arguments", 0), -1),
+        (("steps", 0, "name"), None),
+        (("steps", 0, "code"), 2),
+        (("steps", 0, "shared_bytes"), -1),
+        (("steps", 0, "constants"), [[2, "K"]]),
+        (("steps", 0, "constants"), [[0]]),
+        (("steps", 0, "textures"), [2]),
+        (("steps", 0, "overlaps"), 1),
+        (("arrays", 0, 0), [0]),
+        (("arrays", 0, 0), [1 << 31, 1 << 31]),
+        (("arrays", 0, 1), "object"),
+        (("scratch", 0), 5),
+        (("prepared",), 4),
+        (("best",), -1),
+        (("final",), "x"),
+    ],
+)
+def test_program_with_a_number_out_of_range_is_refused(path, value):
+    header, code = wire.encode_program(SEVERAL, 1e-6)
+    told = json.loads(header)
+    inside = told
+    for key in path[:-1]:
+        inside = inside[key]
+    inside[path[-1]] = value
+    with pytest.raises(DeviceError, match=f"the program is none of tvmconv's \\({path[0]}"):
+        wire.decode_program(json.dumps(told), code)

@@ -161,7 +161,7 @@ def test_a_schedule_that_is_not_at_every_size_leaves_a_dash():
 
 def test_sizes_are_drawn_over_elements_beside_the_memorys_peak():
     info = size_info("title", sized(20, 18))
-    assert (info.ticks, info.labels) == ((2.0**18, 2.0**20), ("$2^{18}$\nhot", "$2^{20}$\ncold"))
+    assert (info.ticks, info.labels) == ((2.0**18, 2.0**20), ("2¹⁸\nhot", "2²⁰\ncold"))
     assert (info.unit, info.peak) == ("GB/s", 4000)
     assert [(line.name, line.y) for line in info.lines] == [("basic", (1.0, 1.0))]
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 from tvmconv import library, workloads
-from tvmconv.cli.errors import UsageError
+from tvmconv.cli.errors import UsageError, note
 from tvmconv.cli.options import EXAMPLE, add_knowledge, add_place, add_set, find_place, tell_place, told_fallbacks
 from tvmconv.devices import Arch
 from tvmconv.devices.rpc import Remote
@@ -77,4 +76,4 @@ def _print(exported: Exported) -> None:
     for file in exported.files:
         print(file)
     if exported.no_library:
-        print(f"tvmconv: note: kernel.so was left out, as {exported.no_library}", file=sys.stderr)
+        note(f"kernel.so was left out, as {exported.no_library}")

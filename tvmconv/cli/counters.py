@@ -13,7 +13,7 @@ from tvmconv import devices, workloads
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.options import EXAMPLE, add_place, find_place
 from tvmconv.cli.progress import progress_line
-from tvmconv.errors import Error
+from tvmconv.errors import Error, printable
 
 if TYPE_CHECKING:
     from tvmconv.compiler.program import Program
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"cannot write to {args.out}: {error.strerror}") from error
     if args.all:
         parts += [accesses] if accesses.rows else []
-        print("\n\n".join([*(part.text() for part in parts), readings.provenance]))
+        print("\n\n".join([*(part.text() for part in parts), printable(readings.provenance)]))
         return 0
     texts = [overview(readings.kernels).text(), summary(readings.kernels).text()]
     different = largest_differences(readings.kernels)
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         texts.append(f"The accesses that differ most, by more than {NEAR:.0%}:\n{different.text()}")
     if accesses.rows:
         texts.append(f"--all prints each of the {len(accesses.rows):,} accesses.")
-    print("\n\n".join([*texts, readings.provenance]))
+    print("\n\n".join([*texts, printable(readings.provenance)]))
     return 0
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from tvmconv.errors import Error, log_traceback
+from tvmconv.errors import Error, log_traceback, printable
 
 REFUSED = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -101,5 +101,15 @@ def _guarded(prog: str, command: Callable[[], int]) -> int:
 
 
 def _refuse(prog: str, message: str) -> int:
-    print(f"{prog}: {' '.join(message.split())}", file=sys.stderr)
+    note(message, prog)
     return REFUSED
+
+
+def note(message: str, prog: str = "tvmconv") -> None:
+    """Print a line on stderr, in which nothing reaches the terminal that is not printable.
+
+    Args:
+        message: may have names and contents of files in it.
+        prog: what the line begins with.
+    """
+    print(f"{prog}: {printable(' '.join(message.split()))}", file=sys.stderr)

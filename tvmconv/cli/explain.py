@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
 from tvmconv import devices, kernel, library, workloads
-from tvmconv.cli.errors import UsageError
+from tvmconv.cli.errors import UsageError, note
 from tvmconv.cli.kernels import NAMED, add_log, named
 from tvmconv.cli.options import EXAMPLE, add_place, add_set, find_place, tell_place, told_fallbacks
 from tvmconv.cli.progress import progress_line
@@ -75,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         raise failures[0]
     for error in failures:
         log_traceback(error)
-        print(f"tvmconv: {error}", file=sys.stderr)
+        note(str(error))
     from tvmconv.reports.comparison import comparison
     from tvmconv.reports.explain import explanation, knob_steps
 

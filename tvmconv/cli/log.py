@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tvmconv import workloads
 from tvmconv.cli import options
-from tvmconv.errors import Error
+from tvmconv.cli.errors import note
+from tvmconv.errors import Error, printable
 from tvmconv.knobs import format_value
 from tvmconv.logs.best import fastest_first, index_each, log_files, unconfirmed
 from tvmconv.logs.lines import BadLines
@@ -74,14 +74,14 @@ def _best(args: argparse.Namespace) -> int:
     else:
         print(_best_table(records).text())
     for trial in filter(None, map(unconfirmed, groups)):
-        print(_unconfirmed_text(trial), file=sys.stderr)
+        note(_unconfirmed_text(trial))
     return 0
 
 
 def _unconfirmed_text(trial: Record) -> str:
     time = f"{significant(trial.cost * 1e6)} µs"
     return (
-        f"tvmconv: {trial.workload} on {trial.device}: a trial of {trial.schedule} took {time}, less than all final "
+        f"{trial.workload} on {trial.device}: a trial of {trial.schedule} took {time}, less than all final "
         "timings; it counts once tvmconv tune has timed it again"
     )
 
@@ -114,11 +114,12 @@ def _stats(args: argparse.Namespace) -> int:
         print(f"finals     {finals:,}")
     print(f"errors     {', '.join(errors) or 'none'}")
     print(f"workloads  {len({subject.workload for subject in stats.tallies}):,}")
-    print(f"devices    {', '.join(sorted({subject.device for subject in stats.tallies})) or 'none'}")
+    devices = ", ".join(sorted({subject.device for subject in stats.tallies})) or "none"
+    print(f"devices    {printable(devices)}")
     print(f"trials/s   {_rate(stats.tallies.values())}")
     for file, lines in bad.items():
         if lines.count:
-            print(f"{file}: {lines}")
+            print(printable(f"{file}: {lines}"))
     print()
     print(_stats_table(stats).text())
     return 0
@@ -177,8 +178,8 @@ def _import(args: argparse.Namespace) -> int:
     finally:
         for kind in bad.kinds.values():
             lines = f"{kind.count} line{'s' * (kind.count > 1)}"
-            print(f"tvmconv: refused {lines}, the first line {kind.number}: {kind.error}", file=sys.stderr)
-    print(f"{args.out}: {count:,} record{'s' * (count != 1)} imported, {bad.count:,} refused")
+            note(f"refused {lines}, the first line {kind.number}: {kind.error}")
+    print(f"{printable(str(args.out))}: {count:,} record{'s' * (count != 1)} imported, {bad.count:,} refused")
     return 0
 
 
@@ -186,15 +187,15 @@ def _merge(args: argparse.Namespace) -> int:
     bad = BadLines()
     count, repeated = merge(log_files(args.files), args.out, bad)
     if bad.count:
-        print(f"tvmconv: left out {bad}", file=sys.stderr)
-    print(f"{args.out}: {count:,} record{'s' * (count != 1)}, {repeated:,} left out as repeated")
+        note(f"left out {bad}")
+    print(f"{printable(str(args.out))}: {count:,} record{'s' * (count != 1)}, {repeated:,} left out as repeated")
     return 0
 
 
 def _tell_bad(bad: dict[Path, BadLines]) -> None:
     for file, lines in bad.items():
         if lines.count:
-            print(f"tvmconv: {file}: {lines}", file=sys.stderr)
+            note(f"{file}: {lines}")
 
 
 def _names(files: Sequence[Path]) -> str:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
+import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tvmconv import baselines, devices
-from tvmconv.cli.errors import UsageError
+from tvmconv.cli.errors import UsageError, note
 from tvmconv.devices import AbsentError, Arch, Device
 from tvmconv.errors import Error, FallbackWarning, WorkloadError
 from tvmconv.experiments.run import left_out
@@ -25,8 +25,14 @@ from tvmconv.verify import FULL_FLOPS, MODES, is_sampled
 from tvmconv.workloads import SUITES, Layer, Workload, dtypes, epilogue
 from tvmconv.workloads.layout import LAYOUTS
 from tvmconv.workloads.suites import Variant, distinct, in_variant
+from tvmconv.workloads.text import quote
 
 EXAMPLE = "conv2d:1x64x64x64,64x64x3x3,s1,p1"
+MAX_COUNT = 10**9
+MAX_SECONDS = 10**7  # some four months
+MAX_SEED = (1 << 63) - 1
+MAX_PORT = (1 << 16) - 1
+WORKERS_PER_CORE = 8
 ARCH = "sm_90"  # to compile for where no GPU says otherwise
 
 
@@ -205,21 +211,21 @@ def tell_place(args: argparse.Namespace, place: Device) -> None:
     if args.device:
         tell_choice(args.device, place)
     elif not args.arch:
-        print(f"tvmconv: compiled for {place.text}; --arch or --device choose another", file=sys.stderr)
+        note(f"compiled for {place.text}; --arch or --device choose another")
 
 
 def tell_left_out(workload: Workload, device: Device) -> None:
     """Say on stderr which schedules of a workload do not run, as they are not for the device."""
     if missing := left_out(workload, device):
         names = ", ".join(schedule.name for schedule in missing)
-        print(f"tvmconv: left out, as they are not for {device.text}: {names}", file=sys.stderr)
+        note(f"left out, as they are not for {device.text}: {names}")
 
 
 def tell_choice(asked: str, *chosen: Device) -> None:
     """Say on stderr which device, or which devices of one name, `auto` picked."""
     if asked == "auto":
         texts = ", ".join(device.text for device in chosen)
-        print(f"tvmconv: auto picked {texts}, {chosen[0].name}", file=sys.stderr)
+        note(f"auto picked {texts}, {chosen[0].name}")
 
 
 @contextmanager
@@ -229,7 +235,7 @@ def told_fallbacks() -> Iterator[None]:
         warnings.simplefilter("always", FallbackWarning)
         yield
     for fallback in fallbacks:
-        print(f"tvmconv: {fallback.message}", file=sys.stderr)
+        note(f"{fallback.message}")
 
 
 def assignment(text: str) -> tuple[str, Value]:
@@ -241,28 +247,52 @@ def assignment(text: str) -> tuple[str, Value]:
 
 
 def positive(text: str) -> float:
-    """A positive number, for argparse."""
+    """Read a positive number, of seconds mostly, for argparse."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a positive number, not {text!r}")
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"expected a positive number, not {quote(text)}")
+    if value > MAX_SECONDS:
+        raise argparse.ArgumentTypeError(f"expected at most {MAX_SECONDS:,}, not {quote(text)}")
     return value
 
 
 def seed_number(text: str) -> int:
-    """An integer that is not negative, for argparse."""
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"expected an integer that is not negative, not {text!r}")
-    return int(text)
+    """Read an integer from 0 to `MAX_SEED`, for argparse."""
+    return _integer(text, 0, MAX_SEED)
 
 
 def count(text: str) -> int:
-    """An integer that is at least one, for argparse."""
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"expected an integer that is at least 1, not {text!r}")
-    return int(text)
+    """Read an integer from 1 to `MAX_COUNT`, for argparse."""
+    return _integer(text, 1, MAX_COUNT)
+
+
+def count_up_to(most: int) -> Callable[[str], int]:
+    """Return what reads an integer from 1 to `most`, for argparse."""
+    return lambda text: _integer(text, 1, most)
+
+
+def workers(text: str) -> int:
+    """Read a number of processes, at most `WORKERS_PER_CORE` for each core that may be used here, for argparse."""
+    return _integer(text, 1, WORKERS_PER_CORE * len(os.sched_getaffinity(0)), f", {WORKERS_PER_CORE} per core")
+
+
+def port_number(text: str) -> int:
+    """Read a port of TCP, for argparse."""
+    return _integer(text, 1, MAX_PORT)
+
+
+def _integer(text: str, least: int, most: int, why: str = "") -> int:
+    """Read an integer from `least`, 0 or 1, to `most`; `why` goes behind that in the message."""
+    digits = text.lstrip("0") or "0"
+    if not (text.isascii() and text.isdigit()) or (least and digits == "0"):
+        expected = f"an integer that is at least {least}" if least else "an integer that is not negative"
+        raise argparse.ArgumentTypeError(f"expected {expected}, not {quote(text)}")
+    if len(digits) > len(str(most)) or int(digits) > most:
+        raise argparse.ArgumentTypeError(f"expected at most {most:,}{why}, not {quote(text)}")
+    return int(digits)
 
 
 def image(text: str) -> Path:

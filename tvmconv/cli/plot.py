@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tvmconv import workloads
-from tvmconv.cli.errors import UsageError
+from tvmconv.cli.errors import UsageError, note
 from tvmconv.cli.options import EXAMPLE, image
-from tvmconv.errors import Error
+from tvmconv.errors import Error, printable
 from tvmconv.experiments.sweep import Sweep, is_run_output
+from tvmconv.files import open_regular
 from tvmconv.logs.lines import BadLines
 from tvmconv.reports.charts import draw_history, draw_sweep, sweep_info
 from tvmconv.reports.history import Trace, history_info, merge_into_sweep, read_traces
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         names = dict.fromkeys(result.device_name for result in results)
         axis = sweeps[0].axis if sweeps else "workload"
         draw_sweep(sweep_info(f"Best on {', '.join(names)}", axis, labels, results), args.out)
-    print(args.out)
+    print(printable(str(args.out)))
     return 0
 
 
@@ -72,9 +72,9 @@ def _choose(args: argparse.Namespace, found: Sequence[Trace]) -> Workload | None
 
 def _is_sweep(file: Path) -> bool:
     """Whether a file begins like a sweep's JSON or what `run --json` prints; a log's lines begin otherwise."""
-    with file.open("rb") as opened:
-        begin = opened.read(1 << 16).decode(errors="replace")
-    return begin.startswith('{"name":') or is_run_output(begin)
+    with open_regular(file) as opened:
+        begin = opened.read(1 << 16)
+    return begin.startswith(b'{"name":') or is_run_output(begin)
 
 
 def _read_log(file: Path, files: Sequence[Path]) -> list[Trace]:
@@ -85,5 +85,5 @@ def _read_log(file: Path, files: Sequence[Path]) -> list[Trace]:
     if not found:
         raise Error(f"{file}: no record in it" + (f": {bad}" if bad.count else ""))
     if bad.count:
-        print(f"tvmconv: {file}: {bad}", file=sys.stderr)
+        note(f"{file}: {bad}")
     return found

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tvmconv.errors import printable
 from tvmconv.experiments.run import Progress
 
 _ERASE_LINE = "\r\x1b[K"  # ECMA-48: erase from the cursor to the end of the line
@@ -21,7 +22,7 @@ def progress_line(prefix: str = "") -> Iterator[Progress]:
 
     def show(step: str) -> None:
         width = shutil.get_terminal_size().columns - 1
-        sys.stderr.write(_ERASE_LINE + f"{prefix}{step}"[:width])
+        sys.stderr.write(_ERASE_LINE + printable(f"{prefix}{step}")[:width])
         sys.stderr.flush()
 
     try:

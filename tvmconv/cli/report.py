@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
 from tvmconv import library, workloads
-from tvmconv.cli.errors import UsageError
+from tvmconv.cli.errors import UsageError, note
 from tvmconv.cli.explain import machine_of
 from tvmconv.cli.options import (
     EXAMPLE,
@@ -22,6 +21,7 @@ from tvmconv.cli.options import (
     told_fallbacks,
 )
 from tvmconv.cli.progress import progress_line
+from tvmconv.errors import printable
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.logs.best import log_files
 from tvmconv.logs.shipped import shipped_logs
@@ -90,11 +90,11 @@ def run(args: argparse.Namespace) -> int:
     with told_fallbacks(), progress_line("report: ") as show:
         contents = gather(name, layers, place, machine_of(place), sources, _command(args), show)
     for bad in contents.bad:
-        print(f"tvmconv: {bad}", file=sys.stderr)
+        note(f"{bad}")
     text = page(contents)
     args.out.write_text(text, encoding="utf-8", newline="\n")
     tell_place(args, place)
-    print(f"{args.out}  {args.out.stat().st_size / 1e3:,.0f} kB")
+    print(f"{printable(str(args.out))}  {args.out.stat().st_size / 1e3:,.0f} kB")
     return 0
 
 

@@ -27,6 +27,7 @@ from tvmconv.cli.progress import progress_line
 from tvmconv.experiments.results import Result
 from tvmconv.experiments.run import run_ladder
 from tvmconv.experiments.sweep import Selection, Sweep
+from tvmconv.files import open_regular
 from tvmconv.logs.best import log_files
 from tvmconv.logs.lines import in_one_line
 from tvmconv.reports.sweep import text
@@ -116,7 +117,7 @@ def _check_readable(logs: Sequence[str]) -> None:
     """Raise Error if a log cannot be read, before anything is measured."""
     for file in log_files(logs):
         with in_one_line(file, "read"):
-            file.open("rb").close()
+            open_regular(file).close()
 
 
 def _print(result: Result, *, as_json: bool, more: bool) -> None:

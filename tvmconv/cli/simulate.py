@@ -8,13 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tvmconv.cli.options import count, image
+from tvmconv.cli.options import count, count_up_to, image
 from tvmconv.cli.progress import progress_line
+from tvmconv.errors import printable
 from tvmconv.reports.simulation import Comparison, draw, means, panels, shares_table
 from tvmconv.searching.recordings import FEWEST, find
 from tvmconv.searching.simulate import Summary, checkpoints, search
 from tvmconv.searching.tuners import TUNERS
 from tvmconv.without_torch import import_tvm
+
+MAX_TRIALS, MAX_SEEDS = 100_000, 10_000
 
 
 def add_parser(commands: Any) -> None:
@@ -38,8 +41,20 @@ def add_parser(commands: Any) -> None:
         action="append",
         help="which; may be given several times (default: all)",
     )
-    parser.add_argument("--trials", metavar="N", type=count, default=100, help="measurements (default: %(default)s)")
-    parser.add_argument("--seeds", metavar="N", type=count, default=10, help="searches each (default: %(default)s)")
+    parser.add_argument(
+        "--trials",
+        metavar="N",
+        type=count_up_to(MAX_TRIALS),
+        default=100,
+        help="measurements (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seeds",
+        metavar="N",
+        type=count_up_to(MAX_SEEDS),
+        default=10,
+        help="searches each (default: %(default)s)",
+    )
     parser.add_argument(
         "--fewest",
         metavar="N",
@@ -69,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
                 summaries.append(Summary(tuner, runs))
         comparisons.append(Comparison(name, recording, summaries))
         if not args.json:
-            print(comparisons[-1].text(), end="\n\n" if len(spaces) > 1 else "\n", flush=True)
+            print(printable(comparisons[-1].text()), end="\n\n" if len(spaces) > 1 else "\n", flush=True)
     if args.json:
         print(json.dumps(_json(comparisons)))
     elif len(comparisons) > 1:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tvmconv.cli.errors import UsageError
+from tvmconv.cli.errors import UsageError, note
 from tvmconv.cli.options import add_selection, chosen_layers, chosen_of, model_input, refuse_layers_options
 from tvmconv.errors import ModelError
 from tvmconv.models.derive import derive
@@ -78,7 +77,7 @@ def _of_model(args: argparse.Namespace) -> list[Layer]:
     """The layers of a model, after telling on stderr which convolutions are left out."""
     derived = derive(args.model, args.input)
     for line in derived.left_out:
-        print(f"tvmconv: left out: {line}", file=sys.stderr)
+        note(f"left out: {line}")
     if not derived.layers:
         other = " that is a workload" if derived.left_out else ""
         raise ModelError(f"{args.model} has no convolution{other}")

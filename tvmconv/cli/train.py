@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmconv.cli.progress import progress_line
-from tvmconv.errors import Error
+from tvmconv.errors import Error, printable
 from tvmconv.knowledge.likeness import layer_of
 from tvmconv.logs.best import log_files
 from tvmconv.logs.record import Record
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     ]
     headers = ("operator", "schedule", "workloads", "configs", "learnt")
     print(Table(headers, rows, left=frozenset({"operator", "schedule", "learnt"})).text())
-    print(f"{args.out}: {args.out.stat().st_size / 1e6:.1f} MB")
+    print(f"{printable(str(args.out))}: {args.out.stat().st_size / 1e6:.1f} MB")
     return 0
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmconv import library, workloads
-from tvmconv.cli.errors import UsageError
+from tvmconv.cli.errors import UsageError, note
 from tvmconv.cli.options import (
     EXAMPLE,
     add_knowledge,
@@ -27,6 +27,7 @@ from tvmconv.cli.options import (
     seed_number,
     tell_choice,
     verify_lines,
+    workers,
 )
 from tvmconv.cli.progress import progress_line
 from tvmconv.deadline import Deadline, process_begun
@@ -109,7 +110,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     add_tracker(parser)
     add_knowledge(parser)
     add_verify(parser)
-    parser.add_argument("--workers", metavar="N", type=count, help="processes that build (default: cores - 1)")
+    parser.add_argument("--workers", metavar="N", type=workers, help="processes that build (default: cores - 1)")
     parser.add_argument("--seed", metavar="N", type=seed_number, default=0, help="of the tuner (default: %(default)s)")
 
 
@@ -119,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         results = search_all(args, {workload: network.get(workload, 1) for workload in chosen})
     except KeyboardInterrupt:
-        print(f"tvmconv: interrupted; {args.log} is whole, and the same command goes on with it", file=sys.stderr)
+        note(f"interrupted; {args.log} is whole, and the same command goes on with it")
         raise
     if args.json:
         for _, _, tuned in results:

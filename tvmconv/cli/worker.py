@@ -8,7 +8,7 @@ from typing import Any
 
 from tvmconv import devices
 from tvmconv.cli.errors import INTERRUPTED
-from tvmconv.cli.options import add_tracker, tell_choice
+from tvmconv.cli.options import add_tracker, port_number, tell_choice
 from tvmconv.devices import rpc
 from tvmconv.errors import DeviceError
 from tvmconv.without_torch import import_tvm
@@ -27,7 +27,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--key", metavar="K", required=True, help="the name to register under")
     parser.add_argument("--device", metavar="D", default="auto", help="cuda:N, opencl:N or auto (default: %(default)s)")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=9091, help="the first port to try (default: %(default)s)")
+    parser.add_argument("--port", type=port_number, default=9091, help="the first port to try (default: %(default)s)")
     parser.set_defaults(run=run)
 
 

@@ -7,6 +7,7 @@ own `TrackerSession` waits for tracker and servers without end; here the tracker
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -15,20 +16,25 @@ import re
 import socket
 import struct
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from tvmconv import jsonfile
 from tvmconv.devices.base import Device, first_line
 from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.devices.opencl.device import OpenclDevice
 from tvmconv.errors import DeviceError
+from tvmconv.jsonfile import JsonError, Value
 
 if TYPE_CHECKING:
     from tvmconv.compiler.program import Program
 
 DESCRIBE = "tvmconv.describe"  # the worker's function that tells its device
 TRACKER_SECONDS = 10.0
+MAX_ANSWER_BYTES = 1 << 24  # of a tracker
+_CHUNK_BYTES = 1 << 16
 FREE_SECONDS = 60.0  # for a worker to be free: another search may be using it
 
 Address = tuple[str, int]
@@ -95,21 +101,40 @@ def devices(key: str, tracker: Address | None = None) -> list[Device]:
         host, port = tracker
         start = f"tvmconv worker --tracker {host}:{port} --key {key}"
         raise DeviceError(f"no worker under key {key!r} at the tracker {host}:{port}: start one with {start}")
-    told = _within(FREE_SECONDS + TRACKER_SECONDS, lambda: described(connect(tracker, key)))
+    description = _within(FREE_SECONDS + TRACKER_SECONDS, lambda: described(connect(tracker, key)))
     try:
-        remote = _KINDS[told.pop("kind")]
-        return [remote(text=f"rpc:{key}", index=index, key=key, tracker=tracker, **told) for index in range(count)]
-    except (LookupError, TypeError, AttributeError) as error:
-        reason = f"a worker of rpc:{key} tells of its device what is not known here ({first_line(error)})"
+        return [_device(description, key, tracker, index) for index in range(count)]
+    except JsonError as error:
+        reason = f"a worker of rpc:{key} tells of its device what is not known here ({error})"
         raise DeviceError(f"{reason}: have the same version of tvmconv on all hosts") from error
 
 
-def described(session: Any) -> dict[str, Any]:
-    """What `describe` told at the other end of a session; raises `DeviceError`."""
+def _device(description: Value, key: str, tracker: Address, index: int) -> Device:
+    """Return the device that a worker described; raises `JsonError` for what `describe` does not write."""
+    members = description.members()
+    kind = _KINDS.get(members.pop("kind").value)
+    if kind is None:
+        description["kind"].refuse(f"one of {', '.join(_KINDS)}")
+    for name, value in members.items():
+        if type(value.value) in (int, float):
+            value.number(1 if name in ("max_threads_per_block", "shared_bytes_per_block") else 0)
+    given = {"text": f"rpc:{key}", "index": index, "key": key, "tracker": tracker}
+    return Value({name: value.value for name, value in members.items()}).decode(kind, given)
+
+
+def described(session: Any) -> Value:
+    """Return what `describe` told at the other end of a session, an object with a kind and a name.
+
+    Raises:
+        DeviceError: the other end is no worker of tvmconv.
+    """
     try:
-        return json.loads(session.get_function(DESCRIBE)())
+        description = jsonfile.parse(str(session.get_function(DESCRIBE)()))
+        description["kind"].decode(str)
+        description["name"].decode(str)
     except (RuntimeError, AttributeError, ValueError) as error:  # TVM's errors have no class of their own in common
         raise DeviceError(f"the server is no tvmconv worker: {first_line(error)}") from error
+    return description
 
 
 def tracker_address(text: str | None = None) -> Address:
@@ -136,8 +161,10 @@ def count_workers(tracker: Address, key: str) -> int:
     """How many servers are registered under a key, free or taken; raises `DeviceError`."""
     from tvm.rpc.base import TrackerCode
 
-    summary = _ask(tracker, [TrackerCode.SUMMARY], TRACKER_SECONDS)
-    return sum(server.get("key") == f"server:{key}" for server in summary["server_info"])
+    with _of_a_tracker(tracker):
+        servers = _ask(tracker, [TrackerCode.SUMMARY], TRACKER_SECONDS)["server_info"].elements()
+        keys = [server["key"].decode(str) for server in servers]
+    return keys.count(f"server:{key}")
 
 
 def connect(tracker: Address, key: str) -> Any:
@@ -149,7 +176,11 @@ def connect(tracker: Address, key: str) -> Any:
     from tvm import rpc
     from tvm.rpc.base import TrackerCode
 
-    url, port, matchkey = _ask(tracker, [TrackerCode.REQUEST, key, "", 1], FREE_SECONDS)
+    with _of_a_tracker(tracker):
+        answer = _ask(tracker, [TrackerCode.REQUEST, key, "", 1], FREE_SECONDS)
+        answer.check(len(answer.elements()) == 3, "host, port and key of a worker")
+        url, matchkey = (answer.elements()[place].decode(str) for place in (0, 2))
+        port = answer.elements()[1].integer(1, (1 << 16) - 1)
     try:
         return rpc.connect(url, port, matchkey)
     except RuntimeError as error:
@@ -176,24 +207,71 @@ def _within(seconds: float, function: Callable[[], T]) -> T:
     return answer
 
 
-def _ask(tracker: Address, request: list[Any], seconds: float) -> Any:
-    """The tracker's answer to one request."""
+def _ask(tracker: Address, request: list[Any], seconds: float) -> Value:
+    """Ask a tracker, in the protocol of `tvm.rpc.base`.
+
+    Args:
+        tracker: host and port.
+        request: what to ask, as the protocol has it.
+        seconds: the most that the answer may take.
+
+    Returns:
+        What the tracker says to a request that it can serve; nothing of it is checked.
+
+    Raises:
+        DeviceError: there is no tracker, or it does not answer in time.
+        JsonError: the answer is none of a tracker.
+    """
     from tvm.rpc import base
 
     host, port = tracker
     try:
         with socket.create_connection(tracker, timeout=TRACKER_SECONDS) as connection:
             connection.sendall(struct.pack("<i", base.RPC_TRACKER_MAGIC))
-            if base.recvall(connection, 4) != struct.pack("<i", base.RPC_TRACKER_MAGIC):
-                raise DeviceError(f"what listens at {host}:{port} is no tracker of TVM's RPC")
-            connection.settimeout(seconds)
+            if _receive(connection, 4, TRACKER_SECONDS) != struct.pack("<i", base.RPC_TRACKER_MAGIC):
+                raise JsonError("it begins with other bytes")
             base.sendjson(connection, request)
-            _, answer = base.recvjson(connection)
-            return answer
+            (size,) = struct.unpack("<i", _receive(connection, 4, seconds))
+            if not 0 < size <= MAX_ANSWER_BYTES:
+                raise JsonError(f"expected an answer of at most {MAX_ANSWER_BYTES} bytes, got {size}")
+            answer = jsonfile.parse(_receive(connection, size, TRACKER_SECONDS))
     except TimeoutError as error:
-        raise DeviceError(f"the tracker {host}:{port} has no answer within {seconds:g} s: no worker is free") from error
+        free = ": no worker is free" if request[0] == base.TrackerCode.REQUEST else ""
+        raise DeviceError(f"the tracker {host}:{port} has no answer within {seconds:g} s{free}") from error
     except UnicodeError as error:
         raise DeviceError(f"{host!r}, of the tracker's address, is no name of a host: {first_line(error)}") from error
     except OSError as error:
-        start = f"python -m tvm.exec.rpc_tracker --host {host} --port {port}"
+        start = f"python -m tvm.exec.rpc_tracker --host {host} --port {port} --port-end {port + 1}"
         raise DeviceError(f"no tracker at {host}:{port} ({error.strerror or error}): start one with {start}") from error
+    code, *values = answer.elements()[:2] or [answer]
+    answer.check(code.value == base.TrackerCode.SUCCESS and bool(values), "a list of 0 and what was asked for")
+    return values[0]
+
+
+@contextlib.contextmanager
+def _of_a_tracker(tracker: Address) -> Iterator[None]:
+    """Raise a `JsonError` of the block, in which a tracker is asked, as `DeviceError`."""
+    host, port = tracker
+    with jsonfile.refused(f"what listens at {host}:{port} is no tracker of TVM's RPC", DeviceError):
+        yield
+
+
+def _receive(connection: socket.socket, size: int, seconds: float) -> bytes:
+    """Receive so many bytes.
+
+    Raises:
+        TimeoutError: they are not there after so many seconds, however many came one by one.
+        JsonError: the connection ends before.
+    """
+    received = bytearray()
+    end = time.monotonic() + seconds
+    while len(received) < size:
+        remaining = end - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError
+        connection.settimeout(remaining)
+        chunk = connection.recv(min(size - len(received), _CHUNK_BYTES))
+        if not chunk:
+            raise JsonError("it ended the connection")
+        received += chunk
+    return bytes(received)

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 from tvmconv import workloads
 from tvmconv.analysis.nsight import ncu
@@ -48,6 +48,28 @@ METRICS = {
 }
 
 
+class CountedStep(TypedDict, total=False):
+    """What is counted of a step: `tvmconv.analysis.nsight.counted.Counted.plain`, or `error`, why it is not."""
+
+    error: str
+    counts: dict[str, float]
+    limits: dict[str, int]
+    occupancy: float
+    registers: int
+
+
+class AccessCounts(TypedDict):
+    """What is counted of an access and what was measured, as `of_accesses` tells them."""
+
+    space: str
+    kind: str
+    arrays: list[str]
+    line: int | None
+    counts: dict[str, float]
+    rows: int
+    measured: dict[str, float]
+
+
 @dataclass(frozen=True)
 class Beside:
     """One step of a kernel.
@@ -57,18 +79,18 @@ class Beside:
         schedule: its name.
         config: the knobs' values.
         step: its index among the kernel's.
-        counted: as `tvmconv.analysis.nsight.counted.Counted.plain`, or `error`, if it cannot be counted.
+        counted: see `CountedStep`.
         measured: by the names of `METRICS`.
-        accesses: as `of_accesses` tells them; none in files of before that was measured.
+        accesses: see `AccessCounts`; none in files of before that was measured.
     """
 
     workload: str
     schedule: str
-    config: dict[str, Any]
+    config: dict[str, bool | int | float | str | list[int]]
     step: int
-    counted: dict[str, Any]
+    counted: CountedStep
     measured: dict[str, float]
-    accesses: list[dict[str, Any]] = field(default_factory=list)
+    accesses: list[AccessCounts] = field(default_factory=list)
 
 
 def told_of(kernel: Kernel) -> dict[str, Any]:
@@ -126,6 +148,10 @@ def recounted(rows: Sequence[Beside], arch: str) -> Iterator[Beside]:
         if kernel is None or key != (kernel.workload.text, kernel.schedule.name, dict(kernel.config)):
             kernel = build(workloads.parse(row.workload), row.schedule, arch=arch, config=row.config)
             steps = told_of(kernel)["steps"]
+        if not 0 <= row.step < len(steps):
+            raise AnalysisError(
+                f"{row.workload} by {row.schedule} has {len(steps)} steps, and none numbered {row.step}"
+            )
         counted = steps[row.step]
         known = {(each["space"], each["kind"], each["line"]): each["measured"] for each in row.accesses}
         accesses = [
@@ -136,7 +162,7 @@ def recounted(rows: Sequence[Beside], arch: str) -> Iterator[Beside]:
         yield replace(row, counted=_whole(counted), accesses=accesses)
 
 
-def of_accesses(counted: Mapping[str, Any], launch: Sequence[Executed]) -> list[dict[str, Any]]:
+def of_accesses(counted: Mapping[str, Any], launch: Sequence[Executed]) -> list[AccessCounts]:
     """What a launch took for each access that is counted, beside that.
 
     Args:
@@ -158,13 +184,13 @@ def of_accesses(counted: Mapping[str, Any], launch: Sequence[Executed]) -> list[
     return found
 
 
-def _beside(access: Mapping[str, Any], measured: Mapping[str, int]) -> dict[str, Any]:
-    return {**access, "rows": len(access["rows"]), "measured": dict(measured)}
+def _beside(access: Mapping[str, Any], measured: Mapping[str, float]) -> AccessCounts:
+    return cast(AccessCounts, {**access, "rows": len(access["rows"]), "measured": dict(measured)})
 
 
-def _whole(counted: Mapping[str, Any]) -> dict[str, Any]:
+def _whole(counted: Mapping[str, Any]) -> CountedStep:
     """Without the accesses, which are told by themselves."""
-    return {name: value for name, value in counted.items() if name != "accesses"}
+    return cast(CountedStep, {name: value for name, value in counted.items() if name != "accesses"})
 
 
 def _rows(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tvmconv.analysis.memory.traffic import traffic
 from tvmconv.devices import Device
+from tvmconv.errors import AnalysisError
 from tvmconv.experiments.run import TUNED, choose
 from tvmconv.gpu import WARP
 from tvmconv.kernel import Kernel
@@ -84,6 +85,10 @@ class Counters:
     stalls: Mapping[str, float]
     code: Mapping[str, float]
     ratio: float | None
+
+    def __post_init__(self) -> None:
+        if self.outputs < 1:
+            raise AnalysisError(f"outputs: expected at least 1, got {self.outputs}")
 
     def each(self, metrics: Sequence[str], scale: float) -> float | None:
         """The sum of metrics, times a scale, for each output; None if ncu lacks one."""

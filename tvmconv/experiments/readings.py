@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from tvmconv.errors import Error
+from tvmconv import jsonfile
 
 Row = TypeVar("Row")  # a dataclass of what JSON has
 
@@ -47,22 +44,23 @@ class Readings(Generic[Row]):
         (folder / f"{self.name}.md").write_text(f"{page}\n", encoding="utf-8")
 
     @classmethod
-    def read(cls, file: Path, row: Callable[..., Row]) -> Readings[Row]:
-        """What `write` wrote.
+    def read(cls, file: Path, row: type[Row]) -> Readings[Row]:
+        """Read what `write` wrote.
 
         Args:
-            file: the JSON; compressed, if its name ends in .gz.
-            row: makes a row from its fields, by name.
+            file: the JSON, plain or compressed by gzip.
+            row: the dataclass of a row, whose annotations say what the JSON may have.
 
         Raises:
             Error: the file holds something else.
             OSError: it cannot be read.
         """
-        try:
-            whole = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-            data = json.loads(whole)
-            totals = {str(name): [*map(float, each)] for name, each in data.get("totals", {}).items()}
-            kernels = [row(**kernel) for kernel in data["kernels"]]
-            return cls(str(data["name"]), str(data["provenance"]), kernels, totals)
-        except (ValueError, LookupError, TypeError, AttributeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise Error(f"{file}: no such readings ({type(error).__name__}: {error})") from error
+        with jsonfile.refused(f"{file}: no such readings"):
+            data = jsonfile.read(file)
+            totals = data.get("totals")
+            return cls(
+                data["name"].decode(str),
+                data["provenance"].decode(str),
+                data["kernels"].decode(list[row]),  # type: ignore[valid-type]
+                totals.decode(dict[str, list[float]]) if totals else {},
+            )

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from tvmconv import jsonfile
 from tvmconv.compiler.program import Launch
 from tvmconv.devices import Timing
-from tvmconv.knobs import Config
+from tvmconv.knobs import JSON_VALUE, Config
 from tvmconv.workloads import Workload, parse
 
 TYPICAL_RIDGE = 10.0  # FLOP/byte at which a roofline bends, where the device's peaks are not known
+LEAST_SECONDS, MOST_SECONDS = 1e-12, 1e9  # that a launch may have taken: all that is computed from it is finite
+MEASURED = (  # fields of a row that are no less than 0
+    "error",
+    "gflops",
+    "peak_share",
+    "bandwidth",
+    "bandwidth_share",
+    "speedup",
+    "shared_bytes",
+    "registers",
+    "spills",
+    "sampled",
+)
 
 
 @dataclass(frozen=True)
@@ -78,19 +92,20 @@ class Row:
         return data
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Row:
-        """The row that `to_json` wrote."""
-        timing, launch = data["timing"], data["launch"]
-        config = {name: tuple(value) if isinstance(value, list) else value for name, value in data["config"].items()}
-        return cls(
-            **{
-                **data,
-                "timing": timing and Timing(tuple(timing["seconds"]), timing["method"], timing["cold"]),
-                "launch": launch and Launch(*(tuple(extents) for extents in launch.values())),
-                "config": config,
-                "rounds": tuple(data.get("rounds", ())),
-            }
-        )
+    def from_json(cls, data: jsonfile.Value) -> Row:
+        """Return the row that `to_json` wrote; raises `JsonError` for anything else."""
+        config = {name: value.decode(JSON_VALUE) for name, value in data["config"].members().items()}
+        row: Row = data.decode(cls, given={"timing": _timing(data["timing"]), "config": config})
+        data["name"].line()
+        for name in MEASURED:
+            if getattr(row, name) is not None:
+                data[name].number(0)
+        for seconds in data["rounds"].elements() if row.rounds else ():
+            seconds.number(LEAST_SECONDS, MOST_SECONDS)
+        if row.launch:
+            extents = (*row.launch.grid, *row.launch.block, *row.launch.cluster)
+            data["launch"].check(min(extents) >= 1, "extents of at least 1")
+        return row
 
 
 @dataclass(frozen=True)
@@ -140,11 +155,26 @@ class Result:
         return {"workload": self.workload.text, **own, **peaks, "rows": rows}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Result:
-        """The result that `to_json` wrote."""
-        rows = tuple(Row.from_json(row) for row in data["rows"])
-        peaks = data.get("peak_flops"), data.get("peak_bandwidth")  # files of version 0.1.0 do not have them
-        return cls(parse(data["workload"]), data["device"], data["device_name"], data["seed"], rows, *peaks)
+    def from_json(cls, data: jsonfile.Value) -> Result:
+        """Return the result that `to_json` wrote; raises `JsonError` for anything else."""
+        rows = tuple(map(Row.from_json, data["rows"].elements()))
+        data["rows"].check(bool(rows), "at least one row")
+        known = {"workload": data["workload"].convert(parse), "seed": data["seed"].integer(0), "rows": rows}
+        known |= {name: data[name].line() for name in ("device", "device_name")}
+        result: Result = data.decode(cls, given=known)
+        for peak in (data.get("peak_flops"), data.get("peak_bandwidth")):  # files of version 0.1.0 do not have them
+            if peak and peak.value is not None:
+                peak.number(1)
+        return result
+
+
+def _timing(data: jsonfile.Value) -> Timing | None:
+    """Return the timing of a row, which is None where there is none; the median and the spread follow from it."""
+    if data.value is None:
+        return None
+    seconds = tuple(sample.number(LEAST_SECONDS, MOST_SECONDS) for sample in data["seconds"].elements())
+    data["seconds"].check(bool(seconds), "at least one time")
+    return Timing(seconds, data["method"].decode(str), data["cold"].decode(bool))
 
 
 def libraries(results: Sequence[Result]) -> list[str]:

@@ -12,17 +12,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tvmconv import jsonfile
 from tvmconv.devices import Device
 from tvmconv.errors import Error
 from tvmconv.experiments.provenance import provenance
 from tvmconv.experiments.results import Result, in_common, libraries
 from tvmconv.experiments.run import Prepared, Progress, choose, run_ladder
+from tvmconv.files import read_bytes
 from tvmconv.workloads import SUITES, Conv, Conv2d, Layer, Workload, suite
 from tvmconv.workloads.suites import Variant, is_file, walk
 
 CHANNELS_SUITE = "d2l"  # its layers differ in nothing but their channels
 # Arguments of `run_ladder` that `Prepared` has.
 _PREPARED = frozenset({"schedules", "config", "seed", "log", "ladder", "predicted", "verify"})
+MAX_LABEL = 500  # characters of a name or a label
 FIXED_EFFORT = 10**9  # building and timing a workload's schedules take about as long as verifying so many bytes
 
 
@@ -74,16 +77,15 @@ class Sweep:
         return head.removesuffix("}") + ', "layers": [\n' + ",\n".join(layers) + "\n]}\n"
 
     @classmethod
-    def from_json(cls, data: Any) -> Sweep:
-        """The sweep that `to_json` wrote."""
-        layers = data["layers"]
+    def from_json(cls, data: jsonfile.Value) -> Sweep:
+        """Return the sweep that `to_json` wrote; raises `JsonError` for anything else."""
+        layers = data["layers"].elements()
+        data["layers"].check(bool(layers), "at least one layer")
         results = [Result.from_json(layer["result"]) for layer in layers]
-        if not results:
-            raise ValueError("no layers")
-        counts = [layer["count"] for layer in layers if "count" in layer]
-        if len(counts) not in (0, len(layers)):
-            raise ValueError("counts of some layers alone")
-        return cls(data["name"], [layer["label"] for layer in layers], results, data["provenance"], counts)
+        counts = [count.integer(1) for layer in layers if (count := layer.get("count"))]
+        data["layers"].check(len(counts) in (0, len(layers)), "a count in each layer, or in none")
+        labels = [layer["label"].line(MAX_LABEL) for layer in layers]
+        return cls(data["name"].line(MAX_LABEL), labels, results, data["provenance"].line(), counts)
 
     @classmethod
     def read(cls, file: Path) -> Sweep:
@@ -93,24 +95,22 @@ class Sweep:
             Error: the file holds neither.
             OSError: it cannot be read.
         """
-        try:
-            text = file.read_text(encoding="utf-8")
-            return cls.from_json(_sweep_of_lines(text, file.stem) if is_run_output(text) else json.loads(text))
-        except (ValueError, LookupError, TypeError) as error:
-            raise Error(f"{file}: no results of a sweep ({type(error).__name__}: {error})") from error
+        with jsonfile.refused(f"{file}: no results of a sweep"):
+            data = read_bytes(file, unpack=True)
+            return cls.from_json(_sweep_of_lines(data, file.stem) if is_run_output(data) else jsonfile.parse(data))
 
 
-def is_run_output(text: str) -> bool:
-    """Whether a text begins as what `tvmconv run --json` prints: a JSON object a line, one for each workload."""
-    return text.startswith('{"workload": ') and '"rows": ' in text.partition("\n")[0]
+def is_run_output(data: bytes) -> bool:
+    """Whether a file begins as what `tvmconv run --json` prints: a JSON object a line, one for each workload."""
+    return data.startswith(b'{"workload": ') and b'"rows": ' in data.partition(b"\n")[0]
 
 
-def _sweep_of_lines(text: str, name: str) -> dict[str, Any]:
-    """Return what `tvmconv run --json` printed, as the JSON of a sweep has it; raises ValueError."""
-    results = [json.loads(line) for line in text.splitlines() if line.strip()]
-    layers = [{"label": result["workload"].partition(":")[2], "result": result} for result in results]
-    names = dict.fromkeys(result["device_name"] for result in results)
-    return {"name": name, "provenance": f"{', '.join(names)}; tvmconv run --json", "layers": layers}
+def _sweep_of_lines(data: bytes, name: str) -> jsonfile.Value:
+    """Return what `tvmconv run --json` printed, as the JSON of a sweep has it; raises `JsonError`."""
+    results = [jsonfile.parse(line) for line in data.splitlines() if line.strip()]
+    layers = [{"label": result["workload"].decode(str).partition(":")[2], "result": result.value} for result in results]
+    names = dict.fromkeys(result["device_name"].line() for result in results)
+    return jsonfile.Value({"name": name, "provenance": f"{', '.join(names)}; tvmconv run --json", "layers": layers})
 
 
 def _shortened(data: Any) -> Any:

@@ -1,6 +1,7 @@
 """Knobs: the choices inside a schedule, the space that they span, and the factors that loops are cut into."""
 
 from tvmconv.knobs.knobs import (
+    JSON_VALUE,
     Choice,
     Columns,
     Condition,
@@ -16,6 +17,7 @@ from tvmconv.knobs.knobs import (
 from tvmconv.knobs.tile import Tile
 
 __all__ = [
+    "JSON_VALUE",
     "Choice",
     "Columns",
     "Condition",

@@ -20,6 +20,7 @@ from tvmconv.knobs.factors import count_factorisations, factorisations, nearest_
 from tvmconv.knobs.tile import Tile
 
 Value = Any  # a tuple of factors for a split, else an int, float, bool or str
+JSON_VALUE = bool | int | float | str | tuple[int, ...]  # what a value is read from JSON as
 Config = dict[str, Value]
 Columns = Mapping[str, np.ndarray]  # values of many configs by knob: (n, parts) int64 for a split, else (n,)
 

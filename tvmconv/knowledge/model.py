@@ -12,6 +12,7 @@ import math
 import operator
 import os
 import warnings
+import zipfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,7 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from tvmconv import jsonfile
 from tvmconv.errors import Error, FallbackWarning
+from tvmconv.files import check_archive, open_regular
 from tvmconv.knobs import Config, Value
 from tvmconv.knobs.space import Space
 from tvmconv.knowledge.features import Machine, features, matrix
@@ -28,6 +31,7 @@ from tvmconv.knowledge.trees import Trees
 from tvmconv.workloads import Conv, Conv1d, Conv2d, Conv3d, Workload, parse
 
 VERSION = 2
+MAX_BYTES = 1 << 28  # of a file, unpacked; the one that comes with the package has 6 MB
 SHIPPED = Path(__file__).with_name("h200.npz")
 _CONVOLUTIONS = tuple(f"{each.operator}:" for each in (Conv1d, Conv2d, Conv3d))  # how texts of workloads begin
 _ARRAYS = ("feature", "threshold", "left", "roots")
@@ -149,9 +153,13 @@ class Knowledge:
             Error: it cannot be read, or is no such file, or of another version.
         """
         try:
-            with np.load(path, allow_pickle=False) as archive:
-                arrays: dict[str, Any] = dict(archive)
-            head = json.loads(arrays["head"].tobytes())
+            with open_regular(path) as file:
+                with zipfile.ZipFile(file) as packed:
+                    check_archive(packed, MAX_BYTES)
+                file.seek(0)
+                with np.load(file, allow_pickle=False) as archive:
+                    arrays: dict[str, Any] = dict(archive)
+            head = jsonfile.parse(arrays["head"].tobytes()).value
             version = head["version"]
             read = _knowledge(head, arrays) if version == VERSION else None
         except Exception as error:  # for a file that is damaged, archives, decompression and NumPy raise a dozen kinds

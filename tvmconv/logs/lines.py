@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from tvmconv.errors import Error, RecordError
+from tvmconv.files import open_regular
 
 CHUNK_BYTES = 1 << 18
 MAX_LINE_BYTES = 1 << 20  # a record has about a thousand
@@ -40,16 +41,12 @@ class Line(NamedTuple):
         return not self.text or self.text.startswith(b"#") or self.text.isspace()
 
 
-def _unbuffered(path: Path) -> io.FileIO:
-    return path.open("rb", buffering=0)
-
-
 def read_lines(
     path: Path,
     *,
     offset: int = 0,
     number: int = 1,
-    opener: Callable[[Path], io.RawIOBase | io.BufferedIOBase] = _unbuffered,
+    opener: Callable[[Path], io.RawIOBase | io.BufferedIOBase] = open_regular,
 ) -> Iterator[Line]:
     """The lines of a file.
 
@@ -57,7 +54,7 @@ def read_lines(
         path: the file.
         offset: where to begin, at the start of a line.
         number: which line that is.
-        opener: opens the file for reading bytes, such as `gzip.open`, which may raise errors of its own.
+        opener: opens the file for reading bytes, such as `LimitedGzip`, which may raise errors of its own.
 
     Raises:
         Error: the file cannot be read.
@@ -81,7 +78,7 @@ def read_lines(
 
 def read_line(path: Path, offset: int) -> bytes:
     """The line that begins there, without the newline; raises `Error`."""
-    with in_one_line(path, "read"), path.open("rb") as file:
+    with in_one_line(path, "read"), open_regular(path) as file:
         file.seek(offset)
         return file.readline(MAX_LINE_BYTES).rstrip(b"\n")
 

@@ -8,10 +8,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tvmconv import jsonfile
 from tvmconv.compiler.program import Program
 from tvmconv.errors import Error
+from tvmconv.files import check_archive, open_regular
 from tvmconv.measuring.wire import decode_program, encode_program
 
+MAX_BYTES = 1 << 32  # of all programs of a file
 TOLD, HEADER = "told", "program"
 
 
@@ -31,10 +34,11 @@ def load(file: Path) -> Iterator[tuple[dict[str, Any], Program]]:
         Error: the file cannot be read, or holds something else.
     """
     try:
-        with zipfile.ZipFile(file) as archive:
+        with open_regular(file) as opened, zipfile.ZipFile(opened) as archive:
+            check_archive(archive, MAX_BYTES)
             for number in range(sum(name.endswith(".json") for name in archive.namelist())):
-                read = json.loads(archive.read(f"{number}.json"))
-                program, _ = decode_program(read[HEADER], archive.read(f"{number}.bin"))
-                yield dict(read[TOLD]), program
+                read = jsonfile.parse(archive.read(f"{number}.json"))
+                program, _ = decode_program(read[HEADER].decode(str), archive.read(f"{number}.bin"))
+                yield {name: each.value for name, each in read[TOLD].members().items()}, program
     except Exception as error:  # for a file that is damaged, archives and decompression raise a dozen kinds
         raise Error(f"cannot read {file}: {error}") from error

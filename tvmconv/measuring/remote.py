@@ -71,8 +71,9 @@ def main(connection: Connection) -> None:
     try:
         session = rpc.connect(device.tracker, device.key)
         there = rpc.described(session)
-        if (there["kind"], there["name"]) != (device.kind, device.name):
-            raise DeviceError(f"its device is {there['name']}, not {device.name}: use a key for each kind of device")
+        kind, name = there["kind"].value, there["name"].value
+        if (kind, name) != (device.kind, device.name):
+            raise DeviceError(f"its device is {name}, not {device.name}: use a key for each kind of device")
         session.get_function(wire.OPEN)(order.encode())
         measure = session.get_function(wire.MEASURE)
         connection.send(None)

@@ -9,14 +9,21 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any
 
+from tvmconv import jsonfile
 from tvmconv.compiler.program import ArrayType, Launch, Program, Step
 from tvmconv.errors import DeviceError
-from tvmconv.measuring.outcome import ErrorKind, Outcome
+from tvmconv.jsonfile import Value
+from tvmconv.measuring.outcome import Outcome
 from tvmconv.tensor_map import TensorMap
-from tvmconv.workloads.text import quote
 
 OPEN = "tvmconv.open"  # the worker's functions
 MEASURE = "tvmconv.measure"
+LEAST_TIMEOUT, MOST_TIMEOUT = 1e-3, 1e6  # seconds
+MAX_GRID = (1 << 31) - 1  # blocks along an axis; a block and a cluster have far fewer
+MAX_SHARED_BYTES = 1 << 24
+MAX_ARRAY_ELEMENTS = 1 << 40
+_INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+ARRAY_DTYPES = ("float64", "float32", "float16", "bfloat16", *_INTEGERS, "bool")
 
 
 @dataclass(frozen=True)
@@ -43,8 +50,18 @@ class Order:
 
     @classmethod
     def decode(cls, text: str) -> Order:
-        """The order that `encode` wrote."""
-        return cls(**json.loads(text))
+        """Read the order that `encode` wrote.
+
+        Raises:
+            DeviceError: the text is none, or a number in it is out of range.
+        """
+        with jsonfile.refused("the order is none of tvmconv's", DeviceError):
+            data = jsonfile.parse(text)
+            order: Order = data.decode(cls)
+            data["seed"].integer(0)
+            data["timeout"].number(LEAST_TIMEOUT, MOST_TIMEOUT)
+            data["memory_limit"].integer(1)
+            return order
 
 
 def encode_program(program: Program, best: float | None) -> tuple[str, bytes]:
@@ -83,49 +100,88 @@ def _plain(step: Step) -> dict[str, Any]:
 
 
 def decode_program(header: str, code: bytes) -> tuple[Program, float | None]:
-    """The program and the best time that `encode_program` wrote.
+    """Read the program and the best time that `encode_program` wrote.
 
     Raises:
         CompileError: TMA cannot take a tensor map.
-        DeviceError: a tensor map is of no parameter, or there is not as much code as the header says.
+        DeviceError: the header is malformed, a number in it is out of range, a tensor map is of no parameter, or there
+            is not as much code as the header says.
     """
-    told = json.loads(header)
-    ends = list(accumulate(told["codes"]))
-    if len(code) != sum(told["codes"]):
-        raise DeviceError(f"{len(code)} bytes of code: expected {sum(told['codes'])}")
-    codes = [code[end - size : end] for end, size in zip(ends, told["codes"], strict=True)]
-    program = Program(
-        steps=tuple(_step(step, codes) for step in told["steps"]),
-        arrays=_array_types(told["arrays"]),
-        scratch=_array_types(told["scratch"]),
-        prepared=int(told.get("prepared", 0)),
-    )
-    if told.get("final"):
+    with jsonfile.refused("the program is none of tvmconv's", DeviceError):
+        return _program(jsonfile.parse(header), code)
+
+
+def _program(header: Value, code: bytes) -> tuple[Program, float | None]:
+    sizes = [size.integer(0, len(code)) for size in header["codes"].elements()]
+    if len(code) != sum(sizes):
+        raise DeviceError(f"{len(code)} bytes of code: expected {sum(sizes)}")
+    codes = [code[end - size : end] for end, size in zip(accumulate(sizes), sizes, strict=True)]
+    arrays, scratch = _array_types(header["arrays"]), _array_types(header["scratch"])
+    header["arrays"].check(bool(arrays), "at least one array")
+    steps = tuple(_step(step, codes, len(arrays), len(arrays) + len(scratch)) for step in header["steps"].elements())
+    header["steps"].check(bool(steps), "at least one step")
+    prepared, final, best = (header.get(name) for name in ("prepared", "final", "best"))
+    program = Program(steps, arrays, scratch, prepared.integer(0, len(steps)) if prepared else 0)
+    if final and final.decode(bool):
         return program, None
-    return program, math.inf if told["best"] is None else told["best"]
+    return program, math.inf if best is None or best.value is None else best.number(0)
 
 
-def _step(told: dict[str, Any], codes: Sequence[bytes]) -> Step:
-    tensor_maps = tuple((int(position), TensorMap.of(each)) for position, each in told["tensor_maps"])
-    for position, each in tensor_maps:
-        if not 0 <= position < len(told["arguments"]):
-            raise DeviceError(f"{each}, is no parameter of {told['name']}: there is none at place {position}")
+def _step(data: Value, codes: Sequence[bytes], num_arrays: int, num_buffers: int) -> Step:
+    """Read a step.
+
+    Args:
+        data: what `_plain` wrote.
+        codes: one of which is the step's.
+        num_arrays: how many arguments the program has.
+        num_buffers: how many arguments and scratch arrays it has.
+    """
+    name = data["name"].decode(str)
+    arguments = tuple(place.integer(0, num_buffers - 1) for place in data["arguments"].elements())
+    tensor_maps = []
+    for position, told in (_pair(pair) for pair in data["tensor_maps"].elements()):
+        tensor_map = TensorMap.of(told.value)
+        if not 0 <= position.integer() < len(arguments):
+            raise DeviceError(f"{tensor_map}, is no parameter of {name}: there is none at place {position.value}")
+        tensor_maps.append((position.integer(), tensor_map))
+    constants = (_pair(pair) for pair in data["constants"].elements())
     return Step(
-        code=codes[told["code"]],
-        name=told["name"],
-        launch=Launch(tuple(told["grid"]), tuple(told["block"]), tuple(told["cluster"])),
-        arguments=tuple(told["arguments"]),
-        shared_bytes=told["shared_bytes"],
-        dynamic_shared_bytes=told["dynamic_shared_bytes"],
-        constants=tuple((int(array), str(symbol)) for array, symbol in told["constants"]),
-        textures=tuple(told["textures"]),
-        tensor_maps=tensor_maps,
-        overlaps=bool(told["overlaps"]),
+        code=codes[data["code"].integer(0, len(codes) - 1)],
+        name=name,
+        launch=Launch(_extents(data["grid"]), _extents(data["block"]), _extents(data["cluster"])),
+        arguments=arguments,
+        shared_bytes=data["shared_bytes"].integer(0, MAX_SHARED_BYTES),
+        dynamic_shared_bytes=data["dynamic_shared_bytes"].integer(0, MAX_SHARED_BYTES),
+        constants=tuple((array.integer(0, num_arrays - 1), symbol.decode(str)) for array, symbol in constants),
+        textures=tuple(place.integer(0, num_arrays - 1) for place in data["textures"].elements()),
+        tensor_maps=tuple(tensor_maps),
+        overlaps=data["overlaps"].decode(bool),
     )
 
 
-def _array_types(told: Sequence[tuple[Sequence[int], str]]) -> tuple[ArrayType, ...]:
-    return tuple(ArrayType(tuple(shape), dtype) for shape, dtype in told)
+def _pair(data: Value) -> tuple[Value, Value]:
+    elements = data.elements()
+    data.check(len(elements) == 2, "a list of 2")
+    return elements[0], elements[1]
+
+
+def _extents(data: Value) -> tuple[int, int, int]:
+    """Read x, y and z of a grid, a block or a cluster."""
+    data.check(len(data.elements()) == 3, "a list of 3")
+    x, y, z = (extent.integer(1, MAX_GRID) for extent in data.elements())
+    return x, y, z
+
+
+def _array_types(data: Value) -> tuple[ArrayType, ...]:
+    return tuple(_array_type(each) for each in data.elements())
+
+
+def _array_type(data: Value) -> ArrayType:
+    shape, dtype = _pair(data)
+    extents = tuple(extent.integer(1, MAX_ARRAY_ELEMENTS) for extent in shape.elements())
+    shape.check(math.prod(extents) <= MAX_ARRAY_ELEMENTS, f"at most {MAX_ARRAY_ELEMENTS} elements")
+    dtype.check(dtype.decode(str) in ARRAY_DTYPES, f"one of {', '.join(ARRAY_DTYPES)}")
+    return ArrayType(extents, dtype.value)
 
 
 def encode_outcome(outcome: Outcome) -> str:
@@ -137,17 +193,17 @@ def encode_outcome(outcome: Outcome) -> str:
 
 
 def decode_outcome(text: str) -> Outcome:
-    """The outcome that `encode_outcome` wrote.
+    """Read the outcome that `encode_outcome` wrote.
 
     Raises:
-        DeviceError: it is none, or no kernel takes such times.
+        DeviceError: the text is none, or no kernel takes such times.
     """
-    try:
-        told = json.loads(text)
-        outcome = Outcome(**{**told, "times": tuple(told["times"]), "error": ErrorKind(told["error"])})
-        sound = all(0 < seconds < math.inf for seconds in outcome.times)
-    except (ValueError, LookupError, TypeError) as error:
-        raise DeviceError(f"the worker's answer is none: {quote(text)}") from error
-    if not sound or not (outcome.times or outcome.error):
-        raise DeviceError(f"the worker's answer has times that no kernel takes: {quote(outcome.times)}")
+    with jsonfile.refused("the worker's answer is none of tvmconv's", DeviceError):
+        data = jsonfile.parse(text)
+        outcome: Outcome = data.decode(Outcome)
+        for name, value in (("deviation", outcome.deviation), ("seconds", outcome.seconds)):
+            if value is not None:
+                data[name].check(value >= 0, "a number of at least 0")
+        sound = all(seconds > 0 for seconds in outcome.times)
+        data["times"].check(sound and bool(outcome.times or outcome.error), "times that a kernel can take")
     return outcome

@@ -10,9 +10,11 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto, NodeProto, TensorProto, TensorShapeProto, ValueInfoProto
 
 from tvmconv.errors import ModelError
+from tvmconv.files import read_bytes
 from tvmconv.models.inputs import Input, by_name
 from tvmconv.workloads.text import quote
 
+MAX_BYTES = (1 << 31) - 1  # of a message of protobuf
 MOST_ELEMENTS = 4096  # of a tensor that shapes may be computed from
 UNNAMED = "?"  # a dynamic dimension without a name
 DATA = ("raw_data", "float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
@@ -31,7 +33,7 @@ def read(file: Path, inputs: Sequence[Input] = ()) -> ModelProto:
     """
     model = ModelProto()
     try:
-        model.ParseFromString(file.read_bytes())
+        model.ParseFromString(read_bytes(file, MAX_BYTES))
     except DecodeError as error:
         raise ModelError(f"{file} is no ONNX model, or is cut off: {error}") from error
     if not model.graph.node:

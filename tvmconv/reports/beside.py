@@ -200,7 +200,7 @@ def ratio(row: Beside, key: str) -> float | None:
     counts = row.counted.get("counts", {})
     ours, theirs = counts.get(key, 0.0), row.measured.get(key)
     if key == "dram_bytes":
-        if "dram_write_bytes" not in counts:
+        if not all({"dram_read_bytes", "dram_write_bytes"} <= of.keys() for of in (counts, row.measured)):
             return None
         ours, theirs = (sum(of[f"dram_{how}_bytes"] for how in ("read", "write")) for of in (counts, row.measured))
     elif row.accesses and key in _OF_ACCESSES:
@@ -233,8 +233,8 @@ def _line(row: Beside) -> tuple[str, ...]:
     if "error" in row.counted:
         return row.workload, name, *(NOTHING for _ in COUNTS), row.counted["error"]
     shares = (ratio(row, key) for key in COUNTS.values())
-    full = f"{row.counted['occupancy']:.0%}"
-    if "occupancy_percent" in row.measured and not _same_occupancy(row):
+    full = f"{row.counted['occupancy']:.0%}" if "occupancy" in row.counted else NOTHING
+    if "occupancy" in row.counted and "occupancy_percent" in row.measured and not _same_occupancy(row):
         full += f" ({row.measured['occupancy_percent']:.1f}%)"
     return row.workload, name, *map(_shown, shares), full
 

@@ -20,6 +20,7 @@ FORMATS = (".png", ".svg", ".pdf")
 STYLES = ("--", ":", "-.")  # of what is compared with, in black
 RESULT_STYLE = (0, (8, 3))  # of the result of a search
 DPI, PALETTE = 150, 64  # dots an inch, and colours, of a PNG
+SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 FLOPS, BYTES = "GFLOP/s", "GB/s"
 
 
@@ -104,9 +105,9 @@ def _elements(result: Result) -> float:
 
 
 def _power(elements: float) -> str:
-    """2^16 as matplotlib writes powers; what is no power of two in digits."""
+    """Return 65536 as 2¹⁶; what is no power of two in digits."""
     mantissa, exponent = math.frexp(elements)
-    return f"$2^{{{exponent - 1}}}$" if mantissa == 0.5 else f"{elements:,.0f}"
+    return f"2{str(exponent - 1).translate(SUPERSCRIPTS)}" if mantissa == 0.5 else f"{elements:,.0f}"
 
 
 def _lines(ticks: Sequence[float], results: Sequence[Result], rate: Callable[[Row], float | None]) -> tuple[Line, ...]:
@@ -213,7 +214,14 @@ def draw_history(info: HistoryInfo, path: Path) -> None:
 
 
 def save(figure: Any, path: Path, colors: int = PALETTE) -> None:
-    """Write a figure; a PNG with a palette of so many colours, which takes a third of the bytes."""
+    """Write a figure; a PNG with a palette of so many colours, which takes a third of the bytes.
+
+    A text is what it says: Matplotlib would take what names of files have between two `$` for a formula.
+    """
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
     if path.suffix != ".png":
         figure.savefig(path)
         return

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
+from typing import cast
 
 from tvmconv import library
 from tvmconv.analysis.nsight.counted import counted
 from tvmconv.analysis.waterfall import Fall, waterfall
 from tvmconv.devices import Device
 from tvmconv.errors import Error, ScheduleError
-from tvmconv.experiments.beside import Beside
+from tvmconv.experiments.beside import Beside, CountedStep
 from tvmconv.experiments.counters import Counters
 from tvmconv.experiments.readings import Readings
 from tvmconv.experiments.sweep import Sweep
@@ -269,7 +270,7 @@ def _readings(
             told(f"counting {each.schedule}")
             w = there[each.workload]
             kernel = build_on(w, library.find(w, each.schedule), place, None)
-            found = counted(kernel, kernel.steps[0]).plain()
+            found = cast(CountedStep, counted(kernel, kernel.steps[0]).plain())
             rows.append(Beside(each.workload, each.schedule, dict(kernel.config), 0, found, dict(each.metrics)))
     return Readings(read.name, read.provenance, rows)
 

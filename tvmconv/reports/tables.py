@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tvmconv.devices import Timing
-from tvmconv.errors import Error
+from tvmconv.errors import Error, printable
 from tvmconv.experiments.results import Result, Row
 
 NOTHING = "—"
@@ -33,14 +33,20 @@ class Table:
 
     def text(self) -> str:
         """The table in aligned columns."""
-        lines = [self.headers, *self.rows]
+        lines = [self._printable(line) for line in (self.headers, *self.rows)]
         widths = [max(len(line[column]) for line in lines) for column in range(len(self.headers))]
         return "\n".join("  ".join(map(self._pad, self.headers, line, widths)).rstrip() for line in lines)
 
     def markdown(self) -> str:
         """The table in GitHub's Markdown."""
         rule = [":--" if header in self.left else "--:" for header in self.headers]
-        return "\n".join(f"| {' | '.join(line)} |" for line in (self.headers, rule, *self.rows))
+        lines = (self.headers, rule, *self.rows)
+        return "\n".join(f"| {' | '.join(self._printable(line))} |" for line in lines)
+
+    @staticmethod
+    def _printable(line: Sequence[str]) -> list[str]:
+        """Return the cells without newlines, and with what is not printable escaped."""
+        return [printable(cell).replace("\n", "\\n") for cell in line]
 
     def _pad(self, header: str, cell: str, width: int) -> str:
         return cell.ljust(width) if header in self.left else cell.rjust(width)

@@ -8,11 +8,9 @@ files are published for many kernels and GPUs: https://github.com/AutoTuningAsso
 from __future__ import annotations
 
 import functools
-import gzip
 import itertools
 import json
 import math
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +19,14 @@ from typing import Any
 import numpy as np
 
 from tvmconv.errors import RecordingError
+from tvmconv.files import DamagedError, read_bytes
+from tvmconv.jsonfile import shown
 from tvmconv.knobs import Choice, Config, Knob, Split, Value
 from tvmconv.knobs.space import Space
 
-_GZIP_MAGIC = b"\x1f\x8b"
+MAX_NUMBER = 1e15  # of a knob's value
+MAX_BYTES = 1 << 29  # of a file, unpacked
+LEAST_SECONDS, MOST_SECONDS = 1e-12, 1e9  # that a launch may have taken; what is outside is taken for a failure
 
 
 @dataclass(frozen=True)
@@ -157,9 +159,8 @@ def load(path: str | Path) -> Recording:
 
 def _parse(path: Path) -> Any:
     try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if data.startswith(_GZIP_MAGIC) else data).decode()
-    except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError) as error:
+        text = read_bytes(path, MAX_BYTES, unpack=True).decode()
+    except (DamagedError, UnicodeDecodeError) as error:
         raise RecordingError(f"{path} is neither JSON text nor JSON compressed by gzip: {error}") from error
     except OSError as error:
         raise RecordingError(f"cannot read {path}: {error.strerror or error}") from error
@@ -169,7 +170,7 @@ def _parse(path: Path) -> Any:
     for begun, end in itertools.product((text, whole.rstrip()), ("", "}", "}}")):
         try:
             content = json.loads(begun.removesuffix(",") + end)
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError, MemoryError):
             continue
         if isinstance(content, dict):
             return content
@@ -191,10 +192,16 @@ def _trials(content: Mapping[str, Any]) -> Iterator[Recorded]:
 
 
 def _value(value: Any) -> float | str:
-    return value if isinstance(value, (int, float)) else str(value)
+    if isinstance(value, (list, dict)):
+        raise ValueError(f"a value that is {shown(value)}")
+    if not isinstance(value, (int, float)):
+        return str(value)
+    if not -MAX_NUMBER <= value <= MAX_NUMBER:
+        raise ValueError(f"a value that is no number up to {MAX_NUMBER:g}: {shown(value)}")
+    return value
 
 
 def _seconds(milliseconds: Any) -> float:
     """Kernel Tuner has the name of an error in place of a time."""
-    measured = isinstance(milliseconds, (int, float)) and 0 < milliseconds < math.inf
+    measured = isinstance(milliseconds, (int, float)) and LEAST_SECONDS <= milliseconds / 1e3 <= MOST_SECONDS
     return milliseconds / 1e3 if measured else math.inf

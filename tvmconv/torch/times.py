@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from tvmconv import jsonfile
 from tvmconv.checksummed import read_checked, write_checked
+from tvmconv.jsonfile import JsonError
 from tvmconv.measuring import kept
 from tvmconv.torch.layer import tf32_allowed
 from tvmconv.torch.model import Optimized
@@ -40,9 +41,9 @@ class Times:
         self._known: dict[str, float] = {}
         content = read_checked(self._file) if self._file else None
         if content is not None:
-            with contextlib.suppress(ValueError, AttributeError, TypeError, RecursionError):
-                told = json.loads(content)
-                self._known = {key: seconds for key, seconds in told.items() if 0 < seconds < math.inf}
+            with contextlib.suppress(JsonError):
+                known = jsonfile.parse(content).decode(dict[str, float])
+                self._known = {key: seconds for key, seconds in known.items() if seconds > 0}
         self._new = False
 
     def seconds(self, name: str, call: Callable[[], object]) -> float:

@@ -9,7 +9,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from tvmconv import jsonfile
 from tvmconv.errors import WorkloadError
+from tvmconv.jsonfile import JsonError
 from tvmconv.workloads import dtypes
 from tvmconv.workloads.base import Workload
 from tvmconv.workloads.conv import Conv
@@ -20,6 +22,7 @@ from tvmconv.workloads.text import quote
 
 FILE_EXAMPLE = '[{"name": "conv1", "text": "conv2d:1x3x224x224,64x3x7x7,s2,p3", "count": 1}]'
 LONGEST_NAME = 100
+MAX_COUNT = 10**6  # layers of a network that compute the same
 FILTERS_HAVE = {"N": 1, "dtype": dtypes.FLOAT32.name, "epilogue": ()}
 
 
@@ -154,8 +157,8 @@ def read_suite(file: Path) -> tuple[Layer, ...]:
         OSError: it cannot be read.
     """
     try:
-        given = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        given = jsonfile.read(file).value
+    except JsonError as error:
         raise WorkloadError(f"{file} is no suite, expected JSON such as {FILE_EXAMPLE}: {error}") from error
     if not isinstance(given, list) or not given:
         raise WorkloadError(f"{file} is no suite: expected a list of layers, as in {FILE_EXAMPLE}")
@@ -189,6 +192,8 @@ def _layer(given: Any) -> Layer:
         raise WorkloadError(f"text={quote(text)}: expected the text of a workload, as in {Conv2d.EXAMPLE}")
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise WorkloadError(f"count={quote(count)}: expected an integer that is at least 1")
+    if count > MAX_COUNT:
+        raise WorkloadError(f"count={quote(count)}: expected at most {MAX_COUNT:,}")
     return Layer(name, parse(text), count)
 
 

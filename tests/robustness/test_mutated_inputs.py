@@ -1,0 +1,412 @@
+"""Files and answers with one thing wrong end in a result or in one line: no traceback, no hang, nothing lost.
+
+By default some 150 cases are tried, some of each kind. `TVMCONV_FUZZ=2000 pytest tests/robustness` tries so many, and
+`TVMCONV_FUZZ_SEED` chooses others.
+"""
+
+import contextlib
+import io
+import json
+import os
+import random
+import resource
+import signal
+import socket
+import struct
+import threading
+import warnings
+import zipfile
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from instant import made_up
+from learnt import NEW, knowledge
+from mutations import mutated_bytes, mutated_gzip, mutated_json, mutated_lines, mutated_text, mutated_zip
+
+import tvmconv as tc
+from tvmconv import cli, library, training
+from tvmconv.compiler.program import ArrayType, Launch, Program, Step
+from tvmconv.devices import rpc
+from tvmconv.errors import FallbackWarning
+from tvmconv.knowledge.model import Knowledge
+from tvmconv.knowledge.predict import predict
+from tvmconv.logs.lines import BadLines
+from tvmconv.logs.log import Log, read
+from tvmconv.measuring import kept, programs, wire
+from tvmconv.measuring.outcome import ErrorKind, Outcome
+
+SHIPPED = Path(__file__).parents[2] / "tuning_logs"
+CASES = int(os.environ.get("TVMCONV_FUZZ", "150"))
+SEED = os.environ.get("TVMCONV_FUZZ_SEED", "0")
+SECONDS, MEGABYTES = 20, 700  # of one case, at most
+SMALL = "conv2d:1x4x8x8,4x4x1x1,s1,p0"
+
+
+class Hang(BaseException):
+    """A case that takes too long; no `except` of the code under test takes it."""
+
+
+@contextlib.contextmanager
+def limited():
+    """End a block that hangs; fail one that takes much memory, or that warns on the terminal."""
+
+    def stop(*_):
+        raise Hang
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    previous = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    others = [
+        str(each.message) for each in warned if not issubclass(each.category, (FallbackWarning, DeprecationWarning))
+    ]
+    assert not others, others
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEGABYTES << 10, "it takes much memory"
+
+
+def command(*words, good=(0, 2)):
+    """Something that runs a command line of a file, FILE in its words, and checks how it ends."""
+
+    def run(file):
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), limited():
+            status = cli.main([word.replace("FILE", str(file)) for word in words])
+        told, lines = out.getvalue() + err.getvalue(), err.getvalue().splitlines()
+        assert status in good, (status, told)
+        assert "Traceback" not in told
+        assert status != 2 or (lines and lines[-1].startswith("tvmconv: ")), lines
+        assert all(len(line) < 2000 for line in lines), lines
+        assert all(line.isprintable() for line in told.splitlines()), told
+
+    run.__name__ = " ".join(words[:2])
+    return run
+
+
+def call(function):
+    """Something that calls a function with a file or with bytes, which may raise `tvmconv.Error` alone."""
+
+    def run(argument):
+        with limited(), contextlib.redirect_stderr(io.StringIO()):
+            message = ""
+            try:
+                function(argument)
+            except tc.Error as error:
+                message = str(error)
+            assert len(message.splitlines()) <= 1, message
+            assert len(message) < 2000, message
+
+    run.__name__ = getattr(function, "__name__", "call")
+    return run
+
+
+def fuzz(kind, data, mutate, commands, folder, suffix, check=None):
+    """Try the cases of a kind; fail with all that failed.
+
+    Args:
+        kind: its name, of which the cases are drawn.
+        data: a good input.
+        mutate: from an input and a `Random` to another one, and what was done.
+        commands: what reads a file, one of which is chosen for each case.
+        folder: where files go.
+        suffix: of their names.
+        check: called with the path and the bytes of a case after it.
+    """
+    failures = []
+    for number in range(-(-CASES // KINDS)):
+        draw = random.Random(f"{SEED} {kind} {number}")
+        bad, what = mutate(data, draw)
+        run = draw.choice(commands)
+        file = folder / f"{number}{suffix}"
+        file.write_bytes(bad)
+        try:
+            run(file)
+            assert file.read_bytes().startswith(bad), "the file has changed"
+            if check:
+                check(file, bad)
+        except (Exception, Hang) as error:
+            failures.append(f"{kind} {number}, {what}, {run.__name__}: {type(error).__name__}: {str(error)[:600]}")
+        file.unlink()
+    assert not failures, "\n".join(failures)
+
+
+def log_lines():
+    """Records of two workloads, trials and last timings, in device terms of this host."""
+    records = []
+    for place, text in enumerate((SMALL, "conv2d:1x4x6x6,4x4x1x1,s1,p0")):
+        w = tc.parse(text)
+        found = library.find(w, "tiling").space(w)
+        for number, point in enumerate(found.sample(6, np.random.default_rng(place))):
+            config = found.config(point)
+            records.append(made_up(w, "tiling", config, "NVIDIA H200", elapsed=number + 0.5, timestamp=1e9 + number))
+        records.append(made_up(w, "tiling", config, "NVIDIA H200", final=True, elapsed=9.0, timestamp=2e9))
+    failed = made_up(
+        tc.parse(SMALL), "default", {}, "NVIDIA H200", times=(), error=ErrorKind.RUNTIME, message="it fails"
+    )
+    return "".join(f"{record.line()}\n" for record in [*records, failed]).encode()
+
+
+def nothing_lost(good, file, bad):
+    """Whether the records of the lines that are as they were are read."""
+    whole = [line for line in bad.split(b"\n") if line in good.split(b"\n") and line]
+    lines = [record.line().encode() for record in read(file, BadLines())]
+    assert all(lines.count(line) >= whole.count(line) for line in whole), "records are lost"
+
+
+def test_logs(tmp_path):
+    data, out = log_lines(), str(tmp_path / "out")
+    commands = [
+        command("log", "best", "FILE"),
+        command("log", "best", "FILE", "--json", "--top", "3"),
+        command("log", "stats", "FILE"),
+        command("log", "stats", "FILE", "--json"),
+        command("log", "merge", "FILE", "-o", f"{out}.jsonl"),
+        command("log", "import", "FILE", "-o", f"{out}.jsonl"),
+        command("plot", "FILE", "-o", f"{out}.svg"),
+        command("plot", "FILE", "--workload", SMALL, "-o", f"{out}.svg"),
+        command("simulate", "FILE", "--fewest", "3", "--trials", "4", "--seeds", "1", "--tuner", "random"),
+        call(lambda file: list(Log(file).new_records())),
+    ]
+    fuzz("logs", data, mutated_lines, commands, tmp_path, ".jsonl", partial(nothing_lost, data))
+
+
+def test_search_goes_on_with_a_damaged_log(tmp_path, instant, monkeypatch):
+    data = log_lines().replace(b"NVIDIA H200", b"cpu")
+    words = ["tune", SMALL, "--schedule=tiling", "--tuner=random", "--device=opencl:0", "--trials=3", "--log=FILE"]
+    tune = command(*words, good=(0, 1, 2))
+    fuzz("tune", data, mutated_lines, [tune], tmp_path, ".jsonl", partial(nothing_lost, data))
+
+
+def test_compressed_logs(tmp_path):
+    import gzip
+
+    data = gzip.compress(log_lines())
+    mutate = partial(mutated_gzip, inner=mutated_lines)
+    fuzz("logs.gz", data, mutate, [call(lambda file: list(training.measured(file)))], tmp_path, ".jsonl.gz")
+
+
+def test_sweeps(tmp_path):
+    whole = json.loads((SHIPPED / "nvidia-h200" / "d2l-tuned.json").read_text())
+    data = json.dumps({**whole, "layers": whole["layers"][:2]}).encode()
+    commands = [
+        command("plot", "FILE", "-o", str(tmp_path / "out.svg")),
+        command("plot", "FILE", "FILE", "-o", str(tmp_path / "out.png")),
+    ]
+    fuzz("sweeps", data, mutated_text, commands, tmp_path, ".json")
+
+
+def test_counters(tmp_path):
+    import gzip
+
+    whole = json.loads(gzip.decompress((SHIPPED / "nvidia-h200" / "kernels-beside.json.gz").read_bytes()))
+    data = json.dumps({**whole, "kernels": whole["kernels"][:3]}).encode()
+    commands = [
+        command("counters", "--from", "FILE"),
+        command("counters", "--from", "FILE", "-o", str(tmp_path / "out")),
+    ]
+    fuzz("counters", data, mutated_text, commands, tmp_path, ".json")
+
+
+def test_suites(tmp_path):
+    layers = [
+        {"name": f"conv{n}", "text": f"conv2d:1x{8 * n}x14x14,8x{8 * n}x3x3,s1,p1", "count": n} for n in (1, 2, 3)
+    ]
+    commands = [command("suites", "FILE"), command("suites", "FILE", "--batch", "4", "--dtype", "f16")]
+    fuzz("suites", json.dumps(layers).encode(), mutated_text, commands, tmp_path, ".json")
+
+
+def test_onnx_models(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    helper, proto = onnx.helper, onnx.TensorProto
+    weights = [helper.make_tensor(f"k{n}", proto.FLOAT, (8, 8, 3, 3), np.zeros(576, np.float32)) for n in (1, 2)]
+    nodes = [
+        helper.make_node("Conv", ["x", "k1"], ["a"], name="first", pads=[1, 1, 1, 1], strides=[2, 2]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Conv", ["b", "k2"], ["y"], name="second", auto_pad="SAME_UPPER"),
+    ]
+    given = helper.make_tensor_value_info("x", proto.FLOAT, ["N", 8, 16, 16])
+    gives = helper.make_tensor_value_info("y", proto.FLOAT, None)
+    data = helper.make_model(helper.make_graph(nodes, "g", [given], [gives], weights)).SerializeToString()
+    commands = [
+        command("suites", "--from", "FILE", "--input", "1x8x16x16"),
+        command("suites", "--from", "FILE", "-o", str(tmp_path / "out.json")),
+    ]
+    fuzz("onnx", data, mutated_bytes, commands, tmp_path, ".onnx")
+
+
+def mutated_knowledge(data, draw):
+    """A model of which an array is mutated, or a value of the JSON in it."""
+    if draw.random() < 0.5:
+        return mutated_zip(data, draw, ())
+    with np.load(io.BytesIO(data)) as archive:
+        arrays = dict(archive)
+    text, what = mutated_json(arrays["head"].tobytes().decode(), draw)
+    arrays["head"] = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+    packed = io.BytesIO()
+    np.savez_compressed(packed, allow_pickle=False, **arrays)
+    return packed.getvalue(), f"head: {what}"
+
+
+def test_models_of_what_was_learnt(tmp_path):
+    knowledge().save(tmp_path / "good.npz")
+    space = library.find(NEW, "direct").space(NEW)
+
+    def predicts(file):
+        with np.errstate(all="ignore"):
+            predict(NEW, {"direct": space}, Knowledge.load(file), 2)
+
+    fuzz("knowledge", (tmp_path / "good.npz").read_bytes(), mutated_knowledge, [call(predicts)], tmp_path, ".npz")
+
+
+def program():
+    """A program of a convolution that does nothing."""
+    w = tc.parse(SMALL)
+    arrays = tuple(ArrayType(*each) for each in zip(w.argument_shapes, w.argument_dtypes, strict=True))
+    code = b"__kernel void k(__global float *x, __global float *w, __global float *y) { y[0] = x[0] * w[0]; }"
+    step = Step(code, "k", Launch((1, 1, 1), (1, 1, 1)), (0, 1, 2), 0)
+    return Program((step,), arrays)
+
+
+def test_kept_kernels(tmp_path, monkeypatch, opencl):
+    monkeypatch.setenv(kept.VARIABLE, str(tmp_path / "kept"))
+    w = tc.parse(SMALL)
+    schedule = library.find(w, "default")
+    kept.keep(w, schedule, {}, opencl, program())
+    (place,) = (tmp_path / "kept").iterdir()
+    good = place.read_bytes()
+
+    def find(file):
+        place.write_bytes(file.read_bytes())
+        found = kept.find(w, "default", {}, opencl)
+        assert found is None or isinstance(found, Program)
+
+    def mutate(data, draw):
+        header, newline, code = data.partition(b"\n")
+        if draw.random() < 0.5:
+            return mutated_bytes(data, draw)
+        head, what = mutated_text(header, draw)
+        return head + newline + code, what
+
+    fuzz("kept", good, mutate, [call(find)], tmp_path, "")
+
+
+def test_archives_of_programs(tmp_path):
+    programs.save(tmp_path / "good.zip", [({"workload": SMALL, "steps": []}, program())] * 2)
+    data = (tmp_path / "good.zip").read_bytes()
+    load = call(lambda file: list(programs.load(file)))
+    fuzz("programs", data, partial(mutated_zip, text_names=("0.json", "1.json")), [load], tmp_path, ".zip")
+
+
+def test_archives_of_pytorch_models(tmp_path):
+    torch = pytest.importorskip("torch")
+    from tvmconv.torch import archive
+
+    packed = io.BytesIO()
+    torch.export.save(torch.export.export(torch.nn.ReLU(), (torch.ones(2, 3),)), packed)
+    header, code = wire.encode_program(program(), None)
+    device = {"name": "a CPU", "arch": None}
+    head = {"version": archive.VERSION, "place": "cpu", "device": device}
+    head["kernels"] = [{"workload": SMALL, "program": header}]
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as written:
+        for name, contents in {archive.HEAD: json.dumps(head), archive.MODEL: packed.getvalue()}.items():
+            written.writestr(name, contents)
+        written.writestr(archive.CODE.format(0), code)
+    mutate = partial(mutated_zip, text_names=(archive.HEAD,))
+    fuzz("torch", whole.getvalue(), mutate, [call(archive.load)], tmp_path, ".tvmconv")
+
+
+def test_recorded_spaces(tmp_path):
+    import gzip
+
+    configs = [{"x": x, "tile": t, "way": w} for x in (1, 2, 4) for t in (8, 16) for w in ("a", "b")]
+    cache = {str(n): {**config, "time": 1.0 + n} for n, config in enumerate(configs)}
+    kernel_tuner = {"device_name": "GPU", "tune_params_keys": ["x", "tile", "way"], "cache": cache}
+    t4 = [
+        {
+            "configuration": c,
+            "invalidity": "correct",
+            "measurements": [{"name": "time", "value": 1.0 + n, "unit": "ms"}],
+        }
+        for n, c in enumerate(configs)
+    ]
+    simulate = command("simulate", "FILE", "--trials", "4", "--seeds", "1", "--tuner", "random", "--tuner", "xgb")
+    whole = json.dumps(kernel_tuner).encode()
+    fuzz("kernel tuner", whole, mutated_text, [simulate], tmp_path, ".json")
+    results = gzip.compress(json.dumps({"results": t4}).encode())
+    fuzz("t4", results, partial(mutated_gzip, inner=mutated_text), [simulate], tmp_path, ".json.gz")
+
+
+def test_messages_of_workers(tmp_path):
+    outcome = Outcome((1e-6, 2e-6), 3e-7, phases={"load": 1.5}, seconds=0.25)
+    header, code = wire.encode_program(program(), 1e-6)
+    order = wire.Order(SMALL, 7, 2.5, 1 << 30).encode()
+    text = {"device": "opencl", "name": "a CPU"}
+    readers = {
+        "outcome": (wire.encode_outcome(outcome), wire.decode_outcome),
+        "program": (header, lambda text: wire.decode_program(text, code)),
+        "order": (order, wire.Order.decode),
+        "device": (json.dumps(text), lambda text: rpc.described(Session(text))),
+    }
+    for name, (good, decode) in readers.items():
+        decoded = call(lambda file, decode=decode: decode(file.read_text(encoding="utf-8", errors="replace")))
+        fuzz(f"worker's {name}", good.encode(), mutated_text, [decoded], tmp_path, "")
+
+
+class Session:
+    """A session with a worker that answers with a text."""
+
+    def __init__(self, text):
+        self._text = text
+
+    def get_function(self, name):
+        return lambda: self._text
+
+
+def test_answers_of_trackers(tmp_path, monkeypatch):
+    monkeypatch.setattr(rpc, "TRACKER_SECONDS", 0.3)
+    monkeypatch.setattr(rpc, "FREE_SECONDS", 0.3)
+    monkeypatch.setattr("tvm.rpc.connect", lambda url, port, key: (url, port, key))
+    summary = [0, {"server_info": [{"key": "server:k", "addr": ["h", 9090]}], "queue_info": {}}]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        answers = []
+
+        def serve():
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection, contextlib.suppress(OSError):
+                    connection.sendall(connection.recv(4) + answers.pop())
+                    connection.settimeout(1)
+                    while connection.recv(1024):
+                        pass
+
+        threading.Thread(target=serve, daemon=True).start()
+
+        def ask(question):
+            def run(file):
+                answers.append(file.read_bytes())
+                question(server.getsockname(), "k")
+
+            return call(run)
+
+        def mutate(data, draw):
+            if draw.random() < 0.3:
+                return mutated_bytes(struct.pack("<i", len(data)) + data, draw)
+            bad, what = mutated_text(data, draw)
+            return struct.pack("<i", len(bad)) + bad, what
+
+        fuzz("summary", json.dumps(summary).encode(), mutate, [ask(rpc.count_workers)], tmp_path, "")
+        fuzz("request", json.dumps([0, ["h", 9090, "key"]]).encode(), mutate, [ask(rpc.connect)], tmp_path, "")
+
+
+KINDS = 19  # calls of `fuzz`
