@@ -1,60 +1,19 @@
-"""The pages: what they print runs, and what they link to is there.
-
-In a page's source, the word behind a fence's language says what becomes of the block: `file` writes it to the path in
-its first line, `run` runs it. The blocks of a section (`## …`) share a folder, with a copy of this project's packages
-if they add to these.
-"""
+"""The pages: what they link to is there, and what scripts write into them is as the scripts write it."""
 
 import json
-import os
 import re
 import runpy
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from doc_blocks import FENCE, PAGES, ROOT
 
 from tvmconv.logs.record import Record
 
-ROOT = Path(__file__).parents[2]
 COMPARED = {  # in pages' tables of networks
     "results.md": "*/*-tuned.json",
     "knowledge.md": "**/*-tuned.json",
     "tensor-cores.md": "*/*-nhwc*-tuned.json",
 }
-PAGES = [ROOT / "README.md", *sorted((ROOT / "tuning_logs").rglob("README.md")), *sorted((ROOT / "docs").glob("*.md"))]
-PACKAGES = ("tvmconv", "schedules")
-FENCE = re.compile(r"^```(\w+)(?: (\w+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SECONDS = 300
-
-
-class Block(NamedTuple):
-    language: str
-    mark: str
-    text: str
-
-
-def sections(page):
-    """The marked blocks of each section that has any, by its title."""
-    found = {}
-    title = page.name
-    for part in re.split(r"^(?=## )", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
-        if part.startswith("## "):
-            title = part.partition("\n")[0].removeprefix("## ")
-        blocks = [Block(*match.groups()) for match in FENCE.finditer(part) if match[2] in ("file", "run")]
-        if blocks:
-            found[title] = blocks
-    return found
-
-
-SECTIONS = [
-    pytest.param(blocks, id=f"{page.relative_to(ROOT)}: {title}")
-    for page in PAGES
-    for title, blocks in sections(page).items()
-]
 
 
 def test_what_pages_call_predicted_is_of_layers_that_the_model_had_not_seen():
@@ -65,58 +24,7 @@ def test_what_pages_call_predicted_is_of_layers_that_the_model_had_not_seen():
     assert set(told) == {"none"}
 
 
-@pytest.mark.parametrize("blocks", SECTIONS)
-def test_what_a_section_prints_runs(blocks, tmp_path):
-    if any(block.mark == "file" and path_of(block.text).parts[0] in PACKAGES for block in blocks):
-        for package in PACKAGES:
-            shutil.copytree(ROOT / package, tmp_path / package)
-    command = tmp_path / "bin/tvmconv"
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tvmconv "$@"\n', encoding="utf-8")
-    command.chmod(0o755)
-    for number, block in enumerate(blocks):
-        if block.mark == "file":
-            write(tmp_path, block.text)
-        else:
-            run(tmp_path, block, number)
-
-
-def path_of(text):
-    """The path in the first line of a file."""
-    return Path(text.partition("\n")[0].removeprefix("# "))
-
-
-def write(folder, text):
-    path = folder / path_of(text)
-    assert not path.exists(), f"{path.name} is no new file"
-    path.write_text(text, encoding="utf-8")
-    if path.name == "pyproject.toml":
-        install(folder, text)
-
-
-def install(folder, project):
-    """What pip would tell Python of a project's entry points."""
-    name = re.search(r'^name = "(.*)"$', project, re.MULTILINE)[1]
-    group, entries = re.search(r'^\[project\.entry-points\."(.*)"\]\n((?:.+\n)+)', project, re.MULTILINE).groups()
-    info = folder / f"{name.replace('-', '_')}-1.0.dist-info"
-    info.mkdir()
-    (info / "entry_points.txt").write_text(f"[{group}]\n" + entries.replace('"', ""), encoding="utf-8")
-
-
 TIMED = {"seconds"}  # sections of what a script timed, and has no file of
-
-
-def run(folder, block, number):
-    script = folder / f"block{number}"
-    script.write_text(block.text, encoding="utf-8")
-    command = {"python": [sys.executable], "sh": ["bash", "-eu"]}[block.language]
-    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    modules = os.pathsep.join([str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": modules, "PATH": path}
-    ran = subprocess.run(
-        [*command, script.name], cwd=folder, env=environment, timeout=SECONDS, capture_output=True, text=True
-    )
-    assert ran.returncode == 0, f"{block.text}\n{ran.stdout}\n{ran.stderr}"
 
 
 def anchors(page):
@@ -194,7 +102,7 @@ def test_generated_sections_are_as_the_scripts_write_them(page, tmp_path, capsys
 
 def test_the_line_that_the_log_format_shows_is_a_record_whose_keys_it_explains():
     page = (ROOT / "docs/log-format.md").read_text(encoding="utf-8")
-    (shown,) = (json.loads(match[3]) for match in FENCE.finditer(page) if match[2] == "record")
+    (shown,) = (json.loads(match["text"]) for match in FENCE.finditer(page) if match["mark"] == "record")
     log = (ROOT / "tuning_logs/nvidia-h200/d2l.jsonl").read_text(encoding="utf-8")
     assert shown in map(json.loads, log.splitlines())
     failed = Record.parse(json.dumps(shown | {"result": [[1e9], 4, 0.1, 0.0], "message": "no"}))

@@ -93,11 +93,13 @@ def environment(folder: Path) -> dict[str, str]:
         command.parent.mkdir()
         command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tvmconv "$@"\n', encoding="utf-8")
         command.chmod(0o755)
-        (command.parent / "python").symlink_to(sys.executable)
+        python = command.with_name("python")
+        python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n', encoding="utf-8")
+        python.chmod(0o755)
         (folder / ".home").mkdir()
     modules = os.pathsep.join([str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     path = f"{command.parent}{os.pathsep}{os.environ['PATH']}"
-    for_tests = {"POCL_EXTRA_BUILD_FLAGS", "TVMCONV_CACHE"}
+    for_tests = {"POCL_EXTRA_BUILD_FLAGS", "TVMCONV_OPENCL_HEADER", "TVMCONV_CACHE", "OMP_NUM_THREADS"}
     kept = {name: value for name, value in os.environ.items() if name not in for_tests}
     return {**kept, "PYTHONPATH": modules, "PATH": path, "HOME": str(folder / ".home")}
 
