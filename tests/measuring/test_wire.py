@@ -124,7 +124,9 @@ def test_an_order_arrives_as_it_was_sent():
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[]", "5", "", "{", "null", '{"times": ' + "9" * 5000 + "}"])
 @pytest.mark.parametrize(
-    "decode", [wire.decode_outcome, wire.Order.decode, lambda text: wire.decode_program(text, b"")], ids=str
+    "decode",
+    [wire.decode_outcome, wire.Order.decode, lambda text: wire.decode_program(text, b"")],
+    ids=["outcome", "order", "program"],
 )
 def test_message_that_is_none_is_one_line(decode, text):
     with pytest.raises(DeviceError, match="is none of tvmconv's") as caught:
