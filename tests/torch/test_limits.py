@@ -15,7 +15,7 @@ from optimizing import X, differ, runs  # noqa: E402
 import tvmconv as tc  # noqa: E402
 import tvmconv.torch  # noqa: E402
 from tvmconv.deadline import Deadline  # noqa: E402
-from tvmconv.errors import TuningError  # noqa: E402
+from tvmconv.errors import FallbackWarning, TuningError  # noqa: E402
 from tvmconv.library import find  # noqa: E402
 from tvmconv.logs.log import Log  # noqa: E402
 from tvmconv.measuring.pipeline import Trial  # noqa: E402
@@ -129,3 +129,9 @@ def test_looking_for_compiled_modules_does_not_import_the_compiler():
         "with calls_of(torch.nn.Conv2d(1, 1, 1)): print('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "False\n"
+
+
+def test_a_search_for_a_model_on_the_cpu_warns_first(log):
+    model = torch.nn.Conv2d(4, 4, 1).eval()
+    with pytest.warns(FallbackWarning, match="on the CPU, where PyTorch is mostly faster"):
+        tvmconv.torch.optimize(model, torch.randn(1, 4, 4, 4), seconds=0.1, log=log)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tvmconv.cli.errors import UsageError
+from tvmconv.cli.errors import UsageError, note
 from tvmconv.cli.options import model_input, positive
 from tvmconv.cli.progress import progress_line
 from tvmconv.errors import as_model_error
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
             optimized = _optimized(args)
     except KeyboardInterrupt:
         if args.seconds is not None:
-            print("tvmconv: interrupted; the log has what was measured", file=sys.stderr)
+            note("interrupted; the log has what was measured")
         raise
     report = optimized.report()
     print(report)
@@ -113,7 +113,7 @@ def _tensor(given: Input, dtype: Any, place: Any) -> Any:
 
 
 def _optimized(args: argparse.Namespace) -> Any:
-    from tvmconv.torch.optimize import optimize_within  # noqa: I001  first, as it says what is missing
+    from tvmconv.torch.optimize import ON_THE_CPU, optimize_within  # noqa: I001  first, as it says what is missing
     import torch
 
     from tvmconv import devices
@@ -140,6 +140,8 @@ def _optimized(args: argparse.Namespace) -> Any:
             each.contiguous(memory_format=formats.get(each.dim() - 2, torch.contiguous_format)) for each in inputs
         ]
     choose: Any = "tuned" if args.all else "fastest"
+    if device.kind != "cuda" and args.seconds is not None and not args.all:
+        note(ON_THE_CPU)
     with progress_line(f"{args.model}: ") as show:
         return optimize_within(
             None if args.seconds is None else Deadline.after(args.seconds, process_begun()),

@@ -26,7 +26,7 @@ from tvmconv.workloads import dtypes
 
 OTHERWISE = "Inputs of other shapes and dtypes, on other devices, in training mode, or for gradients: by PyTorch."
 NO_TIME = "not compared: no time left"
-COMPARE_SECONDS = {"cuda": 0.15, "cpu": 0.6}  # that a layer's comparison takes, about: two timings, and a check
+COMPARE_SECONDS = {"cuda": 0.15, "cpu": 1.0}  # that a layer's comparison takes, about: two timings, and a check
 Choose = Literal["fastest", "tuned"]
 TOLERANCES = 4.0  # of the dtype: PyTorch's result is as far off, and rounds between the operations
 

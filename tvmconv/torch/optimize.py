@@ -6,6 +6,7 @@ import contextlib
 import copy
 import os
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ import torch
 from tvmconv import devices
 from tvmconv.deadline import Deadline
 from tvmconv.devices import Device
-from tvmconv.errors import DeviceError, ModelError, as_model_error
+from tvmconv.errors import DeviceError, FallbackWarning, ModelError, as_model_error
 from tvmconv.measuring.ready import begin_processes
 from tvmconv.measuring.standing import standing
 from tvmconv.searching.request import Request
@@ -31,6 +32,10 @@ from tvmconv.torch.split import calls_of, copied, split
 from tvmconv.torch.times import Times, by_heuristics
 from tvmconv.workloads import parse
 
+ON_THE_CPU = (
+    "the model is on the CPU, where PyTorch is mostly faster: the search will most likely leave all layers to PyTorch; "
+    'choose="tuned" (--all) takes our kernels'
+)
 CALLS = 12  # that the timing of a model takes, about
 
 
@@ -74,6 +79,8 @@ def optimize(
     """
     Request(seconds=seconds)  # which refuses what is no limit
     deadline = None if seconds is None else Deadline.after(seconds)
+    if deadline and choose == "fastest" and isinstance(model, torch.nn.Module) and is_on_the_cpu(model):
+        warnings.warn(ON_THE_CPU, FallbackWarning, stacklevel=2)
     return optimize_within(deadline, model, example, log=log, device=device, choose=choose, progress=progress)
 
 
@@ -250,6 +257,12 @@ def _place(model: torch.nn.Module, arguments: Sequence[Any]) -> torch.device:
     if place.type not in ("cpu", "cuda"):
         raise ModelError(f"the model is on {place}: expected a GPU or the CPU")
     return place
+
+
+def is_on_the_cpu(model: torch.nn.Module) -> bool:
+    """Whether a model's parameters are on the CPU."""
+    parameter = next(model.parameters(), None)
+    return parameter is not None and parameter.device.type == "cpu"
 
 
 def device_of(place: torch.device, named: str | None) -> Device:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -15,6 +15,8 @@ WARM_UP = 3
 SECONDS = 0.05  # of each timing
 LONG_SECONDS = 0.5  # after which a warm-up, and samples of a slow call, are enough whatever their number
 FEWEST, MOST = 5, 200
+SLICE_SECONDS = 0.1  # a call that takes longer has not waited for a time slice or two alone
+STEADY_SPREAD = 0.2  # of the quartiles, relative to the median: where they are further apart, more samples are taken
 LAUNCHES = 10  # calls in a graph
 WAKE_SECONDS = 0.1
 WARM_SECONDS, GRAPH_SECONDS = 0.004, 0.01  # of replays: layers are timed by the hundred, and keep the clocks up
@@ -28,9 +30,26 @@ def seconds_of(call: Callable[[], object], device: torch.device) -> float:
     """
     with torch.no_grad():
         if device.type != "cuda":
-            return on_the_clock(call, wait_for(device))
+            return _on_the_cpu(call)
         with torch.cuda.device(device):
             return _on_a_gpu(call)
+
+
+def _on_the_cpu(call: Callable[[], object]) -> float:
+    """Return the seconds of a call by PyTorch's threads; of a short one by one thread, where that takes less.
+
+    On a busy machine threads wait for one another until the scheduler gives each its turn, which is tens of
+    milliseconds of a call of microseconds, and says nothing about the call.
+    """
+    taken = on_the_clock(call, lambda: None)
+    threads = torch.get_num_threads()
+    if threads == 1 or taken > SLICE_SECONDS:
+        return taken
+    torch.set_num_threads(1)
+    try:
+        return min(taken, on_the_clock(call, lambda: None))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _on_a_gpu(call: Callable[[], object]) -> float:
@@ -105,7 +124,7 @@ def wait_for(device: torch.device) -> Callable[[], None]:
 
 
 def on_the_clock(call: Callable[[], object], wait: Callable[[], None]) -> float:
-    """The seconds of a call and of a wait, the median of some."""
+    """Return the seconds of a call and of a wait: the lower quartile, as whatever disturbs a timing lengthens it."""
     _warm_up(call, wait)
     times: list[float] = []
     begun = time.perf_counter()
@@ -114,7 +133,17 @@ def on_the_clock(call: Callable[[], object], wait: Callable[[], None]) -> float:
         call()
         wait()
         times.append(time.perf_counter() - start)
-        enough = SECONDS if len(times) >= FEWEST else LONG_SECONDS
+        enough = SECONDS if len(times) >= FEWEST and _is_steady(times) else LONG_SECONDS
         if time.perf_counter() - begun > enough:
             break
-    return statistics.median(times)
+    return _quartiles(times)[0]
+
+
+def _quartiles(times: Sequence[float]) -> tuple[float, float, float]:
+    low, middle, high = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else [*times] * 3
+    return low, middle, high
+
+
+def _is_steady(times: Sequence[float]) -> bool:
+    low, middle, high = _quartiles(times)
+    return high - low <= STEADY_SPREAD * middle
