@@ -37,7 +37,7 @@ ROOMS = (
     ("library", "marks", "knobs", "models", "requirements"),
     ("workloads",),
     ("jsonfile", "gpu", "tensor_map", "files", "errors", "extras", "user_code", "scratch", "checksummed", "version"),
-    ("without_torch",),
+    ("deadline", "without_torch"),
 )
 # Rooms that are long have rooms of their own, to which the same applies.
 ANALYSIS = (

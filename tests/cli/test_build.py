@@ -51,7 +51,7 @@ def test_build_verifies_a_kernel_that_can_run_here(capsys, tmp_path):
 
 def test_build_notes_what_it_left_out(capsys, tmp_path):
     assert main(["build", SMALL, "tiling", "--device", "opencl:0", "-o", str(tmp_path)]) == 0
-    assert capsys.readouterr().err.startswith("tvmconv: note: kernel.so was left out, as ")
+    assert capsys.readouterr().err.startswith("tvmconv: kernel.so was left out, as ")
 
 
 def test_build_does_not_export_a_wrong_kernel(capsys, tmp_path, monkeypatch):

@@ -236,7 +236,7 @@ def test_the_script_of_a_suite_has_its_time_as_default(script, name, suite, seco
         (["--skip", "channels"], "no layer of d2l is named unlike 'channels'"),
         (["--dtype", "f8"], "'f8'"),
         (["--layout", "nchw4"], "'nchw4'"),
-        (["--epilogue", "tanh"], "expected operations of add, bias"),
+        (["--epilogue", "selu"], "expected operations of add, bias"),
         (["--suite", "filter1d", "--layout", "nhwc"], "layout='nhwc' is for convolutions alone"),
         (["--tune-only", "--compare-only"], "not allowed"),
     ],

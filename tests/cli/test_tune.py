@@ -216,7 +216,7 @@ REFUSALS = {
     "no time": ([SMALL, "--seconds", "0"], "expected a positive number, not '0'"),
     "no time in all": ([SMALL, "--seconds-total", "0"], "expected a positive number, not '0'"),
     "a time for each and for all": ([SMALL, "--seconds", "1", "--seconds-total", "2"], "not allowed with"),
-    "endless time": ([SMALL, "--seconds", "inf"], "expected a positive number, not 'inf'"),
+    "endless time": ([SMALL, "--seconds", "inf"], "expected at most 10,000,000, not 'inf'"),
     "no patience": ([SMALL, "--patience", "0"], "at least 1, not '0'"),
     "no workers": ([SMALL, "--workers", "0"], "at least 1, not '0'"),
     "negative seed": ([SMALL, "--seed", "-1"], "'-1'"),

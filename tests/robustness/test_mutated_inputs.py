@@ -27,6 +27,7 @@ from mutations import mutated_bytes, mutated_gzip, mutated_json, mutated_lines, 
 
 import tvmconv as tc
 from tvmconv import cli, library, training
+from tvmconv.checksummed import read_checked, write_checked
 from tvmconv.compiler.program import ArrayType, Launch, Program, Step
 from tvmconv.devices import rpc
 from tvmconv.errors import FallbackWarning
@@ -280,10 +281,10 @@ def test_kept_kernels(tmp_path, monkeypatch, opencl):
     schedule = library.find(w, "default")
     kept.keep(w, schedule, {}, opencl, program())
     (place,) = (tmp_path / "kept").iterdir()
-    good = place.read_bytes()
+    good = read_checked(place)
 
     def find(file):
-        place.write_bytes(file.read_bytes())
+        write_checked(place, file.read_bytes())  # the checksum is right, and what it is of is not
         found = kept.find(w, "default", {}, opencl)
         assert found is None or isinstance(found, Program)
 
