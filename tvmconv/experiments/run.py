@@ -223,8 +223,8 @@ def choose(workload: Workload, names: Sequence[str] | None, device: Device) -> l
         chosen = [schedule for schedule in there if schedule.runs_on(device.kind, device.arch)]
         if not chosen:
             there[0].check_runs_on(device.kind, device.arch, device.text)
-        others = [schedule for schedule in chosen if schedule != omitted]
-        return sorted(others or chosen, key=lambda schedule: schedule != reference)
+        kept = [schedule for schedule in chosen if schedule != omitted]
+        return sorted(kept, key=lambda schedule: schedule != reference)
     wanted = [library.find(workload, name) for name in names]
     for schedule in wanted:
         schedule.check_runs_on(device.kind, device.arch, device.text)
@@ -237,6 +237,9 @@ def omitted_naive(workload: Workload, names: Sequence[str] | None, device: Devic
     reference = library.naive(workload)
     if reference is None or reference.name in (names or ()) or naive.is_affordable(workload, device):
         return None
+    others = [each for each in library.schedules(workload) if each != reference]
+    if not names and not any(each.runs_on(device.kind, device.arch) for each in others):
+        return None  # there is nothing else to run
     return reference
 
 
