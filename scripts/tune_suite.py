@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmconv import baselines as libraries
-from tvmconv import devices, library
+from tvmconv import devices, library, naive
 from tvmconv.cli.errors import Parser, UsageError, guarded
 from tvmconv.cli.options import add_suite, chosen_layers, tell_choice, told_fallbacks, verify_lines
 from tvmconv.cli.progress import progress_line
@@ -53,7 +53,6 @@ COMPARED = {
 }
 TIMING_SECONDS = 0.15  # of each kernel in the comparison, in all rounds together
 FAR = 0.10  # from the log's last timing of the same config: a time that is further away is taken again
-LADDER_FLOPS = 50e9  # of a suite's distinct layers, up to which the naive schedule, of 50 GFLOP/s or less, is bearable
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "tune_suite", **defaults: object) -> int:
@@ -98,8 +97,8 @@ def _parser(prog: str, defaults: dict[str, object]) -> Parser:
     parser.add_argument(
         "--ladder",
         action=argparse.BooleanOptionalAction,
-        help="compare schedules without tuning as well, the naive one and the best (default: unless the layers have "
-        f"more than {LADDER_FLOPS / 1e9:.0f} GFLOP, which the naive one would take long for)",
+        help="compare schedules without tuning as well, the naive one and the best (default: unless the naive one "
+        "would take seconds for a launch of a layer)",
     )
     parser.add_argument(
         "--predicted",
@@ -133,7 +132,7 @@ def _compare(args: argparse.Namespace, selection: Selection, baselines: Sequence
     workloads = selection.workloads
     ladder = args.ladder
     if ladder is None:
-        ladder = sum(workload.flops for workload in workloads.values()) <= LADDER_FLOPS
+        ladder = all(naive.is_affordable(workload, device) for workload in workloads.values())
         if not ladder:
             print("tune_suite: schedules without tuning are left out; --ladder compares them, too", file=sys.stderr)
     name = f"{selection.name}-tuned"
@@ -179,9 +178,9 @@ def _taught(workloads: Sequence[Workload], device: Device) -> str:
 def _ladder(workload: Workload, device: Device) -> dict[str, Any]:
     """What of `run_ladder` gives the naive schedule and the best one without tuning."""
     there = {s.name for s in library.schedules(workload) if device.kind in s.kinds}
-    naive = library.naive(workload)
+    reference = library.naive(workload)
     best_one = [name for name in COMPARED.get(workload.operator, ()) if name in there][-1:]
-    names = [*([naive.name] if naive else []), *best_one]
+    names = [*([reference.name] if reference else []), *best_one]
     return {"schedules": names} if names else {"ladder": False}
 
 

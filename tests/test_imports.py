@@ -28,7 +28,7 @@ ROOMS = (
     ("searching", "baselines", "export", "training"),
     ("logs",),
     ("measuring",),
-    ("predicted", "untuned"),
+    ("naive", "predicted", "untuned"),
     ("analysis",),
     ("kernel", "verify"),
     ("knowledge",),

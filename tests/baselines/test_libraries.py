@@ -1,5 +1,6 @@
 """What every library is asked for and refuses; that they are right, and their times, need an NVIDIA GPU."""
 
+import contextlib
 import sys
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from strategies import filters
 from tvmconv import baselines
 from tvmconv.baselines import cudnn, cupy
 from tvmconv.baselines.base import WrongDeviceError
+from tvmconv.baselines.torch_calls import Call
 from tvmconv.devices import Timing
 from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.errors import DeviceError
@@ -111,17 +113,24 @@ def test_a_copy_has_a_time_and_no_output(gpu):
 
 
 class FakePicks:
-    """Stands in for cuDNN's picks of a convolution's calls, by the seconds of each kind, one a pick."""
+    """Stands in for cuDNN's picks of a convolution's calls, by the seconds of each kind, one a pick.
 
-    def __init__(self, **seconds):
+    Args:
+        heuristics: seconds of what cuDNN's heuristics choose; they cannot compute other kinds.
+        seconds: of what cuDNN's trials pick.
+    """
+
+    def __init__(self, heuristics=None, **seconds):
+        self.heuristics = heuristics or {}
         self.seconds, self.asked, self.closed = {kind: list(own) for kind, own in seconds.items()}, [], []
 
-    def __call__(self, w, call, inputs, gpu, *, cold, seconds):
+    def __call__(self, w, call, inputs, gpu, *, cold, seconds, benchmark):
         kind = "fused" if any("fused" in note for note in call.notes) else "apart"
-        self.asked.append(kind)
-        if kind not in self.seconds:
+        if benchmark:
+            self.asked.append(kind)
+        own = self.seconds.get(kind) if benchmark else self.heuristics.get(kind)
+        if own is None:
             raise DeviceError(f"cannot compute {kind}")
-        own = self.seconds[kind]
         taken = own.pop(0) if len(own) > 1 else own[0]
         timing = Timing((taken,), "by hand", cold)
         return SimpleNamespace(call=call, timing=timing, close=lambda: self.closed.append(taken))
@@ -129,20 +138,44 @@ class FakePicks:
 
 @pytest.fixture
 def pick(monkeypatch, described):
-    def run(**seconds):
+    def run(text="conv2d:1x4x6x6,4x4x3x3,f16,nhwc,bias,relu", **seconds):
         picks = FakePicks(**seconds)
         monkeypatch.setattr(cudnn, "PickOnThread", picks)
-        w = parse("conv2d:1x4x6x6,4x4x3x3,f16,nhwc,bias,relu")
+        w = parse(text)
         return cudnn.pick_fastest(w, w.inputs(0), described, cold=False, seconds=0.1), picks
 
     return run
 
 
-def test_cudnn_is_asked_for_every_call_and_several_times_for_the_fastest(pick):
-    fastest, picks = pick(fused=[1.0, 1.1, 0.9, 1.2], apart=[2.0])
-    assert picks.asked == [*["apart", "fused"] * 2, *["fused"] * 2]
+def test_cudnn_picks_for_every_call_and_again_for_the_fastest(pick):
+    fastest, picks = pick(fused=[1.0, 1.1, 0.9, 1.0], apart=[2.0])
+    again = ["fused"] * 2 * (1 + cudnn.UNIMPROVED_ROUNDS)  # in both layouts, and the first round finds 0.9
+    assert picks.asked == [*["apart", "fused"] * 2, *again]
     assert fastest.timing.median == 0.9
-    assert sorted(picks.closed) == [1.0, 1.1, 1.2, 2.0, 2.0]  # only the fastest keeps its tensors
+    assert picks.closed.count(0.9) == 0  # only the fastest keeps its tensors
+    assert len(picks.closed) == len(picks.asked) - 1
+
+
+@pytest.mark.parametrize("slow_picks", range(8))
+def test_a_fast_algorithm_that_is_seldom_picked_is_found(pick, slow_picks):
+    fastest, _ = pick("conv2d:1x4x6x6,4x4x3x3", apart=[*[36.7e-6] * slow_picks, 29.3e-6, 36.7e-6])
+    assert fastest.timing.median == 29.3e-6
+
+
+def test_calls_near_the_fastest_are_tried_again(pick):
+    fastest, _ = pick(fused=[1.0], apart=[1.1, 1.1, 1.1, 0.8, 1.1])
+    assert fastest.timing.median == 0.8
+
+
+def test_improvements_within_noise_do_not_prolong_picking(pick):
+    _, picks = pick("conv2d:1x4x6x6,4x4x3x3", apart=[1.0 - 1e-4 * number for number in range(100)])
+    assert len(picks.asked) == 2 * (1 + cudnn.UNIMPROVED_ROUNDS)
+
+
+def test_what_heuristics_choose_takes_part(pick):
+    fastest, picks = pick(heuristics={"apart": [0.5]}, fused=[1.0], apart=[2.0])
+    assert fastest.timing.median == 0.5
+    assert 0.5 in picks.closed  # of the other layout
 
 
 def test_calls_that_cudnn_cannot_run_are_left_out_unless_there_is_none_else(pick):
@@ -156,3 +189,53 @@ def test_calls_that_cudnn_cannot_run_are_left_out_unless_there_is_none_else(pick
 def test_a_call_that_takes_long_is_asked_once(pick, monkeypatch):
     monkeypatch.setattr(cudnn, "PICKING_SECONDS", -1.0)
     assert pick(fused=[1.0], apart=[2.0])[1].asked == ["apart", "fused"] * 2
+
+
+class FakeTensor:
+    """A tensor of whatever is asked for, whose values are zero."""
+
+    def to(self, device):
+        return self
+
+    float = cpu = lambda self: self
+
+    def numpy(self):
+        return np.zeros(1)
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """What is done on a GPU while cuDNN picks, with the flag that lets it try its algorithms, in PyTorch's place."""
+    done = []
+    torch = SimpleNamespace(
+        __version__="0",
+        zeros=lambda count, device: FakeTensor(),
+        no_grad=contextlib.nullcontext,
+        cuda=SimpleNamespace(
+            Stream=lambda index: SimpleNamespace(cuda_stream=7),
+            device=contextlib.nullcontext,
+            stream=contextlib.nullcontext,
+        ),
+        backends=SimpleNamespace(
+            cudnn=SimpleNamespace(benchmark=None, benchmark_limit=10, allow_tf32=True, version=lambda: 91900),
+            cuda=SimpleNamespace(matmul=SimpleNamespace(allow_tf32=True)),
+        ),
+    )
+
+    def compute(*tensors):
+        done.append(("compute", torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit))
+        return FakeTensor()
+
+    monkeypatch.setattr(cudnn, "torch_with_cudnn", lambda: torch)
+    monkeypatch.setattr(cudnn, "tensor", lambda array: FakeTensor())
+    monkeypatch.setattr(cudnn, "border_of", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(cudnn, "warm_up", lambda replay, stream, seconds: done.append(("warm up", stream)))
+    return SimpleNamespace(done=done, call=Call(compute), torch=torch)
+
+
+@pytest.mark.parametrize("benchmark", [True, False])
+def test_the_gpu_is_warm_before_cudnn_tries_every_algorithm(steps, described, benchmark):
+    picked = cudnn.Pick(CONVOLUTION, steps.call, CONVOLUTION.inputs(0), described, cold=False, benchmark=benchmark)
+    assert steps.done == [("warm up", 7)] * benchmark + [("compute", benchmark, 0)] * 3
+    assert steps.torch.backends.cudnn.benchmark_limit == 10  # as before
+    assert ("best algorithm" if benchmark else "algorithm by heuristics") in picked.text

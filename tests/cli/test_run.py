@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tvmconv import devices, library
+from tvmconv import devices, library, naive
 from tvmconv.cli import main
 from tvmconv.errors import DeviceError
 from tvmconv.logs.record import Record
@@ -91,3 +91,18 @@ def test_a_verification_of_a_sample_is_told(capsys, verify, told):
     assert main(["run", *words]) == 0
     said = capsys.readouterr().out
     assert (" of 32,768 outputs; --verify full compares all" in said) == told
+
+
+def test_a_long_naive_schedule_is_told_and_its_speed_up_absent(capsys, monkeypatch):
+    monkeypatch.setattr(naive, "UNKNOWN_RATE", 1000.0)
+    how = ["--device", "opencl:0", "--seconds", "0.01"]
+    assert main(["run", SMALL, "tiling", *how, "--json"]) == 0
+    said = capsys.readouterr()
+    (row,) = json.loads(said.out)["rows"]
+    assert (row["name"], row.get("speedup")) == ("tiling", None)
+    seconds = naive.estimate_seconds(parse(SMALL), devices.find("opencl:0"))
+    assert f"tvmconv: default left out: about {seconds:.0f} s a launch; name it to run it\n" in said.err
+    assert main(["run", SMALL, "default", "tiling", *how]) == 0
+    said = capsys.readouterr()
+    assert "× default" in said.out
+    assert "left out" not in said.err

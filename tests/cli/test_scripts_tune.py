@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tvmconv import library
+from tvmconv import library, naive
 from tvmconv.baselines.base import REGISTRY, Baseline
 from tvmconv.devices import Timing, find
 from tvmconv.experiments.sweep import Sweep
@@ -168,7 +168,7 @@ def test_a_kept_row_that_cannot_be_right_is_measured_again(tuned_mine, script, t
 
 
 def test_the_naive_schedule_is_left_out_of_what_is_large(script, tuned_mine, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(script("tune_suite"), "LADDER_FLOPS", 10)
+    monkeypatch.setattr(naive, "UNKNOWN_RATE", 1.0)
     assert tuned_mine("--schedule", "tiling") == 0
     assert "--ladder compares them" in capsys.readouterr().err
     assert "Beside schedules" not in (tmp_path / "out/mine-bf16-nhwc-b2-tuned.md").read_text()

@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 from instant import made_up
 
+from tvmconv import naive
 from tvmconv.cli import main
 from tvmconv.cli.tune import progress_text
 from tvmconv.devices.cuda.device import has_driver
@@ -287,3 +288,17 @@ def test_a_host_on_which_nothing_runs_is_one_line_and_exit_status_2(tune, instan
     assert (status, out) == (2, "")
     assert err.splitlines() == ["tvmconv: opencl:0 cannot be measured on: No space left on device"]
     assert records_of(log) == []
+
+
+@pytest.mark.parametrize("workloads", [[SMALL], [SMALL, OTHER]])
+def test_a_long_naive_schedule_is_not_measured_and_told_once(tune, log, instant, monkeypatch, tmp_path, workloads):
+    monkeypatch.setattr(naive, "UNKNOWN_RATE", 1.0)
+    suite = tmp_path / "mine.json"
+    suite.write_text(json.dumps([{"name": f"layer {number}", "text": text} for number, text in enumerate(workloads)]))
+    words = [SMALL] if len(workloads) == 1 else ["--suite", str(suite)]
+    status, out, err = tune(*words, *HOW, "--trials", "3")
+    assert status == 0
+    assert err.count("default left out") == 1
+    assert {name for name, _ in instant.measured} == {"tiling"}
+    assert "× default" in out
+    assert " — " in out

@@ -1,8 +1,10 @@
 """Many kernels on one problem's arrays: each is compared with the reference, and timed as long as it deserves."""
 
+import contextlib
 import math
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +13,11 @@ from steps import with_step
 from tvmconv.compiler import nvrtc
 from tvmconv.devices.base import effort
 from tvmconv.devices.comparison import Reference
-from tvmconv.devices.cuda.bench import comparison_source
+from tvmconv.devices.cuda import bench as cuda_bench
+from tvmconv.devices.cuda import graphs
+from tvmconv.devices.cuda import kernel as cuda_kernel
+from tvmconv.devices.cuda.bench import CudaBench, comparison_source
+from tvmconv.devices.cuda.kernel import CudaLoaded
 from tvmconv.errors import DeviceError
 from tvmconv.workloads.base import Points
 
@@ -131,3 +137,65 @@ def test_inputs_of_another_shape_or_dtype_are_refused(device, vectors, lower_dif
 def test_a_device_process_loads_neither_tvm_nor_pytorch():
     code = "import sys, tvmconv.measuring.bench_process; sys.exit(bool({'tvm', 'torch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+class FakeGpu:
+    """A GPU whose launches all take so many seconds; it counts them, and remembers how long it was warmed up."""
+
+    def __init__(self, monkeypatch, launch_seconds):
+        self.launches, self.warm_ups = 0, []
+
+        def between(stream, replay, count):
+            for _ in range(count):
+                replay()
+            return [launch_seconds] * count
+
+        def warm_up(replay, stream, seconds=None):
+            self.warm_ups.append(seconds)
+            replay()
+            return launch_seconds
+
+        def capture_on(stream, launch):
+            return lambda launches: lambda: [launch(number) for number in range(launches)]
+
+        for module in (graphs, cuda_bench, cuda_kernel):
+            for function in (between, warm_up, capture_on):
+                monkeypatch.setattr(module, function.__name__, function, raising=False)
+        monkeypatch.setattr(cuda_kernel, "new_stream", lambda index: contextlib.nullcontext(0))
+        monkeypatch.setattr(cuda_kernel, "check_inputs", lambda *_: None)
+        monkeypatch.setattr(cuda_kernel.Arrays, "uploaded", lambda *_: [0, 0, 0])
+        monkeypatch.setattr(cuda_kernel.Arrays, "free", lambda *_: None)
+        monkeypatch.setattr(CudaLoaded, "bind", lambda *_, **__: contextlib.nullcontext(self))
+        monkeypatch.setattr(CudaLoaded, "border", lambda *_: contextlib.nullcontext())
+        monkeypatch.setattr(CudaBench, "_output", lambda *_: SimpleNamespace(pointer=0))
+        self.kernel = object.__new__(CudaLoaded)
+        self.kernel.device = SimpleNamespace(index=0, l2_bytes=0)
+        self.kernel.program = SimpleNamespace(nbytes=1, output=None)
+        self.bench = object.__new__(CudaBench)
+        vars(self.bench).update(_stream=0, _pointers=[0, 0], _last_busy=-math.inf)
+
+    def launch(self):
+        self.launches += 1
+
+
+@pytest.mark.parametrize("launch_seconds", [0.5, 7.0])
+@pytest.mark.parametrize(
+    "time",
+    [
+        lambda gpu: gpu.kernel.time([], seconds=0.1).seconds,
+        lambda gpu: gpu.bench.time(gpu.kernel, math.inf),
+        lambda gpu: gpu.bench.time_long(gpu.kernel)[:1],
+    ],
+    ids=["kernel", "trial", "last timing"],
+)
+def test_a_launch_of_half_a_second_is_timed_once(monkeypatch, time, launch_seconds):
+    gpu = FakeGpu(monkeypatch, launch_seconds)
+    assert time(gpu) == (launch_seconds,)
+    assert gpu.launches == 1
+
+
+def test_last_timings_warm_an_idle_gpu_up_for_longer(monkeypatch):
+    gpu = FakeGpu(monkeypatch, 1e-3)
+    for _ in range(2):  # the second time the GPU has just been busy
+        gpu.bench.time_long(gpu.kernel)
+    assert gpu.warm_ups == [graphs.IDLE_WARM_UP_SECONDS, graphs.WARM_UP_SECONDS]

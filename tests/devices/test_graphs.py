@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 
 from tvmconv.devices.cuda import graphs
@@ -5,15 +7,17 @@ from tvmconv.devices.cuda import graphs
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Replace the events by a kernel that takes a given time; returns a function that sets it."""
+    """Replace the events by a kernel that takes given times, and remember how many replays were queued at once."""
+    queued = []
     times = []  # of a launch in the replays to come; the last one stays
 
     def between(stream, replay, count):
+        queued.append(count)
         return [replay() * (times.pop(0) if len(times) > 1 else times[0]) for _ in range(count)]
 
     monkeypatch.setattr(graphs, "between", between)
     monkeypatch.setattr(graphs, "WARM_UP_SECONDS", 0)
-    return lambda *seconds: times.extend(seconds)
+    return SimpleNamespace(take=times.extend, queued=queued)
 
 
 def measure(multiple=1, seconds=0.5):
@@ -22,34 +26,88 @@ def measure(multiple=1, seconds=0.5):
 
 @pytest.mark.parametrize("kernel_seconds", [1e-7, 3e-6, 1e-4, 1.0])
 def test_times_are_per_launch(clock, kernel_seconds):
-    clock(kernel_seconds)
+    clock.take([kernel_seconds])
     assert measure().seconds[0] == pytest.approx(kernel_seconds)
 
 
 def test_a_replay_lasts_long_enough_for_the_events_resolution(clock):
-    clock(3e-6)
+    clock.take([3e-6])
     assert measure().launches * 3e-6 >= graphs.REPLAY_SECONDS
 
 
 def test_a_long_kernel_is_replayed_alone(clock):
-    clock(0.01)
+    clock.take([0.01])
     assert measure().launches == 1
 
 
 def test_a_replay_goes_through_all_buffer_sets_equally_often(clock):
-    clock(3e-6)
+    clock.take([3e-6])
     assert measure(multiple=48).launches == 96
 
 
 @pytest.mark.parametrize(
     ("kernel_seconds", "replays"),
-    [(1.0, graphs.FEWEST_REPLAYS), (0.1, 5), (0.03, 16), (1e-3, 500), (1e-6, 1000)],
+    [(0.49, graphs.FEWEST_REPLAYS), (0.1, 5), (0.03, 16), (1e-3, 500), (1e-6, 1000)],
 )
 def test_replays_fill_the_time_given_within_bounds(clock, kernel_seconds, replays):
-    clock(kernel_seconds)
+    clock.take([kernel_seconds])
     assert len(measure(seconds=0.5).seconds) == pytest.approx(replays, abs=1)
 
 
 def test_a_gpu_that_wakes_up_slowly_is_not_taken_for_a_slow_kernel(clock):
-    clock(*[100e-6] * 3, 10e-6)
+    clock.take([*[100e-6] * 3, 10e-6])
     assert measure().launches == 20
+
+
+@pytest.mark.parametrize(("multiple", "kernel_seconds"), [(1, 0.5), (1, 7.0), (3, 0.6)])
+def test_a_launch_of_half_a_second_is_replayed_once(clock, multiple, kernel_seconds):
+    clock.take([kernel_seconds])
+    assert measure(multiple=multiple).seconds == pytest.approx((kernel_seconds,))
+    assert clock.queued == [1]
+
+
+def test_a_long_chain_is_replayed_once(clock):
+    clock.take([0.7])
+    assert graphs.time_replay(lambda: 1, 0, 0.5) == [0.7]
+    assert clock.queued == [1]
+
+
+@pytest.fixture
+def waking(monkeypatch):
+    """A GPU that runs three times as slow for some seconds; returns a function that says how long."""
+    state = SimpleNamespace(now=0.0, slow_until=0.0)
+
+    def between(stream, replay, count):
+        taken = []
+        for _ in range(count):
+            took = 3.8e-3 if state.now < state.slow_until else 1.3e-3
+            state.now += took
+            taken.append(took)
+        return taken
+
+    monkeypatch.setattr(graphs, "between", between)
+    monkeypatch.setattr(graphs.time, "perf_counter", lambda: state.now)
+    return state
+
+
+@pytest.mark.parametrize("slow_seconds", [0.0, 0.02, 0.045])
+def test_a_warm_up_lasts_until_the_clocks_are_steady(waking, slow_seconds):
+    waking.slow_until = slow_seconds
+    assert graphs.warm_up(lambda: None, 0) == pytest.approx(1.3e-3)
+    assert graphs.WARM_UP_SECONDS <= waking.now < graphs.MAX_WARM_UP_SECONDS
+
+
+@pytest.mark.parametrize("slow_seconds", [0.0, 0.08, 0.18])
+def test_a_warm_up_after_idling_outlasts_low_clocks(waking, slow_seconds):
+    waking.slow_until = slow_seconds
+    replays = graphs.time_replays(
+        lambda launches: lambda: None, 0, multiple=1, seconds=0.05, warm_up_seconds=graphs.IDLE_WARM_UP_SECONDS
+    )
+    assert max(replays.seconds) == pytest.approx(1.3e-3)
+
+
+def test_a_warm_up_without_steady_clocks_ends(monkeypatch, waking):
+    monkeypatch.setattr(graphs, "STEADY_DEVIATION", -1.0)
+    monkeypatch.setattr(graphs, "EVENT_SECONDS", -1.0)
+    graphs.warm_up(lambda: None, 0)
+    assert waking.now == pytest.approx(graphs.MAX_WARM_UP_SECONDS, abs=0.05)

@@ -137,3 +137,20 @@ def test_float16_is_refused_where_the_device_has_none(opencl, tmp_path):
     with pytest.raises(DeviceError, match="opencl:0 has no float16"):
         tc.tune(w, "direct", trials=1, log=tmp_path / "log.jsonl", device=lacking)
     assert "half" in tc.build(w, "default", device=dataclasses.replace(opencl, has_float16=True)).source
+
+
+@pytest.mark.parametrize(("launch_seconds", "launches"), [(0.49, 4), (0.5, 2), (7.0, 2)])
+def test_a_launch_of_half_a_second_is_sampled_once(opencl, loaded, vectors, monkeypatch, launch_seconds, launches):
+    """One launch more compiles for the work-group's size."""
+    inputs, expected = vectors
+    launched, launch = [], type(loaded)._launch
+    monkeypatch.setattr(type(loaded), "_launch", lambda *args: launched.append(0) or launch(*args))
+    sample = type(loaded).sample
+    monkeypatch.setattr(type(loaded), "sample", lambda *args: sample(*args) and launch_seconds)
+    launched.clear()
+    samples = loaded.time(inputs, seconds=0.01).seconds
+    assert len(samples) == launches - 1
+    bench = opencl.bench(inputs, expected.astype(np.float64))
+    launched.clear()
+    assert len(bench.time(loaded, math.inf)) == (1 if launches == 2 else 4)
+    bench.close()

@@ -169,7 +169,7 @@ class Interleaved:
 
 def rows_with(opencl, monkeypatch, *seconds):
     """A schedule whose rounds take what is said here, and a library beside it."""
-    times, library_ = list(seconds), Interleaved(0.5)
+    times, library_ = list(seconds), Interleaved(0.5e-3)
     monkeypatch.setitem(REGISTRY, "library", library_)
 
     def time(kernel, problem, **how):
@@ -181,12 +181,18 @@ def rows_with(opencl, monkeypatch, *seconds):
 
 
 def test_schedules_and_libraries_are_timed_in_turn_for_three_rounds(opencl, monkeypatch):
-    default, other, library_ = rows_with(opencl, monkeypatch, 1.02, 1.0, 1.01)
-    assert default.rounds == (1.02, 1.0, 1.01)
-    assert default.timing.median == 1.01
-    assert (other.timing.median, other.rounds) == (0.5, (0.5, 0.5, 0.5))
+    default, other, library_ = rows_with(opencl, monkeypatch, 1.02e-3, 1.0e-3, 1.01e-3)
+    assert default.rounds == (1.02e-3, 1.0e-3, 1.01e-3)
+    assert default.timing.median == 1.01e-3
+    assert (other.timing.median, other.rounds) == (0.5e-3, (0.5e-3, 0.5e-3, 0.5e-3))
     assert (library_.asked, library_.closed) == (3, True)
     assert not default.unstable
+
+
+def test_a_launch_of_half_a_second_has_one_round(opencl, monkeypatch):
+    default, _, library_ = rows_with(opencl, monkeypatch, 7.0)
+    assert (default.rounds, default.unstable) == ((7.0,), False)
+    assert library_.asked == 3
 
 
 def test_one_outlier_does_not_spoil_a_comparison(opencl, monkeypatch):
@@ -198,12 +204,12 @@ def test_one_outlier_does_not_spoil_a_comparison(opencl, monkeypatch):
 
 
 def test_what_stays_unstable_is_flagged_in_the_table_and_in_json(opencl, monkeypatch):
-    default, other, _ = rows_with(opencl, monkeypatch, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+    default, other, _ = rows_with(opencl, monkeypatch, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3)
     result = Result(SMALL, "opencl:0", "a device", 0, (default, other))
     assert default.unstable
     assert json.loads(json.dumps(result.to_json()))["rows"][0]["unstable"]
     assert "4,000 ± 0.0% unstable" in result_text(result)
-    assert "default: the rounds differ by more than 10 %: 1,000, 2,000, 4,000, 8,000, 16,000, 32,000 ms" in result_text(
+    assert "default: the rounds differ by more than 10 %: 1,000, 2,000, 4,000, 8,000, 16,000, 32,000 µs" in result_text(
         result
     )
 

@@ -9,7 +9,7 @@ from tvmconv.measuring.rounds import measure_rounds
 
 
 class FakeTimer:
-    """Seconds by key and round; the last one is repeated. Remembers what was measured in each round."""
+    """Milliseconds by key and round; the last one is repeated. Remembers what was measured in each round."""
 
     def __init__(self, **seconds):
         self.seconds, self.count, self.rounds = seconds, defaultdict(int), []
@@ -26,7 +26,7 @@ class FakeTimer:
 
 def measured(timer, **how):
     keys = list(timer.seconds)
-    return dict(zip(keys, measure_rounds(keys, timer, float, **how), strict=True))
+    return dict(zip(keys, measure_rounds(keys, timer, lambda ms: ms / 1e3, **how), strict=True))
 
 
 def test_all_are_measured_in_turn_for_three_rounds():
@@ -47,7 +47,7 @@ def test_a_round_that_deviates_is_repeated_and_decides_nothing(outlier):
     assert found["a"].is_stable
     assert 28.0 <= found["a"].median <= 30.0
     assert 58.0 not in found["a"].agreeing
-    assert found["a"].seconds == (*seconds, 28.5)
+    assert found["a"].measurements == (*seconds, 28.5)
 
 
 def test_what_never_agrees_is_measured_a_limited_number_of_times():
@@ -77,3 +77,12 @@ def test_two_rounds_decide_as_well():
     found = measured(timer, rounds=2, repeated=2)
     assert timer.rounds == ["ab", "ab", "a"]
     assert found["a"].median == 28
+
+
+@pytest.mark.parametrize(("milliseconds", "count"), [(499.0, 3), (500.0, 1), (7000.0, 1)])
+def test_a_launch_of_half_a_second_is_timed_in_one_round(milliseconds, count):
+    timer = FakeTimer(a=[milliseconds], b=[1.0])
+    found = measured(timer)
+    assert timer.count == {"a": count, "b": 3}
+    assert found["a"].is_stable
+    assert found["a"].median == milliseconds

@@ -127,6 +127,16 @@ def test_a_sweep_has_a_line_a_workload_and_a_column_a_schedule():
     assert table.rows == [["16", "70.0", "17.0 (4.12×)"], ["32", "267", "failed"]]
 
 
+def test_the_naive_column_is_first_where_the_first_workload_lacks_it():
+    results = [
+        on_gpu(timed("tiling", 1.0)),
+        on_gpu(timed("default", 267e-6, speedup=1.0), timed("tiling", 100e-6, speedup=2.67)),
+    ]
+    table = sweep_table("layer", ["large", "small"], results)
+    assert table.headers == ["layer", "default [µs]", "tiling [µs]"]
+    assert table.rows == [["large", "—", "1,000,000"], ["small", "267", "100 (2.67×)"]]
+
+
 def test_of_a_network_the_last_line_has_the_times_of_all_layers():
     results = [on_gpu(timed("default", 4e-6), timed("tiling", 1e-6, speedup=4.0), timed("cudnn", 1e-6))] * 2
     results[1] = replace(results[1], rows=(*results[1].rows[:2], Row("cudnn", failure="broken")))

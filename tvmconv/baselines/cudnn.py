@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tvmconv.baselines.base import Baseline, baseline, border_of, check_gpu
 from tvmconv.baselines.torch_calls import Call, calls, tensor
 from tvmconv.devices.base import BufferSets, Device, set_bytes
-from tvmconv.devices.cuda.graphs import Replay, time_sets
+from tvmconv.devices.cuda.graphs import IDLE_WARM_UP_SECONDS, Replay, time_sets, warm_up
 from tvmconv.errors import DeviceError
 from tvmconv.extras import how_to_install
 from tvmconv.workloads import dtypes
@@ -26,8 +25,11 @@ if TYPE_CHECKING:
     from tvmconv.workloads.filters import Filter
 
 
-PICKS = 3
-PICKING_SECONDS = 6.0  # after which it is not asked for another pick: some calls have very many algorithms to try
+NEAR = 1.15  # times as slow as the fastest call is one that is asked again: another pick may be the fastest
+UNIMPROVED_ROUNDS = 6  # of picks, after which no better one is expected
+IMPROVEMENT = 0.01  # of the time, by which a pick is better than those before it
+PICKING_SECONDS = 6.0  # after which there are no further picks: some calls have very many algorithms to try
+WARM_UP_VALUES = 1 << 24  # float32 values that an idle GPU adds to until its clocks are up
 
 
 @baseline("cudnn")
@@ -36,11 +38,12 @@ def time_cudnn(
 ) -> Baseline:
     """Time PyTorch's convolution with cuDNN's fastest algorithm, and with TF32 for the dtype of that name alone.
 
-    cuDNN tries its algorithms on trials of microseconds, and at times picks one that is half as fast as another. It
-    remembers its picks by thread. Where there are several `calls` of the workload, in the one or the other layout, with
-    the epilogue in its own kernel or not, it is asked for each, and for the fastest in `PICKS` threads, though not
-    again after `PICKING_SECONDS`. The fastest is kept to be timed again (`Baseline.time_again`), and the text tells
-    which it was.
+    cuDNN tries its algorithms on single launches, and at times picks one that is half as fast as another. It remembers
+    its picks by thread. Each of the workload's `calls`, in the one or the other layout, with the epilogue in cuDNN's
+    kernel or not, is timed with the algorithm that is fastest in these trials, and with the one that cuDNN's heuristics
+    choose. Calls within `NEAR` of the fastest are tried again in fresh threads, until `UNIMPROVED_ROUNDS` rounds bring
+    no faster pick, or `PICKING_SECONDS` have passed. The GPU is warmed up before each trial. The fastest pick is kept
+    to be timed again (`Baseline.time_again`), and the text tells which it was.
 
     What a workload has that the call does not, a padding of two unlike sides or an epilogue that is not fused, is a
     kernel of its own, in the time. To bring tensors to another layout is not.
@@ -59,6 +62,8 @@ def time_cudnn(
     gpu = check_gpu(device, "cuDNN")
     torch = torch_with_cudnn()  # missing, it is missed before threads are started
     try:
+        with border_of("cuDNN through PyTorch", gpu, RuntimeError), torch.cuda.device(gpu.index):
+            warm_up_gpu(torch, gpu, torch.cuda.current_stream(gpu.index).cuda_stream, IDLE_WARM_UP_SECONDS)
         fastest = pick_fastest(w, inputs, gpu, cold=cold, seconds=seconds)
     finally:
         torch.cuda.empty_cache()  # PyTorch keeps memory for each stream, gigabytes that our own kernels may need
@@ -74,34 +79,58 @@ def time_cudnn(
 def pick_fastest(
     w: Conv | Filter, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *, cold: bool, seconds: float
 ) -> PickOnThread:
-    """The fastest of what cuDNN picks for each call, and what else it picks for the fastest of these.
+    """Return the fastest of the algorithms that cuDNN picks for each call, and again for those near the fastest.
 
     Calls that it cannot run are left out. Raises the first one's DeviceError if it can run none.
     """
-    errors, begun = [], time.monotonic()
+    errors: list[DeviceError] = []
+    started_at = time.monotonic()
     fastest: PickOnThread | None = None
+    best_seconds: dict[int, float] = {}  # of each call that runs, by its number
+    numbered = dict(enumerate(calls(w)))
 
-    def ask(call: Call, before: PickOnThread | None) -> PickOnThread:
-        """The faster one of a pick and a new one; the other is closed."""
-        new = PickOnThread(w, call, inputs, gpu, cold=cold, seconds=seconds)
-        if before is None:
-            return new
-        slower, faster = sorted((before, new), key=lambda pick: pick.timing.median, reverse=True)
-        slower.close()
-        return faster
-
-    for call in calls(w):
+    def ask(number: int, *, benchmark: bool) -> None:
+        """Have one more pick for a call; of it and the fastest one so far the slower one is closed."""
+        nonlocal fastest
         try:
-            fastest = ask(call, fastest)
+            new = PickOnThread(w, numbered[number], inputs, gpu, cold=cold, seconds=seconds, benchmark=benchmark)
         except DeviceError as error:
             errors.append(error)
+            return
+        median = new.timing.median
+        best_seconds[number] = min(median, best_seconds.get(number, median))
+        if fastest is None or median < fastest.timing.median:
+            fastest, new = new, fastest
+        if new is not None:
+            new.close()
+
+    for benchmark in (True, False):
+        for number in numbered:
+            ask(number, benchmark=benchmark)
+    unimproved = 0
+    while fastest is not None and unimproved < UNIMPROVED_ROUNDS:
+        before = fastest.timing.median
+        for number in [number for number, best in best_seconds.items() if best <= NEAR * before]:
+            if time.monotonic() - started_at >= PICKING_SECONDS:
+                return fastest
+            ask(number, benchmark=True)
+        unimproved = 0 if fastest.timing.median < (1 - IMPROVEMENT) * before else unimproved + 1
     if fastest is None:
         raise errors[0]
-    for _ in range(PICKS - 1):
-        if time.monotonic() - begun < PICKING_SECONDS:
-            with contextlib.suppress(DeviceError):  # there is one that it could run
-                fastest = ask(fastest.call, fastest)
     return fastest
+
+
+def warm_up_gpu(torch: Any, gpu: CudaDevice, stream: int, seconds: float | None = None) -> None:
+    """Keep a GPU busy until its clocks are steady: cuDNN's trials on low clocks say little.
+
+    Args:
+        torch: PyTorch.
+        gpu: the GPU.
+        stream: PyTorch's current stream there.
+        seconds: how long at least, as for `graphs.warm_up`.
+    """
+    values = torch.zeros(WARM_UP_VALUES, device=gpu.text)
+    warm_up(lambda: values.add_(1.0), stream, seconds)
 
 
 class PickOnThread:
@@ -114,6 +143,7 @@ class PickOnThread:
         gpu: where.
         cold: as for `Loaded.time`.
         seconds: of the first timing.
+        benchmark: as for `Pick`.
 
     Attributes:
         call: how it is computed.
@@ -133,11 +163,12 @@ class PickOnThread:
         *,
         cold: bool,
         seconds: float,
+        benchmark: bool = True,
     ) -> None:
         self.call = call
         self._thread = ThreadPoolExecutor(max_workers=1)
         try:
-            self.pick = self._thread.submit(Pick, w, call, inputs, gpu, cold=cold).result()
+            self.pick = self._thread.submit(Pick, w, call, inputs, gpu, cold=cold, benchmark=benchmark).result()
             self.timing = self.time(seconds)
         except BaseException:
             self._thread.shutdown()
@@ -162,6 +193,7 @@ class Pick:
         inputs: as for `time_cudnn`.
         gpu: where.
         cold: as for `Loaded.time`.
+        benchmark: whether cuDNN tries its algorithms; else its heuristics choose one.
 
     Attributes:
         output: what it computes.
@@ -172,20 +204,30 @@ class Pick:
     """
 
     def __init__(
-        self, w: Conv | Filter, call: Call, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *, cold: bool
+        self,
+        w: Conv | Filter,
+        call: Call,
+        inputs: Sequence[NDArray[Any]],
+        gpu: CudaDevice,
+        *,
+        cold: bool,
+        benchmark: bool = True,
     ) -> None:
         torch = torch_with_cudnn()
+        self._benchmark = benchmark
         self._torch, self._gpu, self._call = torch, gpu, call
         self._tf32 = w.dtype == dtypes.TF32.name
         nbytes = set_bytes(inputs, w.argument_shapes[-1], w.storage)
         self._sets = BufferSets.choose(nbytes, gpu.l2_bytes or 0, cold=cold)
         self._stream = torch.cuda.Stream(gpu.index)
-        settings = ("best algorithm", "TF32" if self._tf32 else "no TF32")
+        settings = ("best algorithm" if benchmark else "algorithm by heuristics", "TF32" if self._tf32 else "no TF32")
         self.text = ", ".join([*_versions(torch), *settings, *call.notes])
         with self._on_stream():
             self._copies = [
                 call.prepare(*(tensor(array).to(gpu.text) for array in inputs)) for _ in range(self._sets.count)
             ]
+            if benchmark:
+                warm_up_gpu(torch, gpu, self._stream.cuda_stream)
             for _ in range(3):  # the first call tries the algorithms, which a capture does not allow
                 output = call.compute(*self._copies[0])
             self.output = call.finish(output).float().cpu().numpy()
@@ -221,7 +263,7 @@ class Pick:
             torch.cuda.device(self._gpu.index),
             torch.cuda.stream(self._stream),
             torch.no_grad(),
-            exact(torch, tf32=self._tf32),
+            exact(torch, tf32=self._tf32, benchmark=self._benchmark),
         ):
             yield
 
@@ -260,10 +302,10 @@ def torch_with_cudnn() -> Any:
 
 
 @contextmanager
-def exact(torch: Any, *, tf32: bool) -> Iterator[None]:
-    """Let cuDNN try every algorithm, and nobody round to TF32 unless that is what is asked for."""
+def exact(torch: Any, *, tf32: bool, benchmark: bool = True) -> Iterator[None]:
+    """Let cuDNN try every algorithm, unless its heuristics shall choose, and round to TF32 only where that is asked."""
     wanted = (
-        (torch.backends.cudnn, "benchmark", True),
+        (torch.backends.cudnn, "benchmark", benchmark),
         (torch.backends.cudnn, "benchmark_limit", 0),  # 0: all of them
         (torch.backends.cudnn, "allow_tf32", tf32),
         (torch.backends.cuda.matmul, "allow_tf32", tf32),

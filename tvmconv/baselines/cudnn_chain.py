@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvmconv.baselines.base import Baseline, border_of, check_gpu
-from tvmconv.baselines.cudnn import PICKS, exact, time_pick, torch_with_cudnn
+from tvmconv.baselines.cudnn import exact, time_pick, torch_with_cudnn
 from tvmconv.baselines.torch_calls import Call, calls_in, tensor
 from tvmconv.compiler.program import ArrayType
 from tvmconv.devices.cuda.chain import chain_timing, links
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tvmconv.devices.base import Device, Timing
     from tvmconv.devices.cuda.device import CudaDevice
     from tvmconv.workloads.conv import Conv
+
+PICKS = 3  # threads in which cuDNN picks for the whole chain
 
 Inputs = Mapping["Conv", Sequence["NDArray[Any]"]]
 

@@ -7,8 +7,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from tvmconv import devices, workloads
-from tvmconv.cli.errors import UsageError
+from tvmconv import devices, naive, workloads
+from tvmconv.cli.errors import UsageError, note
 from tvmconv.cli.options import (
     EXAMPLE,
     add_knowledge,
@@ -25,7 +25,7 @@ from tvmconv.cli.options import (
 )
 from tvmconv.cli.progress import progress_line
 from tvmconv.experiments.results import Result
-from tvmconv.experiments.run import run_ladder
+from tvmconv.experiments.run import omitted_naive, run_ladder
 from tvmconv.experiments.sweep import Selection, Sweep
 from tvmconv.files import open_regular
 from tvmconv.logs.best import log_files
@@ -52,7 +52,8 @@ def add_parser(commands: Any) -> None:
         metavar="WORKLOAD SCHEDULE",
         nargs="*",
         help=f"such as {EXAMPLE} vthread; without "
-        "schedules, all that apply; the first of the list is always among them, for the speed-up",
+        "schedules, all that apply; the first of the list is among them, for the speed-up, unless a "
+        "launch of it would take seconds",
     )
     add_suite(parser)
     parser.add_argument(
@@ -95,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
             tell_choice(args.device, device)
         if not schedules:
             tell_left_out(workload, device)
+        if omitted := omitted_naive(workload, schedules, device):
+            note(f"{naive.describe_omission(omitted, [workload], device)}; name it to run it")
         _print(result, as_json=args.json, more=number < len(chosen))
         results.append(result)
     if selection and len(results) > 1 and not args.json:

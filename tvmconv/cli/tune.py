@@ -7,12 +7,12 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvmconv import library, workloads
+from tvmconv import library, naive, workloads
 from tvmconv.cli.errors import UsageError, note
 from tvmconv.cli.options import (
     EXAMPLE,
@@ -37,6 +37,7 @@ from tvmconv.without_torch import import_tvm
 from tvmconv.workloads import Workload
 
 if TYPE_CHECKING:
+    from tvmconv.devices import Device
     from tvmconv.measuring.outcome import ErrorKind
     from tvmconv.searching.search import Tuned
     from tvmconv.searching.status import Status
@@ -181,6 +182,8 @@ def search_all(
         begin_processes(args.workers, places)  # they load what they need while this process does
         import_tvm()
         named = take_where_they_apply(args.schedule or (), [*network])
+        if request.compare:
+            _tell_omitted_naive(network, named, places[0])
         searches = one_after_another(network, places, request, named=named, deadline=deadline)
         for number, (workload, search) in enumerate(searches, 1):
             if told:
@@ -190,6 +193,20 @@ def search_all(
             results.append((workload, tuned.final.schedule if tuned.final else NOTHING, tuned))
     places_of = {workload: place for place, workload in enumerate(network)}
     return sorted(results, key=lambda result: places_of[result[0]])
+
+
+def _tell_omitted_naive(network: Iterable[Workload], named: Mapping[Workload, Sequence[str]], device: Device) -> None:
+    """Say in one line on stderr that the naive schedule is not measured where that would take too long."""
+    omitted = {
+        workload: reference
+        for workload in network
+        if (reference := library.naive(workload))
+        and reference.name not in named[workload]
+        and not naive.is_affordable(workload, device)
+    }
+    if omitted:
+        reference = next(iter(omitted.values()))
+        note(naive.describe_omission(reference, [*omitted], device))
 
 
 def take_where_they_apply(names: Sequence[str], chosen: Sequence[Workload]) -> dict[Workload, list[str]]:
@@ -240,8 +257,8 @@ def results_table(
         results: what came of the searches for each workload by each schedule.
         network: how often there is each workload, if that is known.
     """
-    naive = dict.fromkeys(schedule.name for workload, _, _ in results if (schedule := library.naive(workload)))
-    over = " or ".join(naive) or "naive"
+    references = dict.fromkeys(schedule.name for workload, _, _ in results if (schedule := library.naive(workload)))
+    over = " or ".join(references) or "naive"
     headers = (
         "workload",
         "schedule",

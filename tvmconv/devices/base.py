@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tvmconv.compiler.lowered import Lowered
     from tvmconv.devices.comparison import Comparison, Reference
 
+LONG_LAUNCH_SECONDS = 0.5  # a kernel of which a launch takes longer is launched as rarely as possible
 MAX_BUFFER_SETS = 512  # for cold timings: kernels of a few KiB would need thousands to fill a cache
 
 
@@ -210,7 +211,8 @@ class Loaded(ABC):
         Args:
             inputs: as for `run`.
             cold: go through as many copies of the arrays as exceed twice the cache, so that none is still in it.
-            seconds: device time to spend, about; a slow kernel gets a few launches all the same.
+            seconds: device time to spend, about; a slow kernel gets a few launches all the same, and one whose launch
+                takes `LONG_LAUNCH_SECONDS` gets a single one.
 
         Raises:
             DeviceError: as for `run`.
@@ -236,6 +238,8 @@ class Bench(ABC):
     @abstractmethod
     def time(self, kernel: Loaded, best: float) -> tuple[float, ...]:
         """Time a kernel that ran before, hot, as long as it deserves (`effort`).
+
+        A kernel whose launch takes `LONG_LAUNCH_SECONDS` is launched once.
 
         Args:
             kernel: the kernel.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tvmconv import baselines as libraries
-from tvmconv import library
+from tvmconv import library, naive
 from tvmconv.baselines.base import WrongDeviceError
 from tvmconv.devices import Device, Timing
 from tvmconv.errors import Error, KnobError, ScheduleError, log_traceback, reason_of
@@ -61,7 +61,8 @@ def run_ladder(
 
     Args:
         workload: what to compute.
-        schedules: names; by default all that apply. The naive one is added, for the speed-ups to be over it.
+        schedules: names; by default all that apply. The naive one is added, for the speed-ups to be over it, unless it
+            would take too long (`tvmconv.naive`).
         device: where to run.
         config: values by knob name; each schedule takes those of the knobs that it has.
         baselines: libraries to time as well, of `tvmconv.baselines.known`.
@@ -209,23 +210,37 @@ def with_untuned(rows: Sequence[Row], at_default: frozenset[str]) -> list[Row]:
 def choose(workload: Workload, names: Sequence[str] | None, device: Device) -> list[Schedule]:
     """The schedules of these names, with the naive one first; where no names are given all that run on the device.
 
+    Where others run, a naive schedule that was not named and is not affordable is left out (`tvmconv.naive`).
+
     Raises:
         ScheduleError: no such schedule for this workload, or not for devices of this kind, or none at all.
     """
     there = library.schedules(workload)
     if not there:
         raise ScheduleError(f"no schedule computes {workload.operator} in {workload.dtype}")
-    naive = library.naive(workload)
+    reference, omitted = library.naive(workload), omitted_naive(workload, names, device)
     if not names:
         chosen = [schedule for schedule in there if schedule.runs_on(device.kind, device.arch)]
         if not chosen:
             there[0].check_runs_on(device.kind, device.arch, device.text)
-        return sorted(chosen, key=lambda schedule: schedule != naive)
+        kept = [schedule for schedule in chosen if schedule != omitted]
+        return sorted(kept, key=lambda schedule: schedule != reference)
     wanted = [library.find(workload, name) for name in names]
     for schedule in wanted:
         schedule.check_runs_on(device.kind, device.arch, device.text)
-    chosen = [schedule for schedule in there if schedule in (naive, *wanted)]
-    return sorted(chosen, key=lambda schedule: schedule != naive)
+    chosen = [schedule for schedule in there if schedule in (reference, *wanted) and schedule != omitted]
+    return sorted(chosen, key=lambda schedule: schedule != reference)
+
+
+def omitted_naive(workload: Workload, names: Sequence[str] | None, device: Device) -> Schedule | None:
+    """Return the naive schedule if it was not named and takes too long to be compared with, else None."""
+    reference = library.naive(workload)
+    if reference is None or reference.name in (names or ()) or naive.is_affordable(workload, device):
+        return None
+    others = [each for each in library.schedules(workload) if each != reference]
+    if not names and not any(each.runs_on(device.kind, device.arch) for each in others):
+        return None  # there is nothing else to run
+    return reference
 
 
 def left_out(workload: Workload, device: Device) -> list[Schedule]:

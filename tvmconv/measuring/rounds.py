@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from tvmconv.devices.base import LONG_LAUNCH_SECONDS
+
 ROUNDS = 3  # of a comparison
 MAX_REPEATED = 3  # further rounds of what does not agree with itself
 DEVIATION = 0.10  # from the median of the rounds, up to which a round agrees with the others
@@ -28,7 +30,7 @@ class Rounds(Generic[T]):
         measurements: in the order of the rounds.
         seconds: seconds a launch in each; infinite for one that failed, which is the last.
         is_stable: whether as many rounds as were asked for agree: none of them deviates from the median of all rounds
-            by more than `DEVIATION`.
+            by more than `DEVIATION`. A single round is enough where a launch takes `LONG_LAUNCH_SECONDS`.
     """
 
     measurements: tuple[T, ...]
@@ -60,6 +62,8 @@ def measure_rounds(
 ) -> list[Rounds[T]]:
     """Measure several kernels in turn, and again those whose rounds deviate by more than `DEVIATION`.
 
+    A kernel whose launch takes `LONG_LAUNCH_SECONDS` is measured in a single round.
+
     Args:
         keys: what is measured.
         measure: measures the keys that it is given, each once, in their order.
@@ -89,5 +93,7 @@ def _agreeing(seconds: Sequence[float]) -> list[int]:
 
 
 def _is_stable(seconds: Sequence[float], rounds: int) -> bool:
-    """Whether as many rounds agree as were asked for, and none failed."""
+    """Whether as many rounds agree as were asked for, or a launch takes too long for another, and none failed."""
+    if len(seconds) == 1 and LONG_LAUNCH_SECONDS <= seconds[0] < math.inf:
+        return True
     return len(seconds) >= rounds and math.inf not in seconds and len(_agreeing(seconds)) >= rounds

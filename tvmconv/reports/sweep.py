@@ -41,8 +41,8 @@ def text(sweep: Sweep) -> str:
 
 def markdown(sweep: Sweep) -> str:
     """The table, and on what it was measured; of a network's tuned layers also what comes of them."""
-    rows = sweep.results[0].rows
-    over = f"; in parentheses the speed-up over `{rows[0].name}`" if any(row.speedup for row in rows) else ""
+    references = [result.rows[0].name for result in sweep.results if any(row.speedup for row in result.rows)]
+    over = f"; in parentheses the speed-up over `{references[0]}`" if references else ""
     caption = f"Median times{over}."
     if sweep.shows_bandwidth:
         peak = sweep.results[0].peak_bandwidth

@@ -163,7 +163,9 @@ def bandwidth_table(labels: Sequence[str], results: Sequence[Result]) -> Table:
 
 
 def _names(results: Sequence[Result]) -> list[str]:
-    return list(dict.fromkeys(row.name for result in results for row in result.rows))
+    """The names of all rows in their order; those of results with speed-ups come first, as does what these are over."""
+    ordered = sorted(results, key=lambda result: not any(row.speedup for row in result.rows))
+    return list(dict.fromkeys(row.name for result in ordered for row in result.rows))
 
 
 def _sweep_cell(row: Row | None, over: str) -> str:

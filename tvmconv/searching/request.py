@@ -34,7 +34,8 @@ class Request:
         patience: end after so many records without a better one.
         transfer: logs, or folders of logs, whose records of other workloads the xgb tuner learns from as well.
         workers: processes that build; by default one less than there are processors.
-        compare: measure the naive schedule once, if the log does not have it.
+        compare: measure the naive schedule once, if the log does not have it and a launch of it takes a second at most
+            (`tvmconv.naive`).
         confirm: measure the fastest configs again at the end, on fresh inputs.
         begun: when the clock began to run, as `time.monotonic` tells it; None for when the search is called.
         verify: whether all outputs of a kernel are verified, or a sample of them; one of `tvmconv.verify.MODES`.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
-from tvmconv import library
+from tvmconv import library, naive
 from tvmconv.deadline import Deadline, earliest
 from tvmconv.devices import Device
 from tvmconv.errors import Error
@@ -33,9 +33,9 @@ from tvmconv.workloads import Workload
 
 TRIALS = 512  # where neither their number nor the time is limited
 DESCENT = 0.8  # of the search, after which the neighbours of the fastest configs come first
-FINAL_SECONDS, FINAL_SHARE = 2.0, 0.15  # what is kept of the time for the last timings, at most: seconds, and a share
+FINAL_SECONDS, FINAL_SHARE = 2.0, 0.2  # what is kept of the time for the last timings, at most: seconds, and a share
 NAIVE_SECONDS = 0.03  # a launch of the naive schedule, above which it is not timed again beside the finalists
-LONG_SECONDS = 0.15  # that a last timing takes, its warm-up included
+LONG_SECONDS = 0.11  # that a last timing takes, its warm-up included
 KEPT = 8 * FINALISTS  # of the fastest records, should the first be of configs that nobody can build
 
 
@@ -169,8 +169,9 @@ class _Search:
         self._schedules = {schedule.name: schedule for schedule in (*field.first, *field.reserve)}
         self._ahead = ahead
         self._then = then
-        naive = library.naive(workload)
-        self._naive = None if naive and naive.name in self._schedules else naive
+        reference = library.naive(workload)
+        self._naive = None if reference and reference.name in self._schedules else reference
+        self._compares = request.compare and naive.is_affordable(workload, places[0])
         self._contest: Contest | None = None
         self._unlearnt: list[Record] = []  # what came in before there was a contest
         self._log = Log(request.log)
@@ -184,9 +185,9 @@ class _Search:
 
     def recall(self) -> None:
         """Count and learn what the log has of this search, but for failures that were the environment's."""
-        naive, device = library.naive(self._workload), self._places[0].name
+        reference, device = library.naive(self._workload), self._places[0].name
         records = [record for record in self._log.new_records(self._workload) if record.device == device]
-        self._take(without_faults(records, naive.name if naive else None), earlier=True)
+        self._take(without_faults(records, reference.name if reference else None), earlier=True)
 
     def run(self, begun: float, progress: Callable[[Status], None]) -> tuple[float, dict[str, float], list[Trial]]:
         """Search until the end; seconds of measuring, mean milliseconds a trial by phase, the fastest as built."""
@@ -195,7 +196,7 @@ class _Search:
         if self._request.seconds is not None:
             own = Deadline.after(self._request.seconds - status.elapsed, begun)
             self._cut_off = earliest(own.cut_off, self._request.limit)
-        referring = self._request.compare and self._naive is not None and status.reference is None
+        referring = self._compares and self._naive is not None and status.reference is None
         if self._time_is_up() or (self._ended() and not referring):
             if not status.done:
                 self.omitted.add(Omitted.SEARCH)
@@ -250,7 +251,7 @@ class _Search:
 
     def _refers(self, measurer: Measurer) -> bool:
         """Whether the naive schedule is still being measured, which everything is compared with."""
-        wanted = self._request.compare and self._naive and not self.status.reference
+        wanted = self._compares and self._naive and not self.status.reference
         return bool(wanted and measurer.pending and not self._time_is_up())
 
     def _submit(self, measurer: Measurer) -> bool:
@@ -342,7 +343,7 @@ class _Search:
     def _naive_to_time(self) -> Trial | None:
         """Return the naive schedule's trial for the final run; None where it is not compared with, or is too slow."""
         reference = self.status.reference
-        if not self._request.compare or reference is None or not reference.cost <= NAIVE_SECONDS:
+        if not self._compares or reference is None or not reference.cost <= NAIVE_SECONDS:
             return None
         return Trial(reference.schedule, reference.config)
 
@@ -356,9 +357,9 @@ class _Search:
             built: what this session built of them.
             phases: mean milliseconds a trial by phase: there are as many finalists as there is time for.
         """
-        naive = self._naive_to_time()
+        naive_trial = self._naive_to_time()
         is_known = bool(self._best_first) and self._best_first[0].identity in self._finals
-        if is_known and (naive is None or self._naive_finals):  # nothing faster was found since
+        if is_known and (naive_trial is None or self._naive_finals):  # nothing faster was found since
             return
         if self._best_first and self._cut_off.has_passed:
             self.omitted.add(Omitted.LAST_TIMINGS)
@@ -375,13 +376,13 @@ class _Search:
             wanted.append(Trial(before.schedule, before.config))
             count += 1
         names = dict.fromkeys(record.schedule for record in (*self._best_first, *self._finals.values()))
-        schedules = [*map(self._schedules.__getitem__, names), *([self._naive] if naive and self._naive else [])]
-        absent = sum(_spelt(trial) not in there for trial in (*wanted, *([naive] if naive else [])))
+        schedules = [*map(self._schedules.__getitem__, names), *([self._naive] if naive_trial and self._naive else [])]
+        absent = sum(_spelt(trial) not in there for trial in (*wanted, *([naive_trial] if naive_trial else [])))
         fresh = functools.partial(self._ahead.problems.take, self._workload, self._request.verify)
         finalists: list[Trial] = []
         with Measurer(self._workload, schedules, self._places[:1], workers=absent, problem=fresh) as measurer:
-            if naive and _spelt(naive) not in there:
-                _measure_all(measurer, [naive], self._cut_off)
+            if naive_trial and _spelt(naive_trial) not in there:
+                _measure_all(measurer, [naive_trial], self._cut_off)
                 there |= {_spelt(trial): trial for trial in measurer.fastest}
             while wanted:  # what a log has may be of another version, whose configs nobody can build
                 missing = [trial for trial in wanted if _spelt(trial) not in there]
@@ -390,7 +391,7 @@ class _Search:
                     there |= {_spelt(trial): trial for trial in measurer.fastest}
                 finalists += [there[_spelt(trial)] for trial in wanted if _spelt(trial) in there]
                 wanted = [] if self._cut_off.has_passed else [*itertools.islice(left, count - len(finalists))]
-            finalists += [there[_spelt(trial)] for trial in [naive] if trial and _spelt(trial) in there]
+            finalists += [there[_spelt(trial)] for trial in [naive_trial] if trial and _spelt(trial) in there]
             timed = measure_rounds(
                 finalists,
                 lambda trials: _measure_all(measurer, trials, self._cut_off),

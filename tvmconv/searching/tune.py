@@ -60,7 +60,7 @@ def tune(
         patience: end after so many records without a better one.
         transfer: logs, or folders of logs, whose records of other workloads the xgb tuner learns from as well.
         workers: processes that build; by default one less than there are processors.
-        compare: measure the naive schedule once, if the log does not have it.
+        compare: measure the naive schedule once, if the log does not have it and a launch takes a second at most.
         confirm: measure the fastest configs again at the end, on fresh inputs.
         progress: called with the status about ten times a second.
         verify: "full" to compare all outputs of a kernel with float64, "sample" to compare a random sample of them,

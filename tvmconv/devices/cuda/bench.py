@@ -14,11 +14,13 @@ import numpy as np
 
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.program import Launch
-from tvmconv.devices.base import Bench, Loaded, effort
+from tvmconv.devices.base import LONG_LAUNCH_SECONDS, Bench, Loaded, effort
 from tvmconv.devices.comparison import Comparison, Reference, as_reference
 from tvmconv.devices.cuda.function import Function
 from tvmconv.devices.cuda.gpu import Gpu
 from tvmconv.devices.cuda.graphs import (
+    IDLE_WARM_UP_SECONDS,
+    WARM_UP_SECONDS,
     between,
     capture_enough,
     capture_on,
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 FULL_SECONDS = 5e-3  # of replays, for a kernel that may become the best
 MIN_REPLAYS = 3
-LONG_SECONDS, LONG_SAMPLES = 0.1, 20  # of replays in the last timings, and how many of their times are kept
+LONG_SECONDS, LONG_SAMPLES = 0.05, 20  # of replays in the last timings, and how many of their times are kept
 IDLE_SECONDS = 0.1  # after a longer pause the GPU may have lowered its clocks
 
 # Either all of an output is compared, or a sample, and whether the rest is finite. The results are two numbers in
@@ -160,8 +162,11 @@ class CudaBench(Bench):
         stream = self._stream
         with kernel.border(), kernel.bind([*self._pointers, self._output(kernel).pointer], stream) as bound:
             launch = capture_on(stream, lambda i: bound.launch())
+            (once,) = between(stream, launch(1), 1)
+            if once >= LONG_LAUNCH_SECONDS:
+                return (once,)
             replay, launches = capture_enough(launch, stream, multiple=1)
-            if time.monotonic() - self._last_busy > IDLE_SECONDS:
+            if self._has_idled:
                 warm_up(replay, stream)
             (first,) = between(stream, replay, 1)
             samples = [first]
@@ -177,13 +182,20 @@ class CudaBench(Bench):
         stream = self._stream
         with kernel.border(), kernel.bind([*self._pointers, self._output(kernel).pointer], stream) as bound:
             capture = capture_on(stream, lambda i: bound.launch())
-            seconds = time_replays(capture, stream, multiple=1, seconds=LONG_SECONDS).seconds
+            least = IDLE_WARM_UP_SECONDS if self._has_idled else WARM_UP_SECONDS
+            replays = time_replays(capture, stream, multiple=1, seconds=LONG_SECONDS, warm_up_seconds=least)
+            seconds = replays.seconds
         self._last_busy = time.monotonic()
         return tuple(np.quantile(seconds, np.linspace(0, 1, LONG_SAMPLES + 1), method="nearest").tolist())
 
     def close(self) -> None:
         """Free the GPU's memory."""
         self._resources.close()
+
+    @property
+    def _has_idled(self) -> bool:
+        """Whether the GPU may have lowered its clocks since the last timing; so right after a process has begun."""
+        return time.monotonic() - self._last_busy > IDLE_SECONDS
 
     def _output(self, kernel: CudaLoaded) -> _Output:
         """Memory for a kernel's output, one for each dtype."""

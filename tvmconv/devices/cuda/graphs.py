@@ -8,22 +8,26 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from tvmconv.devices.base import BufferSets, Timing
+from tvmconv.devices.base import LONG_LAUNCH_SECONDS, BufferSets, Timing
 from tvmconv.errors import DeviceError
 
-# An event resolves about half a microsecond: a quarter of a percent of this.
-REPLAY_SECONDS = 200e-6
+EVENT_SECONDS = 0.5e-6  # that an event resolves, about
+REPLAY_SECONDS = 200e-6  # of which that is a quarter of a percent
 MAX_LAUNCHES = 200
 MIN_REPLAYS, MAX_REPLAYS = 20, 1000
 BEARABLE_SECONDS, FEWEST_REPLAYS = 0.35, 3  # of those at least, where each takes long: a third of a comparison
 PROBES, PROBE_SECONDS = 4, 10e-3  # replays that tell how long a launch takes, where the first one takes less than this
-WARM_UP_SECONDS = 0.05  # an idle GPU takes tens of milliseconds to raise its clocks
+WARM_UP_SECONDS = 0.05  # a GPU that has just been busy keeps its clocks, or raises them within this time
+IDLE_WARM_UP_SECONDS = 0.2  # one that has been idle keeps its low clocks for a part of this time
+MAX_WARM_UP_SECONDS = 0.5  # after which a kernel is timed though its time still changes
+SPAN_SECONDS, MAX_SPAN_REPLAYS = 0.015, 500  # replays in a row, whose fastest tells how fast the GPU runs then
+STEADY_SPANS, STEADY_DEVIATION = 3, 0.02  # so many spans in a row differ by no more where the clocks are steady
 
 Replay = Callable[[], None]
 
@@ -127,7 +131,14 @@ def time_sets(capture: Callable[[int], Replay], stream: int, sets: BufferSets, s
     return Timing(replays.seconds, method, cold=sets.cold_bytes > 0)
 
 
-def time_replays(capture: Callable[[int], Replay], stream: int, *, multiple: int, seconds: float) -> Replays:
+def time_replays(
+    capture: Callable[[int], Replay],
+    stream: int,
+    *,
+    multiple: int,
+    seconds: float,
+    warm_up_seconds: float | None = None,
+) -> Replays:
     """Time replays of a number of launches on a stream, with an event between any two replays.
 
     A replay has as many launches as take `REPLAY_SECONDS`, at most `MAX_LAUNCHES`, rounded up to `multiple`.
@@ -136,12 +147,16 @@ def time_replays(capture: Callable[[int], Replay], stream: int, *, multiple: int
         capture: from a number of launches to the function that queues them all; their kernel has run before.
         stream: on which they are queued.
         multiple: number of buffer sets that the launches go through in turn.
-        seconds: device time to spend, about.
+        seconds: device time to spend, about; launches of `LONG_LAUNCH_SECONDS` are replayed once, without a warm-up.
+        warm_up_seconds: as for `warm_up`.
 
     Raises:
         DeviceError: a launch fails.
     """
-    took = warm_up(capture(multiple), stream)  # of an idle GPU, a launch seems to take many times as long as it does
+    # Of an idle GPU, a launch seems to take many times as long as it does.
+    took = warm_up(capture(multiple), stream, warm_up_seconds)
+    if took / multiple >= LONG_LAUNCH_SECONDS:
+        return Replays((took / multiple,), multiple)
     replay, launches = capture_enough(capture, stream, multiple=multiple)
     times = between(stream, replay, _count(seconds, took * launches / multiple))
     return Replays(tuple(each / launches for each in times), launches)
@@ -155,7 +170,8 @@ def time_replay(replay: Replay, stream: int, seconds: float) -> list[float]:
         stream: on which it is queued.
         seconds: device time to spend, about.
     """
-    return between(stream, replay, _count(seconds, warm_up(replay, stream)))
+    took = warm_up(replay, stream)
+    return [took] if took >= LONG_LAUNCH_SECONDS else between(stream, replay, _count(seconds, took))
 
 
 def _count(seconds: float, took: float) -> int:
@@ -175,13 +191,39 @@ def capture_enough(capture: Callable[[int], Replay], stream: int, *, multiple: i
     return (probe if launches == multiple else capture(launches)), launches
 
 
-def warm_up(replay: Replay, stream: int) -> float:
-    """Replay for `WARM_UP_SECONDS`, at least once; the seconds that the last one took."""
+def warm_up(replay: Replay, stream: int, seconds: float | None = None) -> float:
+    """Replay until the GPU's clocks are steady: until several spans of replays in a row take alike.
+
+    A replay of `IDLE_WARM_UP_SECONDS` or more is its own warm-up, and is not repeated.
+
+    Args:
+        replay: queues what is timed on the stream.
+        stream: on which it is queued.
+        seconds: how long to replay at least, `WARM_UP_SECONDS` by default; at most it is `MAX_WARM_UP_SECONDS`.
+
+    Returns:
+        The seconds of the fastest replay in the last span.
+    """
+    least = WARM_UP_SECONDS if seconds is None else seconds
     start = time.perf_counter()
-    took = between(stream, replay, 1)[0]
-    while time.perf_counter() - start < WARM_UP_SECONDS:
-        took = between(stream, replay, 1)[0]
-    return took
+    (took,) = between(stream, replay, 1)
+    if took >= IDLE_WARM_UP_SECONDS:
+        return took
+    spans: list[float] = []
+    while True:
+        count = min(max(int(SPAN_SECONDS / max(took, 1e-9)), 1), MAX_SPAN_REPLAYS)
+        took = min(between(stream, replay, count))
+        spans.append(took)
+        passed = time.perf_counter() - start
+        if passed >= MAX_WARM_UP_SECONDS or (passed >= least and _is_steady(spans[-STEADY_SPANS:])):
+            return took
+
+
+def _is_steady(spans: Sequence[float]) -> bool:
+    """Return whether there are `STEADY_SPANS` spans that differ by no more than allowed, or than events resolve."""
+    if len(spans) < STEADY_SPANS:
+        return False
+    return max(spans) - min(spans) <= max(STEADY_DEVIATION * min(spans), EVENT_SECONDS)
 
 
 def between(stream: int, replay: Replay, count: int) -> list[float]:

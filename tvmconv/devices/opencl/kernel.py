@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tvmconv.devices.base import (
+    LONG_LAUNCH_SECONDS,
     Bench,
     BufferSets,
     Device,
@@ -176,7 +177,8 @@ class OpenclBench(Bench):
             arrays = [*self._buffers, *output]
             buffers = [*arrays, *kernel.scratch(arrays)]
             samples = [kernel.sample(buffers)]
-            if seconds := effort(samples[0], best) * BENCH_SECONDS:
+            seconds = effort(samples[0], best) * BENCH_SECONDS
+            if seconds and samples[0] < LONG_LAUNCH_SECONDS:
                 count = min(max(seconds / samples[0], MIN_SAMPLES), MAX_BENCH_SAMPLES)
                 samples += [kernel.sample(buffers) for _ in range(int(count))]
         return tuple(samples)
@@ -189,8 +191,12 @@ class OpenclBench(Bench):
 
 def _needs_more(samples: Sequence[float], seconds: float) -> bool:
     """Whether a timing that shall take about so many seconds needs more samples than these."""
+    if not samples:
+        return True
+    if samples[0] >= LONG_LAUNCH_SECONDS:
+        return False
     least = seconds if len(samples) >= MIN_SAMPLES else max(seconds, BEARABLE_SECONDS)
-    return not samples or (sum(samples) < least and len(samples) < MAX_SAMPLES)
+    return sum(samples) < least and len(samples) < MAX_SAMPLES
 
 
 def header() -> str:
