@@ -2,7 +2,7 @@
 
 The word behind a fence's language is the block's mark:
 
-* `run`: the block runs everywhere, as printed.
+* `run`: the block runs everywhere, as printed; where there is no GPU, OpenCL computes smaller problems.
 * `gpu`: the block runs as printed where there is an NVIDIA GPU; elsewhere smaller problems run by the same commands.
 * `file`: the block is written to the path in its first line.
 * `record`: the block is a line of a log.
@@ -86,8 +86,13 @@ def _blank(match: re.Match[str]) -> str:
     return re.sub(r"[^\n]", " ", match[0])  # as long as it was, so that places in the text stay
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """What a new user's shell has: `tvmconv` on the PATH, and a home without any cache."""
+def environment(folder: Path, *, as_user: bool) -> dict[str, str]:
+    """What a new user's shell has: `tvmconv` on the PATH, and a home without any cache.
+
+    Args:
+        folder: where the shell runs.
+        as_user: without the variables by which tests have kernels compile faster.
+    """
     command = folder / ".bin/tvmconv"
     if not command.exists():
         command.parent.mkdir()
@@ -100,11 +105,11 @@ def environment(folder: Path) -> dict[str, str]:
     modules = os.pathsep.join([str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     path = f"{command.parent}{os.pathsep}{os.environ['PATH']}"
     for_tests = {"POCL_EXTRA_BUILD_FLAGS", "TVMCONV_OPENCL_HEADER", "TVMCONV_CACHE", "OMP_NUM_THREADS"}
-    kept = {name: value for name, value in os.environ.items() if name not in for_tests}
+    kept = {name: value for name, value in os.environ.items() if not (as_user and name in for_tests)}
     return {**kept, "PYTHONPATH": modules, "PATH": path, "HOME": str(folder / ".home")}
 
 
-def execute(block: Block, folder: Path, seconds: float) -> str:
+def execute(block: Block, folder: Path, seconds: float, *, as_user: bool = False) -> str:
     """Run a block in a fresh process, as a shell would; what it prints, standard error included.
 
     Raises:
@@ -117,7 +122,7 @@ def execute(block: Block, folder: Path, seconds: float) -> str:
     with subprocess.Popen(
         [*command, script.name],
         cwd=folder,
-        env=environment(folder),
+        env=environment(folder, as_user=as_user),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -194,7 +199,7 @@ def without_gpu(command: str) -> str | None:
 
 
 def _smaller(word: str) -> str:
-    """A workload's text with at most 32 channels, 14 pixels an axis, and 4,096 samples of a filter."""
+    """A workload's text with at most 64 channels, 14 pixels an axis, and 4,096 samples of a filter."""
     if match := re.fullmatch(r"(filter[12]d:)([\dx]+)(,.*)", word):
         return (
             match[1]
@@ -207,5 +212,5 @@ def _smaller(word: str) -> str:
     o, per_group, *taps = map(int, match[3].split("x"))
     if c != per_group:
         return word
-    sizes = "x".join(map(str, (n, min(c, 32), *(min(size, 14) for size in space))))
-    return f"{match[1]}{sizes},{'x'.join(map(str, (min(o, 32), min(c, 32), *taps)))}{match[4]}"
+    sizes = "x".join(map(str, (n, min(c, 64), *(min(size, 14) for size in space))))
+    return f"{match[1]}{sizes},{'x'.join(map(str, (min(o, 64), min(c, 64), *taps)))}{match[4]}"
