@@ -53,7 +53,8 @@ def one_after_another(
             chosen = served(deadline.left, left)
             seconds = max(share(deadline.left, chosen, network, places[0]), LEAST)
             limit = deadline.cut_off if first or not deadline.has_passed else deadline
-            own = replace(request, seconds=seconds, begun=time.monotonic(), limit=limit)
+            is_last = len(chosen) == 1  # whose slack is that of the network
+            own = replace(request, seconds=seconds, begun=time.monotonic(), limit=limit, waits_for_first=is_last)
             following = [*chosen[1:2]]
         workload = left.pop(0)
 
