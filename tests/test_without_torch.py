@@ -57,8 +57,9 @@ def tell(): print(can_leave_out_torch())
         ("import tvm_ffi; tell()", "False"),
         ("ended = threading.Event(); threading.Thread(target=ended.wait).start(); tell(); ended.set()", "False"),
         (
-            "lock = _thread.allocate_lock(); lock.acquire()\n"
-            "_thread.start_new_thread(lambda: lock.acquire(), ())\nimport time; time.sleep(0.1); tell(); lock.release()",
+            "began = threading.Event(); lock = _thread.allocate_lock(); lock.acquire()\n"
+            "def wait(): began.set(); lock.acquire()\n"
+            "_thread.start_new_thread(wait, ()); began.wait(); tell(); lock.release()",
             "False",
         ),
         ("thread = threading.Thread(target=tell); thread.start(); thread.join()", "False"),

@@ -38,6 +38,6 @@ def can_leave_out_torch() -> bool:
     know. Threads that tvmconv starts between this call and the import do not import PyTorch. Where PyTorch is
     loaded, TVM's own import of it takes no time.
     """
-    is_loaded = not sys.modules.keys().isdisjoint({"torch", "tvm", "tvm_ffi"})
+    is_loaded = any(name in sys.modules for name in ("torch", "tvm", "tvm_ffi"))
     is_main = threading.current_thread() is threading.main_thread()
     return not is_loaded and is_main and len(sys._current_frames()) == 1
