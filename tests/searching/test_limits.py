@@ -148,6 +148,14 @@ def test_the_layers_that_cost_a_network_most_are_searched_first(log, instant, cl
     assert found[LAYERS[0]].status.done == 0
 
 
+@pytest.mark.parametrize(("seconds", "confirmed"), [(1.5, False), (3.0, True)])
+def test_short_search_in_network_has_no_last_timings(log, instant, clock, opencl, seconds, confirmed):
+    instant.duration = lambda trial: 0.1
+    ((_, tuned),) = searched({WORKLOAD: 1}, opencl, log, seconds).items()
+    assert tuned.final.final == confirmed
+    assert tuned.omitted == set()
+
+
 def test_a_layer_that_a_network_has_often_comes_before_larger_ones(log, instant, clock, opencl):
     network = {LAYERS[1]: 1, WORKLOAD: 1000}
     assert next(iter(searched(network, opencl, log, 100.0))) == WORKLOAD

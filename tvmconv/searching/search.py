@@ -233,8 +233,9 @@ class _Search:
         """Propose, measure, keep and learn until the end; `start` is when the clock of the search began to run."""
         status, exhausted = self.status, False
         while not (self._ended() or (exhausted and not measurer.pending)) or self._refers(measurer):
-            if not self._ended() and (self._num_awaited is None or not self._is_past_time()):
-                exhausted = not self._submit(measurer)
+            if not self._ended():
+                only_waits = self._num_awaited is not None and self._is_past_time()
+                exhausted = only_waits or not self._submit(measurer)
             measured = measurer.results(timeout=0.1)
             status.elapsed = time.monotonic() - start
             for measurement in measured:
