@@ -49,7 +49,7 @@ def test_a_first_config_is_waited_for_beyond_the_limit(log, instant, clock):
 
 @pytest.mark.parametrize(
     ("duration", "num_trials"),
-    [(0.2, 4), (1.0, 4), (1.5, 2)],  # two for each of two builders, of which the last timings leave time for two
+    [(0.2, 4), (0.5, 4), (1.0, 2)],  # two for each of two builders, of which the last timings leave time for two
     ids=["after the first", "within the slack", "until the last timings"],
 )
 def test_first_configs_are_awaited_where_the_start_took_the_time(log, instant, clock, duration, num_trials):

@@ -350,7 +350,7 @@ class _Search:
         if cut_off.has_passed or not self._is_past_time() or not done:
             return cut_off.has_passed
         still_waits = not self.status.resumed and done < (self._num_awaited or 1)
-        return not still_waits or cut_off.reserving(self._final_seconds if self._request.confirm else 0.0).has_passed
+        return not still_waits or cut_off.reserving(FINAL_SECONDS if self._request.confirm else 0.0).has_passed
 
     def result(self) -> Record | None:
         """Return the best record that the log has of this search, as every command that reads the log names it."""
