@@ -37,6 +37,11 @@ def test_what_reserves_time_has_no_slack(clock):
     assert reserving.left == reserving.cut_off.left == 15.0
 
 
+def test_what_ends_earlier_is_cut_off_earlier(clock):
+    whole = Deadline.after(20.0)
+    assert (whole.earlier(5.0).left, whole.earlier(5.0).cut_off.left) == (15.0, whole.cut_off.left - 5.0)
+
+
 def test_without_a_limit_nothing_passes(clock):
     never = Deadline.after(None)
     assert never == Deadline() == never.cut_off

@@ -40,3 +40,44 @@ def test_search_path_is_restored_after_an_error(tmp_path, monkeypatch):
     with pytest.raises(ImportError):
         import_tvm()
     assert sys.path == before
+
+
+ASKED = """
+import threading, _thread
+from tvmconv.without_torch import can_leave_out_torch
+def tell(): print(can_leave_out_torch())
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "answer"),
+    [
+        ("tell()", "True"),
+        ("import torch; tell()", "False"),
+        ("import tvm_ffi; tell()", "False"),
+        ("ended = threading.Event(); threading.Thread(target=ended.wait).start(); tell(); ended.set()", "False"),
+        (
+            "began = threading.Event(); lock = _thread.allocate_lock(); lock.acquire()\n"
+            "def wait(): began.set(); lock.acquire()\n"
+            "_thread.start_new_thread(wait, ()); began.wait(); tell(); lock.release()",
+            "False",
+        ),
+        ("thread = threading.Thread(target=tell); thread.start(); thread.join()", "False"),
+    ],
+    ids=["alone", "with PyTorch", "with TVM", "with a thread", "with a raw thread", "in a thread"],
+)
+def test_torch_is_left_out_where_nothing_else_imports(torch, code, answer):
+    (torch / "torch.py").write_text("")
+    (torch / "tvm_ffi.py").write_text("")
+    assert run(ASKED + code, torch) == [answer]
+
+
+SEARCH = """
+import os, tvmconv as tc
+try: tc.tune("conv2d:1x1x2x2,1x1x1x1", "tiling", "random", trials=1, log=os.devnull, device="opencl:0", workers=1)
+except tc.Error as error: print("no log", "tvm" in sys.modules, "torch" in sys.modules)
+"""
+
+
+def test_search_of_lone_program_imports_tvm_without_torch(torch):
+    assert run(SEARCH, torch) == ["no", "log", "True", "False"]

@@ -58,6 +58,10 @@ class Deadline:
         """When what is under way is cut off, as a deadline without slack."""
         return Deadline(self.end + self.slack)
 
+    def earlier(self, seconds: float) -> Deadline:
+        """The deadline of what has to leave some seconds for what follows it, cut off so much earlier as well."""
+        return Deadline(self.end - seconds, self.slack)
+
     def reserving(self, seconds: float) -> Deadline:
         """The deadline, without slack, of what has to leave some seconds for what follows it."""
         return Deadline(self.end - seconds)

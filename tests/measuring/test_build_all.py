@@ -1,5 +1,7 @@
 """Kernels of many workloads are built until a deadline."""
 
+import time
+
 import pytest
 
 import tvmconv as tc
@@ -7,7 +9,8 @@ from tvmconv.deadline import Deadline
 from tvmconv.library import find
 from tvmconv.measuring.build_all import NO_TIME, Choice, build_all
 from tvmconv.measuring.outcome import ErrorKind
-from tvmconv.measuring.standing import standing
+from tvmconv.measuring.pool import BUILDER
+from tvmconv.measuring.standing import begin, standing, wait_for
 
 WORKLOAD = tc.parse("conv2d:1x4x6x6,8x4x3x3,p1")
 TILING = find(WORKLOAD, "tiling")
@@ -17,6 +20,16 @@ CHOICES = [Choice(WORKLOAD, TILING, TILING.space(WORKLOAD).default)] * 2
 @pytest.mark.usefixtures("shared_processes")
 def test_what_is_built_before_the_deadline_is_there(opencl):
     assert all(built.program for built in build_all(CHOICES, opencl, deadline=Deadline.after(300.0)))
+
+
+@pytest.mark.usefixtures("shared_processes")
+@pytest.mark.parametrize("num_needed", [0, 1])
+def test_needed_kernels_are_built_until_the_cut_off(opencl, num_needed):
+    begin(BUILDER, BUILDER, 1)
+    assert wait_for(BUILDER, 300.0)
+    deadline = Deadline(time.monotonic(), 300.0)
+    first, _ = build_all(CHOICES, opencl, workers=1, deadline=deadline, num_needed=num_needed)
+    assert (first.program is not None) == bool(num_needed)
 
 
 def test_after_the_deadline_nothing_is_built(opencl):

@@ -13,6 +13,8 @@ from tvmconv.searching.network import one_after_another
 from tvmconv.searching.request import Request
 from tvmconv.searching.search import Omitted
 from tvmconv.searching.shares import LEAST_SECONDS
+from tvmconv.searching.tune import tune_all
+from tvmconv.searching.tuners import XGBTuner
 
 LAYERS = [tc.parse(f"conv2d:1x{c}x14x14,{c}x{c}x3x3,s1,p1") for c in (8, 64, 16, 32)]
 
@@ -43,6 +45,54 @@ def test_a_first_config_is_waited_for_beyond_the_limit(log, instant, clock):
     tuned = search(log, seconds=1.0)
     assert len(trials_of(log)) == 1
     assert tuned.omitted == set()
+
+
+@pytest.mark.parametrize(
+    ("duration", "num_trials"),
+    [(0.2, 4), (0.5, 4), (1.0, 2)],  # two for each of two builders, of which the last timings leave time for two
+    ids=["after the first", "within the slack", "until the last timings"],
+)
+def test_first_configs_are_awaited_where_the_start_took_the_time(log, instant, clock, duration, num_trials):
+    instant.duration, begun = (lambda trial: duration), clock.now
+    request = Request("random", seconds=2.0, log=log, compare=False, begun=begun - 1.9)
+    tuned = tune_all(WORKLOAD, ["tiling"], [find("opencl:0")], request, lambda status: None)
+    assert len(trials_of(log)) == num_trials
+    assert clock.now - begun + 1.9 <= longest(2.0)
+    assert Omitted.SEARCH not in tuned.omitted
+
+
+def test_a_start_that_took_all_the_time_leaves_first_configs(log, instant, clock):
+    instant.duration = lambda trial: 0.3
+    request = Request("random", seconds=2.0, log=log, compare=False, confirm=False, begun=clock.now - 3.0)
+    tune_all(WORKLOAD, ["tiling"], [find("opencl:0")], request, lambda status: None)
+    assert len(trials_of(log)) == 4
+
+
+def test_records_of_an_earlier_session_spare_the_wait(log, instant, clock):
+    instant.duration = lambda trial: 0.5
+    append(log, [made_up(WORKLOAD, "tiling", {"no_knob": 1}, find("opencl:0").name)])
+    search(log, seconds=0.7)
+    assert len(trials_of(log)) == 2
+
+
+def test_no_config_is_submitted_after_the_time(log, instant, clock):
+    instant.duration = lambda trial: 1.0
+    search(log, seconds=1.5)
+    assert len(instant.measured) == 4
+
+
+@pytest.mark.parametrize(("seconds", "quick"), [(2.0, True), (60.0, False)])
+def test_short_search_loads_no_cost_model(log, instant, clock, monkeypatch, seconds, quick):
+    asked, propose = [], XGBTuner.propose
+
+    def observed(self, n, **how):
+        asked.append(how["quick"])
+        return propose(self, n, **how)
+
+    monkeypatch.setattr(XGBTuner, "propose", observed)
+    instant.duration = lambda trial: 0.05
+    search(log, seconds=seconds, tuner="xgb", trials=60)
+    assert {*asked} == {quick}
 
 
 def test_a_search_that_measured_nothing_says_so(log, instant, clock):
@@ -96,6 +146,14 @@ def test_the_layers_that_cost_a_network_most_are_searched_first(log, instant, cl
     left_out = [workload.O for workload, tuned in found.items() if Omitted.SEARCH in tuned.omitted]
     assert left_out == [16, 8]
     assert found[LAYERS[0]].status.done == 0
+
+
+@pytest.mark.parametrize(("seconds", "confirmed"), [(1.5, False), (3.0, True)])
+def test_short_search_in_network_has_no_last_timings(log, instant, clock, opencl, seconds, confirmed):
+    instant.duration = lambda trial: 0.1
+    ((_, tuned),) = searched({WORKLOAD: 1}, opencl, log, seconds).items()
+    assert tuned.final.final == confirmed
+    assert tuned.omitted == set()
 
 
 def test_a_layer_that_a_network_has_often_comes_before_larger_ones(log, instant, clock, opencl):

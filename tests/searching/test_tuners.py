@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -213,6 +215,39 @@ def test_of_the_neighbours_the_model_takes_first_what_it_believes_to_be_fast():
     best = min(trials, key=lambda trial: trial.cost)
     near = [cost(space, config) for config in tuner.take_near(best.config, 10**6)]
     assert np.median(near[: len(near) // 4]) < 0.8 * np.median(near)
+
+
+LOADED_AFTER = """
+import math, sys
+from tvmconv.knobs import Choice
+from tvmconv.knobs.space import Space
+from tvmconv.searching.replay import Recorded
+from tvmconv.searching.tuners import make
+failures, quick = int(sys.argv[1]), sys.argv[2] == "quick"
+tuner = make("xgb", Space({name: Choice(name, range(20), 0) for name in "ab"}))
+configs = tuner.propose(12, quick=quick)
+tuner.learn(Recorded(c, math.inf if n < failures else 1e-6 * (1 + n)) for n, c in enumerate(configs))
+assert len(tuner.propose(3, quick=quick)) == len(tuner.take_near(configs[-1], 3, quick=quick)) == 3
+print(*(name in sys.modules for name in ("scipy.optimize", "xgboost")))
+"""
+
+
+@pytest.mark.parametrize(
+    ("failures", "how", "loaded"),
+    [(0, "", "True False"), (4, "", "True True"), (0, "quick", "False False"), (4, "quick", "False False")],
+    ids=["none failed", "some failed", "quick, none failed", "quick, some failed"],
+)
+def test_libraries_of_cost_model_are_loaded_when_needed(failures, how, loaded):
+    command = [sys.executable, "-c", LOADED_AFTER, str(failures), how]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip() == loaded
+
+
+def test_quick_proposals_use_models_that_are_loaded():
+    space = conv_space()
+    slow, fast = (make("xgb", space, seed=2) for _ in range(2))
+    for tuner in (slow, fast):
+        search(tuner, 24)
+    assert slow.propose(4) == fast.propose(4, quick=True)
 
 
 @pytest.mark.parametrize("name", ["xgb", "ga"])

@@ -22,6 +22,7 @@ from tvmconv.measuring.pipeline import Trial  # noqa: E402
 from tvmconv.searching.search import Tuned  # noqa: E402
 from tvmconv.searching.status import Status  # noqa: E402
 from tvmconv.torch import kernels, timing  # noqa: E402
+from tvmconv.torch.choose import kernels_deadline  # noqa: E402
 from tvmconv.torch.optimize import optimize_within  # noqa: E402
 from tvmconv.torch.report import PYTORCH  # noqa: E402
 from tvmconv.torch.times import Times  # noqa: E402
@@ -60,17 +61,35 @@ def clock(monkeypatch):
 @pytest.mark.usefixtures("shared_processes")
 @pytest.mark.parametrize(
     ("seconds", "ours", "ends"),
-    [(12e3, [True, True], 6e3), (4.5e3, [False, True], 4e3), (1.5e3, [False, False], 1e3)],
-    ids=["time for all", "time for one layer", "time for none"],
+    [
+        (12e3, [True, True], 6e3),
+        (4.5e3, [False, True], 4e3),
+        (3e3, [False, True], 3e3),
+        (1.5e3, [False, False], 1e3),
+    ],
+    ids=["time for all", "time for one layer", "a comparison ends in the slack", "time for none"],
 )
 def test_the_layers_that_cost_most_are_compared_first(clock, model, tmp_path, seconds, ours, ends):
-    """The whole takes a timing before and one after, and each layer two."""
+    """The whole takes a timing before and, if there is time, one after; and each layer two."""
     optimized = optimize_within(Deadline.after(seconds), model, X, log=tmp_path / "log.jsonl", choose="tuned")
     assert list(runs(optimized).values()) == ours
     assert clock.added == ends <= seconds
     left_out = [line.reason for line in optimized.report().lines if line.runs == PYTORCH]
     assert [reason.partition(": ")[2] for reason in left_out] == ["no time left"] * ours.count(False)
     assert differ(optimized, model) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("seconds", "slack", "left", "left_to_cut_off"),  # comparing takes three seconds
+    [(20.0, 7.0, 17.0, 24.0), (2.0, 4.0, 1.0, 3.0), (-1.0, 4.0, -1.0, 1.5), (-5.0, 4.0, -5.0, -1.0)],
+    ids=["all fits", "half of the time", "in the slack", "after it"],
+)
+def test_finding_kernels_leaves_time_to_compare_them(monkeypatch, seconds, slack, left, left_to_cut_off):
+    monkeypatch.setattr(time, "monotonic", Clock())
+    now = time.monotonic()
+    finding = kernels_deadline(20, torch.device("cuda"), Deadline(now + seconds, slack))
+    assert finding.end - now == pytest.approx(left)
+    assert finding.cut_off.end - now == pytest.approx(left_to_cut_off)
 
 
 def test_what_a_search_built_is_not_built_again(opencl, tmp_path, monkeypatch):

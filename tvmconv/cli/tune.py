@@ -306,9 +306,9 @@ def _network_seconds(results: Sequence[tuple[Workload, str, Tuned]], network: Ma
 
 
 def unconfirmed_lines(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
-    """Return one line for each search whose result is a trial, as no final timing succeeded."""
+    """Return one line for each search whose result is a trial, as it has no valid final timing."""
     return [
-        f"{workload.text} {name}: no final timing succeeded; the time is the median of the config's trials"
+        f"{workload.text} {name}: there is no valid final timing; the time is the median of the config's trials"
         for workload, name, tuned in results
         if tuned.final and not tuned.final.final
     ]

@@ -36,6 +36,7 @@ def build_all(
     workers: int | None = None,
     told: Callable[[int], None] | None = None,
     deadline: Deadline | None = None,
+    num_needed: int = 0,
 ) -> list[Built]:
     """Build, and say for each choice what came of it.
 
@@ -48,6 +49,7 @@ def build_all(
         told: is called with the number of those that are done.
         deadline: when builds that have not ended are given up, as `NO_TIME` tells; the first choices are built first.
             With a deadline this has to be called in a block of `standing`.
+        num_needed: how many of the first choices are waited for until the deadline's cut-off.
 
     Raises:
         Error: the processes do not start.
@@ -62,13 +64,16 @@ def build_all(
     late = Built(None, ErrorKind.BUILD_TIMEOUT, NO_TIME)
     if deadline is not None:
         standing.begin(BUILDER, BUILDER, count)
-        if not standing.wait_for(BUILDER, deadline.left):
+        if not standing.wait_for(BUILDER, deadline.cut_off.left if num_needed else deadline.left):
             return [late] * len(choices)
     pool, found = Pool(task, count, BUILD_SECONDS), dict[int, Built]()
     try:
         for tag, choice in enumerate(choices):
             pool.submit(tag, _key(choice), choice.config, choice.workload)
-        while len(found) < len(choices) and not (deadline and deadline.has_passed):
+        while len(found) < len(choices):
+            is_needed = any(tag not in found for tag in range(num_needed))
+            if deadline and (deadline.cut_off if is_needed else deadline).has_passed:
+                break
             wait(pool.waitables(), POLL_SECONDS)
             found.update(pool.poll())
             if told:

@@ -100,20 +100,24 @@ class Contest:
         good = [record for record in records if record.ok and record.schedule in self._entrants]
         self._fastest = sorted([*self._fastest, *good], key=lambda record: record.cost)[:DESCENDED]
 
-    def propose(self, n: int, *, last: bool = False) -> list[Proposal]:
+    def propose(self, n: int, *, last: bool = False, quick: bool = False) -> list[Proposal]:
         """At most `n` configs that were not proposed or learnt before; none when there are no more.
 
         Args:
             n: how many.
             last: whether the search comes to its end, and neighbours of the fastest come first.
+            quick: whether there is too little time to load the libraries of a tuner's cost model.
         """
         if chosen := self._from_known(n):
             return chosen  # at once: a tuner takes its time
         if last:
-            chosen += self._near_the_fastest(n)
+            chosen += self._near_the_fastest(n, quick)
         while len(chosen) < n and (shares := self._shares(n - len(chosen))):
             for name, share in shares.items():
-                configs = _ask(self._entrants[name], lambda tuner, share=share: tuner.propose(share))  # type: ignore[misc]
+                configs = _ask(
+                    self._entrants[name],
+                    lambda tuner, share=share: tuner.propose(share, quick=quick),  # type: ignore[misc]
+                )
                 self._entrants[name].exhausted = len(configs) < share
                 chosen += [(name, config) for config in configs]
         return chosen
@@ -130,13 +134,13 @@ class Contest:
             chosen += taken
         return chosen
 
-    def _near_the_fastest(self, n: int) -> list[Proposal]:
+    def _near_the_fastest(self, n: int, quick: bool) -> list[Proposal]:
         chosen: list[Proposal] = []
         for record in self._fastest if n > 0 else ():
             wanted = n - len(chosen)
             near = _ask(
                 self._entrants[record.schedule],
-                lambda tuner, config=record.config, wanted=wanted: tuner.take_near(config, wanted),  # type: ignore[misc]
+                lambda tuner, config=record.config, wanted=wanted: tuner.take_near(config, wanted, quick=quick),  # type: ignore[misc]
             )
             chosen += [(record.schedule, config) for config in near]
         return chosen

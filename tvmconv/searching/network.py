@@ -12,7 +12,7 @@ from tvmconv.devices import Device
 from tvmconv.searching.opening import Ahead, Field
 from tvmconv.searching.request import Request
 from tvmconv.searching.search import Tuned
-from tvmconv.searching.shares import by_cost, served, share
+from tvmconv.searching.shares import LEAST_CONFIRMED_SECONDS, by_cost, served, share
 from tvmconv.searching.tune import Told, tune_all
 from tvmconv.workloads import Workload
 
@@ -53,7 +53,15 @@ def one_after_another(
             chosen = served(deadline.left, left)
             seconds = max(share(deadline.left, chosen, network, places[0]), LEAST)
             limit = deadline.cut_off if first or not deadline.has_passed else deadline
-            own = replace(request, seconds=seconds, begun=time.monotonic(), limit=limit)
+            is_last = len(chosen) == 1  # whose slack is that of the network
+            own = replace(
+                request,
+                seconds=seconds,
+                confirm=request.confirm and seconds >= LEAST_CONFIRMED_SECONDS,
+                begun=time.monotonic(),
+                limit=limit,
+                waits_for_first=is_last,
+            )
             following = [*chosen[1:2]]
         workload = left.pop(0)
 

@@ -40,6 +40,8 @@ class Request:
         begun: when the clock began to run, as `time.monotonic` tells it; None for when the search is called.
         verify: whether all outputs of a kernel are verified, or a sample of them; one of `tvmconv.verify.MODES`.
         limit: when the search is cut off, whatever it is doing, beside what `seconds` says.
+        waits_for_first: whether the first configs that were submitted, two for each process that builds, are waited for
+            beyond `seconds`; else only one config is.
 
     Raises:
         TuningError: trials, patience or workers is no positive integer, seconds no positive number, seed negative, or
@@ -59,6 +61,7 @@ class Request:
     begun: float | None = None
     verify: str = "auto"
     limit: Deadline = field(default_factory=Deadline)
+    waits_for_first: bool = True
 
     def __post_init__(self) -> None:
         if self.verify not in MODES:

@@ -34,6 +34,7 @@ from tvmconv.workloads import Workload
 TRIALS = 512  # where neither their number nor the time is limited
 DESCENT = 0.8  # of the search, after which the neighbours of the fastest configs come first
 FINAL_SECONDS, FINAL_SHARE = 2.0, 0.2  # what is kept of the time for the last timings, at most: seconds, and a share
+LOADING_SECONDS = 3.0  # that have to be left for trials where libraries of a cost model are to be loaded
 NAIVE_SECONDS = 0.03  # a launch of the naive schedule, above which it is not timed again beside the finalists
 LONG_SECONDS = 0.11  # that a last timing takes, its warm-up included
 KEPT = 8 * FINALISTS  # of the fastest records, should the first be of configs that nobody can build
@@ -181,6 +182,9 @@ class _Search:
         self._finals: dict[tuple[str, str, str, str], Record] = {}
         self._naive_finals: list[Record] = []
         self._cut_off = request.limit
+        self._num_awaited: int | None = (
+            None  # configs that are waited for beyond the time; None before any is submitted
+        )
         self.omitted: set[Omitted] = set()
 
     def recall(self) -> None:
@@ -230,7 +234,8 @@ class _Search:
         status, exhausted = self.status, False
         while not (self._ended() or (exhausted and not measurer.pending)) or self._refers(measurer):
             if not self._ended():
-                exhausted = not self._submit(measurer)
+                only_waits = self._num_awaited is not None and self._is_past_time()
+                exhausted = only_waits or not self._submit(measurer)
             measured = measurer.results(timeout=0.1)
             status.elapsed = time.monotonic() - start
             for measurement in measured:
@@ -260,14 +265,18 @@ class _Search:
         Few large requests rather than many small ones: each has the tuners train anew.
         """
         assert self._contest
-        ahead = max(2 * measurer.workers, self._contest.batch)
-        room = 2 * ahead - measurer.pending
+        at_builders = 2 * measurer.workers  # jobs that the builders hold, and the next ones
+        ahead = max(at_builders, self._contest.batch)
+        room = (at_builders if self._is_past_time() else 2 * ahead) - measurer.pending
         if self.status.asked is not None:
             room = min(room, self.status.asked - self.status.done - measurer.pending)
         if measurer.pending >= ahead or room < 1:
             return True
-        proposals = self._contest.propose(room, last=self._share() >= DESCENT)
+        is_short = self._seconds_left() < LOADING_SECONDS
+        proposals = self._contest.propose(room, last=self._share() >= DESCENT, quick=is_short)
         measurer.submit_trials([Trial(name, config) for name, config in proposals])
+        if self._num_awaited is None:
+            self._num_awaited = min(len(proposals), at_builders) if self._request.waits_for_first else 1
         return bool(proposals)
 
     def _take(self, records: Iterable[Record], *, earlier: bool = False) -> None:
@@ -323,10 +332,25 @@ class _Search:
             or (patience is not None and status.best is not None and status.since_best >= patience)
         )
 
+    def _seconds_left(self) -> float:
+        """Return the seconds that are left for trials by the clock of the status; infinite without a limit."""
+        return math.inf if self._seconds is None else self._seconds - self.status.elapsed
+
+    def _is_past_time(self) -> bool:
+        """Return whether the time for trials has passed, whatever is still waited for."""
+        return self._seconds_left() <= 0
+
     def _time_is_up(self) -> bool:
-        """Whether the time for trials is over; a first one is waited for until the search is cut off."""
-        by_clock = self._seconds is not None and self.status.elapsed >= self._seconds
-        return self._cut_off.has_passed or (by_clock and self.status.done > 0)
+        """Return whether the trials are over.
+
+        Beyond their time a first config is waited for until the search is cut off, and further ones of the first
+        submission as long as there is time for the last timings. Those of earlier sessions spare the wait.
+        """
+        done, cut_off = self.status.done, self._cut_off
+        if cut_off.has_passed or not self._is_past_time() or not done:
+            return cut_off.has_passed
+        still_waits = not self.status.resumed and done < (self._num_awaited or 1)
+        return not still_waits or cut_off.reserving(FINAL_SECONDS if self._request.confirm else 0.0).has_passed
 
     def result(self) -> Record | None:
         """Return the best record that the log has of this search, as every command that reads the log names it."""

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from tvmconv.devices import Device
 from tvmconv.workloads import Workload
 
-LEAST_SECONDS = 2.0  # of a layer that is searched
+LEAST_SECONDS = 1.0  # of a layer that is searched
+LEAST_CONFIRMED_SECONDS = 2.0  # of one whose fastest configs are timed once more, which takes half a second
 LAUNCH_SECONDS = 2e-6  # that a kernel takes, however small it is
 PEAK_FLOPS, PEAK_BANDWIDTH = 1e12, 1e11  # of a device that does not tell
 

@@ -15,6 +15,7 @@ from tvmconv.searching.opening import Ahead, Field
 from tvmconv.searching.request import Request
 from tvmconv.searching.search import Tuned, search
 from tvmconv.searching.status import Status
+from tvmconv.without_torch import can_leave_out_torch, import_tvm
 from tvmconv.workloads import Workload
 from tvmconv.workloads.registry import as_workload
 from tvmconv.workloads.text import quote
@@ -51,8 +52,9 @@ def tune(
             schedule being one more choice, and the other schedules' defaults are measured as well.
         tuner: "xgb", "ga", "random" or "grid".
         trials: how many records there shall be, those in the log included; 512 if `seconds` is not given either.
-        seconds: how long it may take, on the clock, with the last timings, earlier sessions included. A first config
-            that is not measured by then is waited for some seconds more, as `tvmconv.deadline` says.
+        seconds: how long it may take, on the clock, with the last timings, earlier sessions included. Where the first
+            configs, two for each process that builds, are not measured by then, they are waited for some seconds more,
+            as `tvmconv.deadline` says.
         log: the file to append to.
         device: where to measure: a device, several of one architecture, "cuda" for all GPUs of this host, or "auto" for
             these or else the first device of OpenCL.
@@ -82,7 +84,14 @@ def tune(
     begun = time.monotonic()
     request = Request(tuner, trials, seconds, log, seed, patience, transfer, workers, compare, confirm, begun, verify)
     named = [] if schedule is None else [schedule]
-    return tune_all(as_workload(workload), named, find_devices(device), request, progress or (lambda status: None))
+    found = as_workload(workload)
+    without_torch = can_leave_out_torch()  # asked before there are threads of this library
+    places = find_devices(device)
+    with standing():
+        begin_processes(request.workers, places)  # they load what they need while this process imports TVM
+        if without_torch:
+            import_tvm()
+        return tune_all(found, named, places, request, progress or (lambda status: None))
 
 
 def tune_all(

@@ -25,7 +25,7 @@ from torch import fx
 from tvmconv.deadline import Deadline
 from tvmconv.errors import DeviceError, TuningError
 from tvmconv.searching.request import Request
-from tvmconv.torch.choose import Chooser, checked, comparing_seconds
+from tvmconv.torch.choose import Chooser, checked, kernels_deadline
 from tvmconv.torch.kernels import Kernels
 from tvmconv.torch.layer import CONVOLUTIONS
 from tvmconv.torch.look import look
@@ -163,7 +163,7 @@ def _chosen(
     with by_heuristics():
         found = look(model, [Part("", model)], inputs)
     counts = Counter(one.text for one in found if one.text)
-    kernels.find(counts, deadline and deadline.reserving(comparing_seconds(len(counts), place, deadline)))
+    kernels.find(counts, deadline and kernels_deadline(len(counts), place, deadline))
     times = Times(model, inputs, place, device.name)
     chooser = Chooser(kernels, times, given.get("choose", "fastest"), deadline)
     lines = chosen_lines(chooser, found, counts, device)

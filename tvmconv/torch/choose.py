@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -38,15 +37,20 @@ def checked(how: str) -> Choose:
     return cast(Choose, how)
 
 
-def comparing_seconds(workloads: int, place: torch.device, deadline: Deadline) -> float:
-    """How much of a model's time is kept for comparing its layers with PyTorch: half of it at most.
+def kernels_deadline(num_workloads: int, place: torch.device, deadline: Deadline) -> Deadline:
+    """Return the deadline of finding kernels, which leaves time to compare the layers with PyTorch.
+
+    Of what is left until the deadline, and until its cut-off, half is kept at most.
 
     Args:
-        workloads: how many different layers there are.
+        num_workloads: how many different layers there are.
         place: where they run.
         deadline: when all shall be compared.
     """
-    return min(workloads * COMPARE_SECONDS[place.type], deadline.left / 2)
+    wanted = num_workloads * COMPARE_SECONDS[place.type]
+    end = deadline.end - min(wanted, deadline.left / 2)
+    cut_off = deadline.cut_off.end - min(wanted, deadline.cut_off.left / 2)
+    return Deadline(end, max(cut_off - end, 0.0))
 
 
 @dataclass
@@ -66,7 +70,8 @@ class Chooser:
         kernels: of the model's workloads.
         times: of the model's parts.
         how: "fastest" is what is measured to be faster; "tuned" is our kernel wherever it is right.
-        deadline: when all layers shall be decided on; those that come too late are left to PyTorch.
+        deadline: when all layers shall be decided on. After it each is compared with the most promising of its kernels
+            alone, and those that would not be done by its cut-off are left to PyTorch.
 
     Attributes:
         omitted: how many layers came too late.
@@ -94,7 +99,9 @@ class Chooser:
         given = [found.x.like(), *([found.add.like()] if found.add else [])]
         like = f"{found.text}, {found.x}, {found.add}, {'no ' if module.norm is None else ''}normalisation"
         decided = self._decided.get(like)
-        if self._deadline.left <= (0.0 if decided else statistics.fmean(self._seconds or [0.0])):
+        if self._deadline.cut_off.left <= (
+            0.0 if decided else max(self._seconds, default=COMPARE_SECONDS[self._kernels.place.type])
+        ):
             self.omitted += 1
             return replace(line, reason=NO_TIME)
         with torch.no_grad():
@@ -119,8 +126,8 @@ class Chooser:
         module, x = found.module, found.x
         assert x is not None
         decided = _Decided(self._times.seconds(f"PyTorch: {like}", lambda: module(*given)))
-        for ready in self._kernels.ready(found.text):
-            if self._deadline.has_passed:
+        for number, ready in enumerate(self._kernels.ready(found.text)):
+            if self._deadline.cut_off.has_passed or (number and self._deadline.has_passed):
                 break
             others = operator.installed(ready.name, self._kernels.place)  # have it
             problem = self._take(found, ready, given, wanted)

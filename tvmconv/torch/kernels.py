@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -40,7 +41,8 @@ from tvmconv.torch.rounding import truncates
 from tvmconv.workloads import Workload, dtypes, parse
 
 LOG = "tuning.jsonl"
-BUILD_SECONDS = 1.0  # of a builder, kept of the time for a search for each workload that may have none
+BUILD_SECONDS = 1.0  # that a builder takes for a kernel, about
+TAKE_OVER_SECONDS = 1.0  # until builders have ended what a search had them do
 FEW = 4  # kernels that are compared for a workload that was not measured on this device
 
 
@@ -121,7 +123,8 @@ class Kernels:
         Args:
             counts: how often the model has each, by its text.
             deadline: when a search of those that the log knows nothing of, and all building, shall be done; those that
-                cost the model most come first. None for no search, and no limit for building.
+                cost the model most come first. One kernel of each workload may be built until its cut-off. None for no
+                search, and no limit for building.
 
         Raises:
             Error: the log is not there and nothing is searched, or it cannot be read or written.
@@ -155,7 +158,7 @@ class Kernels:
             return
         begin_processes(None, [self.device])
         request = Request(log=log, compare=False)
-        building = min(deadline.left / 3, BUILD_SECONDS * len(left) / workers_of(None))
+        building = min(deadline.left / 3, TAKE_OVER_SECONDS + BUILD_SECONDS * math.ceil(len(left) / workers_of(None)))
         searching = deadline.reserving(building)
         searches = one_after_another(left, [self.device], request, deadline=searching)
         for number, (w, search) in enumerate(searches, len(workloads) - len(left) + 1):
@@ -186,7 +189,7 @@ class Kernels:
         }
         while left:
             # To predict takes a while for each workload: half of the time is for building.
-            predicting = deadline.reserving(deadline.left / 2) if deadline else Deadline()
+            predicting = deadline.cut_off.reserving(deadline.cut_off.left / 2) if deadline else Deadline()
             ranked: list[tuple[int, str, Candidate]] = []
             for text, several in left.items():
                 if predicting.has_passed:
@@ -202,6 +205,7 @@ class Kernels:
                 self.device,
                 told=lambda done, told=told: self._told(f"{done} {told}"),  # type: ignore[misc]
                 deadline=deadline,
+                num_needed=sum(rank == 0 for rank, _, _ in ranked),
             )
             for (text, each), built in zip(begun, results, strict=True):
                 if built.program is None:

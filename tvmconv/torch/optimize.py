@@ -22,7 +22,7 @@ from tvmconv.measuring.ready import begin_processes
 from tvmconv.measuring.standing import standing
 from tvmconv.searching.request import Request
 from tvmconv.searching.shares import by_cost
-from tvmconv.torch.choose import OTHERWISE, Choose, Chooser, checked, comparing_seconds, deviation
+from tvmconv.torch.choose import OTHERWISE, Choose, Chooser, checked, deviation, kernels_deadline
 from tvmconv.torch.formats import FORMATS, fastest_format, format_of
 from tvmconv.torch.kernels import Kernels
 from tvmconv.torch.look import Found, look
@@ -146,8 +146,8 @@ def _optimized(
             with by_heuristics():
                 sites = look(optimized, parts, copied(example))
             counts = Counter(site.text for site in sites if site.text)
-            deciding = None if deadline is None else deadline.reserving(whole_seconds)
-            kernels.find(counts, deciding and deciding.reserving(comparing_seconds(len(counts), place, deciding)))
+            deciding = None if deadline is None else deadline.earlier(whole_seconds)
+            kernels.find(counts, deciding and kernels_deadline(len(counts), place, deciding))
         times.pause()
         chooser = Chooser(kernels, times, choose, deciding)
         lines = chosen_lines(chooser, sites, counts, kernels.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 
 FOLDER = __path__[0]
 
@@ -14,9 +15,10 @@ def import_tvm() -> None:
     `stream.py`. That takes two to four seconds, which is longer than TVM's own import, and no variable switches it off.
     Only conversions between its types and PyTorch's need it, and tvmconv uses none.
 
-    Only a process of the command line and a process that builds kernels call this, in their main thread: for the time
-    of the import PyTorch cannot be imported in any thread. Afterwards PyTorch is imported as ever. A program that uses
-    tvmconv as a library imports TVM as TVM is.
+    For the time of the import PyTorch cannot be imported in any thread. Therefore only processes of the command line
+    and processes that build kernels call this, in their main thread, and a search in a program that uses tvmconv as a
+    library where `can_leave_out_torch` holds. Afterwards PyTorch is imported as ever. In such a program TVM's own
+    conversions of PyTorch's dtypes and streams are then missing: one that wants them imports PyTorch or TVM first.
 
     Raises:
         ImportError: TVM cannot be imported.
@@ -26,3 +28,16 @@ def import_tvm() -> None:
         import tvm  # noqa: F401
     finally:
         sys.path.remove(FOLDER)
+
+
+def can_leave_out_torch() -> bool:
+    """Return whether `import_tvm` is safe in a program that uses tvmconv as a library, and saves time.
+
+    It is safe in the main thread of a process that has no other Python thread: then nothing else can import PyTorch
+    during TVM's import. `sys._current_frames` has all threads of the interpreter, also those that `threading` does not
+    know. Threads that tvmconv starts between this call and the import do not import PyTorch. Where PyTorch is
+    loaded, TVM's own import of it takes no time.
+    """
+    is_loaded = any(name in sys.modules for name in ("torch", "tvm", "tvm_ffi"))
+    is_main = threading.current_thread() is threading.main_thread()
+    return not is_loaded and is_main and len(sys._current_frames()) == 1

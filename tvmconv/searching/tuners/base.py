@@ -48,9 +48,17 @@ class Tuner:
         self._learnt: dict[bytes, tuple[np.ndarray, float]] = {}
         self._random = self._at_random()
 
-    def propose(self, n: int) -> list[Config]:
-        """At most `n` distinct legal configs, none proposed or learnt before; none when the space is exhausted."""
-        chosen = self._take(self._choose(n), n)
+    def propose(self, n: int, *, quick: bool = False) -> list[Config]:
+        """Propose at most `n` distinct legal configs that were not proposed or learnt before.
+
+        Args:
+            n: how many.
+            quick: whether there is too little time to load the libraries of a cost model, which takes seconds.
+
+        Returns:
+            The configs; none when the space is exhausted.
+        """
+        chosen = self._take(self._choose(n, quick), n)
         chosen += self._take(self._random, n - len(chosen))
         return [self.space.config(point) for point in chosen]
 
@@ -58,17 +66,17 @@ class Tuner:
         """The first `n` of legal points that were not proposed or learnt before, which they count as from now on."""
         return [self.space.config(point) for point in self._take(points, n)]
 
-    def take_near(self, config: Config, n: int) -> list[Config]:
+    def take_near(self, config: Config, n: int, *, quick: bool = False) -> list[Config]:
         """At most `n` configs that differ from one in a single knob, as `take`: what seems best first.
 
-        None where the config is not in the space.
+        None where the config is not in the space; `quick` as of `propose`.
         """
         try:
             near = self.space.neighbours(self.space.point(config))
         except KnobError:
             return []
         fresh = near[self._fresh(near)] if len(near) else near
-        return self.take(self._best_first(fresh), n)
+        return self.take(self._best_first(fresh, quick), n)
 
     def learn(self, trials: Iterable[Trial]) -> None:
         """Take notice of what configs cost; those that are not in the space are passed over."""
@@ -76,12 +84,15 @@ class Tuner:
             self._taken.add(point.tobytes())
             self._learnt[point.tobytes()] = point, cost
 
-    def _best_first(self, points: np.ndarray) -> np.ndarray:
-        """Points (n, knobs) in the order in which to measure them."""
+    def _best_first(self, points: np.ndarray, quick: bool) -> np.ndarray:
+        """Points (n, knobs) in the order in which to measure them; `quick` as of `propose`."""
         return self._rng.permutation(points)
 
-    def _choose(self, n: int) -> Iterable[np.ndarray]:
-        """The points to propose, the best first; those taken are left out afterwards, and random ones fill up."""
+    def _choose(self, n: int, quick: bool) -> Iterable[np.ndarray]:
+        """The points to propose, the best first; those taken are left out afterwards, and random ones fill up.
+
+        The arguments are those of `propose`.
+        """
         return ()
 
     def _ranked(self) -> np.ndarray:

@@ -31,7 +31,7 @@ class GeneticTuner(Tuner):
         super().__init__(space, seed)
         self._moves = Moves(space)
 
-    def _choose(self, n: int) -> Iterable[np.ndarray]:
+    def _choose(self, n: int, quick: bool) -> Iterable[np.ndarray]:
         if self._succeeded() < _FOUNDERS:
             return itertools.chain(default_point(self.space), self._random)
         litter = min(_LITTER * n, _MOST_CHILDREN)

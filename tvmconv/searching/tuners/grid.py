@@ -19,7 +19,7 @@ class GridTuner(Tuner):
         super().__init__(space, seed)
         self._walk = self._in_order()
 
-    def _choose(self, n: int) -> Iterable[np.ndarray]:
+    def _choose(self, n: int, quick: bool) -> Iterable[np.ndarray]:
         return self._walk
 
     def _in_order(self) -> Iterator[np.ndarray]:

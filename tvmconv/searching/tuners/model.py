@@ -110,10 +110,10 @@ class Success:
 
     def log_likelihood(self, features: np.ndarray) -> np.ndarray:
         """The logarithm of the likelihood: float (n,)."""
-        import xgboost as xgb
-
         if self._trees is None:
             return np.zeros(len(features))
+        import xgboost as xgb  # it takes seconds where scikit-learn is installed
+
         return np.log(self._trees.predict(xgb.DMatrix(features, nthread=1)) + 1e-9)
 
 

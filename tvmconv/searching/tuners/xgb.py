@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
@@ -98,22 +99,29 @@ class XGBTuner(Tuner):
             return features
         return np.column_stack([features, self._guess(points)]).astype(np.float32)
 
-    def _choose(self, n: int) -> Iterable[np.ndarray]:
-        if self._succeeded() < _FOUNDERS and not any(group.succeeded.any() for group in self._others):
+    def _choose(self, n: int, quick: bool) -> Iterable[np.ndarray]:
+        is_unknown = self._succeeded() < _FOUNDERS and not any(group.succeeded.any() for group in self._others)
+        if is_unknown or (quick and self._models_load_libraries()):
             return itertools.chain(default_point(self.space), self._drafted(), self._random)
         candidates, scores = self._candidates(self._models())
         return itertools.chain([] if self._learnt else default_point(self.space), self._diverse(candidates, scores))
 
-    def _best_first(self, points: np.ndarray) -> np.ndarray:
+    def _best_first(self, points: np.ndarray, quick: bool) -> np.ndarray:
         """By the mean of the places that the models give them, which go by what they expect."""
-        if not len(points) or self._succeeded() < _FOUNDERS:
-            return super()._best_first(points)
+        if not len(points) or self._succeeded() < _FOUNDERS or (quick and self._models_load_libraries()):
+            return super()._best_first(points, quick)
         places = (
             self._models(lambda process, rows: process.predict(rows)[0])(points)
             .argsort(axis=1, kind="stable")
             .argsort(axis=1)
         )
         return points[np.argsort(-places.mean(axis=0), kind="stable")]
+
+    def _models_load_libraries(self) -> bool:
+        """Return whether the models need a library that this process has not loaded, which takes seconds."""
+        num_failed = len(self._learnt) - self._succeeded()
+        has_trees = bool(num_failed or self._others or self.parts.trees or not self.parts.process)
+        return "scipy.optimize" not in sys.modules or (has_trees and "xgboost" not in sys.modules)
 
     def _models(self, criterion: Criterion | None = None) -> Scores:
         """The models in turn, taught what was measured; processes go by the criterion, or by improvement and rivals."""
