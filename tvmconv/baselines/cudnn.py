@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 NEAR = 1.15  # times as slow as the fastest call is one that is asked again: another pick may be the fastest
-UNIMPROVED_ROUNDS = 6  # of picks, after which no better one is expected
+UNIMPROVED_ROUNDS = 10  # of picks, after which no better one is expected
 IMPROVEMENT = 0.01  # of the time, by which a pick is better than those before it
-PICKING_SECONDS = 6.0  # after which there are no further picks: some calls have very many algorithms to try
+PICKING_SECONDS = 10.0  # after which there are no further picks: some calls have very many algorithms to try
 WARM_UP_VALUES = 1 << 24  # float32 values that an idle GPU adds to until its clocks are up
 
 
