@@ -16,6 +16,7 @@ import contextlib
 import math
 import multiprocessing
 import os
+import shlex
 import statistics
 import sys
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ from tvmconv.cli.errors import Parser, UsageError, guarded
 from tvmconv.cli.options import positive
 from tvmconv.cli.progress import progress_line
 from tvmconv.errors import Error
+from tvmconv.experiments.provenance import provenance
 from tvmconv.knowledge.model import known_for
 from tvmconv.predicted import CHECK_SECONDS, contenders
 from tvmconv.reports.tables import NOTHING, Table, significant
@@ -118,7 +120,9 @@ def _run(argv: Sequence[str]) -> int:
     table, note = _table(outcomes), _note(outcomes, len(layers) - len(texts), device, args.limit)
     print(f"{table.text()}\n\n{note}")
     if args.out:
-        args.out.write_text(f"{table.markdown()}\n\n{note}\n", encoding="utf-8")
+        command = shlex.join(["python", "scripts/prediction_safety.py", *argv])
+        source = provenance(device, command)
+        args.out.write_text(f"{table.markdown()}\n\n{note}\n\n{source}\n", encoding="utf-8")
     return 0 if all(outcome.ratio <= args.limit for outcome in outcomes) else 1
 
 
