@@ -2,6 +2,7 @@
 
 import os
 import resource
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -136,7 +137,8 @@ def test_nothing_is_kept_where_that_is_not_wanted_or_not_possible(tmp_path, open
     assert kept.find(W, "tiling", CONFIG, opencl) is None
 
 
-def test_what_there_is_no_room_for_leaves_nothing_behind(where, opencl, program, schedule):
+def test_what_there_is_no_room_for_leaves_nothing_behind(where, opencl, program, schedule, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # which the limit would cut off
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     try:

@@ -63,9 +63,9 @@ def _load() -> None:
 
 
 def operations() -> dict[str, Operation]:
-    """All operations by name."""
+    """All operations by name, in alphabetical order, whatever imported them first."""
     _load()
-    return dict(_registry)
+    return dict(sorted(_registry.items()))
 
 
 def checked(names: object) -> tuple[str, ...]:
