@@ -36,8 +36,22 @@ ROOMS = (
     ("compiler",),
     ("library", "marks", "knobs", "models", "requirements"),
     ("workloads",),
-    ("jsonfile", "gpu", "tensor_map", "files", "errors", "extras", "user_code", "scratch", "checksummed", "version"),
-    ("deadline", "without_torch"),
+    (
+        *(
+            "jsonfile",
+            "gpu",
+            "tensor_map",
+            "files",
+            "errors",
+            "extras",
+            "user_code",
+            "scratch",
+            "checksummed",
+            "version",
+        ),
+        "without_torch",
+    ),
+    ("deadline",),
 )
 # Rooms that are long have rooms of their own, to which the same applies.
 ANALYSIS = (

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from tvmconv.errors import HostError
 from tvmconv.without_torch import import_tvm
 
 
@@ -30,14 +31,14 @@ def test_tvm_comes_without_torch_which_may_follow(torch):
 
 def test_library_imports_tvm_as_it_is(torch):
     (torch / "tvm.py").write_text("import torch\nraise ImportError('enough')\n")
-    code = "import tvmconv as tc\ntry: tc.schedules()\nexcept ImportError: print('error')"
+    code = "import tvmconv as tc\ntry: tc.schedules()\nexcept tc.Error: print('error')"
     assert run(code, torch) == ["imported", "error"]
 
 
 def test_search_path_is_restored_after_an_error(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tvm", None)
     before = [*sys.path]
-    with pytest.raises(ImportError):
+    with pytest.raises(HostError, match="TVM cannot be imported"):
         import_tvm()
     assert sys.path == before
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tvmconv import gpu
-from tvmconv.errors import Error, KnobError, ScheduleError, ScheduleFailure, log_traceback
+from tvmconv.errors import Error, HostError, KnobError, ScheduleError, ScheduleFailure, describe, log_traceback
 from tvmconv.gpu import Limits
 from tvmconv.knobs import Columns, Config, Knobs, Value, format_value
 from tvmconv.knobs.space import ANY_GPU, Space, Usage
@@ -352,8 +352,14 @@ def _load() -> dict[str, Error]:
 
     Returns:
         Why packages of others do not import, by their names; each is also one line of the log.
+
+    Raises:
+        HostError: the project's own package does not import, as where TVM finds too little memory to load.
     """
-    _import_all(BUILT_IN)
+    try:
+        _import_all(BUILT_IN)
+    except (ImportError, AttributeError, MemoryError, OSError) as error:
+        raise HostError(f"the schedules cannot be imported; is there enough memory? {describe(error)}") from error
     broken: dict[str, Error] = {}
     for name in dict.fromkeys(entry.value for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)):
         try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 
+from tvmconv.errors import HostError, describe
+
 FOLDER = __path__[0]
 
 
@@ -21,11 +23,15 @@ def import_tvm() -> None:
     conversions of PyTorch's dtypes and streams are then missing: one that wants them imports PyTorch or TVM first.
 
     Raises:
-        ImportError: TVM cannot be imported.
+        HostError: TVM cannot be imported: it is not installed, or the process has too little memory for it.
     """
     sys.path.insert(0, FOLDER)
     try:
         import tvm  # noqa: F401
+    except (ImportError, AttributeError, MemoryError, OSError, RuntimeError) as error:
+        # With too little address space its libraries do not load, and what fails next varies from run to run.
+        reason = describe(error) if str(error) else "no memory"
+        raise HostError(f"TVM cannot be imported; is it installed, and is there enough memory? {reason}") from error
     finally:
         sys.path.remove(FOLDER)
 
