@@ -188,12 +188,12 @@ def without_gpu(command: str) -> str | None:
         small.append(_smaller(word))
     if "--knowledge" in words:
         return None  # to train a model takes minutes
-    if "--seconds" in small:  # a busy machine gets nothing done in a second
+    if words[1] == "tune" and "--seconds" in small:  # a busy machine gets nothing done in a second
         place = small.index("--seconds")
         small[place : place + 2] = ["--trials", "2"]
     if "--device" in small:
         small[small.index("--device") + 1] = "opencl:0"
-    if words[1] == "run":
+    if words[1] == "run" and "--seconds" not in small:
         small += ["--seconds", "0.01"]
     return shlex.join(small)
 
