@@ -94,7 +94,7 @@ def test_where_all_fail_all_go_on():
 def test_schedules_in_reserve_have_a_smaller_share_until_they_are_fast():
     slow, fast = (
         shares(
-            search(Contest([entrant("a"), entrant("b", weight=RESERVE)], DEFAULT_OF_B), 400, {"a": 1.0, "b": seconds})
+            search(Contest([entrant("a"), entrant("b", weight=RESERVE)], [DEFAULT_OF_B]), 400, {"a": 1.0, "b": seconds})
         )
         for seconds in (1.0, 0.5)
     )
@@ -103,7 +103,7 @@ def test_schedules_in_reserve_have_a_smaller_share_until_they_are_fast():
 
 
 def test_the_reserve_waits_until_it_is_known_what_the_others_are_worth():
-    contest = Contest([entrant("a"), entrant("b", weight=RESERVE)], DEFAULT_OF_B)
+    contest = Contest([entrant("a"), entrant("b", weight=RESERVE)], [DEFAULT_OF_B])
     contest.learn([record("b", space().default, 1.0)])
     assert [name for name, _ in contest.propose(20)] == ["a"] * 20
     contest.learn([record("a", {"number": 500, "order": "rows"}, 1.0)])
@@ -112,13 +112,13 @@ def test_the_reserve_waits_until_it_is_known_what_the_others_are_worth():
 
 @pytest.mark.parametrize("known", [[], [("b", space().default)]])
 def test_one_in_reserve_that_never_ran_has_its_turn_when_the_others_are_exhausted(known):
-    contest = Contest([entrant("a", SMALL), entrant("b", weight=RESERVE)], known)
+    contest = Contest([entrant("a", SMALL), entrant("b", weight=RESERVE)], [known])
     names = [name for name, _ in search(contest, SMALL.size + 9, {"a": 1.0, "b": None}, batch=3)][: SMALL.size + 9]
     assert names == ["b"] * len(known) + ["a"] * SMALL.size + ["b"] * (9 - len(known))
 
 
 def test_no_config_is_proposed_twice_and_each_is_of_its_schedules_space():
-    contest = Contest([entrant("a", SMALL), entrant("b", ODD)], [("a", SMALL.default), ("b", ODD.default)] * 2)
+    contest = Contest([entrant("a", SMALL), entrant("b", ODD)], [[("a", SMALL.default), ("b", ODD.default)]] * 2)
     proposed = search(contest, 10_000, {"a": 1.0, "b": 1.1}, last=True)
     assert len(set(spelt(proposed))) == len(proposed)
     assert all(ODD.legal(ODD.point(config)[None])[0] for name, config in proposed if name == "b")
@@ -133,8 +133,26 @@ def test_it_ends_with_the_last_config_of_the_last_space(tuner, last):
     assert contest.propose(5, last=last) == []
 
 
+def test_a_portion_of_what_is_known_is_asked_for_when_those_before_it_were_proposed():
+    first, second = (
+        [("a", SMALL.default)],
+        [("b", ODD.config(point)) for point in ODD.sample(2, np.random.default_rng(0))],
+    )
+    asked = []
+
+    def portions():
+        for portion in (first, second):
+            asked.append(portion)
+            yield portion
+
+    contest = Contest([entrant("a", SMALL), entrant("b", ODD)], portions())
+    assert contest.propose(9) == first
+    assert asked == [first]
+    assert contest.propose(9) == second
+
+
 def test_what_was_learnt_is_not_proposed():
-    contest = Contest([entrant("a", SMALL)], [("a", SMALL.default)])
+    contest = Contest([entrant("a", SMALL)], [[("a", SMALL.default)]])
     known = [SMALL.config(point) for point in SMALL.walk(0, 4)]
     contest.learn([record("a", config, 1.0) for config in known])
     proposed = search(contest, 100, {"a": 1.0})
@@ -144,37 +162,39 @@ def test_what_was_learnt_is_not_proposed():
 
 def test_what_is_known_comes_first_in_its_order_also_of_a_schedule_that_fails():
     known = [("b", {"number": 7, "order": "columns"}), ("a", {"number": 0, "order": "rows"}), ("b", space().default)]
-    contest = Contest([entrant("a"), entrant("b")], known)
+    contest = Contest([entrant("a"), entrant("b")], [known])
     assert search(contest, 3, {"a": 1.0, "b": None}, batch=1) == known
     assert len(contest.propose(5)) == 5
 
 
 def test_what_is_known_twice_is_proposed_once():
     config = {"number": 7, "order": "rows"}
-    contest = Contest([entrant("a")], [("a", config), ("a", config)])
+    contest = Contest([entrant("a")], [[("a", config), ("a", config)]])
     assert contest.propose(9) == [("a", config)]
 
 
 def test_what_is_known_comes_first_also_at_the_end():
-    contest = Contest([entrant("a")], [("a", {"number": 7, "order": "columns"})])
+    contest = Contest([entrant("a")], [[("a", {"number": 7, "order": "columns"})]])
     contest.learn([record("a", {"number": 500, "order": "rows"}, 1.0)])
     assert contest.propose(2, last=True)[0] == ("a", {"number": 7, "order": "columns"})
 
 
 def test_what_is_known_elsewhere_is_brought_into_the_space():
-    (name, config), *_ = Contest([entrant("a", SMALL)], [("a", {"number": 90, "order": "diagonal", "x": 1})]).propose(1)
+    (name, config), *_ = Contest([entrant("a", SMALL)], [[("a", {"number": 90, "order": "diagonal", "x": 1})]]).propose(
+        1
+    )
     assert (name, config) == ("a", {"number": 2, "order": "rows"})
 
 
 def test_what_is_known_but_illegal_here_is_replaced_by_a_legal_neighbour():
-    ((_, config),) = Contest([entrant("a", ODD)], [("a", {"number": 40, "order": "columns"})]).propose(1)
+    ((_, config),) = Contest([entrant("a", ODD)], [[("a", {"number": 40, "order": "columns"})]]).propose(1)
     assert config["number"] % 2 == 1
     assert config["order"] == "columns"
 
 
 def test_what_is_known_but_has_no_legal_neighbour_is_left_out():
     rule = Condition("both", lambda columns: (columns["number"] == 7) & (columns["order"] == "columns"))
-    contest = Contest([entrant("a", space(100, [rule]))], [("a", {"number": 8, "order": "rows"})])
+    contest = Contest([entrant("a", space(100, [rule]))], [[("a", {"number": 8, "order": "rows"})]])
     assert contest.propose(5) == [("a", {"number": 7, "order": "columns"})]  # by the tuner
 
 
@@ -225,7 +245,7 @@ def made_up_seconds(name, config):
 def test_the_same_calls_propose_the_same():
     found = []
     for _ in range(2):
-        contest = Contest([entrant("a", tuner="xgb"), entrant("b", tuner="xgb")], [("b", space().default)])
+        contest = Contest([entrant("a", tuner="xgb"), entrant("b", tuner="xgb")], [[("b", space().default)]])
         found.append([])
         for round_ in range(12):
             now = contest.propose(6, last=round_ >= 9)

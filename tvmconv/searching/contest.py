@@ -74,13 +74,15 @@ class Contest:
 
     Args:
         entrants: the schedules, those that promise most first.
-        known: configs to measure first, by schedule, in the order of their promise.
+        known: configs to measure first, by schedule, in the order of their promise; in portions, each of which is asked
+            for only when all before it were proposed.
     """
 
-    def __init__(self, entrants: Sequence[Entrant], known: Iterable[Proposal] = ()) -> None:
+    def __init__(self, entrants: Sequence[Entrant], known: Iterable[Iterable[Proposal]] = ()) -> None:
         self._entrants: Mapping[str, Entrant] = {entrant.schedule.name: entrant for entrant in entrants}
-        found = list(known)
-        self._known = deque(each for place, each in enumerate(found) if each not in found[:place])
+        self._portions = iter(known)
+        self._known: deque[Proposal] = deque()  # what is left of the present portion
+        self._seen: list[Proposal] = []
         self._fastest: list[Record] = []
 
     @property
@@ -123,15 +125,24 @@ class Contest:
         return chosen
 
     def _from_known(self, n: int) -> list[Proposal]:
-        """Of what is known to be good elsewhere, what is legal and new here."""
+        """Of what is known to be good elsewhere, what is legal and new here; of one portion at a time."""
         chosen: list[Proposal] = []
-        while self._known and len(chosen) < n:
-            name, config = self._known.popleft()
-            entrant = self._entrants[name]
-            nearest = _ask(entrant, lambda tuner, config=config: _take_nearest(tuner, config))  # type: ignore[misc]
-            taken = [(name, config) for config in nearest]
-            entrant.proposed += len(taken)
-            chosen += taken
+        while n > 0 and not chosen:
+            if not self._known:
+                portion = next(self._portions, None)
+                if portion is None:
+                    break
+                self._known.extend(portion)
+            while self._known and len(chosen) < n:
+                name, config = self._known.popleft()
+                if (name, config) in self._seen:
+                    continue
+                self._seen.append((name, config))
+                entrant = self._entrants[name]
+                nearest = _ask(entrant, lambda tuner, config=config: _take_nearest(tuner, config))  # type: ignore[misc]
+                taken = [(name, config) for config in nearest]
+                entrant.proposed += len(taken)
+                chosen += taken
         return chosen
 
     def _near_the_fastest(self, n: int, quick: bool) -> list[Proposal]:

@@ -19,7 +19,7 @@ from tvmconv.logs.record import Record
 from tvmconv.logs.shipped import shipped_logs
 from tvmconv.measuring.problems import Problems
 from tvmconv.searching import tuners
-from tvmconv.searching.contest import RESERVE, Contest, Entrant
+from tvmconv.searching.contest import RESERVE, Contest, Entrant, Proposal
 from tvmconv.searching.known import nearest
 from tvmconv.searching.request import Request
 from tvmconv.searching.tuners.xgb import XGBTuner
@@ -88,17 +88,22 @@ def open_contest(workload: Workload, field: Field, device: Device, request: Requ
         raise failures[0]
     if request.tuner in WITHOUT_KNOWLEDGE:
         return Contest(entrants)
-    own = Path(request.log)
-    logs = [*others, *([own] if own.exists() else []), *shipped_logs()]
-    names = [entrant.schedule.name for entrant in entrants]
-    defaults = [(entrant.schedule.name, entrant.tuner.space.default) for entrant in entrants]
-    first = sum(entrant.schedule in field.first for entrant in entrants)
+    return Contest(entrants, _known(workload, field, device, request, entrants))
+
+
+def _known(
+    workload: Workload, field: Field, device: Device, request: Request, entrants: Sequence[Entrant]
+) -> Iterator[list[Proposal]]:
+    """What is known to be good, in portions; the first is there at once, and the logs are read only for the others."""
     spaces = {entrant.schedule.name: entrant.tuner.space for entrant in entrants}
+    defaults = [(name, space.default) for name, space in spaces.items()]
+    first = sum(entrant.schedule in field.first for entrant in entrants)
     predicted = promising(workload, device, PREDICTED, spaces)[:PREDICTED]
     expected = [(prediction.schedule, prediction.config) for prediction in predicted]
-    elsewhere = nearest(logs, workload, names, device.kind, NEAREST)
-    known = [*expected[:LEADING], *defaults[:first], *expected[LEADING:], *elsewhere, *defaults[first:]]
-    return Contest(entrants, known)
+    yield [*expected[:LEADING], *defaults[:first]]
+    own = Path(request.log)
+    logs = [*log_files(request.transfer), *([own] if own.exists() else []), *shipped_logs()]
+    yield [*expected[LEADING:], *nearest(logs, workload, list(spaces), device.kind, NEAREST), *defaults[first:]]
 
 
 def _of_others(

@@ -10,7 +10,7 @@ from tvmconv import devices, library
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError
 from tvmconv.measuring.ready import begin_processes
-from tvmconv.measuring.standing import standing
+from tvmconv.measuring.standing import begin_origin, standing
 from tvmconv.searching.opening import Ahead, Field
 from tvmconv.searching.request import Request
 from tvmconv.searching.search import Tuned, search
@@ -86,9 +86,10 @@ def tune(
     named = [] if schedule is None else [schedule]
     found = as_workload(workload)
     without_torch = can_leave_out_torch()  # asked before there are threads of this library
-    places = find_devices(device)
     with standing():
-        begin_processes(request.workers, places)  # they load what they need while this process imports TVM
+        begin_origin()  # it loads what builders need while this process looks for devices and imports TVM
+        places = find_devices(device)
+        begin_processes(request.workers, places)
         if without_torch:
             import_tvm()
         return tune_all(found, named, places, request, progress or (lambda status: None))
