@@ -122,13 +122,16 @@ class FakePicks:
 
     def __init__(self, heuristics=None, **seconds):
         self.heuristics = heuristics or {}
-        self.seconds, self.asked, self.closed = {kind: list(own) for kind, own in seconds.items()}, [], []
+        self.seconds = {kind: list(own) for kind, own in seconds.items()}
+        self.asked, self.num_algorithms, self.closed = [], [], []
 
-    def __call__(self, w, call, inputs, gpu, *, cold, seconds, benchmark):
+    def __call__(self, w, call, inputs, gpu, *, cold, seconds, num_algorithms):
         kind = "fused" if any("fused" in note for note in call.notes) else "apart"
-        if benchmark:
+        tries = num_algorithms is not None
+        if tries:
             self.asked.append(kind)
-        own = self.seconds.get(kind) if benchmark else self.heuristics.get(kind)
+            self.num_algorithms.append(num_algorithms)
+        own = self.seconds.get(kind) if tries else self.heuristics.get(kind)
         if own is None:
             raise DeviceError(f"cannot compute {kind}")
         taken = own.pop(0) if len(own) > 1 else own[0]
@@ -170,6 +173,14 @@ def test_calls_near_the_fastest_are_tried_again(pick):
 def test_improvements_within_noise_do_not_prolong_picking(pick):
     _, picks = pick("conv2d:1x4x6x6,4x4x3x3", apart=[1.0 - 1e-4 * number for number in range(100)])
     assert len(picks.asked) == 2 * (1 + cudnn.UNIMPROVED_ROUNDS)
+
+
+def test_cudnn_tries_another_number_of_algorithms_in_each_round(pick):
+    _, picks = pick("conv2d:1x4x6x6,4x4x3x3", apart=[1.0])
+    first, rounds = picks.num_algorithms[:2], picks.num_algorithms[2::2]  # each in both layouts
+    assert first == [0, 0]
+    assert sorted(rounds) == sorted(2 * cudnn.NUM_ALGORITHMS)
+    assert rounds[:3] == [2, 3, 4]
 
 
 def test_what_heuristics_choose_takes_part(pick):
@@ -233,9 +244,10 @@ def steps(monkeypatch):
     return SimpleNamespace(done=done, call=Call(compute), torch=torch)
 
 
-@pytest.mark.parametrize("benchmark", [True, False])
-def test_the_gpu_is_warm_before_cudnn_tries_every_algorithm(steps, described, benchmark):
-    picked = cudnn.Pick(CONVOLUTION, steps.call, CONVOLUTION.inputs(0), described, cold=False, benchmark=benchmark)
-    assert steps.done == [("warm up", 7)] * benchmark + [("compute", benchmark, 0)] * 3
+@pytest.mark.parametrize("number", [0, 6, None])
+def test_the_gpu_is_warm_before_cudnn_tries_its_algorithms(steps, described, number):
+    picked = cudnn.Pick(CONVOLUTION, steps.call, CONVOLUTION.inputs(0), described, cold=False, num_algorithms=number)
+    tries = number is not None
+    assert steps.done == [("warm up", 7)] * tries + [("compute", tries, number or 0)] * 3
     assert steps.torch.backends.cudnn.benchmark_limit == 10  # as before
-    assert ("best algorithm" if benchmark else "algorithm by heuristics") in picked.text
+    assert ("best algorithm" if tries else "algorithm by heuristics") in picked.text

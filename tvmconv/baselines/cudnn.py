@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 
 NEAR = 1.15  # times as slow as the fastest call is one that is asked again: another pick may be the fastest
-UNIMPROVED_ROUNDS = 10  # of picks, after which no better one is expected
+NUM_ALGORITHMS = (0, 2, 3, 4, 6, 8, 10, 12, 16, 24)  # that cuDNN tries, in rounds of picks in turn; 0: all of them
+UNIMPROVED_ROUNDS = 2 * len(NUM_ALGORITHMS)  # of picks, after which no better one is expected
 IMPROVEMENT = 0.01  # of the time, by which a pick is better than those before it
 PICKING_SECONDS = 10.0  # after which there are no further picks: some calls have very many algorithms to try
 WARM_UP_VALUES = 1 << 24  # float32 values that an idle GPU adds to until its clocks are up
@@ -42,8 +44,11 @@ def time_cudnn(
     its picks by thread. Each of the workload's `calls`, in the one or the other layout, with the epilogue in cuDNN's
     kernel or not, is timed with the algorithm that is fastest in these trials, and with the one that cuDNN's heuristics
     choose. Calls within `NEAR` of the fastest are tried again in fresh threads, until `UNIMPROVED_ROUNDS` rounds bring
-    no faster pick, or `PICKING_SECONDS` have passed. The GPU is warmed up before each trial. The fastest pick is kept
-    to be timed again (`Baseline.time_again`), and the text tells which it was.
+    no faster pick, or `PICKING_SECONDS` have passed. From round to round cuDNN tries another number of its algorithms,
+    the first ones by its heuristics: the fewer it tries, the less often a slow one wins by chance. On an H100, the
+    fastest algorithm of a layer was picked in 0 of 24 trials of all algorithms, and in 4 of 8 trials of the first 2 to
+    6. The GPU is warmed up before each trial. The fastest pick is kept to be timed again (`Baseline.time_again`), and
+    the text tells which it was.
 
     What a workload has that the call does not, a padding of two unlike sides or an epilogue that is not fused, is a
     kernel of its own, in the time. To bring tensors to another layout is not.
@@ -89,11 +94,12 @@ def pick_fastest(
     best_seconds: dict[int, float] = {}  # of each call that runs, by its number
     numbered = dict(enumerate(calls(w)))
 
-    def ask(number: int, *, benchmark: bool) -> None:
+    def ask(number: int, num_algorithms: int | None) -> None:
         """Have one more pick for a call; of it and the fastest one so far the slower one is closed."""
         nonlocal fastest
+        call = numbered[number]
         try:
-            new = PickOnThread(w, numbered[number], inputs, gpu, cold=cold, seconds=seconds, benchmark=benchmark)
+            new = PickOnThread(w, call, inputs, gpu, cold=cold, seconds=seconds, num_algorithms=num_algorithms)
         except DeviceError as error:
             errors.append(error)
             return
@@ -104,16 +110,17 @@ def pick_fastest(
         if new is not None:
             new.close()
 
-    for benchmark in (True, False):
+    for num_algorithms in (0, None):
         for number in numbered:
-            ask(number, benchmark=benchmark)
+            ask(number, num_algorithms)
     unimproved = 0
+    in_turn = itertools.cycle([*NUM_ALGORITHMS[1:], NUM_ALGORITHMS[0]])
     while fastest is not None and unimproved < UNIMPROVED_ROUNDS:
-        before = fastest.timing.median
+        before, num_algorithms = fastest.timing.median, next(in_turn)
         for number in [number for number, best in best_seconds.items() if best <= NEAR * before]:
             if time.monotonic() - started_at >= PICKING_SECONDS:
                 return fastest
-            ask(number, benchmark=True)
+            ask(number, num_algorithms)
         unimproved = 0 if fastest.timing.median < (1 - IMPROVEMENT) * before else unimproved + 1
     if fastest is None:
         raise errors[0]
@@ -143,7 +150,7 @@ class PickOnThread:
         gpu: where.
         cold: as for `Loaded.time`.
         seconds: of the first timing.
-        benchmark: as for `Pick`.
+        num_algorithms: as for `Pick`.
 
     Attributes:
         call: how it is computed.
@@ -163,12 +170,14 @@ class PickOnThread:
         *,
         cold: bool,
         seconds: float,
-        benchmark: bool = True,
+        num_algorithms: int | None = 0,
     ) -> None:
         self.call = call
         self._thread = ThreadPoolExecutor(max_workers=1)
         try:
-            self.pick = self._thread.submit(Pick, w, call, inputs, gpu, cold=cold, benchmark=benchmark).result()
+            self.pick = self._thread.submit(
+                Pick, w, call, inputs, gpu, cold=cold, num_algorithms=num_algorithms
+            ).result()
             self.timing = self.time(seconds)
         except BaseException:
             self._thread.shutdown()
@@ -193,7 +202,8 @@ class Pick:
         inputs: as for `time_cudnn`.
         gpu: where.
         cold: as for `Loaded.time`.
-        benchmark: whether cuDNN tries its algorithms; else its heuristics choose one.
+        num_algorithms: how many of its algorithms cuDNN tries, the first by its heuristics, 0 for all; None to take
+            what its heuristics choose without a trial.
 
     Attributes:
         output: what it computes.
@@ -211,22 +221,25 @@ class Pick:
         gpu: CudaDevice,
         *,
         cold: bool,
-        benchmark: bool = True,
+        num_algorithms: int | None = 0,
     ) -> None:
         torch = torch_with_cudnn()
-        self._benchmark = benchmark
+        self._num_algorithms = num_algorithms
         self._torch, self._gpu, self._call = torch, gpu, call
         self._tf32 = w.dtype == dtypes.TF32.name
         nbytes = set_bytes(inputs, w.argument_shapes[-1], w.storage)
         self._sets = BufferSets.choose(nbytes, gpu.l2_bytes or 0, cold=cold)
         self._stream = torch.cuda.Stream(gpu.index)
-        settings = ("best algorithm" if benchmark else "algorithm by heuristics", "TF32" if self._tf32 else "no TF32")
+        settings = (
+            "algorithm by heuristics" if num_algorithms is None else "best algorithm",
+            "TF32" if self._tf32 else "no TF32",
+        )
         self.text = ", ".join([*_versions(torch), *settings, *call.notes])
         with self._on_stream():
             self._copies = [
                 call.prepare(*(tensor(array).to(gpu.text) for array in inputs)) for _ in range(self._sets.count)
             ]
-            if benchmark:
+            if num_algorithms is not None:
                 warm_up_gpu(torch, gpu, self._stream.cuda_stream)
             for _ in range(3):  # the first call tries the algorithms, which a capture does not allow
                 output = call.compute(*self._copies[0])
@@ -263,7 +276,7 @@ class Pick:
             torch.cuda.device(self._gpu.index),
             torch.cuda.stream(self._stream),
             torch.no_grad(),
-            exact(torch, tf32=self._tf32, benchmark=self._benchmark),
+            exact(torch, tf32=self._tf32, num_algorithms=self._num_algorithms),
         ):
             yield
 
@@ -302,11 +315,11 @@ def torch_with_cudnn() -> Any:
 
 
 @contextmanager
-def exact(torch: Any, *, tf32: bool, benchmark: bool = True) -> Iterator[None]:
-    """Let cuDNN try every algorithm, unless its heuristics shall choose, and round to TF32 only where that is asked."""
+def exact(torch: Any, *, tf32: bool, num_algorithms: int | None = 0) -> Iterator[None]:
+    """Let cuDNN try so many algorithms, 0 for all, None for none, and round to TF32 only where that is asked."""
     wanted = (
-        (torch.backends.cudnn, "benchmark", benchmark),
-        (torch.backends.cudnn, "benchmark_limit", 0),  # 0: all of them
+        (torch.backends.cudnn, "benchmark", num_algorithms is not None),
+        (torch.backends.cudnn, "benchmark_limit", num_algorithms or 0),
         (torch.backends.cudnn, "allow_tf32", tf32),
         (torch.backends.cuda.matmul, "allow_tf32", tf32),
     )
