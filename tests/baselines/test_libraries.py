@@ -125,7 +125,7 @@ class FakePicks:
         self.seconds = {kind: list(own) for kind, own in seconds.items()}
         self.asked, self.num_algorithms, self.closed = [], [], []
 
-    def __call__(self, w, call, inputs, gpu, *, cold, seconds, num_algorithms):
+    def __call__(self, w, call, inputs, gpu, *, cold, num_algorithms):
         kind = "fused" if any("fused" in note for note in call.notes) else "apart"
         tries = num_algorithms is not None
         if tries:
@@ -145,7 +145,7 @@ def pick(monkeypatch, described):
         picks = FakePicks(**seconds)
         monkeypatch.setattr(cudnn, "PickOnThread", picks)
         w = parse(text)
-        return cudnn.pick_fastest(w, w.inputs(0), described, cold=False, seconds=0.1), picks
+        return cudnn.pick_fastest(w, w.inputs(0), described, cold=False), picks
 
     return run
 

@@ -30,6 +30,7 @@ NEAR = 1.15  # times as slow as the fastest call is one that is asked again: ano
 NUM_ALGORITHMS = (0, 2, 3, 4, 6, 8, 10, 12, 16, 24)  # that cuDNN tries, in rounds of picks in turn; 0: all of them
 UNIMPROVED_ROUNDS = 2 * len(NUM_ALGORITHMS)  # of picks, after which no better one is expected
 IMPROVEMENT = 0.01  # of the time, by which a pick is better than those before it
+PICK_SECONDS = 0.04  # for which each pick is timed
 PICKING_SECONDS = 10.0  # after which there are no further picks: some calls have very many algorithms to try
 WARM_UP_VALUES = 1 << 24  # float32 values that an idle GPU adds to until its clocks are up
 
@@ -69,7 +70,8 @@ def time_cudnn(
     try:
         with border_of("cuDNN through PyTorch", gpu, RuntimeError), torch.cuda.device(gpu.index):
             warm_up_gpu(torch, gpu, torch.cuda.current_stream(gpu.index).cuda_stream, IDLE_WARM_UP_SECONDS)
-        fastest = pick_fastest(w, inputs, gpu, cold=cold, seconds=seconds)
+        fastest = pick_fastest(w, inputs, gpu, cold=cold)
+        timing = fastest.time(seconds)
     finally:
         torch.cuda.empty_cache()  # PyTorch keeps memory for each stream, gigabytes that our own kernels may need
     pick = fastest.pick
@@ -78,12 +80,10 @@ def time_cudnn(
         fastest.close()
         torch.cuda.empty_cache()
 
-    return Baseline(fastest.timing, pick.output, pick.text, time_again=fastest.time, close=close)
+    return Baseline(timing, pick.output, pick.text, time_again=fastest.time, close=close)
 
 
-def pick_fastest(
-    w: Conv | Filter, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *, cold: bool, seconds: float
-) -> PickOnThread:
+def pick_fastest(w: Conv | Filter, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *, cold: bool) -> PickOnThread:
     """Return the fastest of the algorithms that cuDNN picks for each call, and again for those near the fastest.
 
     Calls that it cannot run are left out. Raises the first one's DeviceError if it can run none.
@@ -99,7 +99,7 @@ def pick_fastest(
         nonlocal fastest
         call = numbered[number]
         try:
-            new = PickOnThread(w, call, inputs, gpu, cold=cold, seconds=seconds, num_algorithms=num_algorithms)
+            new = PickOnThread(w, call, inputs, gpu, cold=cold, num_algorithms=num_algorithms)
         except DeviceError as error:
             errors.append(error)
             return
@@ -149,13 +149,12 @@ class PickOnThread:
         inputs: as for `time_cudnn`.
         gpu: where.
         cold: as for `Loaded.time`.
-        seconds: of the first timing.
         num_algorithms: as for `Pick`.
 
     Attributes:
         call: how it is computed.
         pick: what cuDNN picked.
-        timing: the first one, by which picks are compared with each other.
+        timing: of `PICK_SECONDS`, by which picks are compared with each other.
 
     Raises:
         DeviceError: PyTorch with cuDNN is missing, or it fails.
@@ -169,7 +168,6 @@ class PickOnThread:
         gpu: CudaDevice,
         *,
         cold: bool,
-        seconds: float,
         num_algorithms: int | None = 0,
     ) -> None:
         self.call = call
@@ -178,7 +176,7 @@ class PickOnThread:
             self.pick = self._thread.submit(
                 Pick, w, call, inputs, gpu, cold=cold, num_algorithms=num_algorithms
             ).result()
-            self.timing = self.time(seconds)
+            self.timing = self.time(PICK_SECONDS)
         except BaseException:
             self._thread.shutdown()
             raise
