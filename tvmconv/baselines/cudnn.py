@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 NEAR = 1.15  # times as slow as the fastest call is one that is asked again: another pick may be the fastest
 NUM_ALGORITHMS = (0, 2, 3, 4, 6, 8, 10, 12, 16, 24)  # that cuDNN tries, in rounds of picks in turn; 0: all of them
-UNIMPROVED_ROUNDS = 2 * len(NUM_ALGORITHMS)  # of picks, after which no better one is expected
+UNIMPROVED_ROUNDS = 4 * len(NUM_ALGORITHMS)  # of picks, after which no better one is expected
 IMPROVEMENT = 0.01  # of the time, by which a pick is better than those before it
 PICK_SECONDS = 0.04  # for which each pick is timed
-PICKING_SECONDS = 10.0  # after which there are no further picks: some calls have very many algorithms to try
+PICKING_SECONDS = 8.0  # after which there are no further picks: some calls have very many algorithms to try
 WARM_UP_VALUES = 1 << 24  # float32 values that an idle GPU adds to until its clocks are up
 
 
@@ -89,7 +89,6 @@ def pick_fastest(w: Conv | Filter, inputs: Sequence[NDArray[Any]], gpu: CudaDevi
     Calls that it cannot run are left out. Raises the first one's DeviceError if it can run none.
     """
     errors: list[DeviceError] = []
-    started_at = time.monotonic()
     fastest: PickOnThread | None = None
     best_seconds: dict[int, float] = {}  # of each call that runs, by its number
     numbered = dict(enumerate(calls(w)))
@@ -113,7 +112,7 @@ def pick_fastest(w: Conv | Filter, inputs: Sequence[NDArray[Any]], gpu: CudaDevi
     for num_algorithms in (0, None):
         for number in numbered:
             ask(number, num_algorithms)
-    unimproved = 0
+    started_at, unimproved = time.monotonic(), 0  # not before: the first picks load libraries
     in_turn = itertools.cycle([*NUM_ALGORITHMS[1:], NUM_ALGORITHMS[0]])
     while fastest is not None and unimproved < UNIMPROVED_ROUNDS:
         before, num_algorithms = fastest.timing.median, next(in_turn)
