@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from tvmconv import library
+from tvmconv.arithmetic import ceil_div
 from tvmconv.devices.cuda import device as cuda
 from tvmconv.errors import DeviceError, Error, KnobError, RecordError, ScheduleError
 from tvmconv.files import LimitedGzip
@@ -220,7 +221,7 @@ def _portfolio(expert: Expert, own: Sequence[Sample], machine: Machine) -> tuple
     """
     tried = [sample.space.config(sample.points[sample.seconds.argmin()]) for sample in own]
     configs = [config for number, config in enumerate(tried) if config not in tried[:number]]
-    configs = configs[:: -(-len(configs) // MOST_CONFIGS)]
+    configs = configs[:: ceil_div(len(configs), MOST_CONFIGS)]
     slowness = np.empty((len(configs), len(own)))
     for column, sample in enumerate(own):
         points = np.stack([sample.space.nearest(config) for config in configs])

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.devices.comparison import Comparison, Reference
 from tvmconv.devices.comparison import relative_error as relative_error
 from tvmconv.errors import WorkloadError
@@ -159,7 +160,7 @@ class Problem:
         """Of the inputs."""
         if self._given is not None:
             return self._given
-        drawn = [secrets.randbits(32) for _ in range(-(-ENOUGH // _elements(self.workload.argument_shapes[-1])))]
+        drawn = [secrets.randbits(32) for _ in range(ceil_div(ENOUGH, _elements(self.workload.argument_shapes[-1])))]
         return max(drawn, key=self._output_norm) if len(drawn) > 1 else drawn[0]
 
     def _output_norm(self, seed: int) -> float:

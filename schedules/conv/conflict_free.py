@@ -30,6 +30,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import IndexMap
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.gpu import STATIC_SHARED_BYTES, WARP
 from tvmconv.knobs import Columns, Knobs, Tile
 from tvmconv.knobs.space import Usage
@@ -84,7 +85,7 @@ def usage(w: Conv, c: Columns) -> Usage:
         threads=threads * threads_x,
         shared_bytes=element_bytes(w) * staged * (width + depth),
         accumulators=virtual * local * pixel_virtual,
-        blocks=w.groups * -(-channels // width) * pixel_blocks,
+        blocks=w.groups * ceil_div(channels, width) * pixel_blocks,
         staged=staged,
         intensity=width * depth / (width + depth),
         waste=width * block * depth * pixel_blocks / (channels * pixels),

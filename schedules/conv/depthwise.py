@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from tvm.s_tir import Schedule
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.gpu import MAX_THREADS_Z, STATIC_SHARED_BYTES
 from tvmconv.knobs import Columns, Knobs, Tile
 from tvmconv.knobs.space import Usage
@@ -50,7 +51,7 @@ def _staged(w: Conv, f: Any, y: Any, x: Any) -> tuple[Any, Any]:
         (outputs - 1) * step + (taps - 1) * dilation + 1
         for outputs, step, taps, dilation in zip((1, y, x), sizes.steps, sizes.taps, sizes.dilations, strict=True)
     ]
-    return -(-f // (w.O // w.groups)) * math.prod(window), f * sizes.all_taps
+    return ceil_div(f, w.O // w.groups) * math.prod(window), f * sizes.all_taps
 
 
 def _threads(w: Conv) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads.filters import Filter
@@ -46,7 +47,7 @@ def _declare(w: Filter, tile: Sequence[int]) -> tuple[te.Tensor, te.Tensor, te.T
     K = te.placeholder(w.mask_shape, w.dtype, name="K")
     axes = len(tile)
     radius = w.radius[-axes:]
-    blocks = [-(-n // size) for n, size in zip(w.signal_shape, tile, strict=False)]
+    blocks = [ceil_div(n, size) for n, size in zip(w.signal_shape, tile, strict=False)]
 
     def signal(places: Index, channel: Index) -> tirx.Expr:
         at = (*places, *channel)

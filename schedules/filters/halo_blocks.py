@@ -13,6 +13,7 @@ from tvm import s_tir
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.workloads import Filter1d
@@ -41,11 +42,11 @@ def halo_blocks(s: Schedule, w: Filter1d, k: Knobs) -> Schedule:
 
         @T.inline
         def copy(first, count, start, t):
-            for step in T.unroll(-(-count // threads)):  # more than one where the halo is larger than the block
+            for step in T.unroll(ceil_div(count, threads)):  # more than one where the halo is larger than the block
                 if step * threads + t < count:
                     copy_element(first + step * threads + t, start + step * threads + t)
 
-        for block in T.thread_binding(-(-w.n // threads), thread="blockIdx.x"):
+        for block in T.thread_binding(ceil_div(w.n, threads), thread="blockIdx.x"):
             for t in T.thread_binding(threads, thread="threadIdx.x"):
                 copy(0, radius, block * threads - radius, t)
                 copy(radius, threads, block * threads, t)

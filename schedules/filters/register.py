@@ -30,6 +30,7 @@ import numpy as np
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.knobs import Columns, Knobs
 from tvmconv.knobs.space import Usage
 from tvmconv.library import schedule
@@ -57,7 +58,7 @@ def usage(w: Filter, c: Columns) -> Usage:
     rows, down = (c.get(name, np.ones_like(c["vector"])) for name in ("rows", "threads_y"))
     outputs = rows * c["vector"] * c["vectors"]
     height, width, channels = w.image
-    blocks = -(-height // (rows * down)) * -(-width * channels // (c["vector"] * c["vectors"] * c["threads_x"]))
+    blocks = ceil_div(height, rows * down) * ceil_div(width * channels, c["vector"] * c["vectors"] * c["threads_x"])
     lines = np.where(c.get("once", 1) == 1, rows + w.mask[0] - 1, rows * w.mask[0])
     loads = lines * _window(w, c) / c["vector"] / outputs
     threads = c["threads_x"] * down
@@ -116,10 +117,10 @@ def _default(w: Filter, vector: int) -> tuple[int, bool]:
     """
     (height, width, channels), mask_rows = w.image, w.mask[0]
     most = 1 if height == 1 else 2 if mask_rows <= 3 else 4 if mask_rows <= 5 else 8
-    blocks_across = -(-width * channels // (vector * THREADS[0]))
-    while most > 1 and blocks_across * -(-height // (most * THREADS[1])) < MANY_BLOCKS:
+    blocks_across = ceil_div(width * channels, vector * THREADS[0])
+    while most > 1 and blocks_across * ceil_div(height, most * THREADS[1]) < MANY_BLOCKS:
         most //= 2
-    ways = [(most, True), (-(-most // 2), True), *((rows, False) for rows in (8, 4, 2, 1) if rows <= most)]
+    ways = [(most, True), (ceil_div(most, 2), True), *((rows, False) for rows in (8, 4, 2, 1) if rows <= most)]
     for rows, once in ways:
         columns = {"vector": vector, "vectors": 1, "rows": rows, "once": int(once)}
         if _products(w, columns) <= MAX_PRODUCTS and _held(w, columns) <= MAX_HELD:
@@ -133,11 +134,11 @@ def program(w: Filter, strip: Strip) -> Schedule:
     row = width * channels
     vector, vectors, rows, (across, down) = strip.vector, strip.vectors, strip.rows, strip.threads
     whole, rest = divmod(row, vector)  # vectors of a row, and the elements behind them, which only a signal has
-    halo = -(-_reach(w) // vector)  # vectors on each side of the strip
+    halo = ceil_div(_reach(w), vector)  # vectors on each side of the strip
     span = vectors + 2 * halo
     first = halo * vector - _reach(w)  # of the window's elements, the one that the first tap of the first output meets
-    blocks_across = -(-row // (vector * vectors * across))
-    blocks = blocks_across * -(-height // (rows * down))
+    blocks_across = ceil_div(row, vector * vectors * across)
+    blocks = blocks_across * ceil_div(height, rows * down)
 
     # fmt: off
     @T.prim_func(s_tir=True)
@@ -223,7 +224,7 @@ def _held(w: Filter, c: Mapping[str, Any]) -> Any:
 
 def _window(w: Filter, c: Mapping[str, Any]) -> Any:
     """Elements of an input row that a strip sees, in whole vectors."""
-    return c["vector"] * (c["vectors"] + 2 * -(-_reach(w) // c["vector"]))
+    return c["vector"] * (c["vectors"] + 2 * ceil_div(_reach(w), c["vector"]))
 
 
 def _reach(w: Filter) -> int:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.gpu import WARP
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
@@ -57,8 +58,8 @@ def program(w: Filter, warps: tuple[int, int]) -> Schedule:
     row, (along, down) = width * channels, warps
     parts = _held(w)
     seen = _seen(w)
-    blocks_along = -(-row // (WARP * along))
-    blocks = blocks_along * -(-height // down)
+    blocks_along = ceil_div(row, WARP * along)
+    blocks = blocks_along * ceil_div(height, down)
     rows_of_mask = T.unroll if mask_rows * mask_columns <= MAX_UNROLLED else T.serial
 
     # fmt: off
@@ -125,4 +126,4 @@ def _seen(w: Filter) -> int:
 
 def _held(w: Filter) -> int:
     """Elements of a row that each lane loads."""
-    return -(-_seen(w) // WARP)
+    return ceil_div(_seen(w), WARP)

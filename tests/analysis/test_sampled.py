@@ -8,6 +8,7 @@ from tvmconv.analysis.asked import asked_by
 from tvmconv.analysis.counts import counts
 from tvmconv.analysis.lowered import tir
 from tvmconv.analysis.memory.footprint import dram_bytes, footprints
+from tvmconv.arithmetic import ceil_div
 
 LONG = tc.parse("conv2d:1x512x7x7,512x512x3x3,s1,p1")  # 2.4 million multiplications a thread, by the naive kernel
 
@@ -44,7 +45,7 @@ def test_a_kernel_that_takes_too_long_to_execute_is_counted_by_its_text(monkeypa
     assert found.executed is None
     loads = {access.array: access.requests for access in found.touched if access.kind == "load"}
     products = LONG.flops // 2 // (LONG.P * LONG.Q)  # of a thread, which has all channels of a pixel
-    assert loads["K"] == pytest.approx(products * -(-step.launch.threads // 32), rel=0.01)
+    assert loads["K"] == pytest.approx(products * ceil_div(step.launch.threads, 32), rel=0.01)
 
 
 def test_where_the_text_is_too_long_each_array_comes_from_memory_once():

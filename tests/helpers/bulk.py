@@ -6,6 +6,7 @@ import numpy as np
 from tvm.script import tirx as T  # noqa: N812
 
 from tvmconv import devices
+from tvmconv.arithmetic import ceil_div
 from tvmconv.builtin import program as p
 from tvmconv.compiler.lower import lower
 from tvmconv.tensor_map import tiled
@@ -47,7 +48,9 @@ def copied(told, at, offsets=(), *, cut=0):
         offsets: of a tap, for im2col.
         cut: bytes by which the copy begins too late in shared memory.
     """
-    counts = told.box if told.is_im2col else [-(-box // step) for box, step in zip(told.box, told.steps, strict=True)]
+    counts = (
+        told.box if told.is_im2col else [ceil_div(box, step) for box, step in zip(told.box, told.steps, strict=True)]
+    )
     size = int(np.prod(counts)) * np.dtype(told.dtype).itemsize // 4
     load = LOAD.format(len(told.extents), ".im2col" if offsets else "")
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.knobs import Knobs, Tile
 
 LEVELS = ("block", "vthread", "thread", "local")
@@ -14,7 +15,7 @@ LEVELS = ("block", "vthread", "thread", "local")
 
 def tile(extent, *inner):
     """Of an axis, with an outermost factor that covers it."""
-    return Tile(extent, dict(zip(LEVELS, (-(-extent // math.prod(inner)), *inner), strict=True)))
+    return Tile(extent, dict(zip(LEVELS, (ceil_div(extent, math.prod(inner)), *inner), strict=True)))
 
 
 def test_a_factor_is_an_attribute_by_its_name():

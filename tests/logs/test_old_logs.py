@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import tvmconv as tc
+from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler import nvrtc
 from tvmconv.logs.record import Record
 
@@ -74,7 +75,7 @@ def test_a_rebuilt_kernel_has_the_threads_and_tiles_of_its_line(line):
     blocks, threads = [], []
     for knob, extent in (("tile_x", w.Q), ("tile_y", w.P), ("tile_f", w.O)):
         recorded, *inner = config[knob]
-        blocks.append(-(-extent // math.prod(inner)))
+        blocks.append(ceil_div(extent, math.prod(inner)))
         threads.append(inner[1])
         assert recorded in (-1, blocks[-1])
     kernel = rebuilt(line, arch="sm_75")

@@ -27,6 +27,7 @@ from mutations import mutated_bytes, mutated_gzip, mutated_json, mutated_lines, 
 
 import tvmconv as tc
 from tvmconv import cli, library, training
+from tvmconv.arithmetic import ceil_div
 from tvmconv.checksummed import read_checked, write_checked
 from tvmconv.compiler.program import ArrayType, Launch, Program, Step
 from tvmconv.devices import rpc
@@ -121,7 +122,7 @@ def fuzz(kind, data, mutate, commands, folder, suffix, check=None):
         check: called with the path and the bytes of a case after it.
     """
     failures = []
-    for number in range(-(-CASES // KINDS)):
+    for number in range(ceil_div(CASES, KINDS)):
         draw = random.Random(f"{SEED} {kind} {number}")
         bad, what = mutate(data, draw)
         run = draw.choice(commands)

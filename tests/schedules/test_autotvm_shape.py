@@ -7,6 +7,7 @@ import pytest
 
 import tvmconv as tc
 from tvmconv import library
+from tvmconv.arithmetic import ceil_div
 
 UNROLLING = ("auto_unroll_max_step", "unroll_explicit")
 KNOBS = {
@@ -37,7 +38,7 @@ def test_the_launch_is_that_of_autotvms_template(schedule, text):
     for config in configs(schedule, w):
         kernel = tc.build(w, schedule, arch="sm_90", config=config)
         f, y, x = (config[tile][1:] for tile in ("tile_f", "tile_y", "tile_x"))
-        blocks = [-(-extent // int(np.prod(tile))) for extent, tile in ((w.Q, x), (w.P, y), (w.O, f))]
+        blocks = [ceil_div(extent, int(np.prod(tile))) for extent, tile in ((w.Q, x), (w.P, y), (w.O, f))]
         assert kernel.launch.grid == (blocks[0], blocks[1], blocks[2] * w.N), config
         assert kernel.launch.block == (x[1], y[1], f[1]), config
 

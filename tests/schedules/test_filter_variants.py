@@ -7,6 +7,7 @@ import re
 import pytest
 
 import tvmconv as tc
+from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler import nvrtc
 from tvmconv.library import find, to_tune
 
@@ -142,7 +143,7 @@ def test_copies_stride_by_the_block(workload, schedule, steps):
 def test_halo_threads_computes_fewer_outputs_than_it_has_threads(workload, outputs):
     _, height, width = (1, *workload.image[:2])
     x, y, _ = build(workload, "halo_threads").launch.grid
-    assert (x, y) == (-(-width // outputs[0]), -(-height // outputs[1]))
+    assert (x, y) == (ceil_div(width, outputs[0]), ceil_div(height, outputs[1]))
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from tvmconv.analysis.counts import counts
 from tvmconv.analysis.machine_code.arithmetic import lane_clocks, lane_flops, matrix_flops
 from tvmconv.analysis.memory.coalescing import middle_block
 from tvmconv.analysis.memory.footprint import dram_bytes
+from tvmconv.arithmetic import ceil_div
 from tvmconv.errors import AnalysisError, CompileError
 from tvmconv.gpu import WARP, fp32_lanes, l2_bytes
 from tvmconv.knowledge.features import LAUNCH_SECONDS, TENSOR_CORES, Machine
@@ -83,7 +84,7 @@ def bounds(kernel: Kernel, machine: Machine) -> list[Bound]:
     least: dict[str, float] | None = dict.fromkeys(clocks, 0.0)
     for step in kernel.timed_steps:
         blocks = math.prod(step.launch.grid)
-        busiest = -(-blocks // machine.multiprocessors)
+        busiest = ceil_div(blocks, machine.multiprocessors)
         middle = _of_middle_block(kernel, step)
         whole = whole.plus(middle, blocks)
         clocks[ARITHMETIC] += busiest * (middle.lane_clocks / lanes + middle.of_matrices / 2 / rate)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler.lower import buffer_bytes
 from tvmconv.gpu import MAX_REGISTERS, fp32_lanes, l1_bytes, l2_bytes, multiprocessor
 from tvmconv.knowledge.features import Machine
@@ -55,7 +56,7 @@ def _seconds(step: LoweredStep, nbytes: int, machine: Machine) -> float:
     clock = machine.flops / (2 * (fp32_lanes(machine.arch) or 128) * machine.multiprocessors)
     blocks, threads = math.prod(step.launch.grid), step.launch.threads
     there = multiprocessor(machine.arch)
-    resident = min(-(-blocks // machine.multiprocessors) * threads, there.threads if there else threads)
+    resident = min(ceil_div(blocks, machine.multiprocessors) * threads, there.threads if there else threads)
     if resident * nbytes <= l1_bytes(machine.arch):
         rate = L1_BYTES_A_CLOCK * clock * machine.multiprocessors
     elif resident * nbytes * machine.multiprocessors <= l2_bytes(machine.arch):

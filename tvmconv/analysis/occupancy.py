@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import MAX_REGISTERS, MAX_THREADS, REGISTERS, WARP, limits, multiprocessor
 
@@ -97,7 +98,7 @@ def occupancy(arch: str, threads: int, registers: int, shared_bytes: int) -> Occ
     there = multiprocessor(arch)
     if there is None:
         raise AnalysisError(f"what a multiprocessor of {arch} holds is not known")
-    warps = -(-threads // WARP)
+    warps = ceil_div(threads, WARP)
     most_warps = there.threads // WARP
     found = {
         WARPS: most_warps // warps if threads <= MAX_THREADS else 0,
@@ -150,4 +151,4 @@ def waves(found: Occupancy, blocks: int, multiprocessors: int) -> Waves:
 
 
 def _multiple(value: int, of: int) -> int:
-    return -(-value // of) * of
+    return round_up(value, of)

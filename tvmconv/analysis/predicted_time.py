@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tvmconv.analysis.work import Work, work
+from tvmconv.arithmetic import ceil_div
 from tvmconv.gpu import WARP, fp32_lanes
 from tvmconv.knowledge.features import LAUNCH_SECONDS, Machine
 
@@ -129,7 +130,7 @@ FORMULAS = {
 def _seconds(step: Work, machine: Machine) -> dict[str, float]:
     lanes = fp32_lanes(machine.arch) or 128
     clock = machine.flops / (2 * lanes * machine.multiprocessors)
-    blocks = -(-step.blocks // machine.multiprocessors)
+    blocks = ceil_div(step.blocks, machine.multiprocessors)
     at_a_time = min(step.resident, blocks)
     clocks = (
         step.issued / SCHEDULERS,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.baselines.base import Baseline, baseline, check_gpu
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.program import ArrayType, Launch
@@ -87,5 +88,5 @@ def _runtime_copy(nbytes: int) -> Callable[[int, int, int], None]:
 def _kernel_copy(cubin: bytes, count: int) -> Callable[[int, int, int], None]:
     """From source, target and stream: queue the kernel, for `count` elements."""
     function = Function(cubin, "copy")
-    shape = Launch(grid=(-(-count // (_VECTOR * _THREADS)), 1, 1), block=(_THREADS, 1, 1))
+    shape = Launch(grid=(ceil_div(count, _VECTOR * _THREADS), 1, 1), block=(_THREADS, 1, 1))
     return lambda source, target, stream: function.launch(shape, (source, target, count), stream)

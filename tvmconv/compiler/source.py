@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import ml_dtypes  # noqa: F401  lets NumPy know bfloat16 by its name
 import numpy as np
 
+from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.errors import CompileError
 from tvmconv.tensor_map import ALIGNMENT as MAP_ALIGNMENT
 from tvmconv.tensor_map import NBYTES as MAP_BYTES
@@ -109,13 +110,13 @@ def fill_alignment(source: str) -> str:
 
     def filled(match: re.Match[str]) -> str:
         itemsize = _ITEMSIZE[match[2]] * int(match[3] or 1)
-        return f"{match[1]}{-(-_rounded(int(match[4]) * itemsize) // itemsize)}"
+        return f"{match[1]}{ceil_div(_rounded(int(match[4]) * itemsize), itemsize)}"
 
     return _SHARED_ARRAY.sub(filled, source)
 
 
 def _rounded(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    return round_up(nbytes, _ALIGNMENT)
 
 
 _TENSOR_MAP = "CUtensorMap"

@@ -6,6 +6,8 @@ import functools
 import itertools
 import math
 
+from tvmconv.arithmetic import round_up
+
 # The longest tile that may overhang its extent. Every length divides a long extent nearly, so that without a bound an
 # image row of 100,000 pixels would have millions of ways to be cut; a block of 1,024 threads gains nothing from them.
 _LONGEST_OVERHANG = 1024
@@ -41,7 +43,7 @@ def tiles(extent: int, overhang: float) -> list[int]:
         overhang: the largest share of the extent that is computed past its end; 0 for the divisors alone.
     """
     longest = min(int(extent * (1 + overhang)), _LONGEST_OVERHANG) if overhang else 0
-    loose = (t for t in range(1, longest + 1) if -(-extent // t) * t <= extent * (1 + overhang))
+    loose = (t for t in range(1, longest + 1) if round_up(extent, t) <= extent * (1 + overhang))
     return sorted({*divisors(extent), *loose})
 
 
@@ -78,7 +80,7 @@ def nearest_factors(extent: int, preferred: tuple[int, ...], *, exact: bool = Fa
 
     def cost(factors: tuple[int, ...]) -> tuple[float, int]:
         tile = math.prod(factors)
-        overhang = -(-extent // tile) * tile / extent - 1
+        overhang = round_up(extent, tile) / extent - 1
         distance = sum(abs(math.log2(p / f)) for p, f in zip(preferred, factors, strict=True))
         return round(overhang + _DISTANCE_PRICE * distance, 9), -factors[-2] if len(factors) > 1 else 0
 

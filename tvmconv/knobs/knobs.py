@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.errors import KnobError
 from tvmconv.knobs.factors import count_factorisations, factorisations, nearest_factors, tiles
 from tvmconv.knobs.tile import Tile
@@ -57,7 +58,7 @@ class Split:
     def table(self) -> np.ndarray:
         """The options with the -1 resolved: (size, parts) int64."""
         table = np.array(self.options, dtype=np.int64).reshape(-1, self.parts)
-        table[:, 0] = -(-self.extent // table[:, 1:].prod(axis=1))
+        table[:, 0] = ceil_div(self.extent, table[:, 1:].prod(axis=1))
         return table
 
     @property
@@ -97,7 +98,7 @@ class Split:
             )
         if inner >= 2 * self.extent:
             raise KnobError(f"{wanted}, not {format_value(value)}: a tile of {inner} is too large for {self.extent}")
-        blocks = -(-self.extent // inner)
+        blocks = ceil_div(self.extent, inner)
         if value[0] not in (-1, blocks):
             raise KnobError(f"{wanted}, not {format_value(value)}: {self.extent} needs {blocks} x {inner}, or -1 first")
         return (blocks, *value[1:])

@@ -15,6 +15,7 @@ from tvmconv.analysis.memory.swizzles import tiles
 from tvmconv.analysis.occupancy import Occupancy, occupancy_of, waves
 from tvmconv.analysis.predicted_time import QUARTILES, PredictedTime, predicted_time
 from tvmconv.analysis.steps import steps
+from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler.lowered import LoweredStep
 from tvmconv.errors import AnalysisError, CompileError
 from tvmconv.gpu import WARP
@@ -152,8 +153,9 @@ def _of_step(kernel: Kernel, step: LoweredStep, machine: Machine | None) -> str:
 
 def _occupancy(found: Occupancy) -> str:
     others = ", ".join(f"{name} {blocks}" for name, blocks in found.limits.items())
+    warps = ceil_div(found.threads, WARP)
     return (
-        f"{found.blocks} blocks of {-(-found.threads // WARP)} warps, {found.share:.0%} of {found.most_warps} warps; "
+        f"{found.blocks} blocks of {warps} warps, {found.share:.0%} of {found.most_warps} warps; "
         f"decided by {' and '.join(found.binding)} (blocks by each: {others})"
     )
 

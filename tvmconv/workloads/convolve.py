@@ -13,6 +13,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from threadpoolctl import threadpool_limits
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.workloads.dtypes import widen
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def convolve(
     column = math.prod(k.shape[1:]) * groups  # elements
 
     small = CHUNK_BYTES // (8 * column * math.prod(space))  # images that make a chunk together
-    together = max(1, min(small, -(-len(x) // THREADS)))
+    together = max(1, min(small, ceil_div(len(x), THREADS)))
     padded = np.pad(x, sides)
     windows = sliding_window_view(padded, window, axis=tuple(range(2, 2 + rank)))[stepped]
 

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tvmconv.arithmetic import ceil_div
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -116,7 +118,7 @@ def _edges(w: Geometry) -> list[list[int]]:
     """Indices along each axis of space where something begins or ends: the image, its padding, a tile's remainder."""
     edges = []
     for size, out, window, stride, before in zip(w.space, w.out, w.window, w.stride, w.before, strict=True):
-        first = -(-before // stride)  # the first one whose window begins in the image
+        first = ceil_div(before, stride)  # the first one whose window begins in the image
         last = (size + before - window) // stride  # the last one whose window ends in it
         found = {*range(first + 1), *range(last, out), out - 1}
         found |= {out // tile * tile - behind for tile in TILES for behind in (0, 1)}

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.gpu import MAX_THREADS_Z, STATIC_SHARED_BYTES, WARP
 from tvmconv.knobs import Columns, Knobs, Tile
 from tvmconv.knobs.space import Usage
@@ -97,8 +98,8 @@ def cycles(w: Conv, strip: Strip, *, issued: Any, loads: Any, shared: Any, scatt
         filters: bytes of the filters that a block reads.
     """
     size, steps, planes = element_bytes(w), Planes.of(w).steps, Planes.of(w).taps[0]
-    blocks = -(-strip.blocks(w) // MULTIPROCESSORS)
-    warps = -(-strip.threads // WARP) * blocks
+    blocks = ceil_div(strip.blocks(w), MULTIPROCESSORS)
+    warps = ceil_div(strip.threads, WARP) * blocks
     issuing = (issued + OVERHEAD) * (np.maximum(1, warps / SCHEDULERS) + 0.5)
     lanes = np.minimum(WARP, strip.channels.thread)
     wavefronts = np.maximum(1, strip.vector * size * WARP / LINE)
@@ -134,7 +135,7 @@ def least(w: Conv, widths: Sequence[int], ways: Callable[[Strip], Iterable[Candi
     across = w.O // c["vector"]
     sectors = c["threads_c"] * c["vector"] * size >= SECTOR
     whole = across % c["threads_c"] == 0
-    overhanging = sectors & (-(-across // c["threads_c"]) * c["threads_c"] <= MAX_OVERHANG * across)
+    overhanging = sectors & (round_up(across, c["threads_c"]) <= MAX_OVERHANG * across)
     # of channels with a large prime factor no whole part need be a sector: some threads have none, or read too little
     keep(next(each for each in (whole & (sectors | (across == c["threads_c"])), overhanging, whole) if each.any()))
     for name, extent in (("y", rows), ("x", columns)):  # a block has no thread that lies outside of a small image
@@ -151,7 +152,7 @@ def least(w: Conv, widths: Sequence[int], ways: Callable[[Strip], Iterable[Candi
 
 def _tile(extent: int, threads: Any, size: Any) -> Tile:
     """A tile of rows or columns."""
-    return Tile(extent, {"block": -(-extent // (threads * size)), "thread": threads, "local": size})
+    return Tile(extent, {"block": ceil_div(extent, threads * size), "thread": threads, "local": size})
 
 
 def ask_strip(k: Knobs, w: Conv, widths: Sequence[int], best: dict[str, Any]) -> Strip:
@@ -184,7 +185,7 @@ def demand(k: Knobs, w: Conv, plan: Callable[[Columns], Any]) -> None:
     k.condition(f"at most {MAX_THREADS_Z} threads along the rows", lambda c: c["tile_y"][:, 1] <= MAX_THREADS_Z)
     k.search_only(f"a thread holds at most {MAX_HELD} registers", lambda c: plan(c).held(w) <= MAX_HELD)
     outputs = w.O * math.prod(Planes.of(w).out[1:])
-    fewest = min(MIN_THREADS, -(-outputs // 4))  # a plane may have few
+    fewest = min(MIN_THREADS, ceil_div(outputs, 4))  # a plane may have few
     k.search_only(f"at least {fewest} threads", lambda c: plan(c).strip.threads >= fewest)
     k.search_only(
         "threads along the channels overhang them by a quarter at most",

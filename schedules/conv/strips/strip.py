@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.knobs import Columns, Tile
 from tvmconv.knobs.factors import divisors
 from tvmconv.workloads import Conv
@@ -46,7 +47,7 @@ class Strip:
     def of(cls, w: Conv, vector: Any, threads: Any, rows: Tile, columns: Tile) -> Strip:
         """The strips of these tiles, with so many threads along the channels."""
         extent = w.O // vector
-        return cls(vector, Tile(extent, {"block": -(-extent // threads), "thread": threads}), rows, columns)
+        return cls(vector, Tile(extent, {"block": ceil_div(extent, threads), "thread": threads}), rows, columns)
 
     @classmethod
     def of_columns(cls, w: Conv, c: Columns) -> Strip:

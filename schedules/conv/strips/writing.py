@@ -11,6 +11,7 @@ from tvm.s_tir import Schedule
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for it)
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.gpu import MAX_BLOCKS_YZ
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import numpy_dtype
@@ -140,7 +141,7 @@ def stage_filters(w: Conv, strip: Strip, at: Place, K: Any) -> Any:
     channels, depth, sizes = strip.channels.thread * strip.vector, w.C // w.groups, Planes.of(w)
     elements = sizes.all_taps * depth
     shared = IRBuilder.name("filters", T.sblock_alloc_buffer((elements, channels), w.storage, scope="shared"))
-    copies = -(-elements * channels // strip.threads)
+    copies = ceil_div(elements * channels, strip.threads)
     with loop("copy", copies, T.unroll if copies <= MAX_COPIES else T.serial) as step:
         element = (step * strip.threads + at.number) // channels
         channel = (step * strip.threads + at.number) % channels

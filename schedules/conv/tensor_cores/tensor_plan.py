@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tvmconv import gpu
+from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.gpu import WARP
 from tvmconv.knobs import Columns, Knobs
 from tvmconv.knobs.space import Usage
@@ -97,7 +98,7 @@ class Plan(NamedTuple):
     def steps(self, w: Conv) -> Any:
         """Steps of a block."""
         taps, depth = summed(w)
-        return taps * -(-depth // (self.block_k * self.split_k))
+        return taps * ceil_div(depth, self.block_k * self.split_k)
 
     def dynamic_shared_bytes(self, w: Conv) -> Any:
         """Shared memory of a block: what is staged of both operands, whose place the sums take in the end."""
@@ -166,7 +167,7 @@ def can_load_ahead(w: Conv, plan: Plan) -> Any:
 def tile_count(w: Conv, plan: Plan) -> Any:
     """Tiles of the output, of all groups."""
     pixels, channels = w.N * math.prod(w.out), w.O // w.groups
-    return w.groups * -(-pixels // plan.block_m) * -(-channels // plan.block_n)
+    return w.groups * ceil_div(pixels, plan.block_m) * ceil_div(channels, plan.block_n)
 
 
 def usage(w: Conv, c: Columns) -> Usage:
@@ -198,7 +199,7 @@ def default_plan(w: Conv) -> Plan:
         block_m, warps_m = narrowed(pixels, tile[0], tile[2])
         block_n, warps_n = narrowed(channels, tile[1], tile[3])
         pieces = (2, 1) if block_m * block_n > SPLIT_TILE[0] * SPLIT_TILE[1] else (4, 2, 1)
-        block_k = min((depth * n for n in pieces), key=lambda size: -(-extent // size) * size)  # with the fewest zeros
+        block_k = min((depth * n for n in pieces), key=lambda size: round_up(extent, size))  # with the fewest zeros
         return Plan(block_m, block_n, block_k, warps_m, warps_n, stages, NOW, split_k)
 
     candidates = [plan(tile) for tile in TILES]

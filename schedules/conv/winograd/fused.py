@@ -25,6 +25,7 @@ from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 from tvm.tirx.script.builder import ir
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.knobs import Knobs
 from tvmconv.library import schedule
 from tvmconv.requirements import DILATION_1, ONE_GROUP, STRIDE_1, all_of
@@ -96,7 +97,7 @@ class Program:
         """Each thread transforms one filter of one channel, or writes zeros beyond the last of them."""
         tile, w = self.tile, self.w
         count = tile.depth * self.channels
-        blocks = -(-count // TRANSFORMING)
+        blocks = ceil_div(count, TRANSFORMING)
         with parallel(blocks, "blockIdx.x") as of_grid, parallel(TRANSFORMING, "threadIdx.x") as thread:
             at = of_grid * TRANSFORMING + thread
             c, o = at // self.channels, at % self.channels
@@ -135,7 +136,7 @@ class Program:
         tile = self.tile
         row, vector = tile.channels, tile.vector
         vectors = tile.all_places * tile.taps * row // vector
-        with unrolled(-(-vectors // tile.threads), "i") as i:
+        with unrolled(ceil_div(vectors, tile.threads), "i") as i:
             unit = i * tile.threads + self.thread
             with when(unit < vectors if vectors % tile.threads else True):
                 o, rest = unit % (row // vector) * vector, unit // (row // vector)
@@ -148,7 +149,7 @@ class Program:
         """Each thread transforms the inputs of one tile and channel, or of several."""
         tile, grid, w = self.tile, self.grid, self.w
         count = tile.taps * tile.tiles
-        with serial(-(-count // tile.threads), "i") as i:
+        with serial(ceil_div(count, tile.threads), "i") as i:
             unit = i * tile.threads + self.thread
             with when(unit < count if count % tile.threads else True), block("transform"):
                 c = step * tile.taps + unit // tile.tiles
@@ -192,7 +193,7 @@ class Program:
                 row = place * tile.together + self.of_channel * each + i
                 at = (b * tile.local_y + part * each + i) * tile.local_x + j
                 store(self.shared, row * width + self.of_tile * tile.local_x + j, self.sums[at])
-            with serial(-(-items // tile.threads), "i") as i:
+            with serial(ceil_div(items, tile.threads), "i") as i:
                 unit = i * tile.threads + self.thread
                 with when(unit < items if items % tile.threads else True), block("outputs"):
                     met = unit // width

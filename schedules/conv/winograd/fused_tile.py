@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.gpu import MAX_THREADS, REGISTERS, WARP
 from tvmconv.knobs import Columns, Knobs
 from tvmconv.knobs.space import Usage
@@ -76,7 +77,7 @@ class Tile:
     @property
     def blocks(self) -> tuple[Any, Any]:
         """Along the output channels, and along the output tiles."""
-        return -(-self.w.O // self.channels), -(-self.grid.count // self.tiles)
+        return ceil_div(self.w.O, self.channels), ceil_div(self.grid.count, self.tiles)
 
     @property
     def accumulators(self) -> Any:
@@ -86,7 +87,7 @@ class Tile:
     @property
     def depth(self) -> Any:
         """Input channels, with those of zeros that fill the last step."""
-        return -(-self.w.C // self.taps) * self.taps
+        return round_up(self.w.C, self.taps)
 
     @property
     def together(self) -> Any:
@@ -131,7 +132,7 @@ def ask(w: Conv2d, k: Knobs) -> Tile:
     k.search_only(f"at least {2 * MIN_THREADS} threads", lambda c: tiles(c).threads >= 2 * MIN_THREADS)
     k.search_only(
         "all threads' registers fit",
-        lambda c: (tiles(c).accumulators + OWN_REGISTERS) * -(-tiles(c).threads // WARP) * WARP <= REGISTERS,
+        lambda c: (tiles(c).accumulators + OWN_REGISTERS) * ceil_div(tiles(c).threads, WARP) * WARP <= REGISTERS,
     )
     k.search_only(
         "the products of a step are few enough to be unrolled",

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.knobs import Columns, Knobs, Tile
 from tvmconv.knobs.space import Usage
 from tvmconv.workloads import Conv2d
@@ -51,7 +52,7 @@ class Grid(NamedTuple):
     @classmethod
     def of(cls, w: Conv2d, m: Any) -> Grid:
         """The tiles of m × m outputs."""
-        rows, columns = -(-w.P // m), -(-w.Q // m)
+        rows, columns = ceil_div(w.P, m), ceil_div(w.Q, m)
         return cls(m, m + w.R - 1, rows, columns, w.N * rows * columns)
 
     def place(self, tile: Any) -> tuple[Any, Any, Any]:
@@ -166,7 +167,7 @@ def of_columns(w: Conv2d, c: Columns) -> tuple[Grid, Plan]:
 
 def whole(tile: Tile) -> Tile:
     """A tile of an axis that was made longer for it, so that none overhangs."""
-    blocks = -(-tile.extent // tile.size)
+    blocks = ceil_div(tile.extent, tile.size)
     return Tile(blocks * tile.size, {**tile.factors, "block": blocks})
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvmconv.analysis.emulation.memory.arrays import Argument, Array, Mapped
+from tvmconv.arithmetic import ceil_div
 from tvmconv.workloads.dtypes import numpy_dtype
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def zeros(step: LoweredStep) -> list[Argument]:
     arrays: dict[int, Array] = {}
     for at, (parameter, variable) in enumerate(zip(step.parameters, step.function.params, strict=True)):
         dtype = numpy_dtype(parameter.dtype)
-        size = -(-maps[at].nbytes // dtype.itemsize) if at in maps else sizes.get(variable, 0)
+        size = ceil_div(maps[at].nbytes, dtype.itemsize) if at in maps else sizes.get(variable, 0)
         if parameter.index not in arrays or arrays[parameter.index].size < size:
             arrays[parameter.index] = Array.zeros(parameter.name, dtype, size)
     given = [arrays[i] for i in step.arguments]

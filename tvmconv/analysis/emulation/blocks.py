@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tvmconv.arithmetic import round_up
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import WARP
 
@@ -43,4 +44,4 @@ def some_blocks(grid: Block) -> list[Block]:
 
 def lanes_of(step: LoweredStep) -> int:
     """The lanes that a block has where it is executed: its threads, in whole warps."""
-    return -(-step.launch.threads // WARP) * WARP
+    return round_up(step.launch.threads, WARP)

@@ -46,6 +46,7 @@ from tvmconv.analysis.emulation.threads import Threads
 from tvmconv.analysis.emulation.translation.layout import Layout, shared_layout
 from tvmconv.analysis.emulation.translation.statements import Statements
 from tvmconv.analysis.emulation.watch import Recorder, Watch
+from tvmconv.arithmetic import round_up
 from tvmconv.gpu import WARP, WARPGROUP
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def execute(
     blocks = with_clusters(launch, blocks)
     cluster = math.prod(launch.cluster)
     layout = shared_layout(function)
-    lanes = -(-launch.threads // WARP) * WARP
+    lanes = round_up(launch.threads, WARP)
     fitting = min(MAX_LANES // lanes, MAX_SHARED_BYTES // max(1, layout.nbytes))
     step = max(1, fitting // cluster) * cluster
     for start in range(0, len(blocks), step):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmconv.arithmetic import round_up
 from tvmconv.gpu import WARP
 
 Lanes = NDArray[np.intp]  # threads, by their number among all
@@ -40,7 +41,7 @@ class Threads:
     @property
     def padded(self) -> int:
         """Lanes of a block: whole warps."""
-        return -(-self.real // WARP) * WARP
+        return round_up(self.real, WARP)
 
     @property
     def lanes(self) -> int:

@@ -34,6 +34,7 @@ from tvmconv.analysis.emulation.watch import Accessed, Place, Watch
 from tvmconv.analysis.lowered.accesses import Access, accesses
 from tvmconv.analysis.lowered.tir import SHARED, executions, has_instructions, warps
 from tvmconv.analysis.memory.coalescing import LINE_BYTES, by_request, distinct
+from tvmconv.arithmetic import ceil_div
 from tvmconv.gpu import BANK_BYTES, BANKS, VECTOR_BYTES, WARP
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def count(access: Access, launch: Launch, block: Block) -> SharedAccess:
         (elements,) = executed.values
         addresses, active = warps(elements * itemsize), warps(executed.active)
         takes, least = wavefronts_of_each(addresses, active, nbytes)
-        taking = int(active.any(axis=1).sum()) * -(-nbytes // VECTOR_BYTES)
+        taking = int(active.any(axis=1).sum()) * ceil_div(nbytes, VECTOR_BYTES)
         total += executed.repeats * np.array([taking, takes.sum(), least.sum()])
     requests, wavefronts, least = total.tolist()
     return SharedAccess(access.kind, str(access.buffer.name), requests, wavefronts, least, nbytes, access.statement)
@@ -146,7 +147,7 @@ class BankWatch(Watch):
         pattern = own.lanes.tobytes(), moved.tobytes(), width
         if pattern not in self._known:
             self._known[pattern] = wide_wavefronts(own.lanes, own.addresses, width)
-        total += -(-own.nbytes // VECTOR_BYTES) * np.array(self._known[pattern])
+        total += ceil_div(own.nbytes, VECTOR_BYTES) * np.array(self._known[pattern])
 
     def accesses(self) -> list[SharedAccess]:
         """What was counted, in the order of the text."""
@@ -234,7 +235,7 @@ def wavefronts_of_each(
         ]
         together = _passes(addresses[:, two], active[:, two], words)
         served += np.where(_in_pairs(addresses[:, two], active[:, two]), together, np.add(*apart))
-    takes, least = served * -(-nbytes // VECTOR_BYTES)
+    takes, least = served * ceil_div(nbytes, VECTOR_BYTES)
     return takes, least
 
 

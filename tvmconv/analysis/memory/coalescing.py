@@ -28,6 +28,7 @@ from tvmconv.analysis.emulation.observe import observe
 from tvmconv.analysis.emulation.watch import Accessed, Place, Watch
 from tvmconv.analysis.lowered.accesses import Access, accesses
 from tvmconv.analysis.lowered.tir import executions, has_instructions, warps
+from tvmconv.arithmetic import ceil_div
 from tvmconv.gpu import VECTOR_BYTES, WARP
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def sectors_of_each(
     touched = _touched(addresses, active, nbytes, SECTOR_BYTES)
     if nbytes == VECTOR_BYTES:
         touched = _by_quarters(addresses // SECTOR_BYTES, active, copies=copies)
-    return touched, -(-asked // SECTOR_BYTES)
+    return touched, ceil_div(asked, SECTOR_BYTES)
 
 
 def _by_quarters(sectors: NDArray[np.int64], active: NDArray[np.bool_], *, copies: bool) -> NDArray[np.int64]:

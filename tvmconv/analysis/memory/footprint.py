@@ -24,6 +24,7 @@ from tvmconv.analysis.emulation.blocks import Block
 from tvmconv.analysis.lowered.accesses import Access, accesses
 from tvmconv.analysis.lowered.tir import executions, has_instructions
 from tvmconv.analysis.memory.coalescing import GLOBAL, SECTOR_BYTES
+from tvmconv.arithmetic import ceil_div
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import l2_bytes
 
@@ -121,7 +122,7 @@ def _touched(found: list[Access], step: LoweredStep, block: Block) -> Footprints
         key = access.kind, str(access.buffer.name)
         if key not in made:
             nbytes = math.prod(int(extent) for extent in access.buffer.shape) * access.itemsize
-            made[key] = Footprint(nbytes, np.zeros(-(-nbytes // SECTOR_BYTES) + 1, bool))
+            made[key] = Footprint(nbytes, np.zeros(ceil_div(nbytes, SECTOR_BYTES) + 1, bool))
         for executed in executions(access.scope, [access.index], step.launch, block):
             first = executed.values[0][executed.active] * access.itemsize
             for byte in range(0, access.nbytes, SECTOR_BYTES):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.program import Launch
 from tvmconv.devices.base import LONG_LAUNCH_SECONDS, Bench, Loaded, effort
@@ -210,7 +211,7 @@ class CudaBench(Bench):
         """Queue what compares an output of so many elements."""
 
         def launch(function: Function, count: int, *parameters: int) -> None:
-            blocks = min(-(-count // _THREADS), 8 * (self._device.multiprocessors or 1))
+            blocks = min(ceil_div(count, _THREADS), 8 * (self._device.multiprocessors or 1))
             shape = Launch(grid=(blocks, 1, 1), block=(_THREADS, 1, 1))
             function.launch(shape, parameters, self._stream)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from tvmconv.arithmetic import round_up
 from tvmconv.devices.cuda.graphs import check
 from tvmconv.errors import DeviceError
 
@@ -39,7 +40,7 @@ class Texture:
         pitch = row = array.nbytes // height
         self._copy: int | None = None
         if pointer % BASE_ALIGNMENT or row % ROW_ALIGNMENT:
-            pitch = -(-row // BASE_ALIGNMENT) * BASE_ALIGNMENT
+            pitch = round_up(row, BASE_ALIGNMENT)
             self._copy = int(check(runtime.cudaMalloc(height * pitch)))
         try:
             if self._copy is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.knobs import Value, format_value
 from tvmconv.logs.record import Record
 from tvmconv.reports.page import svg
@@ -76,7 +77,7 @@ def _axis(
         svg.line(x, top, x, bottom, "axis"),
         svg.text(x, (20, 34)[place % 2], knob, "middle"),  # in two lines, as names are longer than the gap
     ]
-    every = -(-len(values) // LABELS)
+    every = ceil_div(len(values), LABELS)
     for number, value in enumerate(values):
         if number % every == 0:
             name = format_value(value)

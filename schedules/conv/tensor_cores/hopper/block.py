@@ -10,6 +10,7 @@ from typing import Any
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv import tensor_map as maps
+from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.gpu import WARP
 from tvmconv.workloads import Conv, epilogue
 
@@ -52,13 +53,13 @@ class Block:
         self.tiles_m, self.tiles_n, self.tiles = int(t.tiles_m(p)), int(t.tiles_n(p)), int(t.tiles(p))
         self.meets = bool(t.meets(w))
         self.grid = int(t.blocks(w)) // t.split_k
-        self.rounds = 1 if self.meets else -(-self.tiles // self.grid)
+        self.rounds = 1 if self.meets else ceil_div(self.tiles, self.grid)
         self.operations = epilogue.steps(w.epilogue)
         self.residual = None if self.meets else residual(w)
         self.of_channels = [o.name for o in self.operations if o.takes == "channel" and not self.meets]
         self.slab_bytes, self.buffers = int(t.slab_bytes(p.itemsize)), int(t.buffers(w))
         self.slab = self.slab_bytes // p.itemsize  # channels
-        self.buffer_bytes = -(-WGMMA_M * self.slab_bytes // LINE) * LINE
+        self.buffer_bytes = round_up(WGMMA_M * self.slab_bytes, LINE)
         self.bias_at = int(t.ring_bytes() + t.out_bytes(w))
         self.barriers_at = int(t.front_bytes(w))
         self.multipliers = t.warpgroups * WARPGROUP  # threads
@@ -132,7 +133,7 @@ class Block:
         self.words = allocate("words", 8, "uint32")
         self.value = allocate("value", max(8, 4 + 2 * len(self.of_channels)), "float32")
         self.read = allocate("read", 16, "uint32")
-        held = -(-t.block_n // WARPGROUP)
+        held = ceil_div(t.block_n, WARPGROUP)
         self.held = {name: allocate(f"{name}_held", held, "float32") for name in self.of_channels}
         self.shared = allocate("shared", int(t.shared_bytes(w)) // 4, "uint32", "shared.dyn")
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.workloads import Conv
 
 from ..overlap import overlapped
@@ -53,7 +54,7 @@ def estimate(t: HopperTiles, w: Conv, gpu: Rates | None = None) -> Any:
     gpu, p = gpu or H200, Product.of(w)
     together = t.together(w)
     blocks = t.tiles(p) * t.split_k
-    rounds = -(-blocks // np.minimum(blocks, t.at_a_time * together))
+    rounds = ceil_div(blocks, np.minimum(blocks, t.at_a_time * together))
     products = t.block_m * t.block_n * t.block_k(p.itemsize)
     rows = t.pixel_rows * (t.block_m / WGMMA_M) / t.sharers_n + t.block_n * t.taps / t.sharers_m
     wgmmas = t.row_bytes // WGMMA_BYTES * t.rows * t.warpgroups * t.taps

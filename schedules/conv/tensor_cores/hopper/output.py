@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.gpu import WARP
 from tvmconv.workloads import epilogue
 
@@ -43,7 +44,7 @@ class Output(Block):
         """Ask for what the epilogue reads for each channel; it comes while the tile is multiplied."""
         t, p = self.t, self.p
         for name in self.of_channels:
-            for i in range(-(-t.block_n // WARPGROUP)):
+            for i in range(ceil_div(t.block_n, WARPGROUP)):
                 n = self.thread % WARPGROUP + i * WARPGROUP
                 store(self.held[name], i, T.float32(0))
                 with when(both(True if t.block_n % WARPGROUP == 0 else n < t.block_n, self._is_channel(self.at_n + n))):
@@ -60,7 +61,7 @@ class Output(Block):
         if not self.of_channels:
             return
         for name in self.of_channels:
-            for i in range(-(-t.block_n // WARPGROUP)):
+            for i in range(ceil_div(t.block_n, WARPGROUP)):
                 n = self.thread % WARPGROUP + i * WARPGROUP
                 with when(True if t.block_n % WARPGROUP == 0 else n < t.block_n):
                     ptx("st.shared.b32", self._of_channel(name, n), self.held[name][i])
@@ -239,7 +240,7 @@ class Output(Block):
         t, p, w = self.t, self.p, self.w
         across, down, share = MEETING_N // self.vector, t.block_n // MEETING_N, int(t.share_m)  # of pieces
         vectors = share * t.block_n // self.vector
-        with serial(-(-vectors // self.multipliers), "i") as i:
+        with serial(ceil_div(vectors, self.multipliers), "i") as i:
             number = i * self.multipliers + self.thread
             piece = number // (across * MEETING_M)
             row = piece // down * MEETING_M + number // across % MEETING_M

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.gpu import MAX_REGISTERS, REGISTERS, WARP
 from tvmconv.workloads import Conv
 
@@ -44,7 +45,7 @@ def fitting(w: Conv) -> list[Rule]:
     """What a block has room for."""
 
     def registers(t: HopperTiles) -> Any:
-        warps = -(-t.all_threads(w) // (PARTITIONS * WARP))  # of a partition
+        warps = ceil_div(t.all_threads(w), PARTITIONS * WARP)  # of a partition
         return t.registers() <= np.minimum(MAX_REGISTERS, REGISTERS // (PARTITIONS * WARP) // warps // 8 * 8)
 
     return [

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.gpu import REGISTERS, WARP
 from tvmconv.knobs import Columns
 from tvmconv.workloads import Conv, epilogue
@@ -120,11 +121,11 @@ class HopperTiles:
 
     def tiles_m(self, p: Product) -> Any:
         """Tiles along the pixels, of whole clusters."""
-        return -(-p.m // (self.block_m * self.sharers_m)) * self.sharers_m
+        return ceil_div(p.m, self.block_m * self.sharers_m) * self.sharers_m
 
     def tiles_n(self, p: Product) -> Any:
         """Tiles along the channels of a group, of whole clusters."""
-        return -(-p.n // (self.block_n * self.sharers_n)) * self.sharers_n
+        return ceil_div(p.n, self.block_n * self.sharers_n) * self.sharers_n
 
     def tiles(self, p: Product) -> Any:
         """Tiles of the output."""
@@ -132,7 +133,7 @@ class HopperTiles:
 
     def steps_of_tap(self, p: Product) -> Any:
         """Steps that the channels under one tap take."""
-        return -(-p.depth // self.block_k(p.itemsize))
+        return ceil_div(p.depth, self.block_k(p.itemsize))
 
     def all_steps(self, p: Product) -> Any:
         """Steps of the whole reduction."""
@@ -140,7 +141,7 @@ class HopperTiles:
 
     def steps(self, p: Product) -> Any:
         """Steps of a block, for one tile."""
-        return -(-self.all_steps(p) // self.split_k)
+        return ceil_div(self.all_steps(p), self.split_k)
 
     def stage_bytes(self) -> Any:
         """Shared memory of one stage: both operands."""
@@ -149,7 +150,7 @@ class HopperTiles:
     @property
     def pixel_rows(self) -> Any:
         """Rows in shared memory of the 64 pixels of a wgmma, with those that further taps reach: whole swizzles."""
-        return np.where(self.taps > 1, -(-(WGMMA_M + self.reach) // 8) * 8, WGMMA_M)
+        return np.where(self.taps > 1, round_up(WGMMA_M + self.reach, 8), WGMMA_M)
 
     def slab_bytes(self, itemsize: int) -> Any:
         """Bytes of channels that are stored at a time: those that divide the block's, of a whole swizzle."""
@@ -172,7 +173,7 @@ class HopperTiles:
     @property
     def share_m(self) -> Any:
         """Pixels of a tile whose sums one block of its cluster adds up."""
-        return -(-self.block_m // (self.split_k * MEETING_M)) * MEETING_M
+        return ceil_div(self.block_m, self.split_k * MEETING_M) * MEETING_M
 
     def buffers(self, w: Conv) -> Any:
         """Slabs of a warpgroup in shared memory on their way out; with a residual, also on their way in."""
@@ -182,7 +183,7 @@ class HopperTiles:
     def out_bytes(self, w: Conv) -> Any:
         """Shared memory of the slabs."""
         slab = WGMMA_M * self.slab_bytes(Product.of(w).itemsize)
-        return np.where(self.meets(w), 0, self.warpgroups * self.buffers(w) * -(-slab // LINE) * LINE)
+        return np.where(self.meets(w), 0, self.warpgroups * self.buffers(w) * ceil_div(slab, LINE) * LINE)
 
     def bias_bytes(self, w: Conv) -> Any:
         """Shared memory of what the epilogue reads for each channel, of every warpgroup."""
@@ -195,13 +196,13 @@ class HopperTiles:
 
     def ring_bytes(self) -> Any:
         """Shared memory of all stages, in whole lines: slabs lie behind them."""
-        return -(-self.stages * self.stage_bytes() // LINE) * LINE
+        return round_up(self.stages * self.stage_bytes(), LINE)
 
     def front_bytes(self, w: Conv) -> Any:
         """Shared memory before the barriers: the stages, and what is stored behind them or, when sums meet, in them."""
         meeting = np.maximum(self.ring_bytes(), self.split_k * self.share_m * self.block_n * SUM_BYTES)
         return np.where(
-            self.meets(w), -(-meeting // CHUNK) * CHUNK, self.ring_bytes() + self.out_bytes(w) + self.bias_bytes(w)
+            self.meets(w), round_up(meeting, CHUNK), self.ring_bytes() + self.out_bytes(w) + self.bias_bytes(w)
         )
 
     def shared_bytes(self, w: Conv) -> Any:
@@ -218,8 +219,8 @@ class HopperTiles:
         occupancy = np.minimum(
             ALL_SHARED_BYTES // (self.shared_bytes(w) + RESERVED_BYTES), RESIDENT_THREADS // self.threads
         )
-        occupancy = np.minimum(occupancy, REGISTERS // (-(-self.registers() // 8) * 8 * self.threads))
-        wanted = -(-self.tiles(p) * self.split_k // self.at_a_time)
+        occupancy = np.minimum(occupancy, REGISTERS // (round_up(self.registers(), 8) * self.threads))
+        wanted = ceil_div(self.tiles(p) * self.split_k, self.at_a_time)
         return np.where(self.meets(w), np.clip(np.minimum(occupancy, wanted), 1, None), 1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.workloads import Conv, epilogue
 
 from ....program import Buffer, allocate, load_global, parallel, store, store_global, unpack, unrolled, when, zeros
@@ -27,7 +28,7 @@ def add_up(w: Conv, parts: int, arguments: dict[str, Buffer], partial: Buffer) -
     pixels, across = p.m, w.O // vector
     value, words = allocate("total", 8, "float32"), allocate("read", 8, "uint32")
     with (
-        parallel(-(-pixels * across // ADDING_THREADS), "blockIdx.x") as block,
+        parallel(ceil_div(pixels * across, ADDING_THREADS), "blockIdx.x") as block,
         parallel(ADDING_THREADS, "threadIdx.x") as thread,
     ):
         index = block * ADDING_THREADS + thread

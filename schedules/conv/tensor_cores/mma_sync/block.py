@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.gpu import WARP
 from tvmconv.workloads import Conv
 
@@ -53,7 +54,7 @@ class Block:
     def _allocate(self) -> None:
         """Name the registers and the shared memory."""
         t, p = self.t, self.p
-        copied = [-(-block // self.rows) for block in (t.block_m, t.block_n)]
+        copied = [ceil_div(block, self.rows) for block in (t.block_m, t.block_n)]
         self.sums = allocate("sums", self.mmas_m * self.mmas_n * 4, "float32")
         self.a = allocate("a", 2 * self.mmas_m * 4, "uint32")
         self.b = allocate("b", 2 * self.mmas_n * 2, "uint32")
@@ -83,7 +84,7 @@ class Block:
 
     def _place(self, tile: Expr) -> tuple[Expr, Expr, Expr]:
         """The first pixel and the first channel of a tile, and its group."""
-        across, down = -(-self.p.n // self.t.block_n), -(-self.p.m // self.t.block_m)
+        across, down = ceil_div(self.p.n, self.t.block_n), ceil_div(self.p.m, self.t.block_m)
         return tile // across % down * self.t.block_m, tile % across * self.t.block_n, tile // (across * down)
 
     def _is_tile(self, number: Expr) -> Expr:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.workloads import Conv
 
 from ....program import Expr, both, guarded, load_global, ptx, store, uint, unrolled, when
@@ -29,7 +30,7 @@ class Copies(Block):
         w, p = self.w, self.p
         at_m, at_n, group = self._place(tile)
         strides = _strides((w.N, *w.space, w.C))
-        with unrolled(-(-self.t.block_m // self.rows), "i") as i:
+        with unrolled(ceil_div(self.t.block_m, self.rows), "i") as i:
             m = T.min(at_m + self.row + i * self.rows, p.m - 1)
             place = m % math.prod(w.out)
             at = m // math.prod(w.out) * strides[0] + group * p.depth
@@ -38,7 +39,7 @@ class Copies(Block):
                 store(first, i, out * w.stride[axis] - w.before[axis])
                 at = at + first[i] * strides[1 + axis]
             store(self.pixel, i, at)
-        with unrolled(-(-self.t.block_n // self.rows), "i") as i:
+        with unrolled(ceil_div(self.t.block_n, self.rows), "i") as i:
             n = T.min(at_n + self.row + i * self.rows, p.n - 1)
             store(self.filter, i, (group * p.n + n) * p.k)
 
@@ -88,7 +89,7 @@ class Copies(Block):
     def _passes(self, block: int) -> Any:
         """A loop over the rows of an operand that a thread copies."""
         whole = block % self.rows == 0
-        passes = unrolled(-(-block // self.rows), "i")
+        passes = unrolled(ceil_div(block, self.rows), "i")
         return guarded(passes, lambda i: True if whole else self.row + i * self.rows < block)
 
     def _copy_piece(self, to: Expr, piece: int, operand: str, at: Expr, inside: Expr) -> None:
@@ -119,7 +120,7 @@ class Copies(Block):
         width = math.gcd(p.n, CHUNK // SUM_BYTES)
         copies = t.block_n // width
         for place, operation in enumerate(self.of_channels):
-            with unrolled(-(-copies // t.threads), "i") as i:
+            with unrolled(ceil_div(copies, t.threads), "i") as i:
                 copy = self.thread + i * t.threads
                 n = self.at_n + copy * width
                 inside = both(True if p.n % t.block_n == 0 else n < p.n, True if t.split_k == 1 else self.part == 0)

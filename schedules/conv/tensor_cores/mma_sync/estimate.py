@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.gpu import MAX_REGISTERS, REGISTERS, WARP
 from tvmconv.workloads import Conv
 
@@ -81,10 +82,10 @@ def estimate(t: WarpTiles, p: Product, gpu: Rates | None = None) -> Any:
 def _at_a_time(t: WarpTiles, p: Product, gpu: Rates) -> Any:
     """Blocks that a multiprocessor runs at a time, if there are as many: of Hopper's shared memory and threads."""
     shared = t.stages * t.stage_bytes(p) + RESERVED_BYTES
-    registers = -(-t.registers(p.itemsize, p.rank) // 8) * 8
+    registers = round_up(t.registers(p.itemsize, p.rank), 8)
     occupancy = np.minimum(SHARED_BYTES // shared, REGISTERS // (registers * t.threads))
     occupancy = np.minimum(occupancy, RESIDENT_THREADS // t.threads)
-    return np.clip(np.minimum(occupancy, -(-t.tiles(p) * t.split_k // gpu.multiprocessors)), 1, None)
+    return np.clip(np.minimum(occupancy, ceil_div(t.tiles(p) * t.split_k, gpu.multiprocessors)), 1, None)
 
 
 def _round(t: WarpTiles, p: Product, gpu: Rates, together: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.workloads import epilogue
 
 from ....program import (
@@ -90,7 +91,7 @@ class Outputs(Block):
         """
         t, p, w = self.t, self.p, self.w
         vectors = t.block_m // t.split_k * (t.block_n // self.vector)
-        passes = -(-vectors // t.threads)
+        passes = ceil_div(vectors, t.threads)
         together = math.gcd(passes, TOGETHER)
         reading = [operation for operation in self.late if operation.takes == "output"]
         names = [operation.name for operation in reading] if self.unfinished else [STAGED]

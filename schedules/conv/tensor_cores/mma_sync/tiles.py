@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.gpu import WARP
 from tvmconv.knobs import Columns
 
@@ -88,7 +89,7 @@ class WarpTiles:
         """Registers of a thread, about: sums, two sets of fragments, where the rows are that it copies, and others."""
         fragments = self.block_m // self.warps_m // MMA_M * 4 + self.block_n // self.warps_n // MMA_N * 2
         rows = self.rows(itemsize)
-        places = -(-self.block_m // rows) * (1 + rank) + -(-self.block_n // rows)
+        places = ceil_div(self.block_m, rows) * (1 + rank) + ceil_div(self.block_n, rows)
         return self.accumulators + 2 * fragments + places + OWN_REGISTERS
 
     @property
@@ -107,19 +108,19 @@ class WarpTiles:
 
     def tiles(self, p: Product) -> Any:
         """Tiles of the output."""
-        return p.groups * -(-p.m // self.block_m) * -(-p.n // self.block_n)
+        return p.groups * ceil_div(p.m, self.block_m) * ceil_div(p.n, self.block_n)
 
     def blocks(self, p: Product) -> Any:
         """Blocks of the grid."""
-        return -(-self.tiles(p) // self.tiles_per_block) * self.split_k
+        return ceil_div(self.tiles(p), self.tiles_per_block) * self.split_k
 
     def all_steps(self, p: Product) -> Any:
         """Steps of the whole reduction."""
-        return -(-p.k // self.block_k)
+        return ceil_div(p.k, self.block_k)
 
     def steps(self, p: Product) -> Any:
         """Steps of a block."""
-        return -(-self.all_steps(p) // self.split_k)
+        return ceil_div(self.all_steps(p), self.split_k)
 
     def stage_bytes(self, p: Product) -> Any:
         """Shared memory of one stage: both operands."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tvmconv.arithmetic import round_up
 from tvmconv.gpu import MAX_THREADS, WARP
 from tvmconv.workloads import Conv2d
 
@@ -29,7 +30,7 @@ def default(w: Conv2d) -> Tile:
 def sensible(w: Conv2d) -> Iterator[Tile]:
     """Tiles that leave few lanes idle and no multiprocessor, of an H200, and then smaller and smaller ones."""
     channels = channel_choices(w)
-    block_n = min((n for n in channels if n <= 64), key=lambda n: (-(-w.O // n) * n, -n))  # idle channels are few
+    block_n = min((n for n in channels if n <= 64), key=lambda n: (round_up(w.O, n), -n))  # idle channels are few
     rows = min(2, row_choices(w)[-1])
     for n in (n for n in reversed(channels) if n <= block_n):
         for max_warps in (8, 4, 2):

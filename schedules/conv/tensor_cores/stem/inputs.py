@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
+from tvmconv.arithmetic import ceil_div
+
 from ....program import Expr, both, call, ptx, serial, store, store_shared, uint, unrolled, when
 from .block import ASYNC_COPY, WORDS, Block
 from .lines import WORD
@@ -33,7 +35,7 @@ class Inputs(Block):
     def _stage(self, number: Expr, buffer: Expr) -> None:
         """Copy lines in whole copies, by themselves."""
         units = self._units
-        with (unrolled if units <= UNROLLED * self.threads else serial)(-(-units // self.threads), "unit") as i:
+        with (unrolled if units <= UNROLLED * self.threads else serial)(ceil_div(units, self.threads), "unit") as i:
             unit = i * self.threads + self.thread
             with when(unit < units if units % self.threads else True):
                 source, there = self._input(number, unit, 0)
@@ -46,13 +48,13 @@ class Inputs(Block):
     def _stage_words(self, number: Expr, buffer: Expr) -> None:
         """Copy lines of which every second begins in the middle of a word, element by element, several at a time."""
         units = self._units
-        each = -(-units // self.threads)
+        each = ceil_div(units, self.threads)
         batch = min(each, WORDS)
 
         def unit(i: Expr, j: Expr) -> Expr:
             return (i * batch + j) * self.threads + self.thread
 
-        with serial(-(-each // batch), "i") as i:
+        with serial(ceil_div(each, batch), "i") as i:
             with unrolled(batch, "j") as j:
                 for place in range(2):
                     source, there = self._input(number, unit(i, j), place)

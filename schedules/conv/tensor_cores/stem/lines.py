@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.workloads import Conv2d
 from tvmconv.workloads.dtypes import numpy_dtype
 from tvmconv.workloads.layout import CHANNELS_LAST
@@ -117,7 +118,7 @@ class Lines:
     def line_words(self) -> int:
         """Words of a filter line as it is multiplied: with zeros for what dilation and phases skip."""
         reach = self.w.window[1] * self.pixel
-        return -(-(reach + max(map(self.shift, range(self.phases)))) // self.pair)
+        return ceil_div(reach + max(map(self.shift, range(self.phases))), self.pair)
 
     @property
     def words(self) -> int:
@@ -127,14 +128,14 @@ class Lines:
     @property
     def steps(self) -> int:
         """Steps of the reduction, one mma each."""
-        return -(-self.words // STEP_WORDS)
+        return ceil_div(self.words, STEP_WORDS)
 
     @property
     def ends_fit(self) -> bool:
         """Whether the ends of four lines, a word of each, can share a load without more steps than words need."""
-        ends = self.line_words % QUAD_WORDS * -(-self.filter_lines // QUAD_WORDS)
+        ends = self.line_words % QUAD_WORDS * ceil_div(self.filter_lines, QUAD_WORDS)
         quads = self.filter_lines * (self.line_words // QUAD_WORDS) + ends
-        return -(-quads * QUAD_WORDS // STEP_WORDS) == self.steps
+        return ceil_div(quads * QUAD_WORDS, STEP_WORDS) == self.steps
 
     def position(self, word: Any, ends: bool, select: Callable[[Any, Any, Any], Any]) -> Any:
         """Where in the reduction a word of the filter lines is; those behind the last are its zeros.
@@ -148,7 +149,7 @@ class Lines:
         if not ends:
             return word
         whole = row // QUAD_WORDS * QUAD_WORDS
-        shared = -(-lines // QUAD_WORDS) * QUAD_WORDS  # lines of an end, with those of zeros
+        shared = round_up(lines, QUAD_WORDS)  # lines of an end, with those of zeros
         line, within = word // row, word % row
         in_ends = lines * whole + (within - whole) * shared + line
         known = select(within < whole, line * whole + within, in_ends) if whole else in_ends

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.gpu import BANK_BYTES, BANKS, WARP
 from tvmconv.workloads import Conv2d
 
@@ -44,7 +45,7 @@ class Placement:
     @property
     def copies(self) -> int:
         """Units of a line that are staged."""
-        return -(-self.elements // self.lines.unit)
+        return ceil_div(self.elements, self.lines.unit)
 
     @property
     def pixel_bytes(self) -> int:
@@ -64,7 +65,7 @@ def place(w: Conv2d, rows: int, warps: int) -> Placement:
     lines = Lines(w)
     elements = lines.lead + (PIXELS * warps - 1) * lines.step + lines.line_words * lines.pair
     unit = lines.unit * lines.size
-    least = -(-elements // lines.unit) * unit
+    least = ceil_div(elements, lines.unit) * unit
     plane_lines = (rows - 1) * w.stride[0] + w.window[0]
     candidates = (
         Placement(lines, elements, least + more, plane_lines, spread, ends)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.gpu import WARP
 from tvmconv.knobs import Columns
 from tvmconv.knobs.space import Usage
@@ -65,17 +66,17 @@ class Tile:
     @property
     def channel_tiles(self) -> Any:
         """Tiles along the output channels."""
-        return -(-self.w.O // self.block_n)
+        return ceil_div(self.w.O, self.block_n)
 
     @property
     def tiles_across(self) -> Any:
         """Tiles of an output row."""
-        return -(-self.w.Q // self.columns)
+        return ceil_div(self.w.Q, self.columns)
 
     @property
     def tiles_down(self) -> Any:
         """Tiles of an output column."""
-        return -(-self.w.P // self.rows)
+        return ceil_div(self.w.P, self.rows)
 
     @property
     def tiles(self) -> Any:
@@ -85,13 +86,13 @@ class Tile:
     @property
     def grid(self) -> Any:
         """Blocks along the tiles of pixels."""
-        share = -(-self.blocks // self.channel_tiles)
+        share = ceil_div(self.blocks, self.channel_tiles)
         return np.where(self.blocks == 0, self.tiles, np.minimum(self.tiles, share))
 
     @property
     def rounds(self) -> Any:
         """Tiles of a block, at most."""
-        return -(-self.tiles // self.grid)
+        return ceil_div(self.tiles, self.grid)
 
     @property
     def buffers(self) -> Any:
@@ -195,4 +196,4 @@ class Tile:
 
 def _whole(nbytes: Any) -> Any:
     """Rounded up to the widest copy."""
-    return -(-nbytes // VECTOR) * VECTOR
+    return round_up(nbytes, VECTOR)

@@ -6,6 +6,8 @@ import math
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
+from tvmconv.arithmetic import ceil_div
+
 from ....program import Expr, both, load_global, ptx, serial, store, store_shared, uint, unrolled, when
 from .block import ASYNC_COPY, WEIGHT_ROWS, Block
 from .lines import STEP_WORDS, VECTOR, WORD
@@ -17,7 +19,7 @@ class Weight(Block):
     def _stage_arguments(self) -> None:
         """Copy what the epilogue has for each channel to shared memory."""
         for index, name in enumerate(self.of_channels):
-            with serial(-(-self.channels // self.threads), "i") as i:
+            with serial(ceil_div(self.channels, self.threads), "i") as i:
                 channel = i * self.threads + self.thread
                 with when(channel < self.channels if self.channels % self.threads else True):
                     known = self.first_channel + channel < self.w.O
@@ -35,7 +37,7 @@ class Weight(Block):
         vectors = int(self.tile.filter_bytes) // VECTOR
         first, end = (channels * self.lines.filter_size for channels in (self.first_channel, self.w.O))
         last, rest = (end - first) // vector, end % vector  # the vector that the filters end within, if they do
-        with serial(-(-vectors // self.threads), "i") as i:
+        with serial(ceil_div(vectors, self.threads), "i") as i:
             unit = i * self.threads + self.thread
             inside = unit < vectors if vectors % self.threads else True
             with when(both(inside, unit != last if rest else True)):
@@ -64,7 +66,7 @@ class Weight(Block):
         together = max(1, self.threads // row_words)  # channels at a time
         while self.channels % together:
             together -= 1
-        for part in range(-(-row_words // self.threads)):
+        for part in range(ceil_div(row_words, self.threads)):
             word = part * self.threads + self.thread % row_words if together > 1 else part * self.threads + self.thread
             last = (part + 1) * self.threads > row_words or together > 1
             with when(self.thread < together * row_words - part * self.threads if last else True):

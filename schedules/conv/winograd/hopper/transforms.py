@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.workloads import Conv2d, epilogue
 from tvmconv.workloads.dtypes import TF32, numpy_dtype
 
@@ -116,7 +117,7 @@ def transform_outputs(w: Conv2d, grid: Grid, A: Matrix, vector: int, arguments: 
 @contextmanager
 def _each(count: int, *, overlaps: bool = True) -> Iterator[Expr]:
     """A kernel with a thread for each of so many; it may begin while the launch before it ends, for which it waits."""
-    with parallel(-(-count // THREADS), "blockIdx.x") as block, parallel(THREADS, "threadIdx.x") as thread:
+    with parallel(ceil_div(count, THREADS), "blockIdx.x") as block, parallel(THREADS, "threadIdx.x") as thread:
         if overlaps:
             ptx("griddepcontrol.wait")
             ptx("griddepcontrol.launch_dependents")

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tvmconv.analysis.emulation.addresses import CHUNK
 from tvmconv.analysis.emulation.errors import ExecutionError
 from tvmconv.analysis.emulation.memory.arrays import Mapped
+from tvmconv.arithmetic import ceil_div
 from tvmconv.tensor_map import TensorMap
 
 
@@ -46,7 +47,7 @@ def tiles(told: TensorMap, at: NDArray[np.int64]) -> Box:
         told: how it lies, and what a tile is.
         at: where each begins, shape (copies, axes).
     """
-    counts = [-(-box // step) for box, step in zip(told.box, told.steps, strict=True)][1:]
+    counts = [ceil_div(box, step) for box, step in zip(told.box, told.steps, strict=True)][1:]
     number = np.arange(math.prod(counts))
     rows, inside = np.zeros((len(at), len(number)), np.int64), np.ones((len(at), len(number)), bool)
     for axis, (count, stride) in enumerate(zip(counts, told.strides, strict=True), 1):

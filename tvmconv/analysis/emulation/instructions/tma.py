@@ -24,6 +24,7 @@ from tvmconv.analysis.emulation.memory.arrays import Mapped
 from tvmconv.analysis.emulation.memory.shared import Address
 from tvmconv.analysis.emulation.threads import Lanes
 from tvmconv.analysis.emulation.watch import Accessed, Kind
+from tvmconv.arithmetic import ceil_div
 from tvmconv.errors import AnalysisError
 
 ALIGNMENT = 128  # bytes, of where a tile lies in shared memory
@@ -59,7 +60,9 @@ class _Tensor:
         """Of a copy."""
         told = self.of.told
         rows = (
-            told.box[1:] if told.is_im2col else (-(-b // s) for b, s in zip(told.box[1:], told.steps[1:], strict=True))
+            told.box[1:]
+            if told.is_im2col
+            else (ceil_div(b, s) for b, s in zip(told.box[1:], told.steps[1:], strict=True))
         )
         return told.box[0] * self.of.array.dtype.itemsize * math.prod(rows)
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.analysis.emulation.errors import ExecutionError, RaceError
+from tvmconv.arithmetic import round_up
 from tvmconv.gpu import VECTOR_BYTES
 
 if TYPE_CHECKING:
@@ -44,13 +45,13 @@ class Array:
     def unwritten(cls, name: str, dtype: np.dtype[Any], size: int) -> Array:
         """An array that nobody has written."""
         nbytes = size * dtype.itemsize
-        return cls(name, dtype, size, np.full(-(-nbytes // VECTOR_BYTES) * VECTOR_BYTES, 0xFF, np.uint8))
+        return cls(name, dtype, size, np.full(round_up(nbytes, VECTOR_BYTES), 0xFF, np.uint8))
 
     @classmethod
     def zeros(cls, name: str, dtype: np.dtype[Any], size: int) -> Array:
         """An array of zeros, which takes no memory where nothing is written."""
         nbytes = size * dtype.itemsize
-        return cls(name, dtype, size, np.zeros(-(-nbytes // VECTOR_BYTES) * VECTOR_BYTES, np.uint8))
+        return cls(name, dtype, size, np.zeros(round_up(nbytes, VECTOR_BYTES), np.uint8))
 
     @property
     def nbytes(self) -> int:

@@ -19,6 +19,7 @@ from tvmconv.analysis.emulation.memory.arrays import check_aligned
 from tvmconv.analysis.emulation.memory.clocks import FENCED, SEEN, Clocks
 from tvmconv.analysis.emulation.memory.readers import PENDING, Readers
 from tvmconv.analysis.emulation.threads import Lanes, Threads
+from tvmconv.arithmetic import round_up
 from tvmconv.gpu import WARP
 
 ALIGNMENT = 128  # bytes, of a shared buffer
@@ -43,7 +44,7 @@ class History:
 
     def __post_init__(self) -> None:
         """Nobody has touched anything."""
-        self.nbytes = -(-max(self.nbytes, ALIGNMENT) // ALIGNMENT) * ALIGNMENT
+        self.nbytes = round_up(max(self.nbytes, ALIGNMENT), ALIGNMENT)
         lanes, size = self.threads.lanes, len(self.threads.blocks) * self.nbytes // self.unit
         self._written = np.zeros(size, np.int32)  # when, and by which lane
         self._writer = np.full(size, -1, np.int32)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmconv.analysis.emulation.addresses import SHARED_BASE
 from tvmconv.analysis.emulation.instructions import dispatch
+from tvmconv.arithmetic import round_up
 from tvmconv.errors import AnalysisError
 from tvmconv.workloads.dtypes import numpy_dtype
 
@@ -46,7 +47,7 @@ def shared_layout(function: PrimFunc) -> Layout:
         if str(node.buffer.scope()).startswith("shared"):
             offsets[node.buffer] = end
             nbytes = math.prod(int(n) for n in node.buffer.shape) * numpy_dtype(str(node.buffer.dtype)).itemsize
-            end = -(-(end + nbytes) // SHARED_BASE) * SHARED_BASE
+            end = round_up(end + nbytes, SHARED_BASE)
             layout_end.append(offsets[node.buffer] + nbytes)
             if str(node.buffer.dtype) != "uint8":
                 sizes.append(numpy_dtype(str(node.buffer.dtype)).itemsize)

@@ -18,6 +18,7 @@ from tvmconv.analysis.machine_code.executed.machine import Asked, Machine, Told
 from tvmconv.analysis.machine_code.mix import ACCESSES
 from tvmconv.analysis.memory.banks import copy_wavefronts_of_each, wavefronts_of_each
 from tvmconv.analysis.memory.coalescing import LINE_BYTES, sectors
+from tvmconv.arithmetic import round_up
 from tvmconv.errors import AnalysisError
 from tvmconv.gpu import VECTOR_BYTES
 
@@ -204,7 +205,7 @@ def _words(step: Step, arch: str) -> dict[int, int]:
     place = bank.arguments
     for number, index in enumerate(step.arguments):
         if number in maps:
-            place = -(-place // 64) * 64 + 128
+            place = round_up(place, 64) + 128
             continue
         begin = ((index + 1) << ARRAY_BITS) + _BEGIN
         found[place], found[place + 4] = begin & 0xFFFFFFFF, begin >> 32

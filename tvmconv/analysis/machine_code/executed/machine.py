@@ -19,6 +19,7 @@ from tvmconv.analysis.emulation.blocks import Block
 from tvmconv.analysis.machine_code.executed.decoding import REFUSED, Decoded, decode
 from tvmconv.analysis.machine_code.executed.operands import LOCAL, PREDICATES, Constants, Values
 from tvmconv.analysis.machine_code.executed.operations import Array
+from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler.listing import Listing
 from tvmconv.compiler.program import Launch
 from tvmconv.errors import AnalysisError
@@ -78,7 +79,7 @@ class Machine:
 
     def __init__(self, listing: Listing, launch: Launch, constants: Constants) -> None:
         self._launch = launch
-        self._warps = -(-launch.threads // WARP)
+        self._warps = ceil_div(launch.threads, WARP)
         self._special: dict[str, Array] = {}
         self._steps = decode(listing, constants, self._special)
         meets = {step.target for step in self._steps}  # where threads may come from elsewhere
