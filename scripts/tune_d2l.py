@@ -1,11 +1,13 @@
-"""Tune the d2l-tvm chapter's sweep over channels, 60 s a shape, and compare it with cuDNN; options as of tune_suite.py.
+"""Tune the channel sweep of the d2l-tvm chapter for 60 s per shape, and compare it with cuDNN.
 
 python scripts/tune_d2l.py --device cuda:0 -o results
+
+The options are those of `tvmconv bench tune-suite`.
 """
 
 import sys
 
-from tune_suite import main
+from tvmconv.cli.bench import run_script
 
 if __name__ == "__main__":
-    sys.exit(main(prog="tune_d2l", suite="d2l", seconds=60.0))
+    sys.exit(run_script("tune-suite", "tune_d2l", suite="d2l", seconds=60.0))

@@ -1,11 +1,13 @@
-"""Tune the distinct convolutions of ResNet-50, 30 s a shape, and compare them with cuDNN; options as of tune_suite.py.
+"""Tune the distinct convolutions of ResNet-50 for 30 s per shape, and compare them with cuDNN.
 
 python scripts/tune_resnet50.py --device cuda:0 -o results
+
+The options are those of `tvmconv bench tune-suite`.
 """
 
 import sys
 
-from tune_suite import main
+from tvmconv.cli.bench import run_script
 
 if __name__ == "__main__":
-    sys.exit(main(prog="tune_resnet50", suite="resnet50", seconds=30.0))
+    sys.exit(run_script("tune-suite", "tune_resnet50", suite="resnet50", seconds=30.0))

@@ -21,6 +21,7 @@ BUILTIN_MAY_IMPORT = {BUILTIN, "library", "marks", "knobs", "workloads", "gpu", 
 ROOMS = (
     (BUILTIN,),
     ("", "__main__"),  # `import tvmconv` and `python -m tvmconv`: what users see
+    ("benchmarks",),  # `tvmconv bench` imports them by name
     ("cli",),
     ("torch",),
     ("reports",),

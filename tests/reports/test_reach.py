@@ -1,10 +1,6 @@
 """How soon searches are as fast as a library, and nearly as fast as they get."""
 
-import importlib
-from pathlib import Path
-
-import pytest
-
+from tvmconv.cli import main
 from tvmconv.devices import Timing
 from tvmconv.experiments.results import Result, Row
 from tvmconv.experiments.sweep import Sweep
@@ -14,7 +10,6 @@ from tvmconv.reports.reach import reach
 from tvmconv.reports.sweep import write_numbers
 from tvmconv.workloads import parse
 
-ROOT = Path(__file__).parents[2]
 FIRST, SECOND, OTHER = (parse(f"conv2d:1x{channels}x6x6,4x{channels}x1x1") for channels in (2, 4, 8))
 
 
@@ -57,23 +52,24 @@ def test_the_best_is_that_of_any_search():
     assert rows[2] == ("95% of the best", "quick", "2", "1", "—", "0.500", "5.00")
 
 
-@pytest.fixture
-def script(monkeypatch):
-    """The script, as Python imports it."""
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    return importlib.import_module("reach").main
-
-
-def test_the_script_reads_logs_and_comparisons_and_writes_into_a_page(script, tmp_path, capsys):
+def test_the_benchmark_reads_logs_and_comparisons_and_writes_a_page(tmp_path, capsys):
     log = Log(tmp_path / "quick.jsonl")
     for each in QUICK:
         log.append(each)
     write_numbers(compared(), tmp_path)
     page = tmp_path / "page.md"
     page.write_text("<!-- reach -->\nold\n<!-- /reach -->\n")
-    command = [str(tmp_path / "quick.jsonl"), "--beside", str(tmp_path / "mine-tuned.json"), "--into", str(page)]
-    assert script(command) == 0
+    command = [
+        "bench",
+        "time-to-target",
+        str(tmp_path / "quick.jsonl"),
+        "--beside",
+        str(tmp_path / "mine-tuned.json"),
+        "--update-page",
+        str(page),
+    ]
+    assert main(command) == 0
     assert "| cudnn's speed | quick | 2 | 2 | 1.25 | 2.00 | 5.00 |" in page.read_text()
     assert "old" not in page.read_text()
-    assert script([*command[:-1], str(tmp_path / "no.md")]) == 2
+    assert main([*command[:-1], str(tmp_path / "no.md")]) == 2
     assert capsys.readouterr().err.count("\n") == 1

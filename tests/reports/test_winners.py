@@ -1,6 +1,5 @@
 """Which kind of schedule wins on which layers."""
 
-import runpy
 from pathlib import Path
 
 import pytest
@@ -91,18 +90,17 @@ def test_the_picture_has_a_panel_for_each_size_of_batch(found, tmp_path):
     assert "<!-- 2.5 -->" in text
 
 
-def test_the_script_writes_page_picture_and_section(tmp_path, capsys):
+def test_the_benchmark_writes_page_picture_and_section(tmp_path, capsys):
     write_numbers(SWEEP, tmp_path)
     log = Log(tmp_path / "mine.jsonl")
     for each in RECORDS:
         log.append(each)
     page = tmp_path / "page.md"
     page.write_text("# Mine\n\n<!-- winners -->\n<!-- /winners -->\n", encoding="utf-8")
-    main = runpy.run_path(str(ROOT / "scripts/winners.py"))["main"]
     options = ["--kind", "winograd", "--log", str(tmp_path / "mine.jsonl"), "-o", str(tmp_path / "out")]
-    assert main([str(tmp_path / "mine.json"), *options, "--into", str(page)]) == 0
+    assert main(["bench", "winners", str(tmp_path / "mine.json"), *options, "--update-page", str(page)]) == 0
     assert "net" in capsys.readouterr().out
     assert "| net | 32 |" in page.read_text(encoding="utf-8")
     assert f"`{LARGE}`" in (tmp_path / "out.md").read_text(encoding="utf-8")
     assert (tmp_path / "out.png").stat().st_size > 1000
-    assert main([str(tmp_path / "mine.jsonl")]) == 2
+    assert main(["bench", "winners", str(tmp_path / "mine.jsonl")]) == 2

@@ -34,6 +34,7 @@ COMMANDS = (
     "train",
     "optimize",
     "worker",
+    "bench",
 )
 SEARCH = "tune"
 

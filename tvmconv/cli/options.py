@@ -21,6 +21,7 @@ from tvmconv.knobs import Value, parse_value
 from tvmconv.knowledge import model
 from tvmconv.models.inputs import Input
 from tvmconv.reports.charts import FORMATS
+from tvmconv.reports.tables import with_section
 from tvmconv.verify import FULL_FLOPS, MODES, is_sampled
 from tvmconv.workloads import SUITES, Layer, Workload, dtypes, epilogue
 from tvmconv.workloads.layout import LAYOUTS
@@ -164,6 +165,24 @@ def add_baseline(parser: argparse.ArgumentParser) -> None:
 def how_to_time(args: argparse.Namespace) -> dict[str, Any]:
     """What `add_timing` read, but for the device, as arguments of `run_ladder`."""
     return {"baselines": args.baseline, "cold": args.cold, "seconds": args.seconds, "seed": args.seed}
+
+
+def add_page(parser: argparse.ArgumentParser) -> None:
+    """Add `--update-page`, for `update_page`; `--into` is its old name."""
+    parser.add_argument(
+        "--update-page",
+        "--into",
+        dest="page",
+        type=Path,
+        metavar="FILE",
+        help="Markdown page whose section between the markers of this table is replaced",
+    )
+
+
+def update_page(page: Path | None, section: str, text: str) -> None:
+    """Replace the section of a page by a text, if a page was named."""
+    if page:
+        page.write_text(with_section(page.read_text(encoding="utf-8"), section, text), encoding="utf-8")
 
 
 def add_knowledge(parser: argparse.ArgumentParser) -> None:

@@ -259,7 +259,7 @@ def _counters(
 def _readings(
     file: Path, there: Mapping[str, Workload], place: Device, told: Callable[[str], None]
 ) -> Readings[Beside]:
-    """A file of `tvmconv counters`, or one of scripts/counters.py, whose kernels are counted here."""
+    """A file of `tvmconv counters`, or one of its --stalls, whose kernels are counted here."""
     try:
         return Readings.read(file, Beside)
     except Error:

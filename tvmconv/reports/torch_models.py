@@ -1,4 +1,4 @@
-"""Whole networks inside PyTorch, side by side: what `scripts/torch_models.py` measured of each."""
+"""Whole networks inside PyTorch, side by side: the results of `tvmconv bench torch-models`."""
 
 from __future__ import annotations
 

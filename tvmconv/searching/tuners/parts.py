@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Parts:
-    """What the tuner is made of; `scripts/ablation.py` leaves out one after another.
+    """Parts of the tuner; docs/ablation.md has what each is worth.
 
     Attributes:
         process: Gaussian processes choose, by the improvement that they expect.

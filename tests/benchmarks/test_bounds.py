@@ -1,0 +1,42 @@
+"""`tvmconv bench bounds` and `torch-table`: tables of measured records and runs."""
+
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+W = "conv2d:1x64x56x56,192x64x3x3,s1,p1"
+
+
+def test_bounds_are_set_beside_what_was_measured(bench, tmp_path, capsys):
+    log = ROOT / "tuning_logs/sampled/layers.jsonl.gz"
+    assert bench([str(log), "--workload", W, "--configs", "2", "-o", str(tmp_path)]) == 0
+    points = json.loads((tmp_path / "bounds-direct.json").read_text())["points"][W]
+    assert len(points) == 2
+    assert all(0 < each["least"] == max(each["units"].values()) for each in points)
+    assert all(each["predicted"] > 0 for each in points)
+    assert "the overlap that fits best" in capsys.readouterr().out
+    assert (tmp_path / "bounds-direct.png").stat().st_size < 200_000
+
+
+def test_what_was_counted_once_need_not_be_built_again(bench, tmp_path, capsys):
+    recorded = ROOT / "tuning_logs/nvidia-h200/bounds-direct"
+    assert bench(["--again", f"{recorded}.json", "-o", str(tmp_path)]) == 0
+    assert (tmp_path / "bounds-direct.md").read_text() == Path(f"{recorded}.md").read_text()
+
+
+def test_what_counts_nothing_is_one_line(bench, tmp_path, capsys):
+    (tmp_path / "bounds.json").write_text("[1]")
+    assert bench(["--again", str(tmp_path / "bounds.json"), "-o", str(tmp_path)]) == 2
+    assert "was not written by tvmconv bench bounds" in capsys.readouterr().err
+
+
+def test_a_workload_that_no_log_has_is_one_line(bench, tmp_path, capsys):
+    log = ROOT / "tuning_logs/sampled/layers.jsonl.gz"
+    assert bench([str(log), "--workload", "conv2d:1x1x1x1,1x1x1x1", "-o", str(tmp_path)]) == 2
+    assert "the logs have no records of direct for conv2d:1x1x1x1" in capsys.readouterr().err
+
+
+def test_what_is_no_result_is_one_line(bench, tmp_path, capsys):
+    (tmp_path / "torch.json").write_text('{"network": "x"}')
+    assert bench([tmp_path / "torch.json"], "torch-table") == 2
+    assert capsys.readouterr().err.startswith("tvmconv: the files were not written by tvmconv bench torch-models")

@@ -1,0 +1,63 @@
+"""Data to learn from: configs good and bad, logs packed."""
+
+import gzip
+import json
+import runpy
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from learnt import records
+
+import tvmconv as tc
+from tvmconv import library
+from tvmconv.compiler import nvrtc
+from tvmconv.logs.record import Record
+
+PACK_LOGS = runpy.run_path(str(Path(__file__).parents[2] / "scripts/pack_logs.py"))["main"]
+needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+
+
+def test_packed_logs_are_the_same_bytes_and_have_the_valid_records(tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(f"{record.line()}\n" for record in [*records()[:9], records()[0]]) + "no record\n")
+    packed = [tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl.gz"]
+    for file in packed:
+        assert PACK_LOGS([str(log), "-o", str(file)]) == 0
+    assert packed[0].read_bytes() == packed[1].read_bytes()
+    lines = gzip.decompress(packed[0].read_bytes()).decode().splitlines()
+    assert len(lines) == 9
+    assert json.loads(lines[0])["result"][0][0] == pytest.approx(records()[0].cost, rel=1e-4)
+
+
+def test_of_a_thinned_search_stay_every_nth_trial_what_was_fastest_so_far_the_last_and_the_last_timings(tmp_path):
+    costs = [9, 8, 9, 9, 7, 9, 9, 9, 9, 9]
+    trials = [replace(record, times=(float(cost),)) for record, cost in zip(records(), costs, strict=False)]
+    other = replace(trials[5], workload=records()[-1].workload)  # of another search: the first trial of it
+    log, packed = tmp_path / "log.jsonl", tmp_path / "log.jsonl.gz"
+    searched = [*trials[:6], other, *trials[6:], replace(trials[2], times=(8.5,), final=True)]
+    log.write_text("".join(f"{record.line()}\n" for record in searched))
+    assert PACK_LOGS([str(log), "--every", "3", "-o", str(packed)]) == 0
+    kept = [Record.parse(line) for line in gzip.decompress(packed.read_bytes()).splitlines()]
+    assert [searched.index(record) for record in kept] == [0, 1, 3, 4, 6, 7, 10, 11]
+
+
+@needs_nvrtc
+def test_configs_to_learn_from_are_like_good_ones_and_at_random(bench, tmp_path):
+    text, archive = "conv2d:1x16x8x8,16x16x1x1,s1,p0", tmp_path / "kernels.zip"
+    (tmp_path / "suite.json").write_text(json.dumps([{"name": "small", "text": text}]))
+    words = ["build", "--suite", str(tmp_path / "suite.json"), "--configs", "6", "--workers", "1", "-o", str(archive)]
+    assert bench([*words, "--schedule", "direct", "--spread"], "prebuild") == 0
+    with zipfile.ZipFile(archive) as found:
+        configs = [json.loads(found.read(name))["config"] for name in found.namelist() if name.endswith(".json")]
+    assert len(configs) == len({json.dumps(config) for config in configs}) == 6
+    space = library.find(tc.parse(text), "direct").space(tc.parse(text))
+    as_read = json.loads(json.dumps(space.default))
+    assert as_read in configs
+
+
+def test_a_share_is_a_part_of_so_many(bench, tmp_path, capsys):
+    for share in ("3/2", "0/2", "1", "x"):
+        assert bench(["measure", "k.zip", "--share", share, "--log", str(tmp_path / "l")], "prebuild") == 2
+        assert "expected I/N" in capsys.readouterr().err

@@ -1,0 +1,72 @@
+"""Kernels built in one place, to be measured in another."""
+
+import json
+import zipfile
+
+import pytest
+
+import tvmconv as tc
+from tvmconv import library
+from tvmconv.compiler import nvrtc
+from tvmconv.logs.lines import BadLines
+from tvmconv.logs.log import read
+from tvmconv.measuring.wire import decode_program
+
+needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+TEXT = "conv2d:1x16x8x8,16x16x3x3,s1,p1,f16,nhwc"
+
+
+@pytest.fixture
+def build(bench, tmp_path):
+    """Build so many configs of one layer; the archive."""
+    suite, archive = tmp_path / "suite.json", tmp_path / "kernels.zip"
+    suite.write_text(json.dumps([{"name": "small", "text": TEXT, "count": 1}]))
+
+    def build(configs):
+        words = ["build", "--suite", str(suite), "--configs", str(configs), "--workers", "1", "-o", str(archive)]
+        assert bench(words) == 0
+        return archive
+
+    return build
+
+
+@needs_nvrtc
+def test_an_archive_has_the_default_and_what_promises_most_and_is_added_to(build, capsys):
+    searched = [schedule.name for schedule in library.to_tune(tc.parse(TEXT), "cuda", "sm_90")]
+    build(1)
+    archive = build(2)
+    assert f"{len(searched)} kernels" in capsys.readouterr().out.splitlines()[-1]
+    with zipfile.ZipFile(archive) as found:
+        entries = [json.loads(found.read(name)) for name in found.namelist() if name.endswith(".json")]
+        codes = [found.read(name) for name in found.namelist() if name.endswith(".bin")]
+    assert {entry["workload"] for entry in entries} == {TEXT}
+    assert [entry["schedule"] for entry in entries] == searched * 2
+    for first, second in zip(entries, entries[len(searched) :], strict=False):
+        assert first["config"] == tc.build(tc.parse(TEXT), first["schedule"], arch="sm_90").config
+        assert second["config"] != first["config"]
+    program, _ = decode_program(entries[0]["header"], codes[0])
+    assert program.steps[0].launch.blocks == entries[0]["resources"]["blocks"]
+
+
+@needs_nvrtc
+def test_kernels_are_measured_on_their_architecture_alone(bench, build, tmp_path, capsys):
+    log = tmp_path / "log.jsonl"
+    assert bench(["measure", str(build(1)), "--device", "opencl:0", "--log", str(log)]) == 2
+    assert "is for sm_90, and opencl:0 is opencl" in capsys.readouterr().err
+    assert not log.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04"])
+def test_what_is_no_archive_is_refused_in_one_line(bench, tmp_path, content, capsys):
+    archive = tmp_path / "kernels.zip"
+    archive.write_bytes(content)
+    assert bench(["measure", str(archive), "--device", "opencl:0", "--log", str(tmp_path / "log")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.gpu
+def test_kernels_are_measured_on_a_gpu(bench, build, gpu, tmp_path):
+    log = tmp_path / "log.jsonl"
+    assert bench(["measure", str(build(3)), "--device", gpu.text, "--log", str(log)]) == 0
+    kernels = 3 * len(library.to_tune(tc.parse(TEXT), "cuda", gpu.arch))
+    assert [record.workload.text for record in read(log, BadLines()) if record.ok] == [TEXT] * kernels

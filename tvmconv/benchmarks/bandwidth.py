@@ -1,0 +1,98 @@
+"""Time every schedule of a filter over array sizes: its bandwidth, beside libraries and the device's limit.
+
+    tvmconv bench bandwidth --operator filter1d --device cuda:0 --baseline copy --baseline cupy -o results
+    tvmconv bench bandwidth --operator filter2d --mask 3x3,clamp --sizes 512x512x3 2048x2048x3 --only basic,register
+    tvmconv plot results/filter1d-k5.json -o filter1d.svg           # the chart again
+
+Every kernel is verified. It is timed with a cold L2 cache where its arrays exceed the cache, else with a hot one.
+Writes NAME.json (all results and their provenance), NAME.md (the table) and NAME.png (the chart) after each size. The
+same command continues after an interruption, and measures nothing that NAME.json has for this device.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tvmconv import workloads
+from tvmconv.benchmarks.common import add_output, find_device
+from tvmconv.cli.errors import UsageError, note
+from tvmconv.cli.options import add_timing, how_to_time, tell_left_out
+from tvmconv.cli.progress import progress_line
+from tvmconv.devices import Device
+from tvmconv.experiments.sweep import Sweep, measure_sweep, part_measured
+from tvmconv.reports.sweep import table, write
+from tvmconv.reports.tables import result_text
+
+MASKS = {"filter1d": "k5", "filter2d": "5x5"}
+SIZES = {
+    "filter1d": [str(1 << exponent) for exponent in range(16, 29, 2)],
+    "filter2d": [f"{1 << exponent}x{1 << exponent}x1" for exponent in range(8, 15)],
+}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure a filter over sizes; print and write the sweep."""
+    sizes = dict.fromkeys(args.sizes or SIZES[args.operator])
+    if len(sizes) < 2:
+        raise UsageError("--sizes: expected at least two, to compare; tvmconv run measures one")
+    mask = args.mask or MASKS[args.operator]
+    name = f"{args.operator}-{mask.replace(',', '-')}"
+    sweep_workloads = {size: workloads.parse(f"{args.operator}:{size},{mask}") for size in sizes}
+    first = next(iter(sweep_workloads.values()))
+    device = find_device(args)
+    if not args.only:
+        tell_left_out(first, device)
+
+    args.out.mkdir(parents=True, exist_ok=True)  # before measuring: it may not be allowed
+    known = _known(args.out / f"{name}.json", device, args)
+    sweep = measure_sweep(
+        name,
+        sweep_workloads,
+        device,
+        args.command,
+        progress=progress_line,
+        done=lambda sweep: _keep(sweep, args.out),
+        known=known,
+        schedules=args.only,
+        **{**how_to_time(args), "cold": args.cold or None},
+    )
+    print(table(sweep).text())
+    print(sweep.provenance)
+    write(sweep, args.out)
+    return 0 if all(result.ok for result in sweep.results) else 1
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the benchmark."""
+    parser.add_argument("--operator", choices=MASKS, default="filter1d", help="the filter (default: %(default)s)")
+    parser.add_argument(
+        "--sizes",
+        metavar="SIZE",
+        nargs="+",
+        help="array sizes: samples, or HxWxC (default: 2^16 to 2^28 samples by factors of 4, with 1 channel)",
+    )
+    parser.add_argument("--mask", help="mask size and border, such as k7,clamp (default: k5, or 5x5)")
+    parser.add_argument("--only", metavar="NAME,NAME", type=_names, help="only these schedules, and the naive one")
+    add_output(parser)
+    add_timing(parser)
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"expected names of schedules joined by commas, not {text!r}")
+    return names
+
+
+def _known(file: Path, device: Device, args: argparse.Namespace) -> Sweep | None:
+    """Return the results that a file has for this device, with the same schedules and libraries."""
+    known = part_measured(Sweep.read(file), device, args.only, args.baseline) if file.exists() else None
+    if known:
+        note(f"not measured again, as {file} has them: {', '.join(known.labels)}")
+    return known
+
+
+def _keep(sweep: Sweep, folder: Path) -> None:
+    write(sweep, folder)
+    print(result_text(sweep.results[-1]), end="\n\n", flush=True)

@@ -1,0 +1,214 @@
+r"""Compare the times that are predicted from a kernel's code, and the units' lower bounds, with measured records.
+
+    tvmconv bench bounds tuning_logs/*/*.jsonl.gz --schedule direct -o results \
+        --workload conv2d:1x128x40x40,128x128x3x3,s1,p1 --held-out conv2d:1x256x20x20,256x256x3x3,s1,p1
+    tvmconv bench bounds --from results/bounds-direct.json -o results
+
+Of each workload, N of the measured configs are drawn and built for the architecture of the log's device. The table has
+the largest lower bound of the units (tvmconv.analysis.bounds) and the predicted time (tvmconv.analysis.predicted_time)
+beside the measured times. The one fitted constant, `OVERLAP`, is fitted to the workloads of --workload, and to none of
+--held-out; the fit is printed. Writes bounds-SCHEDULE.json, .md and .png; the JSON has all counts, so that --from needs
+to build nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tvmconv as tc
+from tvmconv.analysis.bounds import bounds
+from tvmconv.analysis.occupancy import occupancy_of
+from tvmconv.analysis.predicted_time import OVERLAP, predict
+from tvmconv.analysis.work import Work, work
+from tvmconv.benchmarks.common import add_output
+from tvmconv.cli.errors import UsageError
+from tvmconv.cli.options import add_page, count, update_page
+from tvmconv.cli.progress import progress_line
+from tvmconv.errors import Error
+from tvmconv.knowledge.features import Machine
+from tvmconv.logs.lines import in_one_line
+from tvmconv.logs.record import Record
+from tvmconv.reports.tables import NOTHING, Table, significant
+from tvmconv.training import machine_of, measured
+from tvmconv.version import VERSION
+
+BEST = 0.1  # fraction of the configs among which the fastest is looked for
+LEGEND = (
+    "ρ: Spearman's rank correlation with the measured times, of the longest least time and of the predicted time. "
+    "Best: the fastest of all configs over the fastest of the tenth that is told to be fastest. Last the quartiles of "
+    "measured over predicted."
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the benchmark."""
+    parser.add_argument("logs", nargs="*", type=Path, metavar="LOG", help="tuning logs, also .gz")
+    parser.add_argument("--workload", action="append", default=[], metavar="W", help="workload to fit `OVERLAP` to")
+    parser.add_argument("--held-out", action="append", default=[], metavar="W", help="workload to fit nothing to")
+    parser.add_argument("--schedule", default="direct", metavar="S", help="schedule (default: %(default)s)")
+    for name, configs, text in (("configs", 150, "workload"), ("held-configs", 50, "held-out workload")):
+        shown = f"configs of each {text} (default: %(default)s)"
+        parser.add_argument(f"--{name}", type=count, default=configs, metavar="N", help=shown)
+    parser.add_argument(
+        "--from", "--again", dest="file", type=Path, metavar="FILE", help="read bounds-SCHEDULE.json instead of logs"
+    )
+    add_page(parser)
+    add_output(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build and count, or read; print and write the table."""
+    found = _again(args.file) if args.file else _counted(args)
+    found["provenance"] = found.get("provenance") or f"tvmconv {VERSION}; `{args.command}`"
+    machine = Machine(**found["machine"])
+    for point in (point for own in found["points"].values() for point in own):
+        point["predicted"] = _predicted(point, machine, OVERLAP)
+    fitted = {text: own for text, own in found["points"].items() if text not in found["held_out"]}
+    held = [point for text in found["held_out"] for point in found["points"][text]]
+    table = _table(found["points"], found["held_out"])
+    note = f"{machine.name}; {found['provenance']}"
+    if fitted:
+        note += f"; the overlap that fits best is {significant(_overlap(fitted, machine))}, in use is {OVERLAP}"
+    if found["held_out"]:
+        note += f"; the quartiles of measured over predicted held-out times are {_quartiles(held)}"
+    print("\n".join([table.text(), note]))
+    args.out.mkdir(parents=True, exist_ok=True)
+    name = found["name"]
+    text = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
+    (args.out / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
+    (args.out / f"{name}.md").write_text(f"# {name}\n\n{table.markdown()}\n\n{LEGEND}\n\n{note}\n", encoding="utf-8")
+    _draw(found["points"], args.out / f"{name}.png")
+    update_page(args.page, name, f"{table.markdown()}\n\n{LEGEND}")
+    return 0
+
+
+def _again(file: Path) -> dict[str, Any]:
+    """Read the file of an earlier run."""
+    with in_one_line(file, "read"):
+        found = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(found, dict) or not {"machine", "points", "held_out", "name"} <= set(found):
+        raise UsageError(f"{file} was not written by tvmconv bench bounds")
+    return found
+
+
+def _counted(args: argparse.Namespace) -> dict[str, Any]:
+    """Build the kernels of the workloads' records and count."""
+    wanted = {tc.parse(text).text: args.configs for text in args.workload}
+    held = {tc.parse(text).text: args.held_configs for text in args.held_out}
+    records: dict[str, dict[str, Record]] = {text: {} for text in (*wanted, *held)}
+    for log in args.logs:
+        for record in measured(log):
+            if record.workload.text in records and record.schedule == args.schedule and record.ok:
+                records[record.workload.text][record.identity[-1]] = record
+    for text in [text for text, own in records.items() if not own] or ([] if records else ["no workload"]):
+        raise UsageError(f"the logs have no records of {args.schedule} for {text}")
+    machine = machine_of(next(iter(next(iter(records.values())).values())))
+    points: dict[str, list[dict[str, Any]]] = {}
+    with progress_line("bounds: ") as show:
+        for text, most in (wanted | held).items():
+            own = list(records[text].values())
+            random.Random(0).shuffle(own)
+            points[text] = []
+            for record in own:
+                if len(points[text]) == most:
+                    break
+                show(f"{text}: {len(points[text])} of {most}")
+                points[text] += _point(record, machine)
+    machine_numbers = dataclasses.asdict(machine)
+    return {"name": f"bounds-{args.schedule}", "machine": machine_numbers, "held_out": sorted(held), "points": points}
+
+
+def _point(record: Record, machine: Machine) -> list[dict[str, Any]]:
+    """Return a record's time and the counts of its kernel; nothing if that cannot be built or counted any more."""
+    try:
+        kernel = tc.build(record.workload, record.schedule, arch=machine.arch, config=record.config)
+        units = bounds(kernel, machine)
+        steps = [step.numbers() for step in work(kernel)]
+        share = occupancy_of(kernel).share
+    except Error:
+        return []
+    seconds = {unit.unit: round(unit.seconds, 9) for unit in units}
+    least = max(seconds.values())
+    return [{"measured": record.cost, "least": least, "units": seconds, "occupancy": share, "steps": steps}]
+
+
+def _predicted(point: dict[str, Any], machine: Machine, overlap: float) -> float:
+    steps = [Work(**step) for step in point["steps"]]
+    return round(predict(steps, machine, overlap).seconds, 9)
+
+
+def _overlap(points: dict[str, list[dict[str, Any]]], machine: Machine) -> float:
+    """Return the exponent that fits best: the mean square of the logarithm of measured over predicted is least."""
+
+    def error(overlap: float) -> float:
+        pairs = [(each["measured"], _predicted(each, machine, overlap)) for own in points.values() for each in own]
+        measured, predicted = np.array(pairs).T
+        return float(np.mean(np.log(measured / predicted) ** 2))
+
+    return min(np.arange(1.0, 4.05, 0.1), key=error)
+
+
+def _table(points: dict[str, list[dict[str, Any]]], held: Sequence[str]) -> Table:
+    rows = []
+    for text, own in points.items():
+        if not own:  # none can be built any more
+            continue
+        times, least, predicted = (
+            np.array([each[name] for each in own]) for name in ("measured", "least", "predicted")
+        )
+        rows.append(
+            (
+                f"{text}{' (held out)' if text in held else ''}",
+                str(len(own)),
+                *_agreement(times, least),
+                *_agreement(times, predicted),
+                _quartiles(own),
+            )
+        )
+    headers = ("workload", "configs", "least ρ", "least best", "predicted ρ", "predicted best", "measured / predicted")
+    return Table(headers, rows, left=frozenset({"workload"}))
+
+
+def _quartiles(points: Sequence[dict[str, Any]]) -> str:
+    """Return the quartiles of measured over predicted."""
+    shares = [point["measured"] / point["predicted"] for point in points]
+    return " ".join(significant(value) for value in np.percentile(shares, [25, 50, 75])) if shares else NOTHING
+
+
+def _agreement(times: np.ndarray, estimates: np.ndarray) -> tuple[str, str]:
+    """Return Spearman's rank correlation, and the speed of the best of the first tenth by the estimate.
+
+    Ties share their mean rank; there is no correlation if all estimates are the same.
+    """
+    from scipy.stats import spearmanr
+
+    first = np.argsort(estimates, kind="stable")[: max(1, round(BEST * len(estimates)))]
+    best = significant(float(times.min() / times[first].min()))
+    return (significant(float(spearmanr(times, estimates).statistic)) if np.ptp(estimates) else NOTHING), best
+
+
+def _draw(points: dict[str, list[dict[str, Any]]], file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, plots = pyplot.subplots(1, 2, figsize=(10.8, 5.2), layout="constrained", sharey=True)
+    for axes, name, title in zip(plots, ("least", "predicted"), ("the longest least time", "predicted"), strict=True):
+        for text, own in points.items():
+            times, estimates = (np.array([each[key] for each in own]) * 1e6 for key in ("measured", name))
+            axes.scatter(estimates, times, s=7, alpha=0.6, label=text if axes is plots[0] else None)
+        axes.axline((1, 1), (10, 10), color="grey", linewidth=0.8)
+        axes.set(xscale="log", yscale="log", xlabel=f"{title}, by the code [µs]")
+    plots[0].set_ylabel("measured [µs]")
+    figure.legend(loc="outside lower center", ncols=3, fontsize=7)
+    figure.savefig(file, dpi=100, metadata={"Software": None})
+    pyplot.close(figure)

@@ -1,0 +1,144 @@
+"""Time a network's convolutions in one CUDA graph, beside the sum of their times and beside cuDNN's graph.
+
+    tvmconv bench chain --suite resnet50 --dtype f16 --layout nhwc --epilogue bias,relu --log tuning_logs -o results
+    tvmconv bench chain --suite resnet50 --dtype f16 --layout nhwc --epilogue bias,relu --kernel-archive kernels.zip
+    tvmconv bench chain --from results/resnet50-f16-nhwc-bias-relu-chain.json      # the tables again
+
+The graph has every layer in the network's order, repeated ones included, each with weights of its own. A layer reads
+the output of the layer before it where the shapes agree, else an input of its own. Its kernel is the fastest of the
+logs. Without a record of its epilogue it is that of the bare layer; without any record it is a default, and the table
+says so. A kernel archive of `tvmconv bench prebuild` needs no TVM: its kernel is the fastest by --log, or else the
+first. Each kernel is verified and timed alone. Then all are timed in one graph, one after another, and once more with
+programmatic dependent launch where kernels support it. cuDNN is measured through PyTorch in the same layout. Writes
+NAME-chain.json and NAME-chain.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tvmconv as tc
+from tvmconv.baselines.cudnn import torch_with_cudnn
+from tvmconv.benchmarks.common import add_archive, add_device, add_output, find_device
+from tvmconv.benchmarks.prebuild import entries
+from tvmconv.cli.errors import UsageError, note
+from tvmconv.cli.options import add_suite, chosen_walk, count
+from tvmconv.cli.progress import progress_line
+from tvmconv.compiler.program import Program
+from tvmconv.devices.cuda.device import CudaDevice
+from tvmconv.errors import Error
+from tvmconv.experiments.chain import Built, Link, measure_chain, without_common
+from tvmconv.experiments.provenance import provenance
+from tvmconv.experiments.readings import Readings
+from tvmconv.logs.best import serving
+from tvmconv.logs.candidates import UNTUNED, candidates, origin
+from tvmconv.reports.chain import LEGEND, layers_table, totals_table
+from tvmconv.workloads import Conv
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, or read; print and write the tables."""
+    if args.file:
+        measured = Readings.read(args.file, Link)
+    elif args.log or args.archive:
+        measured = _measure(args)
+    else:
+        raise UsageError("give a --log with tuned kernels, a --kernel-archive, or --from FILE")
+    totals, layers = totals_table(measured), layers_table(measured.kernels)
+    print(f"{layers.text()}\n\n{totals.text()}\n\n{measured.provenance}")
+    if args.out:
+        tables = f"{totals.markdown()}\n\n{layers.markdown()}"
+        measured.write(args.out, f"{tables}\n\n{LEGEND} {measured.provenance}")
+    return 0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the benchmark."""
+    add_suite(parser, "resnet50")
+    parser.add_argument("--log", nargs="+", type=Path, metavar="FILE", help="logs, or folders of logs")
+    add_archive(parser)
+    add_device(parser)
+    parser.add_argument(
+        "--baseline", choices=("cudnn", "none"), default="cudnn", help="library to compare with (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--picks",
+        type=count,
+        default=3,
+        metavar="N",
+        help="how often cuDNN picks its algorithms (default: %(default)s)",
+    )
+    parser.add_argument("--from", dest="file", type=Path, metavar="FILE", help="read this JSON instead of measuring")
+    add_output(parser, None)
+
+
+def _measure(args: argparse.Namespace) -> Readings[Link]:
+    name, chosen = chosen_walk(args)
+    layers = [(layer.name, layer.workload) for layer in chosen if isinstance(layer.workload, Conv)]
+    if len(layers) < len(chosen):
+        raise UsageError(f"{args.suite}: a chain is of convolutions alone")
+    device = find_device(args, "a chain is one CUDA graph")
+    assert isinstance(device, CudaDevice)
+    picks = args.picks if args.baseline == "cudnn" else 0
+    if picks:
+        torch_with_cudnn()  # raises an error before anything is measured
+    with progress_line(f"{device.text}: ") as tell:
+        tell("kernels")
+        built = _built(args, list(dict.fromkeys(w for _, w in layers)), device)
+        links, times = measure_chain(layers, built, device, tell, picks=picks)
+    common, links = without_common(links)
+    elsewhere = [kernel.versions for kernel in built.values() if kernel.versions]
+    source = provenance(device, args.command, ", ".join(common), built=elsewhere)
+    return Readings(f"{name}-chain", source, links, {n: [t.median, t.spread] for n, t in times.items()})
+
+
+def _built(args: argparse.Namespace, workloads: Sequence[Conv], device: CudaDevice) -> dict[Conv, Built]:
+    """Return a kernel for each workload, and say on stderr which have no record."""
+    if args.archive:
+        found = _archived(args.archive, workloads, args.log, device)
+    else:
+        found = {w: _fastest(w, args.log, device) for w in workloads}
+    for w, built in found.items():
+        if not built.origin.startswith("tuned"):
+            note(f"no record of {w} applies: {built.schedule}, {built.origin}")
+    return found
+
+
+def _fastest(w: Conv, logs: Sequence[Path], device: CudaDevice) -> Built:
+    """Return the first candidate that can still be built."""
+    for candidate in candidates(logs, w, device):
+        try:
+            kernel = tc.build(w, candidate.schedule, device=device, config=candidate.config)
+            return Built(candidate.schedule.name, candidate.origin, kernel.program)
+        except Error:
+            if candidate.origin == UNTUNED:
+                raise
+    raise AssertionError("the last candidate is untuned")
+
+
+def _archived(
+    file: Path, workloads: Sequence[Conv], logs: Sequence[Path] | None, device: CudaDevice
+) -> dict[Conv, Built]:
+    """Return for each workload the kernel of an archive that is the fastest by the logs, or else the first."""
+    there: dict[str, list[tuple[dict[str, Any], Program]]] = {}
+    for entry, _, program in entries(file):
+        if entry["arch"] != device.arch:
+            raise Error(f"{file} is for {entry['arch']}, and {device.text} is {device.arch or device.kind}")
+        there.setdefault(entry["workload"], []).append((entry, program))
+    if missing := [w.text for w in workloads if w.text not in there]:
+        raise Error(f"{file} has no kernel of {missing[0]}" + f", and {len(missing) - 1} more" * (len(missing) > 1))
+    found = {}
+    for w in workloads:
+        (entry, program), where = there[w.text][0], "the first of the archive"
+        where = entry.get("origin", where)
+        for nearness, record in serving(logs, w, device) if logs else ():
+            config = {name: list(v) if isinstance(v, tuple) else v for name, v in record.config.items()}
+            same = [e for e in there[w.text] if (e[0]["schedule"], e[0]["config"]) == (record.schedule, config)]
+            if same:
+                (entry, program), where = same[0], origin(nearness, record, w)
+                break
+        found[w] = Built(entry["schedule"], where, program, entry.get("versions"))
+    return found

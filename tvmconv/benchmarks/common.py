@@ -1,0 +1,98 @@
+"""What benchmarks share: options that mean the same everywhere, and how results are shown and written."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from tvmconv import devices
+from tvmconv.cli.options import count, tell_choice, update_page
+from tvmconv.devices import Device
+from tvmconv.errors import DeviceError
+from tvmconv.reports.tables import Table
+
+RESULTS = Path("results")
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add `--device`, for `find_device`."""
+    parser.add_argument(
+        "--device", default="auto", metavar="D", help="device to measure on: cuda:N, opencl:N or auto (default: auto)"
+    )
+
+
+def find_device(args: argparse.Namespace, cuda_for: str = "") -> Device:
+    """Return the device that `--device` names, and say on stderr which one `auto` chose.
+
+    Args:
+        args: What `add_device` read.
+        cuda_for: What needs an NVIDIA GPU, for the message; empty if any device will do.
+
+    Raises:
+        DeviceError: There is no such device, or it is no NVIDIA GPU and has to be one.
+    """
+    device = devices.find(args.device)
+    if cuda_for and (device.kind != "cuda" or isinstance(device, devices.Arch)):
+        raise DeviceError(f"{cuda_for}: expected --device cuda:N instead of {device.text}")
+    tell_choice(args.device, device)
+    return device
+
+
+def add_output(parser: argparse.ArgumentParser, default: Path | None = RESULTS, metavar: str = "DIR") -> None:
+    """Add `-o`, `--output`: a folder, or for one page a file."""
+    what = "folder that results are written to" if metavar == "DIR" else f"write the table to {metavar}"
+    shown = f" (default: {default})" if default else ""
+    parser.add_argument("-o", "--output", dest="out", type=Path, default=default, metavar=metavar, help=what + shown)
+
+
+def add_archive(parser: argparse.ArgumentParser) -> None:
+    """Add `--kernel-archive`, a file of `tvmconv bench prebuild`; `--archive` is its old name."""
+    parser.add_argument(
+        "--kernel-archive",
+        "--archive",
+        dest="archive",
+        type=Path,
+        metavar="FILE",
+        help="take the kernels from this file of `tvmconv bench prebuild build`; TVM is not needed",
+    )
+
+
+def add_logs(parser: argparse.ArgumentParser) -> None:
+    """Add the logs that a benchmark reads, in `args.logs`."""
+    parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="tuning logs, also .gz, or folders of logs")
+
+
+def add_min_configs(parser: argparse.ArgumentParser, default: int) -> None:
+    """Add `--min-configs`; `--least` is its old name."""
+    parser.add_argument(
+        "--min-configs",
+        "--least",
+        dest="min_configs",
+        type=count,
+        default=default,
+        metavar="N",
+        help="leave out layers with fewer measured configs (default: %(default)s)",
+    )
+
+
+def add_rounds(parser: argparse.ArgumentParser, default: int) -> None:
+    """Add `--rounds`, how often each kernel is timed."""
+    parser.add_argument(
+        "--rounds", type=count, default=default, metavar="N", help="rounds of timing in turn (default: %(default)s)"
+    )
+
+
+def show(table: Table, args: argparse.Namespace, section: str, legend: str) -> None:
+    """Print a table, and put it with its legend into the page that `--update-page` names."""
+    print(table.text())
+    update_page(args.page, section, f"{table.markdown()}\n\n{legend}")
+
+
+def write_files(folder: Path, name: str, page: str, data: Any) -> None:
+    """Write NAME.md and NAME.json; the folder is made if it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.md").write_text(f"{page}\n", encoding="utf-8")
+    text = json.dumps(data, indent=1, ensure_ascii=False)
+    (folder / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")

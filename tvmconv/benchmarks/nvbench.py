@@ -1,0 +1,221 @@
+"""Cross-check tvmconv's times: time the same kernels with NVBench, which empties the L2 cache before each launch.
+
+    tvmconv bench nvbench filter2d:4096x4096x1,5x5 filter2d:8192x8192x1,5x5 --device cuda:0 -o results
+    tvmconv bench nvbench filter1d:16777216,k5 filter1d:268435456,k5 --schedule register --device cuda:0
+
+Needs NVBench's Python bindings: pip install -e '.[bench]'. Kernels are verified first. Prints NVBench's mean time
+beside the median of `Kernel.time(cold=True)`, and NVBench's bandwidth and its fraction of the memory's peak for the
+workload's minimum bytes. Writes OPERATOR-nvbench.json and .md to DIR. Exit status 1 says that a kernel failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvmconv as tc
+from tvmconv.benchmarks.common import add_device, add_output, find_device
+from tvmconv.cli.errors import UsageError
+from tvmconv.cli.options import positive, seed_number
+from tvmconv.cli.progress import progress_line
+from tvmconv.devices.base import first_line
+from tvmconv.devices.cuda.device import CudaDevice
+from tvmconv.devices.cuda.kernel import Arrays, CudaLoaded
+from tvmconv.errors import DeviceError, Error
+from tvmconv.experiments.provenance import provenance
+from tvmconv.experiments.readings import Readings
+from tvmconv.experiments.run import Progress, choose
+from tvmconv.extras import how_to_install
+from tvmconv.reports.tables import NOTHING, Table, significant
+from tvmconv.verify import Problem
+from tvmconv.workloads import Workload
+
+NAME, SCHEDULE, WORKLOAD = "tvmconv", "schedule", "workload"  # names of the benchmark and its axes
+SUMMARIES = ("time/gpu/mean", "time/gpu/stdev/relative", "bw/global/bytes_per_second", "bw/global/utilization")
+OTHERS = "a schedule for another workload of the axis"
+
+
+@dataclass(frozen=True)
+class NvbenchRow:
+    """A kernel, timed by both.
+
+    Attributes:
+        workload: Text of the workload.
+        schedule: Name of the schedule.
+        nvbench: Seconds per launch, NVBench's mean.
+        noise: Standard deviation over the mean; None if NVBench has none.
+        bandwidth: Bytes per second: the workload's minimum bytes over NVBench's time.
+        bandwidth_share: Fraction of the memory's peak that NVBench knows, 0 to 1.
+        ours: Seconds per launch, the median of `Kernel.time(cold=True)`.
+    """
+
+    workload: str
+    schedule: str
+    nvbench: float
+    noise: float | None
+    bandwidth: float
+    bandwidth_share: float
+    ours: float
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the benchmark."""
+    parser.add_argument("workloads", nargs="+", metavar="WORKLOAD", help="workloads of one operator")
+    parser.add_argument(
+        "--schedule",
+        metavar="S",
+        action="append",
+        help="time this one and the naive one; may be given several times (default: all that apply)",
+    )
+    add_device(parser)
+    parser.add_argument(
+        "--seconds", metavar="S", type=positive, default=0.2, help="seconds of our timing per kernel (default: 0.2)"
+    )
+    parser.add_argument("--seed", metavar="N", type=seed_number, default=0, help="seed of the inputs (default: 0)")
+    add_output(parser, None)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure; print and write the times."""
+    workloads = [tc.parse(text) for text in args.workloads]
+    if len(operators := dict.fromkeys(w.operator for w in workloads)) > 1:
+        raise UsageError(
+            f"expected workloads of one operator, whose schedules are compared, not {', '.join(operators)}"
+        )
+    version = nvbench_version()
+    device = find_device(args, "NVBench times on an NVIDIA GPU")
+    assert isinstance(device, CudaDevice)
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)  # before measuring: it may not be allowed
+
+    chosen = {w: [schedule.name for schedule in choose(w, args.schedule, device)] for w in workloads}
+    with progress_line(f"{device.text}: ") as progress:
+        rows, failures = measure(chosen, device, seed=args.seed, seconds=args.seconds, progress=progress)
+    table = rows_table(rows)
+    source = provenance(device, args.command, f"NVBench of {version}")
+    notes = [*failures, source]
+    print("\n".join([table.text(), "", *notes]))
+    if args.out:
+        name = f"{workloads[0].operator}-nvbench"
+        Readings(name, source, rows).write(args.out, "\n\n".join([table.markdown(), *notes]))
+    return 1 if failures else 0
+
+
+def nvbench_version() -> str:
+    """Return the distribution of NVBench's bindings; raises `DeviceError` if it is missing."""
+    try:
+        import cuda.bench
+    except ImportError as error:
+        raise DeviceError(f"NVBench's Python bindings are missing: {how_to_install('cuda.bench')}") from error
+    return f"cuda-bench {cuda.bench.__version__}"
+
+
+def measure(
+    chosen: Mapping[Workload, Sequence[str]], device: CudaDevice, *, seed: int, seconds: float, progress: Progress
+) -> tuple[list[NvbenchRow], list[str]]:
+    """Have NVBench run a benchmark with workloads and schedules as its axes, which it does once in a process.
+
+    Args:
+        chosen: Names of schedules for each workload.
+        device: Device to run on.
+        seed: Seed of the inputs.
+        seconds: Seconds of our own timing for each kernel.
+        progress: Called with each step in a few words.
+
+    Returns:
+        The kernels, and one line for each failure.
+
+    Raises:
+        DeviceError: NVBench does not run here.
+    """
+    from cuda import bench
+
+    workloads = {w.text: w for w in chosen}
+    problem = functools.lru_cache(maxsize=1)(lambda text: Problem(workloads[text], seed))
+    ours: dict[tuple[str, str], float] = {}
+
+    def run(state: Any) -> None:
+        text, name = state.get_string(WORKLOAD), state.get_string(SCHEDULE)
+        if name not in chosen[workloads[text]]:
+            state.skip(OTHERS)
+            return
+        progress(f"{text}, {name}")
+        try:
+            kernel = tc.build(workloads[text], name, device=device)
+            ours[text, name] = _time(kernel, problem(text), seconds)
+            _exec(kernel, problem(text), state)
+        except Error as error:
+            state.skip(str(error))
+
+    names = list(dict.fromkeys(name for schedules in chosen.values() for name in schedules))
+    # The axis that is added last changes last: inputs and reference are made once for each workload.
+    bench.register(run).set_name(NAME).add_string_axis(SCHEDULE, names).add_string_axis(WORKLOAD, list(workloads))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "nvbench.json"
+        try:
+            bench.run_all_benchmarks(["nvbench", "--devices", str(device.index), "--json", str(file), "--quiet"])
+        except bench.NVBenchRuntimeError as error:
+            raise DeviceError(f"NVBench: {first_line(error)}") from error
+        return read_states(file, ours)
+
+
+def _time(kernel: tc.Kernel, problem: Problem, seconds: float) -> float:
+    """Verify a kernel and return our own time, in seconds per launch."""
+    verification = kernel.verify(problem)
+    if not verification.ok:
+        raise Error(f"wrong result: relative error {verification.error:.2g}")
+    return kernel.time(problem, cold=True, seconds=seconds).median
+
+
+def _exec(kernel: tc.Kernel, problem: Problem, state: Any) -> None:
+    """Let NVBench launch a kernel on its stream."""
+    loaded = kernel.loaded
+    assert isinstance(loaded, CudaLoaded)
+    output = loaded.program.output
+    state.add_global_memory_reads(kernel.workload.min_bytes - output.nbytes)
+    state.add_global_memory_writes(output.nbytes)
+    with (
+        loaded.border(),
+        Arrays() as arrays,
+        loaded.bind(arrays.uploaded(problem.inputs, output), state.get_stream().addressof()) as bound,
+    ):
+        state.exec(lambda launch: bound.launch(), batched=False)  # a batch runs back to back, with the L2 as it is
+
+
+def read_states(file: Path, ours: Mapping[tuple[str, str], float]) -> tuple[list[NvbenchRow], list[str]]:
+    """Read NVBench's JSON; return a row for each kernel, with our own times, and one line for each failure."""
+    from cuda.bench.results import BenchmarkResult
+
+    rows, failures = [], []
+    for state in BenchmarkResult.from_json(file)[NAME].states:
+        names = state.point[WORKLOAD], state.point[SCHEDULE]
+        if state.skip_reason == OTHERS:
+            continue
+        if state.is_skipped:
+            failures.append(f"{' '.join(names)} failed: {state.skip_reason}")
+            continue
+        time, noise, bandwidth, share = (float(state.summaries[f"nv/cold/{tag}"].value) for tag in SUMMARIES)
+        rows.append(NvbenchRow(*names, time, noise if math.isfinite(noise) else None, bandwidth, share, ours[names]))
+    return rows, failures
+
+
+def rows_table(rows: Sequence[NvbenchRow]) -> Table:
+    """Return a table with one line per kernel."""
+    columns: dict[str, Callable[[NvbenchRow], str]] = {
+        WORKLOAD: lambda row: row.workload,
+        SCHEDULE: lambda row: row.schedule,
+        "NVBench [µs]": lambda row: significant(row.nvbench * 1e6),
+        "noise": lambda row: NOTHING if row.noise is None else f"{row.noise:.1%}",
+        "GB/s": lambda row: significant(row.bandwidth / 1e9),
+        "of memory's peak": lambda row: f"{row.bandwidth_share:.1%}",
+        "tvmconv [µs]": lambda row: significant(row.ours * 1e6),
+        "NVBench / tvmconv": lambda row: f"{row.nvbench / row.ours:.3f}",
+    }
+    lines = [[cell(row) for cell in columns.values()] for row in rows]
+    return Table(list(columns), lines, left=frozenset({WORKLOAD, SCHEDULE}))

@@ -1,0 +1,219 @@
+"""Compare predicted kernels with the best untuned ones, on layers that the model was not trained on.
+
+    tvmconv bench prediction-safety --device cuda:0
+    tvmconv bench prediction-safety --suite mine.json --device cuda:0 -o safety.md
+
+For each layer the kernel of `tvmconv.build(workload)` is timed beside the default configs of all schedules but the
+naive one, in rounds, on the same inputs. Without a suite, the layers are those of networks on which nothing here was
+developed (tuning_logs/unseen-layers.json): RepLKNet-31B, SLaK, ConvNeXt V2, NFNet, Swin V2, Conformer, X3D, HRNet,
+MobileViT, GhostNet, DenseNet-169, PANNs, WaveNet, DeepLab, 3-D U-Net, C3D, ResNeXt-101, RegNetY, QuartzNet, EDSR and
+MixNet, with the sizes of their papers and reference implementations. Exit status 1 says that a layer exceeds --limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import multiprocessing
+import os
+import statistics
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tvmconv import devices, workloads
+from tvmconv.benchmarks.common import add_device, add_output, find_device
+from tvmconv.cli.errors import UsageError
+from tvmconv.cli.options import positive
+from tvmconv.cli.progress import progress_line
+from tvmconv.errors import Error
+from tvmconv.experiments.provenance import provenance
+from tvmconv.knowledge.model import known_for
+from tvmconv.predicted import CHECK_SECONDS, contenders
+from tvmconv.reports.tables import NOTHING, Table, significant
+from tvmconv.verify import Problem
+
+if TYPE_CHECKING:
+    from tvmconv.compiler.program import Program
+    from tvmconv.devices import Device
+    from tvmconv.devices.base import Loaded
+
+LAYERS = Path(__file__).parents[2] / "tuning_logs/unseen-layers.json"
+ROUNDS, ROUND_SECONDS = 3, 0.01  # for each kernel, in turn
+CLOSE = 2.0  # a kernel of the check that takes at most so many times the fastest is timed again
+
+
+@dataclass(frozen=True)
+class BuiltContender:
+    """A kernel that a process built.
+
+    Attributes:
+        schedule: Name of the schedule.
+        expected_seconds: The model's prediction; None for a default config.
+        program: The program for the device.
+    """
+
+    schedule: str
+    expected_seconds: float | None
+    program: Program
+
+
+@dataclass(frozen=True)
+class LayerSafety:
+    """Times of a layer.
+
+    Attributes:
+        text: Text of the workload.
+        chosen: The schedule that is built, with "predicted" if it is the prediction.
+        seconds: Seconds of the chosen kernel.
+        predicted: Seconds of the prediction in the check on the device; None if there is none.
+        untuned: The schedule that is the fastest without tuning.
+        untuned_seconds: Seconds of that schedule.
+        failure: Why the layer has no times; empty if it has.
+    """
+
+    text: str
+    chosen: str = NOTHING
+    seconds: float = math.nan
+    predicted: float | None = None
+    untuned: str = NOTHING
+    untuned_seconds: float = math.nan
+    failure: str = ""
+
+    @property
+    def ratio(self) -> float:
+        """Seconds of the chosen kernel over those of the best schedule without tuning."""
+        return self.seconds / self.untuned_seconds
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the benchmark."""
+    parser.add_argument(
+        "--suite",
+        "--layers",
+        dest="suite",
+        default=str(LAYERS),
+        metavar="S",
+        help="suite (default: unseen-layers.json)",
+    )
+    add_device(parser)
+    parser.add_argument("--limit", type=positive, default=1.3, metavar="X", help="largest ratio (default: %(default)g)")
+    add_output(parser, None, "FILE")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build and time; print and write the table."""
+    device = find_device(args)
+    known = known_for(device.arch)
+    if known is None:
+        raise UsageError(f"no model knows {device.text} ({device.arch or device.kind})")
+    layers = {layer.workload.text: layer.workload for layer in workloads.suite(args.suite)}
+    texts = [text for text, w in layers.items() if not known.seen([w])]
+    with progress_line("prediction_safety: ") as show:
+        outcomes = []
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), mp_context=context) as pool:
+            built = [pool.submit(build, text, str(device.arch)) for text in texts]
+            for number, (text, future) in enumerate(zip(texts, built, strict=True), 1):
+                show(f"{number} of {len(texts)}: {text}")
+                outcomes.append(_measured(text, future.result(), device))
+    table, note = _table(outcomes), _note(outcomes, len(layers) - len(texts), device, args.limit)
+    print(f"{table.text()}\n\n{note}")
+    if args.out:
+        source = provenance(device, args.command)
+        args.out.write_text(f"{table.markdown()}\n\n{note}\n\n{source}\n", encoding="utf-8")
+    return 0 if all(outcome.ratio <= args.limit for outcome in outcomes) else 1
+
+
+def build(text: str, arch: str) -> list[BuiltContender] | str:
+    """Build the kernels of a layer that a check on a device compares; return an error's message where that fails."""
+    try:
+        kernels = contenders(workloads.parse(text), devices.find(arch))
+        return [
+            BuiltContender(
+                kernel.schedule.name, kernel.prediction.seconds if kernel.prediction else None, kernel.program
+            )
+            for kernel in kernels
+        ]
+    except Error as error:
+        return str(error)
+
+
+def _measured(text: str, built: list[BuiltContender] | str, device: Device) -> LayerSafety:
+    """Choose as `tvmconv.build` does, verify, and time in rounds."""
+    if isinstance(built, str):
+        return LayerSafety(text, failure=built)
+    problem = Problem(workloads.parse(text), 0)
+    loaded: dict[int, Loaded] = {}
+    checked: dict[int, float] = {}
+    for index, each in enumerate(built):
+        with contextlib.suppress(Error):
+            loaded[index] = device.load(each.program)
+            checked[index] = loaded[index].time(problem.inputs, seconds=CHECK_SECONDS).median
+    defaults = [index for index in checked if built[index].expected_seconds is None]
+    if not defaults:
+        return LayerSafety(text, failure="no default config runs")
+    chosen = min(checked, key=lambda index: checked[index])
+    close = [index for index in checked if index == chosen or checked[index] <= CLOSE * checked[chosen]]
+    close += [] if set(close) & set(defaults) else [min(defaults, key=lambda index: checked[index])]
+    rounds: dict[int, list[float]] = {index: [] for index in close}
+    for _ in range(ROUNDS):
+        for index in close:
+            rounds[index].append(loaded[index].time(problem.inputs, seconds=ROUND_SECONDS).median)
+    seconds = {index: statistics.median(times) for index, times in rounds.items()}
+    untuned = min((index for index in seconds if index in defaults), key=lambda index: seconds[index])
+    predicted = next((checked[index] for index in checked if built[index].expected_seconds is not None), None)
+    for index in {chosen, untuned}:
+        if not problem.check(loaded[index].run(problem.inputs)).ok:
+            return LayerSafety(text, failure=f"{built[index].schedule} computes a wrong result")
+    name = built[chosen].schedule + (", predicted" if chosen not in defaults else "")
+    return LayerSafety(text, name, seconds[chosen], predicted, built[untuned].schedule, seconds[untuned])
+
+
+def _table(outcomes: Sequence[LayerSafety]) -> Table:
+    headers = (
+        "layer",
+        "built",
+        "built [µs]",
+        "prediction alone [µs]",
+        "best untuned",
+        "untuned [µs]",
+        "built / untuned",
+    )
+    rows = [
+        (each.text, each.failure, *[NOTHING] * 5)
+        if each.failure
+        else (
+            each.text,
+            each.chosen,
+            significant(each.seconds * 1e6),
+            significant(each.predicted * 1e6) if each.predicted else NOTHING,
+            each.untuned,
+            significant(each.untuned_seconds * 1e6),
+            significant(each.ratio),
+        )
+        for each in outcomes
+    ]
+    return Table(headers, rows, left=frozenset({"layer", "built", "best untuned"}))
+
+
+def _note(outcomes: Sequence[LayerSafety], trained: int, device: Device, limit: float) -> str:
+    timed = [each for each in outcomes if not each.failure]
+    failed = len(outcomes) - len(timed)
+    if not timed:
+        return f"None of {len(outcomes)} layers could be timed on {device.name}."
+    worst = max(timed, key=lambda each: each.ratio)
+    alone = [each.predicted / each.untuned_seconds for each in timed if each.predicted]
+    lines = [
+        f"{len(timed)} layers on {device.name}, {failed} failed; {trained} that the model was trained on are left out.",
+        f"BuiltContender over best untuned: worst {worst.ratio:.3g} ({worst.text}), geometric mean "
+        f"{statistics.geometric_mean(each.ratio for each in timed):.3g}; "
+        f"{sum(each.ratio > limit for each in timed)} above {limit:g}.",
+    ]
+    if alone:
+        above = sum(each > limit for each in alone)
+        lines.append(f"Without the timing on the device: worst {max(alone):.3g}, {above} above {limit:g}.")
+    return " ".join(lines)

@@ -1,0 +1,163 @@
+"""Time how soon a search measures its first config and reaches its full rate, for several layers of one command.
+
+    tvmconv bench startup --device cuda:0 -o results
+    tvmconv bench startup --device cuda:0 --workers 15 --name one-gpu
+    tvmconv bench startup --device cuda --name two-gpus
+
+Runs `tvmconv tune --suite` on three layers as a user would, and reads the times of the records from its log. The clock
+of the first layer starts with the command, that of the others with the last record of the layer before. The full rate
+is reached in the first second with four fifths of the layer's median records per second. Then it times the imports that
+precede the first trial, each in a process of its own. Writes DIR/NAME.md and NAME.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tvmconv import devices, workloads
+from tvmconv.benchmarks.common import add_output, write_files
+from tvmconv.cli.options import positive, workers
+from tvmconv.errors import Error
+from tvmconv.experiments.provenance import provenance
+from tvmconv.logs.lines import BadLines
+from tvmconv.logs.log import read
+from tvmconv.logs.record import Record
+from tvmconv.reports.tables import NOTHING, Table, significant
+
+LAYERS = ("conv2d:1x128x40x40,128x128x3x3,s1,p1", "conv2d:1x64x56x56,64x64x3x3,s1,p1", "conv2d:1x384x40x40,256x384x1x1")
+FULL = 0.8  # fraction of the median rate
+PARTS = {  # imports that are timed, each in a fresh process
+    "Python": "",
+    "the command line's modules": "import tvmconv.cli.tune",
+    "TVM": "import tvm",
+    "TVM and all schedules": "from tvmconv import library; library.schedules()",
+    "the devices": "from tvmconv import devices; devices.find({device!r})",
+    "xgboost": "import xgboost",
+}
+
+
+@dataclass(frozen=True)
+class LayerArrivals:
+    """The times at which the records of a layer were measured.
+
+    Attributes:
+        workload: Text of the workload.
+        first: Seconds until the first record.
+        full: Seconds until the full rate; None if it was never reached.
+        rate: Median records per second.
+        trials: Number of verified trials.
+        last: Seconds until the last record, final timings included.
+    """
+
+    workload: str
+    first: float
+    full: float | None
+    rate: float
+    trials: int
+    last: float
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the benchmark."""
+    parser.add_argument("workloads", metavar="WORKLOAD", nargs="*", default=LAYERS, help="(default: three layers)")
+    parser.add_argument(
+        "--device", metavar="D", default="auto", help="device, as for tvmconv tune (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seconds", metavar="S", type=positive, default=10.0, help="seconds per layer (default: %(default)g)"
+    )
+    parser.add_argument("--workers", metavar="N", type=workers, help="processes that build (default: cores - 1)")
+    parser.add_argument("--no-parts", action="store_true", help="leave out the times of the imports")
+    parser.add_argument("--name", default="startup", help="name of the files (default: %(default)s)")
+    add_output(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the search; print and write the times."""
+    texts = [workloads.parse(text).text for text in args.workloads]
+    device = devices.find("cuda:0" if args.device == "cuda" else args.device)
+    args.out.mkdir(parents=True, exist_ok=True)
+    layers = tuned(texts, args.device, args.seconds, args.workers)
+    wanted = {} if args.no_parts else PARTS
+    parts = {name: seconds_of(code.format(device=device.text)) for name, code in wanted.items()}
+    title = f"A search from its command on, {args.device}, {device.name}"
+    tables = [layers_table(layers), *([parts_table(parts)] if parts else [])]
+    note = provenance(device, args.command)
+    print("\n\n".join([title, *(table.text() for table in tables), note]))
+    page = "\n\n".join([f"# {title}", *(table.markdown() for table in tables), note])
+    data = {"device_name": device.name, "layers": [asdict(layer) for layer in layers], "seconds": parts, "note": note}
+    write_files(args.out, args.name, page, data)
+    return 0
+
+
+def tuned(texts: Sequence[str], device: str, seconds: float, workers: int | None) -> list[LayerArrivals]:
+    """Tune the workloads by one command; return the times of each workload's records."""
+    with tempfile.TemporaryDirectory() as folder:
+        suite, log = Path(folder) / "suite.json", Path(folder) / "log.jsonl"
+        suite.write_text(json.dumps([{"name": text, "text": text} for text in texts]))
+        command = [sys.executable, "-m", "tvmconv", "tune", "--suite", str(suite), "--seconds", f"{seconds:g}"]
+        command += ["--device", device, "--log", str(log)] + (["--workers", str(workers)] if workers else [])
+        begun = time.time()
+        ended = subprocess.run(command, capture_output=True, text=True)
+        if ended.returncode:
+            raise Error(f"{shlex.join(command)} ended with {ended.returncode}: {ended.stderr.strip()}")
+        records = list(read(log, BadLines()))
+    layers = []
+    for text in texts:
+        own = [record for record in records if record.workload.text == text]
+        layers.append(layer_of(text, own, begun))
+        begun = max(record.timestamp for record in own)
+    return layers
+
+
+def layer_of(text: str, records: Sequence[Record], begun: float) -> LayerArrivals:
+    """Return the times of a layer's records relative to `begun`, in seconds since 1970."""
+    trials = sorted(record.timestamp - begun for record in records if not record.final)
+    by_second = [sum(second <= moment < second + 1 for moment in trials) for second in range(int(trials[-1]))]
+    rate = statistics.median([number for number in by_second if number] or [0])
+    full = next((float(second) for second, number in enumerate(by_second) if number >= FULL * rate > 0), None)
+    verified = sum(record.ok for record in records if not record.final)
+    return LayerArrivals(text, trials[0], full, rate, verified, max(record.timestamp for record in records) - begun)
+
+
+def seconds_of(code: str) -> float:
+    """Return the seconds that Python takes for some code, its own start included: the best of two."""
+    took = []
+    for _ in range(2):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+        took.append(time.perf_counter() - start)
+    return min(took)
+
+
+def layers_table(layers: Sequence[LayerArrivals]) -> Table:
+    """Return a table with one line per layer."""
+    headers = ("layer", "first record [s]", "full rate [s]", "records/s", "verified", "last [s]")
+    rows = [
+        (
+            layer.workload,
+            f"{layer.first:.1f}",
+            NOTHING if layer.full is None else f"{layer.full:.0f}",
+            significant(layer.rate),
+            f"{layer.trials:,}",
+            f"{layer.last:.1f}",
+        )
+        for layer in layers
+    ]
+    return Table(headers, rows, left=frozenset({"layer"}))
+
+
+def parts_table(parts: dict[str, float]) -> Table:
+    """Return a table of the imports, each timed in a process of its own."""
+    header = "to start"
+    return Table((header, "s"), [(name, f"{took:.2f}") for name, took in parts.items()], left=frozenset({header}))

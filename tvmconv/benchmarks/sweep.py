@@ -1,0 +1,69 @@
+"""Time the optimization steps of the schedules on the layers of a suite, by default those of the d2l-tvm chapter.
+
+    tvmconv bench sweep --device cuda:0 --baseline cudnn -o results
+    tvmconv bench sweep --suite resnet50 --only 3x3 --device cuda:0 -o results
+    tvmconv bench sweep --from results/*-tuned.json -o results      # tables and charts again
+
+Prints a table, and writes NAME.json (all results and their provenance), NAME.md (the table) and NAME.png (the chart of
+GFLOP/s). `scripts/sweep.py` is the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tvmconv.benchmarks.common import add_output, find_device
+from tvmconv.cli.options import add_page, add_suite, add_timing, chosen_layers, how_to_time, update_page
+from tvmconv.cli.progress import progress_line
+from tvmconv.experiments.sweep import CHANNELS_SUITE, Sweep, measure_sweep
+from tvmconv.reports.sweep import markdown, table, write, write_again
+from tvmconv.reports.tables import result_text
+
+LADDER = ("default", "tiling", "columns", "vthread", "conflict_free")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the benchmark."""
+    add_suite(parser, CHANNELS_SUITE)
+    parser.add_argument(
+        "--from", dest="files", nargs="+", type=Path, metavar="FILE", help="read these NAME.json instead of measuring"
+    )
+    add_output(parser, default=None)
+    add_page(parser)
+    add_timing(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, or read, sweeps; print and write them."""
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)  # before measuring: it may not be allowed
+    sweeps = [Sweep.read(file) for file in args.files] if args.files else [_measure(args)]
+    for sweep in sweeps:
+        _show(sweep, args)
+    return 0 if all(result.ok for sweep in sweeps for result in sweep.results) else 1
+
+
+def _show(sweep: Sweep, args: argparse.Namespace) -> None:
+    """Print a sweep, and write it to the folder and the page that were named."""
+    print(table(sweep).text())
+    print(sweep.provenance)
+    if args.out:
+        is_there = (args.out / f"{sweep.name}.json").resolve() in [file.resolve() for file in args.files or ()]
+        (write_again if is_there else write)(sweep, args.out)
+    update_page(args.page, sweep.name, markdown(sweep))
+
+
+def _measure(args: argparse.Namespace) -> Sweep:
+    selection = chosen_layers(args)
+    return measure_sweep(
+        selection.name,
+        selection.workloads,
+        find_device(args),
+        args.command,
+        progress=progress_line,
+        done=lambda sweep: print(result_text(sweep.results[-1]), end="\n\n", flush=True),
+        schedules=LADDER,
+        counts=selection.counts,
+        **how_to_time(args),
+    )

@@ -1,0 +1,42 @@
+r"""Make a table of how soon searches are as fast as a library, and nearly as fast as they get, from their logs.
+
+    tvmconv bench time-to-target with.jsonl without.jsonl --beside tuning_logs/nvidia-h200/yolov8s-tuned.json
+    tvmconv bench time-to-target tuning_logs/searches/*.gz --beside tuning_logs/*/*-tuned.json \
+        --update-page docs/knowledge.md
+
+A log is a whole one of `tvmconv tune` or `tvmconv bench tune-suite`; it may be packed by `scripts/pack_logs.py`. A
+comparison is a NAME-tuned.json of `tvmconv bench tune-suite`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tvmconv.benchmarks.common import show
+from tvmconv.cli.options import add_page
+from tvmconv.experiments.sweep import Sweep
+from tvmconv.reports.reach import NEARLY, reach
+from tvmconv.training import measured
+
+SECTION = "reach"
+LEGEND = (
+    "Seconds from the begin of a layer's search to the first record that is as fast; median over all layers, and the "
+    f"latest of those that get there. The best is the fastest config that any of the searches found; {NEARLY:.0%} is "
+    "of its speed. *Seconds a layer*: when its last record came in, on average."
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the benchmark."""
+    parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="log of a search, also .gz")
+    parser.add_argument("--beside", nargs="+", required=True, type=Path, metavar="FILE", help="NAME-tuned.json")
+    parser.add_argument("--library", default="cudnn", metavar="L", help="library to reach (default: %(default)s)")
+    add_page(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read logs and comparisons, print the table and write it into a page."""
+    searches = {log.name.partition(".")[0]: list(measured(log)) for log in args.logs}
+    show(reach(searches, [Sweep.read(file) for file in args.beside], args.library), args, SECTION, LEGEND)
+    return 0

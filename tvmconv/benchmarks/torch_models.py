@@ -1,0 +1,213 @@
+"""Time whole PyTorch models with PyTorch's kernels and with tvmconv's: eager, in CUDA graphs, and compiled.
+
+    tvmconv bench torch-models resnet50 efficientnet_b0 --dtype f16 --batch 32 --seconds 120 -o results
+    tvmconv bench torch-models sd_vae_decoder --dtype f32 --layout contiguous --seconds 120 --compile default
+
+Each network is timed unchanged in either memory format, and under `torch.compile` in each mode that is named. Then
+`tvmconv.torch.optimize` makes it from a search, makes it again from the log, and its result is compiled. Times are of
+CUDA graphs, and of eager calls with the host's time included. Outputs are compared with the network's in float64.
+Writes DIR/torch-NAME.json and .md, with the kernels layer by layer; the log is DIR/torch.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import functools
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tvmconv import devices
+from tvmconv.benchmarks.common import add_device, add_output, find_device, write_files
+from tvmconv.cli.errors import UsageError
+from tvmconv.cli.options import count, positive
+from tvmconv.cli.progress import progress_line
+from tvmconv.experiments.provenance import provenance
+from tvmconv.reports.tables import NOTHING, Table, significant
+from tvmconv.workloads import dtypes
+
+OWN = {"yolov8s_backbone": (3, 640, 640), "sd_vae_decoder": (4, 64, 64)}  # networks of torch_networks.py
+IMAGE = (3, 224, 224)  # input of torchvision's networks
+EAGER, OURS, AGAIN = "PyTorch", "tvmconv", "tvmconv, from the log"
+BY_BACKEND = "tvmconv, compiled (backend)"
+LAYOUTS = ("channels_last", "contiguous")
+SETTLING = 8  # images from which normalisations take their statistics
+
+
+@dataclass(frozen=True)
+class NetworkTiming:
+    """The times of one way to run a network.
+
+    Attributes:
+        name: Name, such as "PyTorch" or "tvmconv, compiled (default)".
+        graph: Seconds of its CUDA graph.
+        eager: Seconds of a call, the host's time included.
+        made: Seconds that it took to compile, or to find kernels.
+        error: Relative L2 difference from float64.
+    """
+
+    name: str
+    graph: float
+    eager: float
+    made: float
+    error: float
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the benchmark."""
+    parser.add_argument("networks", nargs="+", metavar="NAME", help=f"network of torchvision, or {', '.join(OWN)}")
+    parser.add_argument("--dtype", choices=dtypes.BY_TEXT, default="f16", help="dtype (default: %(default)s)")
+    parser.add_argument("--batch", type=count, default=1, metavar="N", help="images per call (default: %(default)s)")
+    parser.add_argument("--side", type=count, metavar="N", help="height and width of the images")
+    parser.add_argument("--seconds", type=positive, metavar="S", help="seconds of search for kernels, per network")
+    parser.add_argument(
+        "--compile", action="append", default=[], metavar="MODE", help="mode of torch.compile, such as default"
+    )
+    parser.add_argument("--backend", action="store_true", help="compile with the backend tvmconv as well")
+    parser.add_argument("--layout", choices=LAYOUTS, default=LAYOUTS[0], help="memory format (default: %(default)s)")
+    add_device(parser)
+    add_output(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure each network; print and write the times."""
+    device = find_device(args)
+    if isinstance(device, devices.Arch):
+        raise UsageError(f"{device.text} is to compile for only")
+    args.out.mkdir(parents=True, exist_ok=True)
+    note = provenance(device, args.command, _library())
+    for name in args.networks:
+        timed, report = _network(name, device, args)
+        title = "-".join(["torch", name, args.dtype, *([f"b{args.batch}"] if args.batch > 1 else [])])
+        table = _table(timed)
+        print("\n".join([title, table.text(), note, ""]), flush=True)
+        page = "\n\n".join([f"# {title}", table.markdown(), report.table.markdown(), *report.notes, note])
+        data = {"name": title, "network": name, "dtype": args.dtype, "batch": args.batch, "provenance": note}
+        data["timed"] = [asdict(each) for each in timed]
+        data["layers"] = [asdict(line) for line in report.lines]
+        write_files(args.out, title, page, data)
+    return 0
+
+
+def _library() -> str:
+    import torch
+
+    version = torch.backends.cudnn.version()
+    cudnn = f"cuDNN {version // 10000}.{version // 100 % 100}, " if version else ""
+    return f"{cudnn}PyTorch {torch.__version__}"
+
+
+def _table(timed: Sequence[NetworkTiming]) -> Table:
+    headers = ("by", "graph [µs]", "× PyTorch", "eager [µs]", "made in [s]", "rel. error")
+    first = timed[0].graph
+    rows = [
+        (
+            each.name,
+            significant(each.graph * 1e6),
+            significant(first / each.graph),
+            significant(each.eager * 1e6),
+            significant(each.made) if each.made else NOTHING,
+            f"{each.error:.1e}",
+        )
+        for each in timed
+    ]
+    return Table(headers, rows, left=frozenset({"by"}))
+
+
+def _network(name: str, device: Any, args: Any) -> tuple[list[NetworkTiming], Any]:
+    """Time all ways to run a network; return the times and the report of `optimize`."""
+    import torch
+
+    import tvmconv.torch
+    from tvmconv.torch.backend import backend
+
+    torch_device = torch.device(device.text if device.kind == "cuda" else "cpu")
+    torch.backends.cudnn.allow_tf32 = args.dtype == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = args.dtype == "tf32"
+    torch.backends.cudnn.benchmark = True
+    dtype = getattr(torch, dtypes.BY_TEXT[args.dtype].storage)
+    model, shape = _made(name)
+    if args.side:
+        shape = (shape[0], args.side, args.side)
+    torch.manual_seed(0)
+    model = _settled(model.to(torch_device), shape)
+    x = torch.randn(args.batch, *shape).to(torch_device, dtype)
+    model = model.to(dtype).requires_grad_(False)
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double()(x[:1].double())
+
+    def timed(label: str, run: Callable[[Any], Any], begun: float | None) -> NetworkTiming:
+        with torch.no_grad():
+            error = _deviation(run(x)[:1], expected)
+            made = time.perf_counter() - begun if begun is not None else 0.0
+            from tvmconv.torch.timing import on_the_clock, seconds_of, wait_for
+
+            graph = seconds_of(lambda: run(x), torch_device)
+            eager = on_the_clock(lambda: run(x), wait_for(torch_device))
+        return NetworkTiming(label, graph, eager, made, error)
+
+    found = []
+    for layout in sorted(LAYOUTS, key=args.layout.__eq__):  # all other ways have the last one
+        memory_format = torch.channels_last if layout == "channels_last" else torch.contiguous_format
+        x, model = x.contiguous(memory_format=memory_format), model.to(memory_format=memory_format)
+        found.append(timed(EAGER if layout == args.layout else f"{EAGER}, {layout}", model, None))
+    found.reverse()
+    for mode in args.compile:
+        begun = time.perf_counter()
+        torch._dynamo.reset()
+        found.append(timed(f"{EAGER}, compiled ({mode})", torch.compile(model, mode=mode), begun))
+    begun = time.perf_counter()
+    file = args.out / "torch.jsonl"
+    log = file if args.seconds or file.exists() else None
+    with progress_line(f"{name}: ") as show:
+        ours = tvmconv.torch.optimize(model, x, seconds=args.seconds, log=log, device=device.text, progress=show)
+    found.append(timed(OURS, ours, begun))
+    if log and log.exists():
+        begun = time.perf_counter()
+        again = tvmconv.torch.optimize(model, x, seconds=args.seconds, log=log, device=device.text)
+        found.append(timed(AGAIN, again, begun))
+    for mode in args.compile:
+        begun = time.perf_counter()
+        torch._dynamo.reset()
+        found.append(timed(f"{OURS}, compiled ({mode})", torch.compile(ours, mode=mode), begun))
+    if args.backend:
+        begun = time.perf_counter()
+        torch._dynamo.reset()
+        by = functools.partial(backend, options={"seconds": args.seconds, "log": log})
+        found.append(timed(BY_BACKEND, torch.compile(model, backend=by), begun))
+    return found, ours.report()
+
+
+def _made(name: str) -> tuple[Any, tuple[int, int, int]]:
+    """Return a network with random weights, and the shape of its images."""
+    if name in OWN:
+        from tvmconv.benchmarks import torch_networks
+
+        return getattr(torch_networks, name)(), OWN[name]
+    import torchvision
+
+    try:
+        return torchvision.models.get_model(name, weights=None), IMAGE
+    except ValueError as error:
+        raise UsageError(f"torchvision has no {name}, and there are {', '.join(OWN)}") from error
+
+
+def _settled(model: Any, shape: tuple[int, int, int]) -> Any:
+    """Return the model in evaluation mode with statistics of its own values; else these vanish layer by layer."""
+    import torch
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.reset_running_stats()
+            module.momentum = None  # the mean of all batches
+    with torch.no_grad():
+        model.train()(torch.randn(SETTLING, *shape, device=next(model.parameters()).device))
+    return model.eval()
+
+
+def _deviation(ours: Any, expected: Any) -> float:
+    norm = float(expected.norm())
+    return float((ours.double() - expected).norm()) / norm if norm else math.nan

@@ -1,0 +1,114 @@
+"""Networks of `tvmconv bench torch-models` that torchvision lacks: their convolutions, with random weights.
+
+Sources: Ultralytics' YOLOv8 (the backbone in yolov8.yaml, width 0.5, depth 0.33); Rombach et al., "High-Resolution
+Image Synthesis with Latent Diffusion Models", 2022, and the decoder's configuration of Stable Diffusion 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class _Conv(nn.Sequential):
+    """A convolution, its normalisation and SiLU."""
+
+    def __init__(self, channels: int, filters: int, size: int = 1, stride: int = 1) -> None:
+        super().__init__(
+            nn.Conv2d(channels, filters, size, stride, size // 2, bias=False), nn.BatchNorm2d(filters), nn.SiLU()
+        )
+
+
+class _Bottleneck(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.second = _Conv(channels, channels, 3), _Conv(channels, channels, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.second(self.first(x))
+
+
+class _C2f(nn.Module):
+    """Splits the channels, and keeps what each of the bottlenecks gives."""
+
+    def __init__(self, channels: int, filters: int, count: int) -> None:
+        super().__init__()
+        half = filters // 2
+        self.first, self.last = _Conv(channels, filters), _Conv((2 + count) * half, filters)
+        self.blocks = nn.ModuleList(_Bottleneck(half) for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = list(self.first(x).chunk(2, 1))
+        for block in self.blocks:
+            parts.append(block(parts[-1]))
+        return self.last(torch.cat(parts, 1))
+
+
+class _Pooling(nn.Module):
+    """Three poolings one after another, all of them kept."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.last = _Conv(channels, channels // 2), _Conv(channels * 2, channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = [self.first(x)]
+        for _ in range(3):
+            parts.append(functional.max_pool2d(parts[-1], 5, 1, 2))
+        return self.last(torch.cat(parts, 1))
+
+
+def yolov8s_backbone() -> nn.Module:
+    """YOLOv8s' backbone: for images of 640×640."""
+    return nn.Sequential(
+        _Conv(3, 32, 3, 2),
+        _Conv(32, 64, 3, 2),
+        _C2f(64, 64, 1),
+        _Conv(64, 128, 3, 2),
+        _C2f(128, 128, 2),
+        _Conv(128, 256, 3, 2),
+        _C2f(256, 256, 2),
+        _Conv(256, 512, 3, 2),
+        _C2f(512, 512, 1),
+        _Pooling(512),
+    )
+
+
+class _Residual(nn.Module):
+    def __init__(self, channels: int, filters: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.GroupNorm(32, channels, 1e-6), nn.GroupNorm(32, filters, 1e-6)
+        self.conv1, self.conv2 = nn.Conv2d(channels, filters, 3, 1, 1), nn.Conv2d(filters, filters, 3, 1, 1)
+        self.shortcut = nn.Conv2d(channels, filters, 1) if channels != filters else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv1(functional.silu(self.norm1(x)))
+        return self.conv2(functional.silu(self.norm2(y))) + self.shortcut(x)
+
+
+class _Attention(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(32, channels, 1e-6)
+        self.q, self.k, self.v, self.out = (nn.Linear(channels, channels) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, c, h, w = x.shape
+        y = self.norm(x).view(n, c, h * w).transpose(1, 2)
+        y = self.out(functional.scaled_dot_product_attention(self.q(y), self.k(y), self.v(y)))
+        return x + y.transpose(1, 2).reshape(n, c, h, w)
+
+
+def sd_vae_decoder() -> nn.Module:
+    """Stable Diffusion's decoder: from 4×64×64 to an image of 512×512."""
+    layers: list[nn.Module] = [nn.Conv2d(4, 4, 1), nn.Conv2d(4, 512, 3, 1, 1)]
+    layers += [_Residual(512, 512), _Attention(512), _Residual(512, 512)]
+    channels = 512
+    for level, filters in enumerate((512, 512, 256, 128)):
+        for _ in range(3):
+            layers.append(_Residual(channels, filters))
+            channels = filters
+        if level < 3:
+            layers += [nn.Upsample(scale_factor=2.0), nn.Conv2d(channels, channels, 3, 1, 1)]
+    return nn.Sequential(*layers, nn.GroupNorm(32, 128, 1e-6), nn.SiLU(), nn.Conv2d(128, 3, 3, 1, 1))

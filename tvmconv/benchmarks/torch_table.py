@@ -1,0 +1,48 @@
+"""Make a table of whole networks inside PyTorch, one line each, from the results of `tvmconv bench torch-models`.
+
+tvmconv bench torch-table tuning_logs/*/torch/torch-*.json --update-page docs/torch.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from tvmconv.benchmarks.common import show
+from tvmconv.cli.errors import UsageError
+from tvmconv.cli.options import add_page
+from tvmconv.reports.torch_models import torch_models
+
+SECTION = "torch-models"
+LEGEND = (
+    "Microseconds of a call in a CUDA graph: by PyTorch in the faster of both memory formats, and under "
+    "`torch.compile`; of what `optimize` made, and of that under `torch.compile`. *Time ×*: the better of ours over "
+    "the better of PyTorch's. *Made in*, *again in*: seconds of `optimize`, and of the same call again, from the log. "
+    "*Error*: relative L2 difference of the network's output from that in float64. Each line is of one run, whose page "
+    "has its layers, versions, date and command."
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the benchmark."""
+    parser.add_argument("results", nargs="+", type=Path, metavar="FILE", help="torch-NAME.json of a network")
+    add_page(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the results, print the table and write it into a page."""
+    results = []
+    for file in args.results:
+        try:
+            result = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"cannot read {file}: {error}") from error
+        if isinstance(result, dict) and "network" in result:  # torch-overhead.json has none
+            results.append(result)
+    try:
+        table = torch_models(results)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"the files were not written by tvmconv bench torch-models: {error!r}") from error
+    show(table, args, SECTION, LEGEND)
+    return 0

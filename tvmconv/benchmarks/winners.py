@@ -1,0 +1,53 @@
+"""Make tables and a chart of the schedules that win, by channels, image and batch.
+
+    tvmconv bench winners tuning_logs/nvidia-h200/winograd/*-tuned.json --log tuning_logs/nvidia-h200
+    tvmconv bench winners results/*-tuned.json --log results --kind winograd -o results/winners
+
+It reads the results of `tvmconv bench tune-suite`; the logs have the times of the schedules that did not win. Writes
+NAME.md, a line per layer, and NAME.png; --update-page writes a line per network and batch into a page.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tvmconv.benchmarks.common import add_output, show
+from tvmconv.cli.options import add_page
+from tvmconv.experiments.sweep import Sweep
+from tvmconv.logs.best import log_files
+from tvmconv.reports.winners import contests, draw, layers_table, networks_table
+from tvmconv.training import measured
+
+SECTION = "winners"
+LEGEND = (
+    "×: times as fast as the library, the geometric mean over the layers; TFLOP/s of the direct count of operations; "
+    "errors are relative L2 ones against float64."
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the benchmark."""
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="NAME-tuned.json")
+    parser.add_argument(
+        "--kind", action="append", default=[], metavar="SCHEDULE", help="compare this schedule with all others"
+    )
+    parser.add_argument("--log", action="append", default=[], type=Path, metavar="LOG", help="log, or folder of logs")
+    add_output(parser, None, "NAME.md and NAME.png")
+    add_page(parser)
+    parser.add_argument("--section", default=SECTION, metavar="NAME", help="section of the page (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read results and logs; print and write the tables."""
+    sweeps = [Sweep.read(file) for file in args.files]
+    records = (record for log in log_files(args.log) for record in measured(log)) if args.log else ()
+    layers = contests(sweeps, records, args.kind)
+    show(networks_table(layers), args, args.section, LEGEND)
+    if args.out:
+        draw(layers, args.kind, args.out.with_name(f"{args.out.name}.png"))
+        sources = "\n".join(f"* {sweep.name}: {sweep.provenance}" for sweep in sweeps)
+        made = f"Written by `{args.command}` from these:"
+        page = "\n\n".join([layers_table(layers, args.kind).markdown(), LEGEND, made, sources])
+        args.out.with_name(f"{args.out.name}.md").write_text(f"{page}\n", encoding="utf-8")
+    return 0

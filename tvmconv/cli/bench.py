@@ -1,0 +1,89 @@
+"""`tvmconv bench`: measurements that users repeat on their own device, one module of `tvmconv.benchmarks` each.
+
+Only the module of the benchmark that a command line names is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from tvmconv.cli.errors import Parser, guarded
+
+BENCHMARKS = {
+    "tune-suite": "tune every layer of a suite, then compare the suite with libraries",
+    "sweep": "time the optimization steps of the schedules on the layers of a suite",
+    "bandwidth": "time every schedule of a filter over array sizes",
+    "throughput": "compare trials per second of tvmconv's search and of TVM's MetaSchedule",
+    "startup": "time how soon a search measures its first config and reaches its full rate",
+    "prebuild": "compile the kernels of a search on one host, and measure them on another",
+    "chain": "time a network's convolutions in one CUDA graph",
+    "epilogue-cost": "time the fastest kernels of logs with and without epilogues",
+    "torch-models": "time whole PyTorch models with PyTorch's kernels and with tvmconv's",
+    "torch-overhead": "time what one call of the PyTorch operator costs the host",
+    "nvbench": "time kernels with NVBench, beside tvmconv's own times",
+    "prediction-safety": "compare predicted kernels with the best untuned ones on unseen layers",
+    "estimates": "compare the schedules' latency estimates with measured records",
+    "bounds": "compare predicted times and lower bounds with measured records",
+    "networks": "make a table of tuned networks from the results of tune-suite",
+    "winners": "make tables and a chart of the schedules that win by channels, image and batch",
+    "time-to-target": "make a table of how soon searches are as fast as a library, from their logs",
+    "torch-table": "make a table of the results of torch-models",
+}
+
+
+class BenchmarkParser(Parser):
+    """A parser that gets its options from the benchmark's module when a command line is parsed."""
+
+    benchmark = ""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Import the benchmark, add its options and parse."""
+        words = sys.argv[1:] if args is None else args
+        name = self.benchmark or self.prog.rpartition(" ")[2]
+        module = importlib.import_module(f"tvmconv.benchmarks.{name.replace('-', '_')}")
+        given = dict(self._defaults)  # a script's own defaults replace those of the options
+        self.description = module.__doc__
+        self.formatter_class = argparse.RawDescriptionHelpFormatter
+        module.add_options(self)
+        self.set_defaults(**{"run": module.run, "command": shlex.join([*self.prog.split(), *words])} | given)
+        return super().parse_known_args(words, namespace)
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "bench",
+        help="measure suites, networks and searches, and make tables of the results",
+        description="Run a benchmark. Each prints a table and writes its results, with their provenance, to files.",
+    )
+    names = parser.add_subparsers(metavar="NAME", required=True, parser_class=BenchmarkParser)
+    for name, text in BENCHMARKS.items():
+        names.add_parser(name, help=text)
+
+
+def run_script(name: str, script: str, argv: Sequence[str] | None = None, **defaults: object) -> int:
+    """Run a benchmark as a script of its own.
+
+    Args:
+        name: The benchmark, one of `BENCHMARKS`.
+        script: The script's name without its suffix.
+        argv: The words of the command line; by default those of the process.
+        defaults: Default values of options.
+
+    Returns:
+        The exit status: 0, 1 if something failed that was measured, 2 if the request cannot be served.
+    """
+
+    def command() -> int:
+        parser = BenchmarkParser(prog=f"python scripts/{script}.py")
+        parser.benchmark = name
+        parser.set_defaults(**defaults)
+        args = parser.parse_args(argv)
+        return args.run(args)
+
+    return guarded(script, command)
