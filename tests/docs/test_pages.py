@@ -1,14 +1,15 @@
-"""The pages: what they link to is there, and what scripts write into them is as the scripts write it."""
+"""The pages: what they link to is there, and generated sections are as their commands write them."""
 
 import json
 import re
-import runpy
 
 import pytest
 from doc_blocks import FENCE, PAGES, ROOT
 
+from tvmconv import cli
 from tvmconv.logs.record import Record
 
+LOGS = ROOT / "tuning_logs"
 COMPARED = {  # in pages' tables of networks
     "results.md": "*/*-tuned.json",
     "knowledge.md": "**/*-tuned.json",
@@ -51,8 +52,32 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(target), f"{link}: there is no such heading"
 
 
+def command_of(section, page, folder):
+    """The command that writes a section of a page, but for the page's path."""
+
+    def recorded(pattern):
+        return sorted(LOGS.glob(pattern))
+
+    kinds = {"networks": [], "predicted": ["--predicted"], "slower": ["--slower"]}
+    winners = {"winners": "winograd", "winners-hopper": "winograd/hopper"}
+    if section in kinds:
+        return ["bench", "networks", *recorded(COMPARED[page]), *kinds[section]]
+    if section == "reach":
+        return ["bench", "time-to-target", *recorded("searches/*.gz"), "--beside", *recorded("**/*-tuned.json")]
+    if section in winners:
+        return ["bench", "winners", *recorded(f"*/{winners[section]}/*-tuned.json"), "--section", section]
+    if section == "torch-models":
+        return ["bench", "torch-table", *recorded("*/torch/torch-*.json")]
+    if section == "agreement":
+        return ["counters", "--from", *recorded("*/kernels-beside.json.gz")]
+    (measured,) = recorded(f"*/{section}.json")
+    if section.startswith("bounds-"):
+        return ["bench", "bounds", "--from", measured, "-o", folder]
+    return [*(["counters"] if section.endswith("-counters") else ["bench", "sweep"]), "--from", measured]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_generated_sections_are_as_the_scripts_write_them(page, tmp_path, capsys):
+def test_generated_sections_are_as_their_commands_write_them(page, tmp_path, capsys):
     text = page.read_text(encoding="utf-8")
     again = tmp_path / "page.md"
     again.write_text(text, encoding="utf-8")
@@ -61,42 +86,8 @@ def test_generated_sections_are_as_the_scripts_write_them(page, tmp_path, capsys
     )  # one that is empty waits for its data
     assert names or page.name != "results.md"
     names = [name for name in names if name not in TIMED]
-    for section, options in {"networks": [], "predicted": ["--predicted"], "slower": ["--slower"]}.items():
-        if section in names:
-            names.remove(section)
-            compared = sorted(map(str, (ROOT / "tuning_logs").glob(COMPARED[page.name])))
-            main = runpy.run_path(str(ROOT / "scripts/networks.py"))["main"]
-            assert main([*compared, *options, "--into", str(again)]) == 0
-    if "reach" in names:
-        names.remove("reach")
-        searches = sorted(map(str, (ROOT / "tuning_logs/searches").glob("*.gz")))
-        beside = sorted(map(str, (ROOT / "tuning_logs").glob("**/*-tuned.json")))
-        main = runpy.run_path(str(ROOT / "scripts/reach.py"))["main"]
-        assert main([*searches, "--beside", *beside, "--into", str(again)]) == 0
-    for section, folder in {"winners": "winograd", "winners-hopper": "winograd/hopper"}.items():
-        if section in names:
-            names.remove(section)
-            compared = sorted(map(str, (ROOT / "tuning_logs").glob(f"*/{folder}/*-tuned.json")))
-            main = runpy.run_path(str(ROOT / "scripts/winners.py"))["main"]
-            assert main([*compared, "--section", section, "--into", str(again)]) == 0
-    if "torch-models" in names:
-        names.remove("torch-models")
-        runs = sorted(map(str, (ROOT / "tuning_logs").glob("*/torch/torch-*.json")))
-        main = runpy.run_path(str(ROOT / "scripts/torch_table.py"))["main"]
-        assert main([*runs, "--into", str(again)]) == 0
-    if "agreement" in names:
-        names.remove("agreement")
-        (beside,) = map(str, (ROOT / "tuning_logs").glob("*/kernels-beside.json.gz"))
-        main = runpy.run_path(str(ROOT / "scripts/agreement.py"))["main"]
-        assert main([beside, "--into", str(again)]) == 0
     for name in names:
-        (measured,) = (ROOT / "tuning_logs").glob(f"*/{name}.json")
-        if name.startswith("bounds-"):
-            script, words = "bound_agreement", ["-o", str(tmp_path), "--again"]
-        else:
-            script, words = "counters" if name.endswith("-counters") else "sweep", ["--from"]
-        main = runpy.run_path(str(ROOT / f"scripts/{script}.py"))["main"]
-        assert main([*words, str(measured), "--into", str(again)]) == 0
+        assert cli.main([*map(str, command_of(name, page.name, tmp_path)), "--update-page", str(again)]) == 0
     assert again.read_text(encoding="utf-8") == text
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tvmconv.cli import main
 from tvmconv.devices import Timing
 from tvmconv.experiments.results import Result, Row
 from tvmconv.experiments.sweep import Sweep
