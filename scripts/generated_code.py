@@ -1,21 +1,23 @@
-"""Hashes of generated code, to see what a change of the schedules or the compiler changes in the kernels: a line each.
+"""Print hashes of generated code, one line per kernel, and compare those of two checkouts.
 
-    python scripts/generated_code.py > before.txt         # in a checkout before the change
-    python scripts/generated_code.py > after.txt          # in one after it
-    diff before.txt after.txt
+    python scripts/generated_code.py > lines.txt
+    python scripts/generated_code.py --against ../before                     # prints the lines that differ
+    python scripts/generated_code.py --against ../before --suite d2l some.jsonl
 
-A line has the workload, the schedule, `default` or the log that the config is from, the target and a hash of launch and
-text, in which every name is replaced by its place among them: what a kernel does is told from what its variables are
-called. Generated are the defaults of every schedule on every layer of every suite, and the records of the logs that are
-named (by default those of `tuning_logs/` and AutoTVM's in `tests/data/`), for OpenCL and a CUDA architecture; no GPU is
-needed.
+A line has the kernel's label, the target, and a hash of launch and text. In both, each identifier is replaced by the
+number of its first occurrence, so that the hash does not depend on names. Generated are the defaults of every schedule
+for the layers of suites, and the records of logs (by default those of `tuning_logs/` and AutoTVM's in `tests/data/`),
+for OpenCL and a CUDA architecture; no GPU is needed. A record's label is its place in the log, so that checkouts may
+name modules, schedules and knobs differently, as long as both read the log. Only names of `tvmconv` itself are used.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -24,79 +26,98 @@ from pathlib import Path
 from typing import NamedTuple
 
 import tvmconv as tc
-from tvmconv.knobs import Config
-from tvmconv.workloads.suites import SUITES
 
-# Identifiers, numbers and operators' words are told apart by what may stand before them.
-NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
-LOGS = (Path("tuning_logs"), Path("tests/data/tophub-cuda.jsonl"))
+ROOT = Path(__file__).resolve().parents[1]
+LOGS = (ROOT / "tuning_logs", ROOT / "tests/data/tophub-cuda.jsonl")
+NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")  # an identifier: no number's exponent or suffix, no member
 
 
 class Case(NamedTuple):
-    """A kernel: workload, schedule, where the config is from, the config, and what to generate for."""
+    """A kernel to generate: its label, the workload and schedule or the line of a log, and the target."""
 
+    label: str
     workload: str
     schedule: str
-    source: str
-    config: Config
+    line: str
     target: str
 
 
-def cases(logs: Sequence[Path], arch: str) -> Iterator[Case]:
-    """All kernels, in a stable order."""
-    workloads = dict.fromkeys(layer.workload for name in SUITES for layer in tc.suite(name))
-    for w in workloads:
+def cases(suites: Sequence[str], logs: Sequence[Path], arch: str) -> Iterator[Case]:
+    """Yield all kernels in a stable order."""
+    for w in dict.fromkeys(layer.workload for name in suites for layer in tc.suite(name)):
         for schedule in tc.schedules(w):
-            yield from _targets(w.text, schedule, "default", {}, arch)
+            for target in (arch, "opencl:0"):
+                yield Case(f"{w.text} {schedule.name} default", w.text, schedule.name, "", target)
     for path in logs:
         for log in sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]:
-            for number, line in enumerate(log.read_text().splitlines(), 1):
-                try:
-                    record = tc.Record.parse(line)
-                except tc.RecordError:
-                    continue
-                for schedule in tc.schedules(record.workload):
-                    if schedule.name == record.schedule and record.ok:
-                        source = f"{log.name}:{number}"
-                        yield from _targets(record.workload.text, schedule, source, record.config, arch)
+            for number, line in enumerate(log.read_text(encoding="utf-8").splitlines(), 1):
+                for target in (arch, "opencl:0"):
+                    yield Case(f"{log.name}:{number}", "", "", line, target)
 
 
-def _targets(text: str, schedule: tc.Schedule, source: str, config: Config, arch: str) -> Iterator[Case]:
-    for kind, target in (("cuda", arch), ("opencl", "opencl:0")):
-        if schedule.runs_on(kind, arch if kind == "cuda" else None):
-            yield Case(text, schedule.name, source, config, target)
-
-
-def line(case: Case) -> str:
-    """What is printed of a kernel."""
-    arch = case.target if case.target.startswith("sm_") else None
-    device = None if arch else case.target
+def describe(case: Case) -> str:
+    """Generate a kernel and return its line; what cannot be generated is `refused`."""
+    place = {"arch": case.target} if case.target.startswith("sm_") else {"device": case.target}
     try:
-        kernel = tc.build(tc.parse(case.workload), case.schedule, config=case.config or None, arch=arch, device=device)
-        made = hashlib.sha256(f"{kernel.launch}\n{unnamed(kernel.source)}".encode()).hexdigest()[:16]
-    except tc.Error as error:
-        made = f"{type(error).__name__}: {error}"
-    return f"{case.workload} {case.schedule} {case.source} {case.target} {made}"
+        if case.line:
+            record = tc.Record.parse(case.line)
+            kernel = tc.build(record.workload, record.schedule, config=record.config, **place)
+        else:
+            kernel = tc.build(tc.parse(case.workload), case.schedule, **place)
+        text = f"{rename(str(kernel.launch))}\n{rename(without_preamble(kernel.source))}"
+        made = hashlib.sha256(text.encode()).hexdigest()[:16]
+    except tc.Error:
+        made = "refused"
+    return f"{case.label} {case.target} {made}"
 
 
-def unnamed(source: str) -> str:
-    """The kernel's text with its variables renamed to their places: `v0`, `v1` …; a preamble is left out."""
-    start = max(source.find('extern "C"'), source.find("__kernel"), 0)
-    constants = source.find("__constant__ ")
-    text = source[min(start, constants) if constants >= 0 else start :]
-    places: dict[str, str] = {}
-    return NAME.sub(lambda match: places.setdefault(match[0], f"v{len(places)}"), text)
+def without_preamble(source: str) -> str:
+    """Return a kernel's text from its first constant or function on."""
+    starts = [source.find(word) for word in ("__constant__ ", 'extern "C"', "__kernel")]
+    return source[min((start for start in starts if start >= 0), default=0) :]
+
+
+def rename(text: str) -> str:
+    """Return a text with each identifier replaced by the number of its first occurrence, `v0`, `v1` and so on."""
+    numbers: dict[str, str] = {}
+    return NAME.sub(lambda match: numbers.setdefault(match[0], f"v{len(numbers)}"), text)
+
+
+def lines_of(checkout: Path, words: Sequence[str]) -> dict[str, str]:
+    """Run this script with the package of another checkout; return the hashes by label and target."""
+    command = [sys.executable, __file__, *words, "--checkout", str(checkout)]
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    printed = subprocess.run(command, env=environment, cwd=checkout, stdout=subprocess.PIPE, text=True, check=True)
+    return dict(line.rsplit(" ", 1) for line in printed.stdout.splitlines())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the lines."""
+    """Print lines, or those that differ; the exit status is 1 if any does."""
     parser = argparse.ArgumentParser(prog="generated_code", description="Hashes of generated code.")
     parser.add_argument("logs", nargs="*", type=Path, default=LOGS, metavar="LOG", help="logs, or folders of logs")
+    parser.add_argument("--suite", action="append", metavar="S", help="suite whose defaults to generate (default: all)")
     parser.add_argument("--arch", default="sm_90", help="the CUDA architecture (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default: %(default)s)")
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="compare with the code of this checkout")
+    parser.add_argument("--checkout", type=Path, default=ROOT, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
+    if not args.suite:
+        from tvmconv.workloads.suites import SUITES
+
+        args.suite = list(SUITES)
+    if args.against:
+        words = [*(str(log.resolve()) for log in args.logs), "--arch", args.arch, "--jobs", str(args.jobs)]
+        words += [word for name in args.suite for word in ("--suite", name)]
+        before, after = (lines_of(checkout.resolve(), words) for checkout in (args.against, ROOT))
+        differing = [label for label in {**before, **after} if before.get(label) != after.get(label)]
+        for label in differing:
+            print(f"{label} {before.get(label, 'absent')} -> {after.get(label, 'absent')}")
+        print(f"{len(differing)} of {len({**before, **after})} kernels differ", file=sys.stderr)
+        return 1 if differing else 0
+    if args.checkout.resolve() not in Path(str(tc.__file__)).resolve().parents:
+        parser.error(f"{args.checkout} is no checkout: tvmconv was imported from {tc.__file__}")
     with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
-        for text in pool.map(line, cases(args.logs, args.arch), chunksize=8):
+        for text in pool.map(describe, cases(args.suite, args.logs, args.arch), chunksize=8):
             print(text, flush=True)
     return 0
 

@@ -1,22 +1,17 @@
-"""Data to learn from: configs good and bad, logs packed."""
+"""`scripts/pack_logs.py`: logs to learn from, packed."""
 
 import gzip
 import json
 import runpy
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from learnt import records
 
-import tvmconv as tc
-from tvmconv import library
-from tvmconv.compiler import nvrtc
 from tvmconv.logs.record import Record
 
 PACK_LOGS = runpy.run_path(str(Path(__file__).parents[2] / "scripts/pack_logs.py"))["main"]
-needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
 
 
 def test_packed_logs_are_the_same_bytes_and_have_the_valid_records(tmp_path):
@@ -41,23 +36,3 @@ def test_of_a_thinned_search_stay_every_nth_trial_what_was_fastest_so_far_the_la
     assert PACK_LOGS([str(log), "--every", "3", "-o", str(packed)]) == 0
     kept = [Record.parse(line) for line in gzip.decompress(packed.read_bytes()).splitlines()]
     assert [searched.index(record) for record in kept] == [0, 1, 3, 4, 6, 7, 10, 11]
-
-
-@needs_nvrtc
-def test_configs_to_learn_from_are_like_good_ones_and_at_random(bench, tmp_path):
-    text, archive = "conv2d:1x16x8x8,16x16x1x1,s1,p0", tmp_path / "kernels.zip"
-    (tmp_path / "suite.json").write_text(json.dumps([{"name": "small", "text": text}]))
-    words = ["build", "--suite", str(tmp_path / "suite.json"), "--configs", "6", "--workers", "1", "-o", str(archive)]
-    assert bench([*words, "--schedule", "direct", "--spread"], "prebuild") == 0
-    with zipfile.ZipFile(archive) as found:
-        configs = [json.loads(found.read(name))["config"] for name in found.namelist() if name.endswith(".json")]
-    assert len(configs) == len({json.dumps(config) for config in configs}) == 6
-    space = library.find(tc.parse(text), "direct").space(tc.parse(text))
-    as_read = json.loads(json.dumps(space.default))
-    assert as_read in configs
-
-
-def test_a_share_is_a_part_of_so_many(bench, tmp_path, capsys):
-    for share in ("3/2", "0/2", "1", "x"):
-        assert bench(["measure", "k.zip", "--share", share, "--log", str(tmp_path / "l")], "prebuild") == 2
-        assert "expected I/N" in capsys.readouterr().err

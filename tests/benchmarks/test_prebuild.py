@@ -64,6 +64,12 @@ def test_what_is_no_archive_is_refused_in_one_line(bench, tmp_path, content, cap
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_a_share_is_a_part_of_so_many(bench, tmp_path, capsys):
+    for share in ("3/2", "0/2", "1", "x"):
+        assert bench(["measure", "k.zip", "--share", share, "--log", str(tmp_path / "l")]) == 2
+        assert "expected I/N" in capsys.readouterr().err
+
+
 @pytest.mark.gpu
 def test_kernels_are_measured_on_a_gpu(bench, build, gpu, tmp_path):
     log = tmp_path / "log.jsonl"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from tvmconv import devices
 from tvmconv.cli.options import count, tell_choice, update_page
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError
-from tvmconv.reports.tables import Table
+from tvmconv.reports.tables import NOTHING, Table, significant
 
 RESULTS = Path("results")
 
@@ -90,9 +91,30 @@ def show(table: Table, args: argparse.Namespace, section: str, legend: str) -> N
     update_page(args.page, section, f"{table.markdown()}\n\n{legend}")
 
 
-def write_files(folder: Path, name: str, page: str, data: Any) -> None:
-    """Write NAME.md and NAME.json; the folder is made if it is not there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.md").write_text(f"{page}\n", encoding="utf-8")
-    text = json.dumps(data, indent=1, ensure_ascii=False)
-    (folder / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
+def micros(seconds: float | None) -> str:
+    """Return microseconds in three significant digits; a dash for no time."""
+    return significant(seconds * 1e6) if seconds else NOTHING
+
+
+def make_table(rows: Iterable[Any], columns: Mapping[str, Callable[[Any], str]], left: Iterable[str] = ()) -> Table:
+    """Return a table with one line per row.
+
+    Args:
+        rows: What the lines are about.
+        columns: Headers, and what gives a row's cell.
+        left: Headers of the columns that are aligned to the left.
+    """
+    return Table([*columns], [[cell(row) for cell in columns.values()] for row in rows], left=frozenset(left))
+
+
+def report(
+    folder: Path | None, name: str, tables: Sequence[Table], notes: Sequence[str], data: Any, title: str
+) -> None:
+    """Print tables and notes; write NAME.md and NAME.json to a folder, which is made, if one was named."""
+    print("\n\n".join([title, *(table.text() for table in tables), "\n".join(notes)]), flush=True)
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
+        page = "\n\n".join([f"# {title}", *(table.markdown() for table in tables), *notes])
+        (folder / f"{name}.md").write_text(f"{page}\n", encoding="utf-8")
+        text = json.dumps(data, indent=1, ensure_ascii=False)
+        (folder / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")

@@ -18,10 +18,8 @@ import json
 import math
 import os
 import re
-import sys
 import time
 import zipfile
-import zlib
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -31,25 +29,21 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import tvmconv as tc
 from tvmconv import devices, library
 from tvmconv.benchmarks.common import add_device, find_device
 from tvmconv.cli.errors import Parser, UsageError, note
 from tvmconv.cli.options import add_suite, chosen_layers, count, workers
+from tvmconv.cli.progress import progress_line
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.program import Program
 from tvmconv.devices import Device
 from tvmconv.devices.base import Bench
 from tvmconv.errors import Error
 from tvmconv.knobs import Config
-from tvmconv.knobs.space import Space, distinct
-from tvmconv.logs.best import log_files
 from tvmconv.logs.lines import BadLines
 from tvmconv.logs.log import Log, read
 from tvmconv.logs.record import Record
-from tvmconv.logs.shipped import shipped_logs
 from tvmconv.measuring.bench_process import measure
 from tvmconv.measuring.outcome import FINAL_ROUNDS, FINALISTS, Measurement, Outcome, together
 from tvmconv.measuring.pipeline import target_text
@@ -58,7 +52,6 @@ from tvmconv.verify import Problem
 from tvmconv.version import VERSION
 from tvmconv.workloads import Workload
 
-NEAREST, MOST_CHANGES = 8, 3  # similar layers whose best config is changed, and the knobs changed in it
 ArchivedKernel = tuple[dict[str, Any], Program]  # entry of an archive, and its program
 
 
@@ -75,14 +68,6 @@ def add_options(parser: ArgumentParser) -> None:
     source.add_argument("--log", type=Path, metavar="FILE", help="earlier measurements for the tuner to learn from")
     source.add_argument(
         "--best", nargs="+", type=Path, metavar="LOG", help="compile the fastest config of each layer in these logs"
-    )
-    source.add_argument(
-        "--spread",
-        nargs="*",
-        type=Path,
-        metavar="LOG",
-        help="compile configs for a model to learn from: a third at random, the others like the best of these logs and "
-        "of the shipped ones for similar layers",
     )
     build.add_argument("--arch", default="sm_90", help="CUDA architecture (default: %(default)s)")
     build.add_argument(
@@ -129,22 +114,18 @@ def _build(args: Namespace) -> int:
     with (
         zipfile.ZipFile(args.out, "a", zipfile.ZIP_LZMA) as archive,
         ProcessPoolExecutor(args.workers, mp_context=get_context("spawn")) as pool,
+        progress_line(f"{args.out}: ") as show,
     ):
-        begun = [pool.submit(_built, job) for job in jobs]
-        for number, done in enumerate(as_completed(begun), 1):
+        for number, done in enumerate(as_completed([pool.submit(_built, job) for job in jobs]), 1):
             entry, code = done.result()
             if code is None:
                 failed += 1
-                print(f"\n{entry['workload']} {entry['schedule']}: {entry['error']}", file=sys.stderr)
+                note(f"{entry['workload']} {entry['schedule']}: {entry['error']}")
             else:
-                name = f"{len(known) + number}"
-                archive.writestr(f"{name}.bin", code)
-                archive.writestr(f"{name}.json", json.dumps(entry))
+                archive.writestr(f"{len(known) + number}.bin", code)
+                archive.writestr(f"{len(known) + number}.json", json.dumps(entry))
             rate = number / (time.monotonic() - start)
-            left = (len(jobs) - number) / rate
-            print(
-                f"\r{number} of {len(jobs)}, {rate:.1f}/s, {failed} failed, {left:.0f} s left ", end="", file=sys.stderr
-            )
+            show(f"{number} of {len(jobs)}, {rate:.1f}/s, {failed} failed, {(len(jobs) - number) / rate:.0f} s left")
     print(f"{len(jobs) - failed} kernels in {args.out}, {len(known)} were there")
     return 0
 
@@ -157,51 +138,35 @@ def _jobs(args: Namespace) -> Iterator[dict[str, Any]]:
         chosen = [library.find(workload, name) for name in args.schedule or ()]
         for schedule in chosen or library.to_tune(workload, "cuda", args.arch):
             space = schedule.space(workload, limits)
-            if args.spread is not None:
-                proposed = _spread(space, workload, schedule.name, log_files(args.spread), args.configs)
-            else:
-                tuner = make("xgb", space, seed=0)
-                if args.log:
-                    tuner.learn(
-                        r for r in read(args.log, BadLines()) if (r.workload, r.schedule) == (workload, schedule.name)
-                    )
-                proposed = tuner.propose(args.configs)
-            for config in proposed:
-                job = {"workload": str(workload), "schedule": schedule.name, "config": config, "arch": args.arch}
-                yield json.loads(json.dumps(job))  # as it will be read
-
-
-def _spread(space: Space, workload: Workload, schedule: str, logs: Sequence[Path], number: int) -> list[Config]:
-    """Return configs of a schedule, fast ones and slow ones, for a model to learn from."""
-    from tvmconv.knobs.moves import Moves
-    from tvmconv.searching.known import nearest
-
-    rng = np.random.default_rng(zlib.crc32(f"{workload} {schedule}".encode()))
-    known = nearest([*logs, *shipped_logs()], workload, [schedule], "cuda", NEAREST)
-    good = np.stack([space.nearest(config) for config in (space.default, *(config for _, config in known))])
-    moves, tried = Moves(space), [good]
-    for changes in range(1, 1 + MOST_CHANGES):
-        tried.append(np.repeat(good, math.ceil(number / len(good)), axis=0))
-        for _ in range(changes):
-            tried[-1] = moves.mutate(tried[-1], rng)
-    first, others = tried[0], rng.permutation(np.concatenate(tried[1:]))
-    like = distinct(np.concatenate([first, others]))
-    like = like[space.legal(like)][: number - number // 3]
-    points = distinct(np.concatenate([like, space.sample(number, rng)]))[:number]
-    return [space.config(point) for point in points]
+            tuner = make("xgb", space, seed=0)
+            if args.log:
+                records = read(args.log, BadLines())
+                tuner.learn(r for r in records if (r.workload, r.schedule) == (workload, schedule.name))
+            for config in tuner.propose(args.configs):
+                yield _job(workload, schedule.name, config, args.arch)
 
 
 def _best(args: Namespace) -> Iterator[dict[str, Any]]:
     """Yield the best candidate of each layer, and its origin."""
     from tvmconv.logs.candidates import PREDICTED, UNTUNED, candidates
 
-    place = devices.find(args.arch)
+    device = devices.find(args.arch)
     for workload in dict.fromkeys(layer.workload for layer in chosen_layers(args).layers.values()):
-        found = next(candidates(args.best, workload, place))
-        if found.origin in (PREDICTED, UNTUNED):
-            note(f"no record of {workload}: {found.schedule.name}, {found.origin} knobs")
-        job = {"workload": str(workload), "schedule": found.schedule.name, "config": found.config, "arch": args.arch}
-        yield json.loads(json.dumps({**job, "origin": found.origin}))
+        best = next(candidates(args.best, workload, device))
+        if best.origin in (PREDICTED, UNTUNED):
+            note(f"no record of {workload}: {best.schedule.name}, {best.origin} knobs")
+        yield _job(workload, best.schedule.name, best.config, args.arch, origin=best.origin)
+
+
+def _job(workload: Workload, schedule: str, config: Config, arch: str, **more: str) -> dict[str, Any]:
+    """Return what to build, as it will be read from an archive."""
+    job = {"workload": str(workload), "schedule": schedule, "config": config, "arch": arch, **more}
+    return json.loads(json.dumps(job))
+
+
+def _config(job: Mapping[str, Any]) -> Config:
+    """Return a job's config, whose splits are lists in JSON."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in job["config"].items()}
 
 
 def _identity(job: Mapping[str, Any]) -> str:
@@ -211,9 +176,8 @@ def _identity(job: Mapping[str, Any]) -> str:
 def _built(job: dict[str, Any]) -> tuple[dict[str, Any], bytes | None]:
     """Return a job with its resources and versions, and its code; None for a failure."""
     begun = time.monotonic()
-    config = {name: tuple(value) if isinstance(value, list) else value for name, value in job["config"].items()}
     try:
-        kernel = tc.build(tc.parse(job["workload"]), job["schedule"], arch=job["arch"], config=config)
+        kernel = tc.build(tc.parse(job["workload"]), job["schedule"], arch=job["arch"], config=_config(job))
         program, resources = kernel.program, kernel.resources
     except Error as error:
         return {**job, "error": str(error)}, None
@@ -241,10 +205,8 @@ def entries(path: Path) -> Iterator[tuple[dict[str, Any], bytes, Program]]:
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if name.endswith(".json")]
             found = [{**json.loads(archive.read(name)), "code": name[: -len("json")] + "bin"} for name in names]
-            first: dict[str, int] = {}
-            for place, entry in enumerate(found):
-                first.setdefault(entry["workload"], place)
-            for entry in sorted(found, key=lambda entry: first[entry["workload"]]):
+            order = list(dict.fromkeys(entry["workload"] for entry in found))
+            for entry in sorted(found, key=lambda entry: order.index(entry["workload"])):
                 code = archive.read(entry["code"])
                 yield entry, code, decode_program(entry["header"], code)[0]
     except (OSError, zipfile.BadZipFile, ValueError, KeyError) as error:
@@ -253,29 +215,40 @@ def entries(path: Path) -> Iterator[tuple[dict[str, Any], bytes, Program]]:
 
 def _measure(args: Namespace) -> int:
     device = find_device(args)
-    log, shown = Log(args.log), _MeasureProgress()
-    for path in args.archives:
-        for number, (workload, of_workload) in enumerate(groupby(entries(path), lambda entry: entry[0]["workload"])):
-            if number % args.share[1] != args.share[0] - 1:
-                continue
-            problem = Problem(tc.parse(workload))
-            bench = device.bench(problem.inputs, problem.expected)
-            fastest: list[tuple[float, ArchivedKernel]] = []
-            for entry, _, program in of_workload:
-                if entry["arch"] != device.arch:
-                    raise Error(f"{path} is for {entry['arch']}, and {device.text} is {device.arch or device.kind}")
-                best = fastest[0][0] if fastest else math.inf
-                outcome = measure(device, bench, program, best, problem.workload.tolerance)
-                record = _record(problem.workload, device, entry, outcome)
-                log.append(record)
-                if record.ok:
-                    fastest = sorted([*fastest, (record.cost, (entry, program))], key=lambda each: each[0])[:FINALISTS]
-                shown.count(record)
-            for entry, outcome in _race(device, bench, problem, [kernel for _, kernel in fastest]):
-                log.append(_record(problem.workload, device, entry, outcome, final=True))
-            bench.close()
-    print(f"{shown.measured} kernels measured, {shown.failed} failed; {args.log}")
+    log, measured, failed = Log(args.log), 0, 0
+    chosen, parts = args.share
+    with progress_line(f"{device.text}: ") as show:
+        for path in args.archives:
+            for number, (text, kernels) in enumerate(groupby(entries(path), lambda entry: entry[0]["workload"])):
+                if number % parts == chosen - 1:
+                    show(f"{measured} kernels measured, {failed} failed; {text}")
+                    records = list(
+                        _records(Problem(tc.parse(text)), [(e, p) for e, _, p in kernels], device, log, path)
+                    )
+                    measured, failed = measured + len(records), failed + sum(not record.ok for record in records)
+    print(f"{measured} kernels measured, {failed} failed; {args.log}")
     return 0
+
+
+def _records(
+    problem: Problem, kernels: Sequence[ArchivedKernel], device: Device, log: Log, path: Path
+) -> Iterator[Record]:
+    """Measure the kernels of a workload, then the fastest once more; append the records to a log and yield the first."""
+    bench = device.bench(problem.inputs, problem.expected)
+    fastest: list[tuple[float, ArchivedKernel]] = []
+    for entry, program in kernels:
+        if entry["arch"] != device.arch:
+            raise Error(f"{path} is for {entry['arch']}, and {device.text} is {device.arch or device.kind}")
+        best = fastest[0][0] if fastest else math.inf
+        outcome = measure(device, bench, program, best, problem.workload.tolerance)
+        record = _record(problem.workload, device, entry, outcome)
+        log.append(record)
+        if record.ok:
+            fastest = sorted([*fastest, (record.cost, (entry, program))], key=lambda each: each[0])[:FINALISTS]
+        yield record
+    for entry, outcome in _race(device, bench, problem, [kernel for _, kernel in fastest]):
+        log.append(_record(problem.workload, device, entry, outcome, final=True))
+    bench.close()
 
 
 def _race(
@@ -297,7 +270,7 @@ def _record(
     found = Measurement(
         workload=workload,
         schedule=entry["schedule"],
-        config={n: tuple(v) if isinstance(v, list) else v for n, v in entry["config"].items()},
+        config=_config(entry),
         device=device.name,
         target=target_text(device),
         outcome=outcome,
@@ -308,18 +281,3 @@ def _record(
         final=final,
     )
     return Record.of(found)
-
-
-class _MeasureProgress:
-    """Counts kernels, and shows the progress of measuring."""
-
-    def __init__(self) -> None:
-        self.measured = self.failed = 0
-        self._start = time.monotonic()
-
-    def count(self, record: Record) -> None:
-        """Count one more kernel."""
-        self.measured, self.failed = self.measured + 1, self.failed + (not record.ok)
-        rate = self.measured / (time.monotonic() - self._start)
-        done = f"{self.measured} kernels, {rate:.1f}/s, {self.failed} failed"
-        print(f"\r{done}: {record.workload.text[:60]} ", end="", file=sys.stderr)

@@ -25,14 +25,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tvmconv import devices, workloads
-from tvmconv.benchmarks.common import add_output, write_files
+from tvmconv.benchmarks.common import add_output, make_table, report
 from tvmconv.cli.options import positive, workers
 from tvmconv.errors import Error
 from tvmconv.experiments.provenance import provenance
 from tvmconv.logs.lines import BadLines
 from tvmconv.logs.log import read
 from tvmconv.logs.record import Record
-from tvmconv.reports.tables import NOTHING, Table, significant
+from tvmconv.reports.tables import NOTHING, significant
 
 LAYERS = ("conv2d:1x128x40x40,128x128x3x3,s1,p1", "conv2d:1x64x56x56,64x64x3x3,s1,p1", "conv2d:1x384x40x40,256x384x1x1")
 FULL = 0.8  # fraction of the median rate
@@ -67,18 +67,24 @@ class LayerArrivals:
     last: float
 
 
+COLUMNS = {
+    "layer": lambda layer: layer.workload,
+    "first record [s]": lambda layer: f"{layer.first:.1f}",
+    "full rate [s]": lambda layer: NOTHING if layer.full is None else f"{layer.full:.0f}",
+    "records/s": lambda layer: significant(layer.rate),
+    "verified": lambda layer: f"{layer.trials:,}",
+    "last [s]": lambda layer: f"{layer.last:.1f}",
+}
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
     parser.add_argument("workloads", metavar="WORKLOAD", nargs="*", default=LAYERS, help="(default: three layers)")
-    parser.add_argument(
-        "--device", metavar="D", default="auto", help="device, as for tvmconv tune (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seconds", metavar="S", type=positive, default=10.0, help="seconds per layer (default: %(default)g)"
-    )
+    parser.add_argument("--device", metavar="D", default="auto", help="device, as for tvmconv tune (default: auto)")
+    parser.add_argument("--seconds", metavar="S", type=positive, default=10.0, help="seconds per layer (default: 10)")
     parser.add_argument("--workers", metavar="N", type=workers, help="processes that build (default: cores - 1)")
     parser.add_argument("--no-parts", action="store_true", help="leave out the times of the imports")
-    parser.add_argument("--name", default="startup", help="name of the files (default: %(default)s)")
+    parser.add_argument("--name", default="startup", help="name of the files (default: startup)")
     add_output(parser)
 
 
@@ -88,15 +94,16 @@ def run(args: argparse.Namespace) -> int:
     device = devices.find("cuda:0" if args.device == "cuda" else args.device)
     args.out.mkdir(parents=True, exist_ok=True)
     layers = tuned(texts, args.device, args.seconds, args.workers)
-    wanted = {} if args.no_parts else PARTS
-    parts = {name: seconds_of(code.format(device=device.text)) for name, code in wanted.items()}
+    imports = {} if args.no_parts else PARTS
+    parts = {name: seconds_of(code.format(device=device.text)) for name, code in imports.items()}
+    tables = [make_table(layers, COLUMNS, ["layer"])]
+    if parts:
+        columns = {"to start": lambda part: part[0], "s": lambda part: f"{part[1]:.2f}"}
+        tables.append(make_table(parts.items(), columns, ["to start"]))
+    source = provenance(device, args.command)
+    data = {"device_name": device.name, "layers": [asdict(layer) for layer in layers], "seconds": parts, "note": source}
     title = f"A search from its command on, {args.device}, {device.name}"
-    tables = [layers_table(layers), *([parts_table(parts)] if parts else [])]
-    note = provenance(device, args.command)
-    print("\n\n".join([title, *(table.text() for table in tables), note]))
-    page = "\n\n".join([f"# {title}", *(table.markdown() for table in tables), note])
-    data = {"device_name": device.name, "layers": [asdict(layer) for layer in layers], "seconds": parts, "note": note}
-    write_files(args.out, args.name, page, data)
+    report(args.out, args.name, tables, [source], data, title)
     return 0
 
 
@@ -138,26 +145,3 @@ def seconds_of(code: str) -> float:
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
         took.append(time.perf_counter() - start)
     return min(took)
-
-
-def layers_table(layers: Sequence[LayerArrivals]) -> Table:
-    """Return a table with one line per layer."""
-    headers = ("layer", "first record [s]", "full rate [s]", "records/s", "verified", "last [s]")
-    rows = [
-        (
-            layer.workload,
-            f"{layer.first:.1f}",
-            NOTHING if layer.full is None else f"{layer.full:.0f}",
-            significant(layer.rate),
-            f"{layer.trials:,}",
-            f"{layer.last:.1f}",
-        )
-        for layer in layers
-    ]
-    return Table(headers, rows, left=frozenset({"layer"}))
-
-
-def parts_table(parts: dict[str, float]) -> Table:
-    """Return a table of the imports, each timed in a process of its own."""
-    header = "to start"
-    return Table((header, "s"), [(name, f"{took:.2f}") for name, took in parts.items()], left=frozenset({header}))

@@ -13,20 +13,20 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tvmconv import workloads
 from tvmconv.baselines import metaschedule
 from tvmconv.baselines.metaschedule import Searched
-from tvmconv.benchmarks.common import add_device, add_output, find_device, write_files
+from tvmconv.benchmarks.common import add_device, add_output, find_device, make_table, micros, report
 from tvmconv.cli.options import EXAMPLE, count, positive, seed_number, workers
 from tvmconv.cli.progress import progress_line
 from tvmconv.cli.tune import progress_text
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError, Error
 from tvmconv.experiments.provenance import provenance
-from tvmconv.reports.tables import NOTHING, Table, significant
+from tvmconv.reports.tables import Table, significant
 from tvmconv.workloads import Workload
 
 OURS, THEIRS = "tvmconv", "MetaSchedule"
@@ -50,10 +50,6 @@ def run(args: argparse.Namespace) -> int:
         ok &= searches[THEIRS].succeeded > 0
     notes.append(provenance(device, args.command))
 
-    title = f"{workload.text} on {device.text}, {device.name}"
-    tables = [searches_table(searches), phases_table(phases)]
-    print("\n\n".join([title, *(table.text() for table in tables), "\n".join(notes)]))
-    page = "\n\n".join([f"# {title}", *(table.markdown() for table in tables), *notes])
     data = {
         "workload": workload.text,
         "device_name": device.name,
@@ -61,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
         "stage_milliseconds": phases,
         "notes": notes,
     }
-    write_files(args.out, "throughput", page, data)
+    tables = [searches_table(searches), phases_table(phases)]
+    report(args.out, "throughput", tables, notes, data, f"{workload.text} on {device.text}, {device.name}")
     return 0 if ok else 1
 
 
@@ -128,25 +125,21 @@ def measure_metaschedule(workload: Workload, device: Device, args: argparse.Name
 
 def searches_table(searches: Mapping[str, Searched]) -> Table:
     """Return a table with one line per tuner."""
-    headers = ("tuner", "trials", "succeeded", "seconds", "trials/s", "best [µs]")
-    rows = [
-        (
-            name,
-            f"{search.trials:,}",
-            f"{search.succeeded:,}",
-            f"{search.seconds:,.1f}",
-            significant(search.trials / search.seconds),
-            NOTHING if search.best is None else significant(search.best * 1e6),
-        )
-        for name, search in searches.items()
-    ]
-    return Table(headers, rows, left=frozenset({"tuner"}))
+    columns: dict[str, Callable[[tuple[str, Searched]], str]] = {
+        "tuner": lambda row: row[0],
+        "trials": lambda row: f"{row[1].trials:,}",
+        "succeeded": lambda row: f"{row[1].succeeded:,}",
+        "seconds": lambda row: f"{row[1].seconds:,.1f}",
+        "trials/s": lambda row: significant(row[1].trials / row[1].seconds),
+        "best [µs]": lambda row: micros(row[1].best),
+    }
+    return make_table(searches.items(), columns, ["tuner"])
 
 
 def phases_table(phases: Mapping[str, float]) -> Table:
     """Return a table of where the time of a trial of tvmconv goes."""
-    header = "stage of a trial"
-    return Table((header, "ms"), [(phase, f"{ms:.1f}") for phase, ms in phases.items()], left=frozenset({header}))
+    columns = {"stage of a trial": lambda row: row[0], "ms": lambda row: f"{row[1]:.1f}"}
+    return make_table(phases.items(), columns, ["stage of a trial"])
 
 
 def comparison(ours: Searched, theirs: Searched) -> list[str]:

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tvmconv import devices
-from tvmconv.benchmarks.common import add_device, add_output, find_device, write_files
+from tvmconv.benchmarks.common import add_device, add_output, find_device, make_table, micros, report
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.options import count, positive
 from tvmconv.cli.progress import progress_line
@@ -78,17 +78,14 @@ def run(args: argparse.Namespace) -> int:
     if isinstance(device, devices.Arch):
         raise UsageError(f"{device.text} is to compile for only")
     args.out.mkdir(parents=True, exist_ok=True)
-    note = provenance(device, args.command, _library())
+    source = provenance(device, args.command, _library())
     for name in args.networks:
-        timed, report = _network(name, device, args)
+        timed, layers = _network(name, device, args)
         title = "-".join(["torch", name, args.dtype, *([f"b{args.batch}"] if args.batch > 1 else [])])
-        table = _table(timed)
-        print("\n".join([title, table.text(), note, ""]), flush=True)
-        page = "\n\n".join([f"# {title}", table.markdown(), report.table.markdown(), *report.notes, note])
-        data = {"name": title, "network": name, "dtype": args.dtype, "batch": args.batch, "provenance": note}
+        data = {"name": title, "network": name, "dtype": args.dtype, "batch": args.batch, "provenance": source}
         data["timed"] = [asdict(each) for each in timed]
-        data["layers"] = [asdict(line) for line in report.lines]
-        write_files(args.out, title, page, data)
+        data["layers"] = [asdict(line) for line in layers.lines]
+        report(args.out, title, [_table(timed), layers.table], [*layers.notes, source], data, title)
     return 0
 
 
@@ -101,20 +98,16 @@ def _library() -> str:
 
 
 def _table(timed: Sequence[NetworkTiming]) -> Table:
-    headers = ("by", "graph [µs]", "× PyTorch", "eager [µs]", "made in [s]", "rel. error")
     first = timed[0].graph
-    rows = [
-        (
-            each.name,
-            significant(each.graph * 1e6),
-            significant(first / each.graph),
-            significant(each.eager * 1e6),
-            significant(each.made) if each.made else NOTHING,
-            f"{each.error:.1e}",
-        )
-        for each in timed
-    ]
-    return Table(headers, rows, left=frozenset({"by"}))
+    columns: dict[str, Callable[[NetworkTiming], str]] = {
+        "by": lambda each: each.name,
+        "graph [µs]": lambda each: micros(each.graph),
+        "× PyTorch": lambda each: significant(first / each.graph),
+        "eager [µs]": lambda each: micros(each.eager),
+        "made in [s]": lambda each: significant(each.made) if each.made else NOTHING,
+        "rel. error": lambda each: f"{each.error:.1e}",
+    }
+    return make_table(timed, columns, ["by"])
 
 
 def _network(name: str, device: Any, args: Any) -> tuple[list[NetworkTiming], Any]:
@@ -155,29 +148,29 @@ def _network(name: str, device: Any, args: Any) -> tuple[list[NetworkTiming], An
         x, model = x.contiguous(memory_format=memory_format), model.to(memory_format=memory_format)
         found.append(timed(EAGER if layout == args.layout else f"{EAGER}, {layout}", model, None))
     found.reverse()
-    for mode in args.compile:
+
+    def compiled(label: str, module: Any, **options: Any) -> NetworkTiming:
         begun = time.perf_counter()
         torch._dynamo.reset()
-        found.append(timed(f"{EAGER}, compiled ({mode})", torch.compile(model, mode=mode), begun))
-    begun = time.perf_counter()
+        return timed(label, torch.compile(module, **options), begun)
+
+    def optimized(label: str, **options: Any) -> Any:
+        begun = time.perf_counter()
+        ours = tvmconv.torch.optimize(model, x, seconds=args.seconds, log=log, device=device.text, **options)
+        found.append(timed(label, ours, begun))
+        return ours
+
+    found += [compiled(f"{EAGER}, compiled ({mode})", model, mode=mode) for mode in args.compile]
     file = args.out / "torch.jsonl"
     log = file if args.seconds or file.exists() else None
     with progress_line(f"{name}: ") as show:
-        ours = tvmconv.torch.optimize(model, x, seconds=args.seconds, log=log, device=device.text, progress=show)
-    found.append(timed(OURS, ours, begun))
+        ours = optimized(OURS, progress=show)
     if log and log.exists():
-        begun = time.perf_counter()
-        again = tvmconv.torch.optimize(model, x, seconds=args.seconds, log=log, device=device.text)
-        found.append(timed(AGAIN, again, begun))
-    for mode in args.compile:
-        begun = time.perf_counter()
-        torch._dynamo.reset()
-        found.append(timed(f"{OURS}, compiled ({mode})", torch.compile(ours, mode=mode), begun))
+        optimized(AGAIN)
+    found += [compiled(f"{OURS}, compiled ({mode})", ours, mode=mode) for mode in args.compile]
     if args.backend:
-        begun = time.perf_counter()
-        torch._dynamo.reset()
-        by = functools.partial(backend, options={"seconds": args.seconds, "log": log})
-        found.append(timed(BY_BACKEND, torch.compile(model, backend=by), begun))
+        options = {"seconds": args.seconds, "log": log}
+        found.append(compiled(BY_BACKEND, model, backend=functools.partial(backend, options=options)))
     return found, ours.report()
 
 

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tvmconv.benchmarks.common import add_device, add_output, find_device, write_files
+from tvmconv.benchmarks.common import add_device, add_output, find_device, micros, report
 from tvmconv.experiments.provenance import provenance
-from tvmconv.reports.tables import Table, significant
+from tvmconv.reports.tables import Table
 
 TITLE = "torch-overhead"
 CALLS, ROUNDS = 1000, 15
@@ -37,12 +37,10 @@ def run(args: argparse.Namespace) -> int:
     for name, (dtype, size, bias) in CASES.items():
         taken = _taken(device.text, dtype, size, bias)
         data.append({"case": name, "seconds": taken})
-        rows += [(name, how, significant(seconds * 1e6)) for how, seconds in taken.items()]
+        rows += [(name, how, micros(seconds)) for how, seconds in taken.items()]
     table = Table(("convolution", "call", "host [µs]"), rows, left=frozenset({"convolution", "call"}))
     legend = f"A call's time on the host: median of {ROUNDS} rounds of {CALLS:,} calls. {source}"
-    print(f"{table.text()}\n{legend}")
-    page = "\n\n".join([f"# {TITLE}", table.markdown(), legend])
-    write_files(args.out, TITLE, page, {"name": TITLE, "provenance": source, "cases": data})
+    report(args.out, TITLE, [table], [legend], {"name": TITLE, "provenance": source, "cases": data}, TITLE)
     return 0
 
 
