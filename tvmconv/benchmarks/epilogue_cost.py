@@ -20,7 +20,7 @@ from typing import Any
 import tvmconv as tc
 from tvmconv import baselines as libraries
 from tvmconv.baselines.base import WrongDeviceError
-from tvmconv.benchmarks.common import add_device, add_logs, add_output, add_rounds, find_device
+from tvmconv.benchmarks.common import add_device, add_logs, add_output, add_rounds, find_device, micros
 from tvmconv.cli.errors import UsageError, note
 from tvmconv.cli.options import add_baseline, add_suite, epilogue_names
 from tvmconv.cli.progress import progress_line
@@ -254,7 +254,7 @@ def _table(
             title = f"{library_name} {name}".strip()
             seconds = [times.seconds.get((library_name, name)) for times in measured]
             total = _total(measured, seconds)
-            columns[f"{title} [µs]"] = [*map(_micros, seconds), *[_micros(total)] * summed, NOTHING]
+            columns[f"{title} [µs]"] = [*map(micros, seconds), *[micros(total)] * summed, NOTHING]
             if name != BARE:
                 costs = [*map(_ratio, seconds, bare)]
                 sums = [_ratio(total, _total(measured, bare))] * summed
@@ -263,7 +263,9 @@ def _table(
                 ours = [times.seconds.get((OURS, name)) for times in measured]
                 speedups = [*map(_ratio, seconds, ours)]
                 sums = [_ratio(total, _total(measured, ours))] * summed
-                columns[f"{name}: × {library_name}"] = [*map(_times, [*speedups, *sums, _mean(speedups)])]
+                columns[f"{name}: × {library_name}"] = [
+                    significant(each) if each else NOTHING for each in (*speedups, *sums, _mean(speedups))
+                ]
             remarks = [times.how.get((library_name, name), []) for times in measured]
             how = [", ".join(part for part in parts if part not in common.get(library_name, ())) for parts in remarks]
             if any(how):
@@ -286,13 +288,5 @@ def _mean(ratios: Sequence[float | None]) -> float | None:
     return statistics.geometric_mean(known) if known else None
 
 
-def _micros(seconds: float | None) -> str:
-    return NOTHING if seconds is None else significant(seconds * 1e6)
-
-
 def _percent(ratio: float | None) -> str:
     return NOTHING if ratio is None else f"{ratio - 1:+.1%}"
-
-
-def _times(ratio: float | None) -> str:
-    return NOTHING if ratio is None else significant(ratio)

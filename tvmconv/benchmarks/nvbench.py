@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import tvmconv as tc
-from tvmconv.benchmarks.common import add_device, add_output, find_device
+from tvmconv.benchmarks.common import add_device, add_output, find_device, make_table, micros
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.options import positive, seed_number
 from tvmconv.cli.progress import progress_line
@@ -32,7 +32,7 @@ from tvmconv.experiments.provenance import provenance
 from tvmconv.experiments.readings import Readings
 from tvmconv.experiments.run import Progress, choose
 from tvmconv.extras import how_to_install
-from tvmconv.reports.tables import NOTHING, Table, significant
+from tvmconv.reports.tables import NOTHING, significant
 from tvmconv.verify import Problem
 from tvmconv.workloads import Workload
 
@@ -62,6 +62,18 @@ class NvbenchRow:
     bandwidth: float
     bandwidth_share: float
     ours: float
+
+
+COLUMNS: dict[str, Callable[[NvbenchRow], str]] = {
+    WORKLOAD: lambda row: row.workload,
+    SCHEDULE: lambda row: row.schedule,
+    "NVBench [µs]": lambda row: micros(row.nvbench),
+    "noise": lambda row: NOTHING if row.noise is None else f"{row.noise:.1%}",
+    "GB/s": lambda row: significant(row.bandwidth / 1e9),
+    "of memory's peak": lambda row: f"{row.bandwidth_share:.1%}",
+    "tvmconv [µs]": lambda row: micros(row.ours),
+    "NVBench / tvmconv": lambda row: f"{row.nvbench / row.ours:.3f}",
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -97,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = {w: [schedule.name for schedule in choose(w, args.schedule, device)] for w in workloads}
     with progress_line(f"{device.text}: ") as progress:
         rows, failures = measure(chosen, device, seed=args.seed, seconds=args.seconds, progress=progress)
-    table = rows_table(rows)
+    table = make_table(rows, COLUMNS, [WORKLOAD, SCHEDULE])
     source = provenance(device, args.command, f"NVBench of {version}")
     notes = [*failures, source]
     print("\n".join([table.text(), "", *notes]))
@@ -203,19 +215,3 @@ def read_states(file: Path, ours: Mapping[tuple[str, str], float]) -> tuple[list
         time, noise, bandwidth, share = (float(state.summaries[f"nv/cold/{tag}"].value) for tag in SUMMARIES)
         rows.append(NvbenchRow(*names, time, noise if math.isfinite(noise) else None, bandwidth, share, ours[names]))
     return rows, failures
-
-
-def rows_table(rows: Sequence[NvbenchRow]) -> Table:
-    """Return a table with one line per kernel."""
-    columns: dict[str, Callable[[NvbenchRow], str]] = {
-        WORKLOAD: lambda row: row.workload,
-        SCHEDULE: lambda row: row.schedule,
-        "NVBench [µs]": lambda row: significant(row.nvbench * 1e6),
-        "noise": lambda row: NOTHING if row.noise is None else f"{row.noise:.1%}",
-        "GB/s": lambda row: significant(row.bandwidth / 1e9),
-        "of memory's peak": lambda row: f"{row.bandwidth_share:.1%}",
-        "tvmconv [µs]": lambda row: significant(row.ours * 1e6),
-        "NVBench / tvmconv": lambda row: f"{row.nvbench / row.ours:.3f}",
-    }
-    lines = [[cell(row) for cell in columns.values()] for row in rows]
-    return Table(list(columns), lines, left=frozenset({WORKLOAD, SCHEDULE}))

@@ -233,7 +233,7 @@ def _measure(args: Namespace) -> int:
 def _records(
     problem: Problem, kernels: Sequence[ArchivedKernel], device: Device, log: Log, path: Path
 ) -> Iterator[Record]:
-    """Measure the kernels of a workload, then the fastest once more; append the records to a log and yield the first."""
+    """Measure a workload's kernels and append their records to a log; then time the fastest once more."""
     bench = device.bench(problem.inputs, problem.expected)
     fastest: list[tuple[float, ArchivedKernel]] = []
     for entry, program in kernels:

@@ -18,14 +18,14 @@ import math
 import multiprocessing
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tvmconv import devices, workloads
-from tvmconv.benchmarks.common import add_device, add_output, find_device
+from tvmconv.benchmarks.common import add_device, add_output, find_device, make_table, micros
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.options import positive
 from tvmconv.cli.progress import progress_line
@@ -33,7 +33,7 @@ from tvmconv.errors import Error
 from tvmconv.experiments.provenance import provenance
 from tvmconv.knowledge.model import known_for
 from tvmconv.predicted import CHECK_SECONDS, contenders
-from tvmconv.reports.tables import NOTHING, Table, significant
+from tvmconv.reports.tables import NOTHING, significant
 from tvmconv.verify import Problem
 
 if TYPE_CHECKING:
@@ -41,8 +41,11 @@ if TYPE_CHECKING:
     from tvmconv.devices import Device
     from tvmconv.devices.base import Loaded
 
-LAYERS = Path(__file__).parents[2] / "tuning_logs/unseen-layers.json"
+_HERE = Path(__file__)
+_FOLDERS = (_HERE.parents[1] / "shipped", _HERE.parents[2] / "tuning_logs")  # an installation; a checkout
+LAYERS = next((folder for folder in _FOLDERS if folder.is_dir()), _FOLDERS[0]) / "unseen-layers.json"
 ROUNDS, ROUND_SECONDS = 3, 0.01  # for each kernel, in turn
+LEFT = ("layer", "built", "best untuned")
 CLOSE = 2.0  # a kernel of the check that takes at most so many times the fastest is timed again
 
 
@@ -91,13 +94,9 @@ class LayerSafety:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
+    names = ("--suite", "--layers")
     parser.add_argument(
-        "--suite",
-        "--layers",
-        dest="suite",
-        default=str(LAYERS),
-        metavar="S",
-        help="suite (default: unseen-layers.json)",
+        *names, default=str(LAYERS), metavar="S", help="suite (default: tuning_logs/unseen-layers.json)"
     )
     add_device(parser)
     parser.add_argument("--limit", type=positive, default=1.3, metavar="X", help="largest ratio (default: %(default)g)")
@@ -112,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"no model knows {device.text} ({device.arch or device.kind})")
     layers = {layer.workload.text: layer.workload for layer in workloads.suite(args.suite)}
     texts = [text for text, w in layers.items() if not known.seen([w])]
-    with progress_line("prediction_safety: ") as show:
+    with progress_line() as show:
         outcomes = []
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), mp_context=context) as pool:
@@ -120,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
             for number, (text, future) in enumerate(zip(texts, built, strict=True), 1):
                 show(f"{number} of {len(texts)}: {text}")
                 outcomes.append(_measured(text, future.result(), device))
-    table, note = _table(outcomes), _note(outcomes, len(layers) - len(texts), device, args.limit)
+    table, note = make_table(outcomes, COLUMNS, LEFT), _note(outcomes, len(layers) - len(texts), device, args.limit)
     print(f"{table.text()}\n\n{note}")
     if args.out:
         source = provenance(device, args.command)
@@ -131,12 +130,11 @@ def run(args: argparse.Namespace) -> int:
 def build(text: str, arch: str) -> list[BuiltContender] | str:
     """Build the kernels of a layer that a check on a device compares; return an error's message where that fails."""
     try:
-        kernels = contenders(workloads.parse(text), devices.find(arch))
+        kernels = list(contenders(workloads.parse(text), devices.find(arch)))
+        predictions = [kernel.prediction.seconds if kernel.prediction else None for kernel in kernels]
         return [
-            BuiltContender(
-                kernel.schedule.name, kernel.prediction.seconds if kernel.prediction else None, kernel.program
-            )
-            for kernel in kernels
+            BuiltContender(kernel.schedule.name, seconds, kernel.program)
+            for kernel, seconds in zip(kernels, predictions, strict=True)
         ]
     except Error as error:
         return str(error)
@@ -173,31 +171,15 @@ def _measured(text: str, built: list[BuiltContender] | str, device: Device) -> L
     return LayerSafety(text, name, seconds[chosen], predicted, built[untuned].schedule, seconds[untuned])
 
 
-def _table(outcomes: Sequence[LayerSafety]) -> Table:
-    headers = (
-        "layer",
-        "built",
-        "built [µs]",
-        "prediction alone [µs]",
-        "best untuned",
-        "untuned [µs]",
-        "built / untuned",
-    )
-    rows = [
-        (each.text, each.failure, *[NOTHING] * 5)
-        if each.failure
-        else (
-            each.text,
-            each.chosen,
-            significant(each.seconds * 1e6),
-            significant(each.predicted * 1e6) if each.predicted else NOTHING,
-            each.untuned,
-            significant(each.untuned_seconds * 1e6),
-            significant(each.ratio),
-        )
-        for each in outcomes
-    ]
-    return Table(headers, rows, left=frozenset({"layer", "built", "best untuned"}))
+COLUMNS: dict[str, Callable[[LayerSafety], str]] = {
+    "layer": lambda each: each.text,
+    "built": lambda each: each.failure or each.chosen,
+    "built [µs]": lambda each: NOTHING if each.failure else micros(each.seconds),
+    "prediction alone [µs]": lambda each: micros(each.predicted),
+    "best untuned": lambda each: each.untuned,
+    "untuned [µs]": lambda each: NOTHING if each.failure else micros(each.untuned_seconds),
+    "built / untuned": lambda each: NOTHING if each.failure else significant(each.ratio),
+}
 
 
 def _note(outcomes: Sequence[LayerSafety], trained: int, device: Device, limit: float) -> str:
@@ -209,7 +191,7 @@ def _note(outcomes: Sequence[LayerSafety], trained: int, device: Device, limit: 
     alone = [each.predicted / each.untuned_seconds for each in timed if each.predicted]
     lines = [
         f"{len(timed)} layers on {device.name}, {failed} failed; {trained} that the model was trained on are left out.",
-        f"BuiltContender over best untuned: worst {worst.ratio:.3g} ({worst.text}), geometric mean "
+        f"Built over best untuned: worst {worst.ratio:.3g} ({worst.text}), geometric mean "
         f"{statistics.geometric_mean(each.ratio for each in timed):.3g}; "
         f"{sum(each.ratio > limit for each in timed)} above {limit:g}.",
     ]
