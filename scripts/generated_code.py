@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tvmconv as tc
 
@@ -57,7 +57,7 @@ def cases(suites: Sequence[str], logs: Sequence[Path], arch: str) -> Iterator[Ca
 
 def describe(case: Case) -> str:
     """Generate a kernel and return its line; what cannot be generated is `refused`."""
-    place = {"arch": case.target} if case.target.startswith("sm_") else {"device": case.target}
+    place: dict[str, Any] = {"arch": case.target} if case.target.startswith("sm_") else {"device": case.target}
     try:
         if case.line:
             record = tc.Record.parse(case.line)
