@@ -79,18 +79,6 @@ def test_one_that_always_fails_has_no_more_trials_soon():
     assert "broken" not in names[20:]
 
 
-def test_one_that_failed_in_an_earlier_session_is_not_tried_as_if_it_were_new():
-    contest = Contest([entrant("broken"), entrant("a")])
-    contest.learn([record("broken", {"number": i, "order": "rows"}, None) for i in range(PATIENCE)])
-    contest.learn([record("a", {"number": i, "order": "rows"}, 1.0) for i in range(20)])
-    assert set(shares(search(contest, 100, {"a": 1.0}))) == {"a"}
-
-
-def test_where_all_fail_all_go_on():
-    found = shares(search(Contest([entrant("a"), entrant("b")]), 100, {"a": None, "b": None}))
-    assert found == pytest.approx({"a": 0.5, "b": 0.5}, abs=0.05)
-
-
 def test_schedules_in_reserve_have_a_smaller_share_until_they_are_fast():
     slow, fast = (
         shares(
@@ -167,18 +155,6 @@ def test_what_is_known_comes_first_in_its_order_also_of_a_schedule_that_fails():
     assert len(contest.propose(5)) == 5
 
 
-def test_what_is_known_twice_is_proposed_once():
-    config = {"number": 7, "order": "rows"}
-    contest = Contest([entrant("a")], [[("a", config), ("a", config)]])
-    assert contest.propose(9) == [("a", config)]
-
-
-def test_what_is_known_comes_first_also_at_the_end():
-    contest = Contest([entrant("a")], [[("a", {"number": 7, "order": "columns"})]])
-    contest.learn([record("a", {"number": 500, "order": "rows"}, 1.0)])
-    assert contest.propose(2, last=True)[0] == ("a", {"number": 7, "order": "columns"})
-
-
 def test_what_is_known_elsewhere_is_brought_into_the_space():
     (name, config), *_ = Contest([entrant("a", SMALL)], [[("a", {"number": 90, "order": "diagonal", "x": 1})]]).propose(
         1
@@ -190,12 +166,6 @@ def test_what_is_known_but_illegal_here_is_replaced_by_a_legal_neighbour():
     ((_, config),) = Contest([entrant("a", ODD)], [[("a", {"number": 40, "order": "columns"})]]).propose(1)
     assert config["number"] % 2 == 1
     assert config["order"] == "columns"
-
-
-def test_what_is_known_but_has_no_legal_neighbour_is_left_out():
-    rule = Condition("both", lambda columns: (columns["number"] == 7) & (columns["order"] == "columns"))
-    contest = Contest([entrant("a", space(100, [rule]))], [[("a", {"number": 8, "order": "rows"})]])
-    assert contest.propose(5) == [("a", {"number": 7, "order": "columns"})]  # by the tuner
 
 
 def distance(config, other):
@@ -223,19 +193,6 @@ def near_of(there, config):
 
 def of(records):
     return [(each.schedule, each.config) for each in records]
-
-
-def test_at_the_end_others_are_proposed_where_the_fastest_have_no_neighbours_left():
-    contest = Contest([entrant("a"), entrant("b", SMALL)])
-    contest.learn([record("b", SMALL.config(point), 1.0) for point in SMALL.walk(0, SMALL.size)])
-    assert {name for name, _ in contest.propose(6, last=True)} == {"a"}
-
-
-def test_before_the_end_the_neighbours_of_the_fastest_are_left_to_the_tuner():
-    contest = Contest([entrant("a")])
-    contest.learn([record("a", space().default, 1.0)])
-    chosen = contest.propose(20)
-    assert any(distance(config, space().default) == 2 for _, config in chosen)
 
 
 def made_up_seconds(name, config):

@@ -13,12 +13,6 @@ from tvmconv.measuring.outcome import FINAL_ROUNDS, FINALISTS
 from tvmconv.searching.search import FINAL_SECONDS, LONG_SECONDS, NAIVE_SECONDS
 
 
-def test_without_comparison_and_confirmation_nothing_else_is_measured(log, instant):
-    tuned = search(log, trials=3)
-    assert [name for name, _ in instant.measured] == ["tiling"] * 3
-    assert tuned.final == tuned.status.best
-
-
 def test_the_fastest_are_measured_again_in_turn_and_that_is_on_disk(log, instant):
     tuned = search(log, trials=10, confirm=True)
     fastest = sorted(trials_of(log), key=lambda record: record.cost)[:FINALISTS]
@@ -99,14 +93,6 @@ def test_what_another_search_found_to_be_faster_is_timed_at_the_end_too(log, ins
     assert best(log, WORKLOAD) == tuned.final
 
 
-def test_the_last_timings_of_another_schedule_are_not_those_of_this_one(log, instant):
-    other = search(log, schedule="columns", trials=3, confirm=True).final
-    append(log, [dataclasses.replace(other, times=(1e-9,))])
-    search(log, trials=5)
-    for _ in range(2):
-        assert search(log, trials=5, confirm=True).final.schedule == "tiling"
-
-
 def test_what_turns_out_wrong_at_the_end_is_never_built(log, instant):
     def spoil(trial, error):
         return ErrorKind.WRONG_ANSWER if trial.final else error
@@ -148,17 +134,6 @@ def test_the_speed_up_is_over_the_naive_time_of_the_same_final_run(log, instant)
     assert search(log, trials=5, compare=True, confirm=True).speedup == tuned.speedup
 
 
-def test_a_log_without_a_final_naive_time_gets_one(log, instant):
-    search(log, trials=5, compare=True)
-    search(log, trials=5, confirm=True)
-    assert "default" not in [record.schedule for record in finals_of(log)]
-    search(log, trials=5, compare=True, confirm=True)
-    assert "default" in [record.schedule for record in finals_of(log)]
-    before = log.read_bytes()
-    search(log, trials=5, compare=True, confirm=True)
-    assert log.read_bytes() == before
-
-
 def test_a_slow_naive_schedule_is_not_timed_again(log, instant):
     instant.seconds = lambda trial, seconds: 2 * NAIVE_SECONDS if trial.schedule == "default" else seconds
     tuned = search(log, trials=5, compare=True, confirm=True)
@@ -167,16 +142,6 @@ def test_a_slow_naive_schedule_is_not_timed_again(log, instant):
     before = log.read_bytes()
     search(log, trials=5, compare=True, confirm=True)
     assert log.read_bytes() == before
-
-
-def test_the_earlier_result_takes_part_in_the_next_final_run(log, instant, opencl):
-    slow_at_last(instant, log)
-    earlier = search(log, trials=10, confirm=True).final
-    instant.seconds = lambda trial, seconds: seconds
-    append(log, some(2 * FINALISTS, 7, opencl, times=(1e-9,)))
-    instant.measured.clear()
-    search(log, trials=10, confirm=True)
-    assert ("tiling", earlier.config) in instant.measured
 
 
 @pytest.mark.parametrize(("schedule", "winner"), [(None, "default"), ("tiling", "tiling")])
@@ -196,13 +161,6 @@ def test_there_are_as_many_finalists_as_there_is_time_for(log, instant, seconds,
     assert len(finals_of(log)) == max(1, int(kept / FINAL_ROUNDS / (LONG_SECONDS + 0.2))) < FINALISTS
 
 
-def test_nothing_is_final_where_nothing_succeeded(log, instant):
-    instant.failing = frozenset({"tiling"})
-    tuned = search(log, trials=3, confirm=True)
-    assert (tuned.status.best, tuned.final) == (None, None)
-    assert tuned.status.errors == {ErrorKind.RUNTIME: 3}
-
-
 def test_a_naive_schedule_that_takes_seconds_is_never_measured(log, instant, monkeypatch):
     monkeypatch.setattr(naive, "UNKNOWN_RATE", 1.0)
     tuned = search(log, trials=5, compare=True, confirm=True)
@@ -210,9 +168,3 @@ def test_a_naive_schedule_that_takes_seconds_is_never_measured(log, instant, mon
     assert (tuned.reference, tuned.speedup) == (None, None)
     assert tuned.final
     assert not tuned.omitted
-
-
-def test_a_search_of_four_seconds_times_three_finalists(log, instant):
-    instant.milliseconds = {"load": 0.7, "verify": 1.4, "time": 14.0}
-    search(log, trials=10, seconds=4.0, confirm=True)
-    assert len(finals_of(log)) == 3
