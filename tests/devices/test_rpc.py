@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tvmconv import jsonfile
-from tvmconv.devices import find, rpc
+from tvmconv.devices import rpc
 from tvmconv.devices.opencl import device as opencl
 from tvmconv.errors import DeviceError
 
@@ -26,18 +26,6 @@ def test_a_malformed_tracker_is_quoted(text):
     with pytest.raises(DeviceError, match="HOST:PORT") as caught:
         rpc.tracker_address(text)
     assert repr(text) in str(caught.value)
-
-
-def test_the_tracker_comes_from_the_environment(monkeypatch):
-    monkeypatch.setenv("TVM_TRACKER_HOST", "here")
-    monkeypatch.setenv("TVM_TRACKER_PORT", "1234")
-    assert rpc.tracker_address() == ("here", 1234)
-
-
-def test_a_tracker_that_is_named_nowhere_is_asked_for(monkeypatch):
-    monkeypatch.delenv("TVM_TRACKER_HOST", raising=False)
-    with pytest.raises(DeviceError, match="--tracker HOST:PORT"):
-        find("rpc:key")
 
 
 def test_an_absent_tracker_tells_how_to_start_one(listener):
@@ -68,12 +56,6 @@ def test_a_tracker_that_is_silent_is_not_waited_for_without_end(listener, monkey
     monkeypatch.setattr(rpc, "TRACKER_SECONDS", 0.1)
     with pytest.raises(DeviceError, match="no answer"):
         rpc.devices("key", listener.getsockname())
-
-
-def test_a_remote_device_is_described_as_the_device_that_it_is():
-    local = opencl.devices()[0]
-    remote = rpc.RemoteOpencl(**{**vars(local), "text": "rpc:key"}, key="key", tracker=("here", 1))
-    assert rpc.describe(remote) == rpc.describe(local)
 
 
 def test_a_remote_device_runs_no_kernel_here():
@@ -222,10 +204,3 @@ def test_worker_with_an_impossible_device_is_refused(monkeypatch, change):
     monkeypatch.setattr(rpc, "described", lambda session: jsonfile.Value(told))
     with pytest.raises(DeviceError, match=f"rpc:key .*{next(iter(change))}"):
         rpc.devices("key", ("127.0.0.1", 1))
-
-
-def test_hint_names_a_port_range_that_the_tracker_can_take(listener):
-    host, port = listener.getsockname()
-    listener.close()
-    with pytest.raises(DeviceError, match=f"--port {port} --port-end {port + 1}"):
-        rpc.count_workers((host, port), "k")
