@@ -32,20 +32,8 @@ def test_an_instruction_has_its_parts():
     assert found == Instruction(0x10, "@!P0", "LDG", ("E", "128"), "R4, desc[UR6][R2.64]", None, 336)
 
 
-def test_an_inlined_instruction_is_of_the_line_of_the_call():
-    assert parse(TEXT)["main_kernel"][1].line == 336
-
-
-def test_what_is_of_a_header_is_of_no_line():
-    assert parse(TEXT)["main_kernel"][2].line is None
-
-
 def test_a_branch_has_the_address_of_its_label():
     assert parse(TEXT)["main_kernel"][2].target == 0x10
-
-
-def test_each_kernel_has_its_own_instructions():
-    assert [each.text for each in parse(TEXT)["main_kernel_1"]] == ["EXIT"]
 
 
 @needs_nvrtc

@@ -73,18 +73,9 @@ def test_what_begins_a_sum_is_for_its_initial_value_alone(of_tiling):
     assert of_tiling["sum_local", False] == {"sum0.0)"}
 
 
-def test_what_adds_to_a_sum_is_for_its_update_alone(of_tiling):
-    assert of_tiling["sum_local", True] == {"sum_rw]"}
-
-
 def test_a_stage_that_was_inlined_is_what_its_reader_is_for():
     found = declared_lines("conv2d:1x64x56x56,64x64x3x3,s1,p1", "default")
     assert {name[:3] for name in found["sum_local", True]} == {"sum", "pad", "wei"}
-
-
-def test_what_begins_a_sum_is_not_for_what_was_inlined_into_it():
-    found = declared_lines("conv2d:1x64x56x56,64x64x3x3,s1,p1", "default")
-    assert found["sum_local", False] == {"sum0.0)"}
 
 
 def test_shared_memory_that_another_array_had_before_is_not_taken_for_that_array():

@@ -10,7 +10,7 @@ from tvmconv.builtin.program import write
 import tvmconv as tc
 from tvmconv.compiler import nvrtc, sass
 from tvmconv.compiler.lower import lower
-from tvmconv.compiler.source import declare_tensor_maps, without_preamble
+from tvmconv.compiler.source import without_preamble
 from tvmconv.devices import find
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
@@ -45,11 +45,6 @@ def test_the_text_takes_maps_by_value_and_declares_their_type_to_nvrtc():
     assert "struct" not in without_preamble(text)
 
 
-def test_a_text_without_maps_is_left_as_it_is():
-    text = 'extern "C" __global__ void main_kernel(float* Y) {}'
-    assert declare_tensor_maps(text) == text
-
-
 @needs_nvrtc
 def test_a_step_tells_its_maps_and_whether_it_waits_by_itself(kernel):
     first, second = kernel.program.steps
@@ -67,21 +62,6 @@ def test_wgmma_is_compiled_for_the_architecture_that_has_it(kernel):
     assert "HGMMA.64x64x16.F32" in instructions
     assert "UTMALDG.4D.IM2COL" in instructions
     assert kernel.resources.spills == 0
-
-
-@needs_nvrtc
-def test_headers_are_not_read_for_the_type_of_a_map(kernel, monkeypatch):
-    attempts = []
-    attempt = nvrtc._attempt
-    monkeypatch.setattr(nvrtc, "_attempt", lambda *a: attempts.append(a[3]) or attempt(*a))
-    nvrtc.compile_cubin(kernel.source + "// again", "sm_90")
-    assert all(attempts)  # the stand-ins were enough
-
-
-@needs_nvrtc
-def test_an_architecture_may_be_given_with_its_letter():
-    kernel = tc.build(mapped.WORKLOAD, mapped.SCHEDULE, arch="sm_90a")
-    assert "for 'sm_90a'" in kernel.cubin.log
 
 
 @pytest.mark.parametrize(
