@@ -38,11 +38,6 @@ def test_a_child_tells_why_it_ended(tmp_path, monkeypatch, text, how):
     assert ended(tmp_path, monkeypatch, text) == how
 
 
-def test_a_child_that_writes_much_to_stderr_does_not_wait_for_a_reader(tmp_path, monkeypatch):
-    text = "import subprocess; subprocess.run(['/usr/bin/head', '-c', '1000000', '/dev/zero'], stdout=2); os._exit(4)"
-    assert ended(tmp_path, monkeypatch, text).startswith("ended with exit status 4")
-
-
 @pytest.fixture
 def without_descriptors():
     """No file descriptor is free."""

@@ -116,10 +116,3 @@ def test_a_process_that_is_told_to_wake_brings_up_its_device_and_says_nothing(op
     assert answered[0] is None
     assert [outcome.error for outcome in answered[1:]] == [ErrorKind.NONE]
     assert len(benches) == 2
-
-
-def test_a_device_that_cannot_be_woken_is_told_of_by_what_is_asked_next():
-    problem = tc.Problem(WORKLOAD)
-    setup = Setup("opencl:99", problem.inputs, problem.reference, WORKLOAD.tolerance)
-    (answered,) = answers(Wake("opencl:99"), setup)
-    assert "no device 'opencl:99'" in answered

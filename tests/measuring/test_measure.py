@@ -4,7 +4,6 @@ import dataclasses
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import types
 from pathlib import Path
@@ -20,8 +19,7 @@ import tvmconv as tc
 from tvmconv.devices import find
 from tvmconv.library import find as find_schedule
 from tvmconv.measuring.measurer import Measurer
-from tvmconv.measuring.outcome import FINALISTS, ErrorKind, Outcome
-from tvmconv.measuring.pipeline import Trial
+from tvmconv.measuring.outcome import FINALISTS, ErrorKind
 
 CONV = tc.parse("conv2d:1x4x8x8,8x4x3x3,s1,p1")
 
@@ -45,7 +43,12 @@ def temporary(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("shared_processes")
 def test_a_record_says_what_was_measured_where_and_how(opencl):
     schedule = find_schedule(CONV, "tiling")
-    (record,) = measure([schedule.space(CONV).default], schedule=schedule, workload=CONV)
+    with measurer(schedule=schedule, workload=CONV) as m:
+        assert m.results(timeout=60.0) == []  # as nothing is pending
+        m.submit([schedule.space(CONV).default])
+        (record,) = collect(m)
+        assert list(m.phases) == ["apply", "lower", "codegen", "compile", "queue", "load", "verify", "time"]
+        assert all(milliseconds > 0 for milliseconds in m.phases.values())
     assert (record.workload, record.schedule, record.device) == (CONV, "tiling", opencl.name)
     assert (record.target, record.error, record.ok) == ("opencl", ErrorKind.NONE, True)
     assert record.deviation < record.workload.tolerance
@@ -53,14 +56,6 @@ def test_a_record_says_what_was_measured_where_and_how(opencl):
     assert set(record.versions) == {"tvmconv", "tvm", "pyopencl"}
     assert abs(record.timestamp - time.time()) < 60
     assert record.cost_seconds > record.cost > 0
-
-
-@pytest.mark.usefixtures("shared_processes")
-def test_a_time_agrees_with_that_of_the_built_kernel():
-    schedule = find_schedule(CONV, "tiling")
-    (record,) = measure([schedule.space(CONV).default], schedule=schedule, workload=CONV)
-    kernel = tc.build(CONV, schedule, device="opencl:0", config=record.config)
-    assert 0.1 < record.cost / kernel.time(seconds=0.1).median < 10  # other processes share the CPU
 
 
 @pytest.mark.usefixtures("shared_processes")
@@ -94,28 +89,6 @@ def test_without_workers_no_process_builds_and_what_has_to_be_built_is_refused()
         with pytest.raises(tc.Error, match="nobody builds: without workers only what was built before"):
             m.submit([{"fault": "none"}])
         assert m.pending == 0
-
-
-@pytest.mark.usefixtures("shared_processes")
-def test_several_schedules_are_measured_at_once_by_the_same_processes():
-    schedules = [find_schedule(CONV, name) for name in ("tiling", "columns", "default")]
-    with measurer(schedule=schedules, workload=CONV) as m:
-        m.submit([schedules[0].space(CONV).default])  # by default of the first
-        m.submit([{}], "default")
-        m.submit_trials([Trial("columns", schedules[1].space(CONV).default)])
-        records = collect(m)
-    assert sorted((record.schedule, record.ok) for record in records) == [
-        ("columns", True), ("default", True), ("tiling", True)
-    ]  # fmt: skip
-
-
-@pytest.mark.usefixtures("shared_processes")
-def test_inputs_and_reference_may_be_there_already(monkeypatch):
-    problem = tc.Problem(WORKLOAD, seed=3)
-    _ = problem.reference
-    monkeypatch.setattr("tvmconv.measuring.measurer.Problem", None)
-    (record,) = measure([{"fault": "none"}], problem=problem)
-    assert record.ok
 
 
 @pytest.mark.usefixtures("shared_processes")
@@ -154,25 +127,6 @@ def test_nothing_is_left_behind(temporary):
     wait_for(lambda: not abandoned(shared), GONE_SECONDS)
 
 
-def test_closing_does_not_wait_for_a_reference(monkeypatch):
-    monkeypatch.setattr("tvmconv.measuring.measurer.CLOSE_SECONDS", 0.05)
-    asked, release = threading.Event(), threading.Event()
-
-    def problem():
-        asked.set()
-        release.wait(30.0)
-        return tc.Problem(WORKLOAD)
-
-    m = measurer(problem=problem)
-    m.submit([{"fault": "none"}])
-    assert asked.wait(DEADLINE)
-    m.close()
-    assert not release.is_set()
-    release.set()
-    m._thread.join(DEADLINE)
-    assert not m._thread.is_alive()
-
-
 def test_closing_ends_what_is_under_way_and_waits_for_nothing(temporary):
     before = children()
     m = measurer(build_timeout=60.0)
@@ -207,31 +161,6 @@ while True:
     assert gone(temporary.iterdir)
 
 
-def test_a_builder_that_may_allocate_less_than_the_limit_is_left_with_that():
-    script = (
-        "import resource\n"
-        "from tvmconv.measuring.builder import _limit_memory\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))\n"  # as ulimit -v
-        "_limit_memory(9 << 30)\n"
-        "print(resource.getrlimit(resource.RLIMIT_AS)[0] >> 30)\n"
-    )
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "8\n"
-
-
-@pytest.mark.usefixtures("shared_processes")
-def test_phases_tell_where_the_time_goes():
-    with measurer() as m:
-        m.submit([{"fault": "none"}])
-        collect(m)
-        assert list(m.phases) == ["apply", "lower", "codegen", "compile", "queue", "load", "verify", "time"]
-        assert all(milliseconds > 0 for milliseconds in m.phases.values())
-
-
-def test_results_come_back_empty_when_nothing_is_pending():
-    with measurer() as m:
-        assert m.results(timeout=60.0) == []
-
-
 def test_a_schedule_whose_module_does_not_import_elsewhere_is_an_error(monkeypatch):
     module = types.ModuleType("only_here")
     exec("def function(s, w, k): ...", vars(module))
@@ -258,44 +187,9 @@ def test_devices_of_different_kinds_are_refused(opencl):
 
 def test_devices_of_different_names_are_refused(opencl):
     """Their times do not compare, and a search would wait for records that it does not count."""
-    other = Instant(dataclasses.replace(opencl, name="another GPU"))
+    other = dataclasses.replace(opencl, name="another GPU")
     with pytest.raises(tc.DeviceError, match="do not compare: measure on devices of one name"):
         Measurer(WORKLOAD, SCHEDULE, [opencl, other])
-
-
-class Instant:
-    """A runner that says at once that every program takes a second, and keeps what it was told."""
-
-    def __init__(self, device):
-        self.device = device
-        self.bests = []
-        self._ended = []
-
-    free = 1
-
-    def submit(self, tag, program, best):
-        self.bests.append(best)
-        self._ended.append((tag, Outcome(times=(1.0,), deviation=0.0)))
-
-    def poll(self):
-        ended, self._ended = self._ended, []
-        return ended
-
-    def waitables(self):
-        return []
-
-    def close(self):
-        self.closed = True
-
-
-def test_any_runner_will_do_and_is_told_the_best_time_so_far(opencl):
-    runner = Instant(opencl)
-    with Measurer(WORKLOAD, SCHEDULE, [runner], workers=1) as m:
-        for number in range(2):
-            m.submit([{"number": number}])
-            assert collect(m)[0].times == (1.0,)
-    assert runner.bests == [float("inf"), 1.0]
-    assert runner.closed
 
 
 @pytest.mark.usefixtures("shared_processes")

@@ -1,18 +1,15 @@
 """Within a block of `standing` processes go from one search to the next; after it, or without it, none is left."""
 
-import dataclasses
 import subprocess
 import sys
 import threading
 import time
-import types
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from faulty_schedules import SCHEDULE
 from measuring import DEADLINE, collect, measure, measurer
-from processes import GONE_SECONDS, children, wait_for
+from processes import children, wait_for
 
 import tvmconv as tc
 from tvmconv.library import find as find_schedule
@@ -21,10 +18,10 @@ from tvmconv.measuring.bench_process import Wake
 from tvmconv.measuring.builder import Task
 from tvmconv.measuring.local import DEVICE_PROCESS
 from tvmconv.measuring.outcome import ErrorKind
-from tvmconv.measuring.pool import BUILDER, Pool, workers_of
+from tvmconv.measuring.pool import BUILDER, Pool
 from tvmconv.measuring.ready import begin_processes
-from tvmconv.measuring.standing import begin, begin_origin, standing
-from tvmconv.measuring.supervised import Cause, Job, Limits, Supervised
+from tvmconv.measuring.standing import begin, standing
+from tvmconv.measuring.supervised import Job, Limits, Supervised
 
 OTHER = tc.parse("conv2d:1x4x8x8,8x4x3x3,s1,p1")
 TILING = find_schedule(OTHER, "tiling")
@@ -138,51 +135,6 @@ def test_a_build_and_a_kernel_that_hang_at_the_end_do_not_block_the_next_search(
         assert not serving() & hung
 
 
-def test_a_schedule_that_does_not_import_is_an_error_as_ever_and_the_next_search_goes_on(serving, monkeypatch):
-    module = types.ModuleType("only_here")
-    exec("def function(s, w, k): ...", vars(module))
-    monkeypatch.setitem(sys.modules, "only_here", module)
-    with standing():
-        assert right()
-        with measurer(schedule=dataclasses.replace(SCHEDULE, function=module.function)) as m:
-            m.submit([{"fault": "none"}])
-            with pytest.raises(tc.Error, match="cannot load schedule faulty: ModuleNotFoundError"):
-                collect(m)
-        assert right(1)
-
-
-def test_a_measurer_that_outlives_the_block_goes_on_and_ends_its_processes(serving):
-    with standing():
-        m = measurer()
-        m.submit([{"fault": "none"}])
-        assert collect(m)[0].ok
-    m.submit([{"fault": "none", "number": 1}])
-    assert collect(m)[0].ok
-    m.close()
-    assert serving() == set()
-
-
-def test_sigkill_within_a_block_leaves_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    script = f"""
-import sys, time
-sys.path[:] = {sys.path!r}
-from measuring import measure
-from tvmconv.measuring.standing import standing
-with standing():
-    measure([{{"fault": "none"}}])
-    print("stands", flush=True)
-    time.sleep(1000)
-"""
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
-        assert parent.stdout.readline() == b"stands\n"
-        started = children(parent.pid)
-        assert len(started) >= 2
-        parent.kill()
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started), GONE_SECONDS)
-    wait_for(lambda: not [*tmp_path.iterdir()], GONE_SECONDS)
-
-
 @pytest.mark.parametrize(("held", "kept"), [(1 << 20, True), (1 << 39, False)])
 def test_a_process_that_holds_much_memory_is_not_handed_on(held, kept, monkeypatch, ours):
     with standing():
@@ -219,38 +171,6 @@ def test_processes_that_stand_before_anybody_asked_are_taken_and_no_more_are_beg
         assert first < serving()
         assert len(serving()) == 3
     assert serving() == set()
-
-
-def test_what_builders_are_forked_from_may_begin_before_them_and_ends_without_any(ours):
-    with standing():
-        begin_origin()
-        (origin,) = wait_for(ours)
-        begin(BUILDER, BUILDER, 1)
-        (forked,) = wait_for(lambda: ours() - {origin})
-        assert (Path("/proc") / str(forked) / "stat").read_text().rpartition(")")[2].split()[1] == str(origin)
-    assert ours() == set()
-    with standing():
-        begin_origin()
-    assert ours() == set()
-
-
-def test_by_default_as_many_begin_as_a_measurer_has(serving, opencl):
-    with standing():
-        begin_processes(None, [opencl])
-        assert wait_for(lambda: len(serving()) == workers_of(None))
-
-
-def test_nobody_had_a_process_that_began_early_so_that_it_has_the_time_of_a_new_one(monkeypatch, ours):
-    """One that another had is given up when it is not free within seconds; one that still loads TVM is not."""
-    monkeypatch.setattr(supervised, "SECOND_HAND_SECONDS", 0.0)
-    with standing():
-        begin("obedient", "obedient", 1, ("hang",))
-        (early,) = wait_for(ours)
-        process = Supervised("obedient", lambda: None, Limits(1.0, 60.0), {}, like="obedient")
-        assert ours() == {early}
-        end = wait_for(lambda: process.poll() or process.end)
-        assert (end.cause, end.was_ready) == (Cause.START, False)
-        process.close()
 
 
 def test_a_process_that_began_early_gets_its_first_message_before_that_of_whoever_takes_it(ours):

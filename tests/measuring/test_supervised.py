@@ -51,14 +51,6 @@ def test_it_has_no_room_before_it_is_ready_and_none_beyond_its_depth(supervise):
     assert process.room == DEPTH - 1
 
 
-def test_answers_come_back_with_their_jobs(supervise):
-    process = supervise(("say", "a"), ("say", "b"))
-    answers = ended(process)
-    if len(answers) < 2:
-        answers |= ended(process)
-    assert answers == {0: ["a"], 1: ["b"]}
-
-
 def test_the_job_that_it_does_is_to_blame_for_its_end_and_the_next_is_done_by_its_successor(supervise):
     process = supervise(("end",), ("say", "b"))
     end = ended(process)[0]
@@ -107,10 +99,3 @@ def test_after_so_many_failed_starts_in_a_row_there_is_no_hope(supervise):
         wait_for(lambda: process.poll() or process.end)
         process.renew()
     assert process.hopeless
-
-
-def test_it_may_be_closed_twice(supervise):
-    process = supervise(("hang",))
-    process.close()
-    process.close()
-    assert process.poll() == []
