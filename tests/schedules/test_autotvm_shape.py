@@ -52,7 +52,7 @@ def test_the_other_knobs_default_to_autotvms_only_way(schedule, text):
 
 
 @pytest.mark.parametrize("schedule", KNOBS)
-def test_the_order_in_which_a_config_has_its_knobs_makes_no_difference(schedule):
+def test_order_of_the_knobs_in_a_config_makes_no_difference(schedule):
     w = next(tc.parse(text) for name, text in CASES if name == schedule)
     config = configs(schedule, w, 1)[0]
     backwards = dict(reversed(config.items()))

@@ -74,7 +74,7 @@ class Copied(Watch):
         {"sharers_m": 2, "sharers_n": 2},
     ],
 )
-def test_tma_copies_as_many_bytes_as_there_are_tiles_steps_and_stages(config):
+def test_tma_copies_the_bytes_of_all_tiles_steps_and_stages(config):
     """Without padding, and with tiles that divide: `usage` says how many bytes come from global memory."""
     w = tc.parse("conv2d:2x64x17x9,64x64x2x2,s1,p0,f16,nhwc")
     with few_multiprocessors():
