@@ -78,7 +78,7 @@ def test_libraries_filter_right_and_are_timed_from_a_cuda_graph(gpu, name, modul
 @pytest.mark.parametrize("epilogue", ["", ",bias,relu", ",bias,add,relu"])
 @pytest.mark.parametrize("dtype", ["f32", "tf32", "f16", "bf16"])
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-def test_cudnn_convolves_right_in_every_dtype_and_layout_with_epilogues(gpu, dtype, layout, epilogue):
+def test_cudnn_is_right_in_every_dtype_layout_and_epilogue(gpu, dtype, layout, epilogue):
     pytest.importorskip("torch")
     problem = Problem(parse(f"conv2d:4x64x14x14,128x64x3x3,s1,p1,{dtype},{layout}{epilogue}"))
     baseline = LIBRARIES["cudnn"](problem.workload, problem.inputs, device=gpu, seconds=0.01)
@@ -156,7 +156,7 @@ def test_cudnn_tries_another_number_of_algorithms_in_each_round(pick):
     assert rounds[:3] == [2, 3, 4]
 
 
-def test_calls_that_cudnn_cannot_run_are_left_out_unless_there_is_none_else(pick):
+def test_calls_that_cudnn_cannot_run_are_left_out_if_others_can(pick):
     fastest, picks = pick(apart=[2.0])
     assert fastest.timing.median == 2.0
     assert picks.asked.count("fused") == 2  # once in each layout

@@ -71,7 +71,7 @@ def test_a_fused_epilogue_is_the_workload_s(fused_on_cpu, epilogue, layout):
     "text", ["conv2d:1x4x6x6,8x4x1x1", "conv2d:2x4x1x1,8x4x1x1", "conv3d:1x4x3x5x5,8x4x1x1x1", "conv1d:2x4x9,8x4x1"]
 )
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-def test_tensors_lie_as_the_call_says_whatever_the_workload_s_layout(text, layout):
+def test_tensors_lie_as_the_call_says_whatever_the_layout(text, layout):
     """Also those whose strides could be of either layout, which PyTorch would bring to another one in the time."""
     w = parse(f"{text},nhwc" if layout == "nhwc" else text)
     last = torch.channels_last_3d if w.rank == 3 else torch.channels_last

@@ -87,7 +87,7 @@ def test_a_race_through_a_while_loop_is_not_called_safe():
     assert (race.buffer, race.axes) == ("staged", ("threadIdx.y",))
 
 
-def test_a_barrier_in_a_while_loop_that_may_never_run_separates_nothing_around_it():
+def test_barrier_in_a_while_loop_separates_nothing_around_it():
     @T.prim_func(s_tir=True)
     def kernel(X_ptr: T.handle("float32", "global"), Y_ptr: T.handle("float32", "global")):
         X = T.decl_buffer((COLUMNS,), data=X_ptr)
@@ -120,7 +120,7 @@ def unknown(scope):
 
 
 @pytest.mark.parametrize("scope", ["shared", "shared.dyn"])
-def test_of_a_statement_that_it_does_not_know_the_check_says_that_it_cannot_tell(scope):
+def test_unknown_statement_is_an_analysis_error(scope):
     with pytest.raises(AnalysisError, match="shared memory and a statement of the kind AssertStmt"):
         unsynchronised(unknown(scope))
 
@@ -160,5 +160,5 @@ def test_a_kernel_that_tvm_leaves_a_barrier_out_of_is_refused():
         row_of_sums(innermost="x")
 
 
-def test_tvm_leaves_no_barrier_out_if_the_axis_that_the_index_lacks_is_innermost():
+def test_tvm_needs_no_barrier_if_the_missing_axis_is_innermost():
     assert unsynchronised(row_of_sums(innermost="y")) == []

@@ -24,7 +24,7 @@ def products(x, k):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 1e-6), ("bfloat16", 1e-6), ("float32", 2e-3)])
-def test_a_tile_that_ldmatrix_and_mma_compute_is_the_product_of_matrices(dtype, tolerance):
+def test_tile_of_ldmatrix_and_mma_is_the_product_of_matrices(dtype, tolerance):
     x, k = operands(dtype)
     (found,) = emulate.run(lowered(product(dtype)), [x, k])
     np.testing.assert_allclose(found, products(x, k), atol=tolerance * np.abs(products(x, k)).max())

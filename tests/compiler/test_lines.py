@@ -25,7 +25,7 @@ def test_every_statement_of_every_schedule_is_found_in_tirs_text():
             assert [len(each) for each in lines] == [1] * len(leaves(step.function)), named(kernel)
 
 
-def test_every_statement_of_every_schedule_is_found_in_the_cuda_text():
+def test_every_statement_of_every_schedule_is_in_the_cuda_text():
     for kernel in every_kernel():
         lines = in_cuda(kernel)
         assert lines is not None, named(kernel)

@@ -52,7 +52,7 @@ def test_counts_know_predicates_and_widths():
     }
 
 
-def test_counts_do_not_take_cuobjdumps_encodings_for_instructions():
+def test_counts_do_not_take_encodings_for_instructions():
     assert sass.instruction_counts(CUOBJDUMP) == {"LDC": 1, "STL": 1}
 
 

@@ -53,7 +53,7 @@ def test_the_source_stage_begins_with_the_kernel(place, first):
     assert kernel.stage("source", full=True) == kernel.source
 
 
-def test_a_constants_declaration_is_shown_with_the_kernel_that_reads_it():
+def test_declaration_of_a_constant_is_shown_with_its_kernel():
     assert without_preamble(lower_filter(find("sm_90"), K="constant").source).startswith("__constant__ float K_ptr")
 
 

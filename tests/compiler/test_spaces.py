@@ -23,7 +23,7 @@ def signature(lowered):
     return re.findall(rf"\b{lowered.steps[0].name}\((.*?)\)", lowered.source)[-1]
 
 
-def test_a_constant_argument_is_a_symbol_and_no_parameter_in_cuda(sm_90):
+def test_constant_argument_is_a_symbol_and_no_parameter_in_cuda(sm_90):
     lowered = lower_filter(sm_90, K="constant")
     assert "__constant__ float K_ptr[5];" in lowered.source
     assert signature(lowered) == "float* __restrict__ X_ptr, float* __restrict__ Y_ptr"
@@ -70,7 +70,7 @@ def test_every_step_that_reads_a_constant_has_its_symbol_to_fill(sm_90):
     assert [sorted(step.arguments) for step in lowered.program.steps] == [[0, 3], [2, 3]]
 
 
-def test_an_argument_that_the_text_does_not_declare_as_expected_is_refused(sm_90):
+def test_argument_that_the_text_declares_otherwise_is_refused(sm_90):
     lowered = lower_product(sm_90, "float32")
     (parameter,) = [each for each in lowered.steps[0].parameters if each.index == 1]
     kernels = {"main_kernel": [parameter]}

@@ -25,7 +25,7 @@ def sm_90():
 
 
 @pytest.mark.parametrize("device", ["sm_90", "opencl:0"])
-def test_a_step_for_each_root_loop_nest_in_the_order_of_their_launches(device):
+def test_each_root_loop_nest_is_a_step_in_launch_order(device):
     first, second = lower_function(row_sums, find(device)).steps
     assert first.launch == Launch((ROWS, 1, 1), (COLUMNS, 1, 1))
     assert second.launch == Launch((1, 1, 1), (ROWS, 1, 1))
@@ -44,7 +44,7 @@ def names(step):
     return [parameter.name.removesuffix("_ptr") for parameter in step.function.params]
 
 
-def test_steps_run_in_their_order_whatever_the_device_functions_are_called(opencl):
+def test_steps_run_in_their_order_whatever_their_names(opencl):
     """Of twelve, main_kernel_10 sorts before main_kernel_2; each step's number tells them apart."""
     lowered = lower(chain(12), opencl.target())
     assert len(lowered.steps) == 12
@@ -100,7 +100,7 @@ def test_a_schedule_that_binds_nothing_is_refused(sm_90):
         lower_function(main, sm_90)
 
 
-def test_a_build_of_several_steps_is_refused_where_one_exceeds_the_limits(opencl):
+def test_build_with_a_step_that_exceeds_the_limits_is_refused(opencl):
     limits = dataclasses.replace(opencl.limits, max_threads=32)
     with pytest.raises(tc.DeviceError, match="small runs at most 32 threads a block and the kernel has 64"):
         build(WORKLOAD, SCHEDULE, None, opencl.target(), limits, "small")

@@ -27,7 +27,7 @@ def kernel():
     return tc.build(mapped.WORKLOAD, mapped.SCHEDULE, arch="sm_90")
 
 
-def test_a_parameter_is_a_map_over_an_array_or_the_address_of_one():
+def test_parameter_is_a_map_over_an_array_or_its_address():
     first, second = lowered().steps
     assert [(p.name, p.index, p.tensor_map) for p in first.parameters] == [
         ("K_map", 1, mapped.WEIGHT),
@@ -38,7 +38,7 @@ def test_a_parameter_is_a_map_over_an_array_or_the_address_of_one():
     assert second.tensor_maps == ()
 
 
-def test_the_text_takes_maps_by_value_and_declares_their_type_to_nvrtc():
+def test_text_takes_maps_by_value_and_declares_their_type():
     text = lowered().source
     assert "const __grid_constant__ CUtensorMap K_map, const __grid_constant__ CUtensorMap X_map" in text
     assert text.startswith("#ifdef __CUDACC_RTC__\nstruct alignas(64) CUtensorMap { unsigned long long opaque[16]; };")
@@ -75,11 +75,11 @@ def test_wgmma_is_compiled_for_the_architecture_that_has_it(kernel):
         ('asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 …");', "sm_90", "sm_90"),
     ],
 )
-def test_only_what_an_architecture_alone_has_is_compiled_for_it_alone(source, arch, compiled):
+def test_only_what_an_architecture_alone_has_is_compiled_for_it(source, arch, compiled):
     assert nvrtc.specific(source, arch) == compiled
 
 
-def test_a_map_that_tma_cannot_take_is_refused_before_anything_is_compiled():
+def test_map_that_tma_cannot_take_is_refused_before_compiling():
     with pytest.raises(tc.CompileError, match="expected a copy of at most 256·256·256 elements"):
         lowered(weight=replace(mapped.WEIGHT, box=(64, 1, 512)))
 

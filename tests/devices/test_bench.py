@@ -37,7 +37,7 @@ def bench(device, vectors):
     made.close()
 
 
-def test_an_element_that_is_not_written_is_no_number_even_after_a_right_kernel(device, bench, lower_difference):
+def test_unwritten_element_is_nan_even_after_a_right_kernel(device, bench, lower_difference):
     assert math.isfinite(bench.deviation(device.load(lower_difference(device).program)))
     assert math.isnan(bench.deviation(device.load(lower_difference(device, written=999).program)))
 

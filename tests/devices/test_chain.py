@@ -18,7 +18,7 @@ A, B = ArrayType((1, 8, 8, 64), "float16"), ArrayType((1, 4, 4, 64), "float16")
 IN_BFLOAT16 = ArrayType(A.shape, "bfloat16")
 
 
-def test_a_kernel_reads_what_the_one_before_it_wrote_where_shape_and_dtype_are_the_same():
+def test_kernel_reads_what_the_one_before_it_wrote_if_it_fits():
     assert links([A, A, A, B], [A, B, B, B]) == [False, True, False, True]
     assert links([A, A], [IN_BFLOAT16, A]) == [False, False]
     assert links([A], [A]) == [False]
@@ -74,7 +74,7 @@ def test_each_kernel_has_weights_and_an_output_of_its_own(driver, device, progra
 
 
 @needs_nvrtc
-def test_steps_that_wait_overlap_where_that_is_asked_for_and_something_is_before_them(driver, device, program):
+def test_steps_that_wait_overlap_where_that_is_asked_for(driver, device, program):
     with Chain(device, [program] * 2, [mapped.WORKLOAD.inputs(0)] * 2) as chain:
         chain.run()
         assert driver.overlapping == []

@@ -44,7 +44,7 @@ def test_replays_fill_the_time_given_within_bounds(clock, kernel_seconds, replay
     assert len(measure(seconds=0.5).seconds) == pytest.approx(replays, abs=1)
 
 
-def test_a_gpu_that_wakes_up_slowly_is_not_taken_for_a_slow_kernel(clock):
+def test_gpu_that_wakes_up_slowly_is_not_taken_for_a_slow_kernel(clock):
     clock.take([*[100e-6] * 3, 10e-6])
     assert measure().launches == 20
 

@@ -84,7 +84,7 @@ def test_a_worker_of_another_version_is_told_so(monkeypatch, change):
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-def test_what_is_raised_while_a_worker_is_asked_is_raised_at_once(monkeypatch):
+def test_error_while_a_worker_is_asked_is_raised_at_once(monkeypatch):
     def refuse(tracker, key):
         raise KeyError("no reason")
 

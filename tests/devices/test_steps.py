@@ -117,7 +117,7 @@ def test_torchs_tensors_of_every_dtype_go_in_and_out(gpu, dtype):
 
 
 @pytest.mark.gpu
-def test_scratch_of_a_call_on_torchs_tensors_lives_as_long_as_its_launches(gpu, rows):
+def test_scratch_of_torch_calls_lives_as_long_as_their_launches(gpu, rows):
     torch = pytest.importorskip("torch")
     inputs, expected = rows
     kernel = gpu.load(lower_function(row_sums, gpu).program)
@@ -144,7 +144,7 @@ def test_dynamic_shared_memory_is_there(gpu, kib):
 
 
 @pytest.mark.gpu
-def test_as_much_dynamic_shared_memory_as_the_device_has_is_there_and_no_more(gpu):
+def test_no_more_dynamic_shared_memory_is_there_than_the_limit(gpu):
     most = gpu.limits.all_shared_bytes
     assert most == numbers.limits(gpu.arch).all_shared_bytes
     words = most // 4

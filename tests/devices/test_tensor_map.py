@@ -76,7 +76,7 @@ def test_a_kernel_takes_maps_over_its_arrays(driver, bind):
     assert driver.alignments == [0, 0]
 
 
-def test_a_step_that_waits_by_itself_overlaps_the_one_before_it_unless_that_is_not_wanted(driver, bind):
+def test_step_that_waits_by_itself_overlaps_unless_not_wanted(driver, bind):
     bind().launch()
     assert driver.overlapping == ["main_kernel_1"]
     overlapped, driver.launched = driver.launched, []

@@ -49,7 +49,7 @@ def names(result):
     return [row.name for row in result.rows]
 
 
-def test_without_names_every_schedule_runs_in_order_and_is_verified(ladder):
+def test_every_schedule_runs_in_order_and_is_verified(ladder):
     assert names(ladder) == ALL
     assert all(row.verified and row.error < 1e-5 and row.timing for row in ladder.rows)
     assert ladder.ok
@@ -143,7 +143,7 @@ def rows_with(opencl, monkeypatch, *seconds):
     return *result.rows, library_
 
 
-def test_schedules_and_libraries_are_timed_in_turn_for_three_rounds(opencl, monkeypatch):
+def test_schedules_and_libraries_are_timed_in_three_rounds(opencl, monkeypatch):
     default, other, library_ = rows_with(opencl, monkeypatch, 1.02e-3, 1.0e-3, 1.01e-3)
     assert default.rounds == (1.02e-3, 1.0e-3, 1.01e-3)
     assert default.timing.median == 1.01e-3
@@ -203,14 +203,14 @@ def test_a_library_that_is_missing_is_a_row_and_the_others_go_on(opencl):
 
 
 @pytest.mark.usefixtures("libraries")
-def test_what_computes_something_else_has_a_bandwidth_and_no_flops(opencl):
+def test_what_computes_something_else_has_a_bandwidth_alone(opencl):
     row = run_ladder(SMALL, ["default"], device=opencl, seconds=0.01, baselines=["copying"]).rows[-1]
     assert (row.verified, row.gflops, row.bandwidth) == (False, None, SMALL.min_bytes)
 
 
 @pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize(("cache", "cold"), [(SMALL.min_bytes - 1, True), (SMALL.min_bytes, False), (None, False)])
-def test_times_are_cold_by_themselves_where_the_arrays_exceed_the_cache(opencl, cache, cold):
+def test_times_are_cold_where_the_arrays_exceed_the_cache(opencl, cache, cold):
     device = replace(opencl, l2_bytes=cache)
     row = run_ladder(SMALL, ["default"], device=device, seconds=0.01, baselines=["slow"], cold=None).rows[-1]
     assert row.timing.cold == cold

@@ -95,7 +95,7 @@ def test_the_json_and_the_readme_tell_dynamic_shared_memory(tmp_path):
 @pytest.mark.gpu
 @pytest.mark.parametrize("which", [0, 1], ids=["tvm", "driver"])
 @pytest.mark.parametrize("schedule", [steps.SCHEDULE, steps.DYNAMIC], ids=["steps", "dynamic"])
-def test_the_cuda_examples_launch_all_steps_with_their_shared_memory(tmp_path, gpu, which, schedule):
+def test_cuda_examples_launch_all_steps_with_their_shared_memory(tmp_path, gpu, which, schedule):
     exported = export(tc.build(steps.WORKLOAD, schedule, arch=gpu.arch), tmp_path)
     assert exported.no_library is None
     assert error_of(run_example(examples(tmp_path)[which], tmp_path), steps.WORKLOAD) < 1e-5
@@ -112,7 +112,7 @@ def test_the_cuda_examples_run_without_tvmconv(tmp_path, gpu, which):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("schedule", ["constant", "texture"])
-def test_the_driver_example_brings_arguments_to_where_they_are_read(tmp_path, gpu, schedule):
+def test_driver_example_brings_arguments_to_where_they_are_read(tmp_path, gpu, schedule):
     export(tc.build(FILTER, schedule, arch=gpu.arch), tmp_path)
     (example,) = examples(tmp_path)
     assert error_of(run_example(example, tmp_path), FILTER) < 1e-5
@@ -198,7 +198,7 @@ def test_tensor_maps_are_told_as_data(tmp_path):
 
 
 @needs_nvrtc
-def test_the_driver_example_encodes_tensor_maps_and_launches_as_tvmconv_does(tmp_path, monkeypatch):
+def test_driver_example_encodes_and_launches_as_tvmconv_does(tmp_path, monkeypatch):
     kernel = tc.build(mapped.WORKLOAD, mapped.SCHEDULE, arch="sm_90")
     export(kernel, tmp_path)
     monkeypatch.chdir(tmp_path)

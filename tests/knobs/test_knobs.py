@@ -92,14 +92,14 @@ def test_the_size_of_a_split_counts_its_ordered_factorisations(extent, parts):
 
 
 @given(st.integers(1, 300), st.integers(1, 4), st.floats(0, 0.5))
-def test_every_option_of_a_split_can_be_set_and_is_covered_by_its_table(extent, parts, overhang):
+def test_every_option_of_a_split_can_be_set_and_is_in_its_table(extent, parts, overhang):
     tile = Split("tile", extent, parts, (-1,) + (1,) * (parts - 1), overhang)
     assert len(set(tile.options)) == tile.size
     assert [tile.resolve(option) for option in tile.options] == [tuple(row) for row in tile.table.tolist()]
     assert all(extent <= math.prod(row) <= extent * (1 + overhang) for row in tile.table.tolist())
 
 
-def test_a_long_extent_does_not_list_tiles_that_no_block_can_take():
+def test_long_extent_does_not_list_tiles_that_no_block_can_take():
     assert Split("tile", 100_003, 4, (-1, 1, 1, 1), overhang=0.15).size < 50_000
 
 
@@ -107,7 +107,7 @@ def few_threads(columns):
     return columns["tile"][:, 1] <= columns["most"]
 
 
-def test_a_config_that_violates_a_condition_is_refused_in_the_schedules_words():
+def test_config_that_violates_a_condition_is_refused():
     k = Knobs({"tile": (-1, 8)})
     k.split("tile", 64, parts=2, default=(-1, 4))
     k.choice("most", (4, 16), default=4)

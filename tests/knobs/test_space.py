@@ -56,7 +56,7 @@ def test_walking_a_space_lists_each_config_once():
     assert configs == list(itertools.product(*(knob.options for knob in SMALL.knobs.values())))
 
 
-def test_a_config_may_spell_a_split_as_old_logs_do_and_leave_knobs_out():
+def test_config_may_leave_knobs_out_and_spell_splits_as_old_logs():
     assert SMALL.config(SMALL.point({"tile": [3, 2, 2], "unroll": 0})) == {**SMALL.default, "unroll": 0}
 
 
@@ -143,11 +143,11 @@ def test_of_numbers_the_option_beside_them_is_nearest(unroll, nearest_one):
 
 
 @pytest.mark.parametrize("config", [{"order": "diagonal"}, {"unroll": "all"}, {"staged": 3}, {"gone": 1}, {}])
-def test_words_that_are_no_options_and_what_is_left_out_take_the_default(config):
+def test_unknown_words_and_missing_knobs_take_the_default(config):
     assert nearest(config) == SMALL.default
 
 
-def test_features_are_logarithms_of_factors_numbers_as_they_are_and_words_one_hot():
+def test_features_are_logarithms_numbers_and_one_hot_words():
     space = space_of(*SMALL.knobs.values(), usage_of=usage_of_tile)
     matrix, names = space.features(space.point({"tile": (-1, 2, 1), "order": "columns", "staged": True})[None])
     features = dict(zip(names, matrix[0].tolist(), strict=True))

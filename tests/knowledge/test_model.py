@@ -121,7 +121,7 @@ def test_a_file_that_is_no_model_is_one_line(tmp_path, fault):
     assert "\n" not in str(raised.value)
 
 
-def test_a_kernel_is_built_as_predicted_where_the_device_is_known(in_use):
+def test_kernel_is_built_as_predicted_where_the_device_is_known(in_use):
     place = find("sm_90")
     built = tc.build(NEW, arch="sm_90")
     assert built.config == promising(NEW, place)[0].config
@@ -140,13 +140,13 @@ def test_what_was_learnt_of_other_knobs_is_not_used():
         assert predict(NEW, {"direct": space}, other) == []
 
 
-def test_of_dtypes_and_layouts_that_were_not_measured_nothing_is_known(in_use):
+def test_of_dtypes_and_layouts_not_measured_nothing_is_known(in_use):
     assert promising(NEW, find("sm_90"))
     for text in (f"{NEW},nhwc", f"{NEW},f16,nhwc"):
         assert promising(tc.parse(text), find("sm_90")) == []
 
 
-def test_a_default_comes_first_unless_another_config_promises_clearly_more(monkeypatch):
+def test_default_comes_first_unless_another_promises_more(monkeypatch):
     w, place = tc.parse("conv2d:2x640x32x32,640x640x3x3,f16,nhwc"), find("sm_90")
     first = library.to_tune(w, place.kind, place.arch)[0]
     default = (first.name, first.space(w, place.limits).default)
@@ -171,7 +171,7 @@ def faster_by(schedule, share, text=""):
     ]
 
 
-def test_nothing_is_learnt_of_a_dtype_in_which_a_schedule_is_never_fast(monkeypatch):
+def test_nothing_is_learnt_of_a_dtype_that_is_never_fast(monkeypatch):
     monkeypatch.setattr(training, "ROUNDS", 3)
     half = [replace(each, workload=tc.parse(f"{each.workload},f16,nhwc")) for each in records()]
     slow = training.train(training.samples([*records(), *half, *faster_by("tiling", 0.1, ",f16,nhwc")]), MACHINE)
@@ -187,7 +187,7 @@ def test_a_search_begins_with_what_is_predicted(in_use, tmp_path):
     assert open_contest(NEW, Field.of(NEW, [], place), place, yardstick).propose(1) != expected[:1]
 
 
-def test_defaults_are_measured_soon_though_the_model_knows_nothing_of_their_schedules(in_use, tmp_path):
+def test_defaults_that_the_model_does_not_know_are_measured_soon(in_use, tmp_path):
     place = find("sm_90")
     field = Field.of(NEW, [], place)
     contest = open_contest(NEW, field, place, Request(log=tmp_path / "log.jsonl"))
@@ -197,7 +197,7 @@ def test_defaults_are_measured_soon_though_the_model_knows_nothing_of_their_sche
     assert all((s.name, s.space(NEW, place.limits).default) in soon for s in unheard)
 
 
-def test_the_model_of_the_package_fits_its_schedules_and_predicts_for_every_network():
+def test_model_of_the_package_predicts_for_every_network():
     shipped = Knowledge.load(model.SHIPPED)
     place = find("sm_90")
     for dtype, layout in (("float32", "nchw"), ("float16", "nhwc"), ("tf32", "nhwc")):
@@ -210,7 +210,7 @@ def test_the_model_of_the_package_fits_its_schedules_and_predicts_for_every_netw
             assert best.seconds >= shipped.machine.least_seconds(w) / 2
 
 
-def test_the_layers_that_were_taught_are_known_in_any_batch_dtype_layout_and_epilogue():
+def test_layers_taught_are_known_in_any_batch_dtype_and_layout():
     assert knowledge().taught == {layer_of(record.workload) for record in records()}
     assert knowledge().seen([NEW]) == 0
     w = tc.parse("conv2d:8x64x56x56,64x32x3x3,s1,p1,g2,f16,nhwc,bias,relu")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import records
 
@@ -107,7 +107,7 @@ def test_a_last_timing_that_failed_is_none(write):
     assert best(write(record(1e-6, tile=1), failed, other), W) == other
 
 
-def test_a_config_that_gave_a_wrong_answer_in_another_log_or_for_another_target_is_not_valid(write):
+def test_wrong_answer_in_any_log_makes_a_config_invalid(write):
     right = write(record(1e-6, tile=1), record(2e-6, tile=2), final(1.5e-6, tile=1), name="right.jsonl")
     for target in ("cuda -arch=sm_90", "opencl"):
         wrong = write(record(0, tile=1, target=target, times=(), error=ErrorKind.WRONG_ANSWER), name="wrong.jsonl")
@@ -117,7 +117,7 @@ def test_a_config_that_gave_a_wrong_answer_in_another_log_or_for_another_target_
         assert [found for _, found in nearest_first([right, wrong], W, H200)] == [expected]
 
 
-def test_a_wrong_answer_on_another_device_says_nothing_of_this_one(write):
+def test_wrong_answer_on_another_device_says_nothing_of_this_one(write):
     wrong = record(0, device="NVIDIA H100", times=(), error=ErrorKind.WRONG_ANSWER)
     assert best(write(record(1e-6), wrong), W) == record(1e-6)
 
@@ -141,6 +141,7 @@ def best_of_all(found):
     return min([record.cost for record in latest.values()] or medians, default=None)
 
 
+@settings(max_examples=30)
 @given(st.lists(records(schedules=("direct",)), max_size=12))
 def test_the_fast_way_finds_what_the_slow_way_finds(tmp_path_factory, found):
     log = tmp_path_factory.mktemp("log") / "log.jsonl"
@@ -164,7 +165,7 @@ def test_a_folder_without_logs_is_refused(tmp_path):
         best(tmp_path, W)
 
 
-def test_the_nearest_device_comes_first_and_then_the_fastest_record(write):
+def test_nearest_device_comes_first_and_then_the_fastest_record(write):
     here = [record(8e-6, tile=1), record(9e-6, tile=2)]
     same_arch = record(7e-6, device="NVIDIA H100")
     near, far = (record(t, device=n, target=f"cuda -arch={n}") for t, n in ((6e-6, "sm_86"), (5e-6, "sm_61")))
@@ -182,14 +183,14 @@ def test_the_nearest_device_comes_first_and_then_the_fastest_record(write):
     assert list(nearest_first(log, W, CPU)) == [(Nearness.KIND, opencl)]
 
 
-def test_the_best_of_300_thousand_lines_is_found_in_seconds(tmp_path):
+def test_best_of_100_thousand_lines_is_found_in_seconds(tmp_path):
     log = tmp_path / "log.jsonl"
     first, rest = record(0.125, tile=77777).line().split("77777")
     middle, last = rest.split("0.125")
     rng = random.Random(0)
-    times = [rng.uniform(1e-5, 1e-3) for _ in range(300_000)]
+    times = [rng.uniform(1e-5, 1e-3) for _ in range(100_000)]
     with log.open("w") as file:
         file.writelines(f"{first}{tile}{middle}{seconds!r}{last}\n" for tile, seconds in enumerate(times))
     start = time.process_time()
     assert best(log, W).cost == min(times)
-    assert time.process_time() - start < 10  # about 2 s on a machine that does nothing else
+    assert time.process_time() - start < 5  # about 0.7 s on a machine that does nothing else

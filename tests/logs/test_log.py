@@ -33,7 +33,7 @@ def test_new_records_are_given_once(log):
     assert list(log.new_records()) == RECORDS[1:2]
 
 
-def test_a_log_that_another_file_replaces_is_read_from_its_beginning(log, tmp_path):
+def test_log_that_another_file_replaces_is_read_from_the_start(log, tmp_path):
     for record in RECORDS[:2]:
         log.append(record)
     list(log.new_records())

@@ -77,7 +77,7 @@ def test_no_line_of_a_workload_is_taken_for_another_ones(line):
         ("filter2d:6x6x8,3x3", True),
     ],
 )
-def test_lines_of_another_input_are_seen_to_be_of_another_workload(written, other):
+def test_lines_of_another_input_are_of_another_workload(written, other):
     line = f'{{"workload": "{written}", "schedule": "direct"}}'.encode()
     assert is_of_another(line, tc.parse("conv2d:1x8x6x6,4x8x3x3,p1,bias")) == other
 

@@ -62,7 +62,7 @@ def test_a_child_that_cannot_be_started_is_a_fault_of_the_host():
         Child("obedient")
 
 
-def test_a_process_that_did_not_start_ahead_is_started_when_it_is_needed(monkeypatch):
+def test_process_that_did_not_start_ahead_is_started_when_needed(monkeypatch):
     def fails(*_, **__):
         raise tc.HostError("cannot start a process: no memory")
 

@@ -39,7 +39,7 @@ def test_a_program_is_found_again(where, opencl, program, schedule):
     assert found == replace(program, steps=tuple(replace(step, resources=None) for step in program.steps))
 
 
-def test_of_other_workloads_configs_schedules_and_devices_it_is_none(where, opencl, program, schedule):
+def test_program_of_another_config_or_device_is_not_found(where, opencl, program, schedule):
     kept.keep(W, schedule, CONFIG, opencl, program)
     assert kept.find(tc.parse("conv2d:1x4x6x7,4x4x3x3"), "tiling", CONFIG, opencl) is None
     assert kept.find(W, "vthread", CONFIG, opencl) is None
@@ -47,9 +47,7 @@ def test_of_other_workloads_configs_schedules_and_devices_it_is_none(where, open
     assert kept.find(W, "tiling", CONFIG, replace(opencl, name="another")) is None
 
 
-def test_when_a_file_of_the_library_or_of_the_schedule_changes_it_is_gone(
-    where, opencl, program, schedule, monkeypatch
-):
+def test_program_is_gone_when_a_file_of_its_sources_changes(where, opencl, program, schedule, monkeypatch):
     kept.keep(W, schedule, CONFIG, opencl, program)
     with monkeypatch.context() as patch:
         patch.setattr(kept, "library", lambda: "another")
@@ -115,7 +113,7 @@ def test_what_else_lies_in_the_folder_stays(where, opencl, program, schedule, mo
     assert others <= set(where.iterdir())
 
 
-def test_nothing_is_kept_where_that_is_not_wanted_or_not_possible(tmp_path, opencl, program, schedule, monkeypatch):
+def test_nothing_is_kept_where_it_is_not_wanted_or_possible(tmp_path, opencl, program, schedule, monkeypatch):
     monkeypatch.setenv("TVMCONV_CACHE", "none")
     monkeypatch.chdir(tmp_path)
     kept.keep(W, schedule, CONFIG, opencl, program)

@@ -59,7 +59,7 @@ def test_a_record_says_what_was_measured_where_and_how(opencl):
 
 
 @pytest.mark.usefixtures("shared_processes")
-def test_the_fastest_are_kept_as_built_to_be_timed_once_more_where_nobody_builds():
+def test_fastest_are_kept_as_built_and_timed_again():
     schedule = find_schedule(CONV, "tiling")
     space = schedule.space(CONV)
     configs = [space.config(point) for point in space.sample(FINALISTS + 1, np.random.default_rng(0))]
@@ -82,7 +82,7 @@ def test_the_fastest_are_kept_as_built_to_be_timed_once_more_where_nobody_builds
     assert all(len(record.times) > 1 and record.deviation < CONV.tolerance for record in finals)
 
 
-def test_without_workers_no_process_builds_and_what_has_to_be_built_is_refused():
+def test_without_workers_what_has_to_be_built_is_refused():
     before = children()
     with measurer(workers=0) as m:
         assert children() <= before
@@ -92,7 +92,7 @@ def test_without_workers_no_process_builds_and_what_has_to_be_built_is_refused()
 
 
 @pytest.mark.usefixtures("shared_processes")
-def test_a_faulty_config_is_one_record_of_its_kind_and_the_others_are_measured():
+def test_faulty_config_is_one_record_and_the_others_are_measured():
     faults = [fault for fault in EXPECTED if fault not in ("none", "hang", "endless")]
     wanted = ["none", *(name for fault in faults for name in (fault, "none")), "none"]
     records = measure([{"fault": name, "number": i} for i, name in enumerate(wanted)])
@@ -139,7 +139,7 @@ def test_closing_ends_what_is_under_way_and_waits_for_nothing(temporary):
     assert list(temporary.iterdir()) == []
 
 
-def test_sigkill_of_a_script_without_a_main_guard_leaves_nothing_behind(temporary):
+def test_killed_script_without_a_guard_leaves_nothing_behind(temporary):
     script = f"""
 import sys
 sys.path[:] = {sys.path!r}
@@ -161,7 +161,7 @@ while True:
     assert gone(temporary.iterdir)
 
 
-def test_a_schedule_whose_module_does_not_import_elsewhere_is_an_error(monkeypatch):
+def test_schedule_whose_module_does_not_import_is_an_error(monkeypatch):
     module = types.ModuleType("only_here")
     exec("def function(s, w, k): ...", vars(module))
     monkeypatch.setitem(sys.modules, "only_here", module)
@@ -172,7 +172,7 @@ def test_a_schedule_whose_module_does_not_import_elsewhere_is_an_error(monkeypat
 
 
 @pytest.mark.parametrize("module", ["__main__", "faulty_schedules"])
-def test_a_schedule_that_is_not_at_the_top_level_of_a_module_is_refused(module):
+def test_schedule_that_is_not_at_the_top_of_a_module_is_refused(module):
     def function(s, w, k): ...
 
     function.__module__ = module
@@ -193,7 +193,7 @@ def test_devices_of_different_names_are_refused(opencl):
 
 
 @pytest.mark.usefixtures("shared_processes")
-def test_a_kernel_of_several_steps_is_measured_and_one_that_leaves_scratch_unwritten_is_wrong():
+def test_unwritten_scratch_makes_a_kernel_of_several_steps_wrong():
     right, wrong = measure([{"written": 4}, {"written": 3}], schedule=steps.SCHEDULE, workload=steps.WORKLOAD)
     assert right.ok
     assert (right.resources["steps"], right.resources["threads"], right.resources["blocks"]) == (2, 64, 4)

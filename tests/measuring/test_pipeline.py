@@ -131,7 +131,7 @@ def run(pipeline, submitted):
     return ended
 
 
-def test_trials_are_shared_by_the_devices_and_last_timings_are_all_the_first_ones(pipeline, opencl):
+def test_last_timings_are_all_on_the_first_device(pipeline, opencl):
     first, second = Runner(opencl), Runner(opencl)
     dealing, _ = pipeline(first, second)
     assert len(run(dealing, trials(8))) == 8
@@ -142,7 +142,7 @@ def test_trials_are_shared_by_the_devices_and_last_timings_are_all_the_first_one
     assert first.bests[-8:] == [None] * 8  # as `Bench.time_long` does it
 
 
-def test_where_the_first_device_is_lost_the_next_one_takes_the_last_timings(pipeline, opencl):
+def test_next_device_takes_last_timings_where_the_first_is_lost(pipeline, opencl):
     first, second = Runner(opencl), Runner(opencl)
     dealing, _ = pipeline(first, second)
     first.lost = True
@@ -167,7 +167,7 @@ def test_what_was_built_before_is_not_built_again(pipeline, opencl, program):
     ]  # fmt: skip
 
 
-def test_each_trial_ends_once_also_where_a_device_is_lost_in_between(pipeline, opencl):
+def test_each_trial_ends_once_though_a_device_is_lost_in_between(pipeline, opencl):
     first, second = Runner(opencl), Runner(opencl)
     dealing, _ = pipeline(first, second)
     for trial in trials(9):
@@ -204,7 +204,7 @@ def test_where_the_control_runs_a_crash_is_the_configs_own(pipeline, opencl):
     assert len(runner.bests) == 2
 
 
-def test_a_program_that_runs_afterwards_makes_the_control_needless(pipeline, opencl):
+def test_program_that_runs_afterwards_makes_the_control_needless(pipeline, opencl):
     runner = Runner(opencl, [CRASH, 1.0, CRASH, 1.0])
     dealing, builders = pipeline(runner, control=CONTROL)
     ended = run(dealing, trials(4))
@@ -227,7 +227,7 @@ def test_a_fault_that_passes_costs_no_trial(pipeline, opencl, message):
     assert [each.outcome.error for each in ended] == [ErrorKind.NONE] * 2
 
 
-def test_a_config_on_which_the_disk_is_full_twice_is_not_recorded(pipeline, opencl):
+def test_config_on_which_the_disk_is_full_twice_is_not_recorded(pipeline, opencl):
     dealing, _ = pipeline(Runner(opencl, [1.0, FULL, 1.0, FULL, 1.0]), control=CONTROL)
     with pytest.raises(tc.HostError, match=r"opencl:0 cannot be measured on: .*No space left"):
         run(dealing, trials(2))
@@ -252,13 +252,13 @@ def test_last_timings_that_all_crash_are_not_recorded(pipeline, opencl, program)
         run(dealing, trials(3, final=True, program=program))
 
 
-def test_where_the_naive_schedule_cannot_be_built_nothing_is_measured(pipeline, opencl):
+def test_nothing_is_measured_where_the_naive_schedule_fails(pipeline, opencl):
     dealing, _ = pipeline(Runner(opencl), control=CONTROL, builds=["no NVRTC"] * 50)
     with pytest.raises(tc.HostError, match="no kernel can be built, not even of schedule other: no NVRTC"):
         run(dealing, trials(4))
 
 
-def test_where_the_naive_schedule_is_built_a_failed_build_is_the_configs_own(pipeline, opencl):
+def test_failed_build_is_the_configs_own_if_the_naive_one_builds(pipeline, opencl):
     dealing, builders = pipeline(Runner(opencl), control=CONTROL, builds=["too many registers"] * 3)
     ended = run(dealing, trials(3))
     assert [each.outcome.message for each in ended] == ["too many registers"] * 3

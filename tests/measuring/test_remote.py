@@ -78,7 +78,7 @@ def test_a_worker_that_hangs_is_given_up(farm, schedule, configs, monkeypatch):
         os.kill(process, signal.SIGCONT)
 
 
-def test_a_worker_serves_one_search_after_another_and_outlives_a_session_that_crashes(farm, schedule, configs):
+def test_worker_serves_searches_in_turn_and_outlives_a_crash(farm, schedule, configs):
     farm.lend("k")
     with Measurer(SMALL, schedule, rpc.devices("k", farm.tracker), workers=1) as measurer:
         measurer.submit(configs)
@@ -101,7 +101,7 @@ def test_an_interrupted_worker_ends(farm):
     assert farm.workers[0].wait(timeout=GONE_SECONDS) == 130
 
 
-def test_an_address_that_cannot_be_listened_on_is_one_line_and_status_2(farm):
+def test_address_that_cannot_be_listened_on_is_one_line_and_2(farm):
     tracker = "{}:{}".format(*farm.tracker)
     command = [sys.executable, "-m", "tvmconv", "worker", "--tracker", tracker, "--key", "k", "--device", "opencl:0"]
     finished = subprocess.run([*command, "--host", "192.0.2.1"], capture_output=True, text=True)

@@ -22,7 +22,7 @@ def searches(tmp_path):
     searches.close()
 
 
-def test_a_search_killed_again_and_again_loses_and_repeats_nothing(searches):
+def test_search_killed_repeatedly_loses_and_repeats_nothing(searches):
     moment = random.Random(0)
     before = []
     for life in range(3):

@@ -75,7 +75,7 @@ def test_the_same_processes_serve_whatever_is_searched_next(serving):
     assert serving() == set()
 
 
-def test_the_last_of_several_blocks_ends_the_processes_and_without_any_each_measurer_has_its_own(serving):
+def test_last_of_several_blocks_ends_the_processes(serving):
     with measurer() as m:
         m.submit([{"fault": "none"}])
         collect(m)
@@ -93,7 +93,7 @@ def test_the_last_of_several_blocks_ends_the_processes_and_without_any_each_meas
     assert serving() == set()
 
 
-def test_a_larger_pool_starts_more_and_a_smaller_one_leaves_the_others_standing(serving, opencl):
+def test_larger_pool_starts_more_and_a_smaller_one_ends_none(serving, opencl):
     task = Task(OTHER, {"tiling": TILING}, opencl, 1 << 30)
     with standing():
         for workers, there in ((1, 1), (2, 2), (1, 2)):
@@ -110,7 +110,7 @@ def test_a_larger_pool_starts_more_and_a_smaller_one_leaves_the_others_standing(
             assert len(serving()) == there
 
 
-def test_processes_that_were_killed_while_they_stood_are_replaced_and_nobody_is_to_blame(serving):
+def test_processes_killed_while_they_stood_are_replaced(serving):
     with standing():
         assert right()
         first = serving()
@@ -121,7 +121,7 @@ def test_processes_that_were_killed_while_they_stood_are_replaced_and_nobody_is_
         assert not serving() & first
 
 
-def test_a_build_and_a_kernel_that_hang_at_the_end_do_not_block_the_next_search(serving, monkeypatch):
+def test_hanging_build_and_kernel_do_not_block_the_next_search(serving, monkeypatch):
     monkeypatch.setattr(supervised, "SECOND_HAND_SECONDS", 0.5)
     with standing():
         with measurer(build_timeout=1000.0, run_timeout=1000.0) as m:
@@ -160,7 +160,7 @@ def test_answers_that_were_for_another_are_for_nobody():
         second.close()
 
 
-def test_processes_that_stand_before_anybody_asked_are_taken_and_no_more_are_begun_than_are_wanted(serving, opencl):
+def test_processes_that_stand_early_are_not_begun_twice(serving, opencl):
     with standing():
         begin_processes(2, [opencl])
         first = wait_for(lambda: len(serving()) == 2 and serving())
@@ -173,7 +173,7 @@ def test_processes_that_stand_before_anybody_asked_are_taken_and_no_more_are_beg
     assert serving() == set()
 
 
-def test_a_process_that_began_early_gets_its_first_message_before_that_of_whoever_takes_it(ours):
+def test_process_that_began_early_gets_its_own_message_first(ours):
     with standing():
         begin("obedient", "obedient", 1, ("say", "awake"))
         process = Supervised("obedient", lambda: ("say", "hello"), Limits(60.0, 60.0), {}, like="obedient")
@@ -183,7 +183,7 @@ def test_a_process_that_began_early_gets_its_first_message_before_that_of_whoeve
         process.close()
 
 
-def test_what_began_early_and_was_never_taken_ends_with_the_last_block(ours):
+def test_process_never_taken_ends_with_the_last_block(ours):
     with standing():
         with standing():
             begin("obedient", "obedient", 3)
@@ -191,7 +191,7 @@ def test_what_began_early_and_was_never_taken_ends_with_the_last_block(ours):
     assert ours() == set()
 
 
-def test_the_process_of_a_gpu_of_this_host_begins_early_and_no_other_device_s_does(opencl, monkeypatch):
+def test_process_of_a_gpu_of_this_host_alone_begins_early(opencl, monkeypatch):
     begun = []
     monkeypatch.setattr("tvmconv.measuring.standing.begin", lambda *what: begun.append(what))
     gpu, far = (SimpleNamespace(kind="cuda", text=text) for text in ("cuda:1", "rpc:k"))
@@ -224,7 +224,7 @@ def test_the_end_does_not_wait_for_what_still_loads(monkeypatch):
     assert time.monotonic() - start < 20.0
 
 
-def test_to_load_the_compilers_leaves_no_thread_that_a_fork_would_lose():
+def test_loading_compilers_leaves_no_thread_that_a_fork_loses():
     program = (
         "import os, numpy; threads = lambda: len(os.listdir('/proc/self/task')); before = threads()\n"
         "from tvmconv.measuring.builder import load; load(); print(threads() - before)\n"

@@ -68,13 +68,13 @@ def test_other_kinds_of_devices_never_count(found):
     assert found(dataclasses.replace(elsewhere, target="", device="?")) == []
 
 
-def test_the_nearest_comes_first_and_of_it_the_fastest_config_alone(found):
+def test_nearest_comes_first_and_of_it_the_fastest_config_alone(found):
     far, near = "conv2d:1x16x7x7,16x16x3x3,s1,p1,f16,nhwc", ALIKE["another size"]
     records = record(far, 1e-7, number=1), record(near, 3e-5, number=2), record(near, 2e-5, number=3)
     assert found(*records) == [("hopper", 3), ("hopper", 1)]
 
 
-def test_each_schedule_has_its_nearest_and_all_nearest_come_before_all_second(found):
+def test_nearest_of_all_schedules_come_before_all_second(found):
     near, far = ALIKE["another size"], "conv2d:1x16x7x7,16x16x3x3,s1,p1,f16,nhwc"
     records = [record(text, schedule=name) for text in (far, near) for name in ("hopper", "mma_sync")]
     numbered = [dataclasses.replace(each, config={"number": number}) for number, each in enumerate(records)]
@@ -98,7 +98,7 @@ def test_the_last_timings_count_as_for_a_build(found):
     ]
 
 
-def test_distance_is_symmetric_and_zero_for_what_differs_in_its_epilogue_alone():
+def test_distance_is_symmetric_and_ignores_the_epilogue():
     for text in ALIKE.values():
         assert distance(tc.parse(W), tc.parse(text)) == pytest.approx(distance(tc.parse(text), tc.parse(W)))
     assert distance(tc.parse(W), tc.parse(ALIKE["an epilogue"])) == 0

@@ -13,7 +13,7 @@ from tvmconv.measuring.outcome import FINAL_ROUNDS, FINALISTS
 from tvmconv.searching.search import FINAL_SECONDS, LONG_SECONDS, NAIVE_SECONDS
 
 
-def test_the_fastest_are_measured_again_in_turn_and_that_is_on_disk(log, instant):
+def test_fastest_are_measured_again_in_turn_and_that_is_on_disk(log, instant):
     tuned = search(log, trials=10, confirm=True)
     fastest = sorted(trials_of(log), key=lambda record: record.cost)[:FINALISTS]
     assert [config for _, config in instant.measured[10:]] == [record.config for record in fastest] * FINAL_ROUNDS
@@ -41,7 +41,7 @@ def test_a_last_timing_that_deviates_is_repeated_and_left_out(log, instant):
     assert len(instant.measured) == 10 + FINALISTS * FINAL_ROUNDS + 1
 
 
-def test_records_of_configs_that_nobody_can_build_take_no_place_among_the_fastest(log):
+def test_records_that_nobody_can_build_are_no_finalists(log):
     """As a log of another version has them, whose schedules had other knobs."""
     search(log, trials=3)
     trials = records_of(log)
@@ -64,7 +64,7 @@ def slow_at_last(instant, log):
     instant.seconds = seconds
 
 
-def test_what_was_fastest_in_the_last_timings_is_what_the_search_found_and_what_is_built(log, instant):
+def test_fastest_of_the_last_timings_is_what_the_search_found(log, instant):
     slow_at_last(instant, log)
     tuned = search(log, trials=10, confirm=True)
     second = sorted(trials_of(log), key=lambda record: record.cost)[1]
@@ -82,7 +82,7 @@ def test_what_was_timed_at_the_end_is_not_timed_again(log, instant):
     assert log.read_bytes() == before
 
 
-def test_what_another_search_found_to_be_faster_is_timed_at_the_end_too(log, instant, opencl):
+def test_what_another_search_found_faster_is_timed_at_the_end(log, instant, opencl):
     search(log, trials=5, confirm=True)
     (rival,) = some(1, 7, opencl, times=(1e-9,))
     append(log, [rival])
@@ -104,7 +104,7 @@ def test_what_turns_out_wrong_at_the_end_is_never_built(log, instant):
     assert best(log, WORKLOAD) is None
 
 
-def test_last_timings_that_failed_for_a_passing_reason_are_taken_again_by_the_same_command(log, instant):
+def test_last_timings_that_failed_in_passing_are_taken_again(log, instant):
     instant.error = lambda trial, error: ErrorKind.RUNTIME if trial.final else error
     found = search(log, trials=5, confirm=True).final
     assert found == best(log, WORKLOAD) == min(trials_of(log), key=lambda record: record.cost)
@@ -124,7 +124,7 @@ def test_the_naive_schedule_is_timed_in_turn_with_the_finalists(log, instant):
     assert tuned.speedup == tuned.reference.cost / tuned.final.cost
 
 
-def test_the_speed_up_is_over_the_naive_time_of_the_same_final_run(log, instant):
+def test_speed_up_is_over_the_naive_time_of_the_same_final_run(log, instant):
     instant.seconds = lambda trial, seconds: 5 * seconds if trial.final and trial.schedule == "default" else seconds
     tuned = search(log, trials=5, compare=True, confirm=True)
     trial = next(record for record in trials_of(log) if record.schedule == "default")

@@ -60,7 +60,7 @@ def test_a_split_stays_one_knob_that_a_model_sees_the_factors_of(tmp_path):
     assert len(near) == 3  # two with another tile, one with another unrolling; that of (4, 1) was not recorded
 
 
-def test_each_workload_and_schedule_of_a_log_is_a_space_of_its_own(tmp_path):
+def test_each_workload_and_schedule_of_a_log_is_its_own_space(tmp_path):
     records = measured() + measured(workload=OTHER) + measured(schedule="implicit_gemm")[:3]
     names = [name for name, _ in find([write(tmp_path / "a.jsonl", records)], fewest=4)]
     assert [name.partition(": ")[2] for name in names] == [

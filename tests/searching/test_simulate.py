@@ -19,7 +19,7 @@ def measured():
     return load(DATA / "convolution_RTX_2080_Ti.json.gz")
 
 
-def test_the_model_finds_nearly_the_best_of_thousands_in_a_hundred_measurements(measured):
+def test_model_is_near_the_best_of_thousands_after_100_trials(measured):
     searches = Summary("xgb", [search(measured, "xgb", 100, seed) for seed in range(3)])
     assert searches.after(50).mean() > 0.9
     assert searches.after(100).mean() > 0.97

@@ -22,13 +22,13 @@ def counted(records, **options):
     return status
 
 
-def test_the_fastest_record_is_the_best_and_those_since_are_counted():
+def test_fastest_record_is_the_best_and_those_since_are_counted():
     status = counted([record(3.0), record(1.0), record(), record(2.0)])
     assert status.best.cost == 1.0
     assert (status.done, status.since_best) == (4, 2)
 
 
-def test_records_of_earlier_sessions_bring_their_time_but_no_rate():
+def test_records_of_earlier_sessions_bring_time_but_no_rate():
     status = Status(100, None)
     for elapsed in (3.0, 9.0, None):
         status.count(record(1.0, elapsed=elapsed), earlier=True)

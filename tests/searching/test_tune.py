@@ -130,7 +130,7 @@ def test_a_search_that_is_complete_measures_nothing_again(log, instant):
     assert (tuned.status.done, tuned.status.reference.schedule, tuned.phases) == (5, "default", {})
 
 
-def test_records_of_other_workloads_schedules_and_devices_do_not_count(log, instant, opencl):
+def test_records_of_other_workloads_and_devices_do_not_count(log, instant, opencl):
     (record,) = some(1, 0, opencl)
     append(log, [made_up(OTHER, "tiling", record.config, opencl.name)])
     append(log, [made_up(WORKLOAD, "columns", record.config, opencl.name)])
@@ -139,7 +139,7 @@ def test_records_of_other_workloads_schedules_and_devices_do_not_count(log, inst
     assert (status.done, status.resumed) == (3, 0)
 
 
-def test_records_that_another_search_appends_meanwhile_count_and_are_not_repeated(log, instant, opencl):
+def test_records_that_another_search_appends_are_not_repeated(log, instant, opencl):
     theirs = iter(some(10, 7, opencl))
     status = search(log, trials=20, progress=lambda status: append(log, itertools.islice(theirs, 1))).status
     assert status.done >= 20
@@ -161,13 +161,13 @@ def test_a_damaged_log_is_gone_on_with(log, instant, opencl, end):
 
 
 @pytest.mark.parametrize("path", ["/dev/full", "/proc/version", "/", "/nowhere/log.jsonl"])
-def test_a_log_that_cannot_be_written_is_refused_before_anything_is_measured(path, instant):
+def test_unwritable_log_is_refused_before_anything_is_measured(path, instant):
     with pytest.raises(tc.Error, match=f"^cannot write {path}: "):
         search(path, trials=3)
     assert instant.measured == []
 
 
-def test_a_disk_that_is_full_ends_the_search_with_the_records_so_far(log, instant, monkeypatch):
+def test_full_disk_ends_the_search_with_the_records_so_far(log, instant, monkeypatch):
     appended = Log.append
 
     def append(self, record):
@@ -191,7 +191,7 @@ def test_the_same_seed_proposes_the_same_of_several_schedules(tmp_path, instant)
     assert len({name for name, _ in orders[0]}) > 2
 
 
-def test_the_model_learns_from_other_workloads_of_the_same_schedule(log, tmp_path, instant, monkeypatch):
+def test_model_learns_from_other_workloads_of_the_schedule(log, tmp_path, instant, monkeypatch):
     learnt = []
     monkeypatch.setattr(XGBTuner, "transfer", lambda self, space, records: learnt.append(records))
     for workload, schedule in ((OTHER, "tiling"), (WORKLOAD, "tiling"), (OTHER, "columns")):
@@ -236,7 +236,7 @@ def schedules_measured(instant):
 
 
 @pytest.mark.parametrize("text", ["filter1d:1000,k3", "filter2d:40x30x1,3x3", "conv2d:1x8x9x9,8x1x3x3,g8"])
-def test_a_search_that_is_not_told_a_schedule_takes_the_librarys_choice_and_tries_the_others(log, instant, text):
+def test_search_without_a_schedule_tries_the_librarys_choice(log, instant, text):
     w = tc.parse(text)
     chosen, reserve = ([schedule.name for schedule in found(w, "opencl")] for found in (library.to_tune, in_reserve))
     tuned = search(log, w, None, "xgb", trials=len(chosen) + len(reserve))
@@ -245,7 +245,7 @@ def test_a_search_that_is_not_told_a_schedule_takes_the_librarys_choice_and_trie
 
 
 @pytest.mark.parametrize("tuner", ["xgb", "ga"])
-def test_defaults_come_first_and_with_them_what_other_workloads_in_the_log_found(log, instant, opencl, tuner):
+def test_defaults_come_first_and_then_what_other_workloads_found(log, instant, opencl, tuner):
     space = library.find(OTHER, "tiling").space(OTHER)
     known = space.config(space.sample(1, np.random.default_rng(3))[0])
     append(log, [made_up(OTHER, "tiling", known, opencl.name)])
@@ -256,7 +256,7 @@ def test_defaults_come_first_and_with_them_what_other_workloads_in_the_log_found
     assert instant.measured[len(chosen)] == ("tiling", there.config(there.nearest(known)))
 
 
-def test_several_schedules_share_the_trials_and_the_time_and_the_best_is_told(log, instant, monkeypatch):
+def test_several_schedules_share_the_trials_and_the_time(log, instant, monkeypatch):
     asked = []
 
     def told(trials, seconds):

@@ -184,7 +184,7 @@ def test_nothing_is_near_a_config_that_is_not_searched(name):
     assert tuner.take_near(small_space().default, 0) == []
 
 
-def test_of_the_neighbours_the_model_takes_first_what_it_believes_to_be_fast():
+def test_model_takes_first_the_neighbours_that_it_believes_fast():
     space = conv_space()
     tuner = make("xgb", space)
     trials = search(tuner, 200)
@@ -240,7 +240,7 @@ def test_a_batch_of_the_model_holds_no_near_copies():
     assert all(np.count_nonzero(a != b) >= 2 for a, b in itertools.combinations(points, 2))
 
 
-def test_the_process_interpolates_and_knows_where_it_does_not_know():
+def test_process_interpolates_and_knows_where_it_does_not_know():
     rng = np.random.default_rng(0)
     points = rng.integers(0, 3, (40, 2)).astype(np.int32)
     features = rng.random((40, 3))
@@ -266,7 +266,7 @@ def proposed_after(measured, rivals):
     return tuner.propose(8)
 
 
-def test_the_eighth_config_is_a_rival_on_the_other_side_of_a_choice_of_two():
+def test_eighth_config_is_on_the_other_side_of_a_choice_of_two():
     proposed = proposed_after(60, rivals=True)
     assert proposed[:7] == proposed_after(60, rivals=False)[:7]
     assert proposed[7]["side"] == 1
@@ -326,7 +326,7 @@ def estimated_space():
     return Space(space.knobs, space.conditions, usage_of=believed)
 
 
-def test_the_first_proposals_are_the_default_and_what_the_schedule_believes_in():
+def test_first_proposals_are_what_the_schedule_believes_in():
     space = estimated_space()
     first, *others = make("xgb", space, seed=1).propose(6)
     assert first == space.default

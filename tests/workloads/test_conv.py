@@ -160,7 +160,7 @@ def test_inputs_are_the_same_for_the_same_seed():
         ),
     ],
 )
-def test_arguments_are_input_weight_those_of_the_epilogue_and_output_as_they_lie_in_memory(text, arguments):
+def test_arguments_are_in_order_and_as_they_lie_in_memory(text, arguments):
     w = parse(text)
     described = zip(w.argument_shapes, w.argument_dtypes, strict=True)
     assert list(zip(w.argument_names, described, strict=True)) == list(arguments.items())
@@ -232,7 +232,7 @@ def test_sizes_have_the_fields_letters():
         ({"W": -(10**5000)}, "W is past 2147483647"),
     ],
 )
-def test_contradicting_numbers_are_refused_with_what_would_be_right(changes, expected):
+def test_contradicting_numbers_are_refused_with_what_is_accepted(changes, expected):
     valid = {"N": 1, "C": 4, "H": 8, "W": 8, "O": 4, "R": 3, "S": 3}
     with pytest.raises(WorkloadError) as error:
         Conv2d(**{**valid, **changes})

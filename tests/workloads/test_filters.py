@@ -84,7 +84,7 @@ def test_all_stages_but_the_sum_can_be_inlined(text):
 
 
 @pytest.mark.parametrize(("text", "shape"), [("filter1d:13,k5", (17,)), ("filter2d:7x11x3,3x5", (9, 15, 3))])
-def test_the_padded_stage_has_the_ghost_cells_that_the_mask_reaches(text, shape):
+def test_padded_stage_has_the_ghost_cells_that_the_mask_reaches(text, shape):
     schedule = tvm.s_tir.Schedule(parse(text).prim_func())
     axes = schedule.get(schedule.get_sblock("padded")).iter_vars
     assert tuple(int(axis.dom.extent) for axis in axes) == parse(text).padded_shape == shape
@@ -120,7 +120,7 @@ def test_flops_and_least_bytes_by_hand(text, flops, floats):
         ((8, 3, 1), "clamp=1: expected True or False"),
     ],
 )
-def test_what_makes_no_filter_is_refused_with_what_would_be_right(arguments, expected):
+def test_bad_filter_is_refused_with_what_is_accepted(arguments, expected):
     with pytest.raises(tc.WorkloadError) as error:
         tc.Filter1d(*arguments)
     assert expected in str(error.value)

@@ -123,7 +123,7 @@ def test_layers_have_the_sizes_of_the_models(name):
     assert {layer: layers[layer] for layer in LAYERS[name]} == LAYERS[name]
 
 
-def test_a_variant_has_everything_that_was_asked_for_and_the_counts_of_the_suite():
+def test_variant_has_all_that_was_asked_for_and_the_counts():
     how = {"dtype": "float16", "layout": "nhwc", "epilogue": ("bias", "relu")}
     plain, varied = suite("resnet50"), suite("resnet50", 32, **how)
     assert [(layer.name, layer.count) for layer in varied] == [(layer.name, layer.count) for layer in plain]
@@ -152,12 +152,12 @@ def file(tmp_path):
 A, B = "conv2d:2x4x8x8,4x4x3x3,s1,p1,relu", "filter1d:100,k3"
 
 
-def test_a_file_is_a_suite_whose_equal_layers_are_counted_together(file):
+def test_file_is_a_suite_whose_equal_layers_are_counted_together(file):
     layers = suite(file([{"name": "a", "text": A, "count": 2, "more": None}, {"name": "b", "text": A}]))
     assert [(layer.name, layer.workload, layer.count) for layer in layers] == [("a", parse(A), 3)]
 
 
-def test_what_a_file_says_is_as_it_is_unless_a_variant_is_asked_for(file):
+def test_file_is_as_it_says_unless_a_variant_is_asked_for(file):
     path = file([{"name": "a", "text": A}, {"name": "b", "text": B}])
     assert [layer.workload for layer in suite(path)] == [parse(A), parse(B)]
     varied = suite(file([{"name": "a", "text": A}]), 3, dtype="bfloat16", epilogue=())
