@@ -85,12 +85,6 @@ def test_a_texture_of_another_type_than_float32_is_refused(sm_90):
         _ = lower_product(sm_90, "float16", space="texture").source
 
 
-def test_a_texture_is_a_texture_object_in_cuda(sm_90):
-    lowered = lower_shift(sm_90, (4, 5, 3), 1, 2)
-    assert "cudaTextureObject_t X_ptr" in signature(lowered)
-    assert "tex2D<float>(X_ptr, " in lowered.source
-
-
 @needs_nvrtc
 def test_a_program_tells_which_arrays_are_textures(sm_90):
     (step,) = lower_shift(sm_90, (4, 5, 3), 1, 2).program.steps

@@ -58,12 +58,6 @@ def test_a_tracker_that_is_silent_is_not_waited_for_without_end(listener, monkey
         rpc.devices("key", listener.getsockname())
 
 
-def test_a_remote_device_runs_no_kernel_here():
-    remote = rpc.RemoteOpencl(**vars(opencl.devices()[0]), key="key", tracker=("here", 1))
-    with pytest.raises(DeviceError, match="to tune on"):
-        remote.load(None)
-
-
 def test_a_worker_that_is_silent_is_not_waited_for_without_end(listener, monkeypatch):
     monkeypatch.setattr(rpc, "FREE_SECONDS", 0.1)
     monkeypatch.setattr(rpc, "TRACKER_SECONDS", 0.1)
@@ -172,12 +166,6 @@ def test_summary_that_no_tracker_sends_is_refused(serve, monkeypatch, data):
 def test_request_answer_that_no_tracker_sends_is_refused(serve, answer):
     with pytest.raises(DeviceError, match="is no tracker of TVM's RPC"):
         rpc.connect(serve(encoded(answer)), "k")
-
-
-def test_workers_of_a_key_are_counted(serve):
-    keys = ["server:k", "server:other", "server:k", "client:k"]
-    summary = [0, {"server_info": [{"key": key, "addr": ["h", 1]} for key in keys], "queue_info": {}}]
-    assert rpc.count_workers(serve(encoded(summary)), "k") == 2
 
 
 def test_answer_that_dribbles_has_a_time_limit(listener, monkeypatch):

@@ -173,3 +173,12 @@ def test_a_killed_writer_leaves_a_log_that_goes_on(log):
     *first, last = log.new_records()
     assert last == RECORDS[1]
     assert first in ([RECORDS[0]] * told, [RECORDS[0]] * (told + 1))
+
+
+def test_log_that_is_deleted_and_begun_anew_is_read_again(log):
+    for record in RECORDS[:2]:
+        log.append(record)
+    list(log.new_records())
+    log.path.unlink()
+    log.append(RECORDS[2])
+    assert list(log.new_records()) == RECORDS[2:3]

@@ -77,3 +77,8 @@ def test_no_place_for_temporary_files_is_a_fault_of_the_host(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/no/such/folder")
     with pytest.raises(tc.HostError, match="cannot make a temporary directory: No such file or directory"):
         Scratch("test-")
+
+
+def test_child_that_writes_much_to_stderr_does_not_wait(tmp_path, monkeypatch):
+    text = "import subprocess; subprocess.run(['/usr/bin/head', '-c', '1000000', '/dev/zero'], stdout=2); os._exit(4)"
+    assert ended(tmp_path, monkeypatch, text).startswith("ended with exit status 4")

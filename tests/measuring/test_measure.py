@@ -4,6 +4,7 @@ import dataclasses
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import types
 from pathlib import Path
@@ -198,3 +199,22 @@ def test_unwritten_scratch_makes_a_kernel_of_several_steps_wrong():
     assert right.ok
     assert (right.resources["steps"], right.resources["threads"], right.resources["blocks"]) == (2, 64, 4)
     assert wrong.error is ErrorKind.WRONG_ANSWER
+
+
+def test_closing_does_not_wait_for_a_reference(monkeypatch):
+    monkeypatch.setattr("tvmconv.measuring.measurer.CLOSE_SECONDS", 0.05)
+    asked, release = threading.Event(), threading.Event()
+
+    def problem():
+        asked.set()
+        release.wait(30.0)
+        return tc.Problem(WORKLOAD)
+
+    m = measurer(problem=problem)
+    m.submit([{"fault": "none"}])
+    assert asked.wait(DEADLINE)
+    m.close()
+    assert not release.is_set()
+    release.set()
+    m._thread.join(DEADLINE)
+    assert not m._thread.is_alive()

@@ -158,15 +158,6 @@ def test_a_device_is_told_the_best_time_so_far(pipeline, opencl):
     assert runner.bests == [float("inf"), 3.0, 1.0]
 
 
-def test_what_was_built_before_is_not_built_again(pipeline, opencl, program):
-    dealing, builders = pipeline(Runner(opencl))
-    ended = run(dealing, [*trials(2, program=program), Trial("other", {"number": 7})])
-    assert builders.submitted == [("other", {"number": 7})]
-    assert sorted((each.schedule, each.config["number"]) for each in ended) == [
-        ("faulty", 0), ("faulty", 1), ("other", 7)
-    ]  # fmt: skip
-
-
 def test_each_trial_ends_once_though_a_device_is_lost_in_between(pipeline, opencl):
     first, second = Runner(opencl), Runner(opencl)
     dealing, _ = pipeline(first, second)
@@ -246,12 +237,6 @@ def test_programs_that_fail_on_a_lost_device_run_on_another(pipeline, opencl):
     assert all(each.outcome.error is ErrorKind.NONE for each in ended)
 
 
-def test_last_timings_that_all_crash_are_not_recorded(pipeline, opencl, program):
-    dealing, _ = pipeline(Runner(opencl, [CRASH] * 9))
-    with pytest.raises(tc.HostError):
-        run(dealing, trials(3, final=True, program=program))
-
-
 def test_nothing_is_measured_where_the_naive_schedule_fails(pipeline, opencl):
     dealing, _ = pipeline(Runner(opencl), control=CONTROL, builds=["no NVRTC"] * 50)
     with pytest.raises(tc.HostError, match="no kernel can be built, not even of schedule other: no NVRTC"):
@@ -271,3 +256,9 @@ def test_a_build_that_was_killed_is_tried_once_more(pipeline, opencl):
     assert [each.outcome.message for each in run(dealing, trials(1))] == [killed]
     dealing, _ = pipeline(Runner(opencl), control=CONTROL, builds=[killed])
     assert [each.outcome.error for each in run(dealing, trials(1))] == [ErrorKind.NONE]
+
+
+def test_last_timings_that_all_crash_are_not_recorded(pipeline, opencl, program):
+    dealing, _ = pipeline(Runner(opencl, [CRASH] * 9))
+    with pytest.raises(tc.HostError):
+        run(dealing, trials(3, final=True, program=program))

@@ -15,10 +15,9 @@ import tvmconv as tc
 from tvmconv.library import find as find_schedule
 from tvmconv.measuring import supervised
 from tvmconv.measuring.bench_process import Wake
-from tvmconv.measuring.builder import Task
 from tvmconv.measuring.local import DEVICE_PROCESS
 from tvmconv.measuring.outcome import ErrorKind
-from tvmconv.measuring.pool import BUILDER, Pool
+from tvmconv.measuring.pool import BUILDER
 from tvmconv.measuring.ready import begin_processes
 from tvmconv.measuring.standing import begin, standing
 from tvmconv.measuring.supervised import Job, Limits, Supervised
@@ -91,23 +90,6 @@ def test_last_of_several_blocks_ends_the_processes(serving):
             raise ZeroDivisionError
         assert serving() == first
     assert serving() == set()
-
-
-def test_larger_pool_starts_more_and_a_smaller_one_ends_none(serving, opencl):
-    task = Task(OTHER, {"tiling": TILING}, opencl, 1 << 30)
-    with standing():
-        for workers, there in ((1, 1), (2, 2), (1, 2)):
-            pool = Pool(task, workers, timeout=20.0)
-            for number in range(6):
-                pool.submit(number, "tiling", DEFAULT)
-            built = []
-            while len(built) < 6 or not all(builder.ready for builder in pool._builders):
-                built += pool.poll()
-                time.sleep(0.01)
-            assert sorted(tag for tag, _ in built) == list(range(6))
-            assert all(each.program for _, each in built)
-            pool.close()
-            assert len(serving()) == there
 
 
 def test_processes_killed_while_they_stood_are_replaced(serving):

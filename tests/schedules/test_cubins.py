@@ -49,9 +49,3 @@ def test_asynchronous_pipeline_copies_as_any_other_before_sm_80(schedule, pipeli
     kernel = tc.build(CHAPTER, schedule, arch=BEFORE_ASYNC, config={"pipeline": pipeline})
     assert "cp.async" not in kernel.source
     assert kernel.resources.registers > 0
-
-
-@pytest.mark.parametrize("pipeline", ["none", "registers"])
-@pytest.mark.parametrize("schedule", ["direct", "implicit_gemm"])
-def test_other_pipelines_have_no_cp_async(schedule, pipeline):
-    assert "cp.async" not in tc.build(CHAPTER, schedule, arch="sm_90", config={"pipeline": pipeline}).source

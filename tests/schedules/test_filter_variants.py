@@ -7,7 +7,6 @@ import re
 import pytest
 
 import tvmconv as tc
-from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler import nvrtc
 from tvmconv.library import find
 
@@ -36,12 +35,6 @@ def taps(workload):
 def body(kernel):
     """The text of the kernel, without its declaration."""
     return kernel.source.rpartition("__global__")[2]
-
-
-def shared_stores(kernel):
-    """How many statements of the text store to shared memory."""
-    (array,) = re.findall(r"__shared__ alignas\(64\) float (\w+)\[", kernel.source)
-    return len(re.findall(rf"^\s*{array}\[.*\] = ", body(kernel), re.MULTILINE))
 
 
 @needs_nvrtc
@@ -102,43 +95,6 @@ def test_shared_memory_holds_what_the_variant_stages_and_no_more(workload, sched
 @pytest.mark.parametrize(("workload", "schedule"), STAGED, ids=str)
 def test_threads_wait_once_for_a_copy_and_once_before_the_next(workload, schedule):
     assert body(build(workload, schedule)).count("__syncthreads") == (1 if workload is SIGNAL else 2)
-
-
-def test_halo_blocks_copies_left_halo_centre_and_right_halo():
-    kernel = build(SIGNAL, "halo_blocks")
-    assert shared_stores(kernel) == 3
-    assert body(kernel).count("if (((int)threadIdx.x) < 2)") == 2  # the halos; the centre has a sample for each thread
-
-
-@pytest.mark.parametrize(
-    ("workload", "schedule", "steps"),
-    [
-        (SIGNAL, "halo_two_step", [2]),
-        (tc.parse("filter1d:16777216,k301"), "halo_two_step", [3]),
-        (SIGNAL, "halo_threads", [1]),
-        (IMAGE, "halo_strided", [2, 2]),
-        (IMAGE, "halo_threads", [1]),
-        (IMAGE, "caching", [1]),
-    ],
-    ids=str,
-)
-def test_copies_stride_by_the_block(workload, schedule, steps):
-    """Unit loops inside others are gone from the text."""
-    kernel = build(workload, schedule)
-    assert shared_stores(kernel) == 1
-    copy = body(kernel).partition("_shared_ptr[(")[0]
-    assert [int(extent) for extent in re.findall(r"for \(int ax\w+ = 0; \w+ < (\d+);", copy)] == steps
-
-
-@pytest.mark.parametrize(
-    ("workload", "outputs"),
-    [(SIGNAL, (1024 - 4, 1)), (IMAGE, (32 - 4, 32 - 4))],
-    ids=str,
-)
-def test_halo_threads_computes_fewer_outputs_than_it_has_threads(workload, outputs):
-    _, height, width = (1, *workload.image[:2])
-    x, y, _ = build(workload, "halo_threads").launch.grid
-    assert (x, y) == (ceil_div(width, outputs[0]), ceil_div(height, outputs[1]))
 
 
 @pytest.mark.parametrize(

@@ -94,20 +94,6 @@ def test_a_relu_at_the_end_is_part_of_the_rounding(epilogue):
     assert "max(" not in source.rpartition("__global__")[2]
 
 
-@pytest.mark.parametrize("where", ["begin", "end"])
-@pytest.mark.parametrize(
-    ("dtype", "epilogue"), [("f16", "bias,add,relu"), ("bf16", "add,bias"), ("tf32", "bias,add,silu")]
-)
-def test_a_residual_is_added_where_its_knob_says(where, dtype, epilogue):
-    check(f"conv2d:2x40x7x9,36x40x1x1,s1,p0,{dtype},nhwc,{epilogue}", {"residual": where})
-
-
-def test_residual_is_a_choice_where_a_sum_may_begin_with_it():
-    texts = {"add": True, "bias,add,relu": True, "relu,add": False, "bias": False}
-    for epilogue, expected in texts.items():
-        assert ("residual" in space_of(tc.parse(f"{LAYER},{epilogue}"), "mma_sync").knobs) is expected
-
-
 def test_default_leaves_room_for_what_the_epilogue_needs():
     """Tiles of 96 × 256 sums suit it best, and have no byte left of what every GPU since sm_80 has."""
     w = tc.parse("conv2d:1x512x66x96,512x512x3x3,s1,p1,f16,nhwc,bias,add,relu")

@@ -62,18 +62,6 @@ def test_inputs_and_outputs_are_accessed_sixteen_bytes_at_a_time(dtype):
     assert not [name for name in counts if name.startswith(("LDL", "STL"))]
 
 
-@needs_nvrtc
-def test_vectors_of_four_halves_are_not_taken_apart():
-    workload, strips = (
-        depthwise(64, 56, 3, 1),
-        {"vector": 4, "threads_c": 16, "tile_y": (-1, 4, 1), "tile_x": (-1, 4, 4)},
-    )
-    counts = instruction_counts(tc.build(workload, "depthwise_nhwc", arch="sm_90", config=strips).stage("sass"))
-    assert counts["LDG.E.64"] == 3 * 6
-    assert counts["STG.E.64"] == 4
-    assert counts.get("PRMT", 0) < 9
-
-
 @pytest.mark.parametrize("vector", [1, 2, 4, 8])
 @pytest.mark.parametrize(("workload", "name"), [(depthwise(64, 28, 5, 1), NAMES[0]), (grouped(64, 28, 8), NAMES[1])])
 def test_the_filters_are_staged_and_read_without_conflicts(workload, name, vector):
@@ -100,11 +88,3 @@ def test_a_small_image_occupies_a_large_gpu(workload):
     assert space.legal(np.stack([space.point(space.default)]))[0]
     assert used["blocks"][0] >= 108
     assert used["all_threads"][0] >= 12_000
-
-
-def test_a_large_image_shares_its_loads():
-    workload = depthwise(64, 112, 3, 1, batch=32)
-    space = library.find(workload, "depthwise_nhwc").space(workload)
-    used = space.usage(np.stack([space.point(space.default)])).columns()
-    assert used["accumulators"][0] >= 32
-    assert used["halo"][0] < 1.3

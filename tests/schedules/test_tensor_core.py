@@ -52,14 +52,6 @@ def test_copies_of_two_bytes_are_not_asynchronous(choices, asynchronous):
     assert ("ptx_cp_async" in source) == asynchronous
 
 
-def test_fragments_ahead_have_registers_for_two_slices():
-    held = {}
-    for fragments in ("now", "ahead"):
-        lowered = built(tc.parse(f"{LAYER},f16,nhwc"), {"fragments": fragments}).stage("lowered")
-        held[fragments] = max(map(int, re.findall(r"padded\w*_warp\w* = T.alloc_local\(\((\d+),\)", lowered)))
-    assert held["ahead"] == 2 * held["now"]
-
-
 @pytest.mark.parametrize("block_k", [16, 32, 64])
 @pytest.mark.parametrize("dtype", ["f16", "tf32"])
 def test_reads_have_no_bank_conflicts_where_channels_are_last(dtype, block_k):
@@ -67,12 +59,6 @@ def test_reads_have_no_bank_conflicts_where_channels_are_last(dtype, block_k):
     w = tc.parse(f"conv2d:1x128x6x8,64x128x1x1,{dtype},nhwc")
     kernel = built(w, {"block_k": block_k, "fragments": "now"})
     assert conflicts(kernel, "load") == 0
-
-
-def test_single_elements_conflict_as_they_are_copied_alone():
-    kernel = built(tc.parse("conv2d:1x128x6x8,64x128x1x1,f16"))
-    assert conflicts(kernel, "load") == 0
-    assert conflicts(kernel, "store") > 0
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,8 @@ from pairs import in_pairs
 from tvmconv.builtin.conv.winograd.plan import expected_error, tile_sizes
 
 import tvmconv as tc
-from tvmconv import devices, library
-from tvmconv.compiler.lower import lower
+from tvmconv import library
 from tvmconv.logs.record import Record
-from tvmconv.marks import AS_ALLOCATED
 
 RECORDS = Path(__file__).parents[1] / "data/tophub-winograd.jsonl.gz"
 LAYER = tc.parse("conv2d:1x64x56x56,64x64x3x3,s1,p1")
@@ -218,16 +216,6 @@ def test_transforms_stay_in_registers(m, arch, name):
 @pytest.mark.parametrize(("m", "arch", "name"), [*itertools.product(SIZES, ENDS, SCHEDULES)])
 def test_transforms_of_every_size_stay_in_registers(m, arch, name):
     check_registers(m, arch, name)
-
-
-@pytest.mark.parametrize("number", [1, 15])
-def test_arrays_have_the_sizes_that_tvm_would_find_for_them(number):
-    """So that it need not look for them, which takes a quarter of the lowering."""
-    workload, m = turn(number)
-    written, target = library.find(workload, FUSED).apply(workload, {"tile_m": m})[0], devices.find("sm_90").target()
-    source = lower(written.mod, target).source
-    written.unannotate(written.get_sblock("root"), AS_ALLOCATED)
-    assert lower(written.mod, target).source == source
 
 
 @needs_nvrtc

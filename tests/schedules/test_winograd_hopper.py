@@ -1,14 +1,8 @@
 """`winograd_hopper` computes what it is for, executed without a GPU, and takes of a GPU what it says."""
 
-import math
-
 import emulate
-import numpy as np
 import pytest
-from cubins import needs_nvrtc, space_of
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
-from tvmconv.builtin.conv.tensor_cores.hopper.estimate import preferred_estimate
+from cubins import needs_nvrtc
 from tvmconv.builtin.conv.winograd.hopper import choice
 
 import tvmconv as tc
@@ -22,31 +16,6 @@ NAME = "winograd_hopper"
 LAYER = "conv2d:2x640x32x32,640x640x3x3,s1,p1,f16,nhwc"
 DTYPES = ("f16", "bf16", "tf32")
 SMALL = ("conv2d:2x32x9x7,48x32x3x3,s1,p1,f16,nhwc,bias,relu", "conv2d:1x32x9x8,40x32x3x3,s1,p1,tf32,nhwc,add")
-
-
-def check(workload, config=None):
-    kernel = tc.build(workload, NAME, arch="sm_90", config=config)
-    assert emulate.error(kernel.module, workload) <= workload.tolerance, config
-    return kernel
-
-
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    sizes=st.tuples(*(st.integers(1, most) for most in (3, 3, 12, 12, 40))),
-    padding=st.tuples(*[st.integers(0, 3)] * 4),
-    dtype=st.sampled_from(DTYPES),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_any_searched_config_computes_any_workload(sizes, padding, dtype, seed):
-    n, c, h, w, o = sizes
-    assume(min(h + padding[0] + padding[2], w + padding[1] + padding[3]) >= 3)
-    names = dict(zip(DTYPES, choice.DTYPES, strict=True))
-    workload = tc.Conv2d(n, 16 * c, h, w, o, 3, 3, padding=padding, dtype=names[dtype], layout="nhwc")
-    assume(math.prod(workload.output_shape) >= 32)  # of few sums what is left may be much less than what was added up
-    space = space_of(workload, NAME)
-    sample = list(map(space.config, space.sample(1, np.random.default_rng(seed))))
-    assume(sample)
-    check(workload, sample[0])
 
 
 def test_no_array_takes_the_place_of_one_that_tma_reads():
@@ -104,17 +73,6 @@ def test_it_is_searched_where_it_is_estimated_not_to_be_slower():
     searched = [[s.name for s in library.to_tune(tc.parse(text), "cuda", "sm_90")] for text in texts]
     assert [NAME in names for names in searched] == [True, True, False, False]
     assert all("hopper" in names for names in searched)
-
-
-def test_an_estimate_is_that_of_the_product_and_the_transforms():
-    workload = tc.parse(LAYER.replace("f16", "tf32"))
-    space = space_of(workload, NAME)
-    points = space.sample(50, np.random.default_rng(0))
-    estimates = space.usage(points).columns()["estimate"]
-    for m in choice.tile_sizes(workload):
-        own = estimates[[space.config(point)["tile_m"] == m for point in points]]
-        assert len(own)
-        assert own.min() > preferred_estimate(choice.product(workload, m))
 
 
 @needs_nvrtc

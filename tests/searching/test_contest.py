@@ -62,11 +62,6 @@ def shares(proposed):
     return {name: names.count(name) / len(names) for name in dict.fromkeys(names)}
 
 
-def test_schedules_that_are_equally_fast_have_equal_shares():
-    found = shares(search(Contest([entrant("a"), entrant("b")]), 200, {"a": 1.0, "b": 1.0}))
-    assert found == pytest.approx({"a": 0.5, "b": 0.5}, abs=0.05)
-
-
 def test_schedule_a_fifth_slower_has_a_quarter_of_the_trials():
     found = shares(search(Contest([entrant("a"), entrant("b")]), 400, {"a": 1.0, "b": 1.2}))
     assert found["b"] / found["a"] == pytest.approx(0.25, abs=0.05)
@@ -137,15 +132,6 @@ def test_what_is_known_is_asked_for_in_portions_as_it_is_needed():
     assert contest.propose(9) == first
     assert asked == [first]
     assert contest.propose(9) == second
-
-
-def test_what_was_learnt_is_not_proposed():
-    contest = Contest([entrant("a", SMALL)], [[("a", SMALL.default)]])
-    known = [SMALL.config(point) for point in SMALL.walk(0, 4)]
-    contest.learn([record("a", config, 1.0) for config in known])
-    proposed = search(contest, 100, {"a": 1.0})
-    assert not {*spelt(proposed)} & {*spelt(("a", config) for config in known)}
-    assert len(proposed) == SMALL.size - len(known)
 
 
 def test_what_is_known_comes_first_also_of_a_schedule_that_fails():

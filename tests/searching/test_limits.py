@@ -4,7 +4,7 @@ import time
 
 import pytest
 from instant import Clock, made_up
-from searches import WORKLOAD, append, records_of, search, trials_of
+from searches import WORKLOAD, append, search, trials_of
 
 import tvmconv as tc
 from tvmconv.deadline import SLACK_SECONDS, SLACK_SHARE, Deadline
@@ -82,13 +82,6 @@ def test_short_search_loads_no_cost_model(log, instant, clock, monkeypatch, seco
     assert {*asked} == {quick}
 
 
-def test_a_search_that_measured_nothing_says_so(log, instant, clock):
-    instant.duration = lambda trial: 30.0
-    tuned = search(log, seconds=1.0, compare=True, confirm=True)
-    assert tuned.omitted == {Omitted.SEARCH}
-    assert (tuned.final, records_of(log)) == (None, [])
-
-
 def test_a_naive_schedule_that_takes_too_long_is_given_up(log, instant, clock):
     instant.duration = lambda trial: 0.5 if trial.config else 5.0
     append(log, [made_up(WORKLOAD, "tiling", {"no_knob": 1}, find("opencl:0").name)])
@@ -126,14 +119,6 @@ def test_the_layers_that_cost_a_network_most_are_searched_first(log, instant, cl
     left_out = [workload.O for workload, tuned in found.items() if Omitted.SEARCH in tuned.omitted]
     assert left_out == [16, 8]
     assert found[LAYERS[0]].status.done == 0
-
-
-@pytest.mark.parametrize(("seconds", "confirmed"), [(1.5, False), (3.0, True)])
-def test_short_search_in_network_has_no_last_timings(log, instant, clock, opencl, seconds, confirmed):
-    instant.duration = lambda trial: 0.1
-    ((_, tuned),) = searched({WORKLOAD: 1}, opencl, log, seconds).items()
-    assert tuned.final.final == confirmed
-    assert tuned.omitted == set()
 
 
 def test_the_seconds_left_are_never_negative(log, instant, clock):

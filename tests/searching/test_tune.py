@@ -73,12 +73,6 @@ def test_it_ends_with_the_last_config_of_the_space(log, instant):
     assert once(records_of(log))
 
 
-def test_the_time_of_earlier_sessions_counts(log, instant, opencl):
-    append(log, some(1, 0, opencl, elapsed=100.0))
-    assert search(log, seconds=50.0).status.elapsed >= 100.0
-    assert instant.measured == []
-
-
 def test_a_lost_device_ends_it_with_the_records_so_far_on_disk(log, instant):
     instant.lasts, instant.loss = 3, tc.DeviceError("opencl:0 is lost")
     with pytest.raises(tc.DeviceError, match="is lost"):
@@ -216,12 +210,6 @@ def test_what_does_not_compare_is_not_learnt(log, tmp_path, instant, monkeypatch
     (records,) = learnt
     assert {record.identity for record in records} <= {record.identity for record in read(log, BadLines())}
     assert len(records) == 2
-
-
-@pytest.mark.parametrize("tuner", ["random", "grid", "ga"])
-def test_only_the_model_takes_other_workloads(log, instant, tuner):
-    with pytest.raises(tc.TuningError, match=f"tuner {tuner} does not learn from other workloads: expected xgb"):
-        search(log, tuner=tuner, trials=4, transfer=[log])
 
 
 @pytest.mark.parametrize("name", ["trials", "seconds", "patience", "workers"])
