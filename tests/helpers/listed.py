@@ -20,9 +20,9 @@ def listed(kind):
     return found
 
 
-def with_choices(texts):
+def with_choices(texts, orders=EVERY_ORDER):
     """Each with channels last, and with a dtype and an epilogue in turn, so that each dtype meets each epilogue."""
-    choices = itertools.cycle((dtype, order) for order in EVERY_ORDER for dtype in DTYPES)
+    choices = itertools.cycle((dtype, order) for order in orders for dtype in DTYPES)
     return [
         ",".join(filter(None, (text, dtype, "nhwc", order)))
         for text, (dtype, order) in zip(texts, choices, strict=False)

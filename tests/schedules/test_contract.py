@@ -52,7 +52,16 @@ DEEP, EMULATED = listed("deep"), listed("nasty")  # those for tensor cores; of t
 EMULATED["mma_sync"] = [*PATCHES, *DEEP["mma_sync"], *with_choices((*NASTY_2D, *NASTY_1D, *NASTY_3D))]
 EMULATED["hopper"] = [*PATCHES, *with_choices(EMULATED["hopper"])]
 TRANSFORMED = EMULATED["winograd_hopper"]
-TRANSFORMED[:-2] = with_choices(TRANSFORMED[:-2])  # the last two are in TF32, of larger filters
+WITHOUT_CLAMP = (
+    "",
+    "bias",
+    "bias,relu",
+    "add",
+    "bias,add,silu",
+    "gelu,bias",
+    "add,bias,relu",
+)  # it hides large sums
+TRANSFORMED[:-2] = with_choices(TRANSFORMED[:-2], WITHOUT_CLAMP)  # the last two are in TF32, of larger filters
 
 
 @functools.cache
@@ -130,7 +139,7 @@ def searched(schedule):
         elif schedule in DEEP:
             space = space_of(w, schedule, "sm_86" if schedule == "stem" else "sm_90")
         else:
-            space = library.find(w, schedule).space(w, find("opencl:0").limits if schedule in OWN_TURNS else None)
+            space = library.find(w, schedule).space(w, *[find("opencl:0").limits] * (schedule in OWN_TURNS))
         found[text] = space, covering(space, NUM_CONFIGS.get(schedule, 2), seed, seen)
     return found
 
