@@ -23,7 +23,7 @@ TEXT = """
 CASES = [
     ("conv2d:1x64x56x56,64x64x3x3,s1,p1", "tiling"),
     ("conv2d:1x64x56x56,64x64x3x3,s1,p1,f16,nhwc", "hopper"),
-    ("conv2d:1x512x7x7,512x512x3x3,s1,p1,f16,nhwc", "mma_sync"),  # in two steps
+    pytest.param("conv2d:1x512x7x7,512x512x3x3,s1,p1,f16,nhwc", "mma_sync", marks=pytest.mark.slow),  # in two steps
 ]
 
 

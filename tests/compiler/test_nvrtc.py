@@ -89,7 +89,7 @@ def test_text_of_tvm_needs_no_more_than_the_stand_in_headers(cuda_text, dtype, a
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_instructions_are_those_of_tvms_own_nvrtc_call(cuda_text, dtype, tmp_path, monkeypatch):
     from cuda.pathfinder import find_nvidia_header_directory
     from tvm.support.nvcc import _find_cuda_target_include, compile_cuda

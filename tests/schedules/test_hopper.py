@@ -75,7 +75,11 @@ PATHS = {
 }
 
 
-@pytest.mark.parametrize(("way", "path", "dtype", "order"), in_pairs(WAYS, PATHS, DTYPES, KINDS))
+CHOICES = in_pairs(WAYS, PATHS, DTYPES, KINDS)
+CHOICES = [pytest.param(*each, marks=[pytest.mark.slow] if number % 2 else []) for number, each in enumerate(CHOICES)]
+
+
+@pytest.mark.parametrize(("way", "path", "dtype", "order"), CHOICES)
 def test_tiles_are_stored_in_every_way(way, path, dtype, order):
     """What `usage` says of the kernel is so."""
     channels, config = WAYS[way]

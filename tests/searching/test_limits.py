@@ -104,7 +104,7 @@ def searched(network, opencl, log, seconds):
     return {workload: one(lambda status: None) for workload, one in searches}
 
 
-@pytest.mark.parametrize("seconds", [1.0, 5.0, 20.0])
+@pytest.mark.parametrize("seconds", [1.0, 20.0])
 @pytest.mark.parametrize("duration", [0.25, 2.0])
 def test_a_network_is_searched_within_its_limit(log, instant, clock, opencl, seconds, duration):
     begun, instant.duration = clock.now, lambda trial: duration

@@ -72,8 +72,8 @@ def test_the_reference_is_the_operations_one_after_another(epilogue, layout):
 
 
 EPILOGUES = [*((name,) for name in BY_HAND), *USUAL[1:3]]
-IN_TURN = [  # each epilogue in every other dtype, and in both layouts
-    (epilogue, dtype, LAYOUTS[(i + j) // 2 % 2])
+IN_TURN = [  # each epilogue in one dtype, and with `-m slow` in every other one, and in both layouts
+    pytest.param(epilogue, dtype, LAYOUTS[(i + j) // 2 % 2], marks=[pytest.mark.slow] if j > 1 else [])
     for i, epilogue in enumerate(EPILOGUES)
     for j, dtype in enumerate(DTYPES)
     if (i + j) % 2 == 0
