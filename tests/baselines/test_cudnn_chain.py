@@ -4,7 +4,7 @@ from tvmconv.baselines.cudnn_chain import linked_workloads
 from tvmconv.workloads import parse
 
 
-def test_a_convolution_reads_what_the_one_before_it_wrote_where_that_fits():
+def test_convolution_reads_the_output_before_it_if_it_fits():
     texts = (
         "conv2d:1x16x8x8,32x16x1x1,f16,nhwc",
         "conv2d:1x32x8x8,32x32x3x3,p1,f16,nhwc,bias,add,relu",

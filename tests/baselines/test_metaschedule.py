@@ -26,21 +26,11 @@ def test_failed_trials_count_as_trials_and_not_as_successes(tmp_path):
     assert read_search(tmp_path, end=99.0) == Searched(3, 2, 4.0, 2e-5)
 
 
-def test_a_trial_is_as_fast_as_the_mean_of_its_times(tmp_path):
-    write(tmp_path, [0.0, 1.0], [1e-5, 5e-5], [2e-5, 2.5e-5])
-    assert read_search(tmp_path, end=1.0).best == pytest.approx(2.25e-5)
-
-
 def test_a_search_that_was_ended_took_until_then(tmp_path):
     write(tmp_path, [10.0], [3e-5])
     with (tmp_path / "database_tuning_record.json").open("a") as database:
         database.write("[0, [[")
     assert read_search(tmp_path, end=40.0) == Searched(1, 1, 30.0, 3e-5)
-
-
-def test_a_search_that_was_ended_in_its_first_round_has_no_trials(tmp_path):
-    (tmp_path / "clock").write_text("10.0\n")
-    assert read_search(tmp_path, end=40.0) == Searched(0, 0, 30.0, None)
 
 
 def test_a_search_that_never_began_is_an_error(tmp_path):

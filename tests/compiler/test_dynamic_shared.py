@@ -14,12 +14,7 @@ KIB = 1 << 10
 WORDS = 60 * KIB // 4  # more than static shared memory may be, less than every architecture's opt-in limit
 
 
-def test_dynamic_shared_memory_is_counted_apart_from_the_static():
-    (step,) = lower_function(dynamic_sums(WORDS), find("sm_90")).steps
-    assert (step.shared_bytes, step.dynamic_shared_bytes) == (0, 4 * WORDS)
-
-
-def test_static_and_dynamic_shared_memory_are_counted_in_one_kernel():
+def test_static_and_dynamic_shared_memory_are_both_counted():
     @T.prim_func(s_tir=True)
     def main(X: T.Buffer((64,), "float16"), Y: T.Buffer((64,), "float16")):
         with T.sblock("root"):
@@ -38,14 +33,14 @@ def test_static_and_dynamic_shared_memory_are_counted_in_one_kernel():
 
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90"])
-def test_it_compiles_for_every_architecture_and_is_no_static_memory(arch):
+def test_dynamic_memory_compiles_for_every_architecture(arch):
     (step,) = lower_function(dynamic_sums(WORDS), find(arch)).program.steps
     assert step.dynamic_shared_bytes == 4 * WORDS
     assert step.resources.shared_bytes == 0
     assert step.resources.spills == 0
 
 
-@pytest.mark.parametrize(("arch", "most"), [("sm_75", 64), ("sm_80", 163), ("sm_90", 227), ("sm_120", 99)])
+@pytest.mark.parametrize(("arch", "most"), [("sm_75", 64), ("sm_90", 227)])
 def test_an_architecture_has_its_own_limit(arch, most):
     device = find(arch)
     assert device.limits == gpu.limits(arch)

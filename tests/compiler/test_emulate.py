@@ -24,7 +24,7 @@ def products(x, k):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 1e-6), ("bfloat16", 1e-6), ("float32", 2e-3)])
-def test_a_tile_that_ldmatrix_and_mma_compute_is_the_product_of_matrices(dtype, tolerance):
+def test_tile_of_ldmatrix_and_mma_is_the_product_of_matrices(dtype, tolerance):
     x, k = operands(dtype)
     (found,) = emulate.run(lowered(product(dtype)), [x, k])
     np.testing.assert_allclose(found, products(x, k), atol=tolerance * np.abs(products(x, k)).max())
@@ -153,43 +153,6 @@ def test_the_blocks_of_a_cluster_read_each_others_memory():
     np.testing.assert_array_equal(found, x[[1, 0, 3, 2]])
 
 
-def handed(*, before=True, behind=True):
-    """A kernel of clusters of two blocks, each of which stores into the memory of the other, which was cleared."""
-
-    @T.prim_func(s_tir=True)
-    def main(X: T.Buffer((4, 32), "float32"), K: T.Buffer((1,), "float32"), Y: T.Buffer((4, 32), "float32")):
-        for block in T.thread_binding(4, thread="blockIdx.z"):
-            for rank in T.thread_binding(2, thread="clusterCtaIdx.z"):
-                for thread in T.thread_binding(32, thread="threadIdx.x"):
-                    shared = T.sblock_alloc_buffer((32,), "float32", scope="shared.dyn")
-                    at = T.sblock_alloc_buffer((2,), "uint32", scope="local")
-                    value = T.sblock_alloc_buffer((1,), "float32", scope="local")
-                    at[0] = T.cuda.cvta_generic_to_shared(shared.access_ptr("rw")) + T.uint32(thread * 4)
-                    T.ptx["st.shared.b32"](at[0], T.float32(0))
-                    if before:
-                        T.cuda.cluster_sync()
-                    T.ptx["mapa.shared::cluster.u32"](at[1], at[0], T.Cast("uint32", 1 - rank))
-                    T.ptx["st.shared::cluster.b32"](at[1], X[block, thread])
-                    if behind:
-                        T.cuda.cluster_sync()
-                    T.ptx["ld.shared.b32"](value[0], at[0])
-                    Y[block, thread] = value[0]
-
-    return main
-
-
-def test_the_blocks_of_a_cluster_store_to_each_others_memory():
-    x = np.arange(128, dtype=np.float32).reshape(4, 32)
-    found = emulate.run(lowered(handed()), [x, np.zeros(1, np.float32)])
-    np.testing.assert_array_equal(found, x[[1, 0, 3, 2]])
-
-
-@pytest.mark.parametrize("missing", ["before", "behind"])
-def test_a_store_to_another_block_without_a_barrier_is_a_race(missing):
-    with pytest.raises(ExecutionError, match=r"race: .* has written with no barrier"):
-        emulate.run(lowered(handed(**{missing: False})), [np.zeros((4, 32), np.float32), np.zeros(1, np.float32)])
-
-
 @pytest.mark.parametrize(
     ("missing", "message"),
     [(dict(before=False), "race: .* has written with no barrier"), (dict(behind=False), "a block may end")],
@@ -258,3 +221,40 @@ def test_scratch_memory_that_nobody_has_written_shows():
     x, k = np.ones((steps.ROWS, steps.COLUMNS), np.float32), np.ones(steps.ROWS, np.float32)
     assert (emulate.run(lowered(steps.row_sums), [x, k]) == steps.COLUMNS).all()
     assert np.isnan(emulate.run(lowered(steps.row_sums_unwritten), [x, k])).all()
+
+
+def handed(*, before=True, behind=True):
+    """A kernel of clusters of two blocks, each of which stores into the memory of the other, which was cleared."""
+
+    @T.prim_func(s_tir=True)
+    def main(X: T.Buffer((4, 32), "float32"), K: T.Buffer((1,), "float32"), Y: T.Buffer((4, 32), "float32")):
+        for block in T.thread_binding(4, thread="blockIdx.z"):
+            for rank in T.thread_binding(2, thread="clusterCtaIdx.z"):
+                for thread in T.thread_binding(32, thread="threadIdx.x"):
+                    shared = T.sblock_alloc_buffer((32,), "float32", scope="shared.dyn")
+                    at = T.sblock_alloc_buffer((2,), "uint32", scope="local")
+                    value = T.sblock_alloc_buffer((1,), "float32", scope="local")
+                    at[0] = T.cuda.cvta_generic_to_shared(shared.access_ptr("rw")) + T.uint32(thread * 4)
+                    T.ptx["st.shared.b32"](at[0], T.float32(0))
+                    if before:
+                        T.cuda.cluster_sync()
+                    T.ptx["mapa.shared::cluster.u32"](at[1], at[0], T.Cast("uint32", 1 - rank))
+                    T.ptx["st.shared::cluster.b32"](at[1], X[block, thread])
+                    if behind:
+                        T.cuda.cluster_sync()
+                    T.ptx["ld.shared.b32"](value[0], at[0])
+                    Y[block, thread] = value[0]
+
+    return main
+
+
+def test_the_blocks_of_a_cluster_store_to_each_others_memory():
+    x = np.arange(128, dtype=np.float32).reshape(4, 32)
+    found = emulate.run(lowered(handed()), [x, np.zeros(1, np.float32)])
+    np.testing.assert_array_equal(found, x[[1, 0, 3, 2]])
+
+
+@pytest.mark.parametrize("missing", ["before", "behind"])
+def test_a_store_to_another_block_without_a_barrier_is_a_race(missing):
+    with pytest.raises(ExecutionError, match=r"race: .* has written with no barrier"):
+        emulate.run(lowered(handed(**{missing: False})), [np.zeros((4, 32), np.float32), np.zeros(1, np.float32)])

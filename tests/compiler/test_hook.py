@@ -23,12 +23,6 @@ def test_the_compiler_is_ours_within_the_block(compile_cuda):
         assert compile_cuda() == b"TEXT"
 
 
-def test_the_compiler_is_tvms_own_after_the_block(compile_cuda):
-    with compile_with(lambda text: b"ours"):
-        pass
-    assert compile_cuda() == b"own"
-
-
 def test_the_compiler_is_tvms_own_after_an_error_in_the_block(compile_cuda):
     with pytest.raises(KeyError), compile_with(lambda text: b"ours"):
         raise KeyError
@@ -42,10 +36,3 @@ def test_other_threads_keep_tvms_own_compiler(compile_cuda):
         thread.start()
         thread.join()
     assert seen == [b"own"]
-
-
-def test_blocks_nest(compile_cuda):
-    with compile_with(lambda text: b"outer"):
-        with compile_with(lambda text: b"inner"):
-            assert compile_cuda() == b"inner"
-        assert compile_cuda() == b"outer"

@@ -10,7 +10,7 @@ from tvmconv.builtin.program import write
 import tvmconv as tc
 from tvmconv.compiler import nvrtc, sass
 from tvmconv.compiler.lower import lower
-from tvmconv.compiler.source import declare_tensor_maps, without_preamble
+from tvmconv.compiler.source import without_preamble
 from tvmconv.devices import find
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
@@ -27,7 +27,7 @@ def kernel():
     return tc.build(mapped.WORKLOAD, mapped.SCHEDULE, arch="sm_90")
 
 
-def test_a_parameter_is_a_map_over_an_array_or_the_address_of_one():
+def test_parameter_is_a_map_over_an_array_or_its_address():
     first, second = lowered().steps
     assert [(p.name, p.index, p.tensor_map) for p in first.parameters] == [
         ("K_map", 1, mapped.WEIGHT),
@@ -38,16 +38,11 @@ def test_a_parameter_is_a_map_over_an_array_or_the_address_of_one():
     assert second.tensor_maps == ()
 
 
-def test_the_text_takes_maps_by_value_and_declares_their_type_to_nvrtc():
+def test_text_takes_maps_by_value_and_declares_their_type():
     text = lowered().source
     assert "const __grid_constant__ CUtensorMap K_map, const __grid_constant__ CUtensorMap X_map" in text
     assert text.startswith("#ifdef __CUDACC_RTC__\nstruct alignas(64) CUtensorMap { unsigned long long opaque[16]; };")
     assert "struct" not in without_preamble(text)
-
-
-def test_a_text_without_maps_is_left_as_it_is():
-    text = 'extern "C" __global__ void main_kernel(float* Y) {}'
-    assert declare_tensor_maps(text) == text
 
 
 @needs_nvrtc
@@ -69,21 +64,6 @@ def test_wgmma_is_compiled_for_the_architecture_that_has_it(kernel):
     assert kernel.resources.spills == 0
 
 
-@needs_nvrtc
-def test_headers_are_not_read_for_the_type_of_a_map(kernel, monkeypatch):
-    attempts = []
-    attempt = nvrtc._attempt
-    monkeypatch.setattr(nvrtc, "_attempt", lambda *a: attempts.append(a[3]) or attempt(*a))
-    nvrtc.compile_cubin(kernel.source + "// again", "sm_90")
-    assert all(attempts)  # the stand-ins were enough
-
-
-@needs_nvrtc
-def test_an_architecture_may_be_given_with_its_letter():
-    kernel = tc.build(mapped.WORKLOAD, mapped.SCHEDULE, arch="sm_90a")
-    assert "for 'sm_90a'" in kernel.cubin.log
-
-
 @pytest.mark.parametrize(
     ("source", "arch", "compiled"),
     [
@@ -95,11 +75,11 @@ def test_an_architecture_may_be_given_with_its_letter():
         ('asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 …");', "sm_90", "sm_90"),
     ],
 )
-def test_only_what_an_architecture_alone_has_is_compiled_for_it_alone(source, arch, compiled):
+def test_only_what_an_architecture_alone_has_is_compiled_for_it(source, arch, compiled):
     assert nvrtc.specific(source, arch) == compiled
 
 
-def test_a_map_that_tma_cannot_take_is_refused_before_anything_is_compiled():
+def test_map_that_tma_cannot_take_is_refused_before_compiling():
     with pytest.raises(tc.CompileError, match="expected a copy of at most 256·256·256 elements"):
         lowered(weight=replace(mapped.WEIGHT, box=(64, 1, 512)))
 

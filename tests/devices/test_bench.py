@@ -37,18 +37,7 @@ def bench(device, vectors):
     made.close()
 
 
-def test_a_right_kernel_deviates_by_rounding_only(device, bench, lower_difference):
-    assert bench.deviation(device.load(lower_difference(device).program)) < 1e-6
-
-
-def test_the_deviation_is_relative_to_the_norm_of_the_reference(device, vectors, lower_difference):
-    inputs, expected = vectors
-    bench = device.bench(inputs, 2.0 * expected)
-    assert bench.deviation(device.load(lower_difference(device).program)) == pytest.approx(0.5, rel=1e-6)
-    bench.close()
-
-
-def test_an_element_that_is_not_written_is_no_number_even_after_a_right_kernel(device, bench, lower_difference):
+def test_unwritten_element_is_nan_even_after_a_right_kernel(device, bench, lower_difference):
     assert math.isfinite(bench.deviation(device.load(lower_difference(device).program)))
     assert math.isnan(bench.deviation(device.load(lower_difference(device, written=999).program)))
 
@@ -101,17 +90,6 @@ def test_a_kernel_that_is_far_from_the_best_gets_one_sample(device, bench, lower
     bench.deviation(kernel)
     assert len(bench.time(kernel, best=1e-12)) == 1
     assert len(bench.time(kernel, best=math.inf)) >= 3
-
-
-@pytest.mark.gpu
-def test_a_time_of_the_bench_is_that_of_the_kernel(gpu, vectors, lower_difference):
-    inputs, expected = vectors
-    bench = gpu.bench(inputs, expected.astype(np.float64))
-    kernel = gpu.load(lower_difference(gpu).program)
-    bench.deviation(kernel)
-    # A microsecond, of which a launch is the most: other work on the host and its GPUs changes it by some percent.
-    assert np.median(bench.time(kernel, math.inf)) == pytest.approx(kernel.time(inputs, seconds=0.05).median, rel=0.2)
-    bench.close()
 
 
 @pytest.mark.parametrize(
@@ -192,10 +170,3 @@ def test_a_launch_of_half_a_second_is_timed_once(monkeypatch, time, launch_secon
     gpu = FakeGpu(monkeypatch, launch_seconds)
     assert time(gpu) == (launch_seconds,)
     assert gpu.launches == 1
-
-
-def test_last_timings_warm_an_idle_gpu_up_for_longer(monkeypatch):
-    gpu = FakeGpu(monkeypatch, 1e-3)
-    for _ in range(2):  # the second time the GPU has just been busy
-        gpu.bench.time_long(gpu.kernel)
-    assert gpu.warm_ups == [graphs.IDLE_WARM_UP_SECONDS, graphs.WARM_UP_SECONDS]

@@ -22,10 +22,6 @@ def problem():
     return tc.Problem(tc.Filter1d(1000, 5))
 
 
-def test_it_reaches_a_run(loaded, problem):
-    assert problem.check(loaded.run(problem.inputs)).ok
-
-
 def test_each_run_brings_its_own(loaded):
     for seed in range(3):
         problem = tc.Problem(tc.Filter1d(1000, 5), seed=seed)
@@ -46,11 +42,6 @@ def test_two_kernels_do_not_share_theirs(gpu, loaded, problem):
             arrays.download(second[-1], doubled)
     assert problem.check(y).ok
     np.testing.assert_array_equal(doubled, 2 * y)
-
-
-@pytest.mark.parametrize("cold", [False, True])
-def test_it_is_there_when_launches_are_timed(loaded, problem, cold):
-    assert 0 < loaded.time(problem.inputs, cold=cold, seconds=0.02).median < 1e-3
 
 
 def test_it_reaches_a_call_on_torchs_tensors(loaded, problem):

@@ -3,12 +3,10 @@ import sys
 
 import numpy as np
 import pytest
-from steps import with_step
 
 from tvmconv.baselines.cudnn import time_cudnn
 from tvmconv.devices import find
-from tvmconv.devices.cuda.dlpack import load_tvm_runtime
-from tvmconv.errors import CompileError, DeviceError
+from tvmconv.errors import DeviceError
 from tvmconv.verify import Problem
 from tvmconv.workloads import parse
 
@@ -37,16 +35,6 @@ def test_torch_tensors_are_taken_and_given_without_a_copy(loaded, vectors):
     with torch.cuda.stream(torch.cuda.Stream()):
         y = loaded.call_dlpack([torch.from_numpy(array).cuda() for array in inputs])
         np.testing.assert_allclose(y.cpu().numpy(), expected, rtol=1e-6)
-
-
-@pytest.mark.gpu
-def test_tensors_of_tvm_are_taken(gpu, loaded, vectors):
-    import tvm
-
-    load_tvm_runtime()
-    inputs, expected = vectors
-    y = loaded.call_dlpack([tvm.runtime.tensor(array, tvm.cuda(gpu.index)) for array in inputs])
-    np.testing.assert_allclose(y.numpy(), expected, rtol=1e-6)
 
 
 @pytest.mark.gpu
@@ -92,27 +80,6 @@ except DeviceError as error:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("cuda:0: ")
     assert done.stdout.count("\n") == 1
-
-
-@pytest.mark.gpu
-def test_peaks_are_known_and_plausible(gpu):
-    assert gpu.peak_flops is None or 1e12 < gpu.peak_flops < 1e15
-    assert gpu.peak_bandwidth is None or 1e10 < gpu.peak_bandwidth < 1e14
-
-
-@pytest.mark.gpu
-def test_more_static_shared_memory_than_there_is_is_refused(gpu, lower_difference):
-    program = with_step(lower_difference(gpu).program, shared_bytes=49153)
-    with pytest.raises(DeviceError, match="cuda:0 has 49152 bytes of static shared memory a block"):
-        gpu.load(program)
-
-
-@pytest.mark.gpu
-def test_source_that_does_not_compile_is_a_compile_error(gpu, lower_difference):
-    lowered = lower_difference(gpu)
-    vars(lowered)["source"] = 'extern "C" __global__ void main_kernel() { undeclared = 1; }'
-    with pytest.raises(CompileError, match="undeclared"):
-        gpu.load(lowered.program)
 
 
 @pytest.mark.gpu

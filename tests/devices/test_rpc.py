@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tvmconv import jsonfile
-from tvmconv.devices import find, rpc
+from tvmconv.devices import rpc
 from tvmconv.devices.opencl import device as opencl
 from tvmconv.errors import DeviceError
 
@@ -26,18 +26,6 @@ def test_a_malformed_tracker_is_quoted(text):
     with pytest.raises(DeviceError, match="HOST:PORT") as caught:
         rpc.tracker_address(text)
     assert repr(text) in str(caught.value)
-
-
-def test_the_tracker_comes_from_the_environment(monkeypatch):
-    monkeypatch.setenv("TVM_TRACKER_HOST", "here")
-    monkeypatch.setenv("TVM_TRACKER_PORT", "1234")
-    assert rpc.tracker_address() == ("here", 1234)
-
-
-def test_a_tracker_that_is_named_nowhere_is_asked_for(monkeypatch):
-    monkeypatch.delenv("TVM_TRACKER_HOST", raising=False)
-    with pytest.raises(DeviceError, match="--tracker HOST:PORT"):
-        find("rpc:key")
 
 
 def test_an_absent_tracker_tells_how_to_start_one(listener):
@@ -70,18 +58,6 @@ def test_a_tracker_that_is_silent_is_not_waited_for_without_end(listener, monkey
         rpc.devices("key", listener.getsockname())
 
 
-def test_a_remote_device_is_described_as_the_device_that_it_is():
-    local = opencl.devices()[0]
-    remote = rpc.RemoteOpencl(**{**vars(local), "text": "rpc:key"}, key="key", tracker=("here", 1))
-    assert rpc.describe(remote) == rpc.describe(local)
-
-
-def test_a_remote_device_runs_no_kernel_here():
-    remote = rpc.RemoteOpencl(**vars(opencl.devices()[0]), key="key", tracker=("here", 1))
-    with pytest.raises(DeviceError, match="to tune on"):
-        remote.load(None)
-
-
 def test_a_worker_that_is_silent_is_not_waited_for_without_end(listener, monkeypatch):
     monkeypatch.setattr(rpc, "FREE_SECONDS", 0.1)
     monkeypatch.setattr(rpc, "TRACKER_SECONDS", 0.1)
@@ -102,7 +78,7 @@ def test_a_worker_of_another_version_is_told_so(monkeypatch, change):
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-def test_what_is_raised_while_a_worker_is_asked_is_raised_at_once(monkeypatch):
+def test_error_while_a_worker_is_asked_is_raised_at_once(monkeypatch):
     def refuse(tracker, key):
         raise KeyError("no reason")
 
@@ -192,12 +168,6 @@ def test_request_answer_that_no_tracker_sends_is_refused(serve, answer):
         rpc.connect(serve(encoded(answer)), "k")
 
 
-def test_workers_of_a_key_are_counted(serve):
-    keys = ["server:k", "server:other", "server:k", "client:k"]
-    summary = [0, {"server_info": [{"key": key, "addr": ["h", 1]} for key in keys], "queue_info": {}}]
-    assert rpc.count_workers(serve(encoded(summary)), "k") == 2
-
-
 def test_answer_that_dribbles_has_a_time_limit(listener, monkeypatch):
     monkeypatch.setattr(rpc, "TRACKER_SECONDS", 0.3)
 
@@ -222,10 +192,3 @@ def test_worker_with_an_impossible_device_is_refused(monkeypatch, change):
     monkeypatch.setattr(rpc, "described", lambda session: jsonfile.Value(told))
     with pytest.raises(DeviceError, match=f"rpc:key .*{next(iter(change))}"):
         rpc.devices("key", ("127.0.0.1", 1))
-
-
-def test_hint_names_a_port_range_that_the_tracker_can_take(listener):
-    host, port = listener.getsockname()
-    listener.close()
-    with pytest.raises(DeviceError, match=f"--port {port} --port-end {port + 1}"):
-        rpc.count_workers((host, port), "k")

@@ -76,14 +76,7 @@ def test_a_kernel_takes_maps_over_its_arrays(driver, bind):
     assert driver.alignments == [0, 0]
 
 
-def test_maps_are_encoded_once_for_all_launches(driver, bind):
-    bound = bind()
-    for _ in range(3):
-        bound.launch()
-    assert (len(driver.encoded), len(driver.launched)) == (2, 6)
-
-
-def test_a_step_that_waits_by_itself_overlaps_the_one_before_it_unless_that_is_not_wanted(driver, bind):
+def test_step_that_waits_by_itself_overlaps_unless_not_wanted(driver, bind):
     bind().launch()
     assert driver.overlapping == ["main_kernel_1"]
     overlapped, driver.launched = driver.launched, []
@@ -109,12 +102,3 @@ def test_what_tma_brings_is_multiplied(gpu, overlap):
                 bound.launch()
             arrays.download(pointers[-1], output)
     assert problem.check(output).ok
-
-
-@pytest.mark.gpu
-def test_a_kernel_with_maps_is_timed_from_a_cuda_graph(gpu):
-    if gpu.arch != "sm_90":
-        pytest.skip("wgmma is of sm_90 alone")
-    problem = Problem(mapped.WORKLOAD)
-    loaded = gpu.load(tc.build(mapped.WORKLOAD, mapped.SCHEDULE, device=gpu).program)
-    assert loaded.time(problem.inputs, seconds=0.02).method.startswith("CUDA graph of")

@@ -7,7 +7,6 @@ import pytest
 from placed import lower_shift
 
 import tvmconv as tc
-from tvmconv.devices.cuda.texture import BASE_ALIGNMENT, ROW_ALIGNMENT
 
 pytestmark = pytest.mark.gpu
 
@@ -65,12 +64,3 @@ def test_an_image_past_the_limits_of_a_texture_is_refused(gpu, shape):
     loaded = gpu.load(lower_shift(gpu, shape, 1, 1).program)
     with pytest.raises(tc.DeviceError, match=r"a texture is at most \d+ × \d+ elements wide and high, not"):
         loaded.run([image(shape)])
-
-
-def test_the_alignments_are_the_devices(gpu):
-    from cuda.bindings import runtime
-
-    attributes = runtime.cudaDeviceAttr
-    asked = [attributes.cudaDevAttrTextureAlignment, attributes.cudaDevAttrTexturePitchAlignment]
-    needed = [runtime.cudaDeviceGetAttribute(attribute, gpu.index)[1] for attribute in asked]
-    assert BASE_ALIGNMENT % needed[0] == ROW_ALIGNMENT % needed[1] == 0

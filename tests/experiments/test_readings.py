@@ -29,11 +29,6 @@ def test_totals_are_read_as_they_were_written(tmp_path):
     assert Readings.read(tmp_path / "a.json", Row) == measured
 
 
-def test_each_kernel_has_a_line(tmp_path):
-    MEASURED.write(tmp_path, "")
-    assert len((tmp_path / "größe.json").read_text(encoding="utf-8").splitlines()) == len(MEASURED.kernels) + 2
-
-
 @pytest.mark.parametrize(
     "text",
     [

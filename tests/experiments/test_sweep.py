@@ -22,18 +22,6 @@ def test_a_shipped_sweep_gives_the_table_beside_it(name):
     assert markdown(Sweep.read(SHIPPED / f"{name}.json")) == (SHIPPED / f"{name}.md").read_text()
 
 
-def test_a_sweep_over_sizes_is_known_by_its_workloads():
-    def over_sizes(*texts):
-        results = [Result(parse(text), "cuda:0", "NVIDIA H200", 0, (Row("basic"),)) for text in texts]
-        return Sweep("filters", list(texts), results, "here").over_sizes
-
-    assert over_sizes("filter2d:8x8x1,5x5", "filter2d:8x16x1,5x5")
-    assert not over_sizes("filter2d:8x8x1,5x5", "filter2d:8x16x1,5x5,clamp")
-    assert not over_sizes("filter2d:8x8x1,5x5", "filter2d:8x16x1,3x3")
-    assert not over_sizes("filter2d:8x8x1,5x5", "filter2d:8x8x1,5x5")
-    assert not over_sizes("filter2d:8x8x1,5x5")
-
-
 @pytest.mark.parametrize(
     ("selected", "name"),
     [

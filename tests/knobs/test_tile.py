@@ -18,12 +18,6 @@ def tile(extent, *inner):
     return Tile(extent, dict(zip(LEVELS, (ceil_div(extent, math.prod(inner)), *inner), strict=True)))
 
 
-def test_a_factor_is_an_attribute_by_its_name():
-    cut = tile(100, 2, 16, 3)
-    assert (cut.block, cut.vthread, cut.thread, cut.local) == (2, 2, 16, 3)
-    assert list(cut.factors) == list(LEVELS)
-
-
 def test_a_level_that_is_not_there_is_named_with_those_there_are():
     with pytest.raises(AttributeError, match=r"the tile has no level 'warp': block, vthread, thread, local"):
         tile(8, 1, 2, 4).warp  # noqa: B018
@@ -53,11 +47,6 @@ def test_a_knob_of_a_tile_is_what_its_column_holds():
     asked = k.tile("tile_x", 28, LEVELS, {"thread": 4})
     (column,) = [knob.resolve((-1, 1, 7, 2)) for knob in k.asked.values()]
     assert tuple(asked.factors.values()) == column == (2, 1, 7, 2)
-
-
-def test_levels_without_a_preference_are_one():
-    asked = Knobs(None).tile("tile_x", 28, LEVELS, {"thread": 4})
-    assert asked.factors == {"block": 7, "vthread": 1, "thread": 4, "local": 1}
 
 
 def test_a_tile_travels_as_it_is():

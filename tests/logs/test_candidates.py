@@ -30,7 +30,7 @@ def found(log, workload=W):
     return [(each.schedule.name, each.config.get("tile_c"), each.origin) for each in candidates(log, workload, ARCH)]
 
 
-def test_records_of_the_epilogue_come_before_those_of_the_bare_workload(write):
+def test_records_of_the_epilogue_come_before_bare_ones(write):
     log = write(record(1e-6, BARE, tile_c=(-1, 1, 4)), record(3e-6), record(2e-6, tile_c=(-1, 2, 2)))
     assert found(log)[:3] == [
         ("tiling", (-1, 2, 2), f"tuned on {H200}"),

@@ -49,10 +49,6 @@ def test_a_line_is_one_line_of_strict_ascii_json(record):
     json.loads(line, parse_constant=pytest.fail)
 
 
-def test_bytes_are_read_as_text_is():
-    assert Record.parse(LINE.encode()) == RECORD
-
-
 def test_the_cost_is_the_median_of_the_times():
     assert RECORD.cost == 2e-6
     assert RECORD.gflops == pytest.approx(RECORD.workload.flops / 2e-6 / 1e9)
@@ -63,19 +59,6 @@ def test_an_error_has_no_time_and_infinite_cost():
     assert not failed.ok
     assert failed.cost == math.inf
     assert failed.gflops == 0
-
-
-@pytest.mark.parametrize("deviation", [math.nan, math.inf])
-def test_a_deviation_that_is_no_number_is_left_out(deviation):
-    assert Record.parse(replace(RECORD, deviation=deviation).line()).deviation is None
-
-
-def test_unknown_keys_are_ignored():
-    assert Record.parse(json.dumps(json.loads(LINE) | {"mood": [None]})) == RECORD
-
-
-def test_keys_may_come_in_any_order_and_spacing():
-    assert Record.parse(json.dumps(json.loads(LINE), sort_keys=True, indent=1)) == RECORD
 
 
 def test_two_measurements_of_a_config_have_one_identity():
@@ -90,7 +73,7 @@ def test_what_is_no_record_is_refused_in_one_line(line):
 
 
 @given(st.data(), json_values)
-def test_a_record_with_any_part_replaced_parses_or_is_refused_in_one_line(data, value):
+def test_record_with_any_part_replaced_parses_or_is_refused(data, value):
     row = json.loads(LINE)
     *path, last = data.draw(st.sampled_from(list(places(row))))
     parent = row
@@ -175,13 +158,3 @@ def test_hostile_lines_are_refused_in_one_short_line(name):
 )
 def test_a_line_whose_keys_contradict_its_task_is_refused(old, new):
     assert "contradict" in refusal(LINE.replace(old, new))
-
-
-def test_refusals_of_a_kind_share_their_reason():
-    errors = []
-    for digit in "12":
-        with pytest.raises(tc.RecordError) as refused:
-            Record.parse(LINE.replace('"version": 0.2', f'"version": {digit}'))
-        errors.append(refused.value)
-    assert errors[0].reason == errors[1].reason
-    assert str(errors[0]) != str(errors[1])

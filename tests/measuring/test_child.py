@@ -38,11 +38,6 @@ def test_a_child_tells_why_it_ended(tmp_path, monkeypatch, text, how):
     assert ended(tmp_path, monkeypatch, text) == how
 
 
-def test_a_child_that_writes_much_to_stderr_does_not_wait_for_a_reader(tmp_path, monkeypatch):
-    text = "import subprocess; subprocess.run(['/usr/bin/head', '-c', '1000000', '/dev/zero'], stdout=2); os._exit(4)"
-    assert ended(tmp_path, monkeypatch, text).startswith("ended with exit status 4")
-
-
 @pytest.fixture
 def without_descriptors():
     """No file descriptor is free."""
@@ -67,7 +62,7 @@ def test_a_child_that_cannot_be_started_is_a_fault_of_the_host():
         Child("obedient")
 
 
-def test_a_process_that_did_not_start_ahead_is_started_when_it_is_needed(monkeypatch):
+def test_process_that_did_not_start_ahead_is_started_when_needed(monkeypatch):
     def fails(*_, **__):
         raise tc.HostError("cannot start a process: no memory")
 
@@ -82,3 +77,8 @@ def test_no_place_for_temporary_files_is_a_fault_of_the_host(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/no/such/folder")
     with pytest.raises(tc.HostError, match="cannot make a temporary directory: No such file or directory"):
         Scratch("test-")
+
+
+def test_child_that_writes_much_to_stderr_does_not_wait(tmp_path, monkeypatch):
+    text = "import subprocess; subprocess.run(['/usr/bin/head', '-c', '1000000', '/dev/zero'], stdout=2); os._exit(4)"
+    assert ended(tmp_path, monkeypatch, text).startswith("ended with exit status 4")

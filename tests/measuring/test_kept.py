@@ -39,7 +39,7 @@ def test_a_program_is_found_again(where, opencl, program, schedule):
     assert found == replace(program, steps=tuple(replace(step, resources=None) for step in program.steps))
 
 
-def test_of_other_workloads_configs_schedules_and_devices_it_is_none(where, opencl, program, schedule):
+def test_program_of_another_config_or_device_is_not_found(where, opencl, program, schedule):
     kept.keep(W, schedule, CONFIG, opencl, program)
     assert kept.find(tc.parse("conv2d:1x4x6x7,4x4x3x3"), "tiling", CONFIG, opencl) is None
     assert kept.find(W, "vthread", CONFIG, opencl) is None
@@ -47,9 +47,7 @@ def test_of_other_workloads_configs_schedules_and_devices_it_is_none(where, open
     assert kept.find(W, "tiling", CONFIG, replace(opencl, name="another")) is None
 
 
-def test_when_a_file_of_the_library_or_of_the_schedule_changes_it_is_gone(
-    where, opencl, program, schedule, monkeypatch
-):
+def test_program_is_gone_when_a_file_of_its_sources_changes(where, opencl, program, schedule, monkeypatch):
     kept.keep(W, schedule, CONFIG, opencl, program)
     with monkeypatch.context() as patch:
         patch.setattr(kept, "library", lambda: "another")
@@ -58,38 +56,27 @@ def test_when_a_file_of_the_library_or_of_the_schedule_changes_it_is_gone(
     assert kept.find(W, "tiling", CONFIG, opencl) is None
 
 
-@pytest.mark.parametrize("broken", [b"", b"{}\n", b"[]\n", b'{"sources": {}, "program": "{}"}\n', b"\xff\xfe\n"])
-def test_a_file_that_is_none_of_ours_is_no_program(where, opencl, program, schedule, broken):
-    kept.keep(W, schedule, CONFIG, opencl, program)
-    (file,) = where.iterdir()
-    file.write_bytes(broken)
-    assert kept.find(W, "tiling", CONFIG, opencl) is None
+def flip(written, place):
+    """The file with one wrong bit."""
+    return written[:place] + bytes([written[place] ^ 1]) + written[place + 1 :]
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda written: written[:-1],
-        lambda written: b"[" * 100_000 + b"\n",
-        lambda written: written.replace(rb"\"prepared\": 0", rb"\"prepared\": Infinity"),
-    ],
-    ids=["truncated", "deep", "infinite"],
-)
-def test_a_file_that_is_damaged_is_no_program(where, opencl, program, schedule, damage):
+DAMAGE = {
+    "wrong bit of the checksum": lambda written: flip(written, 0),
+    "wrong bit of the header": lambda written: flip(written, written.index(b"sources")),
+    "wrong bit of the code": lambda written: flip(written, len(written) - 2),
+    "truncated": lambda written: written[:-1],
+    "deep": lambda written: b"[" * 100_000 + b"\n",
+    "infinite": lambda written: written.replace(rb"\"prepared\": 0", rb"\"prepared\": Infinity"),
+    **{str(other): lambda _, other=other: other for other in (b"", b"[]\n", b'{"sources": {}, "program": "{}"}\n')},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_damaged_file_is_no_program_and_is_rebuilt(where, opencl, program, schedule, damage):
     kept.keep(W, schedule, CONFIG, opencl, program)
     (file,) = where.iterdir()
     file.write_bytes(damage(file.read_bytes()))
-    assert kept.find(W, "tiling", CONFIG, opencl) is None
-
-
-@pytest.mark.parametrize("part", ["the checksum", "the header", "the code"])
-def test_a_file_with_one_wrong_bit_is_rebuilt(where, opencl, program, schedule, part):
-    kept.keep(W, schedule, CONFIG, opencl, program)
-    (file,) = where.iterdir()
-    written = bytearray(file.read_bytes())
-    place = {"the checksum": 0, "the header": written.index(b"sources"), "the code": len(written) - 2}[part]
-    written[place] ^= 1
-    file.write_bytes(written)
     assert kept.find(W, "tiling", CONFIG, opencl) is None
     kept.keep(W, schedule, CONFIG, opencl, program)
     assert kept.find(W, "tiling", CONFIG, opencl) is not None
@@ -126,7 +113,7 @@ def test_what_else_lies_in_the_folder_stays(where, opencl, program, schedule, mo
     assert others <= set(where.iterdir())
 
 
-def test_nothing_is_kept_where_that_is_not_wanted_or_not_possible(tmp_path, opencl, program, schedule, monkeypatch):
+def test_nothing_is_kept_where_it_is_not_wanted_or_possible(tmp_path, opencl, program, schedule, monkeypatch):
     monkeypatch.setenv("TVMCONV_CACHE", "none")
     monkeypatch.chdir(tmp_path)
     kept.keep(W, schedule, CONFIG, opencl, program)
@@ -146,9 +133,3 @@ def test_what_there_is_no_room_for_leaves_nothing_behind(where, opencl, program,
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not list(where.iterdir())
-
-
-def test_by_default_it_is_in_the_users_cache(monkeypatch, tmp_path):
-    monkeypatch.delenv("TVMCONV_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert kept.folder() == tmp_path / "tvmconv"

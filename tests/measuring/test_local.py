@@ -71,7 +71,7 @@ def test_a_process_that_never_starts_is_a_lost_device(opencl, runner):
         run(runner, [program(opencl)])
 
 
-def test_a_device_process_that_grows_without_end_is_ended_and_the_next_program_runs(opencl, runner, monkeypatch):
+def test_device_process_that_grows_without_end_is_replaced(opencl, runner, monkeypatch):
     endless, right = program(opencl, "endless"), program(opencl)
     wait_for(lambda: runner.poll() or runner.free)
     runner.submit(0, endless, 1.0)
@@ -106,7 +106,7 @@ def serve_until_left(connection):
         bench_process.main(connection)
 
 
-def test_a_process_that_is_told_to_wake_brings_up_its_device_and_says_nothing(opencl, monkeypatch):
+def test_woken_process_brings_up_its_device_and_says_nothing(opencl, monkeypatch):
     benches = []
     bench = type(opencl).bench
     monkeypatch.setattr(type(opencl), "bench", lambda *args: benches.append(bench(*args)) or benches[-1])
@@ -116,10 +116,3 @@ def test_a_process_that_is_told_to_wake_brings_up_its_device_and_says_nothing(op
     assert answered[0] is None
     assert [outcome.error for outcome in answered[1:]] == [ErrorKind.NONE]
     assert len(benches) == 2
-
-
-def test_a_device_that_cannot_be_woken_is_told_of_by_what_is_asked_next():
-    problem = tc.Problem(WORKLOAD)
-    setup = Setup("opencl:99", problem.inputs, problem.reference, WORKLOAD.tolerance)
-    (answered,) = answers(Wake("opencl:99"), setup)
-    assert "no device 'opencl:99'" in answered

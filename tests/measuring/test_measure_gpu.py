@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("fault", ["wrong", "unwritten", "out_of_bounds", "endless", "wide"])
-def test_a_faulty_kernel_is_one_record_of_its_kind_and_the_others_are_measured(gpu, fault):
+def test_faulty_kernel_is_one_record_and_the_others_are_measured(gpu, fault):
     configs = [{"fault": name, "number": i} for i, name in enumerate(("none", fault, "none", "none"))]
     records = measure(configs, device=gpu, run_timeout=3.0, memory_limit=4 << 30)
     errors = {record.config["number"]: record.error for record in records}

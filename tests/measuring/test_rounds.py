@@ -72,13 +72,6 @@ def test_what_fails_is_not_measured_again():
     assert found["a"].agreeing == (10, math.inf)
 
 
-def test_two_rounds_decide_as_well():
-    timer = FakeTimer(a=[58, 28, 28.5], b=[30])
-    found = measured(timer, rounds=2, repeated=2)
-    assert timer.rounds == ["ab", "ab", "a"]
-    assert found["a"].median == 28
-
-
 @pytest.mark.parametrize(("milliseconds", "count"), [(499.0, 3), (500.0, 1), (7000.0, 1)])
 def test_a_launch_of_half_a_second_is_timed_in_one_round(milliseconds, count):
     timer = FakeTimer(a=[milliseconds], b=[1.0])

@@ -1,30 +1,26 @@
 """Within a block of `standing` processes go from one search to the next; after it, or without it, none is left."""
 
-import dataclasses
 import subprocess
 import sys
 import threading
 import time
-import types
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from faulty_schedules import SCHEDULE
 from measuring import DEADLINE, collect, measure, measurer
-from processes import GONE_SECONDS, children, wait_for
+from processes import children, wait_for
 
 import tvmconv as tc
 from tvmconv.library import find as find_schedule
 from tvmconv.measuring import supervised
 from tvmconv.measuring.bench_process import Wake
-from tvmconv.measuring.builder import Task
 from tvmconv.measuring.local import DEVICE_PROCESS
 from tvmconv.measuring.outcome import ErrorKind
-from tvmconv.measuring.pool import BUILDER, Pool, workers_of
+from tvmconv.measuring.pool import BUILDER
 from tvmconv.measuring.ready import begin_processes
-from tvmconv.measuring.standing import begin, begin_origin, standing
-from tvmconv.measuring.supervised import Cause, Job, Limits, Supervised
+from tvmconv.measuring.standing import begin, standing
+from tvmconv.measuring.supervised import Job, Limits, Supervised
 
 OTHER = tc.parse("conv2d:1x4x8x8,8x4x3x3,s1,p1")
 TILING = find_schedule(OTHER, "tiling")
@@ -78,7 +74,7 @@ def test_the_same_processes_serve_whatever_is_searched_next(serving):
     assert serving() == set()
 
 
-def test_the_last_of_several_blocks_ends_the_processes_and_without_any_each_measurer_has_its_own(serving):
+def test_last_of_several_blocks_ends_the_processes(serving):
     with measurer() as m:
         m.submit([{"fault": "none"}])
         collect(m)
@@ -96,24 +92,7 @@ def test_the_last_of_several_blocks_ends_the_processes_and_without_any_each_meas
     assert serving() == set()
 
 
-def test_a_larger_pool_starts_more_and_a_smaller_one_leaves_the_others_standing(serving, opencl):
-    task = Task(OTHER, {"tiling": TILING}, opencl, 1 << 30)
-    with standing():
-        for workers, there in ((1, 1), (2, 2), (1, 2)):
-            pool = Pool(task, workers, timeout=20.0)
-            for number in range(6):
-                pool.submit(number, "tiling", DEFAULT)
-            built = []
-            while len(built) < 6 or not all(builder.ready for builder in pool._builders):
-                built += pool.poll()
-                time.sleep(0.01)
-            assert sorted(tag for tag, _ in built) == list(range(6))
-            assert all(each.program for _, each in built)
-            pool.close()
-            assert len(serving()) == there
-
-
-def test_processes_that_were_killed_while_they_stood_are_replaced_and_nobody_is_to_blame(serving):
+def test_processes_killed_while_they_stood_are_replaced(serving):
     with standing():
         assert right()
         first = serving()
@@ -124,7 +103,7 @@ def test_processes_that_were_killed_while_they_stood_are_replaced_and_nobody_is_
         assert not serving() & first
 
 
-def test_a_build_and_a_kernel_that_hang_at_the_end_do_not_block_the_next_search(serving, monkeypatch):
+def test_hanging_build_and_kernel_do_not_block_the_next_search(serving, monkeypatch):
     monkeypatch.setattr(supervised, "SECOND_HAND_SECONDS", 0.5)
     with standing():
         with measurer(build_timeout=1000.0, run_timeout=1000.0) as m:
@@ -136,51 +115,6 @@ def test_a_build_and_a_kernel_that_hang_at_the_end_do_not_block_the_next_search(
         assert right()
         assert time.monotonic() - start < 30.0
         assert not serving() & hung
-
-
-def test_a_schedule_that_does_not_import_is_an_error_as_ever_and_the_next_search_goes_on(serving, monkeypatch):
-    module = types.ModuleType("only_here")
-    exec("def function(s, w, k): ...", vars(module))
-    monkeypatch.setitem(sys.modules, "only_here", module)
-    with standing():
-        assert right()
-        with measurer(schedule=dataclasses.replace(SCHEDULE, function=module.function)) as m:
-            m.submit([{"fault": "none"}])
-            with pytest.raises(tc.Error, match="cannot load schedule faulty: ModuleNotFoundError"):
-                collect(m)
-        assert right(1)
-
-
-def test_a_measurer_that_outlives_the_block_goes_on_and_ends_its_processes(serving):
-    with standing():
-        m = measurer()
-        m.submit([{"fault": "none"}])
-        assert collect(m)[0].ok
-    m.submit([{"fault": "none", "number": 1}])
-    assert collect(m)[0].ok
-    m.close()
-    assert serving() == set()
-
-
-def test_sigkill_within_a_block_leaves_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    script = f"""
-import sys, time
-sys.path[:] = {sys.path!r}
-from measuring import measure
-from tvmconv.measuring.standing import standing
-with standing():
-    measure([{{"fault": "none"}}])
-    print("stands", flush=True)
-    time.sleep(1000)
-"""
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
-        assert parent.stdout.readline() == b"stands\n"
-        started = children(parent.pid)
-        assert len(started) >= 2
-        parent.kill()
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started), GONE_SECONDS)
-    wait_for(lambda: not [*tmp_path.iterdir()], GONE_SECONDS)
 
 
 @pytest.mark.parametrize(("held", "kept"), [(1 << 20, True), (1 << 39, False)])
@@ -208,7 +142,7 @@ def test_answers_that_were_for_another_are_for_nobody():
         second.close()
 
 
-def test_processes_that_stand_before_anybody_asked_are_taken_and_no_more_are_begun_than_are_wanted(serving, opencl):
+def test_processes_that_stand_early_are_not_begun_twice(serving, opencl):
     with standing():
         begin_processes(2, [opencl])
         first = wait_for(lambda: len(serving()) == 2 and serving())
@@ -221,39 +155,7 @@ def test_processes_that_stand_before_anybody_asked_are_taken_and_no_more_are_beg
     assert serving() == set()
 
 
-def test_what_builders_are_forked_from_may_begin_before_them_and_ends_without_any(ours):
-    with standing():
-        begin_origin()
-        (origin,) = wait_for(ours)
-        begin(BUILDER, BUILDER, 1)
-        (forked,) = wait_for(lambda: ours() - {origin})
-        assert (Path("/proc") / str(forked) / "stat").read_text().rpartition(")")[2].split()[1] == str(origin)
-    assert ours() == set()
-    with standing():
-        begin_origin()
-    assert ours() == set()
-
-
-def test_by_default_as_many_begin_as_a_measurer_has(serving, opencl):
-    with standing():
-        begin_processes(None, [opencl])
-        assert wait_for(lambda: len(serving()) == workers_of(None))
-
-
-def test_nobody_had_a_process_that_began_early_so_that_it_has_the_time_of_a_new_one(monkeypatch, ours):
-    """One that another had is given up when it is not free within seconds; one that still loads TVM is not."""
-    monkeypatch.setattr(supervised, "SECOND_HAND_SECONDS", 0.0)
-    with standing():
-        begin("obedient", "obedient", 1, ("hang",))
-        (early,) = wait_for(ours)
-        process = Supervised("obedient", lambda: None, Limits(1.0, 60.0), {}, like="obedient")
-        assert ours() == {early}
-        end = wait_for(lambda: process.poll() or process.end)
-        assert (end.cause, end.was_ready) == (Cause.START, False)
-        process.close()
-
-
-def test_a_process_that_began_early_gets_its_first_message_before_that_of_whoever_takes_it(ours):
+def test_process_that_began_early_gets_its_own_message_first(ours):
     with standing():
         begin("obedient", "obedient", 1, ("say", "awake"))
         process = Supervised("obedient", lambda: ("say", "hello"), Limits(60.0, 60.0), {}, like="obedient")
@@ -263,7 +165,7 @@ def test_a_process_that_began_early_gets_its_first_message_before_that_of_whoeve
         process.close()
 
 
-def test_what_began_early_and_was_never_taken_ends_with_the_last_block(ours):
+def test_process_never_taken_ends_with_the_last_block(ours):
     with standing():
         with standing():
             begin("obedient", "obedient", 3)
@@ -271,7 +173,7 @@ def test_what_began_early_and_was_never_taken_ends_with_the_last_block(ours):
     assert ours() == set()
 
 
-def test_the_process_of_a_gpu_of_this_host_begins_early_and_no_other_device_s_does(opencl, monkeypatch):
+def test_process_of_a_gpu_of_this_host_alone_begins_early(opencl, monkeypatch):
     begun = []
     monkeypatch.setattr("tvmconv.measuring.standing.begin", lambda *what: begun.append(what))
     gpu, far = (SimpleNamespace(kind="cuda", text=text) for text in ("cuda:1", "rpc:k"))
@@ -304,7 +206,7 @@ def test_the_end_does_not_wait_for_what_still_loads(monkeypatch):
     assert time.monotonic() - start < 20.0
 
 
-def test_to_load_the_compilers_leaves_no_thread_that_a_fork_would_lose():
+def test_loading_compilers_leaves_no_thread_that_a_fork_loses():
     program = (
         "import os, numpy; threads = lambda: len(os.listdir('/proc/self/task')); before = threads()\n"
         "from tvmconv.measuring.builder import load; load(); print(threads() - before)\n"

@@ -42,7 +42,7 @@ def ended(process):
     return {job.tag: answer for job, answer in wait_for(process.poll)}
 
 
-def test_it_has_no_room_before_it_is_ready_and_none_beyond_its_depth(supervise):
+def test_process_has_no_room_before_it_is_ready(supervise):
     process = supervise()
     assert process.room == 0
     ready(process)
@@ -51,15 +51,7 @@ def test_it_has_no_room_before_it_is_ready_and_none_beyond_its_depth(supervise):
     assert process.room == DEPTH - 1
 
 
-def test_answers_come_back_with_their_jobs(supervise):
-    process = supervise(("say", "a"), ("say", "b"))
-    answers = ended(process)
-    if len(answers) < 2:
-        answers |= ended(process)
-    assert answers == {0: ["a"], 1: ["b"]}
-
-
-def test_the_job_that_it_does_is_to_blame_for_its_end_and_the_next_is_done_by_its_successor(supervise):
+def test_job_under_way_is_to_blame_and_the_next_one_is_done(supervise):
     process = supervise(("end",), ("say", "b"))
     end = ended(process)[0]
     assert (end.cause, end.reason, end.was_ready) == (Cause.CRASH, "it ended with exit status 7", True)
@@ -81,7 +73,7 @@ def test_a_process_that_holds_too_much_is_ended(supervise):
     assert process.end.cause is Cause.MEMORY
 
 
-def test_a_last_answer_counts_and_what_it_was_sent_meanwhile_is_not_to_blame(supervise):
+def test_last_answer_counts_and_the_next_job_is_not_to_blame(supervise):
     process = supervise(("last", "a"), ("say", "b"))
     assert ended(process) == {0: ["a"]}
     assert process.end.cause is Cause.LAST
@@ -107,10 +99,3 @@ def test_after_so_many_failed_starts_in_a_row_there_is_no_hope(supervise):
         wait_for(lambda: process.poll() or process.end)
         process.renew()
     assert process.hopeless
-
-
-def test_it_may_be_closed_twice(supervise):
-    process = supervise(("hang",))
-    process.close()
-    process.close()
-    assert process.poll() == []

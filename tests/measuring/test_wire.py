@@ -42,11 +42,6 @@ def test_a_program_arrives_as_it_was_sent(program, best):
     assert wire.decode_program(*wire.encode_program(program, best)) == (program, best)
 
 
-def test_code_that_steps_share_is_sent_once():
-    _, code = wire.encode_program(SEVERAL, math.inf)
-    assert len(code) == len(STEP.code) + len(OTHER.code)
-
-
 @pytest.mark.parametrize("change", [lambda code: code[:-1], lambda code: code + b"x"])
 def test_code_of_another_length_than_was_sent_is_refused(change):
     header, code = wire.encode_program(SEVERAL, math.inf)
@@ -110,11 +105,6 @@ def test_an_outcome_that_no_measurement_has_is_refused(change):
     told = {**json.loads(wire.encode_outcome(Outcome((1e-6,)))), **change}
     with pytest.raises(DeviceError, match="the worker's answer"):
         wire.decode_outcome(json.dumps(told))
-
-
-def test_a_deviation_that_json_cannot_hold_is_left_out():
-    outcome = Outcome(deviation=math.nan, error=ErrorKind.WRONG_ANSWER)
-    assert wire.decode_outcome(wire.encode_outcome(outcome)).deviation is None
 
 
 def test_an_order_arrives_as_it_was_sent():
@@ -182,3 +172,13 @@ def test_program_with_a_number_out_of_range_is_refused(path, value):
     inside[path[-1]] = value
     with pytest.raises(DeviceError, match=f"the program is none of tvmconv's \\({path[0]}"):
         wire.decode_program(json.dumps(told), code)
+
+
+def test_code_that_steps_share_is_sent_once():
+    _, code = wire.encode_program(SEVERAL, math.inf)
+    assert len(code) == len(STEP.code) + len(OTHER.code)
+
+
+def test_a_deviation_that_json_cannot_hold_is_left_out():
+    outcome = Outcome(deviation=math.nan, error=ErrorKind.WRONG_ANSWER)
+    assert wire.decode_outcome(wire.encode_outcome(outcome)).deviation is None

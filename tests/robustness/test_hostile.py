@@ -1,6 +1,6 @@
 """`tvmconv tune` where the host lacks something: it works all the same, or refuses with one line and records nothing.
 
-The most telling environments run always; `pytest -m slow tests/robustness/test_hostile.py` runs the others.
+The most telling environment runs always; `pytest -m slow tests/robustness/test_hostile.py` runs the others.
 """
 
 import pytest
@@ -12,7 +12,7 @@ from tvmconv.logs.log import read
 
 WORKLOAD, TRIALS = "conv2d:1x8x14x14,8x8x3x3,s1,p1", 3
 HOW = ("--schedule=tiling", "--tuner=random", "--workers=1", "--device=opencl:0", f"--trials={TRIALS}", "--log", "LOG")
-ALWAYS = ("largest file 8 KiB", "temporary files nearly full")
+ALWAYS = ("largest file 8 KiB",)
 STATUSES = {"works": {0}, "refuses": {2}, "either": {0, 2}}
 
 

@@ -56,7 +56,7 @@ WAYS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, "the process alone", "a c
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(ROUNDS))
-def test_a_search_ended_at_random_moments_loses_and_repeats_nothing(tmp_path, seed):
+def test_search_ended_at_any_moment_loses_and_repeats_nothing(tmp_path, seed):
     searches, moment = Searches(tmp_path), random.Random(seed)
     before = []
     try:

@@ -49,25 +49,3 @@ def test_the_other_knobs_default_to_autotvms_only_way(schedule, text):
     others = {name: value for name, value in space.default.items() if name not in KNOBS[schedule]}
     autotvm = {"slices": 1, "pipeline": "none", "weight_layout": "oihw", "weight_pad": 0, "stage": "shared"}
     assert others.items() <= {**autotvm, "fetch": "blocked"}.items()
-
-
-@pytest.mark.parametrize("schedule", KNOBS)
-def test_the_order_in_which_a_config_has_its_knobs_makes_no_difference(schedule):
-    w = next(tc.parse(text) for name, text in CASES if name == schedule)
-    config = configs(schedule, w, 1)[0]
-    backwards = dict(reversed(config.items()))
-    first, second = (tc.build(w, schedule, arch="sm_90", config=c).source for c in (config, backwards))
-    assert first == second
-
-
-@pytest.mark.parametrize(("schedule", "text"), CASES)
-def test_an_open_factor_is_the_factor_that_it_stands_for(schedule, text):
-    w = tc.parse(text)
-    space = library.find(w, schedule).space(w)
-    for config in configs(schedule, w, 3):
-        resolved = {
-            name: space.knobs[name].resolve(value) if isinstance(value, tuple) else value
-            for name, value in config.items()
-        }
-        sources = [tc.build(w, schedule, arch="sm_90", config=c).source for c in (config, resolved)]
-        assert sources[0] == sources[1]

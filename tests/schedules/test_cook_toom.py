@@ -19,15 +19,7 @@ def test_outputs_are_the_sums_of_the_filter_exactly(m, r):
         assert weight == (i == j + k), (i, j, k)
 
 
-@pytest.mark.parametrize(("m", "r"), SIZES)
-def test_matrices_have_their_shapes_and_are_exact(m, r):
-    A, B, G = transforms(m, r)
-    alpha = m + r - 1
-    assert [(len(matrix), len(matrix[0])) for matrix in (A, B, G)] == [(alpha, m), (alpha, alpha), (alpha, r)]
-    assert all(isinstance(value, (int, Fraction)) for matrix in (A, B, G) for row in matrix for value in row)
-
-
-def test_what_inputs_and_outputs_are_multiplied_by_is_exact_in_float32_up_to_tiles_of_four_outputs():
+def test_matrices_are_exact_in_float32_up_to_tiles_of_four():
     for m in (2, 4):
         A, B, _ = transforms(m, 3)
         assert all(Fraction(float(value)) == value for matrix in (A, B) for row in matrix for value in row)

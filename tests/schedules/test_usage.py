@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from listed import listed
 from points import all_divide, covering
 
 import tvmconv as tc
@@ -103,30 +104,37 @@ def configs(request):
     return space, list(zip(configs, used, kernels, strict=True))
 
 
-def test_threads_are_those_of_the_launch(configs):
-    for config, used, kernel in configs[1]:
-        assert used["threads"] == kernel.launch.threads, config
-
-
-def test_blocks_are_those_of_the_launch(configs):
-    for config, used, kernel in configs[1]:
-        assert used["blocks"] == math.prod(kernel.launch.grid), config
-
-
-def test_dynamic_shared_bytes_and_clusters_are_those_of_the_launch(configs):
-    for config, used, kernel in configs[1]:
-        assert used.get("dynamic_shared_bytes", 0) == kernel.dynamic_shared_bytes, config
-        assert used.get("cluster", 1) == math.prod(kernel.launch.cluster), config
-
-
-def test_shared_bytes_are_those_that_tvm_allocates_where_no_tile_overhangs(configs):
+def test_usage_is_that_of_the_lowered_kernel(configs):
+    """Static shared memory is what TVM allocates where no tile overhangs."""
     space, kernels = configs
     for config, used, kernel in kernels:
-        if all_divide(space, config):
-            assert used["shared_bytes"] == kernel.shared_bytes, config
+        assert used["threads"] == kernel.launch.threads, config
+        assert used["blocks"] == math.prod(kernel.launch.grid), config
+        assert used.get("dynamic_shared_bytes", 0) == kernel.dynamic_shared_bytes, config
+        assert used.get("cluster", 1) == math.prod(kernel.launch.cluster), config
+        assert used["shared_bytes"] == kernel.shared_bytes or not all_divide(space, config), config
 
 
-def test_the_configs_above_are_of_every_schedule_that_says_what_it_uses_and_have_clusters():
+ROOMY = [("hopper", text) for text in listed("deep")["hopper"]]
+ROOMY += [("mma_sync", "conv2d:32x256x56x56,256x256x3x3,s1,p1,f16,nhwc")]
+ROOMY += [("conflict_free", "conv2d:1x128x40x40,128x128x3x3,s1,p1")]
+
+
+@pytest.mark.parametrize(("schedule", "text"), ROOMY)
+def test_searched_configs_have_room_on_the_gpu(schedule, text):
+    w = tc.parse(text)
+    for arch in ("sm_90",) if schedule == "hopper" else ("sm_86", "sm_90"):
+        limits = gpu.limits(arch)
+        space = library.find(w, schedule).space(w, limits)
+        used = space.usage(space.listed).columns()
+        assert len(space.listed) > 10
+        assert used.get("dynamic_shared_bytes", np.zeros(1)).max() <= limits.all_shared_bytes
+        assert used["shared_bytes"].max() <= limits.shared_bytes
+        assert used["threads"].max() <= limits.max_threads
+        assert used.get("cluster", np.ones(1)).max() <= limits.max_cluster
+
+
+def test_configs_above_are_of_every_schedule_and_have_clusters():
     """Without this, the tests above could pass with few kernels, and no cluster among them."""
     met, every = (set().union(*(choices(*pair) for pair in pairs)) for pairs in (PAIRS, ALL_PAIRS))
     assert met == every

@@ -4,7 +4,7 @@ import time
 
 import pytest
 from instant import Clock, made_up
-from searches import WORKLOAD, append, records_of, search, trials_of
+from searches import WORKLOAD, append, search, trials_of
 
 import tvmconv as tc
 from tvmconv.deadline import SLACK_SECONDS, SLACK_SHARE, Deadline
@@ -33,7 +33,7 @@ def longest(seconds):
 
 
 @pytest.mark.parametrize("duration", [0.25, 3.0, 30.0])
-@pytest.mark.parametrize("seconds", [1.0, 8.0, 60.0])
+@pytest.mark.parametrize("seconds", [1.0, 8.0])
 def test_a_search_ends_within_its_limit(log, instant, clock, seconds, duration):
     begun, instant.duration = clock.now, lambda trial: duration
     search(log, seconds=seconds, compare=True, confirm=True)
@@ -61,24 +61,11 @@ def test_first_configs_are_awaited_where_the_start_took_the_time(log, instant, c
     assert Omitted.SEARCH not in tuned.omitted
 
 
-def test_a_start_that_took_all_the_time_leaves_first_configs(log, instant, clock):
-    instant.duration = lambda trial: 0.3
-    request = Request("random", seconds=2.0, log=log, compare=False, confirm=False, begun=clock.now - 3.0)
-    tune_all(WORKLOAD, ["tiling"], [find("opencl:0")], request, lambda status: None)
-    assert len(trials_of(log)) == 4
-
-
 def test_records_of_an_earlier_session_spare_the_wait(log, instant, clock):
     instant.duration = lambda trial: 0.5
     append(log, [made_up(WORKLOAD, "tiling", {"no_knob": 1}, find("opencl:0").name)])
     search(log, seconds=0.7)
     assert len(trials_of(log)) == 2
-
-
-def test_no_config_is_submitted_after_the_time(log, instant, clock):
-    instant.duration = lambda trial: 1.0
-    search(log, seconds=1.5)
-    assert len(instant.measured) == 4
 
 
 @pytest.mark.parametrize(("seconds", "quick"), [(2.0, True), (60.0, False)])
@@ -93,13 +80,6 @@ def test_short_search_loads_no_cost_model(log, instant, clock, monkeypatch, seco
     instant.duration = lambda trial: 0.05
     search(log, seconds=seconds, tuner="xgb", trials=60)
     assert {*asked} == {quick}
-
-
-def test_a_search_that_measured_nothing_says_so(log, instant, clock):
-    instant.duration = lambda trial: 30.0
-    tuned = search(log, seconds=1.0, compare=True, confirm=True)
-    assert tuned.omitted == {Omitted.SEARCH}
-    assert (tuned.final, records_of(log)) == (None, [])
 
 
 def test_a_naive_schedule_that_takes_too_long_is_given_up(log, instant, clock):
@@ -117,13 +97,6 @@ def test_last_timings_that_are_cut_off_leave_the_fastest_trial(log, instant, clo
     assert tuned.omitted == {Omitted.LAST_TIMINGS}
 
 
-def test_last_timings_that_fit_decide(log, instant, clock):
-    instant.duration = lambda trial: 0.5
-    tuned = search(log, seconds=20.0, confirm=True)
-    assert tuned.final.final
-    assert tuned.omitted == set()
-
-
 def searched(network, opencl, log, seconds):
     """What came of a network's searches, in the order in which they were done."""
     request = Request("random", log=log, compare=False)
@@ -131,7 +104,7 @@ def searched(network, opencl, log, seconds):
     return {workload: one(lambda status: None) for workload, one in searches}
 
 
-@pytest.mark.parametrize("seconds", [1.0, 5.0, 20.0])
+@pytest.mark.parametrize("seconds", [1.0, 20.0])
 @pytest.mark.parametrize("duration", [0.25, 2.0])
 def test_a_network_is_searched_within_its_limit(log, instant, clock, opencl, seconds, duration):
     begun, instant.duration = clock.now, lambda trial: duration
@@ -146,19 +119,6 @@ def test_the_layers_that_cost_a_network_most_are_searched_first(log, instant, cl
     left_out = [workload.O for workload, tuned in found.items() if Omitted.SEARCH in tuned.omitted]
     assert left_out == [16, 8]
     assert found[LAYERS[0]].status.done == 0
-
-
-@pytest.mark.parametrize(("seconds", "confirmed"), [(1.5, False), (3.0, True)])
-def test_short_search_in_network_has_no_last_timings(log, instant, clock, opencl, seconds, confirmed):
-    instant.duration = lambda trial: 0.1
-    ((_, tuned),) = searched({WORKLOAD: 1}, opencl, log, seconds).items()
-    assert tuned.final.final == confirmed
-    assert tuned.omitted == set()
-
-
-def test_a_layer_that_a_network_has_often_comes_before_larger_ones(log, instant, clock, opencl):
-    network = {LAYERS[1]: 1, WORKLOAD: 1000}
-    assert next(iter(searched(network, opencl, log, 100.0))) == WORKLOAD
 
 
 def test_the_seconds_left_are_never_negative(log, instant, clock):

@@ -86,13 +86,6 @@ def test_results_in_the_t4_format_are_read(written):
     assert (recording.best, recording.failed, len(recording.space.listed)) == (1e-3, 1, 3)
 
 
-def test_numbers_and_words_may_be_options_of_one_file(written):
-    entries = {"a": {"order": "rows", "block": 8, "time": 1.0}, "b": {"order": "columns", "block": 4, "time": 2.0}}
-    recording = load(written(json.dumps({"tune_params_keys": ["order", "block"], "cache": entries})))
-    assert configs(recording) == {("rows", 8), ("columns", 4)}
-    assert recording.space.legal(recording.space.listed).all()
-
-
 @pytest.mark.parametrize("time", ['"RuntimeFailedConfig"', "NaN", "Infinity", "-1", "0", "null", "1e400"])
 def test_what_is_no_time_is_a_failure(written, time):
     text = json.dumps(CACHE).replace("3.875", time)
@@ -124,8 +117,3 @@ def test_another_file_is_refused_in_one_line(written, content, message):
     with pytest.raises(Error, match=message) as caught:
         load(written(content))
     assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(Error, match=r"cannot read .*nowhere\.json: No such file"):
-        load(tmp_path / "nowhere.json")

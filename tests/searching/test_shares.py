@@ -12,7 +12,7 @@ GPU = SimpleNamespace(peak_flops=60e12, peak_bandwidth=4e12)
 UNKNOWN = SimpleNamespace(peak_flops=None, peak_bandwidth=None)
 
 
-def test_the_time_of_a_layer_is_that_of_its_operations_its_bytes_or_a_launch():
+def test_time_of_a_layer_is_that_of_its_operations_or_a_launch():
     assert roofline_seconds(LARGE, GPU) == pytest.approx(LARGE.flops / 60e12 + LAUNCH_SECONDS)
     assert LAUNCH_SECONDS < roofline_seconds(SMALL, GPU) < 1.01 * LAUNCH_SECONDS
     assert roofline_seconds(LARGE, UNKNOWN) > roofline_seconds(SMALL, UNKNOWN)

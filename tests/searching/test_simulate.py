@@ -10,40 +10,24 @@ import pytest
 
 from tvmconv.searching.replay import Recorded, Recording, load
 from tvmconv.searching.simulate import Run, Summary, checkpoints, search
-from tvmconv.searching.tuners.parts import Parts
-from tvmconv.searching.tuners.xgb import XGBTuner
 
 DATA = Path(__file__).parents[1] / "data"
 
 
-@pytest.fixture(scope="module", params=["RTX_3090", "RTX_2080_Ti"])
-def measured(request):
-    return load(DATA / f"convolution_{request.param}.json.gz")
-
-
 @pytest.fixture(scope="module")
-def smaller():
-    """The space of which a search takes less time."""
+def measured():
     return load(DATA / "convolution_RTX_2080_Ti.json.gz")
 
 
-def test_the_model_finds_nearly_the_best_of_thousands_in_a_hundred_measurements(measured):
+def test_model_is_near_the_best_of_thousands_after_100_trials(measured):
     searches = Summary("xgb", [search(measured, "xgb", 100, seed) for seed in range(3)])
     assert searches.after(50).mean() > 0.9
     assert searches.after(100).mean() > 0.97
     assert searches.seconds < 15
 
 
-def test_the_tuner_is_no_worse_than_its_trees_alone(smaller):
-    class Trees(XGBTuner):
-        parts = Parts(process=False, near=False)
-
-    whole, trees = ([search(smaller, tuner, 50, seed) for seed in range(3)] for tuner in (XGBTuner, Trees))
-    assert Summary("", whole).after(50).mean() > Summary("", trees).after(50).mean() - 0.05
-
-
 def test_evolution_beats_chance(measured):
-    evolved, chance = ([search(measured, name, 100, seed) for seed in range(6)] for name in ("ga", "random"))
+    evolved, chance = ([search(measured, name, 100, seed) for seed in range(4)] for name in ("ga", "random"))
     assert Summary("ga", evolved).after(100).mean() > Summary("random", chance).after(100).mean()
 
 
@@ -54,19 +38,6 @@ def tiny(costs):
 def test_shares_are_of_the_speed_of_the_optimum():
     run = search(tiny([4e-3, np.inf, 1e-3, 2e-3]), "grid", 4, seed=0)
     assert run.shares.tolist() == [0.25, 0.25, 1, 1]
-
-
-def test_the_share_is_nothing_until_a_config_succeeds():
-    assert search(tiny([np.inf, 1e-3]), "grid", 2, seed=0).shares.tolist() == [0, 1]
-
-
-def test_a_space_smaller_than_the_trials_keeps_its_last_share():
-    assert search(tiny([2e-3, 1e-3]), "random", 5, seed=0).shares.tolist()[1:] == [1] * 4
-
-
-def test_a_search_is_repeatable(smaller):
-    first, second = (search(smaller, "xgb", 40, seed=2).shares for _ in range(2))
-    assert first.tolist() == second.tolist()
 
 
 def test_a_summary_is_over_seeds():

@@ -1,5 +1,3 @@
-from collections import Counter
-
 import pytest
 
 from tvmconv.logs.record import ErrorKind, Record
@@ -24,19 +22,13 @@ def counted(records, **options):
     return status
 
 
-def test_the_fastest_record_is_the_best_and_those_since_are_counted():
+def test_fastest_record_is_the_best_and_those_since_are_counted():
     status = counted([record(3.0), record(1.0), record(), record(2.0)])
     assert status.best.cost == 1.0
     assert (status.done, status.since_best) == (4, 2)
 
 
-def test_errors_are_counted_by_kind():
-    status = counted([record(error=ErrorKind.RUNTIME), record(1.0), record(error=ErrorKind.RUNTIME)])
-    assert status.errors == Counter({ErrorKind.RUNTIME: 2})
-    assert counted([record()]).best is None
-
-
-def test_records_of_earlier_sessions_bring_their_time_but_no_rate():
+def test_records_of_earlier_sessions_bring_time_but_no_rate():
     status = Status(100, None)
     for elapsed in (3.0, 9.0, None):
         status.count(record(1.0, elapsed=elapsed), earlier=True)

@@ -114,13 +114,6 @@ def check_declaration(workload):
     assert relative_error(arguments[-1].numpy(), workload.reference(*inputs)) <= workload.tolerance
 
 
-@pytest.mark.parametrize("text", NASTY)
-def test_declaration_has_the_same_stages_whatever_it_computes(text):
-    schedule = tvm.s_tir.Schedule(parse(text).prim_func())
-    blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
-    assert [schedule.get(block).name_hint for block in blocks] == ["padded", "weight", "sum", "Y"]
-
-
 @pytest.mark.parametrize("text", [*NASTY, "conv2d:2x4x5x7,6x2x3x3,p1,g2,f16,nhwc,bias,add,silu"])
 def test_all_stages_but_the_sum_can_be_inlined(text):
     schedule = tvm.s_tir.Schedule(parse(text).prim_func())
@@ -133,12 +126,6 @@ def test_all_stages_but_the_sum_can_be_inlined(text):
     assert [schedule.get(block).name_hint for block in blocks] == ["sum", "sum_local"]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_sums_are_float32_whatever_is_stored(dtype):
-    schedule = tvm.s_tir.Schedule(Conv2d(1, 4, 6, 6, 4, 3, 3, dtype=dtype).prim_func())
-    assert str(schedule.get(schedule.get_sblock("sum")).writes[0].source.dtype) == "float32"
-
-
 def test_a_tolerance_is_a_few_roundings_of_what_is_stored():
     tolerances = {name: parse(f"conv1d:1x4x8,4x4x3,{dtype.text}").tolerance for name, dtype in DTYPES.items()}
     expected = {"float32": 1e-5, "tf32": 2**-9, "float16": 2**-9, "bfloat16": 2**-6}
@@ -148,19 +135,6 @@ def test_a_tolerance_is_a_few_roundings_of_what_is_stored():
 def test_inputs_are_the_same_for_the_same_seed():
     workload = parse("conv2d:2x6x8x7,9x2x3x3,g3")
     np.testing.assert_equal(workload.inputs(seed=1), workload.inputs(seed=1))
-
-
-def test_inputs_differ_between_seeds():
-    workload = parse("conv2d:2x6x8x7,9x2x3x3,g3")
-    assert not np.array_equal(workload.inputs(seed=1)[0], workload.inputs(seed=2)[0])
-
-
-@given(any_convolutions(max_flops=5_000))
-@settings(max_examples=40)
-def test_inputs_have_the_declared_shapes_and_dtypes(workload):
-    described = [(array.shape, array.dtype.name, array.flags.c_contiguous) for array in workload.inputs(seed=0)]
-    shapes, dtypes = workload.argument_shapes[:-1], workload.argument_dtypes[:-1]
-    assert described == [(shape, dtype, True) for shape, dtype in zip(shapes, dtypes, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +160,7 @@ def test_inputs_have_the_declared_shapes_and_dtypes(workload):
         ),
     ],
 )
-def test_arguments_are_input_weight_those_of_the_epilogue_and_output_as_they_lie_in_memory(text, arguments):
+def test_arguments_are_in_order_and_as_they_lie_in_memory(text, arguments):
     w = parse(text)
     described = zip(w.argument_shapes, w.argument_dtypes, strict=True)
     assert list(zip(w.argument_names, described, strict=True)) == list(arguments.items())
@@ -205,17 +179,6 @@ def test_min_bytes_count_only_elements_that_are_used(workload):
     elements = [len({x for x, _ in used}), len({k for _, k in used}), *map(math.prod, workload.argument_shapes[2:])]
     sizes = [numpy_dtype(dtype).itemsize for dtype in workload.argument_dtypes]
     assert workload.min_bytes == sum(n * size for n, size in zip(elements, sizes, strict=True))
-
-
-def test_min_bytes_of_an_epilogue_by_hand():
-    plain, fused = (parse(f"conv2d:1x8x4x4,16x8x1x1,f16{epilogue}") for epilogue in ("", ",bias,add,relu"))
-    assert plain.min_bytes == 2 * (8 * 16 + 16 * 8 + 16 * 16)
-    assert fused.min_bytes == plain.min_bytes + 4 * 16 + 2 * 16 * 16
-
-
-def test_arithmetic_intensity_is_flops_over_bytes():
-    # A 1×1 convolution of one pixel: 2·4·4 operations on 4 + 16 + 4 floats.
-    assert parse("conv2d:1x4x1x1,4x4x1x1").arithmetic_intensity == 32 / (24 * 4)
 
 
 @pytest.mark.parametrize(
@@ -237,17 +200,6 @@ def test_sizes_have_the_fields_letters():
     assert (sound.W, sound.S, sound.Q) == (16, 5, 12)
     assert (video.D, video.H, video.W, video.T, video.R, video.S) == (7, 9, 16, 2, 3, 5)
     assert (video.Z, video.P, video.Q) == (6, 7, 12)
-
-
-def test_numpy_integers_are_accepted():
-    assert Conv2d(*np.array([1, 4, 8, 8, 4, 3, 3]), stride=np.int64(2)) == parse("conv2d:1x4x8x8,4x4x3x3,s2")
-
-
-def test_one_number_stands_for_all_axes():
-    assert Conv3d(1, 4, 8, 8, 8, 4, 3, 3, 3, stride=2, padding=1, dilation=2) == parse(
-        "conv3d:1x4x8x8x8,4x4x3x3x3,s2x2x2,p1x1x1x1x1x1,d2x2x2"
-    )
-    assert Conv1d(1, 4, 8, 4, 3, padding=(1, 2)) == parse("conv1d:1x4x8,4x4x3,p1x2")
 
 
 @pytest.mark.parametrize(
@@ -280,7 +232,7 @@ def test_one_number_stands_for_all_axes():
         ({"W": -(10**5000)}, "W is past 2147483647"),
     ],
 )
-def test_contradicting_numbers_are_refused_with_what_would_be_right(changes, expected):
+def test_contradicting_numbers_are_refused_with_what_is_accepted(changes, expected):
     valid = {"N": 1, "C": 4, "H": 8, "W": 8, "O": 4, "R": 3, "S": 3}
     with pytest.raises(WorkloadError) as error:
         Conv2d(**{**valid, **changes})

@@ -10,7 +10,7 @@ from strategies import filters
 from worked_examples import WORKED
 
 import tvmconv as tc
-from tvmconv.workloads import Filter1d, Filter2d, parse
+from tvmconv.workloads import Filter2d, parse
 
 NASTY = [
     "filter1d:1,k1",
@@ -64,23 +64,6 @@ def test_worked_examples(workload, inputs, known):
     assert {place: y[place] for place in known} == known
 
 
-def test_a_filter_is_a_correlation():
-    y = Filter1d(4, 3).reference(np.array([0, 1, 0, 0], "float32"), np.array([1, 2, 3], "float32"))
-    assert y.tolist() == [3, 2, 1, 0]
-
-
-def test_a_clamp_limits_the_output_to_0_to_1():
-    x, one = np.array([-2, 0.25, 3], "float32"), np.ones(1, "float32")
-    assert Filter1d(3, 1, clamp=True).reference(x, one).tolist() == [0, 0.25, 1]
-
-
-def test_channels_share_the_mask_and_nothing_else():
-    workload = Filter2d(5, 6, 3, 3, 3)
-    x, k = workload.inputs(seed=0)
-    alone = [Filter2d(5, 6, 1, 3, 3).reference(x[..., c : c + 1], k) for c in range(3)]
-    np.testing.assert_allclose(workload.reference(x, k), np.concatenate(alone, axis=-1))
-
-
 @pytest.mark.parametrize("text", NASTY)
 def test_declaration_computes_the_reference(text):
     workload = parse(text)
@@ -88,21 +71,6 @@ def test_declaration_computes_the_reference(text):
     arguments = [tvm.runtime.tensor(array) for array in (x, k, np.full_like(x, np.nan))]
     tvm.compile(workload.prim_func(), target="llvm")["main"](*arguments)
     np.testing.assert_allclose(arguments[-1].numpy(), workload.reference(x, k), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("text", "stages"),
-    [
-        ("filter1d:13,k5", ["padded", "sum", "Y"]),
-        ("filter1d:13,k5,clamp", ["padded", "sum", "Y"]),
-        ("filter2d:7x11x3,3x5", ["padded", "sum", "Y"]),
-        ("filter2d:7x11x3,1x1,clamp", ["padded", "sum", "Y"]),
-    ],
-)
-def test_declaration_has_its_documented_stages(text, stages):
-    schedule = tvm.s_tir.Schedule(parse(text).prim_func())
-    blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
-    assert [schedule.get(block).name_hint for block in blocks] == stages
 
 
 @pytest.mark.parametrize("text", NASTY)
@@ -116,23 +84,10 @@ def test_all_stages_but_the_sum_can_be_inlined(text):
 
 
 @pytest.mark.parametrize(("text", "shape"), [("filter1d:13,k5", (17,)), ("filter2d:7x11x3,3x5", (9, 15, 3))])
-def test_the_padded_stage_has_the_ghost_cells_that_the_mask_reaches(text, shape):
+def test_padded_stage_has_the_ghost_cells_that_the_mask_reaches(text, shape):
     schedule = tvm.s_tir.Schedule(parse(text).prim_func())
     axes = schedule.get(schedule.get_sblock("padded")).iter_vars
     assert tuple(int(axis.dom.extent) for axis in axes) == parse(text).padded_shape == shape
-
-
-@pytest.mark.parametrize("text", NASTY)
-def test_inputs_have_the_declared_shapes_and_dtype(text):
-    workload = parse(text)
-    described = [(array.shape, array.dtype.name, array.flags.c_contiguous) for array in workload.inputs(seed=0)]
-    assert described == [(shape, "float32", True) for shape in workload.argument_shapes[:-1]]
-
-
-def test_inputs_are_the_same_for_the_same_seed_only():
-    workload = Filter1d(100, 5)
-    np.testing.assert_equal(workload.inputs(seed=1), workload.inputs(seed=1))
-    assert not np.array_equal(workload.inputs(seed=1)[0], workload.inputs(seed=2)[0])
 
 
 @pytest.mark.parametrize(
@@ -151,16 +106,6 @@ def test_flops_and_least_bytes_by_hand(text, flops, floats):
     assert workload.arithmetic_intensity == flops / (4 * floats)
 
 
-def test_filters_are_equal_exactly_when_their_texts_are():
-    texts = ["filter1d:9,k3", "filter1d:9,k3,clamp", "filter2d:9x1x1,3x1", "filter2d:9x1x1,3x1,clamp"]
-    assert len({parse(text) for text in [*texts, *texts]}) == len(texts)
-
-
-def test_numpys_numbers_are_accepted():
-    workload = Filter2d(*np.array([9, 8, 3, 5, 3]), clamp=np.True_)
-    assert repr(workload) == repr(parse("filter2d:9x8x3,5x3,clamp"))
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -175,7 +120,7 @@ def test_numpys_numbers_are_accepted():
         ((8, 3, 1), "clamp=1: expected True or False"),
     ],
 )
-def test_what_makes_no_filter_is_refused_with_what_would_be_right(arguments, expected):
+def test_bad_filter_is_refused_with_what_is_accepted(arguments, expected):
     with pytest.raises(tc.WorkloadError) as error:
         tc.Filter1d(*arguments)
     assert expected in str(error.value)

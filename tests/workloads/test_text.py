@@ -3,7 +3,7 @@ from hypothesis import given
 from strategies import any_convolutions, filters
 
 from tvmconv.errors import WorkloadError
-from tvmconv.workloads import Conv2d, parse
+from tvmconv.workloads import parse
 
 
 @given(any_convolutions() | filters())
@@ -50,14 +50,6 @@ def test_canonical_text_is_printed_as_it_was_read(text):
 )
 def test_other_spellings_print_canonically(text, canonical):
     assert str(parse(text)) == canonical
-
-
-def test_padding_is_top_left_bottom_right():
-    assert parse("conv2d:1x4x8x8,4x4x3x3,p1x2x3x4").padding == (1, 2, 3, 4)
-
-
-def test_padding_of_two_is_vertical_then_horizontal():
-    assert Conv2d(1, 4, 8, 8, 4, 3, 3, padding=(1, 2)) == parse("conv2d:1x4x8x8,4x4x3x3,p1x2x1x2")
 
 
 @pytest.mark.parametrize(
