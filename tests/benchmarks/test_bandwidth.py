@@ -35,7 +35,7 @@ def _one_thread_an_output(s, w, threads):
 
 
 @pytest.fixture
-def filters(registry):
+def few_filters(registry):
     """The registry with filters that have three schedules, one of them for CUDA alone."""
     for key in [key for key in registry if key[0].startswith("filter")]:
         del registry[key]
@@ -45,7 +45,7 @@ def filters(registry):
         library.schedule(operator, kinds=("cuda",))(shuffle)
 
 
-pytestmark = pytest.mark.usefixtures("filters")
+pytestmark = pytest.mark.usefixtures("few_filters")
 HOW = ["--device", "opencl:0", "--seconds", "0.01"]
 SIZES = ["--sizes", "1000", "4096"]
 
