@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tvmconv import library
 from tvmconv.experiments.sweep import Sweep
+from tvmconv.library import schedule
 
 
 def basic(s, w, k):
@@ -40,9 +40,9 @@ def few_filters(registry):
     for key in [key for key in registry if key[0].startswith("filter")]:
         del registry[key]
     for operator in ("filter1d", "filter2d"):
-        library.schedule(operator, baseline=True)(basic)
-        library.schedule(operator)(wide)
-        library.schedule(operator, kinds=("cuda",))(shuffle)
+        schedule(operator, baseline=True)(basic)
+        schedule(operator)(wide)
+        schedule(operator, kinds=("cuda",))(shuffle)
 
 
 pytestmark = pytest.mark.usefixtures("few_filters")
