@@ -50,13 +50,6 @@ def test_accesses_are_of_their_buffers_and_arrays_with_the_width_that_the_compil
     assert {(each.array, each.kind) for each in found.touched} == {("X", "load"), ("K", "load"), ("Y", "store")}
 
 
-def test_of_a_kernel_of_instructions_copies_are_told():
-    built = kernel("mma_sync", f"{LAYER},f16,nhwc")
-    found = asked_by(built, built.steps[0])
-    assert {each.kind for each in found.shared} == {"load", "store"}
-    assert {each.array for each in found.touched} == {"X", "K", "Y"}
-
-
 def test_what_the_compiler_drops_is_not_there():
     """Of a stride of 2 every other value is read and not used."""
     built = kernel("tiling", "conv2d:1x8x32x32,16x8x3x3,s2,p1")
@@ -95,9 +88,3 @@ def test_the_costliest_requests_are_of_the_accesses_that_are_counted(schedule):
         assert whole / access.requests <= request.takes <= 32 * max(1, request.nbytes // 4)
         assert request.nbytes <= access.nbytes
         assert min(request.addresses) >= 0
-
-
-def test_a_request_of_wide_loads_is_as_wide_as_the_compiler_made_it():
-    built = kernel("vthread")
-    requests = costliest_requests(built, built.steps[0])
-    assert {each.nbytes for each in requests if (each.name, each.kind) == ("weight_shared", "load")} == {16}

@@ -100,12 +100,6 @@ def test_why_no_time_is_predicted_is_told(kernel, capsys, monkeypatch):
     assert re.search(rf"^No time is predicted: {REASONS[kernel]}", page, re.MULTILINE)
 
 
-def test_beside_others_the_reason_names_the_kernel(capsys):
-    words = ["conv2d:1x64x16x16,128x64x1x1,s1,p0,f16,nhwc", "mma_sync", "hopper", "--arch", "sm_90"]
-    assert main(["explain", *words]) == 0
-    assert "No time is predicted of hopper: the time that TMA copies" in capsys.readouterr().out
-
-
 def test_the_headline_names_the_largest_part_of_the_prediction(capsys):
     """Arithmetic has the longest certain time here, and latency adds most to the predicted one."""
     assert main(["explain", TILING, "tiling", "--arch", "sm_90"]) == 0

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 import tvmconv as tc
-from tvmconv.analysis.memory.coalescing import SECTOR_BYTES, global_accesses, sectors
-from tvmconv.gpu import WARP
+from tvmconv.analysis.memory.coalescing import global_accesses, sectors
 
 
 def of_a_warp(addresses, nbytes=4, active=True):
@@ -54,20 +53,6 @@ def test_the_default_binding_of_the_chapter_reads_neighbouring_columns():
     assert loads["K"].efficiency == 1.0
     store = by_array(kernel, "store")["Y"]
     assert store.sectors == store.least
-
-
-def test_channels_last_is_read_in_pieces_by_a_schedule_for_channels_first():
-    texts = "conv2d:1x16x16x32,16x16x1x1,s1,p0", "conv2d:1x16x16x32,16x16x1x1,s1,p0,nhwc"
-    first, last = (by_array(tc.build(tc.parse(text), "default", arch="sm_90"), "store")["Y"] for text in texts)
-    assert first.requests * 4 >= first.sectors
-    assert first.efficiency >= last.efficiency
-
-
-def test_what_mma_sync_copies_comes_in_whole_sectors():
-    w = tc.parse("conv2d:1x64x14x14,64x64x3x3,s1,p1,f16,nhwc")
-    loads = [each for each in global_accesses(tc.build(w, "mma_sync", arch="sm_90")) if each.kind == "load"]
-    assert loads
-    assert all(each.sectors * SECTOR_BYTES <= each.requests * WARP * each.nbytes for each in loads)
 
 
 def test_what_quarters_of_a_warp_touch_again_counts_again_but_at_their_ends():

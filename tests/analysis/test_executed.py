@@ -3,7 +3,6 @@
 import itertools
 import math
 import random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -169,12 +168,6 @@ def test_predicates_are_packed_and_unpacked():
     assert value(*lines, "P2R.B1 R0, PR, R3, 0x6") == 0x30F
 
 
-def test_predicates_that_come_from_what_is_not_known_are_not_known():
-    for line in ("R2P PR, R1, 0x7f", "R2P PR, R1.H1, 0x7f"):
-        with pytest.raises(AnalysisError, match="depends on what is not known"):
-            stored("LDS R1, [RZ]", line, "@P0 STS [RZ], RZ")
-
-
 def test_threads_that_part_meet_again():
     """A loop of as many turns as the thread's number: each turn's store is one request, and the one behind it, too."""
     lines = (
@@ -219,21 +212,6 @@ def test_a_loop_whose_turns_end_in_two_places_runs_as_often_as_it_is_gone_back()
     assert len(found) == 4
     assert run.times[4] == 10
     assert sum(run.back) == 8
-
-
-def test_warps_go_their_own_ways():
-    lines = (
-        "S2R R1, SR_TID.X",
-        "ISETP.GE.AND P0, PT, R1, 0x20, PT",
-        "@P0 BRA `(.L_other)",
-        "STS [R1], RZ",
-        "EXIT",
-        ".L_other",
-        "STS [R1+0x100], RZ",
-    )
-    found, run = stored(*lines, threads=48)
-    assert found == [list(range(32)), [0x100 + thread for thread in range(32, 48)]]
-    assert run.times == [2, 2, 2, 1, 1, 1, 1]
 
 
 def test_several_blocks_are_executed_together():
@@ -323,8 +301,3 @@ def test_all_blocks_of_a_grid_are_counted_where_they_are_short():
     for place, each in enumerate(grid.counts):
         assert each.sectors == sum(counts[place].sectors for counts in one_by_one)
         assert each.executed == sum(counts[place].executed for counts in one_by_one)
-
-
-def test_there_has_to_be_machine_code():
-    with pytest.raises(AnalysisError, match="no machine code"):
-        asked(SimpleNamespace(launch=None), (), "sm_90", [(0, 0, 0)])

@@ -84,30 +84,10 @@ def test_a_wide_load_writes_registers_in_a_row_and_reads_its_address(one):
     assert {("R", 2), ("R", 3), ("UR", 4)} <= set(load.reads)
 
 
-def test_a_store_reads_what_it_stores(one):
-    assert not one[2].writes
-    assert {("R", 8), ("R", 9), ("R", 10)} <= set(one[2].reads)
-
-
 def test_loops_run_as_often_as_a_warp_comes_to_their_begin(one):
     outer = one[1]
     assert outer.trips == 6
     assert outer.body[2].trips == 5
-
-
-def test_of_a_loop_that_some_warps_run_these_matter():
-    """Eight warps, two of which run the outer loop, 50 times each."""
-    executed, back = (8, 100, 100, 100, 100, 100, 100, 8, 8, 0, 0), (0, 0, 0, 0, 0, 0, 98, 0, 0, 0, 0)
-    outer = code(parse(TEXT)["one"], executed, back)[1]
-    assert outer.trips == 50
-    assert outer.body[2].trips == 1
-
-
-def test_what_no_warp_runs_is_left_out():
-    executed, back = (4, 4, 4, 0, 0, 0, 4, 4, 4, 0, 0), (0,) * 11
-    outer = code(parse(TEXT)["one"], executed, back)[1]
-    assert [part.name for part in outer.body] == ["LDG", "BAR", "BRA"]
-    assert outer.trips == 1
 
 
 def test_a_loop_is_its_instructions_wherever_the_compiler_has_put_them():

@@ -46,8 +46,3 @@ def test_long_loops_are_left_when_all_that_they_access_was_seen():
         ]
     assert found[2048] == found[64]
     assert ("Y", "store") in {each[:2] for each in found[64]}
-
-
-def test_a_kernel_without_tma_has_no_such_tiles():
-    kernel = tc.build(tc.parse("conv2d:1x64x16x16,64x64x3x3,s1,p1,f16,nhwc"), "mma_sync", arch="sm_90")
-    assert tiles(kernel, kernel.steps[0]) == []

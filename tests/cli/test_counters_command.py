@@ -9,7 +9,7 @@ import pytest
 
 import tvmconv as tc
 from tvmconv import cli
-from tvmconv.experiments.beside import METRICS, Beside
+from tvmconv.experiments.beside import Beside
 from tvmconv.experiments.readings import Readings
 from tvmconv.measuring import programs
 from tvmconv.reports.beside import differing, ratio, summary, table
@@ -39,19 +39,6 @@ def test_kernels_are_kept_with_what_is_counted_of_them(file):
     told, program = kept[1]
     assert len(told["steps"]) == len(program.steps) == 1
     assert told["steps"][0]["counts"]["shared_load_wavefronts"] > 0
-
-
-def test_names_of_counts_are_those_of_the_counters(file):
-    for told, _ in programs.load(file):
-        assert set(told["steps"][0]["counts"]) <= set(METRICS)
-
-
-def test_a_file_of_something_else_is_refused(tmp_path, capsys, monkeypatch):
-    other = tmp_path / "other.zip"
-    other.write_text("no archive")
-    monkeypatch.setattr("tvmconv.cli.counters.find_place", lambda args: type("Gpu", (), {"text": "cuda:0"}))
-    assert cli.main(["counters", "--programs", str(other)]) == 2
-    assert "cannot read" in capsys.readouterr().err
 
 
 def test_a_damaged_file_of_kernels_is_one_line(file, tmp_path):
@@ -117,11 +104,6 @@ def test_a_summary_lists_only_the_accesses_that_differ(words, tmp_path, capsys):
     assert ("--all prints each of the 500 accesses" in out) == (not words)
 
 
-def test_what_differs_by_more_than_two_percent_is_named():
-    ((row, names),) = differing([ROW])
-    assert (row, names) == (ROW, ["sectors, stores"])
-
-
 def test_a_count_that_neither_has_is_no_share():
     assert ratio(ROW, "shared_load_wavefronts") is None
 
@@ -167,11 +149,6 @@ def test_kernels_are_counted_anew_beside_what_was_measured(tmp_path, capsys):
     assert rows[0].config != rows[1].config
     assert all(row.counted["counts"]["shared_load_wavefronts"] > 0 for row in rows)
     assert all(row.measured == ROW.measured for row in rows)
-
-
-def test_only_what_was_measured_can_be_counted_anew(capsys):
-    assert cli.main(["counters", SMALL, "--recount"]) == 2
-    assert "--from FILE" in capsys.readouterr().err
 
 
 def test_what_the_gpu_does_not_count_at_all_is_shown():

@@ -44,13 +44,6 @@ def test_no_time_is_predicted_of_what_tma_and_wgmma_do(capsys):
     assert 2 < float(told[1]) < 10
 
 
-def test_a_page_shows_the_code_that_loses_most_and_the_inner_loop(capsys):
-    assert main(["explain", SMALL, "tiling", "--arch", "sm_90"]) == 0
-    page = capsys.readouterr().out
-    assert re.search(r"inner loop +\d+ issue slots an iteration, \d+ of them multiply and add", page)
-    assert re.search(r"load of \w+: [\d,]+ \w+, [\d,]+ would do\n +\d+: .+\[.+\] = ", page)
-
-
 def test_one_step_of_each_knob(capsys):
     """Beside the kernel as it is, others that differ in one knob: those that promise most come first."""
     words = ["explain", "conv2d:1x4x4x8,4x4x3x3,s1,p1", "tiling", "--arch", "sm_90", "--steps"]
@@ -76,15 +69,6 @@ def test_steps_that_make_no_kernel_are_left_out(capsys):
     _, _, table = capsys.readouterr().out.partition("One step of a knob")
     names = [line.split()[0] for line in table.splitlines()[2:] if line]
     assert names.count("tile_h") == 1
-
-
-def test_schedules_side_by_side_show_what_differs(capsys):
-    assert main(["explain", "conv2d:1x8x32x32,16x8x3x3,s1,p1", "vthread", "columns", "--arch", "sm_80"]) == 0
-    page = capsys.readouterr().out
-    assert re.search(r"of the whole kernel +vthread +columns", page)
-    conflicts = re.search(r"bank conflicts +([\d,]+) +([\d,]+)", page)
-    assert conflicts
-    assert "bound by" not in page  # of no GPU of this architecture are the numbers known
 
 
 def test_the_tuned_kernel_beside_another_and_why_it_is_faster(capsys):
@@ -131,13 +115,6 @@ def test_a_fastest_kernel_is_shown_as_it_is_built(capsys):
     assert capsys.readouterr().out == other.source + "\n" != built.source + "\n"
 
 
-def test_what_several_accesses_have_in_common_is_one_line(capsys):
-    assert main(["explain", "conv2d:1x32x8x8,32x32x1x1,s1,p0,f16,nhwc", "mma_sync", "--arch", "sm_90"]) == 0
-    page = capsys.readouterr().out
-    keys = [(*line.split()[:4], line.split()[-1]) for line in page.splitlines() if line.startswith("shared  ")]
-    assert len(keys) == len(set(keys))
-
-
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -170,10 +147,3 @@ def test_the_way_from_the_default_to_the_best_of_a_log(capsys):
     assert lines[0].startswith("the default config")
     assert all("=" in line.split()[0] for line in lines[1:])
     assert re.search(r"memory +33\.\d ", lines[-1])
-
-
-def test_the_way_to_what_was_set_changes_nothing_else(capsys):
-    words = ["explain", "conv2d:1x8x8x8,8x8x3x3,s1,p1", "tiling", "--arch", "sm_90", "--waterfall"]
-    assert main([*words, "--set", "tile_rw=-1,1,1", "--set", "tile_rc=-1,2,2"]) == 0
-    page = capsys.readouterr().out
-    assert {line.split("=")[0] for line in page.splitlines() if line.startswith("tile")} == {"tile_rw", "tile_rc"}

@@ -21,15 +21,6 @@ def run(capsys, *words):
 
 
 @BOTH
-def test_run_compares_with_the_naive_schedule(capsys, text):
-    words = ["run", text, "constant", "--device", "opencl:0", "--seconds", "0.01", "--json"]
-    status, out, err = run(capsys, *words)
-    rows = json.loads(out)["rows"]
-    assert (status, err) == (0, "")
-    assert [(row["name"], row["verified"]) for row in rows] == [("basic", True), ("constant", True)]
-
-
-@BOTH
 @pytest.mark.parametrize("stage", STAGES)
 def test_show_has_every_stage(capsys, text, stage):
     status, out, err = run(capsys, "show", text, "constant", "--stage", stage, "--arch", "sm_90")
@@ -54,14 +45,6 @@ def test_what_is_tuned_is_found_again_and_built(capsys, log, tmp_path, text):
     status, _, _ = run(capsys, "build", text, "constant", "--log", log, "--device", "opencl:0", "-o", tmp_path)
     assert status == 0
     assert json.loads((tmp_path / "kernel.json").read_text(encoding="utf-8"))["config"] == best.config
-
-
-def test_a_search_goes_on_where_it_ended(capsys, log, instant):
-    words = ["tune", SIGNAL, "--schedule", "constant", "--tuner", "grid", "--device", "opencl:0", "--log", log]
-    run(capsys, *words, "--trials", "3")
-    known = {json.dumps(measured) for measured in instant.measured}
-    run(capsys, *words, "--trials", "5")
-    assert len({json.dumps(measured) for measured in instant.measured} - known) == 2
 
 
 REFUSALS = {

@@ -43,10 +43,6 @@ def test_a_log_without_a_record_is_told_in_one_line(capsys, tmp_path):
     assert err.count("\n") == 1
 
 
-def test_without_a_log_there_is_no_row_tuned(capsys):
-    assert [name for name, _ in rows(capsys)[0]] == ["default"]
-
-
 def shuffle(s, w, k):
     """Never built here."""
 
@@ -57,12 +53,6 @@ def test_schedules_that_are_not_for_the_device_are_told_in_one_line(capsys, regi
     library.schedule("conv2d", kinds=("cuda",))(shuffle)
     assert main(["run", SMALL, "--device", "opencl:0", "--seconds", "0.01"]) == 0
     assert capsys.readouterr().err == "tvmconv: left out, as they are not for opencl:0: shuffle\n"
-
-
-def test_a_schedule_that_is_not_for_the_device_is_refused_by_name(capsys, registry):
-    library.schedule("conv2d", kinds=("cuda",))(shuffle)
-    assert main(["run", SMALL, "shuffle", "--device", "opencl:0"]) == 2
-    assert capsys.readouterr().err == "tvmconv: schedule shuffle is for cuda, not for opencl:0\n"
 
 
 def test_several_baselines_may_be_given(capsys, monkeypatch):

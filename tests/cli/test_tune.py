@@ -47,12 +47,6 @@ def test_tune_on_cuda_says_that_there_is_no_driver(log):
     assert ended.stderr.startswith("tvmconv: no cuda device: no NVIDIA driver; install one")
 
 
-def test_tune_says_which_device_auto_picked(tune, instant, opencl, monkeypatch):
-    monkeypatch.setattr("tvmconv.devices.find", lambda text: opencl)
-    _, _, err = tune(SMALL, "--schedule", "tiling", "--tuner", "random", "--trials", "2")
-    assert f"tvmconv: auto picked opencl:0, {opencl.name}\n" in err
-
-
 def records_of(log):
     return list(read(log, BadLines()))
 
@@ -140,11 +134,6 @@ def asked(monkeypatch):
     return asked
 
 
-def test_the_time_is_for_all_schedules_together(tune, instant, asked):
-    tune(SMALL, *HOW, "--schedule", "columns", "--seconds", "10")
-    assert asked == [10.0]
-
-
 def test_each_workload_has_the_same_time_or_of_a_time_for_all_what_it_costs(
     tune, instant, asked, tmp_path, monkeypatch
 ):
@@ -183,13 +172,6 @@ def test_the_command_was_begun_a_moment_ago():
 def test_progress_is_told_also_where_there_is_no_terminal(tune, instant, capsys):
     _, _, err = tune(SMALL, *HOW, "--trials", "3")
     assert err == f"{SMALL} on opencl:0: 0/3 configs, 0.0/s\n"  # when the naive schedule was measured
-
-
-def test_status_1_says_that_nothing_ran(tune, instant):
-    instant.failing = frozenset({"tiling"})
-    status, out, _ = tune(SMALL, *HOW, "--trials", "3")
-    assert status == 1
-    assert out.splitlines()[1].split()[:5] == [SMALL, "—", "3", "3", "—"]
 
 
 def test_an_interrupted_search_says_that_it_can_go_on(tune, log, instant):
@@ -247,10 +229,6 @@ def record(seconds, schedule="tiling"):
     return made_up(parse(SMALL), schedule, {}, "a device", times=(seconds,))
 
 
-def test_progress_before_the_first_record():
-    assert progress_text(Status(512, None)) == "0/512 configs, 0.0/s"
-
-
 def test_progress_tells_rate_best_speedup_errors_and_time_left():
     status = Status(2000, None, reference=record(4e-6, "default"))
     for elapsed in (1.0, 2.0):
@@ -261,10 +239,6 @@ def test_progress_tells_rate_best_speedup_errors_and_time_left():
         "2/2,000 configs, 1.0/s, best trial 2.00 µs (tiling, 1.02 GFLOP/s, 2.00 × default), failed: 3 wrong answer, "
         "1 run timeout, 1998 s left"
     )
-
-
-def test_progress_of_a_search_that_only_time_ends():
-    assert progress_text(Status(None, 60.0, elapsed=12.0)) == "0 configs, 0.0/s, 48 s left"
 
 
 def test_what_no_schedule_is_tuned_for_is_refused(tune, instant, registry):

@@ -9,9 +9,9 @@ from html.parser import HTMLParser
 import pytest
 from pages import contents, failed, hostile_page, record
 
-from tvmconv.reports.measured import dates, of_log
+from tvmconv.reports.measured import of_log
 from tvmconv.reports.page.contents import page
-from tvmconv.reports.page.markup import element, escaped, number
+from tvmconv.reports.page.markup import escaped
 from tvmconv.reports.page.svg import Scale, apart, full_width
 from tvmconv.reports.trials import failures, mattered, standing_for_all
 
@@ -81,14 +81,6 @@ def test_each_picture_says_what_it_shows():
             assert attrs.get("aria-label") or attrs.get("aria-hidden") == "true"
 
 
-def test_numbers_are_brief():
-    assert [number(each) for each in (12.0, 0.5, 1 / 3, -0.001)] == ["12", "0.5", "0.33", "0"]
-
-
-def test_attributes_are_escaped_and_may_be_absent():
-    assert element("p", "a < b", title='"', hidden=True, lang=None) == '<p title="&quot;" hidden>a &lt; b</p>'
-
-
 def test_what_is_no_text_is_replaced():
     assert escaped("a\x00b\ud800") == "a�b�"
 
@@ -125,10 +117,6 @@ def test_a_knob_that_decides_explains_all_and_one_that_does_not_nothing():
     assert idle.share == pytest.approx(0)
 
 
-def test_few_trials_say_nothing_of_a_knob():
-    assert mattered([record(1e-5 * (1 + i), i) for i in range(9)]) == []
-
-
 def test_failures_by_kind_have_the_first_message():
     (found,) = failures([record(1e-5), failed("first"), failed("second")])
     assert (found.kind, found.count, found.message) == ("compile device", 2, "first")
@@ -145,11 +133,3 @@ def test_trials_that_stand_for_all_hold_the_fastest_and_some_of_the_others():
 def test_the_last_timings_of_a_search_count_for_more_than_its_trials():
     group = of_log("a log", [record(1e-5), record(2e-5, final=True)])
     assert [each.seconds for each in group.times] == [2e-5]
-
-
-def test_a_log_without_times_has_no_bars():
-    assert of_log("a log", [failed("no")]) is None
-
-
-def test_dates_are_those_of_the_records():
-    assert dates([record(1e-5, timestamp=0.0), record(1e-5, timestamp=86400.0 * 365)]) == "1971-01-01"

@@ -111,13 +111,6 @@ def test_a_click_on_a_cell_scrolls_the_columns_to_its_lines(fresh):
         assert inside
 
 
-def test_what_is_lit_is_announced(fresh):
-    fresh.find_element("css selector", "svg [data-groups=k0s0n52]").click()
-    assert fresh.find_element("css selector", "[role=status]").text == (
-        "Lit: 2 in TIR, 2 in SASS, 1 in banks. Escape clears."
-    )
-
-
 def test_keys_alone_reach_light_and_clear(fresh):
     fresh.execute_script("document.querySelector('.column').focus()")
     press(fresh, "TAB")

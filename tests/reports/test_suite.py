@@ -54,11 +54,6 @@ def test_the_network_is_the_sum_of_times_and_layers_have_shares_of_it():
     ]
 
 
-def test_layers_nobody_counted_have_no_total():
-    info = suite_info("title", suite_of((1, 8)))
-    assert (info.bars[0].count, info.bars[0].share, info.totals[0].speedup) == (None, None, None)
-
-
 def test_a_copy_which_nobody_can_beat_is_not_what_bars_are_about():
     info = suite_info("title", suite_of((2, 1, 3, 4), names=("tuned", "copy", "cupy", "cudnn")))
     assert [total.name for total in info.totals] == ["cupy", "cudnn", "copy"]
@@ -108,11 +103,3 @@ def test_a_chart_is_drawn_and_small(tmp_path, layers):
     draw(sweep, tmp_path / "chart.png")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "chart.png").stat().st_size < LARGEST_PNG
-
-
-def test_a_chart_names_layers_with_their_number_times_and_failures(tmp_path):
-    draw(suite_of((2, 3), (None, 3), (2, None), counts=(7, 1, 1)), tmp_path / "chart.svg")
-    text = (tmp_path / "chart.svg").read_text()
-    for said in ("a ×7", "1.50 ×   2.00 / 3.00", "failed", "2.00 / cudnn failed", "2 failed"):
-        assert f"{said} -->" in text
-    draw(suite_of((None, 3)), tmp_path / "chart.png")

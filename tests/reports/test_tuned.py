@@ -64,12 +64,6 @@ def test_slower_layers_and_failures_are_listed(sweep):
     assert mean[5] == "8.00"
 
 
-def test_without_counts_there_is_the_mean_alone(sweep):
-    table = tuned.comparison(replace(sweep, counts=[]))
-    assert "times" not in table.headers
-    assert [line[0] for line in table.rows] == ["a", "b", "geometric mean"]
-
-
 def test_the_page_has_the_configs_and_the_ladder_if_there_is_one(sweep):
     page = markdown(sweep)
     assert "| a | `conv2d:1x2x6x6,4x2x1x1,s1,p0` | direct | `tile_f=-1,2 slices=2` |" in page

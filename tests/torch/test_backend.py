@@ -82,24 +82,6 @@ def test_models_without_convolutions_and_in_training_mode_run_as_before(block, c
     torch.testing.assert_close(block.bn1.running_mean, other.bn1.running_mean)
 
 
-class Computed(torch.nn.Module):
-    """Its weight is no parameter."""
-
-    def __init__(self):
-        super().__init__()
-        self.stored = torch.nn.Parameter(torch.randn(8, 4, 3, 3))
-
-    def forward(self, x):
-        return torch.nn.functional.conv2d(x, self.stored * 2, padding=1)
-
-
-@torch.no_grad()
-def test_a_weight_that_is_computed_is_left_alone():
-    torch._dynamo.reset()
-    model = Computed()
-    assert_same(compiled(model), model)
-
-
 class Called(torch.nn.Module):
     """Calls functions in a way that it is given, on parameters and on a buffer."""
 
