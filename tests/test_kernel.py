@@ -93,7 +93,7 @@ def test_a_block_with_too_many_threads_is_refused():
         tc.build(w, "tiling", arch="sm_90", config=config)
 
 
-def test_a_default_config_that_is_too_large_for_the_device_is_refused(opencl):
+def test_a_default_config_beyond_the_device_is_refused(opencl):
     small = dataclasses.replace(opencl, max_threads_per_block=8)
     with pytest.raises(tc.DeviceError, match="opencl:0 runs at most 8 threads a block and the kernel has"):
         tc.build(W, "conflict_free", device=small)

@@ -26,7 +26,7 @@ def record(opencl):
     return make
 
 
-def test_the_fastest_record_of_this_device_is_built_without_a_word(log, record):
+def test_the_fastest_record_of_this_device_is_built(log, record):
     fastest = record(1e-6, (-1, 1, 3))
     for found in (record(2e-6), fastest, record(3e-6), record(1e-7, workload=OTHER)):
         log.append(found)
@@ -48,7 +48,7 @@ def test_a_record_that_no_longer_applies_gives_way_to_the_next(log, record, misf
     assert kernel.config["tile_c"] == (-1, 1, 3)
 
 
-def test_the_record_of_another_device_of_the_kind_is_built_with_a_warning(log, record):
+def test_a_record_of_another_device_is_built_with_a_warning(log, record):
     log.append(record(2e-6, (-1, 1, 3), device="another CPU"))
     log.append(record(1e-6, device="NVIDIA H200", target="cuda -arch=sm_90"))
     with pytest.warns(tc.FallbackWarning, match=r"built is the fastest on another CPU$"):

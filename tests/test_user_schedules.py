@@ -134,7 +134,7 @@ def test_a_condition_of_knobs_that_fails_is_one_line(few):
         space.legal(space.walk(0, 1))
 
 
-def test_a_condition_that_fails_is_reported_where_the_schedule_is_used(few):
+def test_a_condition_that_fails_is_reported_at_its_use(few):
     add(raising.working, condition=raising.raising_predicate)
     assert "working" in [s.name for s in tc.schedules(W)]
     with pytest.raises(tc.ScheduleError) as caught:
@@ -213,7 +213,7 @@ def test_tune_goes_on_where_a_usage_fails_later(few, command, instant, tmp_path)
 
 
 @pytest.mark.parametrize("function", [raising.bad, raising.second_fails])
-def test_a_config_that_fails_to_build_is_a_record_of_instantiation(few, function):
+def test_a_config_that_fails_to_build_is_a_record(few, function):
     add(function)
     task = Task(W, {"it": library.find(W, function.__name__)}, find("sm_90"), 1 << 30)
     built = build(task, "it", {"number": 1} if function is raising.second_fails else {})

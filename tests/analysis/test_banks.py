@@ -28,7 +28,7 @@ def wavefronts(words):
 @pytest.mark.parametrize(
     ("stride", "ways"), [(1, 1), (2, 2), (3, 1), (4, 4), (8, 8), (16, 16), (32, 32), (33, 1), (0, 1)]
 )
-def test_a_stride_takes_as_many_wavefronts_as_it_shares_factors_with_the_banks(stride, ways):
+def test_a_stride_conflicts_by_its_common_factor_with_the_banks(stride, ways):
     assert wavefronts(np.arange(32) * stride) == ways
 
 
@@ -85,7 +85,7 @@ def test_a_swizzle_of_a_ring_of_stages_is_followed(swizzled, conflicts):
 
 
 @pytest.mark.parametrize("config", [{"pipeline": "async3"}, {}])
-def test_what_is_counted_from_the_text_is_what_an_execution_counts(config, monkeypatch):
+def test_the_text_and_an_execution_count_the_same(config, monkeypatch):
     kernel = tc.build(tc.parse("conv2d:1x16x8x8,16x16x3x3,s1,p1"), "implicit_gemm", arch="sm_90", config=config)
     from_text = shared_accesses(kernel)
     monkeypatch.setattr("tvmconv.analysis.memory.banks.has_instructions", lambda function: True)
@@ -121,7 +121,5 @@ ALIGNED = 16 * np.arange(32)
         (ALIGNED, np.where(ALIGNED < 256, -1, ALIGNED), 6),
     ],
 )
-def test_copies_take_a_wavefront_for_each_line_and_row_and_one_more_for_rows_where_some_are_zeros(
-    to, source, wavefronts
-):
+def test_copies_take_a_wavefront_for_each_line_and_row(to, source, wavefronts):
     assert copy_wavefronts(np.arange(32), to, source).tolist() == [1, wavefronts, 4]

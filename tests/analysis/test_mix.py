@@ -45,7 +45,7 @@ def tiling():
     return tc.build(tc.parse("conv2d:1x64x56x56,64x64x3x3,s1,p1"), "tiling", arch="sm_90")
 
 
-def test_code_behind_the_end_that_goes_back_into_a_loop_makes_no_other_loop():
+def test_code_behind_the_end_makes_no_other_loop():
     (loop,) = loops(parse(COLD)["main_kernel"])
     assert sorted(loop.inside) == [1, 2, 3, 4, 6, 7]
 

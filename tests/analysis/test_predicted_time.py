@@ -42,7 +42,7 @@ def test_the_order_of_a_layers_configs_is_told_by_their_code(name, text):
 
 
 @pytest.mark.parametrize(("name", "text"), FITTED + DRAFTS)
-def test_the_tenth_that_is_predicted_to_be_fastest_has_one_that_is_nearly(name, text):
+def test_the_tenth_predicted_fastest_has_a_kernel_near_the_best(name, text):
     measured, predicted = beside(name, text)
     first = np.argsort(predicted)[: round(len(predicted) / 10)]
     assert measured[first].min() <= 1.1 * measured.min()

@@ -58,7 +58,7 @@ def filter_of_three(
     Y[block * THREADS + thread] = T.max(total[0], T.float32(0))
 
 
-def test_a_filter_with_its_mask_in_global_memory_has_the_ratio_of_the_slides():
+def test_a_mask_in_constant_memory_doubles_a_filters_ratio():
     """A multiplication and an addition for two loads, of the signal and of the mask."""
     assert counts(filter_of_three).ratio == 1
     assert counts(filter_of_three, K="constant").ratio == 2
@@ -71,7 +71,7 @@ def test_the_block_has_no_border_in_it_if_there_is_one_without():
     assert alone.counts[GLOBAL_LOADS].elements == 6 * THREADS - 1
 
 
-def test_the_block_has_no_border_in_it_where_the_middle_of_the_grid_has():
+def test_a_block_without_border_is_found_beside_the_middle():
     """Of 10 x 10 blocks, fused, the one in the middle is the first of a row."""
 
     @T.prim_func(s_tir=True)
@@ -122,7 +122,7 @@ def test_a_branch_that_is_not_taken_is_not_counted():
     assert found[GLOBAL_LOADS].requests == 3 + 4 * 2  # the second warp is never in the first branch
 
 
-def test_textures_and_shuffles_are_counted_and_what_makes_addresses_is_not():
+def test_textures_and_shuffles_are_counted():
     @T.prim_func(s_tir=True)
     def kernel(X_ptr: T.handle("float32", "global"), Y_ptr: T.handle("float32", "global")):
         X = T.decl_buffer((SIZE,), data=X_ptr)
@@ -222,7 +222,7 @@ def test_what_tma_copies_and_wgmma_reads_is_counted():
         ("filter1d:4096,k5", "shuffle", {}),
     ],
 )
-def test_what_is_counted_from_the_text_is_what_an_execution_counts(text, schedule, config, monkeypatch):
+def test_the_text_and_an_execution_count_the_same(text, schedule, config, monkeypatch):
     kernel = build(text, schedule, **config)
     from_text = traffic(kernel)
     monkeypatch.setattr("tvmconv.analysis.memory.traffic.has_instructions", lambda function: True)

@@ -136,7 +136,7 @@ def test_every_stage_is_shown_without_a_gpu(capsys, stage):
     assert out.strip()
 
 
-def test_show_begins_with_the_kernel_and_has_the_preamble_on_request(capsys):
+def test_show_has_the_preamble_on_request(capsys):
     words = ("show", SMALL, "vthread", "--stage", "source", "--arch", "sm_90")
     _, kernel, _ = run(capsys, *words)
     _, full, _ = run(capsys, *words, "--full")

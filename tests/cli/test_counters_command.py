@@ -122,7 +122,7 @@ def test_the_source_view_counts_where_it_was_taken():
     assert ratio(replace(ROW, accesses=[access, access]), "global_load_sectors") == 1.5
 
 
-def test_bytes_from_memory_may_differ_by_a_tenth_and_are_summed_where_arrays_exceed_l2():
+def test_bytes_from_memory_may_differ_by_a_tenth():
     counts = {"dram_read_bytes": 1e6, "dram_write_bytes": 2e6}
     measured = {"dram_read_bytes": 1.08e6, "dram_write_bytes": 1.0e6}
     row = replace(ROW, counted={"counts": counts}, measured=measured)
@@ -159,7 +159,7 @@ def test_what_the_gpu_does_not_count_at_all_is_shown():
 @pytest.mark.parametrize(
     "data", [b"no archive", gzip.compress(b"{}")[:-4], gzip.compress(b"[]")], ids=["none", "cut off", "a list"]
 )
-def test_compressed_readings_that_are_none_are_refused_with_their_name(data, tmp_path, capsys):
+def test_damaged_compressed_readings_are_refused_by_name(data, tmp_path, capsys):
     file = tmp_path / "counters.json.gz"
     file.write_bytes(data)
     assert cli.main(["counters", "--from", str(file)]) == 2

@@ -1,5 +1,7 @@
 """`tvmconv explain`: a page from a kernel's code alone."""
 
+import contextlib
+import io
 import re
 
 import pytest
@@ -11,9 +13,16 @@ from tvmconv.logs.shipped import shipped_logs
 SMALL = "conv2d:1x16x16x16,16x16x3x3,s1,p1"
 
 
-def test_a_page_on_one_kernel(capsys):
-    assert main(["explain", SMALL, "tiling", "--arch", "sm_90"]) == 0
-    page = capsys.readouterr().out
+@pytest.fixture(scope="module")
+def page():
+    """What is printed of one kernel."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert main(["explain", SMALL, "tiling", "--arch", "sm_90"]) == 0
+    return out.getvalue()
+
+
+def test_a_page_on_one_kernel(page):
     assert re.search(r"occupancy +\d+ blocks of \d+ warps, \d+% of 64 warps; decided by [a-z ]+ \(", page)
     assert re.search(
         r"shared +padded_shared +load +4 +\d+ +(\d+×)?LDS(\.\d+)?( \d+×LDS\S*)* +1 +[\d,]+ +[\d,]+ +wavefronts", page
@@ -28,9 +37,8 @@ def test_a_page_on_one_kernel(capsys):
     assert [cells[0] for cells in lines if cells[-2] == "—"] == ["launch", "memory"]
 
 
-def test_the_predicted_time_is_told_with_its_parts_and_how_sure_it_is(capsys):
-    assert main(["explain", SMALL, "tiling", "--arch", "sm_90"]) == 0
-    _, _, told = capsys.readouterr().out.partition("\npredicted ")
+def test_the_predicted_time_has_its_parts_and_its_range(page):
+    _, _, told = page.partition("\npredicted ")
     time, low, high = map(float, re.search(r"([\d.]+) µs \(.* between ([\d.]+) and ([\d.]+)\)", told).groups())
     assert low < time < high
     alone, adds = zip(*re.findall(r"^[a-zA-Z0-9 ]+? +([\d.]+) +([\d.]+)  \w", told, re.MULTILINE), strict=True)
@@ -61,6 +69,7 @@ def test_one_step_of_each_knob(capsys):
     assert max(map(names.count, names)) <= 2
 
 
+@pytest.mark.slow
 def test_steps_that_make_no_kernel_are_left_out(capsys):
     """Of the tile's heights 1 and 2, one would make 1,792 threads."""
     tiles = ("tile_c=-1,64,1", "tile_h=-1,1,1", "tile_w=-1,14,4")
@@ -90,7 +99,7 @@ def test_the_tuned_kernel_beside_another_and_why_it_is_faster(capsys):
     assert float(change) == pytest.approx(shares[0][1] - shares[0][0], rel=0.05)
 
 
-def test_of_configs_of_one_schedule_the_knobs_that_differ_are_told(capsys):
+def test_differing_knobs_of_one_schedule_are_printed(capsys):
     names = ["tiling", "tiling:tile_rc=-1,1,8", "tiling:tile_rc=-1,2,2:tile_rw=-1,3,1"]
     assert main(["explain", SMALL, *names, "--arch", "sm_80"]) == 0
     told = capsys.readouterr().out.partition("\n\n")[0].splitlines()[1:]

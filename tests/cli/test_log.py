@@ -99,7 +99,7 @@ def test_best_tells_of_a_trial_that_no_final_timing_confirmed(capsys, log):
     assert f"{W} on cpu: a trial of tiling took 15.0 µs, less than all final timings" in err
 
 
-def test_stats_of_a_log_that_was_thinned_to_last_timings_have_the_best_of_these(capsys, tmp_path):
+def test_stats_of_last_timings_alone_have_the_best_of_these(capsys, tmp_path):
     path = tmp_path / "thinned.jsonl"
     path.write_text("".join(replace(r, final=True, elapsed=None).line() + "\n" for r in (SLOW, FAST)))
     (search,) = json.loads(run(capsys, "stats", path, "--json")[1])["searches"]
@@ -169,7 +169,7 @@ def test_refusals_are_one_line_and_status_2(capsys, name):
     assert message in err.splitlines()[-1]
 
 
-def test_a_log_with_nothing_to_import_is_refused_and_leaves_no_file(capsys, tmp_path):
+def test_a_log_with_nothing_to_import_is_refused(capsys, tmp_path):
     old, new = tmp_path / "old.log", tmp_path / "new.jsonl"
     old.write_text("garbage\n")
     status, _, err = run(capsys, "import", old, "-o", new)

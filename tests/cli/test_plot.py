@@ -94,7 +94,7 @@ def test_what_run_prints_is_drawn_as_a_sweep(tmp_path, workloads):
     assert "run, float32, on NVIDIA H200" in chart
 
 
-def test_a_sweep_over_sizes_alone_is_drawn_as_lines_over_elements(tmp_path):
+def test_a_sweep_over_sizes_is_drawn_over_elements(tmp_path):
     timing = Timing((1e-3,), "by hand", cold=True)
     results = [
         Result(parse(f"filter1d:{n},k5"), "cuda:0", "NVIDIA H200", 0, (Row("basic", timing=timing, bandwidth=1e12),))

@@ -118,7 +118,7 @@ def test_what_is_wrong_is_one_line_and_status_2(capsys, words, said):
     assert said in err
 
 
-def test_a_model_without_workloads_is_refused_after_they_are_told(capsys, model):
+def test_a_model_without_workloads_is_refused(capsys, model):
     file = model(("Identity", ["x"], ["c"], {}), TRANSPOSED)
     status, _, err = run(capsys, "suites", "--from", file)
     assert (status, err.splitlines()[1]) == (2, f"tvmconv: {file} has no convolution that is a workload")

@@ -153,7 +153,7 @@ def test_a_value_that_the_model_gives_ends_the_epilogue(model, y):
     assert model.epilogues() == {"y": ""}
 
 
-def test_a_value_between_the_operations_of_an_activation_is_nobody_else_s(model, y):
+def test_a_value_inside_an_activation_has_no_other_reader(model, y):
     silu(model, y)
     model.other("s", to="o")
     assert model.epilogues() == {"y": ""}
@@ -176,7 +176,7 @@ def test_of_two_convolutions_the_later_one_adds_the_other(model):
     assert model.epilogues() == {"y": "", "z": "bias,add,relu"}
 
 
-def test_an_earlier_convolution_adds_the_later_one_where_that_cannot(model):
+def test_an_earlier_convolution_may_add_the_later_one(model):
     y, z = model.conv("x", "y"), model.other(model.conv("x", "z"), to="pooled")
     model.op("add", y, z, to="a")
     assert model.epilogues() == {"y": "add", "z": ""}

@@ -171,7 +171,7 @@ def test_a_value_that_a_body_sees_is_used(texts):
     assert texts(model_of(nodes, weights)) == ["conv2d:1x3x8x8,4x3x3x3,s1,p0"]
 
 
-def test_names_are_the_nodes_or_their_outputs_and_each_is_there_once(derived):
+def test_names_are_unique_and_of_nodes_or_their_outputs(derived):
     nodes = [
         conv("x", "a", name="/one/Conv"),
         conv("a", "b", "l"),
@@ -196,7 +196,7 @@ def test_inputs_set_dynamic_dimensions(texts):
     assert (first, second) == ("conv2d:2x3x9x7,4x3x3x3,s1,p1", "conv2d:2x4x9x7,4x4x1x1,s1,p0")
 
 
-def test_shapes_in_the_file_that_depend_on_dynamic_dimensions_are_inferred_anew(texts):
+def test_shapes_of_dynamic_dimensions_are_inferred_anew(texts):
     model = onnx.shape_inference.infer_shapes(dynamic_model())
     assert [str(each) for each in model.graph.value_info]
     assert texts(model, "2x3x9x7")[1] == "conv2d:2x4x9x7,4x4x1x1,s1,p0"

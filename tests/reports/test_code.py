@@ -34,7 +34,7 @@ def test_every_store_of_the_kernel_is_in_the_columns_of_text(kernel, columns):
         assert {f"k2s0n{number}" for number in stores} <= groups_of(columns[name]), name
 
 
-def test_every_statement_that_machine_code_is_of_is_in_its_column(kernel, columns):
+def test_every_statement_with_machine_code_is_in_its_column(kernel, columns):
     (own,) = linked(kernel)
     assert {f"k2s0n{number}" for number in own.by_statement if number is not None} == groups_of(columns["SASS"])
 

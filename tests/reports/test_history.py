@@ -103,7 +103,7 @@ def test_searches_are_named_by_what_they_differ_in():
     assert names == ["first: direct", "first: vthread", "second: direct"]
 
 
-def test_a_history_is_compared_with_the_fastest_schedule_and_the_libraries_of_a_sweep(sweep):
+def test_a_history_is_compared_with_a_sweeps_fastest_rows(sweep):
     info = history_info(SMALL, traces("log", [record(1)]), [sweep])
     assert info.compared == (("vthread", 2.0), ("cudnn", 6.0))
 

@@ -36,7 +36,7 @@ def test_same_contents_same_bytes():
     assert page(contents()) == page(contents())
 
 
-def test_policy_allows_the_script_and_the_style_of_the_page_and_nothing_else():
+def test_policy_allows_the_pages_own_script_and_style_alone():
     text = page(contents())
     policy = next(attrs["content"] for tag, attrs in Elements(text).found if tag == "meta" and "http-equiv" in attrs)
     for tag, name in (("script", "script-src"), ("style", "style-src")):
@@ -110,7 +110,7 @@ def test_a_bar_that_would_leave_no_room_is_broken():
     assert full_width([1.0, 2.0]) == 2.0
 
 
-def test_a_knob_that_decides_explains_all_and_one_that_does_not_nothing():
+def test_a_knob_explains_the_variance_that_it_decides():
     records = [record(1e-5 * (1 + i % 2), config={"decides": i % 2, "idle": i // 2 % 3}) for i in range(36)]
     decides, idle = mattered(records)
     assert (decides.knob, decides.share) == ("decides", pytest.approx(1))
@@ -122,7 +122,7 @@ def test_failures_by_kind_have_the_first_message():
     assert (found.kind, found.count, found.message) == ("compile device", 2, "first")
 
 
-def test_trials_that_stand_for_all_hold_the_fastest_and_some_of_the_others():
+def test_sampled_trials_hold_the_fastest_and_some_others():
     shown = standing_for_all([record(1e-6 * i, i) for i in range(1000, 0, -1)], 30)
     costs = [round(each.cost * 1e6) for each in shown]
     assert len(costs) == 30
@@ -130,6 +130,6 @@ def test_trials_that_stand_for_all_hold_the_fastest_and_some_of_the_others():
     assert costs[-1] > 900
 
 
-def test_the_last_timings_of_a_search_count_for_more_than_its_trials():
+def test_last_timings_count_for_more_than_trials():
     group = of_log("a log", [record(1e-5), record(2e-5, final=True)])
     assert [each.seconds for each in group.times] == [2e-5]

@@ -44,7 +44,7 @@ def lines(table):
     return [[cell for cell in line.split("  ") if cell] for line in table.text().splitlines()]
 
 
-def test_each_layer_has_its_winner_and_the_network_its_sums_and_mean(sweep):
+def test_layers_have_winners_and_the_network_sums_and_a_mean(sweep):
     assert [[cell.strip() for cell in line] for line in lines(tuned.comparison(sweep))] == [
         ["layer", "times", "schedule", "tuned [µs]", "cudnn [µs]", "× cudnn", "cudnn, how"],
         ["a", "3", "direct", "1.00", "8.00", "8.00", "in NHWC"],

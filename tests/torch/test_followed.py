@@ -63,7 +63,7 @@ def test_gradients_and_training_are_pytorch_s(faster, block):
     assert not torch.equal(before, faster.bn1.running_mean)
 
 
-def test_a_normalisation_that_trains_and_hooks_that_come_later_count(faster, block):
+def test_later_hooks_and_training_normalisations_are_seen(faster, block):
     other = copy.deepcopy(block)
     for model in (faster, other):
         model.shortcut[1].train()
@@ -133,7 +133,7 @@ CHOICES = [lambda x, mask, flag: mask is None, lambda x, mask, flag: not flag]
 
 
 @pytest.mark.parametrize("first", CHOICES)
-def test_arguments_that_are_left_out_and_flags_decide_as_in_the_model(first):
+def test_absent_arguments_and_flags_decide_as_in_the_model(first):
     model, mask = Choosing(first).eval(), torch.rand(4, 1, 1)
     ours = optimized(model)
     assert [line.workload.partition("p0,")[2] for line in ours.report().lines if line.workload] == ["bias,relu"]
@@ -158,7 +158,7 @@ class Noisy(torch.nn.Module):
         return self.conv(x) + torch.randn(2, 4, 9, 11)
 
 
-def test_what_a_graph_would_compute_once_and_for_all_is_computed_at_each_call():
+def test_random_values_are_computed_at_each_call():
     ours = optimized(Noisy().eval())
     assert runs(ours) == {"conv": True}
     assert differ(ours, ours) > 0.01

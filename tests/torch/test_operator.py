@@ -99,7 +99,7 @@ def test_threads_do_not_disturb_each_other(made):
     assert not wrong
 
 
-def test_it_compiles_without_a_break_and_sees_weights_that_change(made, block):
+def test_it_compiles_whole_and_sees_weights_that_change(made, block):
     model, other = copy.deepcopy(made), copy.deepcopy(block)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     with torch.no_grad():

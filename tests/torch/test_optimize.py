@@ -255,7 +255,7 @@ def test_what_is_no_model_is_refused_in_one_line(model, example, error):
     assert "\n" not in str(raised.value)
 
 
-def test_a_log_that_is_not_there_or_cannot_be_written_is_an_error(tmp_path):
+def test_a_log_that_cannot_be_used_is_an_error(tmp_path):
     model = torch.nn.Conv2d(4, 4, 1)
     with pytest.raises(Error, match="typo"):
         optimized(model, log=tmp_path / "typo.jsonl")
@@ -269,7 +269,7 @@ def few_trials(shared_processes, monkeypatch):
     monkeypatch.setattr("tvmconv.torch.kernels.Request", functools.partial(Request, trials=3))
 
 
-def test_the_second_time_a_kernel_of_the_log_is_there_without_a_compiler(tmp_path, monkeypatch, few_trials):
+def test_the_second_run_loads_kernels_without_a_compiler(tmp_path, monkeypatch, few_trials):
     monkeypatch.setenv("TVMCONV_CACHE", str(tmp_path / "kept"))
     model, log = torch.nn.Conv2d(4, 8, 3).eval(), tmp_path / "log.jsonl"
     optimized(model, seconds=300, log=log)
@@ -280,7 +280,7 @@ def test_the_second_time_a_kernel_of_the_log_is_there_without_a_compiler(tmp_pat
     assert differ(again, model) < 1e-5
 
 
-def test_what_a_model_took_is_known_of_no_other_that_has_its_modules(tmp_path, monkeypatch):
+def test_kept_times_are_of_one_model_alone(tmp_path, monkeypatch):
     class Repeating(torch.nn.Sequential):
         def __init__(self, count):
             super().__init__(torch.nn.Conv2d(4, 4, 1))
@@ -336,7 +336,7 @@ def test_models_of_one_workload_have_kernels_of_their_own(monkeypatch):
         operator.launcher(f"{first.report().lines[0].workload}#another", X.device)
 
 
-def test_a_search_writes_a_log_from_which_the_next_call_takes_its_kernels(tmp_path, few_trials):
+def test_the_next_call_takes_its_kernels_from_the_log(tmp_path, few_trials):
     model, log, told = torch.nn.Conv2d(4, 8, 3), tmp_path / "log.jsonl", []
     optimized(model.eval(), seconds=300, log=log, progress=told.append)
     records = log.read_text()
