@@ -95,14 +95,6 @@ def test_the_result_of_a_search_is_not_its_fastest_trial():
     assert result.rows[0].gflops == pytest.approx(4)
 
 
-def test_searches_are_named_by_what_they_differ_in():
-    first = traces("first", [record(1), record(2, schedule="vthread")])
-    both = [*first, *traces("second", [record(1)])]
-    assert [history.name for history in history_info(SMALL, first).histories] == ["direct", "vthread"]
-    names = [history.name for history in history_info(SMALL, both).histories]
-    assert names == ["first: direct", "first: vthread", "second: direct"]
-
-
 def test_a_history_is_compared_with_a_sweeps_fastest_rows(sweep):
     info = history_info(SMALL, traces("log", [record(1)]), [sweep])
     assert info.compared == (("vthread", 2.0), ("cudnn", 6.0))

@@ -14,7 +14,6 @@ from small_models import Block, with_statistics  # noqa: E402
 import tvmconv.torch  # noqa: E402
 from tvmconv.errors import DeviceError, Error, ModelError  # noqa: E402
 from tvmconv.torch import archive  # noqa: E402
-from tvmconv.torch.form import form_of  # noqa: E402
 from tvmconv.torch.layer import TunedConv  # noqa: E402
 from tvmconv.torch.operator import conv  # noqa: E402
 
@@ -55,17 +54,6 @@ def test_it_is_an_operator_as_pytorch_wants_it(made, lie):
     given = arguments(kernel(made), x=lie(torch.randn(2, 8, 9, 11)))
     assert torch.allclose(conv(*given), expected(*given), atol=1e-4)
     assert set(torch.library.opcheck(conv, given).values()) == {"SUCCESS"}
-
-
-@pytest.mark.parametrize("text", [TEXT, f"{TEXT},nhwc"])
-def test_tensors_begin_where_kernels_can_read_them(text):
-    form, numbers = form_of(text), torch.randn(2 * 8 * 9 * 11 + 1)
-    x = numbers.as_strided(form.x_shape, form.output_stride, 1)
-    laid = form.laid(x)
-    assert laid.data_ptr() % 16 == 0
-    assert laid.stride() == x.stride()
-    assert torch.equal(laid, x)
-    assert form.laid(laid) is laid
 
 
 @pytest.mark.parametrize(
