@@ -39,7 +39,7 @@ def launches():
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(0, id="branches"), pytest.param(1, id="depthwise", marks=pytest.mark.slow)],
+    params=[pytest.param(0, id="branches", marks=pytest.mark.slow), pytest.param(1, id="depthwise")],
 )
 def joined(request, launches):
     text, launch = list(KERNELS)[request.param], launches[request.param]
