@@ -24,10 +24,6 @@ def test_the_time_left_is_never_negative(clock):
     assert deadline.has_passed
 
 
-def test_the_clock_may_have_begun_earlier(clock):
-    assert Deadline.after(10.0, clock.now - 4.0).left == 6.0
-
-
 def test_what_is_under_way_is_cut_off_later(clock):
     assert Deadline.after(20.0).cut_off.left == pytest.approx(20.0 * (1 + SLACK_SHARE) + SLACK_SECONDS)
 
@@ -35,11 +31,6 @@ def test_what_is_under_way_is_cut_off_later(clock):
 def test_what_reserves_time_has_no_slack(clock):
     reserving = Deadline.after(20.0).reserving(5.0)
     assert reserving.left == reserving.cut_off.left == 15.0
-
-
-def test_what_ends_earlier_is_cut_off_earlier(clock):
-    whole = Deadline.after(20.0)
-    assert (whole.earlier(5.0).left, whole.earlier(5.0).cut_off.left) == (15.0, whole.cut_off.left - 5.0)
 
 
 def test_without_a_limit_nothing_passes(clock):

@@ -49,10 +49,6 @@ def test_gzip_beyond_its_limit_is_refused(tmp_path):
         opened.read()
 
 
-def test_null_device_is_an_empty_file():
-    assert files.read_bytes(os.devnull) == b""
-
-
 @pytest.fixture(params=["pipe", "device", "folder", "socket"])
 def irregular(request, tmp_path):
     """The path of something that is no regular file."""

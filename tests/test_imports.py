@@ -176,27 +176,3 @@ def test_schedules_know_workloads_knobs_and_the_library_alone():
         if room(module) == BUILTIN and room(other) not in BUILTIN_MAY_IMPORT
     ]
     assert against == []
-
-
-def test_imports_are_seen_wherever_they_stand():
-    text = """
-from __future__ import annotations
-import tvmconv.gpu
-from tvmconv import errors
-from . import best
-from .lines import BadLines
-from ..knobs.space import Space
-if TYPE_CHECKING:
-    from tvmconv.devices import Device
-def f():
-    from tvmconv.kernel import build
-"""
-    assert set(imported("tvmconv.logs.log", text, is_package=False)) == {
-        "tvmconv.gpu",
-        "tvmconv.errors",
-        "tvmconv.logs.best",
-        "tvmconv.logs.lines",
-        "tvmconv.knobs.space",
-        "tvmconv.devices",
-        "tvmconv.kernel",
-    }

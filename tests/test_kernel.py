@@ -44,11 +44,6 @@ def test_inputs_of_another_shape_are_refused(kernel):
         kernel(x)
 
 
-def test_each_verification_draws_fresh_inputs(kernel):
-    assert len({tc.Problem(W).seed for _ in range(8)}) == 8
-    assert kernel.verify().error != kernel.verify().error
-
-
 @pytest.mark.parametrize("break_it", [lambda y: y * 1.0001, lambda y: np.where(y == y.max(), np.nan, y), np.zeros_like])
 def test_a_wrong_output_is_not_verified(kernel, break_it):
     problem = tc.Problem(W)
@@ -91,11 +86,6 @@ def test_a_kernel_to_compile_for_only_does_not_run(compiled):
         compiled(*W.inputs(0))
 
 
-def test_a_device_and_an_architecture_together_are_refused():
-    with pytest.raises(tc.DeviceError, match="not both"):
-        tc.build(W, "tiling", device="opencl:0", arch="sm_90")
-
-
 def test_a_block_with_too_many_threads_is_refused():
     w = tc.parse("conv2d:1x4x64x64,64x4x3x3,s1,p1")
     config = {"tile_c": (-1, 64, 1), "tile_h": (-1, 8, 1), "tile_w": (-1, 16, 1)}
@@ -103,12 +93,7 @@ def test_a_block_with_too_many_threads_is_refused():
         tc.build(w, "tiling", arch="sm_90", config=config)
 
 
-def test_a_knob_that_the_schedule_does_not_have_is_named():
-    with pytest.raises(tc.KnobError, match="schedule tiling has no knob 'tile_q'; its knobs here: tile_c, tile_h"):
-        tc.build(W, "tiling", arch="sm_90", config={"tile_q": 1})
-
-
-def test_a_default_config_that_is_too_large_for_the_device_is_refused(opencl):
+def test_a_default_config_beyond_the_device_is_refused(opencl):
     small = dataclasses.replace(opencl, max_threads_per_block=8)
     with pytest.raises(tc.DeviceError, match="opencl:0 runs at most 8 threads a block and the kernel has"):
         tc.build(W, "conflict_free", device=small)

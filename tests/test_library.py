@@ -46,7 +46,7 @@ def test_one_function_may_be_a_schedule_of_several_operators(registry):
     ]
 
 
-def test_a_schedule_that_one_of_its_operators_refuses_is_registered_for_none(registry):
+def test_a_schedule_is_registered_for_all_operators_or_none(registry):
     def texture(s, w, k):
         """Another one."""
 
@@ -134,7 +134,7 @@ def test_a_package_that_does_not_import_leaves_the_others(installed, caplog, sou
         library.find(W, "broken")
 
 
-def test_a_schedule_that_says_what_it_uses_has_a_space_within_the_limits(registry):
+def test_a_schedules_usage_keeps_its_space_within_limits(registry):
     def usage(w, columns):
         threads = columns["tile"][:, 1]
         return Usage(threads, 0 * threads, threads, w.flops // threads)
@@ -154,13 +154,7 @@ def cuda_only(s: TirSchedule, w, k):
     """Never runs anywhere else."""
 
 
-def test_a_schedule_for_one_kind_of_device_is_refused_on_another(registry):
-    tc.schedule("conv2d", kinds=("cuda",))(cuda_only)
-    with pytest.raises(tc.ScheduleError, match="schedule cuda_only is for cuda, not for opencl:0"):
-        tc.build(W, "cuda_only", device="opencl:0")
-
-
-def test_a_schedule_is_refused_on_an_architecture_that_lacks_what_it_needs(registry):
+def test_a_schedule_is_refused_on_an_older_architecture(registry):
     tc.schedule("conv2d", kinds=("cuda",), since=80, promising=lambda w: True)(cuda_only)
     schedule = library.find(W, "cuda_only")
     with pytest.raises(tc.ScheduleError, match=r"cuda_only needs sm_80 or later, and is not for sm_75$"):
@@ -174,7 +168,7 @@ def test_a_schedule_is_refused_on_an_architecture_that_lacks_what_it_needs(regis
     assert schedule in experiments.left_out(W, find("sm_75"))
 
 
-def test_a_schedule_for_one_architecture_is_refused_on_those_before_and_after_it(registry):
+def test_a_schedule_for_one_architecture_is_refused_on_others(registry):
     tc.schedule("conv2d", kinds=("cuda",), only=90, promising=lambda w: True)(cuda_only)
     schedule = library.find(W, "cuda_only")
     for arch in ("sm_80", "sm_89", "sm_100", "sm_120"):
@@ -234,10 +228,6 @@ def test_a_schedule_may_write_its_function_itself(registry):
     assert kernel.verify().ok
 
 
-def test_the_naive_schedule_is_the_first_of_the_list():
-    assert library.naive(W) is tc.schedules(W)[0]
-
-
 @pytest.fixture
 def no_convolutions(registry):
     """Without any schedule of conv2d."""
@@ -249,7 +239,7 @@ def test_what_no_schedule_computes_has_no_naive_one(no_convolutions):
     assert library.naive(W) is None
 
 
-def test_every_schedule_reaches_another_process_with_all_that_it_says_of_itself():
+def test_every_schedule_can_be_pickled_with_all_it_declares():
     program = (
         "import pickle, sys; schedules = pickle.load(sys.stdin.buffer)\n"
         "print([(s.operator, s.name, s.dtypes, s.kinds, s.condition is None) for s in schedules])"
@@ -279,13 +269,13 @@ def test_where_the_baseline_does_not_apply_there_is_none(no_convolutions):
 
 
 @pytest.mark.parametrize("operator", sorted({s.operator for s in tc.schedules()}))
-def test_every_operator_has_a_baseline_which_is_its_first_schedule(operator):
+def test_every_operators_baseline_is_its_first_schedule(operator):
     first, *others = [s for s in tc.schedules() if s.operator == operator]
     assert first.baseline
     assert not any(s.baseline for s in others)
 
 
-def test_schedules_of_others_are_listed_by_package_and_line_whenever_they_were_imported(registry):
+def test_schedules_of_others_are_listed_by_package_and_line(registry):
     def earlier(s, w, k): ...
 
     def later(s, w, k): ...
@@ -312,7 +302,7 @@ print(names[0], names[-1], tc.library.naive(w).name)
 """
 
 
-def test_a_schedule_that_is_defined_before_the_library_is_asked_is_not_what_speedups_are_over():
+def test_an_early_schedule_does_not_become_the_baseline():
     ran = subprocess.run([sys.executable, "-c", OWN], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["default", "mine", "default"]
 
@@ -323,7 +313,3 @@ def test_summary_is_there_without_docstrings(monkeypatch):
     expected = schedule.summary
     monkeypatch.setattr(importlib.import_module(schedule.function.__module__), "__doc__", None)
     assert schedule.summary == expected != ""
-
-
-def test_dir_of_the_package_lists_its_public_names():
-    assert dir(tc) == sorted(tc.__all__)

@@ -6,7 +6,7 @@ import pytest
 
 from tvmconv import library, naive
 from tvmconv.devices.cuda.device import CudaDevice
-from tvmconv.experiments.run import choose, omitted_naive
+from tvmconv.experiments.run import choose
 from tvmconv.workloads import parse
 
 LARGE = parse("conv3d:1x192x9x240x416,192x192x3x3x3,s1,p1,f16,nhwc")
@@ -35,21 +35,6 @@ def test_the_naive_time_is_estimated_from_the_flop(h100):
 )
 def test_a_naive_schedule_of_seconds_runs_only_by_name(h100, workload, names, expected):
     assert [schedule.name for schedule in choose(workload, names, h100)] == expected
-
-
-def test_without_names_all_but_a_long_naive_schedule_run(h100):
-    names = [schedule.name for schedule in choose(LARGE, None, h100)]
-    assert "hopper" in names
-    assert "default" not in names
-    assert omitted_naive(LARGE, None, h100) == library.naive(LARGE)
-    assert omitted_naive(SMALL, None, h100) is None
-
-
-def test_a_long_naive_schedule_runs_where_there_is_no_other(h100, monkeypatch):
-    reference = library.naive(LARGE)
-    monkeypatch.setattr(library, "schedules", lambda workload: [reference])
-    assert choose(LARGE, None, h100) == [reference]
-    assert omitted_naive(LARGE, None, h100) is None
 
 
 def test_what_is_left_out_is_told_with_its_seconds(h100):

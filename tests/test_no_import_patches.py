@@ -69,9 +69,8 @@ def patches(file):
     return found
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_file_patches_no_module(file):
-    assert patches(file) == []
+def test_no_file_patches_a_module():
+    assert {str(file.relative_to(ROOT)): found for file in FILES if (found := patches(file))} == {}
 
 
 @pytest.mark.parametrize(

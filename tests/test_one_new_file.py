@@ -27,13 +27,6 @@ def compute(value):
 register(Operation("tanh", compute, np.tanh))
 '''
 
-SCALE = '''
-"""`scale`: each output channel has a factor."""
-
-from tvmconv.workloads.epilogue import Operation, register
-
-register(Operation("scale", lambda value, by: value * by, lambda y, by: y * by, takes="channel"))
-'''
 
 PATCH = '''
 """A convolution of images without overlap, as vision transformers begin with."""
@@ -120,13 +113,6 @@ def test_an_epilogue_is_one_new_file(new_file):
     assert workload.reference(x, np.ones((4, 3, 3, 3), "float32"), np.zeros(4, "float32")).max() == 1.0
     for schedule in ("default", "conflict_free", "direct"):
         assert run(workload, schedule).ok
-
-
-def test_an_epilogue_with_an_argument_is_one_new_file(new_file):
-    new_file("tvmconv.workloads.epilogues", "scale", SCALE)
-    workload = tc.parse("conv1d:2x6x17,4x3x3,g2,nhwc,scale,relu")
-    assert workload.argument_names == ("X", "K", "scale", "Y")
-    assert run(workload, "implicit_gemm").ok
 
 
 def test_an_operator_is_one_new_file(new_file):

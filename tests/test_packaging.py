@@ -56,8 +56,9 @@ def add_module(folder):
     (folder / "schedules.py").write_text("")
 
 
-@pytest.mark.parametrize("add_schedules", [add_package, add_module])
-@pytest.mark.parametrize("is_installed", [False, True], ids=["checkout", "wheel"])
+@pytest.mark.parametrize(
+    ("add_schedules", "is_installed"), [(add_package, False), (add_module, True)], ids=["checkout", "wheel"]
+)
 def test_users_own_schedules_hides_no_builtin(is_installed, add_schedules, wheel, tmp_path):
     add_schedules(tmp_path)
     root = wheel if is_installed else ROOT

@@ -64,7 +64,7 @@ def test_the_untuned_row_is_the_fastest_default():
     assert [each.name for each in changed].count(UNTUNED) == 1
 
 
-def test_a_default_is_built_for_the_untuned_row_unless_all_are_measured():
+def test_the_untuned_row_needs_a_default_of_its_own():
     place = find("sm_90")
     assert Prepared(SMALL, device=place, predicted=True).chosen_by_others == [PREDICTED]
     assert Prepared(SMALL, ["default"], device=place, predicted=True).chosen_by_others == [PREDICTED, UNTUNED]

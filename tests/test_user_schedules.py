@@ -1,7 +1,6 @@
 """A schedule's own code may raise anything: it fails in one line, and everything else goes on."""
 
 import json
-import pickle
 import sys
 
 import pytest
@@ -12,7 +11,6 @@ import tvmconv as tc
 from tvmconv import library
 from tvmconv.cli import main
 from tvmconv.devices import find
-from tvmconv.errors import ScheduleFailure
 from tvmconv.knobs.space import Usage
 from tvmconv.measuring.builder import Task, build
 from tvmconv.measuring.outcome import ErrorKind
@@ -73,16 +71,6 @@ def test_whatever_a_schedule_raises_is_one_line_with_the_place(few, action, reas
     add(raises)
     with pytest.raises(tc.ScheduleError, match=rf"^schedule raises failed: {reason} \(test_user_schedules\.py:\d+\)$"):
         tc.build(W, "raises", arch="sm_90")
-
-
-def test_the_place_is_in_the_schedules_package_not_in_tvm(few):
-    def raises(s, w, k):
-        s.bind(5, "blockIdx.x")
-
-    add(raises)
-    with pytest.raises(ScheduleFailure) as caught:
-        tc.build(W, "raises", arch="sm_90")
-    assert caught.value.where == f"test_user_schedules.py:{raises.__code__.co_firstlineno + 1}"
 
 
 def test_an_interrupt_in_a_schedule_passes(few):
@@ -146,7 +134,7 @@ def test_a_condition_of_knobs_that_fails_is_one_line(few):
         space.legal(space.walk(0, 1))
 
 
-def test_a_condition_that_fails_is_reported_where_the_schedule_is_used(few):
+def test_a_condition_that_fails_is_reported_at_its_use(few):
     add(raising.working, condition=raising.raising_predicate)
     assert "working" in [s.name for s in tc.schedules(W)]
     with pytest.raises(tc.ScheduleError) as caught:
@@ -182,14 +170,6 @@ def test_run_of_others_is_not_touched_by_a_schedule_that_fails(few, command, opt
     status, out, _ = command("run", TEXT, "default", "--device", "opencl:0", "--seconds", "0.001")
     assert status == 0
     assert "failed" not in out
-
-
-def test_run_with_knobs_goes_on_beside_a_schedule_that_fails(few, command):
-    add(raising.bad)
-    words = ("--set", "tile_c=-1,1,2", "--device", "opencl:0", "--seconds", "0.001", "--json")
-    status, out, _ = command("run", TEXT, "tiling", "bad", *words)
-    rows = {row["name"]: row for row in json.loads(out)["rows"]}
-    assert (status, rows["bad"]["failure"], rows["tiling"]["failure"]) == (1, MISTAKE, None)
 
 
 def test_verbose_prints_the_traceback(few, command):
@@ -233,7 +213,7 @@ def test_tune_goes_on_where_a_usage_fails_later(few, command, instant, tmp_path)
 
 
 @pytest.mark.parametrize("function", [raising.bad, raising.second_fails])
-def test_a_config_that_fails_to_build_is_a_record_of_instantiation(few, function):
+def test_a_config_that_fails_to_build_is_a_record(few, function):
     add(function)
     task = Task(W, {"it": library.find(W, function.__name__)}, find("sm_90"), 1 << 30)
     built = build(task, "it", {"number": 1} if function is raising.second_fails else {})
@@ -264,8 +244,3 @@ def test_report_goes_on_without_a_schedule_that_fails(few, command, tmp_path):
     assert status == 0
     assert f"tvmconv: schedule bad failed: {MISTAKE}; the page goes on without it\n" in err
     assert "my own mistake" in page.read_text()
-
-
-def test_a_failure_reaches_another_process(few):
-    failure = pickle.loads(pickle.dumps(ScheduleFailure("schedule bad", "ValueError: no", "bad.py:4")))
-    assert (str(failure), failure.where) == ("schedule bad failed: ValueError: no (bad.py:4)", "bad.py:4")

@@ -70,12 +70,6 @@ def test_a_right_kernel_passes_a_sample(verified):
     assert 0 < found.sampled < output.size
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_right_kernel_passes_whatever_the_seed(seed):
-    problem = tc.Problem(tc.parse(f"{IMAGES},bf16"), seed, mode="sample", cell=8)
-    assert problem.check(right_output(problem)).ok
-
-
 def wrong_tile(pixels):
     """64 consecutive pixels of four channels are those of other channels."""
     pixels[:, 8:12, 1024:1088] = pixels[:, 0:4, 1024:1088]

@@ -20,7 +20,7 @@ from tvmconv.logs.shipped import shipped_logs
 
 H200 = Machine("NVIDIA H200", "sm_90", 132, 66.9e12, 4.8e12)
 CHECKED = ("resnet50", "d2l", "resnet50-f16-nhwc", "convnext_tiny-f16-nhwc", "layers")
-SAMPLE = 5  # of all best records, in a run of all tests; TVMCONV_ALL_RECORDS=1 checks each of them
+SAMPLE = 3  # of all best records, in a run of all tests; TVMCONV_ALL_RECORDS=1 checks each of them
 TILING = "conv2d:1x64x56x56,64x64x3x3,s1,p1"
 
 
@@ -70,7 +70,7 @@ for workload, schedule, config in json.load(sys.stdin):
 
 def test_without_nvdisasm_no_time_is_called_certain(tmp_path):
     """In an environment without the package, and with nothing on PATH."""
-    records = best_records() if os.environ.get("TVMCONV_ALL_RECORDS") else sample()[:2]
+    records = best_records() if os.environ.get("TVMCONV_ALL_RECORDS") else sample()[:1]
     asked = json.dumps([(each.workload.text, each.schedule, each.config) for each in records])
     environment = {"PATH": "", "HOME": str(tmp_path), "PYTHONPATH": str(Path(tc.__file__).parents[1])}
     command = [without_nvdisasm(tmp_path / "venv"), "-c", COUNT_BY_TEXT]
@@ -98,12 +98,6 @@ def test_why_no_time_is_predicted_is_told(kernel, capsys, monkeypatch):
     assert main(["explain", *kernel.split(), "--arch", "sm_90"]) == 0
     page = capsys.readouterr().out
     assert re.search(rf"^No time is predicted: {REASONS[kernel]}", page, re.MULTILINE)
-
-
-def test_beside_others_the_reason_names_the_kernel(capsys):
-    words = ["conv2d:1x64x16x16,128x64x1x1,s1,p0,f16,nhwc", "mma_sync", "hopper", "--arch", "sm_90"]
-    assert main(["explain", *words]) == 0
-    assert "No time is predicted of hopper: the time that TMA copies" in capsys.readouterr().out
 
 
 def test_the_headline_names_the_largest_part_of_the_prediction(capsys):

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 import tvmconv as tc
-from tvmconv.analysis.memory.coalescing import SECTOR_BYTES, global_accesses, sectors
-from tvmconv.gpu import WARP
+from tvmconv.analysis.memory.coalescing import global_accesses, sectors
 
 
 def of_a_warp(addresses, nbytes=4, active=True):
@@ -46,7 +45,7 @@ def by_array(kernel, kind="load"):
     return {each.array: each for each in global_accesses(kernel) if each.kind == kind}
 
 
-def test_the_default_binding_of_the_chapter_reads_neighbouring_columns():
+def test_the_default_schedule_reads_neighbouring_columns():
     """A thread a column of the output: inputs and outputs are neighbours, and of the filter all read one number."""
     kernel = tc.build(tc.parse("conv2d:1x4x64x64,4x4x3x3,s1,p1"), "default", arch="sm_90")
     loads = by_array(kernel)
@@ -56,21 +55,7 @@ def test_the_default_binding_of_the_chapter_reads_neighbouring_columns():
     assert store.sectors == store.least
 
 
-def test_channels_last_is_read_in_pieces_by_a_schedule_for_channels_first():
-    texts = "conv2d:1x16x16x32,16x16x1x1,s1,p0", "conv2d:1x16x16x32,16x16x1x1,s1,p0,nhwc"
-    first, last = (by_array(tc.build(tc.parse(text), "default", arch="sm_90"), "store")["Y"] for text in texts)
-    assert first.requests * 4 >= first.sectors
-    assert first.efficiency >= last.efficiency
-
-
-def test_what_mma_sync_copies_comes_in_whole_sectors():
-    w = tc.parse("conv2d:1x64x14x14,64x64x3x3,s1,p1,f16,nhwc")
-    loads = [each for each in global_accesses(tc.build(w, "mma_sync", arch="sm_90")) if each.kind == "load"]
-    assert loads
-    assert all(each.sectors * SECTOR_BYTES <= each.requests * WARP * each.nbytes for each in loads)
-
-
-def test_what_quarters_of_a_warp_touch_again_counts_again_but_at_their_ends():
+def test_sectors_count_again_in_each_quarter_of_a_warp():
     lanes = np.arange(32)
     active = np.ones((1, 32), bool)
     again = (lanes % 16 * 16)[None, :]  # two rows of 256 bytes that are the same
@@ -79,7 +64,7 @@ def test_what_quarters_of_a_warp_touch_again_counts_again_but_at_their_ends():
     assert sectors(shifted, active, 16)[1] == 17
 
 
-def test_a_quarter_that_asks_for_the_same_as_the_one_before_it_asks_for_nothing():
+def test_a_quarter_that_repeats_the_one_before_it_is_free():
     """As `grouped_nhwc` loads filters of 8 channels a group: eight lanes read what the eight before them read."""
     lanes, active = np.arange(32), np.ones((1, 32), bool)
     assert sectors((lanes % 4 * 576)[None, :], active, 16)[1] == 4

@@ -10,10 +10,18 @@ from tvmconv.analysis.nsight.counted import counted
 
 COUNTERS = sorted((Path(__file__).parents[2] / "tuning_logs" / "nvidia-h200").glob("filter*-counters.json"))
 MEASURED = [row for file in COUNTERS for row in json.loads(file.read_text())["kernels"]]
-QUICK = [row for row in MEASURED if row["schedule"] != "register"]  # whose text is long
+ROWS = [row for row in MEASURED if row["schedule"] != "register"]  # whose text is long
+QUICK = ("halo_blocks", "halo_strided", "shuffle")
 
 
-@pytest.mark.parametrize("row", QUICK, ids=[f"{row['workload'].partition(':')[0]}-{row['schedule']}" for row in QUICK])
+def name(row):
+    return f"{row['workload'].partition(':')[0]}-{row['schedule']}"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, id=name(row), marks=[] if row["schedule"] in QUICK else pytest.mark.slow) for row in ROWS],
+)
 def test_sectors_and_requests_are_those_that_a_gpu_counted(row):
     kernel = tc.build(tc.parse(row["workload"]), row["schedule"], arch="sm_90")
     for name, count in counted(kernel, kernel.steps[0]).counts.items():

@@ -36,12 +36,6 @@ def test_each_launch_has_its_metrics_by_name(ncu):
     assert list(profile(["program"], METRICS)) == [{"read": 1048576, "stall": 2.5}, {"read": 32, "stall": 0}]
 
 
-def test_a_metric_that_has_no_column_is_left_out(ncu):
-    ncu(ANSWER)
-    launch = next(profile(["program"], {"read": METRICS["read"], "other": "lts__t_sectors.sum"}))
-    assert launch == {"read": 1048576}
-
-
 def test_ncu_is_asked_for_the_metrics_of_a_command(ncu):
     asked = ncu(ANSWER)
     list(profile(["program", "--option"], METRICS))
@@ -53,12 +47,6 @@ def test_ncu_is_asked_for_the_metrics_of_a_command(ncu):
 def test_a_failure_is_told_by_ncus_last_line(ncu):
     ncu(status=1, complaint="ERR_NVGPUCTRPERM: no permission to read the counters")
     with pytest.raises(DeviceError, match="ncu failed: ERR_NVGPUCTRPERM: no permission"):
-        list(profile(["program"], METRICS))
-
-
-def test_a_command_that_launches_no_kernel_is_a_failure(ncu):
-    ncu("==WARNING== No kernels were profiled.")
-    with pytest.raises(DeviceError, match="No kernels were profiled"):
         list(profile(["program"], METRICS))
 
 

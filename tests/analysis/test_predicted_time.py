@@ -29,13 +29,6 @@ def beside(name, text):
     return np.array([each["measured"] for each in own]), np.array(predicted)
 
 
-def test_four_layers_have_five_hundred_configs_and_others_are_held_out():
-    found = RECORDED["direct"]
-    assert len(FITTED) == 4
-    assert sum(len(found["points"][text]) for _, text in FITTED) >= 500
-    assert len(found["held_out"]) >= 4
-
-
 # Drafts that a search thought best: a layer's differ by less than the prediction is wrong by.
 DRAFTS = [(name, text) for name, text in LAYERS if name == "mma_sync"]
 
@@ -49,7 +42,7 @@ def test_the_order_of_a_layers_configs_is_told_by_their_code(name, text):
 
 
 @pytest.mark.parametrize(("name", "text"), FITTED + DRAFTS)
-def test_the_tenth_that_is_predicted_to_be_fastest_has_one_that_is_nearly(name, text):
+def test_the_tenth_predicted_fastest_has_a_kernel_near_the_best(name, text):
     measured, predicted = beside(name, text)
     first = np.argsort(predicted)[: round(len(predicted) / 10)]
     assert measured[first].min() <= 1.1 * measured.min()
@@ -66,15 +59,6 @@ def test_more_work_takes_longer_and_more_room_does_not():
         assert predict([replace(WORK, **{name: getattr(WORK, name) * 2 + 100})], MACHINE).seconds > before
     assert predict([replace(WORK, resident=1)], MACHINE).seconds > before
     assert predict([replace(WORK, blocks=265)], MACHINE).seconds > before  # one multiprocessor has a third
-
-
-def test_the_time_lies_between_the_longest_part_and_the_sum_of_all():
-    time = predict([WORK], MACHINE)
-    assert time.parts[0].seconds < time.seconds < sum(part.seconds for part in time.parts) + 2e-6
-
-
-def test_a_step_that_follows_adds_its_time():
-    assert predict([WORK, WORK], MACHINE).seconds == pytest.approx(2 * predict([WORK], MACHINE).seconds)
 
 
 def test_a_kernel_that_is_built_has_a_time_with_its_parts():
@@ -108,11 +92,6 @@ def test_what_prepares_a_weight_once_is_in_no_time():
     assert len(work(kernel)) == 3
     assert {bound.unit: bound.amount for bound in bounds(kernel, MACHINE)}["launch"] == "3"
     assert predicted_time(kernel, MACHINE).launches == pytest.approx(3 * LAUNCH_SECONDS)
-
-
-def test_the_estimate_of_a_schedule_is_of_the_size_of_what_is_predicted():
-    kernel = tc.build(tc.parse("conv2d:1x128x28x28,128x128x3x3,s1,p1,f16,nhwc"), "mma_sync", arch="sm_90")
-    assert estimated_seconds(kernel) == pytest.approx(predicted_time(kernel, MACHINE).seconds, rel=0.5)
 
 
 def test_an_estimate_that_is_no_time_is_told_as_none():

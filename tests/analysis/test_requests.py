@@ -24,16 +24,6 @@ def test_no_request_takes_more_than_its_access_could(schedule):
         assert 1 <= request.least <= request.takes <= 32 * max(1, request.nbytes // 4)
 
 
-def test_a_column_of_threads_that_reads_one_word_has_no_conflict():
-    assert all(request.takes == request.least for request in requests("conflict_free") if request.space == "shared")
-
-
-def test_requests_of_the_tensor_cores_are_seen_by_executing_the_kernel():
-    found = requests("mma_sync", tc.parse("conv2d:1x64x16x16,64x64x3x3,s1,p1,f16,nhwc"))
-    assert {request.space for request in found} == {"global", "shared"}
-    assert all(len(request.lanes) == len(request.addresses) for request in found)
-
-
 @pytest.mark.parametrize(
     ("text", "schedule"),
     [(LAYER.text, "tiling"), (LAYER.text, "direct"), ("conv2d:1x64x16x16,64x64x3x3,s1,p1,f16,nhwc", "mma_sync")],

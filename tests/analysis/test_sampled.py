@@ -37,7 +37,7 @@ def test_some_iterations_tell_what_all_do(text, sampled, schedule, monkeypatch):
     assert some.done.flops == pytest.approx(exact.done.flops, rel=0.03)
 
 
-def test_a_kernel_that_takes_too_long_to_execute_is_counted_by_its_text(monkeypatch):
+def test_a_kernel_too_long_to_execute_is_counted_by_its_text(monkeypatch):
     monkeypatch.setattr(asked, "MOST_STEPS", 10_000)
     kernel = tc.build(LONG, "default", arch="sm_90")
     (step,) = kernel.steps
@@ -48,7 +48,7 @@ def test_a_kernel_that_takes_too_long_to_execute_is_counted_by_its_text(monkeypa
     assert loads["K"] == pytest.approx(products * ceil_div(step.launch.threads, 32), rel=0.01)
 
 
-def test_where_the_text_is_too_long_each_array_comes_from_memory_once():
+def test_of_a_text_too_long_each_array_is_read_once():
     kernel = tc.build(LONG, "default", arch="sm_90")
     assert footprints(kernel, kernel.steps[0]) is None
     assert dram_bytes(kernel) == LONG.min_bytes

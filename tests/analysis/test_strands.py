@@ -61,22 +61,6 @@ def test_a_part_of_a_block_that_meets_does_not_order_the_other():
         run(threads(body))
 
 
-def test_who_only_arrives_does_not_wait():
-    def body(x, y, thread, base):
-        word = p.allocate("word", 1, "float32")
-        with p.ir.If(thread < 64):
-            with p.ir.Then():
-                p.ptx("st.shared.b32", bulk.address(base, thread * 4), x[thread])
-                p.ptx("bar.arrive", p.uint(1), WORDS)
-                p.store(y, thread, x[thread])
-            with p.ir.Else():
-                p.ptx("bar.sync", p.uint(1), WORDS)
-                p.ptx("ld.shared.b32", word[0], bulk.address(base, (thread - 64) * 4))
-                p.store(y, thread, word[0])
-
-    np.testing.assert_array_equal(run(threads(body)), np.tile(np.arange(64), 2))
-
-
 @pytest.mark.parametrize(
     ("count", "message"),
     [
@@ -155,26 +139,6 @@ def test_an_mbarrier_orders_who_waits_behind_who_arrives(tries):
     np.testing.assert_array_equal(run(signalled(tries)), np.tile(np.arange(96, 128), 4))
 
 
-def test_a_branch_that_waits_for_what_comes_behind_it_runs_apart():
-    def body(x, y, thread, base):
-        bar, word = bulk.address(base, 1024), p.allocate("word", 1, "float32")
-        with p.when(thread == 0):
-            p.ptx("mbarrier.init.shared.b64", bar, T.uint32(32))
-        p.call(T.cuda.cta_sync())
-        with p.when(thread < 32):
-            p.call(T.cuda.mbarrier_wait(bar, 0))
-            p.ptx("ld.shared.b32", word[0], bulk.address(base, thread * 4))
-            p.store(y, thread, word[0])
-        with p.when(thread >= 96):
-            p.ptx("st.shared.b32", bulk.address(base, (thread - 96) * 4), x[thread])
-            p.ptx("mbarrier.arrive.shared.b64", bar, T.uint32(1))
-        with p.when(thread >= 32):
-            p.store(y, thread, x[thread])
-
-    found = run(threads(body, grid=1))
-    np.testing.assert_array_equal(found, np.concatenate([np.arange(96, 128), np.arange(32, 128)]))
-
-
 def test_a_loop_that_does_not_end_is_found(monkeypatch):
     monkeypatch.setattr(strands, "MAX_TURNS", 100)
 
@@ -186,28 +150,6 @@ def test_a_loop_that_does_not_end_is_found(monkeypatch):
 
     with pytest.raises(DeadlockError, match="a while loop does not end"):
         run(threads(body))
-
-
-def test_a_loop_runs_as_often_as_each_thread_needs():
-    def body(x, y, thread, base):
-        left, total = p.allocate("left", 1, "int32"), p.allocate("total", 1, "float32")
-        p.store(left, 0, thread % 5)
-        p.store(total, 0, T.float32(0))
-        with p.ir.While(left[0] > 0):
-            p.store(left, 0, left[0] - 1)
-            p.store(total, 0, total[0] + x[thread])
-        p.store(y, thread, total[0])
-
-    np.testing.assert_array_equal(run(threads(body)), np.arange(WORDS) % 5 * np.arange(WORDS))
-
-
-def test_one_lane_of_each_warp_is_elected():
-    def body(x, y, thread, base):
-        p.store(y, thread, T.float32(0))
-        with p.when(T.cuda.elect_sync() != T.uint32(0)):
-            p.store(y, thread, T.float32(1))
-
-    np.testing.assert_array_equal(run(threads(body)), np.arange(WORDS) % 32 == 0)
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -234,13 +176,3 @@ def test_blocks_of_a_cluster_arrive_and_wait(waits):
     else:
         with pytest.raises(ExecutionError, match="has written with no barrier between"):
             run(kernel)
-
-
-def test_numbers_of_64_bits_are_exact():
-    def body(x, y, thread, base):
-        wide = p.allocate("wide", 1, "uint64")
-        high = T.shift_left(T.Cast("uint64", T.uint32(0xC0000001)), T.uint64(32))
-        p.store(wide, 0, T.bitwise_or(high, T.Cast("uint64", p.uint(thread))))
-        p.store(y, thread, T.Cast("float32", T.Cast("uint32", T.shift_right(wide[0], T.uint64(62)))))
-
-    np.testing.assert_array_equal(run(threads(body)), np.full(WORDS, 3))

@@ -12,14 +12,14 @@ ROWS = np.arange(8)[:, None]
 
 
 @pytest.mark.parametrize(("nbytes", "plain"), [(32, 2), (64, 4), (128, 8)])
-def test_a_swizzle_of_as_many_bytes_as_a_row_has_spreads_rows_over_the_banks(nbytes, plain):
+def test_a_swizzle_of_a_row_spreads_rows_over_the_banks(nbytes, plain):
     rows = 1024 + ROWS * nbytes + np.arange(2) * 16
     assert core_wavefronts(rows).tolist() == [plain] * 2
     assert core_wavefronts(swizzled(rows, nbytes)).tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("row_bytes", [32, 64, 128])
-def test_hoppers_operands_lie_as_wgmma_reads_them_and_without_conflicts(row_bytes):
+def test_hoppers_operands_have_wgmmas_swizzle_and_no_conflict(row_bytes):
     w = tc.parse("conv2d:1x64x16x16,64x64x3x3,s1,p1,f16,nhwc")
     kernel = tc.build(w, "hopper", arch="sm_90", config={"row_bytes": row_bytes, "block_n": 32, "stages": 2})
     loaded = {each.array: each for each in tiles(kernel, kernel.steps[0]) if each.kind == "load"}
@@ -46,8 +46,3 @@ def test_long_loops_are_left_when_all_that_they_access_was_seen():
         ]
     assert found[2048] == found[64]
     assert ("Y", "store") in {each[:2] for each in found[64]}
-
-
-def test_a_kernel_without_tma_has_no_such_tiles():
-    kernel = tc.build(tc.parse("conv2d:1x64x16x16,64x64x3x3,s1,p1,f16,nhwc"), "mma_sync", arch="sm_90")
-    assert tiles(kernel, kernel.steps[0]) == []

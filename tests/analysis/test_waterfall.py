@@ -54,11 +54,3 @@ def test_the_knob_that_lowers_the_least_time_most_comes_first(way):
 
 def test_a_knob_waits_for_those_without_which_it_makes_no_kernel(way):
     assert "slices" not in {name for name, _ in way[1].knobs}
-
-
-def test_times_are_those_that_are_known(way):
-    assert [fall.measured for fall in way] == [*[None] * (len(way) - 1), 1e-5]
-
-
-def test_the_default_is_no_way():
-    assert len(waterfall(tc.build(WORKLOAD, "direct", arch="sm_90"), H200)) == 1

@@ -22,7 +22,7 @@ def test_a_part_of_their_name_selects_layers(measured):
     assert [layer["label"] for layer in json.loads((measured / "d2l-2_.json").read_text())["layers"]] == ["2", "12"]
 
 
-def test_the_table_has_a_line_a_layer_and_says_where_it_comes_from(measured):
+def test_the_table_has_a_line_a_layer_and_its_provenance(measured):
     text = (measured / "d2l-2_.md").read_text()
     assert "| 12 |" in text
     assert "TVM 0." in text

@@ -58,7 +58,7 @@ def test_volumes_lie_with_channels_last_too(module, capsys):
     assert "conv3d:1x3x4x5x6,4x3x3x3x3,s1,p0,bf16,nhwc,bias" in capsys.readouterr().out
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_done(module, tmp_path, capsys):
+def test_an_unwritable_folder_is_refused_at_once(module, tmp_path, capsys):
     (tmp_path / "file").touch()
     out = str(tmp_path / "file" / "out")
     assert main(["optimize", f"{module}:broken", "--input", "1x3x8x8", "-o", out]) == 2

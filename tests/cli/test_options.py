@@ -41,11 +41,6 @@ def test_number_beyond_its_limit_is_refused(words, message, capsys):
     assert len(error) < 400
 
 
-@pytest.mark.parametrize(("text", "number"), [("1", 1), ("007", 7), ("1000000000", 10**9)])
-def test_count_within_its_limit_is_read(text, number):
-    assert options.count(text) == number
-
-
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "x", "٣", "1e3"])
 def test_count_that_is_no_integer_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="expected an integer"):

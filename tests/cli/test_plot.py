@@ -80,17 +80,8 @@ def test_many_workloads_are_drawn_side_by_side(tmp_path):
     assert "<!-- tiling, 6 trials, 33% failed -->" in chart
 
 
-def test_a_workload_can_be_picked_out_of_many(tmp_path):
-    chart = svg(tmp_path, write_log(tmp_path / "two.jsonl", SMALL, OTHER), "--workload", str(OTHER))
-    assert f"<!-- {OTHER} on NVIDIA H200 -->" in chart
-
-
 def test_a_sweep_is_drawn_beside_the_best_of_a_search(tmp_path, log, sweep):
     assert "<!-- cudnn -->" in svg(tmp_path, log, sweep)
-
-
-def test_a_sweep_alone_is_drawn_as_its_script_does(tmp_path, sweep):
-    assert "<!-- Convolutions of suite d2l, float32, on NVIDIA H200 -->" in svg(tmp_path, sweep)
 
 
 @pytest.mark.parametrize("workloads", [(SMALL,), (SMALL, OTHER)])
@@ -103,7 +94,7 @@ def test_what_run_prints_is_drawn_as_a_sweep(tmp_path, workloads):
     assert "run, float32, on NVIDIA H200" in chart
 
 
-def test_a_sweep_over_sizes_alone_is_drawn_as_lines_over_elements(tmp_path):
+def test_a_sweep_over_sizes_is_drawn_over_elements(tmp_path):
     timing = Timing((1e-3,), "by hand", cold=True)
     results = [
         Result(parse(f"filter1d:{n},k5"), "cuda:0", "NVIDIA H200", 0, (Row("basic", timing=timing, bandwidth=1e12),))
@@ -115,13 +106,6 @@ def test_a_sweep_over_sizes_alone_is_drawn_as_lines_over_elements(tmp_path):
     assert "<!-- filter1d:k5, float32, on NVIDIA H200 -->" in chart
     assert "<!-- GB/s -->" in chart
     assert "<!-- elements; hot: in the L2 cache, cold: not -->" in chart
-
-
-def test_bad_lines_of_a_log_are_told(capsys, tmp_path, log):
-    with Path(log).open("ab") as file:
-        file.write(b"\xff\x00 garbage\n")
-    svg(tmp_path, log)
-    assert "1 bad line (4)" in capsys.readouterr().err
 
 
 REFUSALS = {

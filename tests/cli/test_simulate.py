@@ -37,16 +37,6 @@ def test_all_tuners_are_compared_unless_told_otherwise(capsys, cache):
     assert all("1.000 ± 0.000" in line for line in table[1:])
 
 
-def test_json_has_the_share_of_each_seed(capsys, cache):
-    words = [cache, "--tuner", "grid", "--tuner", "random", "--trials", "11", "--seeds", "3", "--json"]
-    status, out, _ = run(capsys, *words)
-    result = json.loads(out)
-    assert status == 0
-    assert [tuner["tuner"] for tuner in result["tuners"]] == ["grid", "random"]
-    assert result["best_seconds"] == 4e-3
-    assert result["tuners"][0]["shares"] == {"10": [1.0] * 3, "11": [1.0] * 3}
-
-
 def test_several_spaces_have_a_table_each_and_one_of_their_mean(capsys, cache, tmp_path):
     slower = tmp_path / "slower.json"
     slower.write_text(json.dumps(CACHE).replace(": 4.0}", ": 2.0}"))

@@ -60,7 +60,7 @@ def test_the_model_tells_the_command_that_made_it(log, tmp_path, options):
     assert shlex.split(told.split("`")[1]) == ["tvmconv", "train", str(log), *options]
 
 
-def test_a_line_of_a_packed_log_takes_no_more_memory_than_of_another(log, tmp_path):
+def test_a_line_of_a_packed_log_takes_limited_memory(log, tmp_path):
     packed = tmp_path / "zeros.jsonl.gz"
     with gzip.open(packed, "wb", compresslevel=1) as file:
         for _ in range(64):
@@ -101,7 +101,7 @@ def test_a_device_whose_peaks_nobody_knows_is_refused(log, tmp_path, capsys):
     assert "the peaks of Some GPU are not known here" in capsys.readouterr().err
 
 
-def test_a_model_that_cannot_be_read_is_one_line_and_none_is_none(tmp_path, capsys):
+def test_an_unreadable_model_is_one_line(tmp_path, capsys):
     (tmp_path / "k.npz").write_text("no model")
     words = ["build", str(NEW), "--arch", "sm_90", "-o", str(tmp_path / "out"), "--knowledge"]
     assert main([*words, str(tmp_path / "k.npz")]) == 2

@@ -1,7 +1,7 @@
 """What README and docs print runs as printed: each block in fresh processes, and what it prints is what they say.
 
 `pytest -m gpu tests/docs` runs all that needs a GPU, on a machine that has one. Without a GPU the same commands run for
-smaller problems through OpenCL, and those that cannot are parsed.
+smaller problems through OpenCL, each once though several blocks have it, and those that cannot are parsed.
 """
 
 import re
@@ -22,6 +22,12 @@ CPU_SECONDS = 300.0  # for a block on a machine that runs other tests beside it
 PACKAGES = ("tvmconv", "schedules")
 ALL = [block for page in PAGES for section in blocks(page).values() for block in section]
 SECTIONS = {f"{page.relative_to(ROOT)}: {title}": section for page in PAGES for title, section in blocks(page).items()}
+
+FIRST: dict[str, int] = {}  # of each shell command, the place of the first block that runs it
+for place, block in enumerate(ALL):
+    if block.mark in ("run", "gpu") and block.language == "sh":
+        for command in block.commands:
+            FIRST.setdefault(shlex.join(shlex.split(command, comments=True)), place)
 
 
 def marked(*marks):
@@ -59,7 +65,7 @@ def test_section_for_a_gpu_runs_smaller_without_one(section, tmp_path, monkeypat
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # also where there is a GPU
     for block in prepared(section, tmp_path):
         if block.mark == "gpu" and block.language != "python":
-            commands = [small for command in block.commands if (small := without_gpu(command))]
+            commands = [small for command in first_here(block) if (small := without_gpu(command))]
             if commands:
                 execute(replace(block, language="sh", text="\n".join(commands)), tmp_path, CPU_SECONDS)
 
@@ -94,11 +100,19 @@ def test_command_parses(command):
             assert re.search(rf"(^|[\s,\[|]){option}\b", page.stdout), f"{words[1]} has no {option}"
 
 
+def first_here(block):
+    """The commands of a block that no block before it runs with the same words."""
+    if block.language != "sh":
+        return block.commands
+    words = {command: shlex.join(shlex.split(command, comments=True)) for command in block.commands}
+    return [command for command in block.commands if ALL[FIRST[words[command]]] == block]
+
+
 def smaller_for_opencl(block):
     """The block with smaller problems in those of its commands that run by OpenCL."""
     if block.language != "sh":
         return block
-    lines = [without_gpu(line) or line if "--device opencl:0" in line else line for line in block.commands]
+    lines = [without_gpu(line) or line if "--device opencl:0" in line else line for line in first_here(block)]
     return replace(block, text="\n".join(lines))
 
 

@@ -17,7 +17,7 @@ COMPARED = {  # in pages' tables of networks
 }
 
 
-def test_what_pages_call_predicted_is_of_layers_that_the_model_had_not_seen():
+def test_predictions_are_of_layers_that_the_model_had_not_seen():
     told = []
     for file in (ROOT / "tuning_logs").glob("**/*-tuned.json"):
         told += re.findall(r"a model that has seen (\w+)", json.loads(file.read_text(encoding="utf-8"))["provenance"])
@@ -91,7 +91,7 @@ def test_generated_sections_are_as_their_commands_write_them(page, tmp_path, cap
     assert again.read_text(encoding="utf-8") == text
 
 
-def test_the_line_that_the_log_format_shows_is_a_record_whose_keys_it_explains():
+def test_the_log_format_explains_each_key_of_its_example():
     page = (ROOT / "docs/log-format.md").read_text(encoding="utf-8")
     (shown,) = (json.loads(match["text"]) for match in FENCE.finditer(page) if match["mark"] == "record")
     log = (ROOT / "tuning_logs/nvidia-h200/d2l.jsonl").read_text(encoding="utf-8")

@@ -92,7 +92,6 @@ def product(
     pending=1,
     released="behind",
     covered=True,
-    sign=1,
 ):
     """A kernel that multiplies X, (64 groups) × k, by the transpose of K, n × k, in steps through a ring.
 
@@ -113,7 +112,6 @@ def product(
         pending: groups that are not waited for before a stage is released.
         released: a stage, "behind" that wait, "before" it, or "never".
         covered: whether the last multiplications are waited for.
-        sign: of the operands of A.
     """
     itemsize = np.dtype(dtype).itemsize if dtype != "bfloat16" else 2
     k, m = swizzle // itemsize, 64 * groups
@@ -121,7 +119,7 @@ def product(
     maps = [tiled(dtype, itemsize, (k * steps, rows), (k * steps,), (k, rows), swizzle) for rows in (m, n)]
     kind = OPERANDS[dtype]
     op = f"wgmma.mma_async.sync.aligned.m64n{n}k{32 // itemsize}.f32.{kind}.{kind}"
-    tail = (sign, 1) if itemsize == 4 else (sign, 1, 0, 0)
+    tail = (1, 1) if itemsize == 4 else (1, 1, 0, 0)
     high = (8 * swizzle >> 4) | ({128: 1, 64: 2, 32: 3}[swizzle] << 30)
     load = LOAD.format(2, "")
 

@@ -47,19 +47,10 @@ def y(model):
     return model.conv("x", "y")
 
 
-def test_a_convolution_alone_has_no_epilogue(model, y):
-    assert model.epilogues() == {"y": ""}
-
-
 def test_normalisation_is_a_bias_once(model):
     y = model.conv("x", "y", bias=True)
     model.op("relu", model.other(y, to="n", kind="norm"), to="r")
     assert model.epilogues() == {"y": "bias,relu"}
-
-
-def test_normalisation_behind_an_activation_is_not_folded(model, y):
-    model.other(model.op("relu", y, to="r"), to="n", kind="norm")
-    assert model.epilogues() == {"y": "relu"}
 
 
 def test_a_factor_and_a_summand_for_each_channel_are_a_bias(model, y):
@@ -68,18 +59,8 @@ def test_a_factor_and_a_summand_for_each_channel_are_a_bias(model, y):
     assert model.epilogues() == {"y": "bias,relu"}
 
 
-def test_a_factor_alone_is_no_bias(model, y):
-    model.op("relu", model.op("div", y, "c", to="m"), to="r")
-    assert model.epilogues() == {"y": "relu"}
-
-
 def test_what_is_divided_by_the_output_is_not_folded(model, y):
     model.op("relu", model.op("div", 2.0, y, to="m"), to="r")
-    assert model.epilogues() == {"y": ""}
-
-
-def test_a_constant_of_another_shape_is_no_bias(model, y):
-    model.op("add", y, "wide", to="a")
     assert model.epilogues() == {"y": ""}
 
 
@@ -172,7 +153,7 @@ def test_a_value_that_the_model_gives_ends_the_epilogue(model, y):
     assert model.epilogues() == {"y": ""}
 
 
-def test_a_value_between_the_operations_of_an_activation_is_nobody_else_s(model, y):
+def test_a_value_inside_an_activation_has_no_other_reader(model, y):
     silu(model, y)
     model.other("s", to="o")
     assert model.epilogues() == {"y": ""}
@@ -195,20 +176,10 @@ def test_of_two_convolutions_the_later_one_adds_the_other(model):
     assert model.epilogues() == {"y": "", "z": "bias,add,relu"}
 
 
-def test_an_earlier_convolution_adds_the_later_one_where_that_cannot(model):
+def test_an_earlier_convolution_may_add_the_later_one(model):
     y, z = model.conv("x", "y"), model.other(model.conv("x", "z"), to="pooled")
     model.op("add", y, z, to="a")
     assert model.epilogues() == {"y": "add", "z": ""}
-
-
-def test_an_output_is_no_residual_of_its_own(model, y):
-    model.op("relu", model.op("add", y, y, to="a"), to="r")
-    assert model.epilogues() == {"y": ""}
-
-
-def test_each_operation_is_there_once(model, y):
-    model.op("add", model.op("add", y, "x", to="a"), "x", to="b")
-    assert model.epilogues() == {"y": "add"}
 
 
 def test_an_epilogue_has_several_operations_in_order(model):

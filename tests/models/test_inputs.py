@@ -25,11 +25,6 @@ def test_what_is_no_shape_is_refused(text):
         Input.parse(text)
 
 
-def test_inputs_without_names_are_the_first_in_order():
-    x, z = Input((1,)), Input((3,), "z")
-    assert by_name([z, x], ["x", "y", "z"]) == {"z": z, "x": x}
-
-
 @pytest.mark.parametrize(
     ("inputs", "said"),
     [

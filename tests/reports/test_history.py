@@ -33,11 +33,6 @@ def sweep():
     return Sweep("d2l", ["4"], [Result(SMALL, "cuda:0", "NVIDIA H200", 0, rows)], "here")
 
 
-def test_the_best_so_far_never_falls():
-    (history,) = history_info(SMALL, traces("log", map(record, (0, 2, 1, 5, 4)))).histories
-    assert history.best == pytest.approx((0, 2, 2, 5, 5))
-
-
 def test_failed_trials_count_as_trials_and_are_told():
     (history,) = history_info(SMALL, traces("log", map(record, (0, 2, 0, 5)))).histories
     assert history.summary == "direct, 4 trials, 50% failed"
@@ -100,32 +95,7 @@ def test_the_result_of_a_search_is_not_its_fastest_trial():
     assert result.rows[0].gflops == pytest.approx(4)
 
 
-def test_the_naive_schedule_may_be_the_result():
-    found = traces("log", [record(3), record(6, schedule="default")])
-    assert [name for name, _ in history_info(SMALL, found).results] == ["default: 6.00 GFLOP/s, median of its trials"]
-
-
-def test_a_history_is_of_one_workload():
-    found = traces("log", [record(1), record(2, workload=OTHER), record(3)])
-    (history,) = history_info(SMALL, found).histories
-    assert history.best == pytest.approx((1, 3))
-
-
-def test_searches_are_named_by_what_they_differ_in():
-    first = traces("first", [record(1), record(2, schedule="vthread")])
-    both = [*first, *traces("second", [record(1)])]
-    assert [history.name for history in history_info(SMALL, first).histories] == ["direct", "vthread"]
-    names = [history.name for history in history_info(SMALL, both).histories]
-    assert names == ["first: direct", "first: vthread", "second: direct"]
-
-
-def test_searches_on_two_devices_are_two():
-    found = traces("log", [record(1), record(2, device="NVIDIA A100")])
-    names = [history.name for history in history_info(SMALL, found).histories]
-    assert names == ["direct on NVIDIA H200", "direct on NVIDIA A100"]
-
-
-def test_a_history_is_compared_with_the_fastest_schedule_and_the_libraries_of_a_sweep(sweep):
+def test_a_history_is_compared_with_a_sweeps_fastest_rows(sweep):
     info = history_info(SMALL, traces("log", [record(1)]), [sweep])
     assert info.compared == (("vthread", 2.0), ("cudnn", 6.0))
 
@@ -142,12 +112,6 @@ def test_the_best_of_a_search_stands_beside_the_rows_of_a_sweep(sweep):
         "direct, 4 trials, 25% failed",
     ]
     assert [row.gflops for result in results for row in result.rows[-1:]] == pytest.approx([8, 3])
-
-
-def test_a_search_that_only_failed_has_no_rate():
-    labels, results = merge_into_sweep(traces("log", [record(0), record(1, workload=OTHER)]))
-    assert [result.workload for result in results] == [OTHER]
-    assert len(labels) == 1
 
 
 def test_what_a_tuner_measures_to_compare_with_is_no_search():

@@ -24,7 +24,6 @@ def network(name, kind, counts=(3, 1)):
 
 
 PLAIN = network("mine-tuned", "conv2d:1x{0}x6x6,4x{0}x1x1")
-HALF = network("mine-f16-nhwc-b32-relu-tuned", "conv2d:32x{0}x6x6,4x{0}x1x1,f16,nhwc,relu")
 
 
 def test_a_network_is_a_line_with_its_total_beside_the_library_s():
@@ -33,10 +32,6 @@ def test_a_network_is_a_line_with_its_total_beside_the_library_s():
         ("mine", "f32", "nchw", "1", "cudnn", "2", "1", "2.00", "7.00", "26.0", "3.71"),
         ("other-3x3", "f32", "nchw", "1", "cudnn", "2", "1", "2.00", "—", "—", "—"),
     ]
-
-
-def test_the_variant_has_columns_of_its_own_and_an_epilogue_stays_in_the_name():
-    assert networks([HALF]).rows[0][:4] == ("mine-relu", "f16", "nhwc", "32")
 
 
 def test_lines_are_sorted_by_name_dtype_and_batch():
@@ -52,12 +47,3 @@ def test_lines_are_sorted_by_name_dtype_and_batch():
         ("mine", "f16", "nhwc", "32"),
         ("zoo", "f32", "nchw", "1"),
     ]
-
-
-def test_layers_of_several_kinds_are_mixed():
-    results = [PLAIN.results[0], HALF.results[1]]
-    assert networks([replace(PLAIN, results=results)]).rows[0][:4] == ("mine", "mixed", "mixed", "mixed")
-
-
-def test_filters_are_no_network():
-    assert networks([network("filter1d-tuned", "filter1d:{0}00,k5")]).rows == []

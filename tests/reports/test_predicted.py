@@ -22,17 +22,17 @@ def layer(text, cold=False, device="NVIDIA H200", **micros):
 
 
 @pytest.mark.parametrize(("text", "cold", "least"), [(LARGE, False, 98.30), (WIDE, True, 17.44), (WIDE, False, 9.46)])
-def test_attainable_is_a_launch_and_arithmetic_or_bytes_from_where_they_lie(text, cold, least):
+def test_attainable_time_is_a_launch_and_arithmetic_or_bytes(text, cold, least):
     assert attainable(layer(text, cold, cudnn=2 * least), "cudnn") == pytest.approx(2, rel=1e-3)
 
 
-def test_nothing_is_known_of_other_gpus_of_float32_and_without_the_library():
+def test_attainable_time_is_known_for_some_gpus_and_dtypes():
     assert attainable(layer(LARGE, device="a GPU", cudnn=200), "cudnn") is None
     assert attainable(layer(LARGE.replace(",f16", ""), cudnn=200), "cudnn") is None
     assert attainable(layer(LARGE, tuned=200), "cudnn") is None
 
 
-def test_no_kernel_that_does_all_multiplications_was_ever_faster_than_what_is_attainable():
+def test_no_measured_kernel_beats_the_attainable_time():
     compared = [Sweep.read(file) for file in (ROOT / "tuning_logs").glob("**/*-nhwc*-tuned.json")]
     shares = [
         rates.least_seconds(result.workload, row.timing.cold) / row.timing.median
@@ -46,7 +46,7 @@ def test_no_kernel_that_does_all_multiplications_was_ever_faster_than_what_is_at
     assert 0.99 < max(shares) <= 1  # and some reach it
 
 
-def test_layers_that_are_slower_are_told_with_what_there_was_to_win():
+def test_slower_layers_are_listed_with_the_possible_gain():
     layers = [layer(LARGE, predicted=130, tuned=125, cudnn=120), layer(WIDE, predicted=20, tuned=12, cudnn=11.8)]
     (line,) = slower_layers([Sweep("network-tuned", ["a", "b"], layers, "here", [1, 1])]).rows
     assert (line[3], *line[-2:]) == (LARGE, "0.960", "1.22")

@@ -9,7 +9,7 @@ from tvmconv.compiler.program import Launch
 from tvmconv.devices import Timing
 from tvmconv.errors import Error
 from tvmconv.experiments.results import Result, Row
-from tvmconv.reports.charts import draw_sweep, size_info, sweep_info
+from tvmconv.reports.charts import size_info, sweep_info
 from tvmconv.reports.tables import (
     Table,
     bandwidth_table,
@@ -44,28 +44,14 @@ def headers(result):
     return " ".join(result_table(result).headers)
 
 
-def test_columns_are_aligned():
-    text = Table(("name", "n"), [("a", "1"), ("long", "1,000")], left=frozenset({"name"})).text()
-    assert text.splitlines() == ["name      n", "a         1", "long  1,000"]
-
-
 def test_markdown_says_how_columns_are_aligned():
     text = Table(("name", "n"), [("a", "1")], left=frozenset({"name"})).markdown()
     assert text.splitlines() == ["| name | n |", "| :-- | --: |", "| a | 1 |"]
 
 
-def test_times_are_in_microseconds_as_soon_as_one_row_is_faster_than_a_millisecond():
+def test_times_below_a_millisecond_are_in_microseconds():
     result = on_gpu(timed("default", 17.858e-3), timed("tiling", 76e-6))
     assert column(result, "time ± spread [µs]") == ["17,858 ± 0.0%", "76.0 ± 0.0%"]
-
-
-def test_times_are_in_milliseconds_if_no_row_is_faster_than_one():
-    assert column(on_gpu(timed("default", 0.0653)), "time ± spread [ms]") == ["65.3 ± 0.0%"]
-
-
-def test_share_of_an_unknown_peak_has_no_column():
-    assert "peak" not in headers(on_gpu(timed("default", 1e-3)))
-    assert column(on_gpu(timed("default", 1e-3, peak_share=0.123)), "of peak") == ["12.3%"]
 
 
 def test_the_rate_of_what_memory_bounds_is_its_bandwidth():
@@ -82,35 +68,10 @@ def test_the_devices_peaks_tell_what_bounds_a_workload(peak_flops, bound):
     assert result.memory_bound == bound
 
 
-def test_speedups_are_over_the_first_row():
-    assert "× basic" in headers(on_gpu(timed("basic", 1e-3, speedup=1.0)))
-
-
-def test_registers_have_no_column_on_opencl():
-    assert "registers" not in headers(on_gpu(timed("default", 1e-3)))
-
-
-def test_spills_show_only_where_there_are_any():
-    assert "spills" not in headers(on_gpu(timed("default", 1e-3, spills=0)))
-    assert column(on_gpu(timed("a", 1e-3, spills=0), timed("b", 1e-3, spills=64)), "spills") == ["—", "64"]
-
-
-def test_zero_shared_bytes_are_shown_as_zero():
-    assert column(on_gpu(timed("default", 1e-3, shared_bytes=0), timed("tiling", 1e-3)), "shared") == ["0", "1,440"]
-
-
 def test_a_failed_row_has_dashes_and_a_note_with_the_reason():
     result = on_gpu(timed("default", 1e-3), Row("tiling", failure="it does not compile"))
     assert column(result, "GFLOP/s")[1] == "—"
     assert "tiling failed: it does not compile" in notes(result)
-
-
-def test_notes_say_how_the_times_were_taken():
-    assert "CUDA graph of 20 launches, 50 replays, hot L2" in notes(on_gpu(timed("default", 1e-3)))[0]
-
-
-def test_notes_name_the_library_that_was_compared_with():
-    assert "cudnn: cuDNN 9.19.0" in notes(on_gpu(timed("cudnn", 1e-5, library="cuDNN 9.19.0")))
 
 
 def test_nothing_timed_is_still_a_table():
@@ -127,7 +88,7 @@ def test_a_sweep_has_a_line_a_workload_and_a_column_a_schedule():
     assert table.rows == [["16", "70.0", "17.0 (4.12×)"], ["32", "267", "failed"]]
 
 
-def test_the_naive_column_is_first_where_the_first_workload_lacks_it():
+def test_the_naive_column_is_always_first():
     results = [
         on_gpu(timed("tiling", 1.0)),
         on_gpu(timed("default", 267e-6, speedup=1.0), timed("tiling", 100e-6, speedup=2.67)),
@@ -163,28 +124,11 @@ def test_bandwidths_have_a_line_a_schedule_and_a_column_a_size():
     assert table.rows == [["basic", "1.00 (25.0%)", "1.00 (25.0%)"]]
 
 
-def test_a_schedule_that_is_not_at_every_size_leaves_a_dash():
-    first, second = sized(18, 20)
-    table = bandwidth_table(["a", "b"], [replace(first, rows=(*first.rows, Row("other", failure="broken"))), second])
-    assert table.rows[1] == ["other", "failed", "—"]
-
-
 def test_sizes_are_drawn_over_elements_beside_the_memorys_peak():
     info = size_info("title", sized(20, 18))
     assert (info.ticks, info.labels) == ((2.0**18, 2.0**20), ("2¹⁸\nhot", "2²⁰\ncold"))
     assert (info.unit, info.peak) == ("GB/s", 4000)
     assert [(line.name, line.y) for line in info.lines] == [("basic", (1.0, 1.0))]
-
-
-def test_sizes_that_memory_does_not_bound_are_drawn_in_flops():
-    results = [on_gpu(timed("default", 1e-3, gflops=2.0), workload=f"conv2d:1x64x{n}x{n},64x64x3x3") for n in (8, 16)]
-    info = size_info("title", results)
-    assert (info.unit, info.peak, info.lines[0].y) == ("GFLOP/s", None, (2.0, 2.0))
-
-
-def test_a_size_that_is_no_power_of_two_is_a_tick_in_digits():
-    info = size_info("title", [on_gpu(workload="filter2d:100x100x3,5x5")])
-    assert info.labels == ("30,000\nhot",)
 
 
 @given(st.floats(1e-6, 1e9))
@@ -197,28 +141,16 @@ def test_significant_digits_are_never_in_exponents(value, text):
     assert significant(value) == text
 
 
-def test_a_chart_has_a_line_a_schedule_at_the_numbers_of_its_labels():
+def test_a_chart_has_a_line_a_schedule():
     results = [on_gpu(timed("default", 1e-3, gflops=2.0)), on_gpu(timed("default", 1e-3, gflops=3.0))]
     info = sweep_info("title", "channels", ["16", "32"], results)
     assert info.log_x
     assert [(line.name, line.x, line.y) for line in info.lines] == [("default", (16.0, 32.0), (2.0, 3.0))]
 
 
-def test_a_chart_leaves_out_what_has_no_time():
-    results = [on_gpu(timed("default", 1e-3, gflops=2.0)), on_gpu(Row("default", failure="broken"))]
-    (line,) = sweep_info("title", "channels", ["16", "32"], results).lines
-    assert line.x == (16.0,)
-
-
 def test_a_chart_of_names_puts_them_side_by_side():
     info = sweep_info("title", "layer", ["conv1", "conv2"], [on_gpu(), on_gpu()])
     assert (info.log_x, info.ticks) == (False, (0.0, 1.0))
-
-
-def test_a_chart_is_drawn_as_png(tmp_path):
-    results = [on_gpu(timed("default", 1e-3), timed("cudnn", 1e-5, library="cuDNN"))]
-    draw_sweep(sweep_info("title", "channels", ["16"], results), tmp_path / "chart.png")
-    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_section_of_a_page_is_replaced_and_nothing_else():

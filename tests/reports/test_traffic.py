@@ -14,7 +14,7 @@ from tvmconv.analysis.lowered.operations import (
 )
 from tvmconv.analysis.memory.traffic import Count, Traffic
 from tvmconv.reports.stages import STAGES, stage_text
-from tvmconv.reports.traffic import table, text
+from tvmconv.reports.traffic import table
 
 
 @pytest.fixture
@@ -34,10 +34,6 @@ def test_the_table_has_a_line_for_each_operation_that_happens(counted):
     rows = table(counted).rows
     assert [row[0] for row in rows] == [GLOBAL_LOADS, GLOBAL_STORES, CONSTANT_LOADS, MULTIPLICATIONS, ADDITIONS]
     assert rows[0][1:] == ("3.00", "192", "6")
-
-
-def test_the_text_ends_with_the_ratios(counted):
-    assert text(counted).splitlines()[-1].startswith("FLOP for each element read from global memory: 2.00;")
 
 
 def test_a_kernels_traffic_is_one_of_its_stages():

@@ -63,11 +63,6 @@ def test_each_kind_has_the_time_of_its_fastest_schedule(found):
     ]
 
 
-def test_a_layer_of_one_kind_has_no_lead():
-    (first, *_) = contests([SWEEP], [], ["winograd"])
-    assert first.lead is None
-
-
 def test_a_line_tells_times_rates_and_errors(found):
     assert layers_table(found, ["winograd"]).rows[1] == (
         *("net a b32", f"`{LARGE}`", "winograd", "10.0", "5.00", "0.500", "90.0", "4.0e-06", "1.0e-07"),

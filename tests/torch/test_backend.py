@@ -37,7 +37,7 @@ def told(caplog):
 
 
 @torch.no_grad()
-def test_convolutions_of_a_compiled_model_run_by_kernels_with_what_follows_them(block, caplog):
+def test_a_compiled_models_convolutions_run_by_fused_kernels(block, caplog):
     caplog.set_level(logging.INFO, "tvmconv.torch")
     assert_same(compiled(block, then="aot_eager"), block)
     (report,) = told(caplog)
@@ -46,7 +46,7 @@ def test_convolutions_of_a_compiled_model_run_by_kernels_with_what_follows_them(
 
 
 @torch.no_grad()
-def test_weights_that_change_are_seen_and_of_others_pytorch_computes(block):
+def test_weights_that_change_are_seen(block):
     ours, other = compiled(block), copy.deepcopy(block)
     assert_same(ours, other)
     for model in (block, other):
@@ -71,7 +71,7 @@ def test_where_a_gradient_is_asked_for_it_is_not_ours(block, caplog):
 
 
 @torch.no_grad()
-def test_models_without_convolutions_and_in_training_mode_run_as_before(block, caplog):
+def test_other_models_and_training_mode_run_as_before(block, caplog):
     caplog.set_level(logging.INFO, "tvmconv.torch")
     linear = torch.nn.Linear(11, 3).eval()
     assert_same(compiled(linear), linear)
@@ -80,24 +80,6 @@ def test_models_without_convolutions_and_in_training_mode_run_as_before(block, c
     ours, other = compiled(block), copy.deepcopy(block)
     assert_same(ours, other)
     torch.testing.assert_close(block.bn1.running_mean, other.bn1.running_mean)
-
-
-class Computed(torch.nn.Module):
-    """Its weight is no parameter."""
-
-    def __init__(self):
-        super().__init__()
-        self.stored = torch.nn.Parameter(torch.randn(8, 4, 3, 3))
-
-    def forward(self, x):
-        return torch.nn.functional.conv2d(x, self.stored * 2, padding=1)
-
-
-@torch.no_grad()
-def test_a_weight_that_is_computed_is_left_alone():
-    torch._dynamo.reset()
-    model = Computed()
-    assert_same(compiled(model), model)
 
 
 class Called(torch.nn.Module):

@@ -63,7 +63,7 @@ def test_gradients_and_training_are_pytorch_s(faster, block):
     assert not torch.equal(before, faster.bn1.running_mean)
 
 
-def test_a_normalisation_that_trains_and_hooks_that_come_later_count(faster, block):
+def test_later_hooks_and_training_normalisations_are_seen(faster, block):
     other = copy.deepcopy(block)
     for model in (faster, other):
         model.shortcut[1].train()
@@ -81,32 +81,6 @@ def test_dropout_alone_may_be_set_to_training(faster):
     faster.dropout.eval()
     with torch.no_grad():
         assert torch.equal(faster(X), faster(X))
-
-
-def test_a_module_that_looks_at_its_mode_may_be_set_to_training_alone():
-    class Sampling(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = torch.nn.Conv2d(4, 4, 1)
-
-        def forward(self, x):
-            return torch.nn.functional.dropout(self.conv(x), 0.5, self.training)
-
-    ours = optimized(torch.nn.Sequential(Sampling()).eval())
-    ours.get_submodule("0").train()
-    assert differ(ours, ours) > 0
-    ours.eval()
-    assert differ(ours, ours) == 0
-
-
-def test_inference_mode(faster, block):
-    with torch.inference_mode():
-        assert torch.allclose(faster(X), block(X), atol=1e-4)
-    with torch.no_grad():
-        for model in (faster, block := copy.deepcopy(block)):
-            model.conv1.weight.mul_(2)
-    with torch.inference_mode():
-        assert torch.allclose(faster(X), block(X), atol=1e-4)
 
 
 def test_autocast_decides_on_the_dtype(block):
@@ -159,7 +133,7 @@ CHOICES = [lambda x, mask, flag: mask is None, lambda x, mask, flag: not flag]
 
 
 @pytest.mark.parametrize("first", CHOICES)
-def test_arguments_that_are_left_out_and_flags_decide_as_in_the_model(first):
+def test_absent_arguments_and_flags_decide_as_in_the_model(first):
     model, mask = Choosing(first).eval(), torch.rand(4, 1, 1)
     ours = optimized(model)
     assert [line.workload.partition("p0,")[2] for line in ours.report().lines if line.workload] == ["bias,relu"]
@@ -175,23 +149,6 @@ def test_arguments_that_are_left_out_and_flags_decide_as_in_the_model(first):
             torch.testing.assert_close(call(ours), call(model), rtol=1e-4, atol=1e-5)
 
 
-@torch.no_grad()
-def test_parts_are_called_by_name_too():
-    class Calling(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.part = Choosing(CHOICES[0])
-
-        def forward(self, x):
-            y = self.part(mask=None, x=x)
-            return self.part(y, y) if y.sum() < 1e9 else y
-
-    model = Calling().eval()
-    ours = optimized(model)
-    assert runs(ours) == {"part.one": True, "part.other": False}
-    assert differ(ours, model) < 1e-5
-
-
 class Noisy(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -201,17 +158,10 @@ class Noisy(torch.nn.Module):
         return self.conv(x) + torch.randn(2, 4, 9, 11)
 
 
-def test_what_a_graph_would_compute_once_and_for_all_is_computed_at_each_call():
+def test_random_values_are_computed_at_each_call():
     ours = optimized(Noisy().eval())
     assert runs(ours) == {"conv": True}
     assert differ(ours, ours) > 0.01
-
-
-def test_a_model_that_looks_at_the_type_of_its_input_takes_the_branch_that_it_took():
-    model = Choosing(lambda x, mask, flag: isinstance(x, torch.Tensor)).eval()
-    ours = optimized(model)
-    assert runs(ours) == {"one": True, "other": False}
-    assert differ(ours, model) < 1e-5
 
 
 def test_autocast_that_a_model_changes_is_as_in_the_model():

@@ -35,7 +35,7 @@ def model():
     return torch.nn.Sequential(SMALL, torch.nn.ReLU(), LARGE).eval()
 
 
-def test_without_any_time_left_all_is_pytorch_s_and_nothing_starts(model, tmp_path, monkeypatch):
+def test_without_time_left_all_is_left_to_pytorch(model, tmp_path, monkeypatch):
     monkeypatch.setattr("tvmconv.measuring.standing.begin", lambda *_: None)
     optimized = optimize_within(Deadline.after(0.0), model, X, log=tmp_path / "log.jsonl", choose="tuned")
     assert [line.reason for line in optimized.report().lines] == ["not built: no time left"] * 2
@@ -142,7 +142,7 @@ def test_an_interrupted_search_keeps_the_times_of_pytorch(model, tmp_path, monke
     assert len(list(tmp_path.glob("times-*.json"))) == 1
 
 
-def test_looking_for_compiled_modules_does_not_import_the_compiler():
+def test_finding_compiled_modules_imports_no_compiler():
     code = (
         "import sys, torch; from tvmconv.torch.split import calls_of\n"
         "with calls_of(torch.nn.Conv2d(1, 1, 1)): print('torch._dynamo' in sys.modules)"

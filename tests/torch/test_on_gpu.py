@@ -205,7 +205,7 @@ def test_it_is_an_operator_as_pytorch_wants_it(case):
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def test_what_is_made_of_a_weight_is_made_once_and_again_when_it_was_written_to(monkeypatch):
+def test_a_packed_weight_is_made_again_after_a_write(monkeypatch):
     """Of a weight that nobody keeps, with every call."""
     workload = tc.parse("conv2d:2x24x13x17,20x24x3x3,s1,p1")
     kernel = tc.build(workload, "winograd", device="cuda:0")
