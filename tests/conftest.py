@@ -84,8 +84,8 @@ def shared_processes(_stood, monkeypatch):
 
 
 @pytest.fixture
-def registry(monkeypatch):
-    """A copy of the schedules' registry, so that a test's schedules do not outlive it."""
+def schedule_registry(monkeypatch):
+    """A copy of the schedules' schedule_registry, so that a test's schedules do not outlive it."""
     library.schedules()
     monkeypatch.setattr(library, "_registry", dict(library._registry))
     yield library._registry

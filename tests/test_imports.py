@@ -15,7 +15,18 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 BUILTIN = "builtin"  # the folder `schedules`, found by the library by its name; it knows no other rooms than
-BUILTIN_MAY_IMPORT = {BUILTIN, "arithmetic", "library", "marks", "knobs", "workloads", "gpu", "tensor_map", "errors", "requirements"}
+BUILTIN_MAY_IMPORT = {
+    BUILTIN,
+    "arithmetic",
+    "library",
+    "marks",
+    "knobs",
+    "workloads",
+    "gpu",
+    "tensor_map",
+    "errors",
+    "requirements",
+}
 
 # Each room may import those further down, and those beside it as long as that makes no circle.
 ROOMS = (

@@ -26,7 +26,7 @@ def test_an_unknown_name_is_answered_with_those_there_are():
         library.find(W, "tilling")
 
 
-def test_two_schedules_of_one_name_are_refused(registry):
+def test_two_schedules_of_one_name_are_refused(schedule_registry):
     def tiling(s, w, k):
         """Another one."""
 
@@ -34,7 +34,7 @@ def test_two_schedules_of_one_name_are_refused(registry):
         tc.schedule("conv2d")(tiling)
 
 
-def test_one_function_may_be_a_schedule_of_several_operators(registry):
+def test_one_function_may_be_a_schedule_of_several_operators(schedule_registry):
     @tc.schedule("filter1d", "filter2d", kinds=("cuda",))
     def shared(s: TirSchedule, w, k):
         """Compute both alike."""
@@ -46,16 +46,16 @@ def test_one_function_may_be_a_schedule_of_several_operators(registry):
     ]
 
 
-def test_a_schedule_is_registered_for_all_operators_or_none(registry):
+def test_a_schedule_is_registered_for_all_operators_or_none(schedule_registry):
     def texture(s, w, k):
         """Another one."""
 
     with pytest.raises(tc.ScheduleError, match="schedule texture of filter2d is defined in"):
         tc.schedule("filter1d", "filter2d")(texture)
-    assert ("filter1d", "texture") not in registry
+    assert ("filter1d", "texture") not in schedule_registry
 
 
-def test_what_tvm_cannot_schedule_is_one_line(registry):
+def test_what_tvm_cannot_schedule_is_one_line(schedule_registry):
     @tc.schedule("conv2d")
     def impossible(s: TirSchedule, w, k):
         """Ask for a block that is not there."""
@@ -71,7 +71,7 @@ def test_what_tvm_cannot_schedule_is_one_line(registry):
 
 
 @pytest.fixture
-def installed(tmp_path, monkeypatch, registry):
+def installed(tmp_path, monkeypatch, schedule_registry):
     """Installs a module under the entry-point group, as pip would."""
 
     def install(name, source):
@@ -134,7 +134,7 @@ def test_a_package_that_does_not_import_leaves_the_others(installed, caplog, sou
         library.find(W, "broken")
 
 
-def test_a_schedules_usage_keeps_its_space_within_limits(registry):
+def test_a_schedules_usage_keeps_its_space_within_limits(schedule_registry):
     def usage(w, columns):
         threads = columns["tile"][:, 1]
         return Usage(threads, 0 * threads, threads, w.flops // threads)
@@ -154,7 +154,7 @@ def cuda_only(s: TirSchedule, w, k):
     """Never runs anywhere else."""
 
 
-def test_a_schedule_is_refused_on_an_older_architecture(registry):
+def test_a_schedule_is_refused_on_an_older_architecture(schedule_registry):
     tc.schedule("conv2d", kinds=("cuda",), since=80, promising=lambda w: True)(cuda_only)
     schedule = library.find(W, "cuda_only")
     with pytest.raises(tc.ScheduleError, match=r"cuda_only needs sm_80 or later, and is not for sm_75$"):
@@ -168,7 +168,7 @@ def test_a_schedule_is_refused_on_an_older_architecture(registry):
     assert schedule in experiments.left_out(W, find("sm_75"))
 
 
-def test_a_schedule_for_one_architecture_is_refused_on_others(registry):
+def test_a_schedule_for_one_architecture_is_refused_on_others(schedule_registry):
     tc.schedule("conv2d", kinds=("cuda",), only=90, promising=lambda w: True)(cuda_only)
     schedule = library.find(W, "cuda_only")
     for arch in ("sm_80", "sm_89", "sm_100", "sm_120"):
@@ -180,15 +180,15 @@ def test_a_schedule_for_one_architecture_is_refused_on_others(registry):
     assert not schedule.runs_on("opencl")
 
 
-def test_where_no_schedule_is_for_the_device_it_is_told_why(registry):
-    for key in [key for key, schedule in registry.items() if "tf32" in schedule.dtypes]:
-        del registry[key]
+def test_where_no_schedule_is_for_the_device_it_is_told_why(schedule_registry):
+    for key in [key for key, schedule in schedule_registry.items() if "tf32" in schedule.dtypes]:
+        del schedule_registry[key]
     tc.schedule("conv2d", dtypes=("tf32",), kinds=("cuda",))(cuda_only)
     with pytest.raises(tc.ScheduleError, match="schedule cuda_only is for cuda, not for opencl:0"):
         experiments.choose(tc.parse(f"{W},tf32"), None, find("opencl:0"))
 
 
-def test_a_search_leaves_out_what_is_not_for_the_device(registry):
+def test_a_search_leaves_out_what_is_not_for_the_device(schedule_registry):
     tc.schedule("conv2d", kinds=("cuda",), promising=lambda w: True)(cuda_only)
     assert "cuda_only" in [s.name for s in library.to_tune(W, "cuda")]
     assert "cuda_only" not in [s.name for s in library.to_tune(W, "opencl")]
@@ -218,7 +218,7 @@ def test_a_search_tries_what_promises_something(text, names):
     assert [schedule.name for schedule in library.to_tune(tc.parse(text), "cuda")] == names
 
 
-def test_a_schedule_may_write_its_function_itself(registry):
+def test_a_schedule_may_write_its_function_itself(schedule_registry):
     @tc.schedule("conv2d")
     def own(s: TirSchedule, w, k):
         """Return the schedule of another function."""
@@ -229,10 +229,10 @@ def test_a_schedule_may_write_its_function_itself(registry):
 
 
 @pytest.fixture
-def no_convolutions(registry):
+def no_convolutions(schedule_registry):
     """Without any schedule of conv2d."""
-    for key in [key for key in registry if key[0] == "conv2d"]:
-        del registry[key]
+    for key in [key for key in schedule_registry if key[0] == "conv2d"]:
+        del schedule_registry[key]
 
 
 def test_what_no_schedule_computes_has_no_naive_one(no_convolutions):
@@ -250,7 +250,7 @@ def test_every_schedule_can_be_pickled_with_all_it_declares():
     assert ast.literal_eval(ended.stdout.decode()) == said
 
 
-def test_two_baselines_of_an_operator_are_refused(registry):
+def test_two_baselines_of_an_operator_are_refused(schedule_registry):
     def simplest(s, w, k):
         """Another one."""
 
@@ -275,7 +275,7 @@ def test_every_operators_baseline_is_its_first_schedule(operator):
     assert not any(s.baseline for s in others)
 
 
-def test_schedules_of_others_are_listed_by_package_and_line(registry):
+def test_schedules_of_others_are_listed_by_package_and_line(schedule_registry):
     def earlier(s, w, k): ...
 
     def later(s, w, k): ...

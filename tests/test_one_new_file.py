@@ -69,7 +69,7 @@ def rows(s, w, k):
 
 
 @pytest.fixture
-def new_file(tmp_path, monkeypatch, registry):
+def new_file(tmp_path, monkeypatch, schedule_registry):
     """Adds a file to a package, whose folder it need not lie in, as if it had always been there."""
     for owner in LOADERS[:2]:
         owner._load()
@@ -92,7 +92,7 @@ def new_file(tmp_path, monkeypatch, registry):
     forget()
 
 
-LOADERS = (epilogue, registry, library)
+LOADERS = (epilogue, schedule_registry, library)
 
 
 def forget():
@@ -121,7 +121,7 @@ def test_an_operator_is_one_new_file(new_file):
     assert (workload.operator, workload.output_shape) == ("patch", (1, 16, 2, 2))
     assert tc.parse(workload.text) == workload
     assert tc.schedules(workload) == []
-    assert "patch" in registry.operators()
+    assert "patch" in schedule_registry.operators()
 
 
 def test_a_schedule_is_one_new_file(new_file):

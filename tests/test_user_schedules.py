@@ -22,10 +22,10 @@ MISSING = f"AttributeError: 'Conv2d' object has no attribute 'nothing' ({line_of
 
 
 @pytest.fixture
-def few(registry, monkeypatch):
+def few(schedule_registry, monkeypatch):
     """The schedules of conv2d are `default` and `tiling`, and what a test adds."""
-    for key in [key for key in registry if key[0] == "conv2d" and key[1] not in ("default", "tiling")]:
-        del registry[key]
+    for key in [key for key in schedule_registry if key[0] == "conv2d" and key[1] not in ("default", "tiling")]:
+        del schedule_registry[key]
     monkeypatch.setattr(library, "_reported", set())
 
 

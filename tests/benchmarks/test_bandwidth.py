@@ -35,10 +35,10 @@ def _one_thread_an_output(s, w, threads):
 
 
 @pytest.fixture
-def few_filters(registry):
-    """The registry with filters that have three schedules, one of them for CUDA alone."""
-    for key in [key for key in registry if key[0].startswith("filter")]:
-        del registry[key]
+def few_filters(schedule_registry):
+    """The schedule_registry with filters that have three schedules, one of them for CUDA alone."""
+    for key in [key for key in schedule_registry if key[0].startswith("filter")]:
+        del schedule_registry[key]
     for operator in ("filter1d", "filter2d"):
         schedule(operator, baseline=True)(basic)
         schedule(operator)(wide)

@@ -86,8 +86,8 @@ def test_bad_input_is_one_line_and_status_2(capsys, words, said):
     assert said in err
 
 
-def test_a_workload_without_schedules_is_refused(capsys, registry):
-    registry.clear()
+def test_a_workload_without_schedules_is_refused(capsys, schedule_registry):
+    schedule_registry.clear()
     status, _, err = run(capsys, "run", SMALL + ",tf32", "--device", "opencl:0")
     assert (status, err) == (2, "tvmconv: no schedule computes conv2d in tf32\n")
 
@@ -145,7 +145,7 @@ def test_show_has_the_preamble_on_request(capsys):
     assert "#include" in full.removesuffix(kernel)
 
 
-def test_schedules_tell_where_they_run(capsys, registry):
+def test_schedules_tell_where_they_run(capsys, schedule_registry):
     def listed(s, w, k):
         """Never built."""
 

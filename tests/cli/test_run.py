@@ -47,9 +47,9 @@ def shuffle(s, w, k):
     """Never built here."""
 
 
-def test_schedules_not_for_the_device_are_named_in_one_line(capsys, registry):
-    for key in [key for key in registry if key[1] != "default"]:
-        del registry[key]
+def test_schedules_not_for_the_device_are_named_in_one_line(capsys, schedule_registry):
+    for key in [key for key in schedule_registry if key[1] != "default"]:
+        del schedule_registry[key]
     library.schedule("conv2d", kinds=("cuda",))(shuffle)
     assert main(["run", SMALL, "--device", "opencl:0", "--seconds", "0.01"]) == 0
     assert capsys.readouterr().err == "tvmconv: left out, as they are not for opencl:0: shuffle\n"

@@ -83,7 +83,7 @@ def test_a_schedule_that_does_not_apply_names_the_condition(text, schedule, unme
     assert str(caught.value).endswith(unmet)
 
 
-def test_a_bare_condition_may_be_without_a_description(registry):
+def test_a_bare_condition_may_be_without_a_description(schedule_registry):
     def never(s, w, k): ...
 
     tc.schedule("conv2d", condition=lambda w: False)(never)

@@ -239,9 +239,9 @@ def test_progress_tells_rate_best_speedup_errors_and_time_left():
     )
 
 
-def test_what_no_schedule_is_tuned_for_is_refused(tune, instant, registry):
-    for key in [key for key, schedule in registry.items() if schedule.promising]:
-        del registry[key]
+def test_what_no_schedule_is_tuned_for_is_refused(tune, instant, schedule_registry):
+    for key in [key for key, schedule in schedule_registry.items() if schedule.promising]:
+        del schedule_registry[key]
     status, out, err = tune(SMALL, "--device", "opencl:0")
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert "made to be tuned" in err

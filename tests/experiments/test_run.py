@@ -30,13 +30,13 @@ def broken(s, w, k):
 
 
 @pytest.fixture
-def with_broken(registry):
+def with_broken(schedule_registry):
     """A schedule in the library that never compiles."""
     library.schedule("conv2d")(broken)
 
 
 @pytest.fixture
-def cuda_only(registry):
+def cuda_only(schedule_registry):
     """A schedule in the library that is for CUDA alone."""
 
     def shuffle(s, w, k):

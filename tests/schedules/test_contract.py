@@ -286,7 +286,7 @@ def test_every_schedule_explains_itself(schedule):
     assert len(schedule.doc.splitlines()) >= 4
 
 
-def test_dtype_that_a_schedule_does_not_compute_is_refused(registry):
+def test_dtype_that_a_schedule_does_not_compute_is_refused(schedule_registry):
     def single(s, w, k):
         """Compute in float32 alone."""
 
