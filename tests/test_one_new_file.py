@@ -8,7 +8,8 @@ import pytest
 
 import tvmconv as tc
 from tvmconv import library
-from tvmconv.workloads import epilogue, registry
+from tvmconv.workloads import epilogue
+from tvmconv.workloads import registry as operator_registry
 
 TANH = '''
 """`tanh`: what is large becomes nearly one."""
@@ -69,7 +70,7 @@ def rows(s, w, k):
 
 
 @pytest.fixture
-def new_file(tmp_path, monkeypatch, schedule_registry):
+def new_file(tmp_path, monkeypatch, operator_registry):
     """Adds a file to a package, whose folder it need not lie in, as if it had always been there."""
     for owner in LOADERS[:2]:
         owner._load()
@@ -92,7 +93,7 @@ def new_file(tmp_path, monkeypatch, schedule_registry):
     forget()
 
 
-LOADERS = (epilogue, schedule_registry, library)
+LOADERS = (epilogue, operator_registry, library)
 
 
 def forget():
@@ -121,7 +122,7 @@ def test_an_operator_is_one_new_file(new_file):
     assert (workload.operator, workload.output_shape) == ("patch", (1, 16, 2, 2))
     assert tc.parse(workload.text) == workload
     assert tc.schedules(workload) == []
-    assert "patch" in schedule_registry.operators()
+    assert "patch" in operator_registry.operators()
 
 
 def test_a_schedule_is_one_new_file(new_file):
