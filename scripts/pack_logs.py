@@ -15,33 +15,33 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tvmconv.cli.errors import Parser, guarded
-from tvmconv.cli.options import count
-from tvmconv.logs.best import log_files
+from tvmconv.cli.errors import CommandParser, run_guarded
+from tvmconv.cli.options import parse_count
+from tvmconv.cost_model.train import read_valid_records
+from tvmconv.logs.ranking import list_log_files
 from tvmconv.logs.record import Record
-from tvmconv.training import measured
 from tvmconv.workloads import Workload
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Pack."""
-    return guarded("pack_logs", lambda: _run(sys.argv[1:] if argv is None else argv))
+    return run_guarded("pack_logs", lambda: _run(sys.argv[1:] if argv is None else argv))
 
 
 def _run(argv: Sequence[str]) -> int:
-    parser = Parser(prog="pack_logs", description="Pack the valid records of logs.")
+    parser = CommandParser(prog="pack_logs", description="Pack the valid records of logs.")
     parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="logs, or folders of logs")
     parser.add_argument("-o", dest="out", type=Path, required=True, metavar="FILE", help="a .jsonl.gz")
     parser.add_argument(
         "--every",
-        type=count,
+        type=parse_count,
         default=1,
         metavar="N",
         help="of each search in a log only every N-th trial, those that were faster than all before, and the last",
     )
     args = parser.parse_args(argv)
-    kept = (record for log in log_files(args.logs) for record in _every(args.every, list(measured(log))))
-    lines = dict.fromkeys(record.thinned().line() for record in kept)
+    kept = (record for log in list_log_files(args.logs) for record in _every(args.every, list(read_valid_records(log))))
+    lines = dict.fromkeys(record.rounded().line() for record in kept)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with open(args.out, "wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as packed:
         packed.writelines(f"{line}\n".encode() for line in lines)

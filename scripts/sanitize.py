@@ -20,11 +20,11 @@ import numpy as np
 
 import tvmconv as tc
 from tvmconv import devices
-from tvmconv.cli.errors import Parser, guarded
-from tvmconv.cli.options import count
+from tvmconv.cli.errors import CommandParser, run_guarded
+from tvmconv.cli.options import parse_count
 from tvmconv.errors import DeviceError
-from tvmconv.gpu import Limits
-from tvmconv.knobs import Config
+from tvmconv.gpu_specs import BlockLimits
+from tvmconv.space import Config
 from tvmconv.workloads import Workload
 
 # The driver's refusals are not among the errors: cuda-bindings asks it for functions of every version there is.
@@ -70,22 +70,22 @@ WORKLOADS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Check, and say what was found."""
-    return guarded("sanitize", lambda: _run(sys.argv[1:] if argv is None else argv))
+    return run_guarded("sanitize", lambda: _run(sys.argv[1:] if argv is None else argv))
 
 
 def _run(argv: Sequence[str]) -> int:
-    parser = Parser(prog="sanitize", description="Every schedule under compute-sanitizer.")
+    parser = CommandParser(prog="sanitize", description="Every schedule under compute-sanitizer.")
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", default=WORKLOADS, help="(default: nasty ones)")
     parser.add_argument("--device", default="cuda:0", help="a CUDA device (default: %(default)s)")
     parser.add_argument("--schedule", action="append", metavar="NAME", help="only this one; may be given several times")
-    parser.add_argument("--drawn", type=count, default=1, metavar="N", help="configs drawn of each (default: 1)")
+    parser.add_argument("--drawn", type=parse_count, default=1, metavar="N", help="configs drawn of each (default: 1)")
     parser.add_argument("--launch-only", action="store_true", help="verify each kernel once, for the sanitizer")
     args = parser.parse_args(argv)
 
     workloads = [tc.parse(text) for text in args.workloads]
     if args.launch_only:
         return 0 if all(_verified(w, args) for w in workloads) else 1
-    devices.find(args.device)
+    devices.find_device(args.device)
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:
         raise DeviceError("compute-sanitizer is not on the PATH: it comes with the CUDA toolkit")
@@ -111,16 +111,16 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _verified(w: Workload, args: argparse.Namespace) -> bool:
-    problem, place = tc.Problem(w), devices.find(args.device)
+    problem, place = tc.Problem(w), devices.find_device(args.device)
     return all(
         tc.build(w, schedule, device=args.device, config=config).verify(problem).ok
         for schedule in tc.schedules(w)
-        if schedule.runs_on(place.kind, place.arch) and schedule.name in (args.schedule or [schedule.name])
+        if schedule.can_run_on(place.kind, place.arch) and schedule.name in (args.schedule or [schedule.name])
         for config in _configs(schedule, w, place.limits, args.drawn)
     )
 
 
-def _configs(schedule: tc.Schedule, w: Workload, limits: Limits, drawn: int) -> list[Config]:
+def _configs(schedule: tc.Schedule, w: Workload, limits: BlockLimits, drawn: int) -> list[Config]:
     """The default, the same with as many steps as there can be, and some that a search could draw."""
     space = schedule.space(w, limits)
     split = space.knobs.get("split_k")
@@ -128,7 +128,10 @@ def _configs(schedule: tc.Schedule, w: Workload, limits: Limits, drawn: int) -> 
     return [
         {},
         *([{"split_k": split.options[-1], "tile_rc": (-1, 1)}] if split and several else []),
-        *(space.config(point) for point in (space.sample(drawn, np.random.default_rng(0)) if space.knobs else ())),
+        *(
+            space.config_from_point(point)
+            for point in (space.sample_legal(drawn, np.random.default_rng(0)) if space.knobs else ())
+        ),
     ]
 
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from instant import Instant
 
-from tvmconv import library
-from tvmconv.devices import find
-from tvmconv.devices.base import AbsentError
-from tvmconv.measuring import standing
-from tvmconv.without_torch import import_tvm
+from tvmconv import registry
+from tvmconv.devices import find_device
+from tvmconv.devices.device import DeviceNotFoundError
+from tvmconv.measure.workers import pool
+from tvmconv.tvm_import import import_tvm
 
 # PoCL compiles every kernel for its work-group size, at its first launch: without its optimiser in a tenth of the time
 # and less. Kernels are judged by what they compute here, and processes that tests start inherit this.
@@ -45,15 +45,15 @@ def pytest_runtest_setup(item):
 @functools.cache
 def _no_gpu() -> str | None:
     try:
-        find("cuda:0")
-    except AbsentError as absent:
+        find_device("cuda:0")
+    except DeviceNotFoundError as absent:
         return str(absent)
     return None
 
 
 @pytest.fixture(scope="session")
 def opencl():
-    return find("opencl:0")
+    return find_device("opencl:0")
 
 
 @pytest.fixture
@@ -65,31 +65,31 @@ def optimised(monkeypatch):
 @pytest.fixture(scope="session")
 def gpu():
     """The first NVIDIA GPU; for tests with the mark `gpu`."""
-    return find("cuda:0")
+    return find_device("cuda:0")
 
 
 @pytest.fixture(scope="session")
 def _stood():
     """Processes that stand ready as long as tests run, for those alone that share them."""
-    stood = standing._Standing()
-    stood.enter()
+    stood = pool._IdleWorkerPool()
+    stood.enter_context()
     yield stood
-    stood.leave()
+    stood.exit_context()
 
 
 @pytest.fixture
 def shared_processes(_stood, monkeypatch):
     """For tests that are not of how processes start and end: each takes those that the one before it has done with."""
-    monkeypatch.setattr(standing, "_now", _stood)
+    monkeypatch.setattr(pool, "_pool", _stood)
 
 
 @pytest.fixture
 def schedule_registry(monkeypatch):
     """A copy of the schedules' schedule_registry, so that a test's schedules do not outlive it."""
-    library.schedules()
-    monkeypatch.setattr(library, "_registry", dict(library._registry))
-    yield library._registry
-    library._load.cache_clear()
+    registry.schedules()
+    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
+    yield registry._registry
+    registry._load_schedule_packages.cache_clear()
 
 
 @pytest.fixture
@@ -102,6 +102,6 @@ def log(tmp_path):
 def instant(monkeypatch):
     """What stands in for the measurer of a search; no process is started for it ahead of time either."""
     instant = Instant()
-    monkeypatch.setattr("tvmconv.searching.search.Measurer", instant)
-    monkeypatch.setattr(standing, "begin", lambda *_: None)
+    monkeypatch.setattr("tvmconv.search.search.Measurer", instant)
+    monkeypatch.setattr(pool, "prestart", lambda *_: None)
     return instant

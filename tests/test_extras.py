@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tvmconv.extras import PACKAGES, how_to_install
+from tvmconv.optional_packages import PACKAGES, format_install_command
 
 PROJECT = (Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8")
 
@@ -13,7 +13,10 @@ PROJECT = (Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="
 @pytest.mark.parametrize("name", PACKAGES)
 def test_remedy_names_package_and_extra(name):
     extra, package = PACKAGES[name]
-    assert how_to_install(name) == f"pip install \"{package}\" (in a clone of tvmconv: pip install -e '.[{extra}]')"
+    assert (
+        format_install_command(name)
+        == f"pip install \"{package}\" (in a clone of tvmconv: pip install -e '.[{extra}]')"
+    )
 
 
 @pytest.mark.parametrize("name", PACKAGES)

@@ -11,10 +11,11 @@ import zipfile
 import numpy as np
 import pytest
 
-from tvmconv import files, training
+from tvmconv import files
+from tvmconv.cost_model import train
+from tvmconv.cost_model.model import CostModel
 from tvmconv.errors import Error
-from tvmconv.knowledge.model import Knowledge
-from tvmconv.measuring import programs
+from tvmconv.measure import kernel_archive
 
 
 def test_file_is_read_up_to_its_limit(tmp_path):
@@ -36,7 +37,7 @@ def test_gzip_of_several_members_is_unpacked(tmp_path, data):
 def test_damaged_gzip_is_refused(tmp_path, cut):
     file = tmp_path / "f.gz"
     file.write_bytes(gzip.compress(os.urandom(500))[:cut])
-    with pytest.raises(files.DamagedError, match="gzip data are damaged"):
+    with pytest.raises(files.DamagedFileError, match="gzip data are damaged"):
         files.read_bytes(file, unpack=True)
 
 
@@ -45,7 +46,7 @@ def test_gzip_beyond_its_limit_is_refused(tmp_path):
     file.write_bytes(gzip.compress(bytes(1 << 22)))
     with pytest.raises(OSError, match="expected at most 1 MiB"):
         files.read_bytes(file, 1 << 20, unpack=True)
-    with pytest.raises(OSError, match="expected at most 1 MiB"), files.LimitedGzip(file, 1 << 20) as opened:
+    with pytest.raises(OSError, match="expected at most 1 MiB"), files.LimitedGzipFile(file, 1 << 20) as opened:
         opened.read()
 
 
@@ -73,7 +74,8 @@ def test_irregular_file_is_refused_without_waiting(irregular):
 
 
 @pytest.mark.parametrize(
-    "read", [Knowledge.load, lambda path: list(programs.load(path)), lambda p: [*training.measured(p)]]
+    "read",
+    [CostModel.load, lambda path: list(kernel_archive.load_kernels(path)), lambda p: [*train.read_valid_records(p)]],
 )
 def test_readers_refuse_what_is_no_regular_file(irregular, read):
     with pytest.raises(Error, match="cannot read"):
@@ -118,5 +120,5 @@ def test_archive_that_unpacks_beyond_its_limit_takes_no_memory(tmp_path):
     file.write_bytes(bomb(["head.npy"]))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(Error, match="it unpacks to 512 MiB, expected at most 256 MiB"):
-        Knowledge.load(file)
+        CostModel.load(file)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10

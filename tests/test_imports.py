@@ -86,12 +86,12 @@ EMULATION = (
     ("memory",),
     ("addresses", "blocks", "errors", "threads"),
 )
-FOLDERS = {"tvmconv": ROOMS, "tvmconv.analysis": ANALYSIS, "tvmconv.analysis.emulation": EMULATION}
+FOLDERS = {"tvmconv": ROOMS, "tvmconv.analysis": ANALYSIS, "tvmconv.emulator": EMULATION}
 LEVELS = {
     folder: {room: level for level, rooms in enumerate(order) for room in rooms} for folder, order in FOLDERS.items()
 }
 # What others may import of a room of whose inside they need not know.
-EMULATED = "tvmconv.analysis.emulation"
+EMULATED = "tvmconv.emulator"
 DOORS = {"addresses", "arguments", "blocks", "errors", "execute", "memory.arrays", "observe", "threads", "watch"}
 
 
@@ -123,7 +123,7 @@ FILES = {
 
 def imported(module: str, text: str, *, is_package: bool) -> Iterator[str]:
     """The modules of ours that a file imports."""
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.slice_points(ast.parse(text)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

@@ -40,7 +40,7 @@ class Outer:
 
 
 def decode(text):
-    return jsonfile.parse(text)["rows"].elements()[0].decode(Outer)
+    return jsonfile.parse_json(text)["rows"].elements()[0].decode(Outer)
 
 
 def test_dataclass_is_read_by_its_annotations():
@@ -88,7 +88,7 @@ def test_what_is_wrong_is_told_with_its_path(row, message):
 @pytest.mark.parametrize("data", [b"\xff\xfe[]", "[]".encode("utf-16"), b"", b"[1,"])
 def test_bytes_that_are_no_json_are_refused(data):
     with pytest.raises(JsonError, match=r"it is no JSON|it is not UTF-8"):
-        jsonfile.parse(data)
+        jsonfile.parse_json(data)
 
 
 SWEEP = '{"name": "n", "provenance": "p", "layers": [{"label": LABEL, "result": RESULT}]}'

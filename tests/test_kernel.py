@@ -7,10 +7,10 @@ import pytest
 
 import tvmconv as tc
 from tvmconv.compiler import nvrtc
-from tvmconv.kernel import STAGES
+from tvmconv.kernel import IR_LEVELS
 
 W = tc.parse("conv2d:2x3x9x8,6x3x3x3,s2x1,p1")
-needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+needs_nvrtc = pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason=str(nvrtc.explain_unavailability()))
 
 
 @pytest.fixture(scope="module")
@@ -71,14 +71,14 @@ def test_a_time_has_its_spread_and_says_how_it_was_taken(kernel):
     ],
 )
 def test_every_stage_can_be_looked_at_without_a_gpu(compiled, stage, mark):
-    assert mark in compiled.stage(stage)
-    assert stage in STAGES
+    assert mark in compiled.format_ir_level(stage)
+    assert stage in IR_LEVELS
 
 
 @pytest.mark.parametrize("stage", ["ptx", "sass", "resources"])
 def test_stages_of_cuda_are_refused_for_opencl(kernel, stage):
     with pytest.raises(tc.CompileError, match="exists for CUDA only, not for opencl:0"):
-        kernel.stage(stage)
+        kernel.format_ir_level(stage)
 
 
 def test_a_kernel_to_compile_for_only_does_not_run(compiled):

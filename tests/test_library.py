@@ -11,10 +11,10 @@ from faulty_schedules import WORKLOAD, right
 from tvm.s_tir import Schedule as TirSchedule
 
 import tvmconv as tc
-from tvmconv import library
-from tvmconv.devices import find
+from tvmconv import registry
+from tvmconv.devices import find_device
 from tvmconv.experiments import run as experiments
-from tvmconv.knobs.space import Limits, Usage
+from tvmconv.space.search_space import BlockLimits, ResourceUsage
 
 W = tc.parse("conv2d:1x4x8x8,4x4x3x3,s1,p1")
 
@@ -23,7 +23,7 @@ def test_an_unknown_name_is_answered_with_those_there_are():
     with pytest.raises(
         tc.ScheduleError, match=r"no schedule 'tilling' for conv2d.* in float32; there are: default, tiling"
     ):
-        library.find(W, "tilling")
+        registry.find_schedule(W, "tilling")
 
 
 def test_two_schedules_of_one_name_are_refused(schedule_registry):
@@ -35,12 +35,12 @@ def test_two_schedules_of_one_name_are_refused(schedule_registry):
 
 
 def test_one_function_may_be_a_schedule_of_several_operators(schedule_registry):
-    @tc.schedule("filter1d", "filter2d", kinds=("cuda",))
+    @tc.schedule("filter1d", "filter2d", device_kinds=("cuda",))
     def shared(s: TirSchedule, w, k):
         """Compute both alike."""
 
-    found = [library.find(tc.parse(text), "shared") for text in ("filter1d:9,k3", "filter2d:9x9x1,3x3")]
-    assert [(s.operator, s.function, s.kinds) for s in found] == [
+    found = [registry.find_schedule(tc.parse(text), "shared") for text in ("filter1d:9,k3", "filter2d:9x9x1,3x3")]
+    assert [(s.operator, s.function, s.device_kinds) for s in found] == [
         ("filter1d", shared, ("cuda",)),
         ("filter2d", shared, ("cuda",)),
     ]
@@ -62,7 +62,7 @@ def test_what_tvm_cannot_schedule_is_one_line(schedule_registry):
         k.choice("colour", ("red", "blue"), default="red")
         s.get_sblock("nowhere")
 
-    found = library.find(W, "impossible")
+    found = registry.find_schedule(W, "impossible")
     with pytest.raises(tc.ScheduleError, match="schedule impossible cannot compute conv2d") as caught:
         found.apply(W)
     assert "\n" not in str(caught.value)
@@ -79,10 +79,10 @@ def installed(tmp_path, monkeypatch, schedule_registry):
         info = tmp_path / f"{name}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[{library.ENTRY_POINTS}]\n{name} = {name}\n")
+        (info / "entry_points.txt").write_text(f"[{registry.ENTRY_POINT_GROUP}]\n{name} = {name}\n")
         monkeypatch.syspath_prepend(tmp_path)
         importlib.invalidate_caches()
-        library._load.cache_clear()
+        registry._load_schedule_packages.cache_clear()
 
     yield install
     for name in [name for name in sys.modules if name.startswith("others_")]:
@@ -93,7 +93,7 @@ def test_another_packages_schedule_is_built_like_our_own(installed):
     installed(
         "others_schedules",
         '''"""A schedule from elsewhere: rows to blocks, by hand."""
-from tvmconv.library import schedule
+from tvmconv.registry import schedule
 
 @schedule("conv2d")
 def by_hand(s, w, k):
@@ -109,7 +109,7 @@ def by_hand(s, w, k):
 ''',
     )
     assert [s.name for s in tc.schedules(W)][-1] == "by_hand"
-    assert library.find(W, "by_hand").summary == "A schedule from elsewhere: rows to blocks, by hand."
+    assert registry.find_schedule(W, "by_hand").summary == "A schedule from elsewhere: rows to blocks, by hand."
     assert tc.build(W, "by_hand", device="opencl:0").verify().ok
 
 
@@ -123,7 +123,7 @@ def by_hand(s, w, k):
     ],
 )
 def test_a_package_that_does_not_import_leaves_the_others(installed, caplog, source, reason):
-    installed("others_fine", "from tvmconv.library import schedule\n@schedule('conv2d')\ndef fine(s, w, k): ...\n")
+    installed("others_fine", "from tvmconv.registry import schedule\n@schedule('conv2d')\ndef fine(s, w, k): ...\n")
     installed("others_broken", source + "\n")
     names = [s.name for s in tc.schedules(W)]
     assert (names[0], names[-1]) == ("default", "fine")
@@ -131,13 +131,13 @@ def test_a_package_that_does_not_import_leaves_the_others(installed, caplog, sou
     assert warning.getMessage().startswith(f"package others_broken of schedules failed: {reason}")
     assert warning.getMessage().endswith(" (others_broken.py:1)")
     with pytest.raises(tc.ScheduleError, match=r"no schedule 'broken' for conv2d.*package others_broken of schedules"):
-        library.find(W, "broken")
+        registry.find_schedule(W, "broken")
 
 
 def test_a_schedules_usage_keeps_its_space_within_limits(schedule_registry):
     def usage(w, columns):
         threads = columns["tile"][:, 1]
-        return Usage(threads, 0 * threads, threads, w.flops // threads)
+        return ResourceUsage(threads, 0 * threads, threads, w.flops // threads)
 
     @tc.schedule("conv2d", usage=usage)
     def one_tile(s: TirSchedule, w, k):
@@ -145,8 +145,8 @@ def test_a_schedules_usage_keeps_its_space_within_limits(schedule_registry):
         k.split("tile", 64, parts=2, default=(-1, 8))
         k.condition("at most 32 in a tile", lambda c: c["tile"][:, 1] <= 32)
 
-    space = library.find(W, "one_tile").space(W, limits=Limits(max_threads=16))
-    legal = [space.config(point)["tile"] for point in space.listed]
+    space = registry.find_schedule(W, "one_tile").space(W, limits=BlockLimits(max_threads=16))
+    legal = [space.config_from_point(point)["tile"] for point in space.enumerated_legal]
     assert legal == [(-1, 1), (-1, 2), (-1, 4), (-1, 8), (-1, 16)]
 
 
@@ -155,43 +155,51 @@ def cuda_only(s: TirSchedule, w, k):
 
 
 def test_a_schedule_is_refused_on_an_older_architecture(schedule_registry):
-    tc.schedule("conv2d", kinds=("cuda",), since=80, promising=lambda w: True)(cuda_only)
-    schedule = library.find(W, "cuda_only")
+    tc.schedule("conv2d", device_kinds=("cuda",), min_arch=80, search_if=lambda w: True)(cuda_only)
+    schedule = registry.find_schedule(W, "cuda_only")
     with pytest.raises(tc.ScheduleError, match=r"cuda_only needs sm_80 or later, and is not for sm_75$"):
         tc.build(W, "cuda_only", arch="sm_75")
     with pytest.raises(tc.ScheduleError, match=r"is not for cuda:0, which is sm_75$"):
         schedule.check_runs_on("cuda", "sm_75", "cuda:0")
     for arch in ("sm_80", "sm_86", "sm_90a", "sm_100", "sm_120"):
         schedule.check_runs_on("cuda", arch, arch)
-    assert [schedule in library.to_tune(W, "cuda", arch) for arch in ("sm_75", "sm_80", None)] == [False, True, True]
-    assert schedule not in experiments.choose(W, None, find("sm_75"))
-    assert schedule in experiments.left_out(W, find("sm_75"))
+    assert [schedule in registry.schedules_to_tune(W, "cuda", arch) for arch in ("sm_75", "sm_80", None)] == [
+        False,
+        True,
+        True,
+    ]
+    assert schedule not in experiments.select_schedules(W, None, find_device("sm_75"))
+    assert schedule in experiments.list_unsupported_schedules(W, find_device("sm_75"))
 
 
 def test_a_schedule_for_one_architecture_is_refused_on_others(schedule_registry):
-    tc.schedule("conv2d", kinds=("cuda",), only=90, promising=lambda w: True)(cuda_only)
-    schedule = library.find(W, "cuda_only")
+    tc.schedule("conv2d", device_kinds=("cuda",), exact_arch=90, search_if=lambda w: True)(cuda_only)
+    schedule = registry.find_schedule(W, "cuda_only")
     for arch in ("sm_80", "sm_89", "sm_100", "sm_120"):
         with pytest.raises(tc.ScheduleError, match=rf"^schedule cuda_only needs sm_90, and is not for {arch}$"):
             tc.build(W, "cuda_only", arch=arch)
     for arch in ("sm_90", "sm_90a"):
         schedule.check_runs_on("cuda", arch, arch)
-    assert [schedule in library.to_tune(W, "cuda", arch) for arch in ("sm_90", "sm_100", None)] == [True, False, True]
-    assert not schedule.runs_on("opencl")
+    assert [schedule in registry.schedules_to_tune(W, "cuda", arch) for arch in ("sm_90", "sm_100", None)] == [
+        True,
+        False,
+        True,
+    ]
+    assert not schedule.can_run_on("opencl")
 
 
 def test_where_no_schedule_is_for_the_device_it_is_told_why(schedule_registry):
     for key in [key for key, schedule in schedule_registry.items() if "tf32" in schedule.dtypes]:
         del schedule_registry[key]
-    tc.schedule("conv2d", dtypes=("tf32",), kinds=("cuda",))(cuda_only)
+    tc.schedule("conv2d", dtypes=("tf32",), device_kinds=("cuda",))(cuda_only)
     with pytest.raises(tc.ScheduleError, match="schedule cuda_only is for cuda, not for opencl:0"):
-        experiments.choose(tc.parse(f"{W},tf32"), None, find("opencl:0"))
+        experiments.select_schedules(tc.parse(f"{W},tf32"), None, find_device("opencl:0"))
 
 
 def test_a_search_leaves_out_what_is_not_for_the_device(schedule_registry):
-    tc.schedule("conv2d", kinds=("cuda",), promising=lambda w: True)(cuda_only)
-    assert "cuda_only" in [s.name for s in library.to_tune(W, "cuda")]
-    assert "cuda_only" not in [s.name for s in library.to_tune(W, "opencl")]
+    tc.schedule("conv2d", device_kinds=("cuda",), search_if=lambda w: True)(cuda_only)
+    assert "cuda_only" in [s.name for s in registry.schedules_to_tune(W, "cuda")]
+    assert "cuda_only" not in [s.name for s in registry.schedules_to_tune(W, "opencl")]
 
 
 @pytest.mark.parametrize(
@@ -215,7 +223,7 @@ def test_a_search_leaves_out_what_is_not_for_the_device(schedule_registry):
     ],
 )
 def test_a_search_tries_what_promises_something(text, names):
-    assert [schedule.name for schedule in library.to_tune(tc.parse(text), "cuda")] == names
+    assert [schedule.name for schedule in registry.schedules_to_tune(tc.parse(text), "cuda")] == names
 
 
 def test_a_schedule_may_write_its_function_itself(schedule_registry):
@@ -236,7 +244,7 @@ def no_convolutions(schedule_registry):
 
 
 def test_what_no_schedule_computes_has_no_naive_one(no_convolutions):
-    assert library.naive(W) is None
+    assert registry.get_baseline_schedule(W) is None
 
 
 def test_every_schedule_can_be_pickled_with_all_it_declares():
@@ -246,7 +254,7 @@ def test_every_schedule_can_be_pickled_with_all_it_declares():
     )
     sent = tc.schedules()
     ended = subprocess.run([sys.executable, "-c", program], input=pickle.dumps(sent), capture_output=True, check=True)
-    said = [(s.operator, s.name, s.dtypes, s.kinds, s.condition is None) for s in sent]
+    said = [(s.operator, s.name, s.dtypes, s.device_kinds, s.condition is None) for s in sent]
     assert ast.literal_eval(ended.stdout.decode()) == said
 
 
@@ -265,7 +273,7 @@ def test_where_the_baseline_does_not_apply_there_is_none(no_convolutions):
     tc.schedule("conv2d", dtypes=("tf32",))(half)
     w = tc.parse("conv2d:1x4x8x8,4x4x3x3,tf32")
     assert [s.name for s in tc.schedules(w)] == ["half"]
-    assert library.naive(w) is None
+    assert registry.get_baseline_schedule(w) is None
 
 
 @pytest.mark.parametrize("operator", sorted({s.operator for s in tc.schedules()}))
@@ -298,7 +306,7 @@ def mine(s, w, k): ...
 
 w = tc.parse("conv2d:1x4x8x8,4x4x3x3,s1,p1")
 names = [schedule.name for schedule in tc.schedules(w)]
-print(names[0], names[-1], tc.library.naive(w).name)
+print(names[0], names[-1], tc.registry.get_baseline_schedule(w).name)
 """
 
 
@@ -309,7 +317,7 @@ def test_an_early_schedule_does_not_become_the_baseline():
 
 def test_summary_is_there_without_docstrings(monkeypatch):
     """As with PYTHONOPTIMIZE=2, where no module has its docstring."""
-    schedule = library.find(WORKLOAD, "tiling")
+    schedule = registry.find_schedule(WORKLOAD, "tiling")
     expected = schedule.summary
     monkeypatch.setattr(importlib.import_module(schedule.function.__module__), "__doc__", None)
     assert schedule.summary == expected != ""

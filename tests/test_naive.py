@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from tvmconv import library, naive
+from tvmconv import naive_cost, registry
 from tvmconv.devices.cuda.device import CudaDevice
-from tvmconv.experiments.run import choose
+from tvmconv.experiments.run import select_schedules
 from tvmconv.workloads import parse
 
 LARGE = parse("conv3d:1x192x9x240x416,192x192x3x3x3,s1,p1,f16,nhwc")
@@ -19,9 +19,9 @@ def h100():
 
 
 def test_the_naive_time_is_estimated_from_the_flop(h100):
-    assert 4 < naive.estimate_seconds(LARGE, h100) < 9
-    assert naive.estimate_seconds(SMALL, h100) == pytest.approx(1e-3, rel=0.5)
-    assert naive.estimate_seconds(LARGE, replace(h100, peak_flops=None)) == LARGE.flops / naive.UNKNOWN_RATE
+    assert 4 < naive_cost.estimate_seconds(LARGE, h100) < 9
+    assert naive_cost.estimate_seconds(SMALL, h100) == pytest.approx(1e-3, rel=0.5)
+    assert naive_cost.estimate_seconds(LARGE, replace(h100, peak_flops=None)) == LARGE.flops / naive_cost.FALLBACK_FLOPS
 
 
 @pytest.mark.parametrize(
@@ -34,11 +34,11 @@ def test_the_naive_time_is_estimated_from_the_flop(h100):
     ],
 )
 def test_a_naive_schedule_of_seconds_runs_only_by_name(h100, workload, names, expected):
-    assert [schedule.name for schedule in choose(workload, names, h100)] == expected
+    assert [schedule.name for schedule in select_schedules(workload, names, h100)] == expected
 
 
 def test_what_is_left_out_is_told_with_its_seconds(h100):
-    reference = library.naive(LARGE)
-    assert naive.describe_omission(reference, [LARGE], h100) == "default left out: about 5 s a launch"
-    several = naive.describe_omission(reference, [LARGE, LARGE], h100)
+    reference = registry.get_baseline_schedule(LARGE)
+    assert naive_cost.describe_omission(reference, [LARGE], h100) == "default left out: about 5 s a launch"
+    several = naive_cost.describe_omission(reference, [LARGE, LARGE], h100)
     assert several == "default left out for 2 workloads: up to about 5 s a launch"

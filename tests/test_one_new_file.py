@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tvmconv as tc
-from tvmconv import library
+from tvmconv import registry
 from tvmconv.workloads import epilogue
 from tvmconv.workloads import registry as operator_registry
 
@@ -51,7 +51,7 @@ class Patch(Conv2d):
 ROWS = '''
 """One block a row."""
 
-from tvmconv.library import schedule
+from tvmconv.registry import schedule
 
 
 @schedule("conv2d", "patch")
@@ -70,7 +70,7 @@ def rows(s, w, k):
 
 
 @pytest.fixture
-def new_file(tmp_path, monkeypatch, operator_registry):
+def new_file(tmp_path, monkeypatch, schedule_registry):
     """Adds a file to a package, whose folder it need not lie in, as if it had always been there."""
     for owner in LOADERS[:2]:
         owner._load()
@@ -93,7 +93,7 @@ def new_file(tmp_path, monkeypatch, operator_registry):
     forget()
 
 
-LOADERS = (epilogue, operator_registry, library)
+LOADERS = (epilogue, operator_registry, registry)
 
 
 def forget():
@@ -127,7 +127,7 @@ def test_an_operator_is_one_new_file(new_file):
 
 def test_a_schedule_is_one_new_file(new_file):
     new_file("tvmconv.builtin.conv", "rows", ROWS)
-    assert library.find(tc.parse("conv2d:1x3x5x5,4x3x3x3"), "rows").summary == "One block a row."
+    assert registry.find_schedule(tc.parse("conv2d:1x3x5x5,4x3x3x3"), "rows").summary == "One block a row."
     assert run(tc.parse("conv2d:2x4x7x5,6x2x3x3,s1x2,p1,g2,bias,silu"), "rows").ok
 
 

@@ -3,11 +3,11 @@ import sys
 import time
 from pathlib import Path
 
-from tvmconv.scratch import Scratch
+from tvmconv.tempdir import ProcessTempDir
 
 
 def test_closing_removes_the_directory_and_all_in_it():
-    scratch = Scratch("test-")
+    scratch = ProcessTempDir("test-")
     (scratch.path / "deep").mkdir()
     (scratch.path / "deep" / "file").write_text("content")
     scratch.close()
@@ -16,7 +16,7 @@ def test_closing_removes_the_directory_and_all_in_it():
 
 
 def test_the_directory_goes_with_a_process_that_is_killed():
-    code = "from tvmconv.scratch import Scratch; print(Scratch('test-').path, flush=True); import time; time.sleep(60)"
+    code = "from tvmconv.tempdir import Scratch; print(Scratch('test-').path, flush=True); import time; time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
         path = Path(owner.stdout.readline().strip())
         assert path.is_dir()

@@ -6,7 +6,7 @@ import mapped
 import pytest
 
 from tvmconv.errors import CompileError
-from tvmconv.tensor_map import TensorMap, im2col
+from tvmconv.tensor_map import TensorMap, make_im2col_map
 
 TILED, IM2COL = mapped.WEIGHT, mapped.IMAGE
 
@@ -16,7 +16,7 @@ TILED, IM2COL = mapped.WEIGHT, mapped.IMAGE
 )
 def test_corners_are_those_of_the_filters_places(extent, taps, dilation, stride, padding):
     out = (extent + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
-    told = im2col("float16", 2, (64, extent, 1), (64, 64), (stride,), (-padding,), (out,), 128)
+    told = make_im2col_map("float16", 2, (64, extent, 1), (64, 64), (stride,), (-padding,), (out,), 128)
     last = -padding + (out - 1) * stride
     assert (told.lower, told.upper) == ((-padding,), (last - (extent - 1),))
     assert told.steps == (1, stride, 1)
@@ -74,12 +74,12 @@ def test_corners_may_be_as_far_as_the_number_of_axes_allows(rank):
         lower=(-far,) * space,
         upper=(far - 1,) * space,
     )
-    told.check()
+    told.validate()
     with pytest.raises(CompileError, match="expected corners"):
-        replace(told, upper=(far,) * space).check()
+        replace(told, upper=(far,) * space).validate()
 
 
-PLAIN = TILED.plain()
+PLAIN = TILED.to_dict()
 UNTRUSTED = {
     "nothing": None,
     "a list": [1, 2],
@@ -96,7 +96,7 @@ UNTRUSTED = {
 @pytest.mark.parametrize("told", UNTRUSTED.values(), ids=UNTRUSTED.keys())
 def test_whatever_else_is_sent_is_refused(told):
     with pytest.raises(CompileError, match="tensor map"):
-        TensorMap.of(told)
+        TensorMap.from_dict(told)
 
 
 def test_a_text_that_is_no_json_is_refused():

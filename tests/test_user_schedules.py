@@ -8,12 +8,12 @@ import raising
 from raising import line_of
 
 import tvmconv as tc
-from tvmconv import library
+from tvmconv import registry
 from tvmconv.cli import main
-from tvmconv.devices import find
-from tvmconv.knobs.space import Usage
-from tvmconv.measuring.builder import Task, build
-from tvmconv.measuring.outcome import ErrorKind
+from tvmconv.devices import find_device
+from tvmconv.measure.builder import BuilderSetup, build_executable
+from tvmconv.measure.results import ErrorKind
+from tvmconv.space.search_space import ResourceUsage
 
 TEXT = "conv2d:1x4x6x6,4x4x3x3,s1,p1"
 W = tc.parse(TEXT)
@@ -26,7 +26,7 @@ def few(schedule_registry, monkeypatch):
     """The schedules of conv2d are `default` and `tiling`, and what a test adds."""
     for key in [key for key in schedule_registry if key[0] == "conv2d" and key[1] not in ("default", "tiling")]:
         del schedule_registry[key]
-    monkeypatch.setattr(library, "_reported", set())
+    monkeypatch.setattr(registry, "_reported_messages", set())
 
 
 @pytest.fixture
@@ -114,24 +114,24 @@ def test_what_is_no_schedule_of_the_workload_is_refused(few, function, reason):
     ("usage", "reason"),
     [
         (raising.raising_usage, rf"KeyError: 'tile' \({line_of(raising.raising_usage)}\)"),
-        (lambda w, c: None, r"<lambda> returned NoneType, expected a tvmconv.knobs.space.Usage"),
+        (lambda w, c: None, r"<lambda> returned NoneType, expected a tvmconv.space.search_space.ResourceUsage"),
     ],
 )
 def test_a_usage_that_fails_is_one_line(few, usage, reason):
     add(raising.working, usage=usage)
-    space = library.find(W, "working").space(W)
+    space = registry.find_schedule(W, "working").space(W)
     with pytest.raises(tc.ScheduleError, match=f"^schedule working failed: {reason}"):
-        space.legal(space.walk(0, 2))
+        space.is_legal(space.slice_points(0, 2))
 
 
 def test_a_condition_of_knobs_that_fails_is_one_line(few):
     def searched(s, w, k):
-        k.search_only("odd", lambda c: c["nothing"] % 2)
+        k.prune("odd", lambda c: c["nothing"] % 2)
 
     add(searched)
-    space = library.find(W, "searched").space(W)
+    space = registry.find_schedule(W, "searched").space(W)
     with pytest.raises(tc.ScheduleError, match=r"^schedule searched failed: KeyError: 'nothing' \(test_user"):
-        space.legal(space.walk(0, 1))
+        space.is_legal(space.slice_points(0, 1))
 
 
 def test_a_condition_that_fails_is_reported_at_its_use(few):
@@ -144,11 +144,11 @@ def test_a_condition_that_fails_is_reported_at_its_use(few):
 
 @pytest.mark.parametrize("option", ["condition", "promising", "yields"])
 def test_a_search_leaves_out_a_schedule_that_fails_when_asked(few, caplog, option):
-    add(lambda s, w, k: None, promising=lambda w: True)
+    add(lambda s, w, k: None, search_if=lambda w: True)
     add(raising.working, **{"promising": lambda w: True, option: raising.raising_predicate})
     for _ in range(2):
-        first = library.to_tune(W, "opencl")
-        assert "working" not in [s.name for s in (*first, *library.in_reserve(W, "opencl"))]
+        first = registry.schedules_to_tune(W, "opencl")
+        assert "working" not in [s.name for s in (*first, *registry.low_priority_schedules(W, "opencl"))]
     assert [r.getMessage() for r in caplog.records] == [
         f"schedule working failed: {MISSING}; the search goes on without it"
     ]
@@ -192,7 +192,7 @@ def test_schedules_lists_a_schedule_that_fails(few, command):
 
 
 def test_tune_goes_on_without_a_schedule_that_fails(few, command, instant, tmp_path):
-    add(raising.bad, promising=lambda w: True)
+    add(raising.bad, search_if=lambda w: True)
     words = ("--device", "opencl:0", "--trials", "3", "--log", str(tmp_path / "log.jsonl"))
     status, _, err = command("tune", TEXT, "--schedule", "bad", "--schedule", "tiling", *words)
     assert (status, {name for name, _ in instant.measured}) == (0, {"default", "tiling"})
@@ -203,7 +203,7 @@ def test_tune_goes_on_without_a_schedule_that_fails(few, command, instant, tmp_p
 def test_tune_goes_on_where_a_usage_fails_later(few, command, instant, tmp_path):
     def usage(w, columns):
         number = columns["number"]
-        return Usage(number, number, number, number) if len(number) == 1 else 1 / 0
+        return ResourceUsage(number, number, number, number) if len(number) == 1 else 1 / 0
 
     add(raising.working, usage=usage)
     words = ("--device", "opencl:0", "--trials", "12", "--log", str(tmp_path / "log.jsonl"), "--tuner", "random")
@@ -215,8 +215,8 @@ def test_tune_goes_on_where_a_usage_fails_later(few, command, instant, tmp_path)
 @pytest.mark.parametrize("function", [raising.bad, raising.second_fails])
 def test_a_config_that_fails_to_build_is_a_record(few, function):
     add(function)
-    task = Task(W, {"it": library.find(W, function.__name__)}, find("sm_90"), 1 << 30)
-    built = build(task, "it", {"number": 1} if function is raising.second_fails else {})
+    task = BuilderSetup(W, {"it": registry.find_schedule(W, function.__name__)}, find_device("sm_90"), 1 << 30)
+    built = build_executable(task, "it", {"number": 1} if function is raising.second_fails else {})
     expected = MISTAKE if function is raising.bad else f"AssertionError ({line_of(function)})"
     assert (built.error, built.message) == (ErrorKind.INSTANTIATION, expected)
 
@@ -227,7 +227,9 @@ def test_a_build_that_runs_out_of_memory_stays_a_memory_error(few):
 
     add(hungry)
     with pytest.raises(MemoryError):
-        build(Task(W, {"it": library.find(W, "hungry")}, find("sm_90"), 1 << 30), "it", {})
+        build_executable(
+            BuilderSetup(W, {"it": registry.find_schedule(W, "hungry")}, find_device("sm_90"), 1 << 30), "it", {}
+        )
 
 
 def test_explain_goes_on_without_a_schedule_that_fails(few, command):

@@ -5,7 +5,7 @@ import pytest
 
 import tvmconv as tc
 from tvmconv.errors import WorkloadError
-from tvmconv.verify import is_sampled
+from tvmconv.verification import is_sampled
 from tvmconv.workloads import dtypes, epilogue, layout
 
 IMAGES = "conv2d:1x16x64x72,24x16x3x3,s1,p1"
@@ -36,7 +36,7 @@ def right_output(problem):
     """What a right kernel stores: float32 sums of float32 products, added tap by tap, an epilogue in float32."""
     w = problem.workload
     x, k, *others = problem.inputs
-    x, k = (layout.channels_second(w.layout, array.astype(np.float32)) for array in (x, k))
+    x, k = (layout.move_channels_second(w.layout, array.astype(np.float32)) for array in (x, k))
     x = np.pad(x, [(0, 0), (0, 0), *zip(w.before, w.behind, strict=True)])
     x = x.reshape(w.N, w.groups, -1, *x.shape[2:])
     k = k.reshape(w.groups, w.O // w.groups, *k.shape[1:])
@@ -47,12 +47,14 @@ def right_output(problem):
         sums += np.einsum("ngc...,goc->ngo...", part, k[(..., *tap)])
     sums = sums.reshape(w.N, w.O, *w.out)
     read = {}
-    for operation, array in zip(w.reading, others, strict=True):
+    for operation, array in zip(w.argument_ops, others, strict=True):
         array = array.astype(np.float32)
         channel = operation.takes == "channel"
-        read[operation.name] = array.reshape(-1, *(1,) * w.rank) if channel else layout.channels_second(w.layout, array)
-    y = epilogue.reference(w.epilogue, sums, read).astype(np.float32)
-    return layout.as_stored(w.layout, y).astype(dtypes.numpy_dtype(w.storage))
+        read[operation.name] = (
+            array.reshape(-1, *(1,) * w.rank) if channel else layout.move_channels_second(w.layout, array)
+        )
+    y = epilogue.apply_to_array(w.epilogue, sums, read).astype(np.float32)
+    return layout.to_storage_layout(w.layout, y).astype(dtypes.get_numpy_dtype(w.storage))
 
 
 @pytest.fixture(scope="module", params=WORKLOADS.values(), ids=WORKLOADS)
@@ -110,9 +112,9 @@ FAULTS = [wrong_tile, wrong_border, wrong_first_border, wrong_channel, swapped_c
 def test_a_fault_is_seen_in_a_sample(verified, fault):
     problem, output = verified
     w = problem.workload
-    pixels = np.array(layout.channels_second(w.layout, output)).reshape(w.N, w.O, -1)
+    pixels = np.array(layout.move_channels_second(w.layout, output)).reshape(w.N, w.O, -1)
     fault(pixels, w.out) if "border" in fault.__name__ else fault(pixels)
-    spoilt = layout.as_stored(w.layout, pixels.reshape(w.N, w.O, *w.out))
+    spoilt = layout.to_storage_layout(w.layout, pixels.reshape(w.N, w.O, *w.out))
     found = problem.check(np.ascontiguousarray(spoilt))
     assert not found.ok
     assert found.fault
@@ -138,7 +140,7 @@ def test_a_wrong_tile_is_seen_at_any_place(rows, columns):
 
 def test_a_few_wrong_outputs_of_many_are_seen_in_bfloat16():
     problem = tc.Problem(tc.parse("conv2d:1x3x1024x1024,2x3x1x1,s1,p0,bf16"), 1)
-    output = problem.expected.whole.astype(dtypes.numpy_dtype("bfloat16"))
+    output = problem.expected_output.full_output.astype(dtypes.get_numpy_dtype("bfloat16"))
     assert problem.check(output).ok
     output[0, 0, 512:520, 512:520] = output[0, 1, 512:520, 512:520]
     found = problem.check(output)
@@ -154,7 +156,7 @@ def test_problems_above_20_gflop_are_sampled():
     )
     assert [is_sampled(w) for w in (small, large, filter_)] == [False, True, False]
     assert [is_sampled(w, "sample") for w in (small, large, filter_)] == [True, True, False]
-    assert tc.Problem(small, mode="sample").sampled_outputs >= 4096
+    assert tc.Problem(small, mode="sample").num_sampled_outputs >= 4096
     assert not is_sampled(tc.parse("conv2d:1x64x14x14,64x64x3x3"), "sample")  # of whose outputs 4,096 are no sample
     assert not is_sampled(large, "full")
     with pytest.raises(WorkloadError, match="verification 'half': expected one of auto, sample, full"):

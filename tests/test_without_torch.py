@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tvmconv.errors import HostError
-from tvmconv.without_torch import import_tvm
+from tvmconv.tvm_import import import_tvm
 
 
 def run(code, *arguments):
@@ -23,7 +23,7 @@ def torch(tmp_path):
 
 def test_tvm_comes_without_torch_which_may_follow(torch):
     code = (
-        "from tvmconv.without_torch import import_tvm; before = [*sys.path]; import_tvm()\n"
+        "from tvmconv.tvm_import import import_tvm; before = [*sys.path]; import_tvm()\n"
         "print('tvm' in sys.modules, 'torch' in sys.modules, sys.path == before)\nimport torch"
     )
     assert run(code, torch) == ["True", "False", "True", "imported"]
@@ -45,7 +45,7 @@ def test_search_path_is_restored_after_an_error(tmp_path, monkeypatch):
 
 ASKED = """
 import threading, _thread
-from tvmconv.without_torch import can_leave_out_torch
+from tvmconv.tvm_import import can_leave_out_torch
 def tell(): print(can_leave_out_torch())
 """
 

@@ -32,17 +32,17 @@ if TYPE_CHECKING:
         WorkloadError,
     )
     from tvmconv.kernel import Kernel
-    from tvmconv.library import Schedule, schedule, schedules
     from tvmconv.logs.build import build
     from tvmconv.logs.log import Log
     from tvmconv.logs.record import ErrorKind, Record
-    from tvmconv.searching.search import Tuned
-    from tvmconv.searching.status import Status
-    from tvmconv.searching.tune import tune
-    from tvmconv.verify import Problem, Verification
+    from tvmconv.registry import Schedule, schedule, schedules
+    from tvmconv.search.progress import Status
+    from tvmconv.search.search import Tuned
+    from tvmconv.search.tune import tune
+    from tvmconv.verification import Problem, Verification
     from tvmconv.workloads import Conv1d, Conv2d, Conv3d, Filter1d, Filter2d, Layer, parse, suite
 
-_HOME = {
+_EXPORTS = {
     "tvmconv.errors": (
         "AnalysisError",
         "CompileError",
@@ -60,17 +60,17 @@ _HOME = {
         "WorkloadError",
     ),
     "tvmconv.kernel": ("Kernel",),
-    "tvmconv.library": ("Schedule", "schedule", "schedules"),
+    "tvmconv.registry": ("Schedule", "schedule", "schedules"),
     "tvmconv.logs.build": ("build",),
     "tvmconv.logs.log": ("Log",),
     "tvmconv.logs.record": ("ErrorKind", "Record"),
-    "tvmconv.searching.search": ("Tuned",),
-    "tvmconv.searching.status": ("Status",),
-    "tvmconv.searching.tune": ("tune",),
-    "tvmconv.verify": ("Problem", "Verification"),
+    "tvmconv.search.search": ("Tuned",),
+    "tvmconv.search.progress": ("Status",),
+    "tvmconv.search.tune": ("tune",),
+    "tvmconv.verification": ("Problem", "Verification"),
     "tvmconv.workloads": ("Conv1d", "Conv2d", "Conv3d", "Filter1d", "Filter2d", "Layer", "parse", "suite"),
 }
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+_MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 
 __all__ = list(_MODULE_OF)
 

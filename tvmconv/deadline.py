@@ -1,8 +1,8 @@
 """A time limit: when work shall be done, and when what is still under way is cut off.
 
 A limit of S seconds counts from the begin of the call, or of the command. Work is planned to end within S. What is
-under way then, such as one build or one timing, may take `SLACK_SHARE` of S and `SLACK_SECONDS` more before it is cut
-off.
+under way then, such as one build or one timing, may take `SLACK_FRACTION` of S and `SLACK_SECONDS` more before it is
+cut off.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-SLACK_SHARE, SLACK_SECONDS = 0.15, 4.0  # beyond a limit; a second more is left for ending processes
-LONGEST_START = 30.0  # seconds from a process's begin to its command; an older one was doing something else
+SLACK_FRACTION, SLACK_SECONDS = 0.15, 4.0  # beyond a limit; a second more is left for ending processes
+MAX_START_SECONDS = 30.0  # seconds from a process's begin to its command; an older one was doing something else
 
 
 @dataclass(frozen=True)
@@ -22,57 +22,58 @@ class Deadline:
     """When something shall be done, as `time.monotonic` tells the time.
 
     Attributes:
-        end: the time; infinite where there is no limit.
-        slack: seconds after it at which what is under way is cut off.
+        end_time: the time; infinite where there is no limit.
+        slack_seconds: seconds after it at which what is under way is cut off.
     """
 
-    end: float = math.inf
-    slack: float = 0.0
+    end_time: float = math.inf
+    slack_seconds: float = 0.0
 
     @classmethod
-    def after(cls, seconds: float | None, begun: float | None = None) -> Deadline:
+    def after(cls, seconds: float | None, started_at: float | None = None) -> Deadline:
         """The deadline of a limit.
 
         Args:
             seconds: the limit; None for none.
-            begun: when the clock began to run; by default now.
+            started_at: when the clock began to run; by default now.
         """
         if seconds is None:
             return cls()
         return cls(
-            (time.monotonic() if begun is None else begun) + seconds, SLACK_SHARE * max(seconds, 0) + SLACK_SECONDS
+            (time.monotonic() if started_at is None else started_at) + seconds,
+            SLACK_FRACTION * max(seconds, 0) + SLACK_SECONDS,
         )
 
     @property
-    def left(self) -> float:
+    def remaining_seconds(self) -> float:
         """Seconds until the end; 0 once it has passed."""
-        return max(self.end - time.monotonic(), 0.0)
+        return max(self.end_time - time.monotonic(), 0.0)
 
     @property
     def has_passed(self) -> bool:
         """Whether the end has come."""
-        return self.left == 0
+        return self.remaining_seconds == 0
 
     @property
     def cut_off(self) -> Deadline:
         """When what is under way is cut off, as a deadline without slack."""
-        return Deadline(self.end + self.slack)
+        return Deadline(self.end_time + self.slack_seconds)
 
-    def earlier(self, seconds: float) -> Deadline:
+    def shift_earlier(self, seconds: float) -> Deadline:
         """The deadline of what has to leave some seconds for what follows it, cut off so much earlier as well."""
-        return Deadline(self.end - seconds, self.slack)
+        return Deadline(self.end_time - seconds, self.slack_seconds)
 
-    def reserving(self, seconds: float) -> Deadline:
+    def reserve_seconds(self, seconds: float) -> Deadline:
         """The deadline, without slack, of what has to leave some seconds for what follows it."""
-        return Deadline(self.end - seconds)
+        return Deadline(self.end_time - seconds)
 
 
-def earliest(*deadlines: Deadline) -> Deadline:
+def find_earliest(*deadlines: Deadline) -> Deadline:
     """The deadline that ends first."""
-    return min(deadlines, key=lambda each: each.end)
+    return min(deadlines, key=lambda deadline: deadline.end_time)
 
 
-def process_begun() -> float:
+def get_process_start() -> float:
     """When this process was begun, as `time.monotonic` would have told it; now, if that was for something else."""
     now = time.monotonic()
     try:
@@ -81,4 +82,4 @@ def process_begun() -> float:
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot
     except (OSError, AttributeError, ValueError, IndexError):  # not on Linux
         return now
-    return now - age if age < LONGEST_START else now
+    return now - age if age < MAX_START_SECONDS else now

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator
 
 _logger = logging.getLogger("tvmconv")
-MAX_REASON = 300  # characters that an error of other code adds to a message
+MAX_REASON_CHARACTERS = 300  # characters that an error of other code adds to a message
 
 
 class Error(Exception):
@@ -34,14 +34,14 @@ class ScheduleFailure(ScheduleError):  # noqa: N818  (a failure of the schedule'
     Attributes:
         name: what failed, such as "schedule bad".
         reason: the exception with its type and, in parentheses, where it was raised; one line.
-        where: file and line of the schedule's own code, such as "bad.py:4"; "" if they are not known.
+        location: file and line of the schedule's own code, such as "bad.py:4"; "" if they are not known.
     """
 
-    def __init__(self, name: str, reason: str, where: str = "") -> None:
-        super().__init__(name, reason, where)
+    def __init__(self, name: str, reason: str, location: str = "") -> None:
+        super().__init__(name, reason, location)
         self.name = name
-        self.reason = f"{reason} ({where})" if where else reason
-        self.where = where
+        self.reason = f"{reason} ({location})" if location else reason
+        self.location = location
 
     def __str__(self) -> str:
         return f"{self.name} failed: {self.reason}"
@@ -104,12 +104,12 @@ def log_traceback(error: BaseException) -> None:
     _logger.debug("traceback of: %s", error, exc_info=error)
 
 
-def reason_of(error: Error) -> str:
+def get_reason(error: Error) -> str:
     """Return the message of an error for a line that names the schedule already."""
     return error.reason if isinstance(error, ScheduleFailure) else str(error)
 
 
-def describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return an error in one line, with its type unless it is an `Error`, whose message speaks for itself."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     if isinstance(error, Error):
@@ -118,11 +118,11 @@ def describe(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def as_model_error(what: str) -> Iterator[None]:
+def translate_to_model_error(prefix: str) -> Iterator[None]:
     """Raise whatever goes wrong in the code of others as ModelError, in one line; errors of ours stay what they are.
 
     Args:
-        what: the message begins with it.
+        prefix: the message begins with it.
     """
     try:
         yield
@@ -130,11 +130,13 @@ def as_model_error(what: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        reason = [line if len(line) <= MAX_REASON else line[:MAX_REASON] + "…" for line in lines[:1]]
-        raise ModelError(": ".join([what, type(error).__name__, *reason])) from error
+        reason = [
+            line if len(line) <= MAX_REASON_CHARACTERS else line[:MAX_REASON_CHARACTERS] + "…" for line in lines[:1]
+        ]
+        raise ModelError(": ".join([prefix, type(error).__name__, *reason])) from error
 
 
-def printable(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """Return a text for a terminal, in which all that is not printable but newlines is escaped, as Python spells it.
 
     Names and contents of files may have control characters, which a terminal obeys, and marks that reorder what is
@@ -142,8 +144,11 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    kept = (each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode() for each in text)
-    return "".join(kept)
+    characters = (
+        character if character.isprintable() or character == "\n" else character.encode("unicode_escape").decode()
+        for character in text
+    )
+    return "".join(characters)
 
 
 class FallbackWarning(UserWarning):

@@ -27,7 +27,7 @@ _KINDS: Mapping[int, str] = {
 }
 
 
-class DamagedError(OSError):
+class DamagedFileError(OSError):
     """A compressed file that cannot be unpacked."""
 
 
@@ -38,17 +38,17 @@ def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
         OSError: it cannot be opened, or is a folder, a pipe, a device or a socket. To open a pipe would wait until
             somebody writes to it, and a device may have no end.
     """
-    _check(path, os.stat(path))
+    _check_regular(path, os.stat(path))
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        _check(path, os.fstat(descriptor))  # a pipe may have taken its place
+        _check_regular(path, os.fstat(descriptor))  # a pipe may have taken its place
         return open(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise
 
 
-def _check(path: str | os.PathLike[str], status: os.stat_result) -> None:
+def _check_regular(path: str | os.PathLike[str], status: os.stat_result) -> None:
     mode = status.st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
@@ -71,33 +71,33 @@ def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES, *, unpa
     with open_regular(path) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
-        raise _too_large(path, max_bytes)
-    return _unpacked(path, data, max_bytes) if unpack and data.startswith(GZIP_MAGIC) else data
+        raise _make_too_large_error(path, max_bytes)
+    return _decompress(path, data, max_bytes) if unpack and data.startswith(GZIP_MAGIC) else data
 
 
-def _unpacked(path: str | os.PathLike[str], data: bytes, max_bytes: int) -> bytes:
+def _decompress(path: str | os.PathLike[str], data: bytes, max_bytes: int) -> bytes:
     """What gzip has compressed, of one member or several; `data` is not empty."""
-    parts, total = [], 0
+    chunks, total_bytes = [], 0
     try:
         while data:
             inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
             while not inflate.eof:
-                part = inflate.decompress(data, min(_CHUNK_BYTES, max_bytes + 1 - total))
+                chunk = inflate.decompress(data, min(_CHUNK_BYTES, max_bytes + 1 - total_bytes))
                 data = inflate.unconsumed_tail or inflate.unused_data
-                parts.append(part)
-                total += len(part)
-                if total > max_bytes:
-                    raise _too_large(path, max_bytes)
-                if not part and not data and not inflate.eof:
+                chunks.append(chunk)
+                total_bytes += len(chunk)
+                if total_bytes > max_bytes:
+                    raise _make_too_large_error(path, max_bytes)
+                if not chunk and not data and not inflate.eof:
                     raise zlib.error("it is cut off")
             data = data.lstrip(b"\0")  # padding, which gzip allows behind a member
     except zlib.error as error:
-        raise DamagedError(errno.EINVAL, f"its gzip data are damaged: {error}", os.fspath(path)) from error
-    return b"".join(parts)
+        raise DamagedFileError(errno.EINVAL, f"its gzip data are damaged: {error}", os.fspath(path)) from error
+    return b"".join(chunks)
 
 
-def _too_large(path: str | os.PathLike[str], max_bytes: int) -> OSError:
-    return OSError(errno.EFBIG, f"expected at most {_shown(max_bytes)}", os.fspath(path))
+def _make_too_large_error(path: str | os.PathLike[str], max_bytes: int) -> OSError:
+    return OSError(errno.EFBIG, f"expected at most {_format_size(max_bytes)}", os.fspath(path))
 
 
 def check_archive(archive: zipfile.ZipFile, max_bytes: int = MAX_BYTES) -> None:
@@ -105,16 +105,18 @@ def check_archive(archive: zipfile.ZipFile, max_bytes: int = MAX_BYTES) -> None:
 
     No more than the directory says of a member is ever unpacked of it.
     """
-    total = sum(member.file_size for member in archive.infolist())
-    if total > max_bytes:
-        raise OSError(errno.EFBIG, f"it unpacks to {_shown(total)}, expected at most {_shown(max_bytes)}")
+    total_bytes = sum(member.file_size for member in archive.infolist())
+    if total_bytes > max_bytes:
+        raise OSError(
+            errno.EFBIG, f"it unpacks to {_format_size(total_bytes)}, expected at most {_format_size(max_bytes)}"
+        )
 
 
-def _shown(count: int) -> str:
-    return f"{count / (1 << 20):,.0f} MiB" if count >= 1 << 20 else f"{count:,} bytes"
+def _format_size(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 20):,.0f} MiB" if num_bytes >= 1 << 20 else f"{num_bytes:,} bytes"
 
 
-class LimitedGzip(io.RawIOBase):
+class LimitedGzipFile(io.RawIOBase):
     """A file that gzip has compressed, for reading; an `OSError` once it has become larger than a limit.
 
     Args:
@@ -125,7 +127,7 @@ class LimitedGzip(io.RawIOBase):
     def __init__(self, path: Path, max_bytes: int = MAX_UNPACKED_BYTES) -> None:
         import gzip
 
-        self._path, self._max_bytes, self._read = path, max_bytes, 0
+        self._path, self._max_bytes, self._num_read_bytes = path, max_bytes, 0
         self._raw = open_regular(path)
         self._file = gzip.GzipFile(fileobj=self._raw)
 
@@ -144,9 +146,9 @@ class LimitedGzip(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         """Unpack the next bytes."""
         data = self._file.read(len(buffer))
-        self._read += len(data)
-        if self._read > self._max_bytes:
-            raise _too_large(self._path, self._max_bytes)
+        self._num_read_bytes += len(data)
+        if self._num_read_bytes > self._max_bytes:
+            raise _make_too_large_error(self._path, self._max_bytes)
         buffer[: len(data)] = data
         return len(data)
 

@@ -1,6 +1,6 @@
 """JSON that anyone may have written: strictly parsed, and read by types, with the path of what is wrong.
 
-sweep = jsonfile.parse(data)
+sweep = jsonfile.parse_json(data)
 for layer in sweep["layers"].elements():
 label = layer["label"].decode(str)  # raises JsonError: "layers[0].label: expected a text, got null"
 row = layer["row"].decode(Row)  # a dataclass, whose fields are checked by their annotations
@@ -22,14 +22,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar, Union
 
-from tvmconv.errors import Error, printable
+from tvmconv.errors import Error, escape_unprintable
 from tvmconv.files import MAX_BYTES, read_bytes
 
 MAX_BITS = 63  # of an integer, as NumPy's have room for
-MAX_TEXT = 100_000  # characters
+MAX_TEXT_LENGTH = 100_000  # characters
 MAX_DEPTH = 64  # lists and objects within one another
-SHOWN_LENGTH = 60
-_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+MAX_SHOWN_LENGTH = 60
+_NAME_PATTERN = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class JsonError(Error, ValueError):
     """JSON that is none, or that has something else than what is expected, with its place."""
 
 
-def parse(data: bytes | str) -> Value:
+def parse_json(data: bytes | str) -> JsonValue:
     """The value of a JSON text.
 
     Raises:
@@ -52,19 +52,19 @@ def parse(data: bytes | str) -> Value:
         raise JsonError("it is no JSON: lists or objects are nested too deeply") from error
     except (ValueError, MemoryError) as error:  # also of an integer of thousands of digits
         raise JsonError(f"it is no JSON: {error}" if str(error) else "it is no JSON") from error
-    if _is_deep(value):
+    if _is_too_deep(value):
         raise JsonError(f"lists or objects are nested more than {MAX_DEPTH} deep")
-    return Value(value)
+    return JsonValue(value)
 
 
-def _is_deep(value: object) -> bool:
+def _is_too_deep(value: object) -> bool:
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         level = [
             inner
-            for each in level
-            if isinstance(each, (list, dict))
-            for inner in (each.values() if isinstance(each, dict) else each)
+            for container in level
+            if isinstance(container, (list, dict))
+            for inner in (container.values() if isinstance(container, dict) else container)
             if isinstance(inner, (list, dict))
         ]
         if not level:
@@ -72,7 +72,7 @@ def _is_deep(value: object) -> bool:
     return True
 
 
-def read(file: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> Value:
+def read_json(file: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> JsonValue:
     """The value in a JSON file, plain or compressed by gzip.
 
     Args:
@@ -83,20 +83,20 @@ def read(file: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> Value:
         JsonError: it holds no JSON.
         OSError: it cannot be read, is no regular file, or is larger.
     """
-    return parse(read_bytes(file, max_bytes, unpack=True))
+    return parse_json(read_bytes(file, max_bytes, unpack=True))
 
 
 @contextlib.contextmanager
-def refused(what: str, kind: type[Error] = Error) -> Iterator[None]:
+def translate_json_errors(prefix: str, kind: type[Error] = Error) -> Iterator[None]:
     """Raise a `JsonError` of the block as an error of a kind: "WHAT (why)"."""
     try:
         yield
     except JsonError as error:
-        raise kind(f"{what} ({error})") from error
+        raise kind(f"{prefix} ({error})") from error
 
 
 @dataclass(frozen=True)
-class Value:
+class JsonValue:
     """A value of JSON, and where it is.
 
     Attributes:
@@ -107,50 +107,50 @@ class Value:
     value: Any
     path: str = ""
 
-    def __getitem__(self, name: str) -> Value:
+    def __getitem__(self, name: str) -> JsonValue:
         """A member of an object; raises `JsonError` if there is none of that name."""
-        found = self.get(name)
-        if found is None:
+        member = self.get(name)
+        if member is None:
             self.refuse(f"an object with {json.dumps(name)}")
-        return found
+        return member
 
-    def get(self, name: str) -> Value | None:
+    def get(self, name: str) -> JsonValue | None:
         """A member of an object, or None; raises `JsonError` if this is no object."""
-        members = self._table()
-        return Value(members[name], self._inside(name)) if name in members else None
+        members = self._get_object()
+        return JsonValue(members[name], self._make_member_path(name)) if name in members else None
 
-    def elements(self) -> list[Value]:
+    def elements(self) -> list[JsonValue]:
         """The elements of a list; raises `JsonError` if it is none."""
         if not isinstance(self.value, list):
             self.refuse("a list")
-        return [Value(each, f"{self.path}[{place}]") for place, each in enumerate(self.value)]
+        return [JsonValue(element, f"{self.path}[{index}]") for index, element in enumerate(self.value)]
 
-    def members(self) -> dict[str, Value]:
+    def members(self) -> dict[str, JsonValue]:
         """The members of an object by name; raises `JsonError` if it is none."""
-        return {name: Value(each, self._inside(name)) for name, each in self._table().items()}
+        return {name: JsonValue(member, self._make_member_path(name)) for name, member in self._get_object().items()}
 
-    def _table(self) -> dict[str, Any]:
+    def _get_object(self) -> dict[str, Any]:
         if not isinstance(self.value, dict):
             self.refuse("an object")
         return self.value
 
-    def _inside(self, name: str) -> str:
-        step = name if _NAME.fullmatch(name) else f"[{shown(name)}]"
-        return f"{self.path}.{step}" if self.path and step == name else self.path + step
+    def _make_member_path(self, name: str) -> str:
+        segment = name if _NAME_PATTERN.fullmatch(name) else f"[{abbreviate_value(name)}]"
+        return f"{self.path}.{segment}" if self.path and segment == name else self.path + segment
 
-    def decode(self, kind: Any, given: Mapping[str, Any] | None = None) -> Any:
+    def decode(self, kind: Any, provided_fields: Mapping[str, Any] | None = None) -> Any:
         """The value as something of a type.
 
         Args:
             kind: str, int, float (also of an integer; never infinite), bool, an `Enum` by its values, a list, tuple,
                 dict or `Mapping` of such, a union of these and None, a `TypedDict`, which may have more members, or a
                 dataclass, which may not, and whose `__post_init__` may raise `Error`.
-            given: fields of a dataclass that are not read from the object.
+            provided_fields: fields of a dataclass that are not read from the object.
 
         Raises:
             JsonError: it is something else.
         """
-        return _decoder(kind)(self, given or {})
+        return _make_decoder(kind)(self, provided_fields or {})
 
     def convert(self, function: Callable[[str], T]) -> T:
         """What a function makes of a text; raises `JsonError` where it raises `Error`."""
@@ -160,47 +160,47 @@ class Value:
         except Error as error:
             raise JsonError(f"{self.path}: {error}") from error
 
-    def check(self, good: bool, expected: str) -> Value:
+    def check(self, condition: bool, expected: str) -> JsonValue:
         """This value, unless a condition is false: then raise `JsonError`."""
-        if not good:
+        if not condition:
             self.refuse(expected)
         return self
 
-    def line(self, max_length: int = MAX_TEXT) -> str:
+    def decode_line(self, max_length: int = MAX_TEXT_LENGTH) -> str:
         """A text of so many characters at most, all of them printable; raises `JsonError`."""
         text = self.decode(str)
         self.check(text.isprintable(), "a text without control characters")
         self.check(len(text) <= max_length, f"a text of at most {max_length} characters")
         return text
 
-    def number(self, least: float = -math.inf, most: float = math.inf) -> float:
-        """A number from `least` to `most`; raises `JsonError`."""
+    def decode_number(self, minimum: float = -math.inf, maximum: float = math.inf) -> float:
+        """A number from `minimum` to `maximum`; raises `JsonError`."""
         number = self.decode(float)
-        self.check(least <= number <= most, _range("a number", least, most))
+        self.check(minimum <= number <= maximum, _describe_range("a number", minimum, maximum))
         return number
 
-    def integer(self, least: int = -(1 << MAX_BITS), most: int = 1 << MAX_BITS) -> int:
-        """An integer from `least` to `most`; raises `JsonError`."""
+    def decode_integer(self, minimum: int = -(1 << MAX_BITS), maximum: int = 1 << MAX_BITS) -> int:
+        """An integer from `minimum` to `maximum`; raises `JsonError`."""
         number = self.decode(int)
-        self.check(least <= number <= most, _range("an integer", least, most))
+        self.check(minimum <= number <= maximum, _describe_range("an integer", minimum, maximum))
         return number
 
     def refuse(self, expected: str) -> NoReturn:
         """Raise `JsonError`, as something else is expected here."""
-        raise JsonError(f"{self.path}: " * bool(self.path) + f"expected {expected}, got {shown(self.value)}")
+        raise JsonError(f"{self.path}: " * bool(self.path) + f"expected {expected}, got {abbreviate_value(self.value)}")
 
 
-def _range(what: str, least: float, most: float) -> str:
-    if math.isinf(most) or most >= 1 << MAX_BITS:
-        return f"{what} of at least {least:.12g}"
-    return f"{what} from {least:.12g} to {most:.12g}"
+def _describe_range(noun: str, minimum: float, maximum: float) -> str:
+    if math.isinf(maximum) or maximum >= 1 << MAX_BITS:
+        return f"{noun} of at least {minimum:.12g}"
+    return f"{noun} from {minimum:.12g} to {maximum:.12g}"
 
 
-def shown(value: object) -> str:
+def abbreviate_value(value: object) -> str:
     """A value as JSON has it, in one line and shortened; one that is too deep or too large to print by its type."""
     if isinstance(value, str):
-        text = value if len(value) <= SHOWN_LENGTH else value[:SHOWN_LENGTH] + "…"
-        return printable(json.dumps(text, ensure_ascii=False))
+        text = value if len(value) <= MAX_SHOWN_LENGTH else value[:MAX_SHOWN_LENGTH] + "…"
+        return escape_unprintable(json.dumps(text, ensure_ascii=False))
     if isinstance(value, list) and value:
         return f"a list of {len(value)}"
     if isinstance(value, dict) and value:
@@ -209,10 +209,10 @@ def shown(value: object) -> str:
         text = json.dumps(value)
     except (ValueError, TypeError):
         return f"a {type(value).__name__} that is too large to print"
-    return text if len(text) <= SHOWN_LENGTH else text[:SHOWN_LENGTH] + "…"
+    return text if len(text) <= MAX_SHOWN_LENGTH else text[:MAX_SHOWN_LENGTH] + "…"
 
 
-_Decoder = Callable[[Value, Mapping[str, Any]], Any]
+_Decoder = Callable[[JsonValue, Mapping[str, Any]], Any]
 _SCALARS: Mapping[Any, str] = {
     str: "a text",
     int: "an integer",
@@ -223,45 +223,45 @@ _SCALARS: Mapping[Any, str] = {
 
 
 @functools.cache
-def _decoder(kind: Any) -> _Decoder:
+def _make_decoder(kind: Any) -> _Decoder:
     """The function that reads a value of a type."""
     origin = typing.get_origin(kind)
     if kind is Any:
-        return lambda value, given: value.value
+        return lambda value, provided_fields: value.value
     if kind in _SCALARS:
-        return functools.partial(_scalar, kind)
+        return functools.partial(_decode_scalar, kind)
     if origin in (Union, types.UnionType):
-        return functools.partial(_union, typing.get_args(kind))
+        return functools.partial(_decode_union, typing.get_args(kind))
     if origin in (list, tuple, Sequence):
-        return functools.partial(_sequence, origin, typing.get_args(kind))
+        return functools.partial(_decode_sequence, origin, typing.get_args(kind))
     if origin in (dict, Mapping):
-        return functools.partial(_mapping, typing.get_args(kind)[1])
+        return functools.partial(_decode_mapping, typing.get_args(kind)[1])
     if typing.is_typeddict(kind):
-        return functools.partial(_typed_dict, kind, typing.get_type_hints(kind))
+        return functools.partial(_decode_typed_dict, kind, typing.get_type_hints(kind))
     if dataclasses.is_dataclass(kind):
-        return functools.partial(_dataclass, kind, typing.get_type_hints(kind))
+        return functools.partial(_decode_dataclass, kind, typing.get_type_hints(kind))
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return functools.partial(_enum, kind)
+        return functools.partial(_decode_enum, kind)
     raise TypeError(f"no way to read {kind} from JSON")
 
 
-def _scalar(kind: Any, value: Value, given: Mapping[str, Any]) -> Any:
-    got = value.value
-    if not _fits(got, kind):
+def _decode_scalar(kind: Any, value: JsonValue, provided_fields: Mapping[str, Any]) -> Any:
+    raw_value = value.value
+    if not _has_json_type(raw_value, kind):
         value.refuse(_SCALARS[kind])
     if kind is str:
-        if len(got) > MAX_TEXT:
-            value.refuse(f"a text of at most {MAX_TEXT} characters")
-        if any("\ud800" <= character <= "\udfff" for character in got):  # half of a pair, which UTF-8 cannot have
+        if len(raw_value) > MAX_TEXT_LENGTH:
+            value.refuse(f"a text of at most {MAX_TEXT_LENGTH} characters")
+        if any("\ud800" <= character <= "\udfff" for character in raw_value):  # half of a pair, which UTF-8 cannot have
             value.refuse("a text of whole characters")
-    if kind is int and got.bit_length() > MAX_BITS:
+    if kind is int and raw_value.bit_length() > MAX_BITS:
         value.refuse(f"an integer of at most {MAX_BITS} bits")
-    if kind is float and not (isinstance(got, int) and got.bit_length() <= MAX_BITS):
-        return _finite(value)
-    return got
+    if kind is float and not (isinstance(raw_value, int) and raw_value.bit_length() <= MAX_BITS):
+        return _decode_finite(value)
+    return raw_value
 
 
-def _finite(value: Value) -> float:
+def _decode_finite(value: JsonValue) -> float:
     try:
         number = float(value.value)
     except OverflowError:
@@ -271,82 +271,86 @@ def _finite(value: Value) -> float:
     return number
 
 
-def _fits(got: object, kind: Any) -> bool:
+def _has_json_type(raw_value: object, kind: Any) -> bool:
     """Whether a value is of the kind of JSON that a type is read from."""
     if kind is float:
-        return isinstance(got, (int, float)) and not isinstance(got, bool)
+        return isinstance(raw_value, (int, float)) and not isinstance(raw_value, bool)
     if kind in _SCALARS:
-        return type(got) is kind
+        return type(raw_value) is kind
     origin = typing.get_origin(kind)
     if origin in (list, tuple, Sequence):
-        return isinstance(got, list)
+        return isinstance(raw_value, list)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return not isinstance(got, (list, dict))
-    return isinstance(got, dict)
+        return not isinstance(raw_value, (list, dict))
+    return isinstance(raw_value, dict)
 
 
-def _union(kinds: Sequence[Any], value: Value, given: Mapping[str, Any]) -> Any:
+def _decode_union(kinds: Sequence[Any], value: JsonValue, provided_fields: Mapping[str, Any]) -> Any:
     for kind in kinds:
-        if kind is Any or _fits(value.value, kind):
+        if kind is Any or _has_json_type(value.value, kind):
             return value.decode(kind)
-    value.refuse(" or ".join(map(_named, kinds)))
+    value.refuse(" or ".join(map(_describe_kind, kinds)))
 
 
-def _named(kind: Any) -> str:
+def _describe_kind(kind: Any) -> str:
     if kind in _SCALARS:
         return _SCALARS[kind]
     return "a list" if typing.get_origin(kind) in (list, tuple, Sequence) else "an object"
 
 
-def _sequence(origin: Any, kinds: Sequence[Any], value: Value, given: Mapping[str, Any]) -> Any:
+def _decode_sequence(origin: Any, kinds: Sequence[Any], value: JsonValue, provided_fields: Mapping[str, Any]) -> Any:
     elements = value.elements()
     if origin is tuple and kinds[-1] is not ...:
         if len(elements) != len(kinds):
             value.refuse(f"a list of {len(kinds)}")
-        return tuple(each.decode(kind) for each, kind in zip(elements, kinds, strict=True))
-    read = _decoder(kinds[0])
-    found = [read(each, {}) for each in elements]
-    return tuple(found) if origin is tuple else found
+        return tuple(element.decode(kind) for element, kind in zip(elements, kinds, strict=True))
+    decode_element = _make_decoder(kinds[0])
+    decoded = [decode_element(element, {}) for element in elements]
+    return tuple(decoded) if origin is tuple else decoded
 
 
-def _mapping(kind: Any, value: Value, given: Mapping[str, Any]) -> dict[str, Any]:
-    return {Value(name, value.path).decode(str): each.decode(kind) for name, each in value.members().items()}
+def _decode_mapping(kind: Any, value: JsonValue, provided_fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {JsonValue(name, value.path).decode(str): member.decode(kind) for name, member in value.members().items()}
 
 
-def _typed_dict(kind: Any, hints: Mapping[str, Any], value: Value, given: Mapping[str, Any]) -> dict[str, Any]:
+def _decode_typed_dict(
+    kind: Any, hints: Mapping[str, Any], value: JsonValue, provided_fields: Mapping[str, Any]
+) -> dict[str, Any]:
     for name in sorted(kind.__required_keys__):
         value[name]
-    return {name: each.decode(hints[name]) if name in hints else each.value for name, each in value.members().items()}
+    return {
+        name: member.decode(hints[name]) if name in hints else member.value for name, member in value.members().items()
+    }
 
 
-def _dataclass(kind: Any, hints: Mapping[str, Any], value: Value, given: Mapping[str, Any]) -> Any:
-    members, found = value.members(), dict(given)
+def _decode_dataclass(kind: Any, hints: Mapping[str, Any], value: JsonValue, provided_fields: Mapping[str, Any]) -> Any:
+    members, arguments = value.members(), dict(provided_fields)
     for field in dataclasses.fields(kind):
-        if field.name in given or not field.init:
+        if field.name in provided_fields or not field.init:
             members.pop(field.name, None)
         elif field.name in members:
-            found[field.name] = members.pop(field.name).decode(hints[field.name])
+            arguments[field.name] = members.pop(field.name).decode(hints[field.name])
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             value[field.name]
     if members:
         name = next(iter(members))
-        value.refuse(f"an object without {shown(name)}")
+        value.refuse(f"an object without {abbreviate_value(name)}")
     try:
-        return kind(**found)
+        return kind(**arguments)
     except Error as error:
         raise JsonError(f"{value.path}: {error}" if value.path else str(error)) from error
 
 
-def _enum(kind: Any, value: Value, given: Mapping[str, Any]) -> Any:
-    got = value.value
-    if isinstance(got, (int, str)) and not isinstance(got, bool):
+def _decode_enum(kind: Any, value: JsonValue, provided_fields: Mapping[str, Any]) -> Any:
+    raw_value = value.value
+    if isinstance(raw_value, (int, str)) and not isinstance(raw_value, bool):
         with contextlib.suppress(ValueError):
-            return kind(got)
-    value.refuse(f"one of {', '.join(shown(each.value) for each in kind)}")
+            return kind(raw_value)
+    value.refuse(f"one of {', '.join(abbreviate_value(member.value) for member in kind)}")
 
 
-def _no_constant(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+_DECODER = json.JSONDecoder(parse_constant=_reject_constant)

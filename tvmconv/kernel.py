@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmconv import devices, library
-from tvmconv.compiler import build as road
-from tvmconv.compiler.lowered import Lowered, LoweredStep
-from tvmconv.compiler.program import ArrayType, Launch, Program
-from tvmconv.compiler.source import without_preamble
+from tvmconv import devices, registry
+from tvmconv.compiler import lowering as lowering
+from tvmconv.compiler.executable import ArrayType, Executable, LaunchConfig
+from tvmconv.compiler.lowered_module import LoweredKernel, LoweredModule
+from tvmconv.compiler.source import strip_preamble
 from tvmconv.errors import CompileError, DeviceError, WorkloadError
-from tvmconv.knobs import Config, Value
-from tvmconv.verify import Problem, Verification
+from tvmconv.space import Config, Value
+from tvmconv.verification import Problem, Verification
 from tvmconv.workloads.registry import as_workload
 from tvmconv.workloads.text import quote
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from tvm.ir import IRModule
     from tvm.tirx import PrimFunc
 
-    from tvmconv.compiler.listing import Listing
+    from tvmconv.annotations import MemoryScope
     from tvmconv.compiler.nvrtc import Cubin, Resources
+    from tvmconv.compiler.sass_listing import Listing
+    from tvmconv.cost_model.predict import Prediction
     from tvmconv.devices import Device, Timing
-    from tvmconv.devices.base import Loaded
-    from tvmconv.knowledge.predict import Prediction
-    from tvmconv.marks import Space
+    from tvmconv.devices.device import LoadedKernel
     from tvmconv.workloads import Workload
 
-STAGES = ("te", "tir", "lowered", "source", "ptx", "sass", "resources")
+IR_LEVELS = ("te", "tir", "lowered", "source", "ptx", "sass", "resources")
 
 
 def build(
     workload: Workload | str,
-    schedule: str | library.Schedule | None = None,
+    schedule: str | registry.Schedule | None = None,
     *,
     device: str | Device | None = None,
     arch: str | None = None,
@@ -59,23 +59,27 @@ def build(
         DeviceError: no such device, the workload does not fit in its memory, or the kernel exceeds its limits.
         CompileError: the schedule does not lower.
     """
-    workload, place = as_workload(workload), find_place(device, arch)
-    chosen = None if schedule is None else library.as_schedule(workload, schedule)
-    check_memory(workload, place)
-    chosen = chosen or library.to_tune(workload, place.kind, place.arch)[0]
-    return build_on(workload, chosen, place, config)
+    workload, resolved_device = as_workload(workload), resolve_device(device, arch)
+    selected_schedule = None if schedule is None else registry.as_schedule(workload, schedule)
+    check_device_memory(workload, resolved_device)
+    selected_schedule = (
+        selected_schedule or registry.schedules_to_tune(workload, resolved_device.kind, resolved_device.arch)[0]
+    )
+    return build_for_device(workload, selected_schedule, resolved_device, config)
 
 
-def find_place(device: str | Device | None, arch: str | None) -> Device:
+def resolve_device(device: str | Device | None, arch: str | None) -> Device:
     """The device, or the architecture to compile for, that `build` was given."""
     if device is not None and arch is not None:
         raise DeviceError(f"give a device or an architecture, not both ({device} and {arch})")
     if isinstance(device, devices.Device):
         return device
-    named = arch or device or "auto"
-    if not isinstance(named, str):
-        raise DeviceError(f"expected a device such as 'cuda:0' or 'opencl:0', or an architecture, not {quote(named)}")
-    return devices.find(named)
+    device_name = arch or device or "auto"
+    if not isinstance(device_name, str):
+        raise DeviceError(
+            f"expected a device such as 'cuda:0' or 'opencl:0', or an architecture, not {quote(device_name)}"
+        )
+    return devices.find_device(device_name)
 
 
 class Kernel:
@@ -83,7 +87,7 @@ class Kernel:
 
     It has one step, or several device functions that are launched one after another. What is asked of the kernel as a
     whole is then of all steps (`source`, `cubin`, `sass`), of the first (`lowered`, `launch`), or the most that one of
-    them takes (`shared_bytes`, `dynamic_shared_bytes`, `resources`); `steps` has each.
+    them takes (`shared_bytes`, `dynamic_shared_bytes`, `resources`); `kernels` has each.
 
     Attributes:
         workload: what it computes.
@@ -91,7 +95,7 @@ class Kernel:
         config: the value of every knob.
         device: where it runs, or the architecture it was compiled for.
         tir: the scheduled TIR.
-        module: what it lowers to: the device functions, and the host side that launches them.
+        lowered_module: what it lowers to: the device functions, and the host side that launches them.
         record: the `Record` that the config is from; None for one that is not from a log.
         prediction: the `Prediction` that the config is from; None for one that was not predicted.
     """
@@ -99,11 +103,11 @@ class Kernel:
     def __init__(
         self,
         workload: Workload,
-        schedule: library.Schedule,
+        schedule: registry.Schedule,
         config: Config,
         device: Device,
         tir: IRModule,
-        lowered: Lowered,
+        lowered_module: LoweredModule,
     ):
         self.workload = workload
         self.schedule = schedule
@@ -112,61 +116,61 @@ class Kernel:
         self.tir = tir
         self.record: Any = None
         self.prediction: Prediction | None = None
-        self.module = lowered
+        self.lowered_module = lowered_module
 
     def __repr__(self) -> str:
         return f"<Kernel {self.schedule.name} of {self.workload} for {self.device.text}>"
 
     @property
-    def steps(self) -> tuple[LoweredStep, ...]:
+    def kernels(self) -> tuple[LoweredKernel, ...]:
         """The device functions in the order of their launches, with launch shape and shared memory of each."""
-        return self.module.steps
+        return self.lowered_module.kernels
 
     @property
-    def timed_steps(self) -> tuple[LoweredStep, ...]:
+    def timed_kernels(self) -> tuple[LoweredKernel, ...]:
         """The steps that are in a kernel's time: all but those that prepare a weight once for all its calls."""
-        return self.steps[self.module.prepared :]
+        return self.kernels[self.lowered_module.num_prepack_kernels :]
 
     @property
     def lowered(self) -> PrimFunc:
         """The first step's lowered device function, as TIR."""
-        return self.steps[0].function
+        return self.kernels[0].function
 
     @property
     def source(self) -> str:
         """The generated CUDA or OpenCL text of all steps, with all that it takes to compile it."""
-        return self.module.source
+        return self.lowered_module.source
 
     @property
-    def launch(self) -> Launch:
+    def launch(self) -> LaunchConfig:
         """The first step's grid and block."""
-        return self.steps[0].launch
+        return self.kernels[0].launch
 
     @property
-    def spaces(self) -> Mapping[str, Space]:
+    def memory_scopes(self) -> Mapping[str, MemoryScope]:
         """Where each argument lies, by its name: in `global` memory, in `constant` memory, or behind a `texture`."""
-        return self.module.spaces
+        return self.lowered_module.memory_scopes
 
     @property
     def shared_bytes(self) -> int:
         """Static shared memory of a block, in bytes."""
-        return max(step.shared_bytes for step in self.steps)
+        return max(kernel.shared_bytes for kernel in self.kernels)
 
     @property
     def dynamic_shared_bytes(self) -> int:
         """Shared memory of a block that a launch asks for, in bytes."""
-        return max(step.dynamic_shared_bytes for step in self.steps)
+        return max(kernel.dynamic_shared_bytes for kernel in self.kernels)
 
     @property
-    def program(self) -> Program:
+    def executable(self) -> Executable:
         """What a device loads; raises `CompileError` when the text of a CUDA kernel does not compile."""
-        return self.module.program
+        return self.lowered_module.executable
 
     @property
     def cubin(self) -> Cubin:
         """The CUDA binary, from NVRTC; needs no GPU. Raises `CompileError` for an OpenCL kernel."""
-        self._arch("a cubin")
-        return self.module.cubin
+        self._require_cuda_arch("a cubin")
+        return self.lowered_module.cubin
 
     @property
     def resources(self) -> Resources:
@@ -178,7 +182,7 @@ class Kernel:
         """The PTX text, from NVRTC; raises `CompileError` for an OpenCL kernel."""
         from tvmconv.compiler import nvrtc
 
-        return nvrtc.compile_ptx(self.source, self._arch("PTX"))
+        return nvrtc.compile_ptx(self.source, self._require_cuda_arch("PTX"))
 
     @functools.cached_property
     def sass(self) -> str:
@@ -190,13 +194,15 @@ class Kernel:
     @functools.cached_property
     def listings(self) -> dict[str, Listing]:
         """The instructions of each step, by its name, with their lines in `source`; raises as `sass`."""
-        from tvmconv.compiler.listing import disassembly, parse
+        from tvmconv.compiler.sass_listing import disassemble_with_lines, parse_disassembly
 
-        arch = self._arch("machine code")
-        return parse(disassembly(self.source, arch, self.module.compiled(lines=True)))
+        arch = self._require_cuda_arch("machine code")
+        return parse_disassembly(
+            disassemble_with_lines(self.source, arch, self.lowered_module.compile_cubin(with_lines=True))
+        )
 
-    def stage(self, name: str, *, full: bool = False) -> str:
-        """One of `STAGES` as text.
+    def format_ir_level(self, name: str, *, full: bool = False) -> str:
+        """One of `IR_LEVELS` as text.
 
         Args:
             name: which.
@@ -212,36 +218,36 @@ class Kernel:
             case "tir":
                 return self.tir["main"].script()
             case "lowered":
-                return "\n\n".join(step.text for step in self.steps)
+                return "\n\n".join(kernel.text for kernel in self.kernels)
             case "source":
-                return self.source if full else without_preamble(self.source)
+                return self.source if full else strip_preamble(self.source)
             case "ptx" | "sass":
                 return getattr(self, name)
             case "resources":
-                return "\n".join(self._resources(step) for step in self.steps)
-        raise ValueError(f"no stage {name!r}; there are {', '.join(STAGES)}")
+                return "\n".join(self._format_resources(kernel) for kernel in self.kernels)
+        raise ValueError(f"no stage {name!r}; there are {', '.join(IR_LEVELS)}")
 
-    def titled(self, step: LoweredStep, text: str) -> str:
+    def add_kernel_title(self, kernel: LoweredKernel, text: str) -> str:
         """A step's text, under its name where there are several."""
-        return f"{step.name}\n{text}" if len(self.steps) > 1 else text
+        return f"{kernel.name}\n{text}" if len(self.kernels) > 1 else text
 
-    def _resources(self, step: LoweredStep) -> str:
-        lines = [str(self.cubin.kernels[step.name]), f"launch: {step.launch}"]
-        if step.dynamic_shared_bytes:
-            lines.append(f"dynamic shared memory: {step.dynamic_shared_bytes} bytes a block")
-        return self.titled(step, "\n".join(lines))
+    def _format_resources(self, kernel: LoweredKernel) -> str:
+        lines = [str(self.cubin.kernels[kernel.name]), f"launch: {kernel.launch}"]
+        if kernel.dynamic_shared_bytes:
+            lines.append(f"dynamic shared memory: {kernel.dynamic_shared_bytes} bytes a block")
+        return self.add_kernel_title(kernel, "\n".join(lines))
 
-    def _arch(self, wanted: str) -> str:
+    def _require_cuda_arch(self, artifact: str) -> str:
         if self.device.arch is None:
             raise CompileError(
-                f"{wanted} exists for CUDA only, not for {self.device.text}: build with arch='sm_90', say"
+                f"{artifact} exists for CUDA only, not for {self.device.text}: build with arch='sm_90', say"
             )
         return self.device.arch
 
     @functools.cached_property
-    def loaded(self) -> Loaded:
+    def loaded_kernel(self) -> LoadedKernel:
         """The kernel on its device."""
-        return self.device.load(self.program)
+        return self.device.load(self.executable)
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the kernel.
@@ -256,15 +262,17 @@ class Kernel:
         Raises:
             WorkloadError: an input is no array of numbers, or has another shape than the workload.
         """
-        shapes = list(self.workload.argument_shapes[:-1])
-        inputs = tuple(x if hasattr(x, "shape") else _as_array(x) for x in inputs)
-        given = [tuple(x.shape) for x in inputs]
-        if given != shapes:
-            raise WorkloadError(f"{self.workload} takes inputs of shapes {shapes}, not {given}")
+        expected_shapes = list(self.workload.argument_shapes[:-1])
+        inputs = tuple(x if hasattr(x, "shape") else _to_array(x) for x in inputs)
+        input_shapes = [tuple(x.shape) for x in inputs]
+        if input_shapes != expected_shapes:
+            raise WorkloadError(f"{self.workload} takes inputs of shapes {expected_shapes}, not {input_shapes}")
         if all(isinstance(x, np.ndarray) for x in inputs):
-            types = self.module.arrays[:-1]
-            return self.loaded.run([np.ascontiguousarray(x, a.dtype) for x, a in zip(inputs, types, strict=True)])
-        return self.loaded.call_dlpack(inputs)
+            array_types = self.lowered_module.arrays[:-1]
+            return self.loaded_kernel.run(
+                [np.ascontiguousarray(x, a.dtype) for x, a in zip(inputs, array_types, strict=True)]
+            )
+        return self.loaded_kernel.call_dlpack(inputs)
 
     def verify(self, problem: Problem | None = None, *, full: bool = False) -> Verification:
         """Run the kernel and compare its output with float64.
@@ -272,7 +280,7 @@ class Kernel:
         Args:
             problem: the inputs, and what is compared; fresh random inputs by default.
             full: without a problem, compare every output, also above 20 GFLOP, where a random sample is compared
-                otherwise. See `tvmconv.verify` for what a sample guarantees.
+                otherwise. See `tvmconv.verification` for what a sample guarantees.
 
         Returns:
             The relative L2 error, and whether it and each output of the sample are within their tolerance.
@@ -289,10 +297,10 @@ class Kernel:
             seconds: about how long to measure.
         """
         problem = problem or Problem(self.workload)
-        return self.loaded.time(problem.inputs, cold=cold, seconds=seconds)
+        return self.loaded_kernel.time(problem.inputs, cold=cold, seconds=seconds)
 
 
-def _as_array(values: object) -> np.ndarray:
+def _to_array(values: object) -> np.ndarray:
     try:
         array = np.asarray(values)
     except ValueError:  # nested lists of different lengths
@@ -302,21 +310,26 @@ def _as_array(values: object) -> np.ndarray:
     return array
 
 
-def check_memory(workload: Workload, device: Device) -> None:
+def check_device_memory(workload: Workload, device: Device) -> None:
     """Raise DeviceError if the arrays of a workload exceed a device's memory."""
     if device.memory_bytes is None:
         return
     arguments = zip(workload.argument_shapes, workload.argument_dtypes, strict=True)
-    needed = sum(ArrayType(shape, dtype).nbytes for shape, dtype in arguments)
-    if needed > device.memory_bytes:
+    required_bytes = sum(ArrayType(shape, dtype).nbytes for shape, dtype in arguments)
+    if required_bytes > device.memory_bytes:
         raise DeviceError(
-            f"{workload} needs {needed / 1e9:.1f} GB; {device.text} has {device.memory_bytes / 1e9:.1f} GB of memory"
+            f"{workload} needs {required_bytes / 1e9:.1f} GB; {device.text} has "
+            f"{device.memory_bytes / 1e9:.1f} GB of memory"
         )
 
 
-def build_on(workload: Workload, chosen: library.Schedule, place: Device, config: Mapping[str, Value] | None) -> Kernel:
+def build_for_device(
+    workload: Workload, schedule: registry.Schedule, device: Device, config: Mapping[str, Value] | None
+) -> Kernel:
     """Build a schedule for a device that is there; see `build`."""
-    chosen.check_runs_on(place.kind, place.arch, place.text)
-    place.check_dtypes(workload.argument_dtypes)
-    built = road.build(workload, chosen, config, place.target(), place.limits, place.text)
-    return Kernel(workload, chosen, built.config, place, built.tir, built.lowered)
+    schedule.check_runs_on(device.kind, device.arch, device.text)
+    device.check_dtypes(workload.argument_dtypes)
+    lowering_result = lowering.lower_schedule(
+        workload, schedule, config, device.make_target(), device.limits, device.text
+    )
+    return Kernel(workload, schedule, lowering_result.config, device, lowering_result.tir, lowering_result.lowered)

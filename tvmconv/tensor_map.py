@@ -18,18 +18,18 @@ import numpy as np
 
 from tvmconv.errors import CompileError
 
-ENCODE = "tvmconv.tensor_map"  # what the host side of a lowered function calls to have one encoded
-NBYTES, ALIGNMENT = 128, 64  # of the structure
+ENCODE_FUNCTION = "tvmconv.tensor_map"  # what the host side of a lowered function calls to have one encoded
+MAP_BYTES, MAP_ALIGNMENT_BYTES = 128, 64  # of the structure
 DTYPES = ("float16", "bfloat16", "float32")
-CHUNK = 16  # bytes: of what TMA copies, and what strides are multiples of
-MAX_RANK = 5
+CHUNK_BYTES = 16  # bytes: of what TMA copies, and what strides are multiples of
+MAX_AXES = 5
 MAX_EXTENT, MAX_STRIDE = 1 << 32, (1 << 40) - 1
-MAX_BOX = 256  # elements of a tile along an axis, and channels of an im2col copy
+MAX_BOX_ELEMENTS = 256  # elements of a tile along an axis, and channels of an im2col copy
 MAX_PIXELS = 1024  # of an im2col copy
-MAX_STEP = 8
+MAX_ELEMENT_STRIDE = 8
 SWIZZLES = (0, 32, 64, 128)
-CORNERS = {3: 1 << 15, 4: 1 << 7, 5: 1 << 4}  # im2col: corners are from minus this to below it, by rank
-OFFSETS = {3: 1 << 16, 4: 1 << 8, 5: 1 << 5}  # im2col: an instruction's offsets are below this
+CORNER_LIMITS = {3: 1 << 15, 4: 1 << 7, 5: 1 << 4}  # im2col: corners are from minus this to below it, by rank
+OFFSET_LIMITS = {3: 1 << 16, 4: 1 << 8, 5: 1 << 5}  # im2col: an instruction's offsets are below this
 
 
 @dataclass(frozen=True)
@@ -64,92 +64,97 @@ class TensorMap:
     @property
     def nbytes(self) -> int:
         """Bytes from the first element to the end of the last."""
-        rows = sum((extent - 1) * stride for extent, stride in zip(self.extents[1:], self.strides, strict=True))
-        return self.extents[0] * self._itemsize + rows
+        outer_bytes = sum((extent - 1) * stride for extent, stride in zip(self.extents[1:], self.strides, strict=True))
+        return self.extents[0] * self._itemsize + outer_bytes
 
     @property
     def _itemsize(self) -> int:
         return np.dtype(self.dtype).itemsize
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Raise CompileError for a map that TMA cannot take."""
-        for fault in self._faults():
-            raise CompileError(f"{self}: {fault}")
+        for problem in self._validate():
+            raise CompileError(f"{self}: {problem}")
 
-    def _faults(self) -> Iterator[str]:
+    def _validate(self) -> Iterator[str]:
         """What is wrong with it; of no account behind the first, on which others may build.
 
         Source: CUDA Driver API, "cuTensorMapEncodeTiled" and "cuTensorMapEncodeIm2col".
         """
-        rank = len(self.extents)
-        least, lengths = (3, (2, rank - 2, rank - 2)) if self.is_im2col else (1, (rank, 0, 0))
+        num_axes = len(self.extents)
+        min_axes, lengths = (3, (2, num_axes - 2, num_axes - 2)) if self.is_im2col else (1, (num_axes, 0, 0))
         if self.dtype not in DTYPES:
             yield f"expected elements of {', '.join(DTYPES)}"
-        if not least <= rank <= MAX_RANK:
-            yield f"expected {least} to {MAX_RANK} axes"
-        if (len(self.strides), len(self.steps)) != (rank - 1, rank):
-            yield f"expected {rank - 1} strides and {rank} steps"
+        if not min_axes <= num_axes <= MAX_AXES:
+            yield f"expected {min_axes} to {MAX_AXES} axes"
+        if (len(self.strides), len(self.steps)) != (num_axes - 1, num_axes):
+            yield f"expected {num_axes - 1} strides and {num_axes} steps"
         if (len(self.box), len(self.lower), len(self.upper)) != lengths:
             yield "expected a box of {} numbers, and corners of {} and {}".format(*lengths)
         if not all(1 <= extent <= MAX_EXTENT for extent in self.extents):
             yield f"expected extents of 1 to {MAX_EXTENT}"
-        if not all(0 < stride <= MAX_STRIDE and stride % CHUNK == 0 for stride in self.strides):
-            yield f"expected strides that are multiples of {CHUNK} bytes, below {MAX_STRIDE + 1}: {self.strides}"
-        most = (MAX_BOX, MAX_PIXELS) if self.is_im2col else (MAX_BOX,) * rank
-        if not all(1 <= extent <= limit for extent, limit in zip(self.box, most, strict=True)):
-            yield f"expected a copy of at most {'·'.join(map(str, most))} elements"
-        if not all(1 <= step <= MAX_STEP for step in self.steps):
-            yield f"expected steps of 1 to {MAX_STEP}: {self.steps}"
+        if not all(0 < stride <= MAX_STRIDE and stride % CHUNK_BYTES == 0 for stride in self.strides):
+            yield f"expected strides that are multiples of {CHUNK_BYTES} bytes, below {MAX_STRIDE + 1}: {self.strides}"
+        max_box = (MAX_BOX_ELEMENTS, MAX_PIXELS) if self.is_im2col else (MAX_BOX_ELEMENTS,) * num_axes
+        if not all(1 <= extent <= limit for extent, limit in zip(self.box, max_box, strict=True)):
+            yield f"expected a copy of at most {'·'.join(map(str, max_box))} elements"
+        if not all(1 <= element_stride <= MAX_ELEMENT_STRIDE for element_stride in self.steps):
+            yield f"expected steps of 1 to {MAX_ELEMENT_STRIDE}: {self.steps}"
         if self.swizzle not in SWIZZLES:
             yield f"expected one of {', '.join(map(str, SWIZZLES))} bytes to swizzle, not {self.swizzle}"
-        row = self.box[0] * self._itemsize
-        if row % CHUNK or row > (self.swizzle or row):
+        row_bytes = self.box[0] * self._itemsize
+        if row_bytes % CHUNK_BYTES or row_bytes > (self.swizzle or row_bytes):
             most_bytes = f", at most {self.swizzle}, which are swizzled" if self.swizzle else ""
-            yield f"expected rows of a multiple of {CHUNK} bytes{most_bytes}: {row}"
-        corner = CORNERS.get(rank, 0)
-        if not all(-corner <= at < corner for at in (*self.lower, *self.upper)):
+            yield f"expected rows of a multiple of {CHUNK_BYTES} bytes{most_bytes}: {row_bytes}"
+        corner = CORNER_LIMITS.get(num_axes, 0)
+        if not all(-corner <= coordinate < corner for coordinate in (*self.lower, *self.upper)):
             yield f"expected corners from {-corner} to {corner - 1}: {self.lower} and {self.upper}"
 
     def to_json(self) -> str:
         """As text."""
-        return json.dumps(self.plain())
+        return json.dumps(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str) -> TensorMap:
-        """What `to_json` wrote; raises `CompileError` as `of` does."""
+        """What `to_json` wrote; raises `CompileError` as `from_dict` does."""
         try:
-            return cls.of(json.loads(text))
+            return cls.from_dict(json.loads(text))
         except (ValueError, RecursionError) as error:
             raise CompileError(f"no tensor map: {error}") from error
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As JSON takes it."""
         return asdict(self)
 
     @classmethod
-    def of(cls, told: Any) -> TensorMap:
-        """What `plain` gave, from whoever sent it; raises `CompileError` for anything else, and as `check` does."""
+    def from_dict(cls, data: Any) -> TensorMap:
+        """Parse what `to_dict` returned; raises `CompileError` for anything else, and as `validate` does."""
         try:
-            axes = {name: tuple(map(operator.index, told[name])) for name in _AXES}
-            if not isinstance(told["dtype"], str):
+            axes = {name: tuple(map(operator.index, data[name])) for name in _AXIS_FIELDS}
+            if not isinstance(data["dtype"], str):
                 raise TypeError("the dtype is no text")
-            read = cls(dtype=told["dtype"], swizzle=operator.index(told["swizzle"]), **axes)
+            tensor_map = cls(dtype=data["dtype"], swizzle=operator.index(data["swizzle"]), **axes)
         except (KeyError, TypeError) as error:
             raise CompileError(f"no tensor map: {error!r}") from error
-        read.check()
-        return read
+        tensor_map.validate()
+        return tensor_map
 
     def __str__(self) -> str:
-        what = "im2col, " if self.is_im2col else ""
+        prefix = "im2col, " if self.is_im2col else ""
         extents, box = ("·".join(map(str, numbers)) for numbers in (self.extents, self.box))
-        return f"the tensor map of {extents} {self.dtype}, {what}{box} at a time"
+        return f"the tensor map of {extents} {self.dtype}, {prefix}{box} at a time"
 
 
-_AXES = ("extents", "strides", "box", "steps", "lower", "upper")
+_AXIS_FIELDS = ("extents", "strides", "box", "steps", "lower", "upper")
 
 
-def tiled(
-    dtype: str, itemsize: int, extents: tuple[int, ...], elements: tuple[int, ...], box: tuple[int, ...], swizzle: int
+def make_tiled_map(
+    dtype: str,
+    itemsize: int,
+    extents: tuple[int, ...],
+    element_offsets: tuple[int, ...],
+    box: tuple[int, ...],
+    swizzle: int,
 ) -> TensorMap:
     """A map of tiles.
 
@@ -157,22 +162,22 @@ def tiled(
         dtype: of the elements.
         itemsize: bytes of one.
         extents: elements along each axis, the innermost first.
-        elements: from one to the next along each axis but the innermost.
+        element_offsets: from one to the next along each axis but the innermost.
         box: of a tile.
         swizzle: see `TensorMap`.
     """
-    strides = tuple(stride * itemsize for stride in elements)
+    strides = tuple(stride * itemsize for stride in element_offsets)
     return TensorMap(dtype, extents, strides, box, (1,) * len(extents), swizzle)
 
 
-def im2col(
+def make_im2col_map(
     dtype: str,
     itemsize: int,
     extents: tuple[int, ...],
     box: tuple[int, int],
-    step: tuple[int, ...],
-    lower: tuple[int, ...],
-    out: tuple[int, ...],
+    pixel_stride: tuple[int, ...],
+    lower_corner: tuple[int, ...],
+    output_size: tuple[int, ...],
     swizzle: int,
 ) -> TensorMap:
     """A map of a dense image with its channels last, of whose pixels a copy takes those under one tap of a filter.
@@ -182,12 +187,15 @@ def im2col(
         itemsize: bytes of one.
         extents: channels, pixels along each axis of space (the innermost first), images.
         box: channels and pixels of a copy.
-        step: pixels from one place of the filter to the next, along each axis of space.
-        lower: the filter's first place along each axis, 0 for no padding, -1 for a pixel of it.
-        out: how many places there are, along each axis.
+        pixel_stride: pixels from one place of the filter to the next, along each axis of space.
+        lower_corner: the filter's first place along each axis, 0 for no padding, -1 for a pixel of it.
+        output_size: how many places there are, along each axis.
         swizzle: see `TensorMap`.
     """
     strides = tuple(math.prod(extents[:axis]) * itemsize for axis in range(1, len(extents)))
-    space = extents[1:-1]
-    upper = tuple(at + (o - 1) * s - (n - 1) for at, o, s, n in zip(lower, out, step, space, strict=True))
-    return TensorMap(dtype, extents, strides, box, (1, *step, 1), swizzle, lower, upper)
+    spatial_extents = extents[1:-1]
+    upper_corner = tuple(
+        lower_coordinate + (o - 1) * s - (n - 1)
+        for lower_coordinate, o, s, n in zip(lower_corner, output_size, pixel_stride, spatial_extents, strict=True)
+    )
+    return TensorMap(dtype, extents, strides, box, (1, *pixel_stride, 1), swizzle, lower_corner, upper_corner)

@@ -7,13 +7,13 @@ import os
 import traceback
 from collections.abc import Iterable, Iterator
 
-from tvmconv.errors import Error, ScheduleFailure, describe
+from tvmconv.errors import Error, ScheduleFailure, describe_error
 
 BUILT_IN = "tvmconv.builtin"
 
 
 @contextlib.contextmanager
-def user_code(name: str, *modules: str) -> Iterator[None]:
+def translate_user_errors(name: str, *modules: str) -> Iterator[None]:
     """Raise whatever the block raises as `ScheduleFailure`; an `Error` and Ctrl-C stay what they are.
 
     Args:
@@ -29,17 +29,17 @@ def user_code(name: str, *modules: str) -> Iterator[None]:
     except (Error, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise ScheduleFailure(name, describe(error), raised_at(error, modules)) from error
+        raise ScheduleFailure(name, describe_error(error), find_error_location(error, modules)) from error
 
 
-def raised_at(error: BaseException, modules: Iterable[str]) -> str:
+def find_error_location(error: BaseException, modules: Iterable[str]) -> str:
     """Return file and line, such as "bad.py:4", of the last frame in the packages of modules; "" if there is none."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{os.path.basename(error.filename)}:{error.lineno}"
     packages = {BUILT_IN if name.startswith(f"{BUILT_IN}.") else name.partition(".")[0] for name in modules}
-    own = ""
+    location = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         module = f"{frame.f_globals.get('__name__')}."
         if any(module.startswith(f"{package}.") for package in packages):
-            own = f"{os.path.basename(frame.f_code.co_filename)}:{line}"
-    return own
+            location = f"{os.path.basename(frame.f_code.co_filename)}:{line}"
+    return location

@@ -11,19 +11,23 @@ aligned now, and the compiler merges a thread's neighbouring loads into wide one
 
 from tvm.s_tir import Schedule
 
-from tvmconv.knobs import Knobs
-from tvmconv.library import schedule
+from tvmconv.registry import schedule
+from tvmconv.space import Knobs
 from tvmconv.workloads import Conv2d
 
-from .sums import DTYPES
-from .tiles import ask_tiles
-from .tiling import OUTPUT, compute_tiles
-from .tiling import REDUCTION as BY_ROWS
+from .axis_tiles import declare_tile_knobs
+from .reduction import DTYPES
+from .tiling import OUTPUT_FACTORS, tile_convolution
+from .tiling import REDUCTION_FACTORS as ROW_REDUCTION_FACTORS
 
-BY_COLUMNS = {"rc": BY_ROWS["rc"], "rh": BY_ROWS["rw"], "rw": BY_ROWS["rh"]}
+COLUMN_REDUCTION_FACTORS = {
+    "rc": ROW_REDUCTION_FACTORS["rc"],
+    "rh": ROW_REDUCTION_FACTORS["rw"],
+    "rw": ROW_REDUCTION_FACTORS["rh"],
+}
 
 
 @schedule("conv2d", dtypes=DTYPES)
 def columns(s: Schedule, w: Conv2d, k: Knobs) -> None:
     """Output tiles are (block, thread, local); reduction tiles are (step, substep, tap)."""
-    compute_tiles(s, w, ask_tiles(k, w, OUTPUT, BY_COLUMNS))
+    tile_convolution(s, w, declare_tile_knobs(k, w, OUTPUT_FACTORS, COLUMN_REDUCTION_FACTORS))

@@ -31,25 +31,25 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import IndexMap
 
 from tvmconv.arithmetic import ceil_div
-from tvmconv.gpu import STATIC_SHARED_BYTES, WARP
-from tvmconv.knobs import Columns, Knobs, Tile
-from tvmconv.knobs.space import Usage
-from tvmconv.library import schedule
+from tvmconv.gpu_specs import STATIC_SHARED_BYTES, WARP_SIZE
+from tvmconv.registry import schedule
+from tvmconv.space import Columns, Knobs, Tile
+from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
-from tvmconv.workloads.declaration import OUTPUT, TAPS
+from tvmconv.workloads.conv_te import OUTPUT_AXES, TAP_AXES
 
-from ..vocabulary import (
+from ..primitives import (
     bind_grid,
-    channels_innermost,
+    block_loops,
     cooperative_copy,
     inline_consumers,
     inline_producers,
-    own_loops,
+    order_channels_innermost,
     split_tiles,
     unroll,
 )
-from .sums import DTYPES, accumulate_in_registers
-from .tiles import element_bytes
+from .axis_tiles import get_element_bytes
+from .reduction import DTYPES, accumulate_in_registers
 
 MAX_UNROLLED_STEPS = 4096
 
@@ -57,7 +57,7 @@ MAX_UNROLLED_STEPS = 4096
 # pixels, and how many blocks there have to be. Large ones do more arithmetic for each value read; small ones make
 # enough blocks of a small image to occupy a GPU. Chosen on an H200 (132 multiprocessors) out of 1,450 configs for the
 # d2l sweep and ResNet-50's 3×3 layers, where they are within 7 % of the fastest, and of 1,100 for larger images.
-TILES = (
+DEFAULT_TILES = (
     (4, 8, 4, 2, 256),
     (2, 16, 2, 2, 96),
     (8, 4, 2, 1, 96),
@@ -66,51 +66,58 @@ TILES = (
     (1, 8, 2, 2, 96),
     (1, 4, 1, 1, 1),
 )
-TAPS_OF_A_STEP = 36  # products of each output between two barriers, about
+TAPS_PER_K_TILE = 36  # products of each output between two barriers, about
 
 
-def usage(w: Conv, c: Columns) -> Usage:
+def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
     """What configs use of a device."""
-    staged = math.prod((c[f"tile_{name}"][:, -1] for name in ("rc", *TAPS[w.rank])), start=np.int64(1))
-    channels, pixels = w.O // w.groups, w.N * math.prod(w.out)
+    staged_taps = math.prod(
+        (columns[f"tile_{name}"][:, -1] for name in ("rc", *TAP_AXES[w.spatial_ndim])), start=np.int64(1)
+    )
+    channels, pixels = w.O // w.groups, w.N * math.prod(w.output_size)
     if pixels > 1:
-        block, virtual, threads, local = c["tile_c"].T
-        pixel_blocks, pixel_virtual, warps = c["tile_p"].T
-        threads_x, depth = WARP * warps, WARP * warps * pixel_virtual
+        num_channel_blocks, num_vthreads, threads, outputs_per_thread = columns["tile_c"].T
+        pixel_blocks, pixel_virtual, warps = columns["tile_p"].T
+        threads_x, pixels_per_block = WARP_SIZE * warps, WARP_SIZE * warps * pixel_virtual
     else:
-        block, virtual, threads = c["tile_c"].T
-        local = pixel_blocks = pixel_virtual = threads_x = depth = np.ones_like(threads)
-    width = virtual * threads * local
-    return Usage(
+        num_channel_blocks, num_vthreads, threads = columns["tile_c"].T
+        outputs_per_thread = pixel_blocks = pixel_virtual = threads_x = pixels_per_block = np.ones_like(threads)
+    channels_per_block = num_vthreads * threads * outputs_per_thread
+    return ResourceUsage(
         threads=threads * threads_x,
-        shared_bytes=element_bytes(w) * staged * (width + depth),
-        accumulators=virtual * local * pixel_virtual,
-        blocks=w.groups * ceil_div(channels, width) * pixel_blocks,
-        staged=staged,
-        intensity=width * depth / (width + depth),
-        waste=width * block * depth * pixel_blocks / (channels * pixels),
+        shared_bytes=get_element_bytes(w) * staged_taps * (channels_per_block + pixels_per_block),
+        accumulators=num_vthreads * outputs_per_thread * pixel_virtual,
+        blocks=w.groups * ceil_div(channels, channels_per_block) * pixel_blocks,
+        staged=staged_taps,
+        intensity=channels_per_block * pixels_per_block / (channels_per_block + pixels_per_block),
+        waste=channels_per_block * num_channel_blocks * pixels_per_block * pixel_blocks / (channels * pixels),
     )
 
 
-@schedule("conv1d", "conv2d", "conv3d", dtypes=DTYPES, usage=usage)
+@schedule("conv1d", "conv2d", "conv3d", dtypes=DTYPES, usage=compute_usage)
 def conflict_free(s: Schedule, w: Conv, k: Knobs) -> None:
     """Channel tiles are (block, virtual thread, thread, local); pixel tiles (block, virtual thread, warp), in warps."""
-    channels, pixels = w.O // w.groups, w.N * math.prod(w.out)
+    channels, pixels = w.O // w.groups, w.N * math.prod(w.output_size)
     taps = [
         k.tile(f"tile_{name}", size, ("step", "tap"), {"tap": 3}, exact=True)
-        for name, size in zip(TAPS[w.rank], w.kernel, strict=True)
+        for name, size in zip(TAP_AXES[w.spatial_ndim], w.kernel, strict=True)
     ]
-    default_depth = 2 ** max(0, round(math.log2(TAPS_OF_A_STEP / math.prod(tap.tap for tap in taps))))
+    default_depth = 2 ** max(0, round(math.log2(TAPS_PER_K_TILE / math.prod(tap.tap for tap in taps))))
     depth = k.tile("tile_rc", w.C // w.groups, ("step", "tap"), {"tap": default_depth})
     reduction = [depth, *taps]
     if pixels > 1:
-        default_c, default_p = default_tiles(w, channels, pixels, taps=math.prod(tile.tap for tile in reduction))
+        default_c, default_p = select_default_tiles(
+            w, channels, pixels, staged_taps=math.prod(tile.tap for tile in reduction)
+        )
         tile_c = k.tile("tile_c", channels, ("block", "vthread", "thread", "local"), default_c)
-        lanes = k.tile("tile_p", math.ceil(pixels / WARP), ("block", "vthread", "warp"), default_p)
-        tile_p = Tile(pixels, {"block": lanes.block, "vthread": lanes.vthread, "thread": lanes.warp * WARP, "local": 1})
+        lane_tile = k.tile("tile_p", math.ceil(pixels / WARP_SIZE), ("block", "vthread", "warp"), default_p)
+        tile_p = Tile(
+            pixels,
+            {"block": lane_tile.block, "vthread": lane_tile.vthread, "thread": lane_tile.warp * WARP_SIZE, "local": 1},
+        )
     else:  # one pixel, as in a fully connected layer: the lanes are channels
-        lanes = k.tile("tile_c", channels, ("block", "vthread", "thread"), {"thread": WARP})
-        tile_c = Tile(channels, {**lanes.factors, "local": 1})
+        lane_tile = k.tile("tile_c", channels, ("block", "vthread", "thread"), {"thread": WARP_SIZE})
+        tile_c = Tile(channels, {**lane_tile.factors, "local": 1})
         tile_p = Tile(1, dict.fromkeys(("block", "vthread", "thread", "local"), 1))
 
     conv = flatten_pixels(s, w, channels_last=pixels == 1)
@@ -123,51 +130,53 @@ def conflict_free(s: Schedule, w: Conv, k: Knobs) -> None:
         inline_producers(s, copy)
     local = [s.cache_read(conv, operand, "local") for operand in (0, 1)]
 
-    group, channel, *sums_over, pixel = s.get_loops(conv)
+    group, channel, *reduction_loops, pixel = s.get_loops(conv)
     block, vthread, thread, point = split_tiles(s, (channel, pixel), (tile_c, tile_p))
-    step, tap = split_tiles(s, sums_over, reduction)
-    nested = channels_innermost(thread)
-    s.reorder(group, *block, *vthread, *nested, *step, *tap, *point)
+    step_loops, tap = split_tiles(s, reduction_loops, reduction)
+    nested_threads = order_channels_innermost(thread)
+    s.reorder(group, *block, *vthread, *nested_threads, *step_loops, *tap, *point)
     bind_grid(s, group, *block)
-    y, x = (0, 1) if pixels > 1 else (1, 0)  # of (channel, pixel), the one along the lanes is x
+    y_axis, x_axis = (0, 1) if pixels > 1 else (1, 0)  # of (channel, pixel), the one along the lanes is x
     for kind, loops in (("vthread", vthread), ("threadIdx", thread)):
-        s.bind(loops[y], f"{kind}.y")
-        s.bind(loops[x], f"{kind}.x")
+        s.bind(loops[y_axis], f"{kind}.y")
+        s.bind(loops[x_axis], f"{kind}.x")
 
-    s.reverse_compute_at(store, nested[-1])
+    s.reverse_compute_at(store, nested_threads[-1])
     for copy in local:
         s.compute_at(copy, tap[-1], preserve_unit_loops=True)
     threads = (tile_c.thread, tile_p.thread)
     for copy in shared:
-        s.compute_at(copy, step[-1], preserve_unit_loops=True)
-        each = cooperative_copy(s, own_loops(s, copy), (threads[x], threads[y], 1), interleaved=True)
-        unroll(s, each, MAX_UNROLLED_STEPS)
+        s.compute_at(copy, step_loops[-1], preserve_unit_loops=True)
+        element_loop = cooperative_copy(s, block_loops(s, copy), (threads[x_axis], threads[y_axis], 1), coalesced=True)
+        unroll(s, element_loop, MAX_UNROLLED_STEPS)
     unroll(s, tap[0], MAX_UNROLLED_STEPS)
-    s.decompose_reduction(conv, step[0])
+    s.decompose_reduction(conv, step_loops[0])
 
 
-Factors = dict[str, int]
+TileFactors = dict[str, int]
 
 
-def default_tiles(w: Conv, channels: int, pixels: int, taps: int) -> tuple[Factors, Factors]:
-    """The first of `TILES` that fits the channels and the shared memory and makes enough blocks.
+def select_default_tiles(
+    w: Conv, num_channels: int, num_pixels: int, staged_taps: int
+) -> tuple[TileFactors, TileFactors]:
+    """The first of `DEFAULT_TILES` that fits the channels and the shared memory and makes enough blocks.
 
     Args:
         w: the workload.
-        channels: output channels of a group.
-        pixels: of the whole batch.
-        taps: input channels × filter taps that are staged at a time.
+        num_channels: output channels of a group.
+        num_pixels: of the whole batch.
+        staged_taps: input channels × filter taps that are staged at a time.
 
     Returns:
         Inner factors of the channel tile and of the pixel tile.
     """
-    if channels == 1:  # depthwise: the pixels have to fill the block
+    if num_channels == 1:  # depthwise: the pixels have to fill the block
         return {}, {"warp": 4}
-    for threads, local, virtual, warps, enough in TILES:
-        width, depth = threads * local, WARP * virtual * warps
-        blocks = math.ceil(channels / width) * math.ceil(pixels / depth) * w.groups
-        staged = element_bytes(w) * taps * (width + depth)
-        if blocks >= enough and width <= channels and staged <= STATIC_SHARED_BYTES:
+    for threads, local, virtual, warps, min_blocks in DEFAULT_TILES:
+        width, depth = threads * local, WARP_SIZE * virtual * warps
+        blocks = math.ceil(num_channels / width) * math.ceil(num_pixels / depth) * w.groups
+        staged_bytes = get_element_bytes(w) * staged_taps * (width + depth)
+        if blocks >= min_blocks and width <= num_channels and staged_bytes <= STATIC_SHARED_BYTES:
             break
     return {"thread": threads, "local": local}, {"vthread": virtual, "warp": warps}
 
@@ -184,25 +193,31 @@ def flatten_pixels(s: Schedule, w: Conv, *, channels_last: bool = False) -> SBlo
         The block that sums; its input is a view with one element for each filter tap and pixel.
     """
     conv = s.get_sblock("sum")
-    strides = {f"v_{axis}": math.prod(w.out[i + 1 :]) for i, axis in enumerate(OUTPUT[w.rank])}
-    pixel_strides = {"v_n": math.prod(w.out), **strides}
+    axis_strides = {
+        f"v_{axis}": math.prod(w.output_size[i + 1 :]) for i, axis in enumerate(OUTPUT_AXES[w.spatial_ndim])
+    }
+    pixel_strides = {"v_n": math.prod(w.output_size), **axis_strides}
 
-    def last(strides: Mapping[str, int], axes: Sequence[str]) -> IndexMap:
+    def make_flattening_map(axis_strides: Mapping[str, int], axis_names: Sequence[str]) -> IndexMap:
         """The map from these axes to those without a stride, in their order, and behind them one index of the rest."""
 
         def index_map(*indices: Expr) -> list[Expr]:
-            index = dict(zip(axes, indices, strict=True))
-            strided = [index.pop(axis) * stride for axis, stride in strides.items() if axis in index]
-            return [*index.values(), sum(strided)] if strided else list(index.values())
+            index_by_axis = dict(zip(axis_names, indices, strict=True))
+            strided_terms = [
+                index_by_axis.pop(axis) * stride for axis, stride in axis_strides.items() if axis in index_by_axis
+            ]
+            return [*index_by_axis.values(), sum(strided_terms)] if strided_terms else list(index_by_axis.values())
 
-        return IndexMap.from_func(index_map, ndim=len(axes), index_dtype="int32")
+        return IndexMap.from_func(index_map, ndim=len(axis_names), index_dtype="int32")
 
     views = [("read", 0, pixel_strides), ("write", 0, pixel_strides)]
-    for kind, operand, strides in [*views, ("read", 1, {"v_o": 1})] if channels_last else views:
+    for kind, operand, axis_strides in [*views, ("read", 1, {"v_o": 1})] if channels_last else views:
         s.reindex(conv, (kind, operand))
         block = s.get(conv)
         region = (block.reads if kind == "read" else block.writes)[operand].region
         axes = [index.min.name for index in region]  # reindex leaves out axes of extent 1, not always the same ones
-        s.transform_layout(conv, (kind, operand), last(strides, axes))
-    s.transform_block_layout(conv, last(pixel_strides, [axis.var.name for axis in s.get(conv).iter_vars]))
+        s.transform_layout(conv, (kind, operand), make_flattening_map(axis_strides, axes))
+    s.transform_block_layout(
+        conv, make_flattening_map(pixel_strides, [axis.var.name for axis in s.get(conv).iter_vars])
+    )
     return conv

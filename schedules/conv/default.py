@@ -6,13 +6,13 @@ operand from global memory each time. Everything above is measured against this.
 
 from tvm.s_tir import Schedule
 
-from tvmconv.gpu import MAX_THREADS
-from tvmconv.knobs import Knobs
-from tvmconv.library import schedule
+from tvmconv.gpu_specs import MAX_THREADS_PER_BLOCK
+from tvmconv.registry import schedule
+from tvmconv.space import Knobs
 from tvmconv.workloads import Conv
 
-from ..vocabulary import inline_producers
-from .sums import DTYPES, accumulate_in_registers, loops
+from ..primitives import inline_producers
+from .reduction import DTYPES, accumulate_in_registers, get_conv_loops
 
 
 @schedule("conv1d", "conv2d", "conv3d", dtypes=DTYPES, baseline=True)
@@ -20,9 +20,9 @@ def default(s: Schedule, w: Conv, k: Knobs) -> None:
     """Bind the output's rows to blocks and its columns to threads."""
     inline_producers(s, s.get_sblock("sum"))
     store = accumulate_in_registers(s)
-    outer, channel, (*rows, row), *_ = loops(s, w)
-    s.reorder(outer, *rows, row, channel)
-    columns, threads = s.split(row, [None, min(w.out[-1], MAX_THREADS)])
-    s.bind(s.fuse(outer, *rows, columns), "blockIdx.x")
+    outer, channel, (*row_loops, row_loop), *_ = get_conv_loops(s, w)
+    s.reorder(outer, *row_loops, row_loop, channel)
+    columns, threads = s.split(row_loop, [None, min(w.output_size[-1], MAX_THREADS_PER_BLOCK)])
+    s.bind(s.fuse(outer, *row_loops, columns), "blockIdx.x")
     s.bind(threads, "threadIdx.x")
     s.reverse_compute_at(store, channel)

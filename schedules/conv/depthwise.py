@@ -16,62 +16,68 @@ import numpy as np
 from tvm.s_tir import Schedule
 
 from tvmconv.arithmetic import ceil_div
-from tvmconv.gpu import MAX_THREADS_Z, STATIC_SHARED_BYTES
-from tvmconv.knobs import Columns, Knobs, Tile
-from tvmconv.knobs.space import Usage
-from tvmconv.library import schedule
+from tvmconv.gpu_specs import MAX_THREADS_Z, STATIC_SHARED_BYTES
+from tvmconv.registry import schedule
+from tvmconv.space import Columns, Knobs, Tile
+from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
 
-from ..vocabulary import bind, bind_grid, cooperative_copy, own_loops, split_tiles
-from .plan import MAX_ACCUMULATORS, MIN_THREADS, OUTPUT_LEVELS, searched_overhang
-from .planes import RANK, Planes
-from .sums import DTYPES, accumulate_in_registers, has_filter_per_channel, in_memory_order, stage_operands
-from .tiles import element_bytes
+from ..primitives import bind, bind_grid, block_loops, cooperative_copy, split_tiles
+from .axis_tiles import get_element_bytes
+from .direct_config import MAX_ACCUMULATORS, MIN_THREADS, OUTPUT_LEVELS, select_max_overhang
+from .plane_shape import PLANE_NDIM, PlaneShape
+from .reduction import DTYPES, accumulate_in_registers, cache_operands, has_filter_per_channel, sort_axes_by_memory
 
-THREADS = ((8, 32), (8, 16), (8, 8), (4, 8))  # along rows and columns
-THREADS_OF_A_ROW = ((1, 256), (1, 128), (1, 64), (1, 32))
+DEFAULT_THREAD_SHAPES = ((8, 32), (8, 16), (8, 8), (4, 8))  # along rows and columns
+DEFAULT_ROW_THREAD_SHAPES = ((1, 256), (1, 128), (1, 64), (1, 32))
 
 
-def tiles(w: Conv, c: Columns) -> list[Tile]:
+def tiles_from_columns(w: Conv, columns: Columns) -> list[Tile]:
     """The tiles of channels, rows and columns of many configs."""
-    _, rows, columns = Planes.of(w).out
-    extents = {"tile_f": w.O, "tile_y": rows, "tile_x": columns}
-    return [Tile.of_column(extent, OUTPUT_LEVELS, c[knob]) for knob, extent in extents.items()]
+    _, num_rows, num_columns = PlaneShape.from_workload(w).output_size
+    extents = {"tile_f": w.O, "tile_y": num_rows, "tile_x": num_columns}
+    return [Tile.from_column(extent, OUTPUT_LEVELS, columns[knob]) for knob, extent in extents.items()]
 
 
-def accumulators(tiled: list[Tile]) -> np.ndarray:
+def count_accumulators(tiles: list[Tile]) -> np.ndarray:
     """Sums of a thread."""
-    return math.prod(tile.local * tile.vthread for tile in tiled)
+    return math.prod(tile.local * tile.vthread for tile in tiles)
 
 
-def _staged(w: Conv, f: Any, y: Any, x: Any) -> tuple[Any, Any]:
+def _count_staged_elements(w: Conv, num_channels: Any, num_rows: Any, num_columns: Any) -> tuple[Any, Any]:
     """Elements of the input and of the weight that a tile of so many channels, rows and columns needs."""
-    sizes = Planes.of(w)
+    plane_shape = PlaneShape.from_workload(w)
     window = [
-        (outputs - 1) * step + (taps - 1) * dilation + 1
-        for outputs, step, taps, dilation in zip((1, y, x), sizes.steps, sizes.taps, sizes.dilations, strict=True)
+        (outputs - 1) * stride + (taps - 1) * dilation + 1
+        for outputs, stride, taps, dilation in zip(
+            (1, num_rows, num_columns), plane_shape.strides, plane_shape.kernel_size, plane_shape.dilations, strict=True
+        )
     ]
-    return ceil_div(f, w.O // w.groups) * math.prod(window), f * sizes.all_taps
+    return ceil_div(num_channels, w.O // w.groups) * math.prod(window), num_channels * plane_shape.num_taps
 
 
-def _threads(w: Conv) -> tuple[int, int]:
+def _select_default_threads(w: Conv) -> tuple[int, int]:
     """The default threads along rows and columns: those whose window fits, which a dilation makes wide."""
-    of_a_plane = THREADS if w.rank > 1 else THREADS_OF_A_ROW
-    fitting = (each for each in of_a_plane if element_bytes(w) * sum(_staged(w, 1, *each)) <= STATIC_SHARED_BYTES)
-    return next(fitting, of_a_plane[0])
+    thread_shapes = DEFAULT_THREAD_SHAPES if w.spatial_ndim > 1 else DEFAULT_ROW_THREAD_SHAPES
+    allowed_shapes = (
+        thread_shape
+        for thread_shape in thread_shapes
+        if get_element_bytes(w) * sum(_count_staged_elements(w, 1, *thread_shape)) <= STATIC_SHARED_BYTES
+    )
+    return next(allowed_shapes, thread_shapes[0])
 
 
-def usage(w: Conv, c: Columns) -> Usage:
+def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
     """What configs use of a device."""
-    tiled = tiles(w, c)
-    f, y, x = (tile.size for tile in tiled)
-    inputs, weights = _staged(w, f, y, x)
-    threads = math.prod(tile.thread for tile in tiled)
-    blocks = Planes.of(w).count * math.prod(tile.block for tile in tiled)
-    return Usage(
+    axis_tiles = tiles_from_columns(w, columns)
+    f, y, x = (tile.size for tile in axis_tiles)
+    inputs, weights = _count_staged_elements(w, f, y, x)
+    threads = math.prod(tile.thread for tile in axis_tiles)
+    blocks = PlaneShape.from_workload(w).num_output_planes * math.prod(tile.block for tile in axis_tiles)
+    return ResourceUsage(
         threads=threads,
-        shared_bytes=np.where(c["stage"] == "shared", element_bytes(w) * (inputs + weights), 0),
-        accumulators=accumulators(tiled),
+        shared_bytes=np.where(columns["stage"] == "shared", get_element_bytes(w) * (inputs + weights), 0),
+        accumulators=count_accumulators(axis_tiles),
         blocks=blocks,
         staged_words=inputs + weights,
         overlap=inputs / (f * y * x),
@@ -82,39 +88,44 @@ def usage(w: Conv, c: Columns) -> Usage:
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
-    usage=usage,
+    usage=compute_usage,
     condition=has_filter_per_channel,
-    promising=has_filter_per_channel,
+    search_if=has_filter_per_channel,
 )
 def depthwise(s: Schedule, w: Conv, k: Knobs) -> None:
     """Output tiles are (block, virtual thread, thread, local)."""
     tile_f = k.tile("tile_f", w.O, OUTPUT_LEVELS)
     tile_y, tile_x = (
-        k.tile(knob, extent, OUTPUT_LEVELS, {"thread": threads}, overhang=searched_overhang(extent))
-        for knob, extent, threads in zip(("tile_y", "tile_x"), Planes.of(w).out[1:], _threads(w), strict=True)
+        k.tile(knob, extent, OUTPUT_LEVELS, {"thread": threads}, overhang=select_max_overhang(extent))
+        for knob, extent, threads in zip(
+            ("tile_y", "tile_x"), PlaneShape.from_workload(w).output_size[1:], _select_default_threads(w), strict=True
+        )
     )
-    max_step = k.choice("auto_unroll_max_step", (0, 256, 1500), 0)
-    explicit = bool(k.choice("unroll_explicit", (0, 1), 0))
+    max_unrolled_statements = k.choice("auto_unroll_max_step", (0, 256, 1500), 0)
+    unrolls_explicitly = bool(k.choice("unroll_explicit", (0, 1), 0))
     in_shared = k.choice("stage", ("shared", "registers"), "shared") == "shared"
-    fewest = min(MIN_THREADS, math.prod((tile_f.extent, tile_y.extent, tile_x.extent)))
-    k.search_only(f"at least {fewest} threads", lambda c: math.prod(tile.thread for tile in tiles(w, c)) >= fewest)
-    k.search_only(f"at most {MAX_THREADS_Z} threads along the channels", lambda c: c["tile_f"][:, 2] <= MAX_THREADS_Z)
+    min_threads = min(MIN_THREADS, math.prod((tile_f.extent, tile_y.extent, tile_x.extent)))
+    k.prune(
+        f"at least {min_threads} threads",
+        lambda c: math.prod(tile.thread for tile in tiles_from_columns(w, c)) >= min_threads,
+    )
+    k.prune(f"at most {MAX_THREADS_Z} threads along the channels", lambda c: c["tile_f"][:, 2] <= MAX_THREADS_Z)
     multiplier = w.O // w.groups
-    k.search_only(  # TVM would not find which inputs the tile reads
+    k.prune(  # TVM would not find which inputs the tile reads
         "tiles of channels are multiples of those of one input channel, or divide them",
         lambda c: np.all(
             [(tile % multiplier == 0) | (multiplier % tile == 0) for tile in c["tile_f"][:, :0:-1].cumprod(axis=1).T],
             axis=0,
         ),
     )
-    k.search_only("few enough accumulators", lambda c: accumulators(tiles(w, c)) <= MAX_ACCUMULATORS)
+    k.prune("few enough accumulators", lambda c: count_accumulators(tiles_from_columns(w, c)) <= MAX_ACCUMULATORS)
 
     conv = s.get_sblock("sum")
     store = accumulate_in_registers(s)
-    copies = stage_operands(s, conv, "shared" if in_shared else "local")
+    copies = cache_operands(s, conv, "shared" if in_shared else "local")
 
     n, group, output, *space = s.get_loops(store)
-    space = [*(s.add_unit_loop(space[0]) for _ in range(RANK - w.rank)), *space]
+    space = [*(s.add_unit_loop(space[0]) for _ in range(PLANE_NDIM - w.spatial_ndim)), *space]
     z, y, x = space
     block, vthread, thread, point = split_tiles(s, (s.fuse(group, output), y, x), (tile_f, tile_y, tile_x))
     s.reorder(n, z, *block, *vthread, *thread, *point)
@@ -126,8 +137,8 @@ def depthwise(s: Schedule, w: Conv, k: Knobs) -> None:
         s.compute_at(copy, innermost_block if in_shared else thread[-1], preserve_unit_loops=True)
         if in_shared:
             threads = (tile_x.thread, tile_y.thread, tile_f.thread)
-            cooperative_copy(s, in_memory_order(w, own_loops(s, copy)), threads, interleaved=True)
-    outermost = own_loops(s, conv)[0]
+            cooperative_copy(s, sort_axes_by_memory(w, block_loops(s, copy)), threads, coalesced=True)
+    outermost = block_loops(s, conv)[0]
     s.decompose_reduction(conv, outermost)
-    s.annotate(outermost, "pragma_auto_unroll_max_step", max_step)
-    s.annotate(outermost, "pragma_unroll_explicit", explicit)
+    s.annotate(outermost, "pragma_auto_unroll_max_step", max_unrolled_statements)
+    s.annotate(outermost, "pragma_unroll_explicit", unrolls_explicitly)

@@ -20,107 +20,122 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import IndexMap
 
-from tvmconv.knobs import Columns, Knobs
-from tvmconv.knobs.space import Usage
-from tvmconv.library import schedule
+from tvmconv.registry import schedule
+from tvmconv.space import Columns, Knobs
+from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
 
-from ..vocabulary import inline_producers
-from .bias import begin_with_bias
-from .blocked import Order, Sums, copy_in_steps, lay_out_weight, share_out, tile_output
+from ..primitives import inline_producers
+from .bias_init import initialize_with_bias
+from .block_tiling import (
+    LoopOrder,
+    ReductionBlocks,
+    pipeline_operand_copies,
+    set_weight_layout,
+    split_reduction,
+    tile_output,
+)
 from .conflict_free import flatten_pixels
-from .plan import Axes, Axis, Plan
-from .sums import DTYPES, add_up, in_memory_order
+from .direct_config import DirectTileConfig, TiledAxes, TiledAxis
+from .reduction import DTYPES, reduce_partials, sort_axes_by_memory
 
-FEW_PIXELS = 256  # up to which blocks are scarce: measured on the 14 × 14 and 7 × 7 images of ResNet-50
+MAX_SMALL_IMAGE_PIXELS = 256  # up to which blocks are scarce: measured on the 14 × 14 and 7 × 7 images of ResNet-50
 KERNEL_KNOBS = ("tile_rz", "tile_ry", "tile_rx")  # of depth, height and width, as far as there are
 
 
-def usage(w: Conv, c: Columns) -> Usage:
+def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
     """What configs use of a device."""
-    plan = Plan.of_columns(c, axes(w))
-    f, p = (tile.size for tile in plan.output)
-    taps = plan.taps * plan.slices
-    return plan.usage(w, (taps * p, taps * plan.weight_row(w, f)), outer=w.groups)
+    config = DirectTileConfig.from_columns(columns, make_tiled_axes(w))
+    f, p = (tile.size for tile in config.output)
+    taps = config.taps_per_k_tile * config.sliced_k
+    return config.compute_usage(w, (taps * p, taps * config.weight_row_elements(w, f)), num_outer_blocks=w.groups)
 
 
 def is_promising(w: Conv) -> bool:
     """Whether the filter is 1×1, the images so small that splitting the sums pays, or no other schedule is for them."""
-    is_small = w.N * math.prod(w.out) <= FEW_PIXELS
-    return w.rank != 2 or (w.groups == 1 and (is_small or set(w.kernel) == {1}))
+    is_small = w.N * math.prod(w.output_size) <= MAX_SMALL_IMAGE_PIXELS
+    return w.spatial_ndim != 2 or (w.groups == 1 and (is_small or set(w.kernel) == {1}))
 
 
-@schedule("conv1d", "conv2d", "conv3d", dtypes=DTYPES, usage=usage, promising=is_promising)
+@schedule("conv1d", "conv2d", "conv3d", dtypes=DTYPES, usage=compute_usage, search_if=is_promising)
 def implicit_gemm(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Tiles of channels and pixels are (block, virtual thread, thread, local); reduction tiles (step, tap)."""
-    f, p = (axis.extent for axis in axes(w).output)
-    plan = Plan.ask(k, w, axes(w), slices=min(f, p) > 1, split_k=w.groups == 1)
-    products = flatten_pixels(s, w)
-    axes_of_sum = len(s.get_loops(products))
-    s.transform_block_layout(products, IndexMap.from_func(sums_last, ndim=axes_of_sum, index_dtype="int32"))
-    if plan.split_k > 1:
-        products = split_over_blocks(s, products, plan.split_k)
-    outer, channel, pixel, *reduction = s.get_loops(products)
-    sums = share_out(s, products, outer, [channel, pixel], reduction, plan, to_output=plan.split_k == 1)
-    if plan.slices == plan.split_k == 1 and not all(tile.divides for tile in plan.output):
-        sums = pad_with_zeros(s, sums, plan)
-    copies = [s.cache_read(sums.products, operand, "shared") for operand in (0, 1)]
+    f, p = (axis.extent for axis in make_tiled_axes(w).output)
+    config = DirectTileConfig.declare_knobs(
+        k, w, make_tiled_axes(w), allow_sliced_k=min(f, p) > 1, allow_split_k=w.groups == 1
+    )
+    multiply_block = flatten_pixels(s, w)
+    num_block_axes = len(s.get_loops(multiply_block))
+    s.transform_block_layout(
+        multiply_block, IndexMap.from_func(move_reduction_last, ndim=num_block_axes, index_dtype="int32")
+    )
+    if config.split_k > 1:
+        multiply_block = split_k_over_blocks(s, multiply_block, config.split_k)
+    outer, channel, pixel, *reduction = s.get_loops(multiply_block)
+    blocks = split_reduction(
+        s, multiply_block, outer, [channel, pixel], reduction, config, stores_output=config.split_k == 1
+    )
+    if config.sliced_k == config.split_k == 1 and not all(tile.divides for tile in config.output):
+        blocks = pad_operands_with_zeros(s, blocks, config)
+    copies = [s.cache_read(blocks.multiply_block, operand, "shared") for operand in (0, 1)]
     for copy in copies:
         inline_producers(s, copy)
-    name = str(s.get(sums.products).name_hint)
-    lay_out_weight(s, w, copies[1], plan)
-    orders: list[Order] = [
+    name = str(s.get(blocks.multiply_block).name_hint)
+    set_weight_layout(s, w, copies[1], config)
+    orders: list[LoopOrder] = [
         list,
-        functools.partial(in_memory_order, w),
+        functools.partial(sort_axes_by_memory, w),
     ]  # the input has an element for each tap and pixel
-    copy_in_steps(s, sums.products, copies, orders, tile_output(s, sums, plan), plan)
-    return s if plan.split_k > 1 else begin_with_bias(s, w, name, plan, group=0)
+    pipeline_operand_copies(s, blocks.multiply_block, copies, orders, tile_output(s, blocks, config), config)
+    return s if config.split_k > 1 else initialize_with_bias(s, w, name, config, group_axis=0)
 
 
-def pad_with_zeros(s: Schedule, sums: Sums, plan: Plan) -> Sums:
+def pad_operands_with_zeros(s: Schedule, blocks: ReductionBlocks, config: DirectTileConfig) -> ReductionBlocks:
     """Fill up the operands of overhanging tiles with zeros, on their way into shared memory: products need no tests."""
-    (store,) = s.get_consumers(sums.products)
-    s.pad_einsum(sums.products, [1, *(tile.size for tile in plan.output), *(1 for _ in sums.reduction)])
+    (store,) = s.get_consumers(blocks.multiply_block)
+    s.pad_einsum(
+        blocks.multiply_block, [1, *(tile.size for tile in config.output), *(1 for _ in blocks.reduction_loops)]
+    )
     s.reverse_compute_inline(store)
-    outer, channel, pixel, *reduction = s.get_loops(sums.products)
-    return Sums(sums.products, None, outer, [channel, pixel], reduction)
+    outer, channel, pixel, *reduction = s.get_loops(blocks.multiply_block)
+    return ReductionBlocks(blocks.multiply_block, None, outer, [channel, pixel], reduction)
 
 
-def split_over_blocks(s: Schedule, total: SBlockRV, parts: int) -> SBlockRV:
+def split_k_over_blocks(s: Schedule, reduce_block: SBlockRV, num_parts: int) -> SBlockRV:
     """Split a reduction into parts that are summed to scratch memory, and add these up in a step of its own.
 
     Args:
         s: the schedule.
-        total: the block that sums over (group, channel, pixel; input channel, filter taps).
-        parts: how many.
+        reduce_block: the block that sums over (group, channel, pixel; input channel, filter taps).
+        num_parts: how many.
 
     Returns:
         The block of the partial sums, over (part and group, channel, pixel; input channel, filter taps).
     """
-    group, channel, pixel, depth, *taps = s.get_loops(total)
-    part, rest = s.split(depth, [parts, None])
-    s.reorder(part, group, channel, pixel, rest, *taps)
-    partial = s.rfactor(part, 0)
+    group, channel, pixel, depth, *taps = s.get_loops(reduce_block)
+    part_loop, rest_loop = s.split(depth, [num_parts, None])
+    s.reorder(part_loop, group, channel, pixel, rest_loop, *taps)
+    partial = s.rfactor(part_loop, 0)
 
-    add_up(s, total)
-    part, group, *_ = s.get_loops(partial)
-    s.fuse(part, group)
+    reduce_partials(s, reduce_block)
+    part_loop, group, *_ = s.get_loops(partial)
+    s.fuse(part_loop, group)
     return partial
 
 
-def sums_last(group: Expr, channel: Expr, *others: Expr) -> list[Expr]:
+def move_reduction_last(group: Expr, channel: Expr, *other_axes: Expr) -> list[Expr]:
     """The sum's axes with the pixels before the reduction: the slices' blocks then have theirs in this order."""
-    *reduction, pixel = others
+    *reduction, pixel = other_axes
     return [group, channel, pixel, *reduction]
 
 
-def axes(w: Conv) -> Axes:
+def make_tiled_axes(w: Conv) -> TiledAxes:
     """The axes that are tiled: output channels of a group, pixels of the whole batch; input channels and taps."""
     output = (
-        Axis("tile_f", w.O // w.groups, {"thread": 8, "local": 4}),
-        Axis("tile_p", w.N * math.prod(w.out), {"thread": 32, "local": 2}),
+        TiledAxis("tile_f", w.O // w.groups, {"thread": 8, "local": 4}),
+        TiledAxis("tile_p", w.N * math.prod(w.output_size), {"thread": 32, "local": 2}),
     )
-    preferred = [*(1,) * (w.rank - 1), 3]  # a run of taps along the last axis
-    knobs = zip(KERNEL_KNOBS[-w.rank :], w.kernel, preferred, strict=True)
-    depth = Axis("tile_rc", w.C // w.groups, {"tap": 8})
-    return Axes(output, (depth, *(Axis(knob, size, {"tap": tap}) for knob, size, tap in knobs)))
+    preferred = [*(1,) * (w.spatial_ndim - 1), 3]  # a run of taps along the last axis
+    knobs = zip(KERNEL_KNOBS[-w.spatial_ndim :], w.kernel, preferred, strict=True)
+    channel_axis = TiledAxis("tile_rc", w.C // w.groups, {"tap": 8})
+    return TiledAxes(output, (channel_axis, *(TiledAxis(knob, size, {"tap": tap}) for knob, size, tap in knobs)))

@@ -10,16 +10,16 @@ arithmetic for each byte read, at every level. Measured: tuning_logs/nvidia-h200
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tvmconv.knobs import Knobs
-from tvmconv.library import schedule
+from tvmconv.registry import schedule
+from tvmconv.space import Knobs
 from tvmconv.workloads import Conv2d
 
-from ..vocabulary import bind, bind_grid, channels_innermost, cooperative_copy, own_loops, split_tiles
-from .sums import DTYPES, accumulate_in_registers, in_memory_order, loops, stage_operands
-from .tiles import Tiles, ask_tiles
+from ..primitives import bind, bind_grid, block_loops, cooperative_copy, order_channels_innermost, split_tiles
+from .axis_tiles import AxisTiles, declare_tile_knobs
+from .reduction import DTYPES, accumulate_in_registers, cache_operands, get_conv_loops, sort_axes_by_memory
 
-OUTPUT = {"c": {"thread": 4, "local": 8}, "h": {"thread": 2, "local": 2}, "w": {"thread": 16, "local": 4}}
-REDUCTION = {  # a step of the block is staged in shared memory, a substep of it in registers
+OUTPUT_FACTORS = {"c": {"thread": 4, "local": 8}, "h": {"thread": 2, "local": 2}, "w": {"thread": 16, "local": 4}}
+REDUCTION_FACTORS = {  # a step of the block is staged in shared memory, a substep of it in registers
     "rc": {"substep": 1, "tap": 1},
     "rh": {"substep": 1, "tap": 1},
     "rw": {"substep": 1, "tap": 3},
@@ -29,39 +29,41 @@ REDUCTION = {  # a step of the block is staged in shared memory, a substep of it
 @schedule("conv2d", dtypes=DTYPES)
 def tiling(s: Schedule, w: Conv2d, k: Knobs) -> None:
     """Output tiles are (block, thread, local); reduction tiles are (step, substep, tap)."""
-    compute_tiles(s, w, ask_tiles(k, w, OUTPUT, REDUCTION))
+    tile_convolution(s, w, declare_tile_knobs(k, w, OUTPUT_FACTORS, REDUCTION_FACTORS))
 
 
-def compute_tiles(s: Schedule, w: Conv2d, tiles: Tiles) -> None:
+def tile_convolution(s: Schedule, w: Conv2d, tiles: AxisTiles) -> None:
     """Cut output and reduction into tiles, and stage the operands of each step and substep."""
     conv = s.get_sblock("sum")
     store = accumulate_in_registers(s)
-    shared = stage_operands(s, conv, "shared")
+    shared = cache_operands(s, conv, "shared")
     local = [s.cache_read(conv, operand, "local") for operand in (0, 1)]
 
-    outer, channel, space, depth, taps = loops(s, w)
+    outer_loop, channel, space, depth, taps = get_conv_loops(s, w)
     block, thread, point = split_tiles(s, (channel, *space), tiles.output)
-    step, substep, tap = split_tiles(s, (depth, *taps), tiles.reduction)
-    threads = channels_innermost(thread)
-    s.reorder(outer, *block, *threads, *step, *substep, *tap, *point)
-    bind_grid(s, s.fuse(outer, block[0]), *block[1:])
+    step_loops, substep_loops, tap_loops = split_tiles(s, (depth, *taps), tiles.reduction)
+    threads = order_channels_innermost(thread)
+    s.reorder(outer_loop, *block, *threads, *step_loops, *substep_loops, *tap_loops, *point)
+    bind_grid(s, s.fuse(outer_loop, block[0]), *block[1:])
     bind(s, "threadIdx", *thread)
 
     s.reverse_compute_at(store, threads[-1])
-    stage(s, w, tiles, (shared, step), (local, substep))
-    s.decompose_reduction(conv, step[0])
+    place_operand_copies(s, w, tiles, (shared, step_loops), (local, substep_loops))
+    s.decompose_reduction(conv, step_loops[0])
 
 
-Copies = tuple[list[SBlockRV], list[LoopRV]]  # of both operands, and the loops in which they are made
+OperandCopies = tuple[list[SBlockRV], list[LoopRV]]  # of both operands, and the loops in which they are made
 
 
-def stage(s: Schedule, w: Conv2d, tiles: Tiles, shared: Copies, local: Copies) -> None:
+def place_operand_copies(
+    s: Schedule, w: Conv2d, tiles: AxisTiles, shared_copies: OperandCopies, local_copies: OperandCopies
+) -> None:
     """Copy the operands to shared memory at each step, all threads together, and to registers at each substep."""
-    copies, substep = local
+    copies, substep_loops = local_copies
     for copy in copies:  # consumers before producers
-        s.compute_at(copy, substep[-1], preserve_unit_loops=True)
-    copies, step = shared
+        s.compute_at(copy, substep_loops[-1], preserve_unit_loops=True)
+    copies, step_loops = shared_copies
     z, y, x = (tile.thread for tile in tiles.output)
     for copy in copies:
-        s.compute_at(copy, step[-1], preserve_unit_loops=True)
-        cooperative_copy(s, in_memory_order(w, own_loops(s, copy)), (x, y, z), interleaved=False)
+        s.compute_at(copy, step_loops[-1], preserve_unit_loops=True)
+        cooperative_copy(s, sort_axes_by_memory(w, block_loops(s, copy)), (x, y, z), coalesced=False)

@@ -13,17 +13,17 @@ already, and little is gained; at 56, where half a tile is 28 columns and 14 thr
 
 from tvm.s_tir import Schedule
 
-from tvmconv.knobs import Knobs
-from tvmconv.library import schedule
+from tvmconv.registry import schedule
+from tvmconv.space import Knobs
 from tvmconv.workloads import Conv2d
 
-from ..vocabulary import bind, bind_grid, channels_innermost, split_tiles
-from .columns import BY_COLUMNS
-from .sums import DTYPES, accumulate_in_registers, loops, stage_operands
-from .tiles import ask_tiles
-from .tiling import stage
+from ..primitives import bind, bind_grid, order_channels_innermost, split_tiles
+from .axis_tiles import declare_tile_knobs
+from .columns import COLUMN_REDUCTION_FACTORS
+from .reduction import DTYPES, accumulate_in_registers, cache_operands, get_conv_loops
+from .tiling import place_operand_copies
 
-OUTPUT = {
+OUTPUT_FACTORS = {
     "c": {"vthread": 1, "thread": 4, "local": 8},
     "h": {"vthread": 1, "thread": 2, "local": 2},
     "w": {"vthread": 2, "thread": 16, "local": 2},
@@ -33,22 +33,22 @@ OUTPUT = {
 @schedule("conv2d", dtypes=DTYPES)
 def vthread(s: Schedule, w: Conv2d, k: Knobs) -> None:
     """Output tiles are (block, virtual thread, thread, local); reduction tiles are (step, substep, tap)."""
-    tiles = ask_tiles(k, w, OUTPUT, BY_COLUMNS)
+    tiles = declare_tile_knobs(k, w, OUTPUT_FACTORS, COLUMN_REDUCTION_FACTORS)
     conv = s.get_sblock("sum")
     store = accumulate_in_registers(s)
-    shared = stage_operands(s, conv, "shared")
+    shared = cache_operands(s, conv, "shared")
     local = [s.cache_read(conv, operand, "local") for operand in (0, 1)]
 
-    outer, channel, space, depth, taps = loops(s, w)
-    block, piece, thread, point = split_tiles(s, (channel, *space), tiles.output)
-    step, substep, tap = split_tiles(s, (depth, *taps), tiles.reduction)
-    threads = channels_innermost(thread)
-    s.reorder(outer, *block, *piece, *threads, *step, *substep, *tap, *point)
-    bind_grid(s, s.fuse(outer, block[0]), *block[1:])
+    outer_loop, channel, space, depth, taps = get_conv_loops(s, w)
+    block, vthread_loops, thread, point = split_tiles(s, (channel, *space), tiles.output)
+    step_loops, substep_loops, tap_loops = split_tiles(s, (depth, *taps), tiles.reduction)
+    threads = order_channels_innermost(thread)
+    s.reorder(outer_loop, *block, *vthread_loops, *threads, *step_loops, *substep_loops, *tap_loops, *point)
+    bind_grid(s, s.fuse(outer_loop, block[0]), *block[1:])
     if any(tile.vthread > 1 for tile in tiles.output):
-        bind(s, "vthread", *piece)
+        bind(s, "vthread", *vthread_loops)
     bind(s, "threadIdx", *thread)
 
     s.reverse_compute_at(store, threads[-1])
-    stage(s, w, tiles, (shared, step), (local, substep))
-    s.decompose_reduction(conv, step[0])
+    place_operand_copies(s, w, tiles, (shared, step_loops), (local, substep_loops))
+    s.decompose_reduction(conv, step_loops[0])

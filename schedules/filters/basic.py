@@ -10,19 +10,19 @@ what it loads, and the others when their channel's turn comes, if the L1 cache s
 
 from tvm.s_tir import Schedule
 
-from tvmconv.knobs import Knobs
-from tvmconv.library import schedule, schedules
+from tvmconv.registry import schedule, schedules
+from tvmconv.space import Knobs
 from tvmconv.workloads.filters import Filter
 
-from .tiles import ask_block, read_global
+from .output_tiling import declare_block_knobs, schedule_from_global_memory
 
 
-def register_is_not_for_it(w: Filter) -> bool:
+def is_mask_too_large_for_register(w: Filter) -> bool:
     """Whether the mask is too large for `register`, which is searched otherwise."""
-    return all(other.name != "register" for other in schedules(w))
+    return all(candidate.name != "register" for candidate in schedules(w))
 
 
-@schedule("filter1d", "filter2d", promising=register_is_not_for_it, baseline=True)
+@schedule("filter1d", "filter2d", search_if=is_mask_too_large_for_register, baseline=True)
 def basic(s: Schedule, w: Filter, k: Knobs) -> None:
     """A block computes as many samples or pixels as it has threads."""
-    read_global(s, w, ask_block(k, w))
+    schedule_from_global_memory(s, w, declare_block_knobs(k, w))

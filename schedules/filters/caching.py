@@ -14,61 +14,67 @@ from tvm import te, tirx
 from tvm.s_tir import Schedule
 
 from tvmconv.arithmetic import ceil_div
-from tvmconv.knobs import Knobs
-from tvmconv.library import schedule
+from tvmconv.registry import schedule
+from tvmconv.space import Knobs
 from tvmconv.workloads.filters import Filter
-from tvmconv.workloads.filters_te import correlation
+from tvmconv.workloads.filters_te import declare_correlation
 
-from ..vocabulary import place
-from .tiles import accumulate, ask_block, compute_tiles, mask_is_constant
+from ..primitives import set_memory_scope
+from .output_tiling import cache_accumulator, can_place_mask_in_constant_memory, declare_block_knobs, tile_output
 
-Index = Sequence[tirx.Expr]
+TirIndices = Sequence[tirx.Expr]
 
 
-@schedule("filter1d", "filter2d", condition=mask_is_constant)
+@schedule("filter1d", "filter2d", condition=can_place_mask_in_constant_memory)
 def caching(s: Schedule, w: Filter, k: Knobs) -> Schedule:
     """A block computes as many samples or pixels as it has threads."""
-    threads = ask_block(k, w)
-    s = Schedule(te.create_prim_func(list(_declare(w, threads))))
-    sums = accumulate(s, w)
+    threads = declare_block_knobs(k, w)
+    s = Schedule(te.create_prim_func(list(_declare_tiled_filter(w, threads))))
+    sum_block = cache_accumulator(s, w)
     copy = s.get_sblock("tiles")
     s.set_scope(copy, 0, "shared")
-    compute_tiles(s, sums, threads, threads, copy)
-    place(s, K="constant")
+    tile_output(s, sum_block, threads, threads, copy)
+    set_memory_scope(s, K="constant")
     return s
 
 
-def _declare(w: Filter, tile: Sequence[int]) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
+def _declare_tiled_filter(w: Filter, tile_sizes: Sequence[int]) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
     """`Filter.declare` with a stage `tiles` in the place of `padded`: X as tiles of places, (blocks, places, channels).
 
     The last tile of an axis is filled up with zeros.
     """
     X = te.placeholder(w.signal_shape, w.dtype, name="X")
     K = te.placeholder(w.mask_shape, w.dtype, name="K")
-    axes = len(tile)
-    radius = w.radius[-axes:]
-    blocks = [ceil_div(n, size) for n, size in zip(w.signal_shape, tile, strict=False)]
+    num_axes = len(tile_sizes)
+    radius = w.radius[-num_axes:]
+    blocks = [ceil_div(n, size) for n, size in zip(w.signal_shape, tile_sizes, strict=False)]
 
-    def signal(places: Index, channel: Index) -> tirx.Expr:
-        at = (*places, *channel)
-        return te.if_then_else(_inside(places, w.signal_shape[:axes]), X[at], tirx.const(0.0, w.dtype))
+    def read_signal(coords: TirIndices, channel: TirIndices) -> tirx.Expr:
+        input_index = (*coords, *channel)
+        return te.if_then_else(_is_inside(coords, w.signal_shape[:num_axes]), X[input_index], tirx.const(0.0, w.dtype))
 
-    def element(*at: tirx.Var) -> tirx.Expr:
-        block, place, channel = at[:axes], at[axes : 2 * axes], at[2 * axes :]
-        return signal([b * size + i for b, size, i in zip(block, tile, place, strict=True)], channel)
+    def tile_element(*tile_index: tirx.Var) -> tirx.Expr:
+        block, tile_coords, channel = (
+            tile_index[:num_axes],
+            tile_index[num_axes : 2 * num_axes],
+            tile_index[2 * num_axes :],
+        )
+        return read_signal([b * size + i for b, size, i in zip(block, tile_sizes, tile_coords, strict=True)], channel)
 
-    tiles = te.compute((*blocks, *tile, *w.signal_shape[axes:]), element, name="tiles")
+    tiles = te.compute((*blocks, *tile_sizes, *w.signal_shape[num_axes:]), tile_element, name="tiles")
 
-    def read(at: Index, tap: Index) -> tirx.Expr:
-        away = [j - r for j, r in zip(tap, radius, strict=True)]
-        block = [i // size for i, size in zip(at, tile, strict=False)]
-        place = [i % size + d for i, size, d in zip(at, tile, away, strict=False)]
-        own = (*block, *place, *at[axes:])
-        beside = signal([i + d for i, d in zip(at, away, strict=False)], at[axes:])
-        return te.if_then_else(_inside(place, tile), tiles[own], beside)
+    def read_input(output_index: TirIndices, tap: TirIndices) -> tirx.Expr:
+        tap_offsets = [j - r for j, r in zip(tap, radius, strict=True)]
+        block = [i // size for i, size in zip(output_index, tile_sizes, strict=False)]
+        tile_coords = [i % size + d for i, size, d in zip(output_index, tile_sizes, tap_offsets, strict=False)]
+        tile_index = (*block, *tile_coords, *output_index[num_axes:])
+        global_value = read_signal(
+            [i + d for i, d in zip(output_index, tap_offsets, strict=False)], output_index[num_axes:]
+        )
+        return te.if_then_else(_is_inside(tile_coords, tile_sizes), tiles[tile_index], global_value)
 
-    return X, K, correlation(w, K, read)
+    return X, K, declare_correlation(w, K, read_input)
 
 
-def _inside(places: Index, extents: Sequence[int]) -> tirx.Expr:
-    return te.all(*(te.all(i >= 0, i < extent) for i, extent in zip(places, extents, strict=True)))
+def _is_inside(coords: TirIndices, extents: Sequence[int]) -> tirx.Expr:
+    return te.all(*(te.all(i >= 0, i < extent) for i, extent in zip(coords, extents, strict=True)))

@@ -9,16 +9,16 @@ Constant memory holds 64 KiB, which bounds the mask.
 
 from tvm.s_tir import Schedule
 
-from tvmconv.knobs import Knobs
-from tvmconv.library import schedule
+from tvmconv.registry import schedule
+from tvmconv.space import Knobs
 from tvmconv.workloads.filters import Filter
 
-from ..vocabulary import place
-from .tiles import ask_block, mask_is_constant, read_global
+from ..primitives import set_memory_scope
+from .output_tiling import can_place_mask_in_constant_memory, declare_block_knobs, schedule_from_global_memory
 
 
-@schedule("filter1d", "filter2d", condition=mask_is_constant)
+@schedule("filter1d", "filter2d", condition=can_place_mask_in_constant_memory)
 def constant(s: Schedule, w: Filter, k: Knobs) -> None:
     """A block computes as many samples or pixels as it has threads."""
-    read_global(s, w, ask_block(k, w))
-    place(s, K="constant")
+    schedule_from_global_memory(s, w, declare_block_knobs(k, w))
+    set_memory_scope(s, K="constant")

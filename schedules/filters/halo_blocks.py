@@ -14,21 +14,21 @@ from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.arithmetic import ceil_div
-from tvmconv.knobs import Knobs
-from tvmconv.library import schedule
+from tvmconv.registry import schedule
+from tvmconv.space import Knobs
 from tvmconv.workloads import Filter1d
-from tvmconv.workloads.filters_te import finished
+from tvmconv.workloads.filters_te import apply_epilogue
 
-from ..vocabulary import place
-from .tiles import MAX_UNROLLED, ask_tile, halo_is_shared
+from ..primitives import set_memory_scope
+from .output_tiling import MAX_UNROLLED_TAPS, can_stage_halo, declare_tile_knobs
 
 
-@schedule("filter1d", condition=halo_is_shared)
+@schedule("filter1d", condition=can_stage_halo)
 def halo_blocks(s: Schedule, w: Filter1d, k: Knobs) -> Schedule:
     """A block computes as many outputs as it has threads."""
-    (threads,) = ask_tile(k, w)
+    (threads,) = declare_tile_knobs(k, w)
     radius = w.k // 2
-    taps_in_turn = T.unroll if w.k <= MAX_UNROLLED else T.serial
+    tap_loop = T.unroll if w.k <= MAX_UNROLLED_TAPS else T.serial
 
     # fmt: off
     @T.prim_func(s_tir=True)
@@ -52,11 +52,11 @@ def halo_blocks(s: Schedule, w: Filter1d, k: Knobs) -> Schedule:
                 copy(radius, threads, block * threads, t)
                 copy(radius + threads, radius, block * threads + threads, t)
                 total[0] = T.float32(0)
-                for j in taps_in_turn(w.k):
+                for j in tap_loop(w.k):
                     total[0] += tile[t + j] * K[j]
                 if block * threads + t < w.n:
-                    Y[block * threads + t] = finished(w, total[0])
+                    Y[block * threads + t] = apply_epilogue(w, total[0])
     # fmt: on
     s = s_tir.Schedule(main)
-    place(s, K="constant")
+    set_memory_scope(s, K="constant")
     return s

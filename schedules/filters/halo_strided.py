@@ -8,15 +8,15 @@ pixels of a step lie side by side. One channel at a time is in shared memory. Of
 
 from tvm.s_tir import Schedule
 
-from tvmconv.knobs import Knobs
-from tvmconv.library import schedule
+from tvmconv.registry import schedule
+from tvmconv.space import Knobs
 from tvmconv.workloads import Filter2d
 
-from .tiles import ask_tile, halo_is_shared, read_shared
+from .output_tiling import can_stage_halo, declare_tile_knobs, schedule_from_shared_memory
 
 
-@schedule("filter2d", condition=halo_is_shared)
+@schedule("filter2d", condition=can_stage_halo)
 def halo_strided(s: Schedule, w: Filter2d, k: Knobs) -> None:
     """A block computes as many pixels as it has threads."""
-    threads = ask_tile(k, w)
-    read_shared(s, w, tile=threads, threads=threads)
+    threads = declare_tile_knobs(k, w)
+    schedule_from_shared_memory(s, w, tile=threads, threads=threads)

@@ -19,39 +19,47 @@ from itertools import product
 import numpy as np
 from tvm.s_tir import Schedule
 
-from tvmconv.gpu import MAX_THREADS
-from tvmconv.knobs import Knobs
-from tvmconv.library import schedule
+from tvmconv.gpu_specs import MAX_THREADS_PER_BLOCK
+from tvmconv.registry import schedule
+from tvmconv.space import Knobs
 from tvmconv.workloads.filters import Filter
-from tvmconv.workloads.text import by
+from tvmconv.workloads.text import join_sizes
 
-from .tiles import Sizes, ask_block, mask_is_constant, read_shared, thread_knobs
+from .output_tiling import (
+    AxisSizes,
+    can_place_mask_in_constant_memory,
+    declare_block_knobs,
+    list_thread_knobs,
+    schedule_from_shared_memory,
+)
 
 
-def fits(w: Filter) -> bool:
+def can_block_cover_mask(w: Filter) -> bool:
     """Whether the mask fits constant memory, and a block can have as many threads as taps along each axis."""
-    return mask_is_constant(w) and bool(_blocks_over_mask(w))
+    return can_place_mask_in_constant_memory(w) and bool(_list_blocks_covering_mask(w))
 
 
-@schedule("filter1d", "filter2d", condition=fits)
+@schedule("filter1d", "filter2d", condition=can_block_cover_mask)
 def halo_threads(s: Schedule, w: Filter, k: Knobs) -> None:
     """A tile of the output is the block without the halo; by default the block is the one with the fewest idle."""
-    fewest_idle = max(_blocks_over_mask(w), key=lambda block: math.prod(_without_halo(w, block)))
-    threads = ask_block(k, w, fewest_idle)
-    k.condition(
-        f"a block has at least the mask's {by(w.mask_shape)} threads",
-        lambda c: np.all([c[name] >= taps for name, taps in zip(thread_knobs(w), w.mask_shape, strict=True)], axis=0),
+    default_block = max(_list_blocks_covering_mask(w), key=lambda block: math.prod(_remove_halo(w, block)))
+    threads = declare_block_knobs(k, w, default_block)
+    k.require(
+        f"a block has at least the mask's {join_sizes(w.mask_shape)} threads",
+        lambda c: np.all(
+            [c[name] >= taps for name, taps in zip(list_thread_knobs(w), w.mask_shape, strict=True)], axis=0
+        ),
     )
-    read_shared(s, w, tile=_without_halo(w, threads), threads=threads)
+    schedule_from_shared_memory(s, w, tile=_remove_halo(w, threads), threads=threads)
 
 
-def _without_halo(w: Filter, block: Sequence[int]) -> Sizes:
+def _remove_halo(w: Filter, block: Sequence[int]) -> AxisSizes:
     """The tile of the output for which as many threads as in a block have one element to read each."""
     return tuple(size - taps + 1 for size, taps in zip(block, w.mask_shape, strict=True))
 
 
-def _blocks_over_mask(w: Filter) -> list[Sizes]:
+def _list_blocks_covering_mask(w: Filter) -> list[AxisSizes]:
     """Blocks, in powers of two, of as many threads as taps along each axis, or more."""
-    sizes = [2**i for i in range(MAX_THREADS.bit_length())]
+    sizes = [2**i for i in range(MAX_THREADS_PER_BLOCK.bit_length())]
     choices = ([size for size in sizes if size >= taps] for taps in w.mask_shape)
-    return [block for block in product(*choices) if math.prod(block) <= MAX_THREADS]
+    return [block for block in product(*choices) if math.prod(block) <= MAX_THREADS_PER_BLOCK]

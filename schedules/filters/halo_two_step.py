@@ -9,15 +9,15 @@ threads takes more steps. Of an image, the same is `halo_strided`.
 
 from tvm.s_tir import Schedule
 
-from tvmconv.knobs import Knobs
-from tvmconv.library import schedule
+from tvmconv.registry import schedule
+from tvmconv.space import Knobs
 from tvmconv.workloads import Filter1d
 
-from .tiles import ask_tile, halo_is_shared, read_shared
+from .output_tiling import can_stage_halo, declare_tile_knobs, schedule_from_shared_memory
 
 
-@schedule("filter1d", condition=halo_is_shared)
+@schedule("filter1d", condition=can_stage_halo)
 def halo_two_step(s: Schedule, w: Filter1d, k: Knobs) -> None:
     """A block computes as many outputs as it has threads."""
-    threads = ask_tile(k, w)
-    read_shared(s, w, tile=threads, threads=threads)
+    threads = declare_tile_knobs(k, w)
+    schedule_from_shared_memory(s, w, tile=threads, threads=threads)

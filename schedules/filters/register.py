@@ -31,202 +31,236 @@ from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.arithmetic import ceil_div
-from tvmconv.knobs import Columns, Knobs
-from tvmconv.knobs.space import Usage
-from tvmconv.library import schedule
+from tvmconv.registry import schedule
+from tvmconv.space import Columns, Knobs
+from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads.filters import Filter
-from tvmconv.workloads.filters_te import finished
+from tvmconv.workloads.filters_te import apply_epilogue
 
-from ..vocabulary import place
-from .tiles import mask_is_constant
+from ..primitives import set_memory_scope
+from .output_tiling import can_place_mask_in_constant_memory
 
-VECTORS = (1, 2, 4)  # floats of a load
+VECTOR_CHOICES = (1, 2, 4)  # floats of a load
 MAX_PRODUCTS = 2600  # in a kernel's text: NVRTC takes 3 s for them, and four times that for twice as many
-MAX_HELD = 160  # sums and window of a thread, in registers
-THREADS = (64, 4)  # of a block, across and down, by default
-MANY_BLOCKS = 256  # as many as large GPUs have multiprocessors, or more
+MAX_LIVE_REGISTERS = 160  # sums and window of a thread, in registers
+DEFAULT_THREADS = (64, 4)  # of a block, across and down, by default
+MIN_BLOCKS = 256  # as many as large GPUs have multiprocessors, or more
 
 
-def fits(w: Filter) -> bool:
+def can_fit_registers(w: Filter) -> bool:
     """Whether a strip of one vector keeps to the limits, and the mask has room in constant memory."""
-    least = {"vector": VECTORS[-1], "vectors": 1, "rows": 1, "once": 0}
-    return mask_is_constant(w) and _products(w, least) <= MAX_PRODUCTS and _held(w, least) <= MAX_HELD
+    smallest_config = {"vector": VECTOR_CHOICES[-1], "vectors": 1, "rows": 1, "once": 0}
+    return (
+        can_place_mask_in_constant_memory(w)
+        and _count_products(w, smallest_config) <= MAX_PRODUCTS
+        and _estimate_live_registers(w, smallest_config) <= MAX_LIVE_REGISTERS
+    )
 
 
-def usage(w: Filter, c: Columns) -> Usage:
+def compute_usage(w: Filter, columns: Columns) -> ResourceUsage:
     """What configs use of a device; `loads` are vector loads an output."""
-    rows, down = (c.get(name, np.ones_like(c["vector"])) for name in ("rows", "threads_y"))
-    outputs = rows * c["vector"] * c["vectors"]
+    rows_per_thread, threads_y = (columns.get(name, np.ones_like(columns["vector"])) for name in ("rows", "threads_y"))
+    outputs_per_thread = rows_per_thread * columns["vector"] * columns["vectors"]
     height, width, channels = w.image
-    blocks = ceil_div(height, rows * down) * ceil_div(width * channels, c["vector"] * c["vectors"] * c["threads_x"])
-    lines = np.where(c.get("once", 1) == 1, rows + w.mask[0] - 1, rows * w.mask[0])
-    loads = lines * _window(w, c) / c["vector"] / outputs
-    threads = c["threads_x"] * down
-    return Usage(threads, np.zeros_like(threads), outputs, blocks, held=_held(w, c), loads=loads)
+    num_blocks = ceil_div(height, rows_per_thread * threads_y) * ceil_div(
+        width * channels, columns["vector"] * columns["vectors"] * columns["threads_x"]
+    )
+    rows_loaded = np.where(columns.get("once", 1) == 1, rows_per_thread + w.mask[0] - 1, rows_per_thread * w.mask[0])
+    loads = rows_loaded * _count_window_elements(w, columns) / columns["vector"] / outputs_per_thread
+    threads = columns["threads_x"] * threads_y
+    return ResourceUsage(
+        threads,
+        np.zeros_like(threads),
+        outputs_per_thread,
+        num_blocks,
+        held=_estimate_live_registers(w, columns),
+        loads=loads,
+    )
 
 
-@schedule("filter1d", "filter2d", usage=usage, condition=fits, promising=fits)
+@schedule("filter1d", "filter2d", usage=compute_usage, condition=can_fit_registers, search_if=can_fit_registers)
 def register(s: Schedule, w: Filter, k: Knobs) -> Schedule:
     """A thread computes a few vectors of neighbouring outputs; in an image, of a few rows."""
-    return program(w, ask(w, k))
+    return build_filter_schedule(w, declare_knobs(w, k))
 
 
 @dataclass(frozen=True)
-class Strip:
+class FilterThreadTile:
     """The strip of a thread, and how threads make up a block.
 
     Attributes:
         vector: elements of a vector.
-        vectors: vectors side by side.
-        rows: output rows.
-        threads: threads of a block along a row, and rows of threads.
-        once: whether each input row is loaded once, with all rows of the mask unrolled; else it is loaded for each row
-            of the mask that it meets, in a loop.
+        vectors_per_thread: vectors side by side.
+        rows_per_thread: output rows.
+        thread_shape: threads of a block along a row, and rows of threads.
+        load_rows_once: whether each input row is loaded once, with all rows of the mask unrolled; else it is loaded for
+            each row of the mask that it meets, in a loop.
     """
 
     vector: int
-    vectors: int
-    rows: int
-    threads: tuple[int, int]
-    once: bool
+    vectors_per_thread: int
+    rows_per_thread: int
+    thread_shape: tuple[int, int]
+    load_rows_once: bool
 
 
-def ask(w: Filter, k: Knobs) -> Strip:
+def declare_knobs(w: Filter, k: Knobs) -> FilterThreadTile:
     """The strip of a thread, from knobs; the defaults suit the mask."""
     height, width, channels = w.image
-    widths = tuple(v for v in VECTORS if height == 1 or width * channels % v == 0)
-    rows, once = _default(w, widths[-1])
-    vector = k.choice("vector", widths, default=widths[-1])
-    vectors = k.choice("vectors", (1, 2, 4), default=1)
-    across, down = k.choice("threads_x", (32, 64, 128, 256), default=128 if height == 1 else THREADS[0]), 1
+    vector_choices = tuple(v for v in VECTOR_CHOICES if height == 1 or width * channels % v == 0)
+    rows_per_thread, load_rows_once = _select_default(w, vector_choices[-1])
+    vector = k.choice("vector", vector_choices, default=vector_choices[-1])
+    vectors_per_thread = k.choice("vectors", (1, 2, 4), default=1)
+    threads_x, threads_y = (
+        k.choice("threads_x", (32, 64, 128, 256), default=128 if height == 1 else DEFAULT_THREADS[0]),
+        1,
+    )
     if height > 1:
-        rows = k.choice("rows", (1, 2, 4, 8, 16, 32), default=rows)
-        down = k.choice("threads_y", (1, 2, 4, 8), default=THREADS[1])
+        rows_per_thread = k.choice("rows", (1, 2, 4, 8, 16, 32), default=rows_per_thread)
+        threads_y = k.choice("threads_y", (1, 2, 4, 8), default=DEFAULT_THREADS[1])
     if w.mask[0] > 1:
-        once = bool(k.choice("once", (1, 0), default=int(once)))
-    k.condition(f"at most {MAX_PRODUCTS} products of a thread are unrolled", lambda c: _products(w, c) <= MAX_PRODUCTS)
-    k.condition(f"a thread holds at most {MAX_HELD} sums and inputs", lambda c: _held(w, c) <= MAX_HELD)
-    return Strip(vector, vectors, rows, (across, down), once)
+        load_rows_once = bool(k.choice("once", (1, 0), default=int(load_rows_once)))
+    k.require(
+        f"at most {MAX_PRODUCTS} products of a thread are unrolled", lambda c: _count_products(w, c) <= MAX_PRODUCTS
+    )
+    k.require(
+        f"a thread holds at most {MAX_LIVE_REGISTERS} sums and inputs",
+        lambda c: _estimate_live_registers(w, c) <= MAX_LIVE_REGISTERS,
+    )
+    return FilterThreadTile(vector, vectors_per_thread, rows_per_thread, (threads_x, threads_y), load_rows_once)
 
 
-def _default(w: Filter, vector: int) -> tuple[int, bool]:
+def _select_default(w: Filter, vector: int) -> tuple[int, bool]:
     """Output rows of a strip, and whether it loads each input row once: the first such pair that the limits allow.
 
     More rows share more loads, and leave fewer threads to hide their latency: 2 for masks of 3 rows, 4 for 5 rows are
     the fastest on an H200 (tuning_logs/nvidia-h200/). Small images take fewer, for enough blocks to occupy a GPU.
     """
     (height, width, channels), mask_rows = w.image, w.mask[0]
-    most = 1 if height == 1 else 2 if mask_rows <= 3 else 4 if mask_rows <= 5 else 8
-    blocks_across = ceil_div(width * channels, vector * THREADS[0])
-    while most > 1 and blocks_across * ceil_div(height, most * THREADS[1]) < MANY_BLOCKS:
-        most //= 2
-    ways = [(most, True), (ceil_div(most, 2), True), *((rows, False) for rows in (8, 4, 2, 1) if rows <= most)]
-    for rows, once in ways:
-        columns = {"vector": vector, "vectors": 1, "rows": rows, "once": int(once)}
-        if _products(w, columns) <= MAX_PRODUCTS and _held(w, columns) <= MAX_HELD:
+    max_rows = 1 if height == 1 else 2 if mask_rows <= 3 else 4 if mask_rows <= 5 else 8
+    blocks_across = ceil_div(width * channels, vector * DEFAULT_THREADS[0])
+    while max_rows > 1 and blocks_across * ceil_div(height, max_rows * DEFAULT_THREADS[1]) < MIN_BLOCKS:
+        max_rows //= 2
+    variants = [
+        (max_rows, True),
+        (ceil_div(max_rows, 2), True),
+        *((num_rows, False) for num_rows in (8, 4, 2, 1) if num_rows <= max_rows),
+    ]
+    for num_rows, load_rows_once in variants:
+        columns = {"vector": vector, "vectors": 1, "rows": num_rows, "once": int(load_rows_once)}
+        if _count_products(w, columns) <= MAX_PRODUCTS and _estimate_live_registers(w, columns) <= MAX_LIVE_REGISTERS:
             break
-    return rows, once
+    return num_rows, load_rows_once
 
 
-def program(w: Filter, strip: Strip) -> Schedule:
+def build_filter_schedule(w: Filter, thread_tile: FilterThreadTile) -> Schedule:
     """The filter with these strips, as a scheduled function of X, K and Y; the mask is in constant memory."""
     (height, width, channels), (mask_rows, mask_columns) = w.image, w.mask
-    row = width * channels
-    vector, vectors, rows, (across, down) = strip.vector, strip.vectors, strip.rows, strip.threads
-    whole, rest = divmod(row, vector)  # vectors of a row, and the elements behind them, which only a signal has
-    halo = ceil_div(_reach(w), vector)  # vectors on each side of the strip
-    span = vectors + 2 * halo
-    first = halo * vector - _reach(w)  # of the window's elements, the one that the first tap of the first output meets
-    blocks_across = ceil_div(row, vector * vectors * across)
-    blocks = blocks_across * ceil_div(height, rows * down)
+    row_elements = width * channels
+    vector, vectors_per_thread, rows_per_thread, (threads_x, threads_y) = (
+        thread_tile.vector,
+        thread_tile.vectors_per_thread,
+        thread_tile.rows_per_thread,
+        thread_tile.thread_shape,
+    )
+    whole_vectors, remaining_elements = divmod(
+        row_elements, vector
+    )  # vectors of a row, and the elements behind them, which only a signal has
+    halo_vectors = ceil_div(_compute_halo_elements(w), vector)  # vectors on each side of the strip
+    window_vectors = vectors_per_thread + 2 * halo_vectors
+    first_element = halo_vectors * vector - _compute_halo_elements(
+        w
+    )  # of the window's elements, the one that the first tap of the first output meets
+    blocks_across = ceil_div(row_elements, vector * vectors_per_thread * threads_x)
+    blocks = blocks_across * ceil_div(height, rows_per_thread * threads_y)
 
     # fmt: off
     @T.prim_func(s_tir=True)
     def main(X: T.Buffer(w.signal_shape), K: T.Buffer(w.mask_shape), Y: T.Buffer(w.signal_shape)):  # type: ignore[valid-type]
-        sums = T.sblock_alloc_buffer((rows, vectors * vector), scope="local")
-        window = T.sblock_alloc_buffer((span * vector,), scope="local")
+        sums = T.sblock_alloc_buffer((rows_per_thread, vectors_per_thread * vector), scope="local")
+        window = T.sblock_alloc_buffer((window_vectors * vector,), scope="local")
 
         @T.inline
         def load(line, at):
-            for g in T.unroll(span):
-                if line >= 0 and line < height and at + g >= halo and at + g < halo + whole:
+            for g in T.unroll(window_vectors):
+                if line >= 0 and line < height and at + g >= halo_vectors and at + g < halo_vectors + whole_vectors:
                     for lane in T.vectorized(vector):
-                        window[g * vector + lane] = X[w.at(line, (at + g - halo) * vector + lane)]
+                        window[g * vector + lane] = X[w.element_index(line, (at + g - halo_vectors) * vector + lane)]
                 else:
                     for lane in T.vectorized(vector):
                         window[g * vector + lane] = T.float32(0)
-                if rest > 0:  # noqa: SIM102  (decided as the function is parsed)
-                    if line >= 0 and line < height and at + g == halo + whole:
-                        for lane in T.unroll(rest):
-                            window[g * vector + lane] = X[w.at(line, whole * vector + lane)]
+                if remaining_elements > 0:  # noqa: SIM102  (decided as the function is parsed)
+                    if line >= 0 and line < height and at + g == halo_vectors + whole_vectors:
+                        for lane in T.unroll(remaining_elements):
+                            window[g * vector + lane] = X[w.element_index(line, whole_vectors * vector + lane)]
 
         @T.inline
         def add(i, r):
             for s in T.unroll(mask_columns):
-                for lane in T.unroll(vectors * vector):
-                    sums[i, lane] += window[first + s * channels + lane] * K[w.tap(r, s)]
+                for lane in T.unroll(vectors_per_thread * vector):
+                    sums[i, lane] += window[first_element + s * channels + lane] * K[w.mask_index(r, s)]
 
         @T.inline
         def store(line, at, i):
-            for g in T.unroll(vectors):
+            for g in T.unroll(vectors_per_thread):
                 for lane in T.unroll(vector):
-                    sums[i, g * vector + lane] = finished(w, sums[i, g * vector + lane])
-                if line < height and at + g < whole:
+                    sums[i, g * vector + lane] = apply_epilogue(w, sums[i, g * vector + lane])
+                if line < height and at + g < whole_vectors:
                     for lane in T.vectorized(vector):
-                        Y[w.at(line, (at + g) * vector + lane)] = sums[i, g * vector + lane]
-                if rest > 0:  # noqa: SIM102  (decided as the function is parsed)
-                    if line < height and at + g == whole:
-                        for lane in T.unroll(rest):
-                            Y[w.at(line, whole * vector + lane)] = sums[i, g * vector + lane]
+                        Y[w.element_index(line, (at + g) * vector + lane)] = sums[i, g * vector + lane]
+                if remaining_elements > 0:  # noqa: SIM102  (decided as the function is parsed)
+                    if line < height and at + g == whole_vectors:
+                        for lane in T.unroll(remaining_elements):
+                            Y[w.element_index(line, whole_vectors * vector + lane)] = sums[i, g * vector + lane]
 
         @T.inline
         def compute(top, left):
-            for i in T.unroll(rows):
-                for lane in T.unroll(vectors * vector):
+            for i in T.unroll(rows_per_thread):
+                for lane in T.unroll(vectors_per_thread * vector):
                     sums[i, lane] = T.float32(0)
-            if strip.once:
-                for line in T.unroll(rows + mask_rows - 1):
+            if thread_tile.load_rows_once:
+                for line in T.unroll(rows_per_thread + mask_rows - 1):
                     load(top + line - mask_rows // 2, left)
-                    for i in T.unroll(rows):
+                    for i in T.unroll(rows_per_thread):
                         if line - i >= 0 and line - i < mask_rows:
                             add(i, line - i)
             else:
                 for r in T.serial(mask_rows):
-                    for i in T.unroll(rows):
+                    for i in T.unroll(rows_per_thread):
                         load(top + i + r - mask_rows // 2, left)
                         add(i, r)
-            for i in T.unroll(rows):
+            for i in T.unroll(rows_per_thread):
                 store(top + i, left, i)
 
         for block in T.thread_binding(blocks, thread="blockIdx.x"):
-            for ty in T.thread_binding(down, thread="threadIdx.y"):
-                for tx in T.thread_binding(across, thread="threadIdx.x"):
+            for ty in T.thread_binding(threads_y, thread="threadIdx.y"):
+                for tx in T.thread_binding(threads_x, thread="threadIdx.x"):
                     compute(
-                        (block // blocks_across * down + ty) * rows,
-                        (block % blocks_across * across + tx) * vectors,
+                        (block // blocks_across * threads_y + ty) * rows_per_thread,
+                        (block % blocks_across * threads_x + tx) * vectors_per_thread,
                     )
     # fmt: on
     s = Schedule(main)
-    place(s, K="constant")
+    set_memory_scope(s, K="constant")
     return s
 
 
-def _products(w: Filter, c: Mapping[str, Any]) -> Any:
+def _count_products(w: Filter, columns: Mapping[str, Any]) -> Any:
     """Multiplications of a thread in the kernel's text."""
-    outputs = c.get("rows", 1) * c["vector"] * c["vectors"]
-    return outputs * w.mask[1] * np.where(c.get("once", 1) == 1, w.mask[0], 1)
+    outputs_per_thread = columns.get("rows", 1) * columns["vector"] * columns["vectors"]
+    return outputs_per_thread * w.mask[1] * np.where(columns.get("once", 1) == 1, w.mask[0], 1)
 
 
-def _held(w: Filter, c: Mapping[str, Any]) -> Any:
+def _estimate_live_registers(w: Filter, columns: Mapping[str, Any]) -> Any:
     """Sums and inputs that a thread holds in registers at a time."""
-    return c.get("rows", 1) * c["vector"] * c["vectors"] + _window(w, c)
+    return columns.get("rows", 1) * columns["vector"] * columns["vectors"] + _count_window_elements(w, columns)
 
 
-def _window(w: Filter, c: Mapping[str, Any]) -> Any:
+def _count_window_elements(w: Filter, columns: Mapping[str, Any]) -> Any:
     """Elements of an input row that a strip sees, in whole vectors."""
-    return c["vector"] * (c["vectors"] + 2 * ceil_div(_reach(w), c["vector"]))
+    return columns["vector"] * (columns["vectors"] + 2 * ceil_div(_compute_halo_elements(w), columns["vector"]))
 
 
-def _reach(w: Filter) -> int:
+def _compute_halo_elements(w: Filter) -> int:
     """Elements between an output and the farthest input of its row."""
     return w.radius[1] * w.image[2]

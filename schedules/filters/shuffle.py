@@ -18,112 +18,118 @@ from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.arithmetic import ceil_div
-from tvmconv.gpu import WARP
-from tvmconv.knobs import Knobs
-from tvmconv.library import schedule
+from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.registry import schedule
+from tvmconv.space import Knobs
 from tvmconv.workloads import Filter, Filter1d
-from tvmconv.workloads.filters_te import finished
+from tvmconv.workloads.filters_te import apply_epilogue
 
-from ..vocabulary import place
-from .tiles import mask_is_constant
+from ..primitives import set_memory_scope
+from .output_tiling import can_place_mask_in_constant_memory
 
 ALL_LANES = 0xFFFFFFFF
-MAX_HELD = 32  # elements that a lane holds of a row
-MAX_UNROLLED = 289  # taps that are unrolled; of larger masks only the taps of a row are
+MAX_LANE_ELEMENTS = 32  # elements that a lane holds of a row
+MAX_UNROLLED_TAPS = 289  # taps that are unrolled; of larger masks only the taps of a row are
 
 
-def fits(w: Filter) -> bool:
+def can_fit_registers(w: Filter) -> bool:
     """Whether what a warp sees of a row fits in registers, its taps in the text, and the mask in constant memory."""
-    return mask_is_constant(w) and _held(w) <= MAX_HELD and w.mask[1] <= MAX_UNROLLED
+    return (
+        can_place_mask_in_constant_memory(w)
+        and _count_lane_elements(w) <= MAX_LANE_ELEMENTS
+        and w.mask[1] <= MAX_UNROLLED_TAPS
+    )
 
 
-@schedule("filter1d", "filter2d", kinds=("cuda",), condition=fits)
+@schedule("filter1d", "filter2d", device_kinds=("cuda",), condition=can_fit_registers)
 def shuffle(s: Schedule, w: Filter, k: Knobs) -> Schedule:
     """A warp computes 32 neighbouring outputs of a row."""
     if isinstance(w, Filter1d):
-        warps = k.choice("warps", (1, 2, 4, 8, 16, 32), default=8), 1
+        warp_shape = k.choice("warps", (1, 2, 4, 8, 16, 32), default=8), 1
     else:
-        warps = k.choice("warps_x", (1, 2, 4), default=1), k.choice("threads_y", (1, 2, 4, 8), default=8)
-    return program(w, warps)
+        warp_shape = k.choice("warps_x", (1, 2, 4), default=1), k.choice("threads_y", (1, 2, 4, 8), default=8)
+    return build_filter_schedule(w, warp_shape)
 
 
-def program(w: Filter, warps: tuple[int, int]) -> Schedule:
+def build_filter_schedule(w: Filter, warp_shape: tuple[int, int]) -> Schedule:
     """The filter as a scheduled function of X, K and Y, for CUDA; the mask is in constant memory.
 
     Args:
         w: the workload.
-        warps: of a block, along a row and across rows.
+        warp_shape: of a block, along a row and across rows.
     """
     (height, width, channels), (mask_rows, mask_columns) = w.image, w.mask
-    row, (along, down) = width * channels, warps
-    parts = _held(w)
-    seen = _seen(w)
-    blocks_along = ceil_div(row, WARP * along)
-    blocks = blocks_along * ceil_div(height, down)
-    rows_of_mask = T.unroll if mask_rows * mask_columns <= MAX_UNROLLED else T.serial
+    row_elements, (warps_x, warps_y) = width * channels, warp_shape
+    elements_per_lane = _count_lane_elements(w)
+    elements_per_warp = _count_warp_elements(w)
+    blocks_along = ceil_div(row_elements, WARP_SIZE * warps_x)
+    blocks = blocks_along * ceil_div(height, warps_y)
+    mask_row_loop = T.unroll if mask_rows * mask_columns <= MAX_UNROLLED_TAPS else T.serial
 
     # fmt: off
     @T.prim_func(s_tir=True)
     def main(X: T.Buffer(w.signal_shape), K: T.Buffer(w.mask_shape), Y: T.Buffer(w.signal_shape)):  # type: ignore[valid-type]
-        part = T.sblock_alloc_buffer((parts + 1,), scope="local")
+        part = T.sblock_alloc_buffer((elements_per_lane + 1,), scope="local")
         total = T.sblock_alloc_buffer((1,), scope="local")
 
         @T.inline
         def load(line, first, lane):
-            for p in T.unroll(parts):
+            for p in T.unroll(elements_per_lane):
                 if (
                     (line >= 0 and line < height)
-                    and (first + p * WARP >= 0 and first + p * WARP < row)
-                    and lane + p * WARP < seen
+                    and (first + p * WARP_SIZE >= 0 and first + p * WARP_SIZE < row_elements)
+                    and lane + p * WARP_SIZE < elements_per_warp
                 ):
-                    part[p] = X[w.at(line, first + p * WARP)]
+                    part[p] = X[w.element_index(line, first + p * WARP_SIZE)]
                 else:
                     part[p] = T.float32(0)
 
         @T.inline
         def add(r, s, lane):
-            if s * channels % WARP == 0:
-                total[0] += part[s * channels // WARP] * K[w.tap(r, s)]
+            if s * channels % WARP_SIZE == 0:
+                total[0] += part[s * channels // WARP_SIZE] * K[w.mask_index(r, s)]
             else:
                 total[0] += T.tvm_warp_shuffle(
                     T.uint32(ALL_LANES),
                     T.Select(
-                        lane >= s * channels % WARP, part[s * channels // WARP], part[s * channels // WARP + 1]
+                        lane >= s * channels % WARP_SIZE,
+                        part[s * channels // WARP_SIZE],
+                        part[s * channels // WARP_SIZE + 1],
                     ),
-                    lane + s * channels % WARP,
-                    WARP,
-                    WARP,
-                ) * K[w.tap(r, s)]
+                    lane + s * channels % WARP_SIZE,
+                    WARP_SIZE,
+                    WARP_SIZE,
+                ) * K[w.mask_index(r, s)]
 
         @T.inline
         def compute(line, element, lane):
             total[0] = T.float32(0)
-            for r in rows_of_mask(mask_rows):
+            for r in mask_row_loop(mask_rows):
                 load(line + r - mask_rows // 2, element - mask_columns // 2 * channels, lane)
                 for s in T.unroll(mask_columns):
                     add(r, s, lane)
-            if line < height and element < row:
-                Y[w.at(line, element)] = finished(w, total[0])
+            if line < height and element < row_elements:
+                Y[w.element_index(line, element)] = apply_epilogue(w, total[0])
 
         for block in T.thread_binding(blocks, thread="blockIdx.x"):
-            for ty in T.thread_binding(down, thread="threadIdx.y"):
-                for tx in T.thread_binding(along * WARP, thread="threadIdx.x"):
+            for ty in T.thread_binding(warps_y, thread="threadIdx.y"):
+                for tx in T.thread_binding(warps_x * WARP_SIZE, thread="threadIdx.x"):
                     compute(
-                        block // blocks_along * down + ty,
-                        block % blocks_along * along * WARP + tx,
-                        tx % WARP,
+                        block // blocks_along * warps_y + ty,
+                        block % blocks_along * warps_x * WARP_SIZE + tx,
+                        tx % WARP_SIZE,
                     )
     # fmt: on
     s = Schedule(main)
-    place(s, K="constant")
+    set_memory_scope(s, K="constant")
     return s
 
 
-def _seen(w: Filter) -> int:
+def _count_warp_elements(w: Filter) -> int:
     """Elements of a row that a warp sees."""
-    return WARP + (w.mask[1] - 1) * w.image[2]
+    return WARP_SIZE + (w.mask[1] - 1) * w.image[2]
 
 
-def _held(w: Filter) -> int:
+def _count_lane_elements(w: Filter) -> int:
     """Elements of a row that each lane loads."""
-    return ceil_div(_seen(w), WARP)
+    return ceil_div(_count_warp_elements(w), WARP_SIZE)

@@ -16,51 +16,53 @@ from tvm import te, tirx
 from tvm.ir import Call, PointerType, PrimType
 from tvm.s_tir import Schedule
 
-from tvmconv.gpu import MAX_TEXTURE_HEIGHT, MAX_TEXTURE_WIDTH
-from tvmconv.knobs import Knobs
-from tvmconv.library import schedule
+from tvmconv.gpu_specs import MAX_TEXTURE_HEIGHT, MAX_TEXTURE_WIDTH
+from tvmconv.registry import schedule
+from tvmconv.space import Knobs
 from tvmconv.workloads import Filter2d
-from tvmconv.workloads.filters_te import correlation
+from tvmconv.workloads.filters_te import declare_correlation
 
-from ..vocabulary import place, unroll
-from .tiles import MAX_UNROLLED, accumulate, mask_is_constant
+from ..primitives import set_memory_scope, unroll
+from .output_tiling import MAX_UNROLLED_TAPS, cache_accumulator, can_place_mask_in_constant_memory
 
 
-def fits(w: Filter2d) -> bool:
+def can_fit_texture(w: Filter2d) -> bool:
     """Whether a texture can be that large, and the mask lie in constant memory."""
-    return w.W * w.C <= MAX_TEXTURE_WIDTH and w.H <= MAX_TEXTURE_HEIGHT and mask_is_constant(w)
+    return w.W * w.C <= MAX_TEXTURE_WIDTH and w.H <= MAX_TEXTURE_HEIGHT and can_place_mask_in_constant_memory(w)
 
 
-@schedule("filter2d", kinds=("cuda",), condition=fits)
+@schedule("filter2d", device_kinds=("cuda",), condition=can_fit_texture)
 def texture(s: Schedule, w: Filter2d, k: Knobs) -> Schedule:
     """A thread computes an output, channels interleaved, from texels."""
-    across = k.choice("threads_x", (8, 16, 32, 64, 128), default=32)
-    down = k.choice("threads_y", (1, 2, 4, 8), default=8)
-    s = Schedule(te.create_prim_func(list(_declare(w))))
-    place(s, K="constant", X="texture")
-    sums = accumulate(s, w)
-    line, column, channel, *taps = s.get_loops(sums)
-    lines, ty = s.split(line, [None, down])
-    columns, tx = s.split(s.fuse(column, channel), [None, across])
+    threads_x = k.choice("threads_x", (8, 16, 32, 64, 128), default=32)
+    threads_y = k.choice("threads_y", (1, 2, 4, 8), default=8)
+    s = Schedule(te.create_prim_func(list(_declare_texture_filter(w))))
+    set_memory_scope(s, K="constant", X="texture")
+    sum_block = cache_accumulator(s, w)
+    line, column, channel, *taps = s.get_loops(sum_block)
+    lines, ty = s.split(line, [None, threads_y])
+    columns, tx = s.split(s.fuse(column, channel), [None, threads_x])
     s.reorder(lines, columns, ty, tx, *taps)
     s.bind(s.fuse(lines, columns), "blockIdx.x")
     s.bind(ty, "threadIdx.y")
     s.bind(tx, "threadIdx.x")
-    s.reverse_compute_at(s.get_consumers(sums)[0], tx)
-    s.decompose_reduction(sums, taps[0])
-    unroll(s, tx, MAX_UNROLLED)
+    s.reverse_compute_at(s.get_consumers(sum_block)[0], tx)
+    s.decompose_reduction(sum_block, taps[0])
+    unroll(s, tx, MAX_UNROLLED_TAPS)
     return s
 
 
-def _declare(w: Filter2d) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
+def _declare_texture_filter(w: Filter2d) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
     """`Filter2d.declare` without the ghost cells: the texture of X is zero outside."""
     X = te.placeholder(w.signal_shape, w.dtype, name="X")
     K = te.placeholder(w.mask_shape, w.dtype, name="K")
     image = Call("tirx.address_of", [X(0, 0, 0)], ret_ty=PointerType(PrimType(w.dtype)))
 
-    def fetch(at: Sequence[tirx.Expr], tap: Sequence[tirx.Expr]) -> tirx.Expr:
-        line, column = (i + j - radius for i, j, radius in zip(at, tap, w.radius, strict=False))
-        middle = (index.astype("float32") + tirx.const(0.5, "float32") for index in (column * w.C + at[-1], line))
-        return tirx.call_pure_extern(w.dtype, "tex2D<float>", image, *middle)
+    def fetch_texel(output_index: Sequence[tirx.Expr], tap: Sequence[tirx.Expr]) -> tirx.Expr:
+        line, column = (i + j - radius for i, j, radius in zip(output_index, tap, w.radius, strict=False))
+        texel_center = (
+            index.astype("float32") + tirx.const(0.5, "float32") for index in (column * w.C + output_index[-1], line)
+        )
+        return tirx.call_pure_extern(w.dtype, "tex2D<float>", image, *texel_center)
 
-    return X, K, correlation(w, K, fetch)
+    return X, K, declare_correlation(w, K, fetch_texel)

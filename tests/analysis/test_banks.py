@@ -8,16 +8,21 @@ import steps
 from instructions import lowered, product, rows
 
 import tvmconv as tc
-from tvmconv.analysis.lowered.operations import SHARED_STORES
-from tvmconv.analysis.lowered.tir import warps
-from tvmconv.analysis.memory.banks import copy_wavefronts, shared_accesses, wavefronts_of_each, wide_wavefronts
-from tvmconv.analysis.memory.traffic import traffic
+from tvmconv.analysis.memory.bank_conflicts import (
+    count_copy_wavefronts,
+    count_shared_accesses,
+    count_wavefronts,
+    count_wavefronts_by_request,
+)
+from tvmconv.analysis.memory.traffic import count_traffic
+from tvmconv.analysis.tir.operations import SHARED_STORES
+from tvmconv.analysis.tir.scopes import group_by_warp
 
 
 def bank_wavefronts(words, active):
     """Requests and wavefronts of shared accesses of a word."""
-    active = warps(active)
-    return int(active.any(axis=1).sum()), int(wavefronts_of_each(4 * warps(words), active, 4)[0].sum())
+    active = group_by_warp(active)
+    return int(active.any(axis=1).sum()), int(count_wavefronts_by_request(4 * group_by_warp(words), active, 4)[0].sum())
 
 
 def wavefronts(words):
@@ -64,48 +69,54 @@ def test_a_last_warp_that_is_not_full_is_a_warp():
     ],
 )
 def test_wide_accesses_are_served_by_parts_of_a_warp(nbytes, stride, expected):
-    assert wide_wavefronts(np.arange(32), np.arange(32) * stride, nbytes) == expected
+    assert count_wavefronts(np.arange(32), np.arange(32) * stride, nbytes) == expected
 
 
 def test_the_rows_that_ldmatrix_reads_meet_in_the_banks():
     """Rows of 32 bytes: of 8 rows, the first 16 bytes of two lie in the same banks; eight rows have four of them."""
-    copied, of_k, a, b = shared_accesses(lowered(product()))
-    assert (copied.kind, copied.requests, copied.wavefronts, copied.least, copied.nbytes) == ("store", 1, 4, 4, 16)
-    assert (of_k.kind, of_k.requests, of_k.wavefronts) == ("store", 1, 2)
-    assert (a.kind, a.requests, a.wavefronts, a.conflicts) == ("load", 1, 8, 4)
-    assert (b.kind, b.requests, b.wavefronts, b.conflicts) == ("load", 1, 4, 2)
+    copied, of_k, a, b = count_shared_accesses(lowered(product()))
+    assert (copied.kind, copied.num_requests, copied.wavefronts, copied.min_wavefronts, copied.nbytes) == (
+        "store",
+        1,
+        4,
+        4,
+        16,
+    )
+    assert (of_k.kind, of_k.num_requests, of_k.wavefronts) == ("store", 1, 2)
+    assert (a.kind, a.num_requests, a.wavefronts, a.num_conflicts) == ("load", 1, 8, 4)
+    assert (b.kind, b.num_requests, b.wavefronts, b.num_conflicts) == ("load", 1, 4, 2)
 
 
 @pytest.mark.parametrize(("swizzled", "conflicts"), [(False, 3 * 4 * 7), (True, 0)])
 def test_a_swizzle_of_a_ring_of_stages_is_followed(swizzled, conflicts):
     """Rows of 128 bytes: the same 16 bytes of 8 rows lie in the same banks, unless the row's number moves them."""
-    accesses = shared_accesses(lowered(rows(swizzled=swizzled)))
-    assert sum(each.conflicts for each in accesses if each.kind == "load") == conflicts
-    assert sum(each.conflicts for each in accesses if each.kind == "store") == 0
+    accesses = count_shared_accesses(lowered(rows(swizzled=swizzled)))
+    assert sum(each.num_conflicts for each in accesses if each.kind == "load") == conflicts
+    assert sum(each.num_conflicts for each in accesses if each.kind == "store") == 0
 
 
 @pytest.mark.parametrize("config", [{"pipeline": "async3"}, {}])
 def test_the_text_and_an_execution_count_the_same(config, monkeypatch):
     kernel = tc.build(tc.parse("conv2d:1x16x8x8,16x16x3x3,s1,p1"), "implicit_gemm", arch="sm_90", config=config)
-    from_text = shared_accesses(kernel)
-    monkeypatch.setattr("tvmconv.analysis.memory.banks.has_instructions", lambda function: True)
+    from_text = count_shared_accesses(kernel)
+    monkeypatch.setattr("tvmconv.analysis.memory.bank_conflicts.has_instructions", lambda function: True)
 
     def merged(accesses):  # what is not accessed at all is not seen by an execution
         return sorted(
             dataclasses.astuple(each)[:1] + dataclasses.astuple(each)[2:] for each in accesses if each.requests
         )
 
-    assert merged(shared_accesses(kernel)) == merged(from_text)
+    assert merged(count_shared_accesses(kernel)) == merged(from_text)
 
 
 def test_dynamic_shared_memory_is_shared_memory():
     kernel = tc.build(steps.WORKLOAD, steps.DYNAMIC, arch="sm_90")
-    accesses = shared_accesses(kernel)
-    stored = sum(access.requests for access in accesses if access.kind == "store")
+    accesses = count_shared_accesses(kernel)
+    stored = sum(access.num_requests for access in accesses if access.kind == "store")
     assert 32 * stored == steps.DYNAMIC_BYTES // 4
-    assert sum(access.requests for access in accesses if access.kind == "load") == 4 * 2  # four sums of two warps
-    assert all(access.conflicts == 0 for access in accesses)
-    assert traffic(kernel).counts[SHARED_STORES].elements == steps.DYNAMIC_BYTES // 4
+    assert sum(access.num_requests for access in accesses if access.kind == "load") == 4 * 2  # four sums of two warps
+    assert all(access.num_conflicts == 0 for access in accesses)
+    assert count_traffic(kernel).counts[SHARED_STORES].num_elements == steps.DYNAMIC_BYTES // 4
 
 
 ALIGNED = 16 * np.arange(32)
@@ -122,4 +133,4 @@ ALIGNED = 16 * np.arange(32)
     ],
 )
 def test_copies_take_a_wavefront_for_each_line_and_row(to, source, wavefronts):
-    assert copy_wavefronts(np.arange(32), to, source).tolist() == [1, wavefronts, 4]
+    assert count_copy_wavefronts(np.arange(32), to, source).tolist() == [1, wavefronts, 4]

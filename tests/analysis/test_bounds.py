@@ -11,14 +11,14 @@ import pytest
 from venvs import without_nvdisasm
 
 import tvmconv as tc
-from tvmconv.analysis.bounds import ARITHMETIC, L1, LAUNCH, SHARED, bounds
+from tvmconv.analysis.speed_of_light import ARITHMETIC, L1, LAUNCH, SHARED, compute_unit_times
 from tvmconv.cli import main
-from tvmconv.knowledge.features import Machine
-from tvmconv.logs.lines import BadLines
-from tvmconv.logs.log import read
-from tvmconv.logs.shipped import shipped_logs
+from tvmconv.cost_model.features import DeviceSpec
+from tvmconv.logs.lines import InvalidLines
+from tvmconv.logs.log import read_records
+from tvmconv.logs.packaged import packaged_logs
 
-H200 = Machine("NVIDIA H200", "sm_90", 132, 66.9e12, 4.8e12)
+H200 = DeviceSpec("NVIDIA H200", "sm_90", 132, 66.9e12, 4.8e12)
 CHECKED = ("resnet50", "d2l", "resnet50-f16-nhwc", "convnext_tiny-f16-nhwc", "layers")
 SAMPLE = 3  # of all best records, in a run of all tests; TVMCONV_ALL_RECORDS=1 checks each of them
 TILING = "conv2d:1x64x56x56,64x64x3x3,s1,p1"
@@ -27,9 +27,9 @@ TILING = "conv2d:1x64x56x56,64x64x3x3,s1,p1"
 def best_records():
     """The fastest record of each workload in some of the shipped logs."""
     found = {}
-    for log in shipped_logs():
+    for log in packaged_logs():
         if log.stem in CHECKED:
-            for record in read(log, BadLines()):
+            for record in read_records(log, InvalidLines()):
                 order = (not record.final, record.cost)
                 if record.ok and (record.workload not in found or order < found[record.workload][0]):
                     found[record.workload] = order, record
@@ -44,20 +44,20 @@ def sample():
 @pytest.mark.parametrize("record", sample(), ids=lambda record: f"{record.schedule}-{record.workload}")
 def test_no_certain_time_exceeds_the_measured_one(record):
     kernel = tc.build(record.workload, record.schedule, arch="sm_90", config=record.config)
-    found = bounds(kernel, H200)
-    certain = {bound.unit: bound.at_least for bound in found if bound.at_least is not None}
+    found = compute_unit_times(kernel, H200)
+    certain = {bound.unit: bound.min_seconds for bound in found if bound.min_seconds is not None}
     assert {ARITHMETIC, SHARED, L1} <= set(certain)
     assert LAUNCH not in certain
     assert max(certain.values()) <= record.cost
-    assert all(bound.at_least is None or bound.at_least <= bound.seconds * (1 + 1e-9) for bound in found)
+    assert all(bound.min_seconds is None or bound.min_seconds <= bound.seconds * (1 + 1e-9) for bound in found)
 
 
 COUNT_BY_TEXT = """
 import json, sys
 import tvmconv as tc
-from tvmconv.analysis.bounds import bounds, text_only
-from tvmconv.knowledge.model import known_for
-from tvmconv.reports.explain import explanation
+from tvmconv.analysis.speed_of_light import bounds, text_only
+from tvmconv.cost_model.model import known_for
+from tvmconv.reports.explanation import explanation
 machine = known_for("sm_90").machine
 for workload, schedule, config in json.load(sys.stdin):
     config = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
@@ -94,7 +94,7 @@ REASONS = {
 
 @pytest.mark.parametrize("kernel", REASONS)
 def test_why_no_time_is_predicted_is_told(kernel, capsys, monkeypatch):
-    monkeypatch.setattr("tvmconv.analysis.asked.MOST_STEPS", 10)  # which TMA is refused before
+    monkeypatch.setattr("tvmconv.analysis.block_accesses.MAX_BLOCK_INSTRUCTIONS", 10)  # which TMA is refused before
     assert main(["explain", *kernel.split(), "--arch", "sm_90"]) == 0
     page = capsys.readouterr().out
     assert re.search(rf"^No time is predicted: {REASONS[kernel]}", page, re.MULTILINE)

@@ -5,14 +5,14 @@ import emulate
 import numpy as np
 import pytest
 
-from tvmconv.analysis.emulation.errors import ExecutionError, RaceError
-from tvmconv.analysis.emulation.instructions import dispatch
-from tvmconv.tensor_map import TensorMap, im2col, tiled
-from tvmconv.workloads.dtypes import numpy_dtype
+from tvmconv.emulator.errors import ExecutionError, RaceError
+from tvmconv.emulator.instructions import dispatch
+from tvmconv.tensor_map import TensorMap, make_im2col_map, make_tiled_map
+from tvmconv.workloads.dtypes import get_numpy_dtype
 
 
 def random(shape, dtype="float16"):
-    return np.random.default_rng(0).standard_normal(shape).astype(numpy_dtype(dtype))
+    return np.random.default_rng(0).standard_normal(shape).astype(get_numpy_dtype(dtype))
 
 
 def unswizzled(found, rows, swizzle, dtype):
@@ -22,14 +22,14 @@ def unswizzled(found, rows, swizzle, dtype):
     number = np.arange(len(chunks))
     line, chunk = number // 8, number % 8
     there = line * 8 + {0: chunk, 32: chunk ^ line % 2, 64: chunk ^ line % 4, 128: chunk ^ line % 8}[swizzle]
-    return chunks[there].reshape(rows, nbytes).view(numpy_dtype(dtype))
+    return chunks[there].reshape(rows, nbytes).view(get_numpy_dtype(dtype))
 
 
 @pytest.mark.parametrize(("swizzle", "columns"), [(0, 24), (32, 16), (64, 32), (128, 64)])
 @pytest.mark.parametrize("at", [(16, 3, 1), (-8, -1, -1)])
 def test_a_tile_is_copied_row_by_row_with_zeros_outside(swizzle, columns, at):
     x = random((5, 7, 72))
-    told = tiled("float16", 2, (72, 7, 5), (72, 7 * 72), (columns, 4, 2), swizzle)
+    told = make_tiled_map("float16", 2, (72, 7, 5), (72, 7 * 72), (columns, 4, 2), swizzle)
     found = unswizzled(emulate.run(bulk.copied(told, at), [x]), 8, swizzle, "float16")
     padded = np.pad(x, 80)
     z, y, c = (80 + each for each in reversed(at))
@@ -69,7 +69,7 @@ def columns(x, told, at, offsets, stride, out):
 def test_im2col_goes_over_pixels_lines_and_images(offsets, begin, stride, dilation, padding):
     x = random((2, 9, 11, 72))
     out = tuple((extent + 2 * padding - 2 * dilation - 1) // stride + 1 for extent in (11, 9))
-    told = im2col("float16", 2, (72, 11, 9, 2), (64, 48), (stride, stride), (-padding, -padding), out, 128)
+    told = make_im2col_map("float16", 2, (72, 11, 9, 2), (64, 48), (stride, stride), (-padding, -padding), out, 128)
     at = (begin[0], *(begin[1 + i] * stride - padding for i in range(2)), begin[3])
     offsets = tuple(each * dilation for each in offsets)
     found = emulate.run(bulk.copied(told, at, offsets), [x])
@@ -78,7 +78,7 @@ def test_im2col_goes_over_pixels_lines_and_images(offsets, begin, stride, dilati
 
 
 def test_tiles_are_aligned_in_shared_memory():
-    told = tiled("float16", 2, (64, 8), (64,), (64, 8), 128)
+    told = make_tiled_map("float16", 2, (64, 8), (64,), (64, 8), 128)
     with pytest.raises(ExecutionError, match="misaligned"):
         emulate.run(bulk.copied(told, (0, 0), cut=16), [random((8, 64))])
 
@@ -94,7 +94,7 @@ def products(x, k):
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 1e-6), ("bfloat16", 1e-6), ("float32", 2e-3)])
 @pytest.mark.parametrize(("n", "swizzle"), [(8, 128), (80, 64), (16, 32)])
 def test_what_wgmma_computes_is_the_product_of_matrices(dtype, tolerance, n, swizzle):
-    k = swizzle // np.dtype(numpy_dtype(dtype)).itemsize * 3
+    k = swizzle // np.dtype(get_numpy_dtype(dtype)).itemsize * 3
     x, w = random((64, k), dtype), np.ascontiguousarray(random((n, k), dtype)[::-1])
     found = product(x, w, dtype=dtype, n=n, swizzle=swizzle, steps=3)
     np.testing.assert_allclose(found, products(x, w), atol=tolerance * np.abs(products(x, w)).max())
@@ -200,7 +200,7 @@ ORDERING = ("fence", "wait", "sync", "arrive", "commit", "mbarrier_init")
     [(bulk.product, [(64, 320), (16, 320)], "float16"), (bulk.stored, [(64, 32)], "float32")],
 )
 def test_whatever_orders_and_is_left_out_is_missed(kernel, shapes, dtype, monkeypatch):
-    whole, lowered, inputs = dispatch.statement, kernel(), [random(shape, dtype) for shape in shapes]
+    whole, lowered, inputs = dispatch.translate_statement, kernel(), [random(shape, dtype) for shape in shapes]
     seen, count = 0, 0
 
     def without(left_out):
@@ -216,7 +216,7 @@ def test_whatever_orders_and_is_left_out_is_missed(kernel, shapes, dtype, monkey
                     return lambda mask: None
             return whole(node, compiler)
 
-        monkeypatch.setattr(dispatch, "statement", statement)
+        monkeypatch.setattr(dispatch, "translate_statement", statement)
         return emulate.run(lowered, inputs)
 
     without(None)

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 import tvmconv as tc
-from tvmconv.analysis.memory.coalescing import global_accesses, sectors
+from tvmconv.analysis.memory.coalescing import count_global_accesses, count_sectors
 
 
 def of_a_warp(addresses, nbytes=4, active=True):
     addresses = np.asarray(addresses).reshape(1, -1)
-    return sectors(addresses, np.broadcast_to(active, addresses.shape), nbytes)
+    return count_sectors(addresses, np.broadcast_to(active, addresses.shape), nbytes)
 
 
 LANES = np.arange(32)
@@ -42,7 +42,7 @@ def test_threads_that_take_no_part_touch_nothing():
 
 
 def by_array(kernel, kind="load"):
-    return {each.array: each for each in global_accesses(kernel) if each.kind == kind}
+    return {each.array: each for each in count_global_accesses(kernel) if each.kind == kind}
 
 
 def test_the_default_schedule_reads_neighbouring_columns():
@@ -59,21 +59,21 @@ def test_sectors_count_again_in_each_quarter_of_a_warp():
     lanes = np.arange(32)
     active = np.ones((1, 32), bool)
     again = (lanes % 16 * 16)[None, :]  # two rows of 256 bytes that are the same
-    assert sectors(again, active, 16)[1] == 16
+    assert count_sectors(again, active, 16)[1] == 16
     shifted = (lanes * 16 + 16)[None, :]  # a sector lies over the end of each quarter
-    assert sectors(shifted, active, 16)[1] == 17
+    assert count_sectors(shifted, active, 16)[1] == 17
 
 
 def test_a_quarter_that_repeats_the_one_before_it_is_free():
     """As `grouped_nhwc` loads filters of 8 channels a group: eight lanes read what the eight before them read."""
     lanes, active = np.arange(32), np.ones((1, 32), bool)
-    assert sectors((lanes % 4 * 576)[None, :], active, 16)[1] == 4
-    assert sectors((lanes % 8 // 4 * 576 + lanes // 16 * 2048)[None, :], active, 16)[1] == 4
+    assert count_sectors((lanes % 4 * 576)[None, :], active, 16)[1] == 4
+    assert count_sectors((lanes % 8 // 4 * 576 + lanes // 16 * 2048)[None, :], active, 16)[1] == 4
     active[0, 9] = False  # then the second quarter is another one, and the third again
-    assert sectors((lanes % 4 * 576)[None, :], active, 16)[1] == 12
+    assert count_sectors((lanes % 4 * 576)[None, :], active, 16)[1] == 12
 
 
 def test_of_asynchronous_copies_every_quarter_asks():
     """As `mma_sync` copies: Nsight Compute tells so."""
     lanes, active = np.arange(32), np.ones((1, 32), bool)
-    assert sectors((lanes % 4 * 576)[None, :], active, 16, copies=True)[1] == 16
+    assert count_sectors((lanes % 4 * 576)[None, :], active, 16, is_copy=True)[1] == 16

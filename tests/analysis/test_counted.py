@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import tvmconv as tc
-from tvmconv.analysis.nsight.counted import counted
+from tvmconv.analysis.nsight.predicted_counters import predict_counters
 
 COUNTERS = sorted((Path(__file__).parents[2] / "tuning_logs" / "nvidia-h200").glob("filter*-counters.json"))
 MEASURED = [row for file in COUNTERS for row in json.loads(file.read_text())["kernels"]]
@@ -24,6 +24,6 @@ def name(row):
 )
 def test_sectors_and_requests_are_those_that_a_gpu_counted(row):
     kernel = tc.build(tc.parse(row["workload"]), row["schedule"], arch="sm_90")
-    for name, count in counted(kernel, kernel.steps[0]).counts.items():
+    for name, count in predict_counters(kernel, kernel.kernels[0]).counts.items():
         if name.startswith("global"):
             assert count == pytest.approx(row["metrics"][name], rel=0.01), name

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import tvmconv as tc
-from tvmconv.analysis.machine_code.executed.asked import asked, asked_of_grid, spread
-from tvmconv.analysis.machine_code.executed.integers import by_table
-from tvmconv.analysis.machine_code.executed.machine import Machine
-from tvmconv.analysis.memory.banks import shared_accesses
-from tvmconv.analysis.memory.coalescing import global_accesses
-from tvmconv.compiler.listing import parse
-from tvmconv.compiler.program import Launch
+from tvmconv.analysis.memory.bank_conflicts import count_shared_accesses
+from tvmconv.analysis.memory.coalescing import count_global_accesses
+from tvmconv.analysis.sass.interpreter.block_execution import SassInterpreter
+from tvmconv.analysis.sass.interpreter.integers import evaluate_lut
+from tvmconv.analysis.sass.interpreter.request_counts import count_launch_requests, count_requests, sample_grid
+from tvmconv.compiler.executable import LaunchConfig
+from tvmconv.compiler.sass_listing import parse_disassembly
 from tvmconv.errors import AnalysisError
 
 MASK = (1 << 32) - 1
@@ -29,18 +29,18 @@ def listing(*lines):
             continue
         text.append(f"        /*{address:04x}*/                   {line} ;")
         address += 16
-    return parse("\n".join(text))["main"]
+    return parse_disassembly("\n".join(text))["main"]
 
 
 def stored(*lines, threads=32, constants=None, blocks=((0, 0, 0),)):
     """The shared addresses that a program stores to, one list a store, of the threads that do."""
     found = []
-    machine = Machine(
+    machine = SassInterpreter(
         listing(*lines),
-        Launch((4, 1, 1), (threads, 1, 1)),
+        LaunchConfig((4, 1, 1), (threads, 1, 1)),
         lambda bank, offset: (constants or {}).get(offset) if bank == 0 else None,
     )
-    run = machine.execute(list(blocks), lambda one: found.append(one.addresses[one.active].tolist()))
+    run = machine.execute_blocks(list(blocks), lambda one: found.append(one.addresses[one.is_active].tolist()))
     return found, run
 
 
@@ -117,7 +117,7 @@ def test_predicates_are_those_of_integers(text):
 
 def test_a_table_of_three_bits_is_looked_up():
     a, b, c = (np.array([number], np.uint32) for number in (0xF0, 0xCC, 0xAA))
-    assert [int(by_table(table, a, b, c)[0]) & 0xFF for table in range(256)] == list(range(256))
+    assert [int(evaluate_lut(table, a, b, c)[0]) & 0xFF for table in range(256)] == list(range(256))
 
 
 def test_values_of_64_bits_carry():
@@ -149,7 +149,7 @@ def test_an_address_outside_of_all_arrays_is_an_error():
     kernel = tc.build(tc.parse("conv2d:1x4x8x8,4x4x1x1"), "default", arch="sm_90")
     code = listing("MOV R2, 0x10", "MOV R3, RZ", "STG.E desc[UR4][R2.64], R2")
     with pytest.raises(AnalysisError, match=r"^STG is executed at an address outside of all arrays$"):
-        asked(kernel.program.steps[0], code, "sm_90", [(0, 0, 0)])
+        count_requests(kernel.executable.kernels[0], code, "sm_90", [(0, 0, 0)])
 
 
 def test_spilled_registers_and_constants_come_back():
@@ -186,10 +186,10 @@ def test_threads_that_part_meet_again():
     found, run = stored(*lines)
     assert [len(each) for each in found] == [*range(31, 0, -1), 32]
     assert found[-1] == list(range(32))
-    assert run.times[3] == 32  # the comparison
-    assert run.times[-1] == 1
-    assert run.back[7] == 31
-    assert sum(run.back) == 31
+    assert run.execution_counts[3] == 32  # the comparison
+    assert run.execution_counts[-1] == 1
+    assert run.backward_branch_counts[7] == 31
+    assert sum(run.backward_branch_counts) == 31
 
 
 def test_a_loop_with_two_branches_back_is_counted():
@@ -209,15 +209,15 @@ def test_a_loop_with_two_branches_back_is_counted():
     )
     found, run = stored(*lines, threads=64)
     assert len(found) == 4
-    assert run.times[4] == 10
-    assert sum(run.back) == 8
+    assert run.execution_counts[4] == 10
+    assert sum(run.backward_branch_counts) == 8
 
 
 def test_several_blocks_are_executed_together():
     lines = "S2R R1, SR_CTAID.X", "LEA R2, R1, 0x4, 0x7", "STS [R2], RZ"
     (found,), run = stored(*lines, threads=8, blocks=[(n, 0, 0) for n in range(3)])
     assert found == [4] * 8 + [132] * 8 + [260] * 8
-    assert run.times == [3, 3, 3, 3]
+    assert run.execution_counts == [3, 3, 3, 3]
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_several_blocks_are_executed_together():
     ],
 )
 def test_what_is_not_known_or_not_understood_is_an_error(lines, match, monkeypatch):
-    monkeypatch.setattr("tvmconv.analysis.machine_code.executed.machine.MOST_STEPS", 1000)
+    monkeypatch.setattr("tvmconv.analysis.sass.interpreter.block_execution.MAX_INSTRUCTIONS", 1000)
     with pytest.raises(AnalysisError, match=match):
         stored(*lines)
 
@@ -238,8 +238,8 @@ def test_what_is_not_known_or_not_understood_is_an_error(lines, match, monkeypat
 def test_arithmetic_is_left_out():
     lines = "S2R R1, SR_TID.X", "LDS R4, [R1]", "FFMA R5, R4, R4, R5", "FADD R5, R5, R4", "STS [R1], R5"
     _, run = stored(*lines)
-    assert run.steps == 4  # the thread's number, two accesses, the end
-    assert run.times == [1] * 6
+    assert run.num_executed == 4  # the thread's number, two accesses, the end
+    assert run.execution_counts == [1] * 6
 
 
 KERNELS = [
@@ -262,32 +262,32 @@ KERNELS = [
 def test_stores_are_those_of_the_lowered_tir(text, schedule, arch):
     """Of stores to global memory the compiler can neither merge, drop nor hoist any in these kernels."""
     kernel = tc.build(tc.parse(text), schedule, arch=arch)
-    (step,), (compiled,) = kernel.steps, kernel.program.steps
+    (step,), (compiled,) = kernel.kernels, kernel.executable.kernels
     block = tuple(extent // 2 for extent in step.launch.grid)
-    counts = asked(compiled, kernel.listings[step.name], arch, [block])
+    counts = count_requests(compiled, kernel.listings[step.name], arch, [block])
     ours = [each for each, code in zip(counts, kernel.listings[step.name], strict=True) if code.opcode == "STG"]
-    wanted = [each for each in global_accesses(kernel, step, block) if each.kind == "store"]
-    assert sum(each.sectors for each in ours) == sum(each.sectors for each in wanted)
-    assert sum(each.requests for each in ours) == sum(each.requests for each in wanted)
-    assert set().union(*(each.arrays for each in ours)) == {len(kernel.program.arrays) - 1}
+    wanted = [each for each in count_global_accesses(kernel, step, block) if each.kind == "store"]
+    assert sum(each.num_sectors for each in ours) == sum(each.sectors for each in wanted)
+    assert sum(each.num_requests for each in ours) == sum(each.num_requests for each in wanted)
+    assert set().union(*(each.array_indices for each in ours)) == {len(kernel.executable.arrays) - 1}
 
 
 def test_matrices_and_asynchronous_copies_are_those_of_the_text():
     """`ldmatrix`, `cp.async` and what goes back to the output: as executing the text tells."""
     kernel = tc.build(tc.parse("conv2d:1x64x8x8,64x64x1x1,s1,p0,f16,nhwc"), "mma_sync", arch="sm_80")
-    (step,) = kernel.steps
+    (step,) = kernel.kernels
     code = kernel.listings[step.name]
-    counts = asked(kernel.program.steps[0], code, "sm_80", [(0, 0, 0)])
-    from_text = shared_accesses(kernel, step)
-    copied = sum(each.wavefronts for each, i in zip(counts, code, strict=True) if i.opcode in ("LDGSTS", "STS"))
+    counts = count_requests(kernel.executable.kernels[0], code, "sm_80", [(0, 0, 0)])
+    from_text = count_shared_accesses(kernel, step)
+    copied = sum(each.num_wavefronts for each, i in zip(counts, code, strict=True) if i.opcode in ("LDGSTS", "STS"))
     assert copied == sum(each.wavefronts for each in from_text if each.kind == "store")
-    loaded = sum(each.wavefronts for each, i in zip(counts, code, strict=True) if i.opcode in ("LDSM", "LDS"))
+    loaded = sum(each.num_wavefronts for each, i in zip(counts, code, strict=True) if i.opcode in ("LDSM", "LDS"))
     assert loaded <= sum(each.wavefronts for each in from_text if each.kind == "load")  # some are not needed
 
 
 @pytest.mark.parametrize("grid", [(2, 3, 2), (1, 1, 1), (1000, 1, 1), (7, 99, 3), (1, 56, 64)])
 def test_the_blocks_that_come_first_are_spread_over_a_grid(grid):
-    found = spread(grid, 64)
+    found = sample_grid(grid, 64)
     assert len(found) == len(set(found)) == min(64, math.prod(grid))
     for first in (found, found[:32]) if len(found) == 64 else (found,):
         for axis, extent in enumerate(grid):
@@ -297,12 +297,12 @@ def test_the_blocks_that_come_first_are_spread_over_a_grid(grid):
 
 def test_all_blocks_of_a_grid_are_counted_where_they_are_short():
     kernel = tc.build(tc.parse("conv2d:1x4x30x30,8x4x3x3,s1,p1"), "tiling", arch="sm_90")
-    (step,) = kernel.program.steps
+    (step,) = kernel.executable.kernels
     code = kernel.listings[step.name]
-    grid = asked_of_grid(step, code, "sm_90")
-    assert grid.share == 1
+    grid = count_launch_requests(step, code, "sm_90")
+    assert grid.block_fraction == 1
     blocks = list(itertools.product(*map(range, step.launch.grid)))
-    one_by_one = [asked(step, code, "sm_90", [block]) for block in blocks]
-    for place, each in enumerate(grid.counts):
-        assert each.sectors == sum(counts[place].sectors for counts in one_by_one)
-        assert each.executed == sum(counts[place].executed for counts in one_by_one)
+    one_by_one = [count_requests(step, code, "sm_90", [block]) for block in blocks]
+    for place, each in enumerate(grid.instruction_counts):
+        assert each.num_sectors == sum(counts[place].num_sectors for counts in one_by_one)
+        assert each.num_executed == sum(counts[place].num_executed for counts in one_by_one)

@@ -3,12 +3,12 @@
 import pytest
 
 import tvmconv as tc
-from tvmconv.analysis.asked import asked_by
-from tvmconv.analysis.counts import counts
-from tvmconv.analysis.machine_code.arithmetic import lane_clocks, lane_flops, matrix_flops
-from tvmconv.analysis.machine_code.operations import Loop, Operation, code
-from tvmconv.analysis.machine_code.warp import CLOCKS, L2_CLOCKS, Warp
-from tvmconv.compiler.listing import parse
+from tvmconv.analysis.block_accesses import count_block_accesses
+from tvmconv.analysis.block_counts import count_block
+from tvmconv.analysis.sass.arithmetic import count_lane_clocks, count_lane_flops, count_matrix_flops
+from tvmconv.analysis.sass.sass_ops import SassLoop, SassOp, build_code
+from tvmconv.analysis.sass.warp_pipeline import CLOCKS, L2_CLOCKS, WarpPipeline
+from tvmconv.compiler.sass_listing import parse_disassembly
 
 TEXT = """
 \t.section\t.text.one,"ax",@progbits
@@ -54,26 +54,28 @@ BEHIND = """
 
 @pytest.fixture
 def one():
-    return code(parse(TEXT)["one"], EXECUTED, BACK)
+    return build_code(parse_disassembly(TEXT)["one"], EXECUTED, BACK)
 
 
 def times(body, name):
     """How often a warp runs the instructions of a name, by the loops around them."""
-    return sum(part.trips * times(part.body, name) if isinstance(part, Loop) else part.name == name for part in body)
+    return sum(
+        part.trip_count * times(part.body, name) if isinstance(part, SassLoop) else part.name == name for part in body
+    )
 
 
 def chain(*instructions):
-    warp = Warp()
-    warp.run(list(instructions))
+    warp = WarpPipeline()
+    warp.execute(list(instructions))
     return warp.clocks
 
 
 def multiply(to, *of):
-    return Operation("FFMA", (("R", to),), tuple(("R", each) for each in of))
+    return SassOp("FFMA", (("R", to),), tuple(("R", each) for each in of))
 
 
 def test_branches_back_are_loops(one):
-    assert [type(part) for part in one] == [Operation, Loop, Operation, Operation]
+    assert [type(part) for part in one] == [SassOp, SassLoop, SassOp, SassOp]
     outer = one[1]
     assert [getattr(part, "name", "loop") for part in outer.body] == ["LDG", "BAR", "loop", "BRA"]
 
@@ -86,20 +88,20 @@ def test_a_wide_load_writes_registers_in_a_row(one):
 
 def test_loops_run_as_often_as_a_warp_comes_to_their_begin(one):
     outer = one[1]
-    assert outer.trips == 6
-    assert outer.body[2].trips == 5
+    assert outer.trip_count == 6
+    assert outer.body[2].trip_count == 5
 
 
 def test_a_loop_has_its_instructions_wherever_they_lie():
-    found = code(parse(BEHIND)["one"], (1, 9, 9, 9, 9, 1, 1, 9, 9), (0, 0, 0, 0, 8, 0, 0, 0, 9))
+    found = build_code(parse_disassembly(BEHIND)["one"], (1, 9, 9, 9, 9, 1, 1, 9, 9), (0, 0, 0, 0, 8, 0, 0, 0, 9))
     assert [getattr(part, "name", "loop") for part in found] == ["S2R", "loop", "STG", "EXIT"]
     assert [part.name for part in found[1].body] == ["FADD", "BRA", "FMUL", "BRA", "FFMA", "BRA"]
-    assert found[1].trips == 9
+    assert found[1].trip_count == 9
 
 
 def test_each_trip_that_waits_for_a_load_takes_its_latency(one):
-    warp = Warp()
-    warp.run(one)
+    warp = WarpPipeline()
+    warp.execute(one)
     assert 6 * L2_CLOCKS < warp.clocks < 8 * L2_CLOCKS
 
 
@@ -111,21 +113,21 @@ def test_what_depends_on_the_result_before_waits_for_it():
 def test_what_is_shuffled_is_waited_for():
     lines = "SHFL.DOWN PT, R5, R4, 0x1, 0x1f", "FADD R6, R5, R5"
     text = "\n".join(f"        /*{16 * n:04x}*/                   {line} ;" for n, line in enumerate(lines))
-    (listing,) = parse(f".text.one:\n{text}\n").values()
-    assert chain(*code(listing, [1, 1], [0, 0])) > CLOCKS["SHFL"]
+    (listing,) = parse_disassembly(f".text.one:\n{text}\n").values()
+    assert chain(*build_code(listing, [1, 1], [0, 0])) > CLOCKS["SHFL"]
 
 
 def test_the_groups_that_a_wait_leaves_are_its_second_operand():
     lines = "DEPBAR.LE SB0, 0x2", "DEPBAR.LE SB0, 0x1, {2,1}"
     text = "\n".join(f"        /*{16 * n:04x}*/                   {line} ;" for n, line in enumerate(lines))
-    (listing,) = parse(f".text.one:\n{text}\n").values()
-    assert [each.pending for each in code(listing, [1, 1], [0, 0])] == [2, 1]
+    (listing,) = parse_disassembly(f".text.one:\n{text}\n").values()
+    assert [each.max_pending_groups for each in build_code(listing, [1, 1], [0, 0])] == [2, 1]
 
 
 def test_asynchronous_copies_are_waited_for_by_group():
-    copy, close = Operation("LDGSTS", (), ()), Operation("LDGDEPBAR", (), ())
-    assert chain(copy, close, Operation("DEPBAR", (), (), pending=0)) > L2_CLOCKS
-    assert chain(copy, close, Operation("DEPBAR", (), (), pending=1)) < 10
+    copy, close = SassOp("LDGSTS", (), ()), SassOp("LDGDEPBAR", (), ())
+    assert chain(copy, close, SassOp("DEPBAR", (), (), max_pending_groups=0)) > L2_CLOCKS
+    assert chain(copy, close, SassOp("DEPBAR", (), (), max_pending_groups=1)) < 10
 
 
 @pytest.mark.parametrize(
@@ -135,14 +137,16 @@ def test_asynchronous_copies_are_waited_for_by_group():
 def test_loops_say_how_often_a_warp_runs_each_instruction(arch, config):
     """In this kernel all warps run all arithmetic: by its loops, and as it was executed."""
     kernel = tc.build(tc.parse("conv2d:1x16x16x16,16x16x3x3,s1,p1"), "direct", arch=arch, config=config)
-    (step,) = kernel.steps
-    executed = asked_by(kernel, step).executed
-    found = code(
-        kernel.listings[step.name], [each.executed for _, each in executed], [each.back for _, each in executed]
+    (step,) = kernel.kernels
+    executed = count_block_accesses(kernel, step).instruction_counts
+    found = build_code(
+        kernel.listings[step.name],
+        [each.num_executed for _, each in executed],
+        [each.num_backward_branches for _, each in executed],
     )
-    needed = counts(kernel, step).done.counts["multiplications"].elements / kernel.launch.threads
+    needed = count_block(kernel, step).traffic.counts["multiplications"].num_elements / kernel.launch.threads_per_block
     assert times(found, "FFMA") + times(found, "FMUL") == pytest.approx(needed)
-    assert any(isinstance(part, Loop) for part in found)
+    assert any(isinstance(part, SassLoop) for part in found)
 
 
 LAYER = "conv2d:1x64x16x16,64x64x3x3,s1,p1"
@@ -165,10 +169,13 @@ LAYER = "conv2d:1x64x16x16,64x64x3x3,s1,p1"
 def test_arithmetic_is_that_of_the_text(text, schedule, arch, config):
     """In these kernels the compiler finds nothing that could be left out, and all threads take part."""
     kernel = tc.build(tc.parse(text), schedule, arch=arch, config=config)
-    (step,) = kernel.steps
-    executed = asked_by(kernel, step).executed
-    flops = sum((lane_flops(instruction) + matrix_flops(instruction)) * each.executed for instruction, each in executed)
-    assert flops == counts(kernel, step).done.flops
+    (step,) = kernel.kernels
+    executed = count_block_accesses(kernel, step).instruction_counts
+    flops = sum(
+        (count_lane_flops(instruction) + count_matrix_flops(instruction)) * each.num_executed
+        for instruction, each in executed
+    )
+    assert flops == count_block(kernel, step).traffic.flops
 
 
 @pytest.mark.parametrize(
@@ -184,5 +191,5 @@ def test_arithmetic_is_that_of_the_text(text, schedule, arch, config):
     ],
 )
 def test_instructions_have_their_flops_and_lane_clocks(line, clocks, flops):
-    (instruction,) = parse(f".text.one:\n        /*0000*/                   {line} ;")["one"]
-    assert (lane_clocks(instruction), lane_flops(instruction)) == (clocks, flops)
+    (instruction,) = parse_disassembly(f".text.one:\n        /*0000*/                   {line} ;")["one"]
+    assert (count_lane_clocks(instruction), count_lane_flops(instruction)) == (clocks, flops)

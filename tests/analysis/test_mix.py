@@ -3,13 +3,20 @@
 import pytest
 
 import tvmconv as tc
-from tvmconv.analysis.machine_code.linked import linked
-from tvmconv.analysis.machine_code.loops import loops
-from tvmconv.analysis.machine_code.mix import ARITHMETIC, MOVES, SHARED, class_of, mix, widths
+from tvmconv.analysis.sass.instruction_mix import (
+    ARITHMETIC,
+    MOVES,
+    SHARED,
+    analyze_mix,
+    classify_instruction,
+    count_access_widths,
+)
+from tvmconv.analysis.sass.linked_sources import link_sources
+from tvmconv.analysis.sass.loops import find_loops
 from tvmconv.compiler import nvrtc
-from tvmconv.compiler.listing import parse
+from tvmconv.compiler.sass_listing import parse_disassembly
 
-pytestmark = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+pytestmark = pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason=str(nvrtc.explain_unavailability()))
 
 COLD = """
 .text.main_kernel:
@@ -46,40 +53,40 @@ def tiling():
 
 
 def test_code_behind_the_end_makes_no_other_loop():
-    (loop,) = loops(parse(COLD)["main_kernel"])
-    assert sorted(loop.inside) == [1, 2, 3, 4, 6, 7]
+    (loop,) = find_loops(parse_disassembly(COLD)["main_kernel"])
+    assert sorted(loop.all_indices) == [1, 2, 3, 4, 6, 7]
 
 
 def test_the_inner_loop_is_that_with_the_arithmetic():
-    inner = mix(parse(NESTED)["main_kernel"]).inner
-    assert (inner.slots, inner.working, inner.has_loops) == (2, 1, False)
+    inner = analyze_mix(parse_disassembly(NESTED)["main_kernel"]).inner_loop
+    assert (inner.num_issue_slots, inner.num_work_slots, inner.has_loops) == (2, 1, False)
 
 
 def test_a_multiply_add_of_zeros_is_a_move():
-    (found,) = parse(".text.k:\n /*0000*/ HFMA2.MMA R7, -RZ, RZ, 0, 0 ;")["k"]
-    assert class_of(found) == MOVES
+    (found,) = parse_disassembly(".text.k:\n /*0000*/ HFMA2.MMA R7, -RZ, RZ, 0, 0 ;")["k"]
+    assert classify_instruction(found) == MOVES
 
 
 def test_the_unrolled_taps_of_tiling_are_its_multiply_adds(tiling):
     taps, outputs, steps = 3, 64, 3  # of a thread; the compiler unrolls three rows
-    assert mix(tiling.listings["main_kernel"]).classes[ARITHMETIC] == taps * outputs * steps
+    assert analyze_mix(tiling.listings["main_kernel"]).class_counts[ARITHMETIC] == taps * outputs * steps
 
 
 def test_the_compiler_merges_neighbouring_loads_of_a_statement(tiling):
-    (own,) = linked(tiling)
-    text = tiling.stage("lowered").split("\n")
+    (own,) = link_sources(tiling)
+    text = tiling.format_ir_level("lowered").split("\n")
     (statement,) = [
-        n for n, lines in own.lowered.items() if "weight_shared_local[" in text[lines.start - 1].split("=")[0]
+        n for n, lines in own.lowered_lines.items() if "weight_shared_local[" in text[lines.start - 1].split("=")[0]
     ]
-    assert set(widths(own.by_statement[statement], "shared", "load")) == {"LDS.128"}
+    assert set(count_access_widths(own.instructions_by_statement[statement], "shared", "load")) == {"LDS.128"}
 
 
 def test_shared_accesses_of_all_statements_are_all_there_are(tiling):
-    (own,) = linked(tiling)
+    (own,) = link_sources(tiling)
     found = sum(
-        sum(widths(each, "shared", kind).values())
-        for number, each in own.by_statement.items()
+        sum(count_access_widths(each, "shared", kind).values())
+        for number, each in own.instructions_by_statement.items()
         if number is not None
         for kind in ("load", "store")
     )
-    assert found == mix(own.listing).classes[SHARED]
+    assert found == analyze_mix(own.listing).class_counts[SHARED]

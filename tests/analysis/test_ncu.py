@@ -2,7 +2,7 @@
 
 import pytest
 
-from tvmconv.analysis.nsight.ncu import profile
+from tvmconv.analysis.nsight.ncu import profile_command
 from tvmconv.errors import DeviceError
 
 METRICS = {"read": "dram__bytes_read.sum", "stall": "smsp__stall.ratio", "unknown": "no__such_metric.sum"}
@@ -33,12 +33,12 @@ def ncu(tmp_path, monkeypatch):
 
 def test_each_launch_has_its_metrics_by_name(ncu):
     ncu(ANSWER)
-    assert list(profile(["program"], METRICS)) == [{"read": 1048576, "stall": 2.5}, {"read": 32, "stall": 0}]
+    assert list(profile_command(["program"], METRICS)) == [{"read": 1048576, "stall": 2.5}, {"read": 32, "stall": 0}]
 
 
 def test_ncu_is_asked_for_the_metrics_of_a_command(ncu):
     asked = ncu(ANSWER)
-    list(profile(["program", "--option"], METRICS))
+    list(profile_command(["program", "--option"], METRICS))
     words = asked.read_text().split()
     assert words[-2:] == ["program", "--option"]
     assert words[words.index("--metrics") + 1] == ",".join(METRICS.values())
@@ -47,10 +47,10 @@ def test_ncu_is_asked_for_the_metrics_of_a_command(ncu):
 def test_a_failure_is_told_by_ncus_last_line(ncu):
     ncu(status=1, complaint="ERR_NVGPUCTRPERM: no permission to read the counters")
     with pytest.raises(DeviceError, match="ncu failed: ERR_NVGPUCTRPERM: no permission"):
-        list(profile(["program"], METRICS))
+        list(profile_command(["program"], METRICS))
 
 
 def test_where_ncu_is_missing_the_remedy_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DeviceError, match="install Nsight Compute"):
-        list(profile(["program"], METRICS))
+        list(profile_command(["program"], METRICS))

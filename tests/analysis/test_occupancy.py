@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tvmconv.analysis.occupancy import BLOCKS, BY_REGISTERS, SHARED_MEMORY, WARPS, occupancy, waves
+from tvmconv.analysis.occupancy import BLOCKS, REGISTERS_LIMIT, SHARED_MEMORY, WARPS, compute_occupancy, compute_waves
 from tvmconv.errors import AnalysisError
-from tvmconv.gpu import limits, multiprocessor
+from tvmconv.gpu_specs import get_block_limits, get_multiprocessor_spec
 
 ARCHS = ["sm_70", "sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121"]
 
@@ -51,28 +51,35 @@ def header():
 
 
 def test_by_hand():
-    full = occupancy("sm_90", 256, 32, 0)
-    assert (full.blocks, full.share, full.binding) == (8, 1.0, [WARPS, BY_REGISTERS])
-    assert occupancy("sm_90", 32, 16, 0).binding == [BLOCKS]
-    found = occupancy("sm_90", 128, 168, 0)  # 168 · 32 in multiples of 256 are 5,376; 3 warps of these in a partition
-    assert (found.blocks, found.binding) == (3, [BY_REGISTERS])
-    found = occupancy("sm_86", 64, 32, 40_000)  # with 1 KiB more: 2 in 100 KiB
-    assert (found.blocks, found.warps, found.binding) == (2, 4, [SHARED_MEMORY])
-    assert occupancy("sm_86", 64, 32, 100 << 10).blocks == 0
-    assert occupancy("sm_90", 1024, 128, 0).blocks == 0
+    full = compute_occupancy("sm_90", 256, 32, 0)
+    assert (full.resident_blocks, full.warp_fraction, full.limiting_resources) == (8, 1.0, [WARPS, REGISTERS_LIMIT])
+    assert compute_occupancy("sm_90", 32, 16, 0).limiting_resources == [BLOCKS]
+    found = compute_occupancy(
+        "sm_90", 128, 168, 0
+    )  # 168 · 32 in multiples of 256 are 5,376; 3 warps of these in a partition
+    assert (found.resident_blocks, found.limiting_resources) == (3, [REGISTERS_LIMIT])
+    found = compute_occupancy("sm_86", 64, 32, 40_000)  # with 1 KiB more: 2 in 100 KiB
+    assert (found.resident_blocks, found.resident_warps, found.limiting_resources) == (2, 4, [SHARED_MEMORY])
+    assert compute_occupancy("sm_86", 64, 32, 100 << 10).resident_blocks == 0
+    assert compute_occupancy("sm_90", 1024, 128, 0).resident_blocks == 0
 
 
 def test_an_architecture_that_is_not_known():
     with pytest.raises(AnalysisError, match="sm_999 holds is not known"):
-        occupancy("sm_999", 32, 32, 0)
+        compute_occupancy("sm_999", 32, 32, 0)
 
 
 def test_waves_and_the_tail():
-    found = waves(occupancy("sm_90", 1024, 64, 0), blocks=200, multiprocessors=132)
-    assert (found.at_a_time, round(found.count, 3), round(found.efficiency, 3), found.busy) == (132, 1.515, 0.758, 1.0)
-    assert waves(occupancy("sm_90", 256, 32, 0), 66, 132).busy == 0.5
+    found = compute_waves(compute_occupancy("sm_90", 1024, 64, 0), blocks=200, multiprocessors=132)
+    assert (
+        found.max_active_blocks,
+        round(found.num_waves, 3),
+        round(found.busy_time_fraction, 3),
+        found.busy_multiprocessor_fraction,
+    ) == (132, 1.515, 0.758, 1.0)
+    assert compute_waves(compute_occupancy("sm_90", 256, 32, 0), 66, 132).busy_multiprocessor_fraction == 0.5
     with pytest.raises(AnalysisError, match="not one block fits on a multiprocessor: registers"):
-        waves(occupancy("sm_90", 1024, 128, 0), 1, 132)
+        compute_waves(compute_occupancy("sm_90", 1024, 128, 0), 1, 132)
 
 
 @pytest.mark.skipif(header() is None or shutil.which("cc") is None, reason="no C compiler, or no cuda_occupancy.h")
@@ -83,14 +90,14 @@ def test_it_is_what_nvidias_calculator_says(tmp_path):
     random.seed(0)
     lines, ours = [], []
     for arch in ARCHS:
-        there, most = multiprocessor(arch), limits(arch).all_shared_bytes
+        there, most = get_multiprocessor_spec(arch), get_block_limits(arch).max_shared_bytes
         major, minor = divmod(int(arch.removeprefix("sm_")), 10)
         for _ in range(1500):
             threads, registers = random.randint(1, 1024), random.randint(1, 255)
             shared = random.choice([0, random.randint(0, 49152), random.randint(0, most)])
-            of_device = (major, minor, there.threads, there.shared_bytes, there.reserved_shared_bytes, most)
+            of_device = (major, minor, there.max_threads, there.shared_bytes, there.reserved_shared_bytes, most)
             lines.append(" ".join(map(str, (*of_device, threads, registers, shared))))
-            ours.append(occupancy(arch, threads, registers, shared).blocks)
+            ours.append(compute_occupancy(arch, threads, registers, shared).resident_blocks)
     told = subprocess.run([tmp_path / "main"], input="\n".join(lines), capture_output=True, text=True, check=True)
     theirs = list(map(int, told.stdout.split()))
     different = [(line, a, b) for line, a, b in zip(lines, ours, theirs, strict=True) if a != b]

@@ -9,9 +9,9 @@ from instructions import lowered
 from tvm.script import tirx as T  # noqa: N812
 
 import tvmconv as tc
-from tvmconv.analysis.emulation.errors import ExecutionError
-from tvmconv.analysis.emulation.instructions import dispatch
-from tvmconv.analysis.races import races
+from tvmconv.analysis.races import find_races
+from tvmconv.emulator.errors import ExecutionError
+from tvmconv.emulator.instructions import dispatch
 
 PLAIN = "conv2d:1x32x8x8,32x32x3x3,s1,p1"
 
@@ -28,7 +28,7 @@ PLAIN = "conv2d:1x32x8x8,32x32x3x3,s1,p1"
 )
 def test_schedules_do_not_race(text, schedule, config):
     kernel = tc.build(tc.parse(text), schedule, arch="sm_90", config=config)
-    assert races(kernel) == []
+    assert find_races(kernel) == []
 
 
 TILE = {"block_m": 32, "block_n": 32, "block_k": 32, "warps_m": 2, "warps_n": 1, "warps_k": 1, "stages": 3}
@@ -52,7 +52,7 @@ BARRIERS = ("tirx.cuda.cta_sync", "tirx.cuda.cluster_sync", "tirx.tvm_storage_sy
 )
 def test_any_barrier_that_is_left_out_is_missed(text, schedule, config, monkeypatch):
     kernel = tc.build(tc.parse(text), schedule, arch="sm_90", config=config)
-    whole, seen = dispatch.statement, []
+    whole, seen = dispatch.translate_statement, []
 
     def without(left_out):
         def statement(node, compiler):
@@ -64,8 +64,8 @@ def test_any_barrier_that_is_left_out_is_missed(text, schedule, config, monkeypa
             return (lambda mask: None) if len(seen) == left_out else whole(node, compiler)
 
         seen.clear()
-        monkeypatch.setattr(dispatch, "statement", statement)
-        return races(kernel, [(0, 0, 0)])
+        monkeypatch.setattr(dispatch, "translate_statement", statement)
+        return find_races(kernel, [(0, 0, 0)])
 
     assert without(None) == []
     count = len(seen)
@@ -94,13 +94,13 @@ def rows(*, synchronised, extent=64, itself=False):
 
 
 def test_kernels_of_tensor_maps_do_not_race_or_else_it_is_told():
-    assert races(tc.build(mapped.WORKLOAD, mapped.SCHEDULE, arch="sm_90")) == []
-    (race,) = races(bulk.stored(fence=False))
+    assert find_races(tc.build(mapped.WORKLOAD, mapped.SCHEDULE, arch="sm_90")) == []
+    (race,) = find_races(bulk.stored(fence=False))
     assert "no fence.proxy.async" in race
 
 
 def test_a_race_of_ptx_accesses_is_told():
-    (race,) = races(rows(synchronised=False))
+    (race,) = find_races(rows(synchronised=False))
     assert re.fullmatch(
         r"race: thread 0 of block \(0, 0, 0\) reads byte 252 of shared memory, "
         r"which thread 63 of block \(0, 0, 0\) has written with no barrier between",
@@ -109,10 +109,10 @@ def test_a_race_of_ptx_accesses_is_told():
 
 
 def test_a_barrier_or_a_place_of_its_own_is_no_race():
-    assert races(rows(synchronised=True)) == []
-    assert races(rows(synchronised=False, itself=True)) == []
+    assert find_races(rows(synchronised=True)) == []
+    assert find_races(rows(synchronised=False, itself=True)) == []
 
 
 def test_what_is_no_race_is_an_error_of_its_own():
     with pytest.raises(ExecutionError, match=r"out of bounds: .* X"):
-        races(rows(synchronised=True, extent=96, itself=True))
+        find_races(rows(synchronised=True, extent=96, itself=True))

@@ -1,7 +1,7 @@
 """Nsight Compute's source view, of two launches on an H200, joined to what is counted of their kernels.
 
-The data is from `ncu --set none --section SourceCounters python -m tvmconv.experiments.beside KERNELS cuda:0` and
-`ncu --import REPORT --page source --csv`: two of 24 kernels, with all columns.
+The data is from `ncu --set none --section SourceCounters python -m tvmconv.experiments.counter_comparison KERNELS
+cuda:0` and `ncu --import REPORT --page source --csv`: two of 24 kernels, with all columns.
 """
 
 import lzma
@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 import tvmconv as tc
-from tvmconv.analysis.machine_code.executed.asked import asked_of_grid
-from tvmconv.analysis.nsight.counted import counted
-from tvmconv.analysis.nsight.source_view import parse
+from tvmconv.analysis.nsight.predicted_counters import predict_counters
+from tvmconv.analysis.nsight.source_view import parse_source_view
+from tvmconv.analysis.sass.interpreter.request_counts import count_launch_requests
 from tvmconv.errors import Error
-from tvmconv.experiments.beside import Beside, of_accesses
-from tvmconv.reports.beside import by_access
-from tvmconv.reports.tables import NOTHING
+from tvmconv.experiments.counter_comparison import CounterComparison, compare_accesses
+from tvmconv.reports.counter_comparison import make_access_table
+from tvmconv.reports.tables import EMPTY_CELL
 
 FILE = Path(__file__).parents[1] / "data" / "ncu_source.csv.xz"
 TILES = {"slices": 1, "pipeline": "none", "fetch": "blocked", "weight_layout": "oihw", "weight_pad": 0}
@@ -34,7 +34,7 @@ ATTEMPTS = 5  # to get the same code of NVRTC, which makes other code one time i
 
 @pytest.fixture(scope="module")
 def launches():
-    return parse(lzma.open(FILE, "rt", encoding="utf-8"))
+    return parse_source_view(lzma.open(FILE, "rt", encoding="utf-8"))
 
 
 @pytest.fixture(
@@ -46,11 +46,17 @@ def joined(request, launches):
     for _ in range(ATTEMPTS):
         config = KERNELS[text] | TAPS[text] | TILES | UNROLLED
         kernel = tc.build(tc.parse(text), "implicit_gemm", arch="sm_90", config=config)
-        (step,) = kernel.steps
+        (step,) = kernel.kernels
         if [each.name for each in kernel.listings[step.name]] == [_name(each.text) for each in launch]:
-            plain = counted(kernel, step).plain()
-            counts = asked_of_grid(kernel.program.steps[0], kernel.listings[step.name], "sm_90").counts
-            return counts, Beside(text, "implicit_gemm", config, 0, plain, {}, of_accesses(plain, launch)), launch
+            plain = predict_counters(kernel, step).to_json()
+            counts = count_launch_requests(
+                kernel.executable.kernels[0], kernel.listings[step.name], "sm_90"
+            ).instruction_counts
+            return (
+                counts,
+                CounterComparison(text, "implicit_gemm", config, 0, plain, {}, compare_accesses(plain, launch)),
+                launch,
+            )
     pytest.skip("this NVRTC makes other machine code than that which was measured")
 
 
@@ -66,7 +72,7 @@ def test_each_launch_has_its_instructions_in_order(launches):
 @pytest.mark.parametrize("row", ['"0x7f00","EXIT"', '"0x7f00","EXIT","many"'])
 def test_something_else_is_refused(row):
     with pytest.raises(Error, match="no source view"):
-        parse(['"Kernel Name","main_kernel",', '"Address","Source","Instructions Executed"', row])
+        parse_source_view(['"Kernel Name","main_kernel",', '"Address","Source","Instructions Executed"', row])
 
 
 def test_each_instruction_is_counted_as_it_was_measured(joined):
@@ -86,6 +92,6 @@ def test_all_that_was_measured_is_of_an_access(joined, unit):
 
 def test_the_table_names_each_access_with_its_line(joined):
     _, row, _ = joined
-    table = by_access([row])
+    table = make_access_table([row])
     assert len(table.rows) == len(row.accesses)
-    assert all(line[2] != NOTHING and float(line[-1]) == 1 for line in table.rows)
+    assert all(line[2] != EMPTY_CELL and float(line[-1]) == 1 for line in table.rows)

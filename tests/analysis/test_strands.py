@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tvm.script import tirx as T  # noqa: N812
 
-from tvmconv.analysis.emulation.errors import DeadlockError, ExecutionError, RaceError
-from tvmconv.analysis.emulation.synchronization import strands
-from tvmconv.builtin import program as p
+from tvmconv.builtin import tir_builder as p
+from tvmconv.emulator.errors import DeadlockError, ExecutionError, RaceError
+from tvmconv.emulator.synchronization import fibers
 
 WORDS = 128
 
@@ -22,7 +22,7 @@ def threads(body, grid=1):
     """A kernel of 128 threads, whose body is given X, Y, the thread and the address of shared memory."""
 
     def whole(buffers):
-        with p.parallel(grid, "blockIdx.x"), p.parallel(WORDS, "threadIdx.x") as thread:
+        with p.thread_axis(grid, "blockIdx.x"), p.thread_axis(WORDS, "threadIdx.x") as thread:
             smem, base = bulk.shared(2048)
             bulk.begin(smem, base)
             body(buffers["X"], buffers["Y"], thread, base)
@@ -33,9 +33,9 @@ def threads(body, grid=1):
 def exchange(x, y, thread, base, meet, partner):
     """Each thread stores a word, and after they have met loads that of another."""
     word = p.allocate("word", 1, "float32")
-    p.ptx("st.shared.b32", bulk.address(base, thread * 4), x[thread])
+    p.emit_ptx("st.shared.b32", bulk.address(base, thread * 4), x[thread])
     meet()
-    p.ptx("ld.shared.b32", word[0], bulk.address(base, partner * 4))
+    p.emit_ptx("ld.shared.b32", word[0], bulk.address(base, partner * 4))
     p.store(y, thread, word[0])
 
 
@@ -43,7 +43,7 @@ def exchange(x, y, thread, base, meet, partner):
 def test_parts_of_a_block_meet_at_barriers_of_their_own(number):
     def body(x, y, thread, base):
         def meet():
-            p.ptx("bar.sync", p.uint(number(thread // 64)), 64)
+            p.emit_ptx("bar.sync", p.to_uint32(number(thread // 64)), 64)
 
         exchange(x, y, thread, base, meet, thread // 64 * 64 + 63 - thread % 64)
 
@@ -53,7 +53,7 @@ def test_parts_of_a_block_meet_at_barriers_of_their_own(number):
 def test_a_part_of_a_block_that_meets_does_not_order_the_other():
     def body(x, y, thread, base):
         def meet():
-            p.ptx("bar.sync", p.uint(thread // 64 + 1), 64)
+            p.emit_ptx("bar.sync", p.to_uint32(thread // 64 + 1), 64)
 
         exchange(x, y, thread, base, meet, WORDS - 1 - thread)
 
@@ -70,8 +70,8 @@ def test_a_part_of_a_block_that_meets_does_not_order_the_other():
 )
 def test_a_barrier_of_another_number_of_threads_is_found(count, message):
     def body(x, y, thread, base):
-        with p.when(thread < 64):
-            p.ptx("bar.sync", p.uint(1), count)
+        with p.if_(thread < 64):
+            p.emit_ptx("bar.sync", p.to_uint32(1), count)
         p.store(y, thread, x[thread])
 
     with pytest.raises(ExecutionError, match=message):
@@ -83,16 +83,16 @@ def in_turns(first):
 
     def body(x, y, thread, base):
         word, half = p.allocate("word", 1, "float32"), thread // 64
-        with p.when(half == 0):
-            p.ptx("st.shared.b32", bulk.address(base, thread * 4), x[thread])
+        with p.if_(half == 0):
+            p.emit_ptx("st.shared.b32", bulk.address(base, thread * 4), x[thread])
         if first:
-            with p.when(half == 1):
-                p.ptx("bar.arrive", p.uint(1), WORDS)  # the other half may begin
-        with p.serial(3, "step"):
-            p.ptx("bar.sync", p.uint(1 + half), WORDS)
-            p.ptx("ld.shared.b32", word[0], bulk.address(base, thread % 64 * 4))
-            p.ptx("st.shared.b32", bulk.address(base, thread % 64 * 4), word[0] + T.float32(1))
-            p.ptx("bar.arrive", p.uint(2 - half), WORDS)
+            with p.if_(half == 1):
+                p.emit_ptx("bar.arrive", p.to_uint32(1), WORDS)  # the other half may begin
+        with p.serial_loop(3, "step"):
+            p.emit_ptx("bar.sync", p.to_uint32(1 + half), WORDS)
+            p.emit_ptx("ld.shared.b32", word[0], bulk.address(base, thread % 64 * 4))
+            p.emit_ptx("st.shared.b32", bulk.address(base, thread % 64 * 4), word[0] + T.float32(1))
+            p.emit_ptx("bar.arrive", p.to_uint32(2 - half), WORDS)
         p.store(y, thread, word[0])
 
     return threads(body)
@@ -113,22 +113,22 @@ def signalled(tries):
     def body(x, y, thread, base):
         word, done = p.allocate("word", 1, "float32"), p.allocate("done", 1, "uint32")
         bar = bulk.address(base, 1024)
-        with p.when(thread == 0):
-            p.ptx("mbarrier.init.shared.b64", bar, T.uint32(32))
-        p.call(T.cuda.cta_sync())
+        with p.if_(thread == 0):
+            p.emit_ptx("mbarrier.init.shared.b64", bar, T.uint32(32))
+        p.emit_call(T.cuda.cta_sync())
         with p.ir.If(thread >= 96):
             with p.ir.Then():
-                p.ptx("st.shared.b32", bulk.address(base, thread * 4), x[thread])
-                p.ptx("mbarrier.arrive.shared.b64", bar, T.uint32(1))
+                p.emit_ptx("st.shared.b32", bulk.address(base, thread * 4), x[thread])
+                p.emit_ptx("mbarrier.arrive.shared.b64", bar, T.uint32(1))
                 p.store(y, thread, x[thread])
             with p.ir.Else():
                 if tries:
                     p.store(done, 0, T.uint32(0))
                     with p.ir.While(done[0] == T.uint32(0)):
-                        p.ptx("mbarrier.try_wait.parity.shared.b64", done[0], bar, T.uint32(0))
+                        p.emit_ptx("mbarrier.try_wait.parity.shared.b64", done[0], bar, T.uint32(0))
                 else:
-                    p.call(T.cuda.mbarrier_wait(bar, 0))
-                p.ptx("ld.shared.b32", word[0], bulk.address(base, (96 + thread % 32) * 4))
+                    p.emit_call(T.cuda.mbarrier_wait(bar, 0))
+                p.emit_ptx("ld.shared.b32", word[0], bulk.address(base, (96 + thread % 32) * 4))
                 p.store(y, thread, word[0])
 
     return threads(body)
@@ -140,7 +140,7 @@ def test_an_mbarrier_orders_who_waits_behind_who_arrives(tries):
 
 
 def test_a_loop_that_does_not_end_is_found(monkeypatch):
-    monkeypatch.setattr(strands, "MAX_TURNS", 100)
+    monkeypatch.setattr(fibers, "MAX_IDLE_ROUNDS", 100)
 
     def body(x, y, thread, base):
         flag = p.allocate("flag", 1, "int32")
@@ -155,20 +155,20 @@ def test_a_loop_that_does_not_end_is_found(monkeypatch):
 @pytest.mark.parametrize("waits", [True, False])
 def test_blocks_of_a_cluster_arrive_and_wait(waits):
     def whole(buffers):
-        axes = (p.parallel(2, "blockIdx.x"), p.parallel(2, "clusterCtaIdx.x"), p.parallel(64, "threadIdx.x"))
+        axes = (p.thread_axis(2, "blockIdx.x"), p.thread_axis(2, "clusterCtaIdx.x"), p.thread_axis(64, "threadIdx.x"))
         with axes[0] as block, axes[1] as rank, axes[2] as thread:
             smem, base = bulk.shared(1024)
             bulk.begin(smem, base)
             word, peer = p.allocate("word", 1, "float32"), p.allocate("peer", 1, "uint32")
             at = block * 64 + thread
-            p.ptx("st.shared.b32", bulk.address(base, thread * 4), buffers["X"][at])
-            p.ptx("barrier.cluster.arrive")
+            p.emit_ptx("st.shared.b32", bulk.address(base, thread * 4), buffers["X"][at])
+            p.emit_ptx("barrier.cluster.arrive")
             if waits:
-                p.ptx("barrier.cluster.wait")
-            p.ptx("mapa.shared::cluster.u32", peer[0], bulk.address(base, thread * 4), p.uint(1 - rank))
-            p.ptx("ld.shared::cluster.b32", word[0], peer[0])
+                p.emit_ptx("barrier.cluster.wait")
+            p.emit_ptx("mapa.shared::cluster.u32", peer[0], bulk.address(base, thread * 4), p.to_uint32(1 - rank))
+            p.emit_ptx("ld.shared::cluster.b32", word[0], peer[0])
             p.store(buffers["Y"], at, word[0])
-            p.call(T.cuda.cluster_sync())
+            p.emit_call(T.cuda.cluster_sync())
 
     kernel = bulk.lowered({"X": ((WORDS,), "float32"), "Y": ((WORDS,), "float32")}, whole)
     if waits:

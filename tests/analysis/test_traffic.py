@@ -8,7 +8,8 @@ from instructions import lowered, product, rows
 from tvm.script import tirx as T  # noqa: N812
 
 import tvmconv as tc
-from tvmconv.analysis.lowered.operations import (
+from tvmconv.analysis.memory.traffic import OperationCount, count_traffic
+from tvmconv.analysis.tir.operations import (
     ADDITIONS,
     GLOBAL_LOADS,
     GLOBAL_STORES,
@@ -18,19 +19,18 @@ from tvmconv.analysis.lowered.operations import (
     SHUFFLES,
     TEXTURE_FETCHES,
 )
-from tvmconv.analysis.memory.traffic import Count, traffic
-from tvmconv.compiler.program import Launch
+from tvmconv.compiler.executable import LaunchConfig
 from tvmconv.errors import AnalysisError
 
 THREADS = 64
 BLOCKS = 3
 SIZE = THREADS * BLOCKS
-LAUNCH = Launch((BLOCKS, 1, 1), (THREADS, 1, 1))
+LAUNCH = LaunchConfig((BLOCKS, 1, 1), (THREADS, 1, 1))
 
 
 def counts(function, launch=LAUNCH, **spaces):
     """What the busiest block does, in a lowered function with arguments in these spaces."""
-    return traffic(SimpleNamespace(steps=[SimpleNamespace(function=function, launch=launch)], spaces=spaces))
+    return count_traffic(SimpleNamespace(steps=[SimpleNamespace(function=function, launch=launch)], spaces=spaces))
 
 
 def build(text, schedule, **config):
@@ -60,15 +60,15 @@ def filter_of_three(
 
 def test_a_mask_in_constant_memory_doubles_a_filters_ratio():
     """A multiplication and an addition for two loads, of the signal and of the mask."""
-    assert counts(filter_of_three).ratio == 1
-    assert counts(filter_of_three, K="constant").ratio == 2
+    assert counts(filter_of_three).flops_per_load == 1
+    assert counts(filter_of_three, K="constant").flops_per_load == 2
 
 
 def test_the_block_has_no_border_in_it_if_there_is_one_without():
     """The first block reads a ghost cell less than the others."""
-    assert counts(filter_of_three).counts[GLOBAL_LOADS].elements == 6 * THREADS
-    alone = counts(filter_of_three, Launch((1, 1, 1), (THREADS, 1, 1)))
-    assert alone.counts[GLOBAL_LOADS].elements == 6 * THREADS - 1
+    assert counts(filter_of_three).counts[GLOBAL_LOADS].num_elements == 6 * THREADS
+    alone = counts(filter_of_three, LaunchConfig((1, 1, 1), (THREADS, 1, 1)))
+    assert alone.counts[GLOBAL_LOADS].num_elements == 6 * THREADS - 1
 
 
 def test_a_block_without_border_is_found_beside_the_middle():
@@ -83,23 +83,23 @@ def test_a_block_without_border_is_found_beside_the_middle():
         at = T.meta_var(block * THREADS + thread)
         Y[at] = T.if_then_else(block % 10 * THREADS + thread >= 1, X[at - 1], T.float32(0))
 
-    found = counts(kernel, Launch((100, 1, 1), (THREADS, 1, 1)))
-    assert found.counts[GLOBAL_LOADS].elements == THREADS
+    found = counts(kernel, LaunchConfig((100, 1, 1), (THREADS, 1, 1)))
+    assert found.counts[GLOBAL_LOADS].num_elements == THREADS
 
 
 def test_tiling_loads_its_local_tiles_from_shared_memory():
     """At the chapter's shape, each step: 2 rows of 4 + 2 columns, and 8 channels of a filter's row."""
-    found = traffic(build("conv2d:1x64x64x64,64x64x3x3,s1,p1", "tiling"))
+    found = count_traffic(build("conv2d:1x64x64x64,64x64x3x3,s1,p1", "tiling"))
     threads, steps = 128, 64 * 3
     loads = threads * steps * (2 * 6 + 8 * 3)
-    assert found.counts[SHARED_LOADS] == Count(loads, loads // 32, 4 * loads)
-    assert found.an_output(GLOBAL_STORES) == 1
-    assert found.an_output(MULTIPLICATIONS) == found.an_output(ADDITIONS) == 64 * 9
+    assert found.counts[SHARED_LOADS] == OperationCount(loads, loads // 32, 4 * loads)
+    assert found.count_per_output(GLOBAL_STORES) == 1
+    assert found.count_per_output(MULTIPLICATIONS) == found.count_per_output(ADDITIONS) == 64 * 9
 
 
 def test_an_asynchronous_copy_is_a_load_and_a_store():
     text = "conv2d:1x8x16x16,16x8x3x3,p1"
-    plain, copied = (traffic(build(text, "direct", pipeline=name)) for name in ("none", "async2"))
+    plain, copied = (count_traffic(build(text, "direct", pipeline=name)) for name in ("none", "async2"))
     assert copied.counts == plain.counts
 
 
@@ -117,9 +117,9 @@ def test_a_branch_that_is_not_taken_is_not_counted():
 
     found = counts(kernel).counts
     taken = [0, 8, 16, 24]
-    assert found[GLOBAL_STORES].elements == 4 * THREADS
-    assert found[GLOBAL_LOADS].elements == sum(taken) + sum(40 - n for n in taken)
-    assert found[GLOBAL_LOADS].requests == 3 + 4 * 2  # the second warp is never in the first branch
+    assert found[GLOBAL_STORES].num_elements == 4 * THREADS
+    assert found[GLOBAL_LOADS].num_elements == sum(taken) + sum(40 - n for n in taken)
+    assert found[GLOBAL_LOADS].num_requests == 3 + 4 * 2  # the second warp is never in the first branch
 
 
 def test_textures_and_shuffles_are_counted():
@@ -134,8 +134,8 @@ def test_textures_and_shuffles_are_counted():
         Y[thread] = T.cuda.__shfl_down_sync(T.uint32(0xFFFFFFFF), texel, 1, 32)
 
     found = counts(kernel, X="texture")
-    assert found.counts[TEXTURE_FETCHES] == found.counts[SHUFFLES] == Count(THREADS, 2, 4 * THREADS)
-    assert found.counts[GLOBAL_LOADS] == Count()
+    assert found.counts[TEXTURE_FETCHES] == found.counts[SHUFFLES] == OperationCount(THREADS, 2, 4 * THREADS)
+    assert found.counts[GLOBAL_LOADS] == OperationCount()
     assert found.flops == 0
 
 
@@ -161,7 +161,7 @@ def test_a_condition_on_too_many_iterations_is_looked_at_in_some():
             if step % 3 == 0:
                 Y[thread] = T.float32(0)
 
-    assert counts(kernel).counts["global stores"].elements == pytest.approx(THREADS * 2**20 / 3, rel=0.01)
+    assert counts(kernel).counts["global stores"].num_elements == pytest.approx(THREADS * 2**20 / 3, rel=0.01)
 
 
 def test_elements_of_too_many_iterations_are_refused():
@@ -181,12 +181,12 @@ def test_elements_of_too_many_iterations_are_refused():
 
 def test_an_mma_and_what_goes_to_it_count_as_they_are():
     """Of one warp: a tile of 16 × 16 and one of 8 × 16, in 2 bytes each, and 16 × 8 sums."""
-    found = traffic(lowered(product())).counts
-    assert found[MULTIPLICATIONS] == found[ADDITIONS] == Count(16 * 8 * 16, 1, 4 * 16 * 8 * 16)
-    assert found[GLOBAL_LOADS] == found[SHARED_STORES] == Count(16 * 16 + 8 * 16, 2, 2 * (16 * 16 + 8 * 16))
-    assert found[SHARED_LOADS] == Count(16 * 16 + 8 * 16, 2, 2 * (16 * 16 + 8 * 16))
-    assert found[GLOBAL_STORES] == Count(16 * 8, 2, 4 * 16 * 8)
-    assert traffic(lowered(product())).outputs == 16 * 8
+    found = count_traffic(lowered(product())).counts
+    assert found[MULTIPLICATIONS] == found[ADDITIONS] == OperationCount(16 * 8 * 16, 1, 4 * 16 * 8 * 16)
+    assert found[GLOBAL_LOADS] == found[SHARED_STORES] == OperationCount(16 * 16 + 8 * 16, 2, 2 * (16 * 16 + 8 * 16))
+    assert found[SHARED_LOADS] == OperationCount(16 * 16 + 8 * 16, 2, 2 * (16 * 16 + 8 * 16))
+    assert found[GLOBAL_STORES] == OperationCount(16 * 8, 2, 4 * 16 * 8)
+    assert count_traffic(lowered(product())).num_outputs == 16 * 8
 
 
 @pytest.mark.parametrize(
@@ -199,19 +199,19 @@ def test_an_mma_and_what_goes_to_it_count_as_they_are():
 )
 def test_a_convolution_on_tensor_cores_multiplies_what_it_has_to(text, schedule):
     kernel = build(text, schedule, split_k=1)
-    found = traffic(kernel)
-    assert found.counts[MULTIPLICATIONS].elements * kernel.launch.blocks * 2 == kernel.workload.flops
-    assert found.outputs * kernel.launch.blocks == 32 * 8 * 8
+    found = count_traffic(kernel)
+    assert found.counts[MULTIPLICATIONS].num_elements * kernel.launch.num_blocks * 2 == kernel.workload.flops
+    assert found.num_outputs * kernel.launch.num_blocks == 32 * 8 * 8
 
 
 def test_what_tma_copies_and_wgmma_reads_is_counted():
     kernel = tc.build(mapped.WORKLOAD, mapped.SCHEDULE, arch="sm_90")
-    counts = traffic(kernel).counts
+    counts = count_traffic(kernel).counts
     inside, tile = (3 * 8 - 2) ** 2 * 64, 64 * 64  # of the pixels under 9 taps those in the image; elements
-    assert counts[GLOBAL_LOADS].elements == inside + 9 * tile
-    assert counts[GLOBAL_LOADS].bytes == 2 * counts[GLOBAL_LOADS].elements
-    assert counts[SHARED_STORES].elements == counts[SHARED_LOADS].elements == 9 * 2 * tile
-    assert counts[MULTIPLICATIONS].elements == mapped.WORKLOAD.flops / 2
+    assert counts[GLOBAL_LOADS].num_elements == inside + 9 * tile
+    assert counts[GLOBAL_LOADS].num_bytes == 2 * counts[GLOBAL_LOADS].num_elements
+    assert counts[SHARED_STORES].num_elements == counts[SHARED_LOADS].num_elements == 9 * 2 * tile
+    assert counts[MULTIPLICATIONS].num_elements == mapped.WORKLOAD.flops / 2
 
 
 @pytest.mark.parametrize(
@@ -224,12 +224,12 @@ def test_what_tma_copies_and_wgmma_reads_is_counted():
 )
 def test_the_text_and_an_execution_count_the_same(text, schedule, config, monkeypatch):
     kernel = build(text, schedule, **config)
-    from_text = traffic(kernel)
+    from_text = count_traffic(kernel)
     monkeypatch.setattr("tvmconv.analysis.memory.traffic.has_instructions", lambda function: True)
-    assert traffic(kernel) == from_text
+    assert count_traffic(kernel) == from_text
 
 
 def test_what_depends_on_the_data_is_not_counted():
-    assert traffic(lowered(rows(swizzled=True))).counts[SHARED_LOADS].elements == 3 * 32 * 4
+    assert count_traffic(lowered(rows(swizzled=True))).counts[SHARED_LOADS].num_elements == 3 * 32 * 4
     with pytest.raises(AnalysisError, match="depends on the data"):
-        traffic(lowered(rows(swizzled=True, branches=True)))
+        count_traffic(lowered(rows(swizzled=True, branches=True)))

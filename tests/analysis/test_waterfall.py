@@ -5,12 +5,12 @@ import math
 import pytest
 
 import tvmconv as tc
-from tvmconv.analysis.asked import asked_by
-from tvmconv.analysis.bounds import bounds
-from tvmconv.analysis.waterfall import waterfall
-from tvmconv.knowledge.features import Machine
+from tvmconv.analysis.block_accesses import count_block_accesses
+from tvmconv.analysis.speed_of_light import compute_unit_times
+from tvmconv.analysis.waterfall import compute_waterfall
+from tvmconv.cost_model.features import DeviceSpec
 
-H200 = Machine("NVIDIA H200", "sm_90", 132, 66.9e12, 4.8e12)
+H200 = DeviceSpec("NVIDIA H200", "sm_90", 132, 66.9e12, 4.8e12)
 WORKLOAD = tc.parse("conv2d:1x64x56x56,64x64x3x3,s1,p1")
 CONFIG = {"tile_f": (-1, 1, 8, 2), "tile_x": (-1, 1, 1, 4), "slices": 4}  # four slices alone take too much memory
 
@@ -24,14 +24,14 @@ def best():
 def way(best):
     """With the time of the best known, and of no other."""
     known = {tuple(sorted(best.config.items())): 1e-5}
-    return waterfall(best, H200, lambda config: known.get(tuple(sorted(config.items()))))
+    return compute_waterfall(best, H200, lambda config: known.get(tuple(sorted(config.items()))))
 
 
 def test_the_accesses_are_those_of_the_machine_code(best, way):
-    (step,) = best.timed_steps
-    asks, blocks = asked_by(best, step), math.prod(step.launch.grid)
-    assert way[-1].wavefronts == sum(each.wavefronts for each in asks.shared) * blocks
-    assert way[-1].sectors == sum(each.sectors for each in asks.touched) * blocks
+    (step,) = best.timed_kernels
+    asks, blocks = count_block_accesses(best, step), math.prod(step.launch.grid)
+    assert way[-1].wavefronts == sum(each.wavefronts for each in asks.shared_accesses) * blocks
+    assert way[-1].sectors == sum(each.sectors for each in asks.global_accesses) * blocks
 
 
 def test_each_knob_that_differs_changes_once(way):
@@ -40,13 +40,13 @@ def test_each_knob_that_differs_changes_once(way):
 
 def test_it_begins_at_the_default_and_ends_at_the_best(best, way):
     default = tc.build(WORKLOAD, "direct", arch="sm_90")
-    assert way[0].seconds == bounds(default, H200)[0].seconds
-    assert way[-1].seconds == bounds(best, H200)[0].seconds
+    assert way[0].seconds == compute_unit_times(default, H200)[0].seconds
+    assert way[-1].seconds == compute_unit_times(best, H200)[0].seconds
 
 
 def test_the_knob_that_lowers_the_least_time_most_comes_first(way):
     alone = [
-        bounds(tc.build(WORKLOAD, "direct", arch="sm_90", config={name: CONFIG[name]}), H200)[0].seconds
+        compute_unit_times(tc.build(WORKLOAD, "direct", arch="sm_90", config={name: CONFIG[name]}), H200)[0].seconds
         for name in ("tile_f", "tile_x")
     ]
     assert way[1].seconds == min(alone)

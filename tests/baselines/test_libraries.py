@@ -12,12 +12,12 @@ from strategies import filters
 
 from tvmconv import baselines
 from tvmconv.baselines import cudnn, cupy
-from tvmconv.baselines.base import WrongDeviceError
-from tvmconv.baselines.torch_calls import Call
+from tvmconv.baselines.base import UnsupportedDeviceError
+from tvmconv.baselines.torch_calls import TorchConvCall
 from tvmconv.devices import Timing
 from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.errors import DeviceError
-from tvmconv.verify import Problem
+from tvmconv.verification import Problem
 from tvmconv.workloads import parse
 
 CONVOLUTION = parse("conv2d:1x4x6x6,4x4x3x3,p1")
@@ -31,13 +31,13 @@ FILTERS = (
 )
 
 
-LIBRARIES = baselines.known()
+LIBRARIES = baselines.load_baselines()
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_other_devices_than_gpus_are_refused(opencl, name):
     w = parse("filter1d:99,k3")
-    with pytest.raises(WrongDeviceError, match="needs an NVIDIA GPU: expected cuda:N instead of opencl:0"):
+    with pytest.raises(UnsupportedDeviceError, match="needs an NVIDIA GPU: expected cuda:N instead of opencl:0"):
         LIBRARIES[name](w, w.inputs(0), device=opencl)
 
 
@@ -58,7 +58,7 @@ def test_without_cupy_the_error_says_what_to_install(described, monkeypatch):
 def test_what_cupy_is_asked_for_is_the_filter(w):
     problem = Problem(w, seed=0)
     y = np.full(w.signal_shape, np.nan, "float32")
-    cupy.run(ndimage, w, *problem.inputs, y)
+    cupy.apply_filter(ndimage, w, *problem.inputs, y)
     assert problem.check(y).ok
 
 
@@ -71,7 +71,7 @@ def test_libraries_filter_right_and_are_timed_from_a_cuda_graph(gpu, name, modul
     baseline = LIBRARIES[name](problem.workload, problem.inputs, device=gpu, seconds=0.01)
     assert problem.check(baseline.output).ok
     assert baseline.timing.method.startswith("CUDA graph of")
-    assert problem.workload.clamp == ("a kernel of its own" in baseline.text)
+    assert problem.workload.clamp == ("a kernel of its own" in baseline.description)
 
 
 @pytest.mark.gpu
@@ -82,8 +82,8 @@ def test_cudnn_is_right_in_every_dtype_layout_and_epilogue(gpu, dtype, layout, e
     pytest.importorskip("torch")
     problem = Problem(parse(f"conv2d:4x64x14x14,128x64x3x3,s1,p1,{dtype},{layout}{epilogue}"))
     baseline = LIBRARIES["cudnn"](problem.workload, problem.inputs, device=gpu, seconds=0.01)
-    assert problem.check(baseline.output).ok, baseline.text
-    assert ("no TF32" in baseline.text) == (dtype != "tf32")
+    assert problem.check(baseline.output).ok, baseline.description
+    assert ("no TF32" in baseline.description) == (dtype != "tf32")
 
 
 @pytest.mark.gpu
@@ -126,7 +126,7 @@ class FakePicks:
 def pick(monkeypatch, described):
     def run(text="conv2d:1x4x6x6,4x4x3x3,f16,nhwc,bias,relu", **seconds):
         picks = FakePicks(**seconds)
-        monkeypatch.setattr(cudnn, "PickOnThread", picks)
+        monkeypatch.setattr(cudnn, "CudnnPickThread", picks)
         w = parse(text)
         return cudnn.pick_fastest(w, w.inputs(0), described, cold=False), picks
 
@@ -135,7 +135,7 @@ def pick(monkeypatch, described):
 
 def test_cudnn_picks_for_every_call_and_again_for_the_fastest(pick):
     fastest, picks = pick(fused=[1.0, 1.1, 0.9, 1.0], apart=[2.0])
-    again = ["fused"] * 2 * (1 + cudnn.UNIMPROVED_ROUNDS)  # in both layouts, and the first round finds 0.9
+    again = ["fused"] * 2 * (1 + cudnn.MAX_UNIMPROVED_ROUNDS)  # in both layouts, and the first round finds 0.9
     assert picks.asked == [*["apart", "fused"] * 2, *again]
     assert fastest.timing.median == 0.9
     assert picks.closed.count(0.9) == 0  # only the fastest keeps its tensors
@@ -182,7 +182,7 @@ def steps(monkeypatch):
     done = []
     torch = SimpleNamespace(
         __version__="0",
-        zeros=lambda count, device: FakeTensor(),
+        allocate_zeros=lambda count, device: FakeTensor(),
         no_grad=contextlib.nullcontext,
         cuda=SimpleNamespace(
             Stream=lambda index: SimpleNamespace(cuda_stream=7),
@@ -200,16 +200,18 @@ def steps(monkeypatch):
         return FakeTensor()
 
     monkeypatch.setattr(cudnn, "torch_with_cudnn", lambda: torch)
-    monkeypatch.setattr(cudnn, "tensor", lambda array: FakeTensor())
-    monkeypatch.setattr(cudnn, "border_of", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(cudnn, "to_tensor", lambda array: FakeTensor())
+    monkeypatch.setattr(cudnn, "translate_library_errors", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(cudnn, "warm_up", lambda replay, stream, seconds: done.append(("warm up", stream)))
-    return SimpleNamespace(done=done, call=Call(compute), torch=torch)
+    return SimpleNamespace(done=done, call=TorchConvCall(compute), torch=torch)
 
 
 @pytest.mark.parametrize("number", [0, 6, None])
 def test_the_gpu_is_warm_before_cudnn_tries_its_algorithms(steps, described, number):
-    picked = cudnn.Pick(CONVOLUTION, steps.call, CONVOLUTION.inputs(0), described, cold=False, num_algorithms=number)
+    picked = cudnn.CudnnPick(
+        CONVOLUTION, steps.call, CONVOLUTION.inputs(0), described, cold=False, num_algorithms=number
+    )
     tries = number is not None
     assert steps.done == [("warm up", 7)] * tries + [("compute", tries, number or 0)] * 3
     assert steps.torch.backends.cudnn.benchmark_limit == 10  # as before
-    assert ("best algorithm" if tries else "algorithm by heuristics") in picked.text
+    assert ("best algorithm" if tries else "algorithm by heuristics") in picked.description

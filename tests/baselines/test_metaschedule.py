@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tvmconv.baselines.metaschedule import Searched, check_runs, read_search, run_bounded
+from tvmconv.baselines.metaschedule import MetaScheduleResult, check_device, read_search, run_bounded
 from tvmconv.errors import DeviceError, Error
 
 FAILED = 10000000000  # what MetaSchedule writes for a trial without a time
@@ -23,19 +23,19 @@ def write(folder, clock, *times):
 
 def test_failed_trials_count_as_trials_and_not_as_successes(tmp_path):
     write(tmp_path, [10.0, 14.0], [3e-5, 5e-5], [FAILED], [2e-5])
-    assert read_search(tmp_path, end=99.0) == Searched(3, 2, 4.0, 2e-5)
+    assert read_search(tmp_path, stopped_at=99.0) == MetaScheduleResult(3, 2, 4.0, 2e-5)
 
 
 def test_a_search_that_was_ended_took_until_then(tmp_path):
     write(tmp_path, [10.0], [3e-5])
     with (tmp_path / "database_tuning_record.json").open("a") as database:
         database.write("[0, [[")
-    assert read_search(tmp_path, end=40.0) == Searched(1, 1, 30.0, 3e-5)
+    assert read_search(tmp_path, stopped_at=40.0) == MetaScheduleResult(1, 1, 30.0, 3e-5)
 
 
 def test_a_search_that_never_began_is_an_error(tmp_path):
     with pytest.raises(Error, match="before it began"):
-        read_search(tmp_path, end=40.0)
+        read_search(tmp_path, stopped_at=40.0)
 
 
 # Prints the process number of a child that would outlive it.
@@ -72,10 +72,10 @@ def ends(process, patience=30.0):
 )
 def test_it_measures_on_the_first_gpu_only(kind, text, said):
     with pytest.raises(DeviceError, match=said):
-        check_runs(SimpleNamespace(kind=kind, text=text))
+        check_device(SimpleNamespace(kind=kind, text=text))
 
 
 def test_modules_that_it_needs_are_named(monkeypatch):
     monkeypatch.setattr("tvmconv.baselines.metaschedule.importlib.util.find_spec", lambda name: None)
     with pytest.raises(DeviceError, match="pip install psutil cloudpickle xgboost"):
-        check_runs(SimpleNamespace(kind="cuda", text="cuda:0"))
+        check_device(SimpleNamespace(kind="cuda", text="cuda:0"))

@@ -27,7 +27,7 @@ def file(tmp_path, monkeypatch):
 
 
 def test_a_new_file_is_a_new_library(file):
-    assert list(baselines.known()) == ["copy", "cudnn", "cupy", "quick"]
+    assert list(baselines.load_baselines()) == ["copy", "cudnn", "cupy", "quick"]
 
 
 def test_the_command_line_offers_it(file, capsys):
@@ -38,6 +38,6 @@ def test_the_command_line_offers_it(file, capsys):
 def test_two_files_cannot_take_one_name():
     def time_cudnn(w, inputs, **how): ...
 
-    baselines.known()
+    baselines.load_baselines()
     with pytest.raises(Error, match=r"baseline cudnn is defined in tvmconv\.baselines\.cudnn and "):
         baseline("cudnn")(time_cudnn)

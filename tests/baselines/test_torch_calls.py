@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import convolutions, filters
 
-from tvmconv.baselines.torch_calls import calls, tensor
-from tvmconv.verify import Problem
+from tvmconv.baselines.torch_calls import list_calls, to_tensor
+from tvmconv.verification import Problem
 from tvmconv.workloads import Conv, parse
 from tvmconv.workloads.layout import LAYOUTS
 
@@ -25,10 +25,10 @@ def test_every_call_of_a_signal_or_a_volume_computes_it(w):
 
 def check_every_call(w):
     problem = Problem(w, seed=0)
-    for call in calls(w):
+    for call in list_calls(w):
         if is_wrong_on_the_cpu(w, call):
             continue
-        y = call.finish(call.compute(*call.prepare(*map(tensor, problem.inputs)))).float().numpy()
+        y = call.finish(call.compute(*call.prepare(*map(to_tensor, problem.inputs)))).float().numpy()
         assert y.shape == w.argument_shapes[-1]
         assert y.flags.c_contiguous
         assert problem.check(y).ok, call.notes
@@ -63,7 +63,7 @@ def fused_on_cpu():
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 def test_a_fused_epilogue_is_the_workload_s(fused_on_cpu, epilogue, layout):
     w = parse(f"conv2d:2x6x7x9,4x3x3x3,s2x1,p1x2,d1x2,g2,{layout},{epilogue}")
-    assert [call.compute.__name__ for call in calls(w)] == ["compute", "compute_fused"] * 2
+    assert [call.compute.__name__ for call in list_calls(w)] == ["compute", "compute_fused"] * 2
     check_every_call(w)
 
 
@@ -75,8 +75,8 @@ def test_tensors_lie_as_the_call_says_whatever_the_layout(text, layout):
     """Also those whose strides could be of either layout, which PyTorch would bring to another one in the time."""
     w = parse(f"{text},nhwc" if layout == "nhwc" else text)
     last = torch.channels_last_3d if w.rank == 3 else torch.channels_last
-    for call, memory_format in zip(calls(w), (torch.contiguous_format, last), strict=True):
-        for lies in call.prepare(*map(tensor, w.inputs(0))):
+    for call, memory_format in zip(list_calls(w), (torch.contiguous_format, last), strict=True):
+        for lies in call.prepare(*map(to_tensor, w.inputs(0))):
             assert lies.stride() == torch.empty(lies.shape, memory_format=memory_format).stride()
 
 
@@ -90,7 +90,7 @@ def test_tensors_lie_as_the_call_says_whatever_the_layout(text, layout):
     ],
 )
 def test_what_cudnn_does_not_do_itself_is_told(text, said):
-    assert all(said in ", ".join(call.notes) for call in calls(parse(text)))
+    assert all(said in ", ".join(call.notes) for call in list_calls(parse(text)))
 
 
 @pytest.mark.parametrize(
@@ -111,4 +111,4 @@ def test_what_cudnn_does_not_do_itself_is_told(text, said):
     ],
 )
 def test_the_layout_and_the_fusion_are_told(text, notes):
-    assert [call.notes for call in calls(parse(text))] == notes
+    assert [call.notes for call in list_calls(parse(text))] == notes

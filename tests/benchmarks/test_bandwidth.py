@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tvmconv.experiments.sweep import Sweep
-from tvmconv.library import schedule
+from tvmconv.registry import schedule
 
 
 def basic(s, w, k):
@@ -42,7 +42,7 @@ def few_filters(schedule_registry):
     for operator in ("filter1d", "filter2d"):
         schedule(operator, baseline=True)(basic)
         schedule(operator)(wide)
-        schedule(operator, kinds=("cuda",))(shuffle)
+        schedule(operator, device_kinds=("cuda",))(shuffle)
 
 
 pytestmark = pytest.mark.usefixtures("few_filters")
@@ -74,22 +74,22 @@ def test_mask_sizes_and_schedules_are_options(bench, tmp_path):
 
 
 def test_an_interrupted_sweep_keeps_what_it_has_and_goes_on(bench, tmp_path, monkeypatch):
-    from tvmconv.experiments.run import run_ladder
+    from tvmconv.experiments.run import run_schedules
 
     measured = []
 
     def stopped_at_4096(workload, **how):
         if workload.n == 4096:
             raise KeyboardInterrupt
-        return run_ladder(workload, **how)
+        return run_schedules(workload, **how)
 
     def noted(workload, **how):
         measured.append(workload.n)
-        return run_ladder(workload, **how)
+        return run_schedules(workload, **how)
 
-    monkeypatch.setattr("tvmconv.experiments.sweep.run_ladder", stopped_at_4096)
+    monkeypatch.setattr("tvmconv.experiments.sweep.run_schedules", stopped_at_4096)
     assert bench([*HOW, *SIZES, "-o", str(tmp_path)]) == 130
-    monkeypatch.setattr("tvmconv.experiments.sweep.run_ladder", noted)
+    monkeypatch.setattr("tvmconv.experiments.sweep.run_schedules", noted)
     assert bench([*HOW, *SIZES, "-o", str(tmp_path)]) == 0
     assert measured == [4096]
     assert Sweep.read(tmp_path / "filter1d-k5.json").labels == ["1000", "4096"]

@@ -10,10 +10,10 @@ from tvmconv.compiler import nvrtc
 from tvmconv.devices import Timing
 from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.errors import DeviceError
-from tvmconv.experiments.chain import Link
+from tvmconv.experiments.chain import ChainLayer
 from tvmconv.logs.record import Record
 
-needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+needs_nvrtc = pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason=str(nvrtc.explain_unavailability()))
 SMALL, LARGE = "conv2d:1x16x8x8,16x16x3x3,s1,p1,f16,nhwc", "conv2d:1x16x8x8,32x16x1x1,s1,p0,f16,nhwc"
 
 
@@ -31,7 +31,7 @@ def measured(monkeypatch):
 
     def measure(layers, built, device, tell, *, picks):
         seen.update({w.text: kernel for w, kernel in built.items()}, layers=[name for name, _ in layers], picks=picks)
-        links = [Link(name, w.text, built[w].schedule, built[w].origin, False, False, 1e-6) for name, w in layers]
+        links = [ChainLayer(name, w.text, built[w].schedule, built[w].origin, False, False, 1e-6) for name, w in layers]
         return links, {"graph": Timing((4e-6,), "", False)}
 
     gpu = CudaDevice(
@@ -50,7 +50,7 @@ def measured(monkeypatch):
     )
     monkeypatch.setattr(chain, "find_device", lambda *_: gpu)
     monkeypatch.setattr(chain, "measure_chain", measure)
-    monkeypatch.setattr(chain, "provenance", lambda device, command, library, built: f"here, {built}")
+    monkeypatch.setattr(chain, "describe_provenance", lambda device, command, library, built: f"here, {built}")
     return seen
 
 

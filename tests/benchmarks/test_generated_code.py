@@ -19,7 +19,7 @@ def test_renamed_identifiers_hash_the_same():
     assert rename("a[i] = b[i];") != rename("a[i] = b[j];")
 
 
-@pytest.mark.skipif(nvrtc.unavailable() is not None, reason="needs NVRTC")
+@pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason="needs NVRTC")
 def test_a_checkout_does_not_differ_from_itself(tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_text((ROOT / "tuning_logs/nvidia-h200/d2l.jsonl").read_text().splitlines()[0] + "\n")

@@ -6,13 +6,13 @@ import zipfile
 import pytest
 
 import tvmconv as tc
-from tvmconv import library
+from tvmconv import registry
 from tvmconv.compiler import nvrtc
-from tvmconv.logs.lines import BadLines
-from tvmconv.logs.log import read
-from tvmconv.measuring.wire import decode_program
+from tvmconv.logs.lines import InvalidLines
+from tvmconv.logs.log import read_records
+from tvmconv.measure.serialization import decode_executable
 
-needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+needs_nvrtc = pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason=str(nvrtc.explain_unavailability()))
 TEXT = "conv2d:1x16x8x8,16x16x3x3,s1,p1,f16,nhwc"
 
 
@@ -32,7 +32,7 @@ def build(bench, tmp_path):
 
 @needs_nvrtc
 def test_an_archive_has_the_default_and_what_promises_most_and_is_added_to(build, capsys):
-    searched = [schedule.name for schedule in library.to_tune(tc.parse(TEXT), "cuda", "sm_90")]
+    searched = [schedule.name for schedule in registry.schedules_to_tune(tc.parse(TEXT), "cuda", "sm_90")]
     build(1)
     archive = build(2)
     assert f"{len(searched)} kernels" in capsys.readouterr().out.splitlines()[-1]
@@ -44,8 +44,8 @@ def test_an_archive_has_the_default_and_what_promises_most_and_is_added_to(build
     for first, second in zip(entries, entries[len(searched) :], strict=False):
         assert first["config"] == tc.build(tc.parse(TEXT), first["schedule"], arch="sm_90").config
         assert second["config"] != first["config"]
-    program, _ = decode_program(entries[0]["header"], codes[0])
-    assert program.steps[0].launch.blocks == entries[0]["resources"]["blocks"]
+    program, _ = decode_executable(entries[0]["header"], codes[0])
+    assert program.kernels[0].launch.num_blocks == entries[0]["resources"]["blocks"]
 
 
 @needs_nvrtc
@@ -74,5 +74,5 @@ def test_a_share_is_a_part_of_so_many(bench, tmp_path, capsys):
 def test_kernels_are_measured_on_a_gpu(bench, build, gpu, tmp_path):
     log = tmp_path / "log.jsonl"
     assert bench(["measure", str(build(3)), "--device", gpu.text, "--log", str(log)]) == 0
-    kernels = 3 * len(library.to_tune(tc.parse(TEXT), "cuda", gpu.arch))
-    assert [record.workload.text for record in read(log, BadLines()) if record.ok] == [TEXT] * kernels
+    kernels = 3 * len(registry.schedules_to_tune(tc.parse(TEXT), "cuda", gpu.arch))
+    assert [record.workload.text for record in read_records(log, InvalidLines()) if record.ok] == [TEXT] * kernels

@@ -8,7 +8,7 @@ from stopwatch import Stopwatch
 import tvmconv as tc
 from tvmconv import workloads
 from tvmconv.benchmarks import prediction_safety
-from tvmconv.knowledge.model import known_for
+from tvmconv.cost_model.model import cost_model_for
 
 SMALL = "conv2d:1x8x14x14,16x8x1x1,s1,p0"
 
@@ -16,7 +16,7 @@ SMALL = "conv2d:1x8x14x14,16x8x1x1,s1,p0"
 def test_the_layers_are_sixty_that_the_model_was_not_taught():
     layers = [layer.workload for layer in workloads.suite(str(prediction_safety.LAYERS))]
     assert len(set(layers)) == len(layers) >= 60
-    assert known_for("sm_90").seen(layers) == 0
+    assert cost_model_for("sm_90").count_training_layers(layers) == 0
 
 
 @pytest.fixture(scope="module")

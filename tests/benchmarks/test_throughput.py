@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from tvmconv.baselines.metaschedule import Searched
+from tvmconv.baselines.metaschedule import MetaScheduleResult
 from tvmconv.benchmarks import throughput
 from tvmconv.errors import Error
 
 SMALL = "conv2d:1x4x6x6,8x4x3x3,p1"
-OURS, THEIRS = Searched(2000, 1900, 50.0, 1.2e-5), Searched(64, 60, 80.0, 2.3e-5)
+OURS, THEIRS = MetaScheduleResult(2000, 1900, 50.0, 1.2e-5), MetaScheduleResult(64, 60, 80.0, 2.3e-5)
 STAGES = {"lower": 20.0, "time": 3.0}
 
 
@@ -55,7 +55,7 @@ def test_a_metaschedule_that_fails_leaves_our_figures_and_status_1(measured):
 
 
 def test_a_metaschedule_without_a_single_time_has_status_1_and_no_ratio(measured):
-    status, out, _ = measured(theirs=Searched(64, 0, 80.0, None))
+    status, out, _ = measured(theirs=MetaScheduleResult(64, 0, 80.0, None))
     assert status == 1
     assert "—" in out
     assert "×" not in out.split("stage of a trial")[1]

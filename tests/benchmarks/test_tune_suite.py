@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tvmconv import library, naive
+from tvmconv import naive_cost, registry
 from tvmconv.baselines.base import REGISTRY, Baseline
 from tvmconv.benchmarks import tune_suite
-from tvmconv.devices import Timing, find
+from tvmconv.devices import Timing, find_device
 from tvmconv.experiments.sweep import Sweep
-from tvmconv.logs.lines import BadLines
-from tvmconv.logs.log import read
-from tvmconv.measuring import rounds
+from tvmconv.logs.lines import InvalidLines
+from tvmconv.logs.log import read_records
+from tvmconv.measure import timing_rounds
 from tvmconv.workloads import Layer, parse, suite
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -30,7 +30,7 @@ def small(monkeypatch):
 
 
 def records_of(log):
-    return list(read(log, BadLines()))
+    return list(read_records(log, InvalidLines()))
 
 
 def trials_of(log):
@@ -118,7 +118,7 @@ def test_a_variant_of_a_suite_from_a_file_is_tuned_and_compared(tuned_mine, tmp_
 @pytest.fixture
 def any_times_agree(monkeypatch):
     """However noisy the machine, no time is far from another one."""
-    monkeypatch.setattr(rounds, "DEVIATION", math.inf)
+    monkeypatch.setattr(timing_rounds, "MAX_DEVIATION", math.inf)
     monkeypatch.setattr(tune_suite, "FAR", math.inf)
 
 
@@ -161,7 +161,7 @@ def test_a_kept_row_that_cannot_be_right_is_measured_again(tuned_mine, tmp_path,
 
 
 def test_the_naive_schedule_is_left_out_of_what_is_large(bench, tuned_mine, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(naive, "UNKNOWN_RATE", 1.0)
+    monkeypatch.setattr(naive_cost, "FALLBACK_FLOPS", 1.0)
     assert tuned_mine("--schedule", "tiling") == 0
     assert "--ladder compares them" in capsys.readouterr().err
     assert "Beside schedules" not in (tmp_path / "out/mine-bf16-nhwc-b2-tuned.md").read_text()
@@ -171,7 +171,7 @@ def test_a_schedule_is_searched_for_the_layers_that_it_computes(bench, tuned_min
     def pointwise(s, w, k):
         """Never built."""
 
-    library.schedule("conv2d", dtypes=("bfloat16",), condition=lambda w: w.R == 1)(pointwise)
+    registry.schedule("conv2d", dtypes=("bfloat16",), condition=lambda w: w.R == 1)(pointwise)
     assert tuned_mine("--schedule", "tiling", "--schedule", "pointwise", "--tune-only") == 0
     records = trials_of(tmp_path / "out/mine-bf16-nhwc-b2.jsonl")
     assert [(record.workload.R, record.schedule) for record in records] == [
@@ -256,10 +256,10 @@ def test_bad_input_is_one_line_and_status_2(bench, tmp_path, capsys, words, said
 
 def test_a_comparison_tells_how_many_of_its_layers_the_model_had_seen(capsys):
     """Without this, a page could show what the model remembers as what it predicts."""
-    tell, place = tune_suite._describe_model, find("sm_90")
+    tell, place = tune_suite._describe_model, find_device("sm_90")
     seen = [layer.workload for layer in suite("resnet50", dtype="float16", layout="nhwc")][:5]
     unseen = [replace(w, C=3 * w.C + 2, O=3 * w.O + 2) for w in seen]
     assert tell([*seen, *unseen, *unseen], place) == "a model that has seen 5 of the 10 layers"
     assert "the model has seen records of 5 of these 10 layers" in capsys.readouterr().err
     assert tell(unseen, place) == "a model that has seen none of the 5 layers"
-    assert tell(seen, find("sm_80")) == capsys.readouterr().err == ""
+    assert tell(seen, find_device("sm_80")) == capsys.readouterr().err == ""

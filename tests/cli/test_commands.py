@@ -8,9 +8,9 @@ import pytest
 
 import tvmconv as tc
 from tvmconv.cli import main
-from tvmconv.cli.errors import guarded
-from tvmconv.experiments.results import Row
-from tvmconv.kernel import STAGES
+from tvmconv.cli.errors import run_guarded
+from tvmconv.experiments.results import ResultRow
+from tvmconv.kernel import IR_LEVELS
 
 SMALL = "conv2d:1x4x6x6,8x4x3x3,p1"
 LADDER = ["default", "tiling", "columns", "vthread", "conflict_free"]
@@ -93,7 +93,7 @@ def test_a_workload_without_schedules_is_refused(capsys, schedule_registry):
 
 
 def test_a_workload_past_this_machines_memory_is_refused(capsys, monkeypatch):
-    monkeypatch.setattr("tvmconv.verify.os.sysconf", lambda name: 1)
+    monkeypatch.setattr("tvmconv.verification.os.sysconf", lambda name: 1)
     status, _, err = run(capsys, "run", SMALL)
     assert (status, err.count("\n")) == (2, 1)
     assert "this machine has" in err
@@ -117,7 +117,7 @@ def test_json_has_what_the_table_has(capsys):
     result = json.loads(out)
     assert (status, err) == (0, "")
     assert (result["workload"], result["device"], result["seed"]) == ("conv2d:1x4x6x6,8x4x3x3,s1,p1", "opencl:0", 7)
-    assert set(result["rows"][1]) == set(Row.__dataclass_fields__)
+    assert set(result["rows"][1]) == set(ResultRow.__dataclass_fields__)
     assert result["rows"][1]["timing"]["median"] > 0
 
 
@@ -129,7 +129,7 @@ def test_run_with_a_wrong_kernel_has_status_1(capsys, monkeypatch):
     assert "default failed: wrong result" in out
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", IR_LEVELS)
 def test_every_stage_is_shown_without_a_gpu(capsys, stage):
     status, out, err = run(capsys, "show", SMALL, "vthread", "--stage", stage, "--arch", "sm_90")
     assert (status, err) == (0, "")
@@ -149,7 +149,7 @@ def test_schedules_tell_where_they_run(capsys, schedule_registry):
     def listed(s, w, k):
         """Never built."""
 
-    tc.schedule("conv2d", kinds=("cuda",), only=90)(listed)
+    tc.schedule("conv2d", device_kinds=("cuda",), exact_arch=90)(listed)
     _, out, _ = run(capsys, "schedules")
     assert "(cuda only, sm_90 only)" in next(line for line in out.splitlines() if " listed " in line)
     assert "(cuda only, sm_80 and later)" in next(line for line in out.splitlines() if " mma_sync " in line)
@@ -205,7 +205,7 @@ def test_a_closed_pipe_is_no_traceback():
 def test_characters_that_ascii_lacks_are_escaped(errors, monkeypatch):
     out = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, "ascii", errors))
-    assert guarded("tvmconv", lambda: print("2 × 3 µs") or 0) == 0
+    assert run_guarded("tvmconv", lambda: print("2 × 3 µs") or 0) == 0
     assert out.getvalue() == b"2 \\xd7 3 \\xb5s\n"
 
 
@@ -213,7 +213,7 @@ def test_an_interrupt_has_the_status_of_the_signal(capsys, monkeypatch):
     def interrupt():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tvmconv.cli.devices.inventory", interrupt)
+    monkeypatch.setattr("tvmconv.cli.devices.list_devices", interrupt)
     assert run(capsys, "devices") == (130, "", "")
 
 

@@ -9,13 +9,13 @@ import pytest
 
 import tvmconv as tc
 from tvmconv import cli
-from tvmconv.experiments.beside import Beside
-from tvmconv.experiments.readings import Readings
-from tvmconv.measuring import programs
-from tvmconv.reports.beside import differing, ratio, summary, table
+from tvmconv.experiments.counter_comparison import CounterComparison
+from tvmconv.experiments.kernel_metrics import KernelMetricsFile
+from tvmconv.measure import kernel_archive
+from tvmconv.reports.counter_comparison import compute_ratio, iterate_differing, make_summary_table, make_table
 
 SMALL = "conv2d:1x4x8x8,16x4x3x3,p1"
-ROW = Beside(
+ROW = CounterComparison(
     SMALL,
     "tiling",
     {},
@@ -34,10 +34,10 @@ def file(tmp_path_factory):
 
 
 def test_kernels_are_kept_with_what_is_counted_of_them(file):
-    kept = list(programs.load(file))
+    kept = list(kernel_archive.load_kernels(file))
     assert [told["schedule"] for told, _ in kept] == ["default", "tiling"]
     told, program = kept[1]
-    assert len(told["steps"]) == len(program.steps) == 1
+    assert len(told["steps"]) == len(program.kernels) == 1
     assert told["steps"][0]["counts"]["shared_load_wavefronts"] > 0
 
 
@@ -47,12 +47,12 @@ def test_a_damaged_file_of_kernels_is_one_line(file, tmp_path):
     place = data.index(b"0.bin") + 100
     damaged.write_bytes(data[:place] + bytes([data[place] ^ 0xFF]) * 40 + data[place + 40 :])
     with pytest.raises(tc.Error, match=r"cannot read .*damaged\.zip"):
-        list(programs.load(damaged))
+        list(kernel_archive.load_kernels(damaged))
     with zipfile.ZipFile(damaged, "w") as archive:
         archive.writestr("0.json", json.dumps({"told": {}, "program": json.dumps({"codes": {}, "steps": [1]})}))
         archive.writestr("0.bin", b"")
     with pytest.raises(tc.Error, match=r"cannot read .*damaged\.zip"):
-        list(programs.load(damaged))
+        list(kernel_archive.load_kernels(damaged))
 
 
 @pytest.mark.parametrize("words", [(), (SMALL,), ("--programs", "x.zip")])
@@ -105,11 +105,11 @@ def test_a_summary_lists_only_the_accesses_that_differ(words, tmp_path, capsys):
 
 
 def test_a_count_that_neither_has_is_no_share():
-    assert ratio(ROW, "shared_load_wavefronts") is None
+    assert compute_ratio(ROW, "shared_load_wavefronts") is None
 
 
 def test_the_summary_counts_those_that_agree():
-    lines = {line[0]: line[1:] for line in summary([ROW]).rows}
+    lines = {line[0]: line[1:] for line in make_summary_table([ROW]).rows}
     assert lines["sectors, loads"] == ("2%", "1", "1", "100.0%")
     assert lines["sectors, stores"] == ("2%", "1", "0", "0.0%")
     assert lines["sectors and wavefronts"] == ("2%", "1", "0", "0.0%")
@@ -119,17 +119,17 @@ def test_the_summary_counts_those_that_agree():
 def test_the_source_view_counts_where_it_was_taken():
     """The metrics of whole launches leave out asynchronous copies."""
     access = {"space": "global", "kind": "load", "counts": {"sectors": 30000.0}, "measured": {"sectors": 20000}}
-    assert ratio(replace(ROW, accesses=[access, access]), "global_load_sectors") == 1.5
+    assert compute_ratio(replace(ROW, accesses=[access, access]), "global_load_sectors") == 1.5
 
 
 def test_bytes_from_memory_may_differ_by_a_tenth():
     counts = {"dram_read_bytes": 1e6, "dram_write_bytes": 2e6}
     measured = {"dram_read_bytes": 1.08e6, "dram_write_bytes": 1.0e6}
     row = replace(ROW, counted={"counts": counts}, measured=measured)
-    assert [names for _, names in differing([row])] == [["DRAM, all"]]
+    assert [names for _, names in iterate_differing([row])] == [["DRAM, all"]]
     fits = replace(row, counted={"counts": {"dram_read_bytes": 1e6}})
-    assert ratio(fits, "dram_bytes") is None
-    assert list(differing([fits])) == []
+    assert compute_ratio(fits, "dram_bytes") is None
+    assert list(iterate_differing([fits])) == []
 
 
 def test_kernels_are_counted_anew_beside_what_was_measured(tmp_path, capsys):
@@ -145,7 +145,7 @@ def test_kernels_are_counted_anew_beside_what_was_measured(tmp_path, capsys):
     words = ["counters", "--recount", *(word for file in files for word in ("--from", str(file)))]
     assert cli.main([*words, "-o", str(tmp_path / "out")]) == 0
     capsys.readouterr()
-    rows = Readings.read(tmp_path / "out" / "counters.json", Beside).kernels
+    rows = KernelMetricsFile.read(tmp_path / "out" / "counters.json", CounterComparison).kernels
     assert rows[0].config != rows[1].config
     assert all(row.counted["counts"]["shared_load_wavefronts"] > 0 for row in rows)
     assert all(row.measured == ROW.measured for row in rows)
@@ -153,7 +153,7 @@ def test_kernels_are_counted_anew_beside_what_was_measured(tmp_path, capsys):
 
 def test_what_the_gpu_does_not_count_at_all_is_shown():
     row = replace(ROW, measured={**ROW.measured, "global_load_sectors": 0.0})
-    assert "∞" in table([row]).text()
+    assert "∞" in make_table([row]).format_text()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def measured(monkeypatch, tmp_path, capsys):
     """Run the script with the same counters for two launches; what it printed, and the folder that it wrote to."""
 
     def run(*words):
-        monkeypatch.setattr(ncu, "profile", lambda command, metrics: iter([READ, READ]))
+        monkeypatch.setattr(ncu, "profile_command", lambda command, metrics: iter([READ, READ]))
         status = cli.main(["counters", *words, "-o", str(tmp_path)])
         out, err = capsys.readouterr()
         assert (status, err) == (0, "")

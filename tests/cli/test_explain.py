@@ -8,7 +8,7 @@ import pytest
 
 import tvmconv as tc
 from tvmconv.cli import main
-from tvmconv.logs.shipped import shipped_logs
+from tvmconv.logs.packaged import packaged_logs
 
 SMALL = "conv2d:1x16x16x16,16x16x3x3,s1,p1"
 
@@ -113,7 +113,7 @@ def test_differing_knobs_of_one_schedule_are_printed(capsys):
 
 
 def test_a_fastest_kernel_is_shown_as_it_is_built(capsys):
-    workload, log = "filter1d:16777216,k5", str(shipped_logs()[0].parent)
+    workload, log = "filter1d:16777216,k5", str(packaged_logs()[0].parent)
     with pytest.warns(tc.FallbackWarning):  # the log is of a GPU, not of an architecture
         built = tc.build(tc.parse(workload), "register", arch="sm_90", log=log)
     words = ["show", workload, "register:tuned", "--arch", "sm_90"]

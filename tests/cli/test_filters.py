@@ -5,9 +5,9 @@ import json
 import pytest
 
 from tvmconv.cli import main
-from tvmconv.kernel import STAGES
-from tvmconv.logs.lines import BadLines
-from tvmconv.logs.log import read
+from tvmconv.kernel import IR_LEVELS
+from tvmconv.logs.lines import InvalidLines
+from tvmconv.logs.log import read_records
 from tvmconv.logs.record import Record
 
 SIGNAL, IMAGE = "filter1d:300,k5,clamp", "filter2d:9x11x3,3x5"
@@ -20,7 +20,7 @@ def run(capsys, *words):
     return status, *capsys.readouterr()
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", IR_LEVELS)
 def test_show_has_every_stage(capsys, stage):
     status, out, err = run(capsys, "show", IMAGE, "constant", "--stage", stage, "--arch", "sm_90")
     assert (status, err) == (0, "")
@@ -34,7 +34,7 @@ def test_what_is_tuned_is_found_again_and_built(capsys, log, tmp_path, text):
     status, out, _ = run(capsys, "tune", text, *how, "--log", log, "--json")
     best = Record.parse(out)
     assert (status, best.workload.text, best.schedule) == (0, text, "constant")
-    records = list(read(log, BadLines()))
+    records = list(read_records(log, InvalidLines()))
     assert [record.schedule for record in records if not record.final] == ["basic", "constant", "constant"]
     assert best in [record for record in records if record.final]
 

@@ -7,21 +7,21 @@ import pytest
 
 import tvmconv as tc
 from tvmconv.cli import main
-from tvmconv.cli.log import _config
-from tvmconv.logs.candidates import candidates
-from tvmconv.logs.lines import BadLines
-from tvmconv.logs.log import read
+from tvmconv.cli.log import _format_config
+from tvmconv.logs.candidates import iterate_candidates
+from tvmconv.logs.lines import InvalidLines
+from tvmconv.logs.log import read_records
 from tvmconv.logs.record import ErrorKind, Record
-from tvmconv.reports.measured import of_log
-from tvmconv.reports.tables import significant
-from tvmconv.searching.search import NAIVE_SECONDS
+from tvmconv.reports.tables import format_significant
+from tvmconv.reports.timing_groups import times_from_log
+from tvmconv.search.search import MAX_NAIVE_SECONDS
 
 W = tc.parse("conv2d:1x8x14x14,8x8x3x3,s1,p1")
 TUNE = ("tune", W.text, "--device", "opencl:0", "--tuner", "random", "--trials", "6", "--log")
 
 
 def records_of(log):
-    return list(read(log, BadLines()))
+    return list(read_records(log, InvalidLines()))
 
 
 @pytest.fixture
@@ -86,14 +86,14 @@ def test_all_commands_name_the_same_result(tuned, change, opencl, capsys, tmp_pa
         ).items()
         chart = tmp_path / "chart.svg"
         printed("plot", tuned, "-o", chart)
-        assert f"<!-- result: {result.schedule}: {significant(result.gflops)} GFLOP/s" in chart.read_text()
-        first = of_log("log", records_of(tuned)).times[0]
+        assert f"<!-- result: {result.schedule}: {format_significant(result.gflops)} GFLOP/s" in chart.read_text()
+        first = times_from_log("log", records_of(tuned)).timings[0]
         assert (first.name, first.seconds) == (result.schedule, result.cost)
         assert tc.build(W, device="opencl:0", log=tuned).record == result
-        candidate = next(candidates(tuned, W, opencl))
+        candidate = next(iterate_candidates(tuned, W, opencl))
         assert (candidate.schedule.name, candidate.config) == (result.schedule, result.config)
-        assert _config(result) in printed("log", "best", tuned)
-    assert (row["schedule"], row["best [µs]"]) == (result.schedule, significant(result.cost * 1e6))
+        assert _format_config(result) in printed("log", "best", tuned)
+    assert (row["schedule"], row["best [µs]"]) == (result.schedule, format_significant(result.cost * 1e6))
     assert result.final
 
 
@@ -106,7 +106,7 @@ def _json(config):
 
 
 def test_the_ratio_of_the_table_is_of_the_times_beside_it(log, instant, capsys):
-    instant.seconds = lambda trial, seconds: seconds * (3 if trial.final else 1) * NAIVE_SECONDS
+    instant.seconds = lambda trial, seconds: seconds * (3 if trial.final else 1) * MAX_NAIVE_SECONDS
     main([*TUNE, str(log)])
     row = dict(zip(*(_cells(line) for line in capsys.readouterr().out.splitlines()[:2]), strict=True))
     times = [float(row[name].replace(",", "")) for name in ("default [µs]", "best [µs]")]

@@ -44,4 +44,4 @@ def test_number_beyond_its_limit_is_refused(words, message, capsys):
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "x", "٣", "1e3"])
 def test_count_that_is_no_integer_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="expected an integer"):
-        options.count(text)
+        options.parse_count(text)

@@ -5,7 +5,7 @@ import pytest
 
 from tvmconv.cli import main
 from tvmconv.devices import Timing
-from tvmconv.experiments.results import Result, Row
+from tvmconv.experiments.results import Result, ResultRow
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.logs.record import ErrorKind, Record
 from tvmconv.workloads import parse
@@ -37,7 +37,11 @@ def sweep(tmp_path):
     """A sweep's JSON file."""
     results = [
         Result(
-            SMALL, "cuda:0", "NVIDIA H200", 0, (Row("default", gflops=1.0), Row("cudnn", gflops=2.0, library="9.19"))
+            SMALL,
+            "cuda:0",
+            "NVIDIA H200",
+            0,
+            (ResultRow("default", gflops=1.0), ResultRow("cudnn", gflops=2.0, library="9.19")),
         )
     ]
     path = tmp_path / "sweep.json"
@@ -86,7 +90,7 @@ def test_a_sweep_is_drawn_beside_the_best_of_a_search(tmp_path, log, sweep):
 
 @pytest.mark.parametrize("workloads", [(SMALL,), (SMALL, OTHER)])
 def test_what_run_prints_is_drawn_as_a_sweep(tmp_path, workloads):
-    rows = (Row("default", gflops=1.0), Row("tiling", gflops=2.0))
+    rows = (ResultRow("default", gflops=1.0), ResultRow("tiling", gflops=2.0))
     lines = [json.dumps(Result(each, "cuda:0", "NVIDIA H200", 0, rows).to_json()) for each in workloads]
     path = tmp_path / "run.json"
     path.write_text("\n".join(lines) + "\n")
@@ -97,7 +101,9 @@ def test_what_run_prints_is_drawn_as_a_sweep(tmp_path, workloads):
 def test_a_sweep_over_sizes_is_drawn_over_elements(tmp_path):
     timing = Timing((1e-3,), "by hand", cold=True)
     results = [
-        Result(parse(f"filter1d:{n},k5"), "cuda:0", "NVIDIA H200", 0, (Row("basic", timing=timing, bandwidth=1e12),))
+        Result(
+            parse(f"filter1d:{n},k5"), "cuda:0", "NVIDIA H200", 0, (ResultRow("basic", timing=timing, bandwidth=1e12),)
+        )
         for n in (4096, 1000)
     ]
     path = tmp_path / "filter.json"

@@ -7,7 +7,7 @@ import pytest
 
 from tvmconv.cli import main
 from tvmconv.devices import Timing
-from tvmconv.experiments.results import Result, Row
+from tvmconv.experiments.results import Result, ResultRow
 from tvmconv.workloads import parse
 
 SHIPPED = "filter1d:16777216,k5"  # the shipped logs have it
@@ -65,7 +65,7 @@ def times(tmp_path):
     file = tmp_path / "run.json"
     lines = []
     for workload in (SMALL, SHIPPED):
-        rows = tuple(Row(name, timing=Timing((1e-5,), "by hand", cold=False)) for name in ("default", "tiling"))
+        rows = tuple(ResultRow(name, timing=Timing((1e-5,), "by hand", cold=False)) for name in ("default", "tiling"))
         lines.append(json.dumps(Result(parse(workload), "cuda:0", "NVIDIA H200", 0, rows).to_json()))
     file.write_text("\n".join(lines) + "\n")
     return file

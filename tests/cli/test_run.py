@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tvmconv import devices, library, naive
+from tvmconv import devices, naive_cost, registry
 from tvmconv.cli import main
 from tvmconv.errors import DeviceError
 from tvmconv.logs.record import Record
@@ -28,7 +28,7 @@ def rows(capsys, *words):
 
 
 def test_the_fastest_record_of_a_log_is_the_row_tuned(capsys, tmp_path):
-    log = write_log(tmp_path / "log.jsonl", devices.find("opencl:0"))
+    log = write_log(tmp_path / "log.jsonl", devices.find_device("opencl:0"))
     (default, tuned), err = rows(capsys, "--log", log)
     assert (default[0], tuned[0]) == ("default", "tuned")
     assert tuned[1]["tile_c"] == [-1, 2, 2]
@@ -50,7 +50,7 @@ def shuffle(s, w, k):
 def test_schedules_not_for_the_device_are_named_in_one_line(capsys, schedule_registry):
     for key in [key for key in schedule_registry if key[1] != "default"]:
         del schedule_registry[key]
-    library.schedule("conv2d", kinds=("cuda",))(shuffle)
+    registry.schedule("conv2d", device_kinds=("cuda",))(shuffle)
     assert main(["run", SMALL, "--device", "opencl:0", "--seconds", "0.01"]) == 0
     assert capsys.readouterr().err == "tvmconv: left out, as they are not for opencl:0: shuffle\n"
 
@@ -59,7 +59,7 @@ def test_several_baselines_may_be_given(capsys, monkeypatch):
     def failing(w, inputs, **how):
         raise DeviceError("not installed")
 
-    monkeypatch.setattr("tvmconv.baselines.known", lambda: {"cudnn": failing, "other": failing})
+    monkeypatch.setattr("tvmconv.baselines.load_baselines", lambda: {"cudnn": failing, "other": failing})
     words = ["run", SMALL, "default", "--device", "opencl:0", "--seconds", "0.01", "--json"]
     assert main([*words, "--baseline", "other", "--baseline", "cudnn"]) == 1
     assert [row["name"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["default", "other", "cudnn"]
@@ -68,7 +68,7 @@ def test_several_baselines_may_be_given(capsys, monkeypatch):
 @pytest.mark.parametrize("log", ["nowhere.jsonl", "."])
 def test_an_unreadable_log_is_refused_before_measuring(capsys, tmp_path, monkeypatch, log):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tvmconv.cli.run.run_ladder", lambda *args, **kwargs: pytest.fail("measured"))
+    monkeypatch.setattr("tvmconv.cli.run.run_schedules", lambda *args, **kwargs: pytest.fail("measured"))
     assert main(["run", SMALL, "--log", log]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
@@ -84,13 +84,13 @@ def test_a_verification_of_a_sample_is_told(capsys, verify, told):
 
 
 def test_a_long_naive_schedule_is_told_and_its_speed_up_absent(capsys, monkeypatch):
-    monkeypatch.setattr(naive, "UNKNOWN_RATE", 1000.0)
+    monkeypatch.setattr(naive_cost, "FALLBACK_FLOPS", 1000.0)
     how = ["--device", "opencl:0", "--seconds", "0.01"]
     assert main(["run", SMALL, "tiling", *how, "--json"]) == 0
     said = capsys.readouterr()
     (row,) = json.loads(said.out)["rows"]
     assert (row["name"], row.get("speedup")) == ("tiling", None)
-    seconds = naive.estimate_seconds(parse(SMALL), devices.find("opencl:0"))
+    seconds = naive_cost.estimate_seconds(parse(SMALL), devices.find_device("opencl:0"))
     assert f"tvmconv: default left out: about {seconds:.0f} s a launch; name it to run it\n" in said.err
     assert main(["run", SMALL, "default", "tiling", *how]) == 0
     said = capsys.readouterr()

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import tvmconv as tc
-from tvmconv import library
+from tvmconv import registry
 from tvmconv.cli import main
 
 TEXT = "conv2d:1x64x56x56,64x64x3x3,s1,p1"
@@ -18,7 +18,7 @@ def printed(capsys, *words):
 
 def test_a_schedule_is_described_with_knobs_options_and_defaults(capsys):
     status, out, err = printed(capsys, "schedules", TEXT, "direct")
-    schedule = library.find(tc.parse(TEXT), "direct")
+    schedule = registry.find_schedule(tc.parse(TEXT), "direct")
     size = schedule.space(tc.parse(TEXT)).size
     assert (status, err) == (0, "")
     assert out.startswith(f"direct of {TEXT}: {size:,} configs\n\n{schedule.doc}\n\n")
@@ -33,7 +33,7 @@ def test_a_schedule_is_described_as_json(capsys):
     knobs = {knob["knob"]: knob for knob in described["knobs"]}
     assert knobs["tile_rc"] == {"knob": "tile_rc", "default": [-1, 4], "options": 7, "extent": 64, "parts": 2}
     assert knobs["fetch"]["values"] == ["blocked", "interleaved"]
-    assert described["configs"] == library.find(tc.parse(TEXT), "direct").space(tc.parse(TEXT)).size
+    assert described["configs"] == registry.find_schedule(tc.parse(TEXT), "direct").space(tc.parse(TEXT)).size
 
 
 @pytest.mark.parametrize(
@@ -88,4 +88,4 @@ def test_a_bare_condition_may_be_without_a_description(schedule_registry):
 
     tc.schedule("conv2d", condition=lambda w: False)(never)
     with pytest.raises(tc.ScheduleError, match="for some workloads; its condition does not hold for this one"):
-        library.find(tc.parse(TEXT), "never")
+        registry.find_schedule(tc.parse(TEXT), "never")

@@ -9,18 +9,17 @@ from dataclasses import replace
 import pytest
 from learnt import MACHINE, NEW, knowledge, records
 
-from tvmconv import training
 from tvmconv.cli import main
-from tvmconv.knowledge import model
-from tvmconv.knowledge.model import Knowledge
+from tvmconv.cost_model import model, train
+from tvmconv.cost_model.model import CostModel
 
 
 @pytest.fixture(autouse=True)
 def in_use(monkeypatch):
     """A model that has the numbers of the made-up GPU, as no such GPU is here; few trees."""
-    monkeypatch.setattr(model, "_in_use", model._InUse())
-    monkeypatch.setattr(training, "ROUNDS", 20)
-    model.use(replace(knowledge(), experts={}))
+    monkeypatch.setattr(model, "_active_model", model._ActiveModel())
+    monkeypatch.setattr(train, "BOOSTING_ROUNDS", 20)
+    model.set_cost_model(replace(knowledge(), schedule_models={}))
 
 
 @pytest.fixture
@@ -34,13 +33,13 @@ def test_it_prints_what_it_learnt_and_the_model_predicts(log, tmp_path, capsys):
     assert main(["train", str(log), "--no-shipped", "-o", str(tmp_path / "k.npz")]) == 0
     table = capsys.readouterr().out
     assert [line.split() for line in table.splitlines()][1] == ["conv2d", "direct", "5", "600", "yes"]
-    made = Knowledge.load(tmp_path / "k.npz")
-    assert made.machine == MACHINE
+    made = CostModel.load(tmp_path / "k.npz")
+    assert made.device_spec == MACHINE
     assert "600 records of Some GPU" in made.provenance
     assert (
         main(["build", str(NEW), "--arch", "sm_90", "--knowledge", str(tmp_path / "k.npz"), "-o", str(tmp_path)]) == 0
     )
-    assert model.known_for("sm_90").provenance == made.provenance
+    assert model.cost_model_for("sm_90").provenance == made.provenance
 
 
 def test_packed_logs_count_and_layers_of_a_suite_may_be_left_out(log, tmp_path, capsys):
@@ -56,7 +55,7 @@ def test_packed_logs_count_and_layers_of_a_suite_may_be_left_out(log, tmp_path, 
 @pytest.mark.parametrize("options", [["--no-shipped"], ["--device=Some GPU", "--without=d2l", "--no-shipped"]])
 def test_the_model_tells_the_command_that_made_it(log, tmp_path, options):
     assert main(["train", str(log), *options, "-o", str(tmp_path / "k.npz")]) == 0
-    told = Knowledge.load(tmp_path / "k.npz").provenance
+    told = CostModel.load(tmp_path / "k.npz").provenance
     assert shlex.split(told.split("`")[1]) == ["tvmconv", "train", str(log), *options]
 
 
@@ -68,7 +67,7 @@ def test_a_line_of_a_packed_log_takes_limited_memory(log, tmp_path):
         file.write(b"\n" + log.read_bytes())
     tracemalloc.start()
     try:
-        assert list(training.measured(packed)) == list(training.measured(log))
+        assert list(train.read_valid_records(packed)) == list(train.read_valid_records(log))
         assert tracemalloc.get_traced_memory()[1] < 32 << 20
     finally:
         tracemalloc.stop()
@@ -96,7 +95,7 @@ def test_what_it_cannot_learn_from_is_one_line(words, said, log, tmp_path, capsy
 
 
 def test_a_device_whose_peaks_nobody_knows_is_refused(log, tmp_path, capsys):
-    model.use(None)
+    model.set_cost_model(None)
     assert main(["train", str(log), "--no-shipped", "-o", str(tmp_path / "k.npz")]) == 2
     assert "the peaks of Some GPU are not known here" in capsys.readouterr().err
 
@@ -107,4 +106,4 @@ def test_an_unreadable_model_is_one_line(tmp_path, capsys):
     assert main([*words, str(tmp_path / "k.npz")]) == 2
     assert "k.npz" in capsys.readouterr().err
     assert main([*words, "none"]) == 0
-    assert model.known_for("sm_90") is None
+    assert model.cost_model_for("sm_90") is None

@@ -9,17 +9,17 @@ from collections import Counter
 import pytest
 from instant import made_up
 
-from tvmconv import naive
+from tvmconv import naive_cost
 from tvmconv.cli import main
-from tvmconv.cli.tune import progress_text
+from tvmconv.cli.tune import format_progress
 from tvmconv.devices.cuda.device import has_driver
 from tvmconv.errors import HostError
-from tvmconv.logs.best import best
-from tvmconv.logs.lines import BadLines
-from tvmconv.logs.log import read
+from tvmconv.logs.lines import InvalidLines
+from tvmconv.logs.log import read_records
+from tvmconv.logs.ranking import find_best_record
 from tvmconv.logs.record import ErrorKind, Record
-from tvmconv.reports.tables import significant
-from tvmconv.searching.status import Status
+from tvmconv.reports.tables import format_significant
+from tvmconv.search.progress import Status
 from tvmconv.workloads import Layer, parse
 
 SMALL = "conv2d:1x4x8x8,4x4x1x1,s1,p0"
@@ -48,7 +48,7 @@ def test_tune_on_cuda_says_that_there_is_no_driver(log):
 
 
 def records_of(log):
-    return list(read(log, BadLines()))
+    return list(read_records(log, InvalidLines()))
 
 
 def trials_of(log):
@@ -86,7 +86,9 @@ def test_json_is_the_record_that_a_build_takes_from_the_log(tune, log, instant):
     assert status == 0
     assert out.count("\n") == 1
     assert out in log.read_text()
-    assert Record.parse(out) == best(log, parse(SMALL)) != min(trials_of(log), key=lambda record: record.cost)
+    assert (
+        Record.parse(out) == find_best_record(log, parse(SMALL)) != min(trials_of(log), key=lambda record: record.cost)
+    )
 
 
 def test_several_schedules_are_one_search_with_one_winner(tune, log, instant):
@@ -95,7 +97,7 @@ def test_several_schedules_are_one_search_with_one_winner(tune, log, instant):
     winner = min(trials_of(log), key=lambda record: record.cost)
     assert status == 0
     assert row.split()[:3] == [SMALL, winner.schedule, "9"]
-    assert significant(winner.cost * 1e6) in row.split()
+    assert format_significant(winner.cost * 1e6) in row.split()
     assert len(trials_of(log)) == 9
     assert {record.schedule for record in trials_of(log)} == {"tiling", "columns"}
 
@@ -113,7 +115,7 @@ def test_the_last_line_of_a_network_sums_its_fastest_kernels(tune, log, instant,
     _, out, _ = tune("--suite", str(file), *HOW, "--schedule", "columns", "--trials", "6")
     a, b = (min(each.cost for each in trials_of(log) if each.workload == parse(text)) for text in (SMALL, OTHER))
     assert out.splitlines()[3].split("  ")[0] == "all, times their number"
-    assert significant((3 * a + b) * 1e6) in out.splitlines()[3].split()
+    assert format_significant((3 * a + b) * 1e6) in out.splitlines()[3].split()
     instant.failing = frozenset({"tiling"})
     _, out, _ = tune(
         "--suite", str(file), *HOW, "--device", "opencl:0", "--trials", "9", "--log", str(tmp_path / "new")
@@ -130,12 +132,12 @@ def asked(monkeypatch):
         asked.append(seconds)
         return Status(1, None)
 
-    monkeypatch.setattr("tvmconv.searching.search.Status", status)
+    monkeypatch.setattr("tvmconv.search.search.Status", status)
     return asked
 
 
 def test_total_time_is_shared_by_what_workloads_cost(tune, instant, asked, tmp_path, monkeypatch):
-    monkeypatch.setattr("tvmconv.cli.tune.process_begun", time.monotonic)
+    monkeypatch.setattr("tvmconv.cli.tune.get_process_start", time.monotonic)
     large = "conv2d:1x256x56x56,256x256x3x3,s1,p1"
     file = tmp_path / "mine.json"
     file.write_text(json.dumps([{"name": "a", "text": SMALL}, {"name": "b", "text": large}]))
@@ -149,7 +151,7 @@ def test_total_time_is_shared_by_what_workloads_cost(tune, instant, asked, tmp_p
 
 
 def test_the_first_search_counts_time_from_the_commands_start(tune, log, instant, monkeypatch):
-    monkeypatch.setattr("tvmconv.cli.tune.process_begun", lambda: time.monotonic() - 100.0)
+    monkeypatch.setattr("tvmconv.cli.tune.get_process_start", lambda: time.monotonic() - 100.0)
     monkeypatch.setattr(
         "tvmconv.experiments.sweep.suite",
         lambda *_, **how: [Layer(name, parse(text), 1) for name, text in (("a", SMALL), ("b", OTHER))],
@@ -230,17 +232,17 @@ def record(seconds, schedule="tiling"):
 def test_progress_tells_rate_best_speedup_errors_and_time_left():
     status = Status(2000, None, reference=record(4e-6, "default"))
     for elapsed in (1.0, 2.0):
-        status.elapsed = elapsed
-        status.count(record(2e-6))
-    status.errors = Counter({ErrorKind.RUN_TIMEOUT: 1, ErrorKind.WRONG_ANSWER: 3})
-    assert progress_text(status) == (
+        status.elapsed_seconds = elapsed
+        status.count_record(record(2e-6))
+    status.error_counts = Counter({ErrorKind.RUN_TIMEOUT: 1, ErrorKind.WRONG_ANSWER: 3})
+    assert format_progress(status) == (
         "2/2,000 configs, 1.0/s, best trial 2.00 µs (tiling, 1.02 GFLOP/s, 2.00 × default), failed: 3 wrong answer, "
         "1 run timeout, 1998 s left"
     )
 
 
 def test_what_no_schedule_is_tuned_for_is_refused(tune, instant, schedule_registry):
-    for key in [key for key, schedule in schedule_registry.items() if schedule.promising]:
+    for key in [key for key, schedule in schedule_registry.items() if schedule.search_if]:
         del schedule_registry[key]
     status, out, err = tune(SMALL, "--device", "opencl:0")
     assert (status, out, err.count("\n")) == (2, "", 1)
@@ -264,7 +266,7 @@ def test_a_host_that_runs_nothing_is_one_line_and_status_2(tune, instant, log):
 
 @pytest.mark.parametrize("workloads", [[SMALL], [SMALL, OTHER]])
 def test_a_long_naive_schedule_is_not_measured_and_told_once(tune, log, instant, monkeypatch, tmp_path, workloads):
-    monkeypatch.setattr(naive, "UNKNOWN_RATE", 1.0)
+    monkeypatch.setattr(naive_cost, "FALLBACK_FLOPS", 1.0)
     suite = tmp_path / "mine.json"
     suite.write_text(json.dumps([{"name": f"layer {number}", "text": text} for number, text in enumerate(workloads)]))
     words = [SMALL] if len(workloads) == 1 else ["--suite", str(suite)]

@@ -6,7 +6,7 @@ import pytest
 from instant import made_up
 
 from tvmconv import cli, parse
-from tvmconv.errors import printable
+from tvmconv.errors import escape_unprintable
 from tvmconv.reports.tables import Table
 
 NAME = "x\x1b[31mred\u202e"
@@ -19,13 +19,13 @@ WORKLOAD = "conv2d:1x4x8x8,4x4x1x1,s1,p0"
     [("µs ± ×\n", "µs ± ×\n"), ("\x1b[0m\r\t", r"\x1b[0m\r\t"), ("\u202ea", r"\u202ea"), ("\udcff\x85", r"\udcff\x85")],
 )
 def test_printable_escapes_what_a_terminal_obeys(text, expected):
-    assert printable(text) == expected
+    assert escape_unprintable(text) == expected
 
 
 def test_table_escapes_what_is_not_printable():
     table = Table(("name",), [[NAME], ["a\nb"]])
-    assert table.text().split() == ["name", SHOWN, r"a\nb"]
-    assert SHOWN in table.markdown()
+    assert table.format_text().split() == ["name", SHOWN, r"a\nb"]
+    assert SHOWN in table.format_markdown()
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812
 
 from tvmconv import devices
-from tvmconv.compiler.barriers import unsynchronised
-from tvmconv.compiler.lower import lower
+from tvmconv.compiler.barriers import find_missing_barriers
+from tvmconv.compiler.device_lowering import lower_module
 from tvmconv.errors import AnalysisError, CompileError
 
 COLUMNS = 30
@@ -45,19 +45,19 @@ def staged(*, rows=2, rounds=1, before=False, between=False, own=False):
 
 
 def test_a_load_behind_a_store_needs_a_barrier():
-    (race,) = unsynchronised(staged())
-    assert (race.buffer, race.axes) == ("shared", ("threadIdx.y",))
-    assert unsynchronised(staged(between=True)) == []
+    (race,) = find_missing_barriers(staged())
+    assert (race.buffer, race.thread_axes) == ("shared", ("threadIdx.y",))
+    assert find_missing_barriers(staged(between=True)) == []
 
 
 def test_a_store_in_the_next_round_needs_a_barrier_too():
-    assert unsynchronised(staged(rounds=2, between=True))
-    assert unsynchronised(staged(rounds=2, before=True))
-    assert unsynchronised(staged(rounds=2, before=True, between=True)) == []
+    assert find_missing_barriers(staged(rounds=2, between=True))
+    assert find_missing_barriers(staged(rounds=2, before=True))
+    assert find_missing_barriers(staged(rounds=2, before=True, between=True)) == []
 
 
 def test_threads_with_elements_of_their_own_need_no_barrier():
-    assert unsynchronised(staged(rounds=2, own=True)) == []
+    assert find_missing_barriers(staged(rounds=2, own=True)) == []
 
 
 def repeated(*, shared=True, between=True):
@@ -83,8 +83,8 @@ def repeated(*, shared=True, between=True):
 
 def test_a_race_through_a_while_loop_is_not_called_safe():
     """The load of one round and the store of the next have no barrier between them."""
-    (race,) = unsynchronised(repeated())
-    assert (race.buffer, race.axes) == ("staged", ("threadIdx.y",))
+    (race,) = find_missing_barriers(repeated())
+    assert (race.buffer, race.thread_axes) == ("staged", ("threadIdx.y",))
 
 
 def test_barrier_in_a_while_loop_separates_nothing_around_it():
@@ -101,7 +101,7 @@ def test_barrier_in_a_while_loop_separates_nothing_around_it():
             T.tvm_storage_sync("shared")
         Y[y * COLUMNS + x] = shared[x]
 
-    assert unsynchronised(kernel)
+    assert find_missing_barriers(kernel)
 
 
 def unknown(scope):
@@ -122,14 +122,14 @@ def unknown(scope):
 @pytest.mark.parametrize("scope", ["shared", "shared.dyn"])
 def test_unknown_statement_is_an_analysis_error(scope):
     with pytest.raises(AnalysisError, match="shared memory and a statement of the kind AssertStmt"):
-        unsynchronised(unknown(scope))
+        find_missing_barriers(unknown(scope))
 
 
 def test_a_kernel_of_which_it_cannot_be_told_is_refused(monkeypatch):
     def cannot_tell(function):
         raise AnalysisError("a statement of the kind Strange")
 
-    monkeypatch.setattr("tvmconv.compiler.barriers.unsynchronised", cannot_tell)
+    monkeypatch.setattr("tvmconv.compiler.barriers.find_missing_barriers", cannot_tell)
     with pytest.raises(CompileError, match="cannot be told whether the kernel lacks a barrier: a statement"):
         row_of_sums(innermost="y")
 
@@ -151,7 +151,7 @@ def row_of_sums(innermost):
     s.bind(y, "threadIdx.y")
     s.bind(x, "threadIdx.x")
     s.decompose_reduction(block, step)
-    return lower(s.mod, devices.find("sm_75").target()).steps[0].function
+    return lower_module(s.mod, devices.find_device("sm_75").make_target()).kernels[0].function
 
 
 def test_a_kernel_that_tvm_leaves_a_barrier_out_of_is_refused():
@@ -161,4 +161,4 @@ def test_a_kernel_that_tvm_leaves_a_barrier_out_of_is_refused():
 
 
 def test_tvm_needs_no_barrier_if_the_missing_axis_is_innermost():
-    assert unsynchronised(row_of_sums(innermost="y")) == []
+    assert find_missing_barriers(row_of_sums(innermost="y")) == []

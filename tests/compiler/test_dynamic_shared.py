@@ -5,11 +5,11 @@ from steps import dynamic_sums, lower_function
 from tvm.script import tirx as T  # noqa: N812
 
 import tvmconv as tc
-from tvmconv import gpu
+from tvmconv import gpu_specs
 from tvmconv.compiler import nvrtc
-from tvmconv.devices import find
+from tvmconv.devices import find_device
 
-needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+needs_nvrtc = pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason=str(nvrtc.explain_unavailability()))
 KIB = 1 << 10
 WORDS = 60 * KIB // 4  # more than static shared memory may be, less than every architecture's opt-in limit
 
@@ -27,14 +27,14 @@ def test_static_and_dynamic_shared_memory_are_both_counted():
                 for thread in T.thread_binding(64, thread="threadIdx.x"):
                     Y[thread] = S[63 - thread] + T.Cast("float16", D[63 - thread])
 
-    (step,) = lower_function(main, find("sm_90")).steps
+    (step,) = lower_function(main, find_device("sm_90")).kernels
     assert (step.shared_bytes, step.dynamic_shared_bytes) == (128, 256)
 
 
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90"])
 def test_dynamic_memory_compiles_for_every_architecture(arch):
-    (step,) = lower_function(dynamic_sums(WORDS), find(arch)).program.steps
+    (step,) = lower_function(dynamic_sums(WORDS), find_device(arch)).executable.kernels
     assert step.dynamic_shared_bytes == 4 * WORDS
     assert step.resources.shared_bytes == 0
     assert step.resources.spills == 0
@@ -42,11 +42,11 @@ def test_dynamic_memory_compiles_for_every_architecture(arch):
 
 @pytest.mark.parametrize(("arch", "most"), [("sm_75", 64), ("sm_90", 227)])
 def test_an_architecture_has_its_own_limit(arch, most):
-    device = find(arch)
-    assert device.limits == gpu.limits(arch)
-    device.check_fits(lower_function(dynamic_sums(most * KIB // 4, threads=64), device))
+    device = find_device(arch)
+    assert device.limits == gpu_specs.get_block_limits(arch)
+    device.check_block_limits(lower_function(dynamic_sums(most * KIB // 4, threads=64), device))
     with pytest.raises(tc.DeviceError, match=f"{arch} has {most * KIB} bytes of shared memory a block, static and dyn"):
-        device.check_fits(lower_function(dynamic_sums((most + 1) * KIB // 4, threads=64), device))
+        device.check_block_limits(lower_function(dynamic_sums((most + 1) * KIB // 4, threads=64), device))
 
 
 def test_it_is_refused_for_opencl(opencl):

@@ -8,15 +8,15 @@ from instructions import MMA, M, N, lowered, product
 from tvm.script import tirx as T  # noqa: N812
 
 import tvmconv as tc
-from tvmconv.analysis.emulation.errors import ExecutionError
-from tvmconv.analysis.emulation.instructions.conversions import to_tf32
-from tvmconv.workloads.dtypes import numpy_dtype
+from tvmconv.emulator.errors import ExecutionError
+from tvmconv.emulator.instructions.conversions import round_to_tf32
+from tvmconv.workloads.dtypes import get_numpy_dtype
 
 
 def operands(dtype):
     rng = np.random.default_rng(0)
-    k = 32 // numpy_dtype(dtype).itemsize
-    return tuple(rng.standard_normal((rows, k)).astype(numpy_dtype(dtype)) for rows in (M, N))
+    k = 32 // get_numpy_dtype(dtype).itemsize
+    return tuple(rng.standard_normal((rows, k)).astype(get_numpy_dtype(dtype)) for rows in (M, N))
 
 
 def products(x, k):
@@ -35,7 +35,7 @@ def test_tf32_operands_are_cut_unless_they_are_rounded():
     cut, rounded = (emulate.run(lowered(product("float32", rna=rna)), [x, k])[0] for rna in (False, True))
 
     def as_tf32(values, rounding):
-        return to_tf32(values.view(np.uint32), rounding).view(np.float32)
+        return round_to_tf32(values.view(np.uint32), rounding).view(np.float32)
 
     np.testing.assert_allclose(cut, products(as_tf32(x, "rz"), as_tf32(k, "rz")), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(rounded, products(as_tf32(x, "rna"), as_tf32(k, "rna")), rtol=1e-4, atol=1e-6)
@@ -52,7 +52,7 @@ def test_tf32_operands_are_cut_unless_they_are_rounded():
     ],
 )
 def test_rounding_to_tf32(bits, rounding, expected):
-    assert to_tf32(np.array([bits], np.uint32), rounding)[0] == expected
+    assert round_to_tf32(np.array([bits], np.uint32), rounding)[0] == expected
 
 
 def test_two_warps_may_read_what_one_has_copied_behind_a_barrier():
@@ -214,7 +214,7 @@ def test_a_barrier_that_is_not_of_all_threads_orders_nothing(reaching, warp, mes
 def test_schedules_of_the_library_compute_what_they_should(text, schedule, config):
     workload = tc.parse(text)
     kernel = tc.build(workload, schedule, arch="sm_80", config=config)
-    assert emulate.error(kernel.module, workload) <= workload.tolerance
+    assert emulate.error(kernel.lowered_module, workload) <= workload.tolerance
 
 
 def test_scratch_memory_that_nobody_has_written_shows():

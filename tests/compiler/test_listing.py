@@ -4,9 +4,9 @@ import pytest
 
 import tvmconv as tc
 from tvmconv.compiler import nvrtc
-from tvmconv.compiler.listing import Instruction, parse
+from tvmconv.compiler.sass_listing import SassInstruction, parse_disassembly
 
-needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+needs_nvrtc = pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason=str(nvrtc.explain_unavailability()))
 
 TEXT = """
 .text.main_kernel:
@@ -28,19 +28,19 @@ CASES = [
 
 
 def test_an_instruction_has_its_parts():
-    found = parse(TEXT)["main_kernel"][1]
-    assert found == Instruction(0x10, "@!P0", "LDG", ("E", "128"), "R4, desc[UR6][R2.64]", None, 336)
+    found = parse_disassembly(TEXT)["main_kernel"][1]
+    assert found == SassInstruction(0x10, "@!P0", "LDG", ("E", "128"), "R4, desc[UR6][R2.64]", None, 336)
 
 
 def test_a_branch_has_the_address_of_its_label():
-    assert parse(TEXT)["main_kernel"][2].target == 0x10
+    assert parse_disassembly(TEXT)["main_kernel"][2].target_address == 0x10
 
 
 @needs_nvrtc
 @pytest.mark.parametrize(("workload", "schedule"), CASES)
 def test_telling_lines_changes_no_instruction(workload, schedule):
     kernel = tc.build(tc.parse(workload), schedule, arch="sm_90")
-    without = parse(kernel.sass)
+    without = parse_disassembly(kernel.sass)
     assert {name: [e.text for e in each] for name, each in kernel.listings.items()} == {
         name: [e.text for e in each] for name, each in without.items()
     }

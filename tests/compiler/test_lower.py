@@ -6,21 +6,21 @@ import pytest
 from tvm.s_tir import Schedule
 
 import tvmconv as tc
-from tvmconv.compiler.lower import lower
-from tvmconv.devices import find
-from tvmconv.library import find as find_schedule
+from tvmconv.compiler.device_lowering import lower_module
+from tvmconv.devices import find_device
+from tvmconv.registry import find_schedule as find_schedule
 
 W = tc.parse("conv2d:1x4x8x8,8x4x3x3,s1,p1")
 
 
 def lowered(device):
     scheduled, _ = find_schedule(W, "tiling").apply(W)
-    return lower(scheduled.mod, find(device).target())
+    return lower_module(scheduled.mod, find_device(device).make_target())
 
 
 @pytest.mark.parametrize("device", ["sm_90", "opencl:0"])
 def test_parameters_are_matched_by_name_not_by_place(device):
-    (step,) = lowered(device).steps
+    (step,) = lowered(device).kernels
     names = [parameter.name.removesuffix("_ptr") for parameter in step.function.params]
     assert [W.argument_names[i] for i in step.arguments] == names
     assert sorted(step.arguments) == [0, 1, 2]
@@ -28,12 +28,12 @@ def test_parameters_are_matched_by_name_not_by_place(device):
 
 def test_shared_memory_is_that_of_both_staged_operands():
     """By hand: 1 channel x 4 rows x (8 + 2) columns of the input, 8 channels x 3 taps of the weight."""
-    assert lowered("sm_90").steps[0].shared_bytes == 4 * (4 * 10 + 8 * 3)
+    assert lowered("sm_90").kernels[0].shared_bytes == 4 * (4 * 10 + 8 * 3)
 
 
 def test_a_function_without_threads_is_refused_in_one_line():
     with pytest.raises(tc.CompileError) as caught:
-        lower(Schedule(W.prim_func()).mod, find("sm_90").target())
+        lower_module(Schedule(W.prim_func()).mod, find_device("sm_90").make_target())
     assert "\n" not in str(caught.value)
 
 

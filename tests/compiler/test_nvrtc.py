@@ -8,7 +8,7 @@ import pytest
 from tvmconv.compiler import nvrtc, sass
 from tvmconv.errors import CompileError
 
-needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+needs_nvrtc = pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason=str(nvrtc.explain_unavailability()))
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
@@ -65,13 +65,13 @@ def cuda_text():
 def attempts(monkeypatch):
     """The in-memory headers of each run of NVRTC, in order."""
     seen = []
-    attempt = nvrtc._attempt
+    attempt = nvrtc._run_nvrtc
 
     def record(module, source, options, headers, kind):
         seen.append(headers)
         return attempt(module, source, options, headers, kind)
 
-    monkeypatch.setattr(nvrtc, "_attempt", record)
+    monkeypatch.setattr(nvrtc, "_run_nvrtc", record)
     return seen
 
 
@@ -85,7 +85,7 @@ def test_every_architecture_reports_registers(cuda_text, arch):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_text_of_tvm_needs_no_more_than_the_stand_in_headers(cuda_text, dtype, attempts):
     nvrtc.compile_cubin(cuda_text(dtype), "sm_80")
-    assert attempts == [nvrtc._STAND_INS]
+    assert attempts == [nvrtc._STAND_IN_HEADERS]
 
 
 @needs_nvrtc
@@ -110,7 +110,7 @@ def test_instructions_are_those_of_tvms_own_nvrtc_call(cuda_text, dtype, tmp_pat
 @needs_nvrtc
 def test_a_kernel_that_needs_the_real_headers_gets_them(attempts):
     nvrtc.compile_cubin(TYPE_TRAITS, "sm_90")
-    assert attempts == [nvrtc._STAND_INS, {}]
+    assert attempts == [nvrtc._STAND_IN_HEADERS, {}]
 
 
 @needs_nvrtc
@@ -171,7 +171,7 @@ def test_without_the_library_the_remedy_is_named(monkeypatch):
         raise RuntimeError("Failure finding libnvrtc.so\nsearched: everywhere")
 
     monkeypatch.setattr(bindings, "nvrtcVersion", fail)
-    assert nvrtc.unavailable() == (
+    assert nvrtc.explain_unavailability() == (
         'NVRTC is not available (Failure finding libnvrtc.so); pip install "nvidia-cuda-nvrtc==13.*" '
         "(in a clone of tvmconv: pip install -e '.[cuda]')"
     )

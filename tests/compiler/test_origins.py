@@ -6,8 +6,8 @@ import pytest
 from library_kernels import LADDER, every_kernel, named
 
 import tvmconv as tc
-from tvmconv.compiler.lines import tir_lines
-from tvmconv.compiler.origins import declared_origins, leaves, scheduled_origins
+from tvmconv.compiler.source_lines import map_tir_lines
+from tvmconv.compiler.source_map import list_statements, map_to_declared, map_to_scheduled
 
 NO_ORIGIN = "storage_sync"  # lowering adds these barriers
 
@@ -17,10 +17,10 @@ def shares():
     """The share of each kernel's stores and calls whose scheduled statement is known, by the kernel."""
     found = {}
     for kernel in every_kernel():
-        functions = [step.function for step in kernel.steps]
+        functions = [step.function for step in kernel.kernels]
         told = total = 0
-        for function, origins in zip(functions, scheduled_origins(kernel.tir["main"], functions), strict=True):
-            asked = [leaf.number for leaf in leaves(function) if leaf.key and NO_ORIGIN not in str(leaf.key)]
+        for function, origins in zip(functions, map_to_scheduled(kernel.tir["main"], functions), strict=True):
+            asked = [leaf.index for leaf in list_statements(function) if leaf.key and NO_ORIGIN not in str(leaf.key)]
             told, total = told + sum(number in origins for number in asked), total + len(asked)
         found[kernel] = told / total
     return found
@@ -37,26 +37,30 @@ def test_nine_schedules_in_ten_have_95_percent_of_their_origins():
 
 def test_origins_store_to_the_same_buffer():
     for kernel in every_kernel():
-        functions = [step.function for step in kernel.steps]
-        scheduled = leaves(kernel.tir["main"])
-        for function, origins in zip(functions, scheduled_origins(kernel.tir["main"], functions), strict=True):
-            lowered = leaves(function)
-            assert all(lowered[a].stores == scheduled[b].stores for a, b in origins.items()), named(kernel)
+        functions = [step.function for step in kernel.kernels]
+        scheduled = list_statements(kernel.tir["main"])
+        for function, origins in zip(functions, map_to_scheduled(kernel.tir["main"], functions), strict=True):
+            lowered = list_statements(function)
+            assert all(lowered[a].stored_buffer == scheduled[b].stored_buffer for a, b in origins.items()), named(
+                kernel
+            )
 
 
 def declared_lines(text, schedule):
     """The lines of the declaration that each lowered store is for, by the name of its buffer."""
     kernel = tc.build(tc.parse(text), schedule, arch="sm_90")
     declaration = kernel.workload.prim_func()
-    lines, shown = tir_lines(declaration), declaration.script().split("\n")
-    (origins,) = scheduled_origins(kernel.tir["main"], [kernel.lowered])
-    declared = declared_origins(declaration, kernel.tir["main"])
+    lines, shown = map_tir_lines(declaration), declaration.script().split("\n")
+    (origins,) = map_to_scheduled(kernel.tir["main"], [kernel.lowered])
+    declared = map_to_declared(declaration, kernel.tir["main"])
     found = {}
-    for leaf in leaves(kernel.lowered):
-        if leaf.stores and leaf.number in origins and origins[leaf.number] in declared:
-            for number in declared[origins[leaf.number]]:
+    for leaf in list_statements(kernel.lowered):
+        if leaf.stored_buffer and leaf.index in origins and origins[leaf.index] in declared:
+            for number in declared[origins[leaf.index]]:
                 line = shown[lines[number].start - 1].strip()
-                found.setdefault((leaf.stores, leaf.updates), set()).add(line.split(" = ")[0].split("[")[0] + line[-4:])
+                found.setdefault((leaf.stored_buffer, leaf.is_update), set()).add(
+                    line.split(" = ")[0].split("[")[0] + line[-4:]
+                )
     return found
 
 
@@ -80,11 +84,12 @@ def test_a_stage_that_was_inlined_is_what_its_reader_is_for():
 
 def test_reused_shared_memory_is_not_taken_for_the_array_before():
     kernel = next(k for k in every_kernel() if k.schedule.name == "tensor_core" and k.workload.dtype == "float16")
-    (origins,) = scheduled_origins(kernel.tir["main"], [kernel.lowered])
+    (origins,) = map_to_scheduled(kernel.tir["main"], [kernel.lowered])
     reused = [
-        e.number
-        for e in leaves(kernel.lowered)
-        if e.stores in ("weight_reindex_shared_dyn", "padded_reindex_pad_shared_dyn") and "warp" in str(e.reads)
+        e.index
+        for e in list_statements(kernel.lowered)
+        if e.stored_buffer in ("weight_reindex_shared_dyn", "padded_reindex_pad_shared_dyn")
+        and "warp" in str(e.read_buffers)
     ]
     assert reused
     assert not set(reused) & origins.keys()

@@ -7,16 +7,16 @@ import sys
 import numpy as np
 
 import tvmconv as tc
-from tvmconv.compiler.lower import lower
-from tvmconv.devices import find
-from tvmconv.library import find as find_schedule
+from tvmconv.compiler.device_lowering import lower_module
+from tvmconv.devices import find_device
+from tvmconv.registry import find_schedule as find_schedule
 
 W = tc.parse("conv2d:1x4x8x8,8x4x3x3,s1,p1")
 
 
 def program(device):
     scheduled, _ = find_schedule(W, "tiling").apply(W)
-    return lower(scheduled.mod, find(device).target()).program
+    return lower_module(scheduled.mod, find_device(device).make_target()).executable
 
 
 def test_it_runs_in_a_process_without_tvm(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from tvmconv.compiler import nvrtc, sass
 from tvmconv.errors import CompileError
 
-needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+needs_nvrtc = pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason=str(nvrtc.explain_unavailability()))
 
 MULTIPLY_ADD = """extern "C" __global__ void main_kernel(float* x) {
   x[threadIdx.x] = x[threadIdx.x] * x[threadIdx.x + 32] + x[threadIdx.x + 64];
@@ -40,7 +40,7 @@ CUOBJDUMP = """
 
 
 def test_counts_know_predicates_and_widths():
-    assert sass.instruction_counts(NVDISASM) == {
+    assert sass.count_instructions(NVDISASM) == {
         "FFMA": 2,
         "LDC": 1,
         "S2R": 1,
@@ -53,7 +53,7 @@ def test_counts_know_predicates_and_widths():
 
 
 def test_counts_do_not_take_encodings_for_instructions():
-    assert sass.instruction_counts(CUOBJDUMP) == {"LDC": 1, "STL": 1}
+    assert sass.count_instructions(CUOBJDUMP) == {"LDC": 1, "STL": 1}
 
 
 @needs_nvrtc
@@ -78,8 +78,8 @@ def test_nvdisasm_of_a_usual_toolkit_is_found_without_path(monkeypatch, tmp_path
     tool.chmod(0o755)
     monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(sass, "SYSTEM_CUDA", str(tmp_path))
-    assert sass.instruction_counts(sass.disassemble(b"")) == {"NOP": 1}
+    monkeypatch.setattr(sass, "SYSTEM_CUDA_DIR", str(tmp_path))
+    assert sass.count_instructions(sass.disassemble(b"")) == {"NOP": 1}
 
 
 def test_without_a_disassembler_the_remedy_is_named(monkeypatch):

@@ -4,8 +4,8 @@ import pytest
 from placed import lower_filter
 
 import tvmconv as tc
-from tvmconv.compiler.source import copy_fours_whole, fill_alignment, find_kernel, without_preamble
-from tvmconv.devices import find
+from tvmconv.compiler.source import find_kernel, pad_shared_arrays, strip_preamble, vectorize_half4_copies
+from tvmconv.devices import find_device
 
 W = tc.parse("conv2d:1x4x8x8,8x4x3x3,s1,p1")
 
@@ -27,12 +27,12 @@ W = tc.parse("conv2d:1x4x8x8,8x4x3x3,s1,p1")
 )
 def test_a_shared_array_of_any_type_fills_its_alignment(declared, filled):
     text = f"  __shared__ alignas(64) {declared};"
-    assert fill_alignment(text) == text.replace(text[text.index("[") :], f"[{filled}];")
+    assert pad_shared_arrays(text) == text.replace(text[text.index("[") :], f"[{filled}];")
 
 
 @pytest.mark.parametrize("text", ["float S[51];", "extern __shared__ alignas(64) float S[];"])
 def test_other_arrays_are_left_as_they_are(text):
-    assert fill_alignment(text) == text
+    assert pad_shared_arrays(text) == text
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
@@ -40,21 +40,23 @@ def test_vectors_of_four_halves_are_copied_whole(dtype):
     workload = tc.parse(f"conv2d:1x16x8x8,16x1x3x3,p1,g16,{dtype},nhwc")
     source = tc.build(workload, "depthwise_nhwc", config={"vector": 4}, arch="sm_90").source
     assert source.count("*(uint2*)this = *(const uint2*)&from;") == 2
-    assert copy_fours_whole(without_preamble(source)) == without_preamble(source)
+    assert vectorize_half4_copies(strip_preamble(source)) == strip_preamble(source)
 
 
 @pytest.mark.parametrize(
     ("place", "first"), [("sm_90", 'extern "C" __global__'), ("opencl:0", "// Function: main_kernel")]
 )
 def test_the_source_stage_begins_with_the_kernel(place, first):
-    kernel = tc.build(W, "tiling", device=find(place))
-    assert kernel.stage("source").startswith(first)
-    assert kernel.source.endswith(kernel.stage("source"))
-    assert kernel.stage("source", full=True) == kernel.source
+    kernel = tc.build(W, "tiling", device=find_device(place))
+    assert kernel.format_ir_level("source").startswith(first)
+    assert kernel.source.endswith(kernel.format_ir_level("source"))
+    assert kernel.format_ir_level("source", full=True) == kernel.source
 
 
 def test_declaration_of_a_constant_is_shown_with_its_kernel():
-    assert without_preamble(lower_filter(find("sm_90"), K="constant").source).startswith("__constant__ float K_ptr")
+    assert strip_preamble(lower_filter(find_device("sm_90"), K="constant").source).startswith(
+        "__constant__ float K_ptr"
+    )
 
 
 @pytest.mark.parametrize("text", ["", 'extern "C" __global__ void a(int y);', 'extern "C" __global__ void b(int y) {}'])

@@ -6,21 +6,21 @@ import pytest
 from placed import lower_filter, lower_product, lower_product_in_steps, lower_shift
 
 import tvmconv as tc
-from tvmconv.compiler import nvrtc, spaces
-from tvmconv.devices import find
+from tvmconv.compiler import memory_scopes, nvrtc
+from tvmconv.devices import find_device
 from tvmconv.workloads import Filter1d
 
-needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+needs_nvrtc = pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason=str(nvrtc.explain_unavailability()))
 
 
 @pytest.fixture(scope="module")
 def sm_90():
-    return find("sm_90")
+    return find_device("sm_90")
 
 
 def signature(lowered):
     """The parameters of the kernel, in its text."""
-    return re.findall(rf"\b{lowered.steps[0].name}\((.*?)\)", lowered.source)[-1]
+    return re.findall(rf"\b{lowered.kernels[0].name}\((.*?)\)", lowered.source)[-1]
 
 
 def test_constant_argument_is_a_symbol_and_no_parameter_in_cuda(sm_90):
@@ -46,13 +46,13 @@ def test_a_constant_has_the_type_of_its_argument_in_cuda(sm_90, dtype):
     lowered = lower_product(sm_90, dtype)
     assert f"__constant__ {TYPES[dtype]} K_ptr[4];" in lowered.source
     assert "K_ptr" not in signature(lowered)
-    assert lowered.program.steps[0].constants == ((1, "K_ptr"),)
+    assert lowered.executable.kernels[0].constants == ((1, "K_ptr"),)
 
 
 @needs_nvrtc
 def test_a_constant_has_the_type_that_the_device_stores_it_in():
     """sm_75 has no bfloat16: TVM stores its bits as integers there."""
-    lowered = lower_product(find("sm_75"), "bfloat16")
+    lowered = lower_product(find_device("sm_75"), "bfloat16")
     assert "__constant__ ushort K_ptr[4];" in lowered.source
     assert lowered.cubin.image
 
@@ -66,18 +66,18 @@ def test_a_constant_has_the_type_of_its_argument_in_opencl(opencl, dtype, name):
 def test_every_step_that_reads_a_constant_has_its_symbol_to_fill(sm_90):
     lowered = lower_product_in_steps(sm_90)
     assert lowered.source.count("__constant__ float K_ptr[4];") == 1
-    assert [step.constants for step in lowered.program.steps] == [((1, "K_ptr"),)] * 2
-    assert [sorted(step.arguments) for step in lowered.program.steps] == [[0, 3], [2, 3]]
+    assert [step.constants for step in lowered.executable.kernels] == [((1, "K_ptr"),)] * 2
+    assert [sorted(step.arguments) for step in lowered.executable.kernels] == [[0, 3], [2, 3]]
 
 
 def test_argument_that_the_text_declares_otherwise_is_refused(sm_90):
     lowered = lower_product(sm_90, "float32")
-    (parameter,) = [each for each in lowered.steps[0].parameters if each.index == 1]
+    (parameter,) = [each for each in lowered.kernels[0].parameters if each.index == 1]
     kernels = {"main_kernel": [parameter]}
     for text in ("const float* K_ptr", "float* __restrict__ K_ptr, float* __restrict__ K_ptr"):
         source = f'extern "C" __global__ void main_kernel({text}) {{}}'
         with pytest.raises(tc.CompileError, match="declares no single 'float\\* __restrict__ K_ptr'"):
-            spaces.apply(source, "cuda", lowered.spaces, lowered.arrays, kernels)
+            memory_scopes.apply_memory_scopes(source, "cuda", lowered.memory_scopes, lowered.arrays, kernels)
 
 
 def test_a_texture_of_another_type_than_float32_is_refused(sm_90):
@@ -87,7 +87,7 @@ def test_a_texture_of_another_type_than_float32_is_refused(sm_90):
 
 @needs_nvrtc
 def test_a_program_tells_which_arrays_are_textures(sm_90):
-    (step,) = lower_shift(sm_90, (4, 5, 3), 1, 2).program.steps
+    (step,) = lower_shift(sm_90, (4, 5, 3), 1, 2).executable.kernels
     assert step.textures == (0,)
     assert step.arguments == (0, 1)
 

@@ -5,21 +5,21 @@ from dataclasses import replace
 import emulate
 import mapped
 import pytest
-from tvmconv.builtin.program import write
+from tvmconv.builtin.tir_builder import build_schedule
 
 import tvmconv as tc
 from tvmconv.compiler import nvrtc, sass
-from tvmconv.compiler.lower import lower
-from tvmconv.compiler.source import without_preamble
-from tvmconv.devices import find
+from tvmconv.compiler.device_lowering import lower_module
+from tvmconv.compiler.source import strip_preamble
+from tvmconv.devices import find_device
 
-needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+needs_nvrtc = pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason=str(nvrtc.explain_unavailability()))
 
 
 def lowered(device="sm_90", **maps):
     """The program, with another map perhaps."""
-    schedule = write(mapped.WORKLOAD, lambda arguments: mapped.program(arguments, **maps))
-    return lower(schedule.mod, find(device).target())
+    schedule = build_schedule(mapped.WORKLOAD, lambda arguments: mapped.program(arguments, **maps))
+    return lower_module(schedule.mod, find_device(device).make_target())
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def kernel():
 
 
 def test_parameter_is_a_map_over_an_array_or_its_address():
-    first, second = lowered().steps
+    first, second = lowered().kernels
     assert [(p.name, p.index, p.tensor_map) for p in first.parameters] == [
         ("K_map", 1, mapped.WEIGHT),
         ("X_map", 0, mapped.IMAGE),
@@ -42,15 +42,15 @@ def test_text_takes_maps_by_value_and_declares_their_type():
     text = lowered().source
     assert "const __grid_constant__ CUtensorMap K_map, const __grid_constant__ CUtensorMap X_map" in text
     assert text.startswith("#ifdef __CUDACC_RTC__\nstruct alignas(64) CUtensorMap { unsigned long long opaque[16]; };")
-    assert "struct" not in without_preamble(text)
+    assert "struct" not in strip_preamble(text)
 
 
 @needs_nvrtc
 def test_a_step_tells_its_maps_and_whether_it_waits_by_itself(kernel):
-    first, second = kernel.program.steps
+    first, second = kernel.executable.steps
     assert (first.arguments, first.tensor_maps) == ((1, 0, 3), ((0, mapped.WEIGHT), (1, mapped.IMAGE)))
     assert (second.arguments, second.tensor_maps) == ((2, 3), ())
-    assert [step.overlaps for step in kernel.program.steps] == [False, True]
+    assert [step.overlaps for step in kernel.executable.steps] == [False, True]
 
 
 @needs_nvrtc
@@ -76,7 +76,7 @@ def test_wgmma_is_compiled_for_the_architecture_that_has_it(kernel):
     ],
 )
 def test_only_what_an_architecture_alone_has_is_compiled_for_it(source, arch, compiled):
-    assert nvrtc.specific(source, arch) == compiled
+    assert nvrtc.select_arch_variant(source, arch) == compiled
 
 
 def test_map_that_tma_cannot_take_is_refused_before_compiling():
@@ -98,9 +98,9 @@ def test_a_map_on_opencl_is_refused():
 @needs_nvrtc
 def test_tvms_runtime_does_not_launch_such_a_kernel(kernel):
     with pytest.raises(tc.CompileError, match="main_kernel takes tensor maps, which TVM's runtime does not encode"):
-        kernel.module.executable()
+        kernel.lowered_module.build_runtime_module()
 
 
 def test_a_kernel_of_tensor_maps_computes_what_it_should():
     kernel = tc.build(mapped.WORKLOAD, mapped.SCHEDULE, arch="sm_90")
-    assert emulate.error(kernel.module, mapped.WORKLOAD) <= mapped.WORKLOAD.tolerance
+    assert emulate.error(kernel.lowered_module, mapped.WORKLOAD) <= mapped.WORKLOAD.tolerance

@@ -3,13 +3,13 @@
 import re
 
 import pytest
-from tvmconv.builtin.conv.tensor_cores import tensor_plan
+from tvmconv.builtin.conv.tensor_cores import tensorized_config
 
 import tvmconv as tc
 from tvmconv.compiler import passes
-from tvmconv.compiler.lower import lower
-from tvmconv.devices import find
-from tvmconv.library import find as find_schedule
+from tvmconv.compiler.device_lowering import lower_module
+from tvmconv.devices import find_device
+from tvmconv.registry import find_schedule as find_schedule
 
 W = tc.parse("conv2d:1x16x6x6,16x16x3x3,s1,p1,f16,nhwc")
 
@@ -19,28 +19,30 @@ def scheduled(name):
 
 
 def test_no_buffer_of_a_warp_is_left():
-    (step,) = lower(scheduled("tensor_core"), find("sm_80").target()).steps
-    assert passes.warp_buffers(step.function) == []
+    (step,) = lower_module(scheduled("tensor_core"), find_device("sm_80").make_target()).kernels
+    assert passes.list_warp_buffers(step.function) == []
 
 
 def test_a_kernel_in_which_one_is_left_is_refused(monkeypatch):
     """TVM's own pipeline spreads one of them."""
-    monkeypatch.setattr("tvmconv.compiler.passes._spread_over_lanes", lambda device: device)
+    monkeypatch.setattr("tvmconv.compiler.passes._lower_warp_buffers", lambda device: device)
     with pytest.raises(tc.CompileError, match=r"^TVM does not spread [\w.]+, of the scope warp, over the lanes of a"):
-        lower(scheduled("tensor_core"), find("sm_80").target())
+        lower_module(scheduled("tensor_core"), find_device("sm_80").make_target())
 
 
 def test_no_register_is_chosen_by_the_lane():
     """A place that TVM cannot tell before the kernel runs would be an array in memory, and not in registers."""
     for dtype in ("f16", "tf32"):
         w = tc.parse(f"conv2d:1x64x7x7,64x64x3x3,s1,p1,{dtype},nhwc")
-        products = re.findall(r"T.ptx_legacy.mma\(.*", tc.build(w, "tensor_core", arch="sm_80").stage("lowered"))
+        products = re.findall(
+            r"T.ptx_legacy.mma\(.*", tc.build(w, "tensor_core", arch="sm_80").format_ir_level("lowered")
+        )
         assert products
         assert not [product for product in products if "threadIdx" in product]
 
 
 def test_what_tvm_cannot_write_is_an_error_of_the_kernel(monkeypatch):
-    monkeypatch.setattr(tensor_plan, "can_load_ahead", lambda w, plan: plan.stages > 0)
+    monkeypatch.setattr(tensorized_config, "can_prefetch_fragments", lambda w, plan: plan.stages > 0)
     w = tc.parse("conv2d:1x32x9x9,16x32x1x1,s1,p0,f16,nhwc")
     kernel = tc.build(w, "tensor_core", arch="sm_80", config={"block_k": 32, "stages": 3, "fragments": "ahead"})
     with pytest.raises(tc.CompileError, match=r"^TVM cannot write the kernel: cp_async_wait_group: immediate operands"):

@@ -3,7 +3,7 @@ import pytest
 import tvm
 from tvm.script import tirx as T  # noqa: N812
 
-from tvmconv.compiler.lower import lower
+from tvmconv.compiler.device_lowering import lower_module
 
 N = 1000
 
@@ -22,7 +22,7 @@ def lower_difference():
                             T.float32(2) * X[block * threads + thread] - K[block * threads + thread]
                         )
 
-        return lower(tvm.IRModule({"main": main}), device.target())
+        return lower_module(tvm.IRModule({"main": main}), device.target())
 
     return lowered
 

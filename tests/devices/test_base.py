@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvmconv.devices.base import MAX_BUFFER_SETS, BufferSets, Timing
+from tvmconv.devices.device import MAX_BUFFER_SETS, BufferSets, Timing
 
 
 def test_spread_is_half_the_interquartile_range_over_the_median():
@@ -11,12 +11,12 @@ def test_spread_is_half_the_interquartile_range_over_the_median():
 
 @given(st.integers(1, 10**9), st.integers(0, 10**9))
 def test_cold_sets_exceed_twice_the_cache_or_reach_the_limit(set_bytes, cache_bytes):
-    sets = BufferSets.choose(set_bytes, cache_bytes, cold=True)
-    assert sets.count == MAX_BUFFER_SETS or sets.count * set_bytes > 2 * cache_bytes
+    sets = BufferSets.choose_count(set_bytes, cache_bytes, cold=True)
+    assert sets.num_sets == MAX_BUFFER_SETS or sets.num_sets * set_bytes > 2 * cache_bytes
 
 
 def test_method_tells_that_too_few_sets_were_allowed():
-    assert BufferSets.choose(1000, 10**6, cold=True).describe("L2") == (
+    assert BufferSets.choose_count(1000, 10**6, cold=True).describe("L2") == (
         "cold L2: 512 sets of buffers in turn, 0.512 MB of the 2 MB that would empty it"
     )
 

@@ -11,17 +11,17 @@ import pytest
 from steps import with_step
 
 from tvmconv.compiler import nvrtc
-from tvmconv.devices.base import effort
-from tvmconv.devices.comparison import Reference
-from tvmconv.devices.cuda import bench as cuda_bench
+from tvmconv.devices.comparison import ReferenceOutput
+from tvmconv.devices.cuda import benchmark as cuda_bench
 from tvmconv.devices.cuda import graphs
-from tvmconv.devices.cuda import kernel as cuda_kernel
-from tvmconv.devices.cuda.bench import CudaBench, comparison_source
-from tvmconv.devices.cuda.kernel import CudaLoaded
+from tvmconv.devices.cuda import loaded_kernel as cuda_kernel
+from tvmconv.devices.cuda.benchmark import CudaBenchmark, format_comparison_source
+from tvmconv.devices.cuda.loaded_kernel import CudaLoadedKernel
+from tvmconv.devices.device import measurement_fraction
 from tvmconv.errors import DeviceError
-from tvmconv.workloads.base import Points
+from tvmconv.workloads.base import OutputSample
 
-needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+needs_nvrtc = pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason=str(nvrtc.explain_unavailability()))
 
 
 @pytest.fixture(scope="module", params=["opencl", pytest.param("gpu", marks=pytest.mark.gpu)])
@@ -46,7 +46,7 @@ def sampled(expected, allowed=1e-5):
     """A reference of some points alone."""
     positions = np.array([0, 7, 500, 998])
     values = expected.astype(np.float64)[positions]
-    return Reference(points=Points(positions, values, np.full(4, allowed, np.float32)))
+    return ReferenceOutput(sample=OutputSample(positions, values, np.full(4, allowed, np.float32)))
 
 
 def test_a_sample_is_compared_where_the_reference_is_one(device, vectors, lower_difference):
@@ -55,16 +55,16 @@ def test_a_sample_is_compared_where_the_reference_is_one(device, vectors, lower_
     found = bench.compare(device.load(lower_difference(device).program))
     assert found.error < 1e-6
     assert found.worst < 1
-    assert found.is_right(1e-5)
+    assert found.is_within_tolerance(1e-5)
     assert math.isnan(bench.compare(device.load(lower_difference(device, written=999).program)).error)
     bench.close()
 
 
 def test_a_point_that_is_off_is_seen_beside_the_whole(device, vectors, lower_difference):
     inputs, expected = vectors
-    spoilt = sampled(expected).points
+    spoilt = sampled(expected).sample
     spoilt.values[2] += 2e-5
-    bench = device.bench(inputs, Reference(expected.astype(np.float64), spoilt))
+    bench = device.bench(inputs, ReferenceOutput(expected.astype(np.float64), spoilt))
     found = bench.compare(device.load(lower_difference(device).program))
     assert found.error < 1e-6
     assert found.worst == pytest.approx(2.0, abs=0.1)
@@ -81,7 +81,7 @@ def test_inputs_that_a_kernel_wrote_over_can_be_restored(device, bench, lower_di
     bench.deviation(device.load(with_step(right, arguments=tuple(swapped))))
     kernel = device.load(right)
     assert not bench.deviation(kernel) < 1e-6
-    bench.restore()
+    bench.restore_inputs()
     assert bench.deviation(kernel) < 1e-6
 
 
@@ -96,13 +96,13 @@ def test_a_kernel_that_is_far_from_the_best_gets_one_sample(device, bench, lower
     ("seconds", "best", "share"), [(1.0, math.inf, 1.0), (1.1, 1.0, 1.0), (2.0, 1.0, 0.2), (3.0, 1.0, 0.0)]
 )
 def test_effort_falls_with_the_distance_from_the_best(seconds, best, share):
-    assert effort(seconds, best) == share
+    assert measurement_fraction(seconds, best) == share
 
 
 @needs_nvrtc
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_the_comparison_compiles_for_every_dtype(dtype):
-    assert nvrtc.compile_cubin(comparison_source(dtype), "sm_90").resources.spills == 0
+    assert nvrtc.compile_cubin(format_comparison_source(dtype), "sm_90").resources.spills == 0
 
 
 def test_inputs_of_another_shape_or_dtype_are_refused(device, vectors, lower_difference):
@@ -113,7 +113,7 @@ def test_inputs_of_another_shape_or_dtype_are_refused(device, vectors, lower_dif
 
 
 def test_a_device_process_loads_neither_tvm_nor_pytorch():
-    code = "import sys, tvmconv.measuring.bench_process; sys.exit(bool({'tvm', 'torch'} & set(sys.modules)))"
+    code = "import sys, tvmconv.measure.runner_process; sys.exit(bool({'tvm', 'torch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -139,17 +139,17 @@ class FakeGpu:
         for module in (graphs, cuda_bench, cuda_kernel):
             for function in (between, warm_up, capture_on):
                 monkeypatch.setattr(module, function.__name__, function, raising=False)
-        monkeypatch.setattr(cuda_kernel, "new_stream", lambda index: contextlib.nullcontext(0))
+        monkeypatch.setattr(cuda_kernel, "create_stream", lambda index: contextlib.nullcontext(0))
         monkeypatch.setattr(cuda_kernel, "check_inputs", lambda *_: None)
-        monkeypatch.setattr(cuda_kernel.Arrays, "uploaded", lambda *_: [0, 0, 0])
-        monkeypatch.setattr(cuda_kernel.Arrays, "free", lambda *_: None)
-        monkeypatch.setattr(CudaLoaded, "bind", lambda *_, **__: contextlib.nullcontext(self))
-        monkeypatch.setattr(CudaLoaded, "border", lambda *_: contextlib.nullcontext())
-        monkeypatch.setattr(CudaBench, "_output", lambda *_: SimpleNamespace(pointer=0))
-        self.kernel = object.__new__(CudaLoaded)
+        monkeypatch.setattr(cuda_kernel.DeviceArrays, "upload_all", lambda *_: [0, 0, 0])
+        monkeypatch.setattr(cuda_kernel.DeviceArrays, "free_all", lambda *_: None)
+        monkeypatch.setattr(CudaLoadedKernel, "bind", lambda *_, **__: contextlib.nullcontext(self))
+        monkeypatch.setattr(CudaLoadedKernel, "translate_errors", lambda *_: contextlib.nullcontext())
+        monkeypatch.setattr(CudaBenchmark, "_get_output_buffer", lambda *_: SimpleNamespace(pointer=0))
+        self.kernel = object.__new__(CudaLoadedKernel)
         self.kernel.device = SimpleNamespace(index=0, l2_bytes=0)
-        self.kernel.program = SimpleNamespace(nbytes=1, output=None)
-        self.bench = object.__new__(CudaBench)
+        self.kernel.executable = SimpleNamespace(nbytes=1, output=None)
+        self.bench = object.__new__(CudaBenchmark)
         vars(self.bench).update(_stream=0, _pointers=[0, 0], _last_busy=-math.inf)
 
     def launch(self):
@@ -162,7 +162,7 @@ class FakeGpu:
     [
         lambda gpu: gpu.kernel.time([], seconds=0.1).seconds,
         lambda gpu: gpu.bench.time(gpu.kernel, math.inf),
-        lambda gpu: gpu.bench.time_long(gpu.kernel)[:1],
+        lambda gpu: gpu.bench.time_final(gpu.kernel)[:1],
     ],
     ids=["kernel", "trial", "last timing"],
 )

@@ -7,14 +7,14 @@ import pytest
 from placed import lower_filter
 
 import tvmconv as tc
-from tvmconv.devices.cuda.kernel import Arrays
+from tvmconv.devices.cuda.loaded_kernel import DeviceArrays
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
 def loaded(gpu):
-    return gpu.load(lower_filter(gpu, K="constant").program)
+    return gpu.load(lower_filter(gpu, K="constant").executable)
 
 
 @pytest.fixture
@@ -29,12 +29,12 @@ def test_each_run_brings_its_own(loaded):
 
 
 def test_two_kernels_do_not_share_theirs(gpu, loaded, problem):
-    other = gpu.load(lower_filter(gpu, K="constant").program)
+    other = gpu.load(lower_filter(gpu, K="constant").executable)
     x, k = problem.inputs
     y, doubled = np.empty_like(x), np.empty_like(x)
-    with loaded.border(), Arrays() as arrays:
-        first = arrays.uploaded((x, k), loaded.program.output)
-        second = arrays.uploaded((x, 2 * k), loaded.program.output)
+    with loaded.translate_errors(), DeviceArrays() as arrays:
+        first = arrays.upload_all((x, k), loaded.executable.output)
+        second = arrays.upload_all((x, 2 * k), loaded.executable.output)
         with loaded.bind(first, stream=0) as one, other.bind(second, stream=0) as two:
             one.launch()
             two.launch()
@@ -52,8 +52,8 @@ def test_it_reaches_a_call_on_torchs_tensors(loaded, problem):
 
 
 def test_it_reaches_a_bench(gpu, loaded, problem):
-    bench = gpu.bench(problem.inputs, problem.reference)
-    assert bench.deviation(loaded) < 1e-6
+    bench = gpu.create_benchmark(problem.inputs, problem.reference)
+    assert bench.measure_relative_error(loaded) < 1e-6
     assert min(bench.time(loaded, math.inf)) > 0
-    assert bench.deviation(loaded) < 1e-6
+    assert bench.measure_relative_error(loaded) < 1e-6
     bench.close()

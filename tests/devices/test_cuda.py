@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from tvmconv.baselines.cudnn import time_cudnn
-from tvmconv.devices import find
+from tvmconv.devices import find_device
 from tvmconv.errors import DeviceError
-from tvmconv.verify import Problem
+from tvmconv.verification import Problem
 from tvmconv.workloads import parse
 
 
@@ -63,7 +63,7 @@ from tvmconv.devices import find
 from tvmconv.errors import DeviceError
 import tvm
 from tvm.script import tirx as T
-from tvmconv.compiler.lower import lower
+from tvmconv.compiler.device_lowering import lower
 
 @T.prim_func(s_tir=True)
 def main(X: T.Buffer((1000,), "float32"), Y: T.Buffer((1000,), "float32")):
@@ -85,7 +85,7 @@ except DeviceError as error:
 @pytest.mark.gpu
 def test_an_index_past_the_last_gpu_tells_which_there_are():
     with pytest.raises(DeviceError, match=r"no device 'cuda:99': there (is|are) cuda:0"):
-        find("cuda:99")
+        find_device("cuda:99")
 
 
 @pytest.mark.gpu

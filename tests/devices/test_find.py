@@ -4,13 +4,13 @@ import sys
 
 import pytest
 
-from tvmconv.devices import Arch, find, inventory
-from tvmconv.devices.base import AbsentError
+from tvmconv.devices import Arch, find_device, list_devices
 from tvmconv.devices.cuda import device as cuda
+from tvmconv.devices.device import DeviceNotFoundError
 from tvmconv.devices.opencl import device as opencl
 from tvmconv.errors import DeviceError
 
-finding = importlib.import_module("tvmconv.devices.find")  # the package has the function under that name
+finding = importlib.import_module("tvmconv.devices.lookup")  # the package has the function under that name
 
 
 @pytest.mark.parametrize(
@@ -33,53 +33,53 @@ finding = importlib.import_module("tvmconv.devices.find")  # the package has the
 def test_unknown_text_is_quoted_with_the_known_forms(text):
     forms = r"expected auto, cuda:N, opencl:N, rpc:KEY, or an architecture .* sm_90"
     with pytest.raises(DeviceError, match=forms) as caught:
-        find(text)
+        find_device(text)
     assert repr(text) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_an_index_out_of_range_tells_what_there_is(opencl):
     with pytest.raises(DeviceError, match=r"no device 'opencl:99': there (is|are) opencl:0"):
-        find("opencl:99")
+        find_device("opencl:99")
 
 
 def test_an_architecture_has_a_target_and_does_not_run():
-    arch = find("sm_90")
+    arch = find_device("sm_90")
     assert isinstance(arch, Arch)
-    assert arch.target().attrs["arch"] == "sm_90"
+    assert arch.make_target().attrs["arch"] == "sm_90"
     with pytest.raises(DeviceError, match="sm_90 is to compile for only"):
         arch.load(None)
 
 
 def test_auto_falls_back_to_opencl_where_there_is_no_gpu(opencl, no_driver):
-    assert find("auto").text == "opencl:0"
+    assert find_device("auto").text == "opencl:0"
 
 
 def test_auto_with_no_device_at_all_names_both_remedies(monkeypatch, no_driver):
     def none():
-        raise AbsentError("opencl", "no driver", "pip install it")
+        raise DeviceNotFoundError("opencl", "no driver", "pip install it")
 
     monkeypatch.setitem(finding._BACKENDS, "opencl", none)
     with pytest.raises(DeviceError, match=r"no NVIDIA driver.*pip install it"):
-        find("auto")
+        find_device("auto")
 
 
 def test_no_driver_is_told_with_the_remedy(no_driver):
     with pytest.raises(DeviceError, match=r"no cuda device: no NVIDIA driver; install one .* or use opencl:0"):
-        find("cuda:0")
+        find_device("cuda:0")
 
 
 def test_an_old_driver_is_told_with_its_version(monkeypatch, no_driver):
     runtime = pytest.importorskip("cuda.bindings.runtime")
     monkeypatch.setattr(runtime, "cudaDriverGetVersion", lambda: (runtime.cudaError_t.cudaSuccess, 12040))
     with pytest.raises(DeviceError, match=r"driver is of CUDA 12\.4; update it"):
-        find("cuda:0")
+        find_device("cuda:0")
 
 
 def test_missing_cuda_bindings_are_told_with_the_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(DeviceError, match=r'pip install "cuda-bindings==13\.\*"'):
-        find("cuda:0")
+        find_device("cuda:0")
 
 
 @pytest.mark.parametrize("has_driver", [True, False])
@@ -87,28 +87,28 @@ def test_auto_replaces_no_gpu_for_want_of_cuda_bindings(monkeypatch, opencl, has
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     monkeypatch.setattr(cuda, "DRIVER_FILES", (str(tmp_path / ("" if has_driver else "absent")),))
     if not has_driver:
-        assert find("auto") == opencl
+        assert find_device("auto") == opencl
         return
     with pytest.raises(DeviceError, match=r"cuda-bindings does not import .* pip install \"cuda-bindings"):
-        find("auto")
+        find_device("auto")
 
 
 def test_auto_replaces_no_gpu_for_want_of_a_new_driver(monkeypatch, opencl, no_driver):
     runtime = pytest.importorskip("cuda.bindings.runtime")
     monkeypatch.setattr(runtime, "cudaDriverGetVersion", lambda: (runtime.cudaError_t.cudaSuccess, 12040))
     with pytest.raises(DeviceError, match=r"driver is of CUDA 12\.4; update it"):
-        find("auto")
+        find_device("auto")
 
 
 def test_missing_pyopencl_is_told_with_the_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyopencl", None)
-    opencl._devices.cache_clear()
+    opencl._query_devices.cache_clear()
     with pytest.raises(DeviceError, match=r'pip install "pyopencl\[pocl\]"'):
-        find("opencl:0")
+        find_device("opencl:0")
 
 
 def test_inventory_lists_devices_and_the_compiler(opencl):
-    entries = {entry.text: entry for entry in inventory()}
+    entries = {entry.text: entry for entry in list_devices()}
     assert entries["opencl:0"].device == opencl
     assert entries["sm_NN"].name or entries["sm_NN"].remedy
 

@@ -15,13 +15,13 @@ def clock(monkeypatch):
         queued.append(count)
         return [replay() * (times.pop(0) if len(times) > 1 else times[0]) for _ in range(count)]
 
-    monkeypatch.setattr(graphs, "between", between)
+    monkeypatch.setattr(graphs, "time_between_events", between)
     monkeypatch.setattr(graphs, "WARM_UP_SECONDS", 0)
     return SimpleNamespace(take=times.extend, queued=queued)
 
 
 def measure(multiple=1, seconds=0.5):
-    return graphs.time_replays(lambda launches: lambda: launches, 0, multiple=multiple, seconds=seconds)
+    return graphs.time_replays(lambda launches: lambda: launches, 0, launch_multiple=multiple, seconds=seconds)
 
 
 @pytest.mark.parametrize("kernel_seconds", [1e-7, 3e-6, 1e-4, 1.0])
@@ -32,12 +32,12 @@ def test_times_are_per_launch(clock, kernel_seconds):
 
 def test_a_replay_goes_through_all_buffer_sets_equally_often(clock):
     clock.take([3e-6])
-    assert measure(multiple=48).launches == 96
+    assert measure(multiple=48).launches_per_replay == 96
 
 
 @pytest.mark.parametrize(
     ("kernel_seconds", "replays"),
-    [(0.49, graphs.FEWEST_REPLAYS), (0.1, 5), (0.03, 16), (1e-3, 500), (1e-6, 1000)],
+    [(0.49, graphs.MIN_SLOW_REPLAYS), (0.1, 5), (0.03, 16), (1e-3, 500), (1e-6, 1000)],
 )
 def test_replays_fill_the_time_given_within_bounds(clock, kernel_seconds, replays):
     clock.take([kernel_seconds])
@@ -46,7 +46,7 @@ def test_replays_fill_the_time_given_within_bounds(clock, kernel_seconds, replay
 
 def test_gpu_that_wakes_up_slowly_is_not_taken_for_a_slow_kernel(clock):
     clock.take([*[100e-6] * 3, 10e-6])
-    assert measure().launches == 20
+    assert measure().launches_per_replay == 20
 
 
 @pytest.mark.parametrize(("multiple", "kernel_seconds"), [(1, 0.5), (1, 7.0), (3, 0.6)])
@@ -75,7 +75,7 @@ def waking(monkeypatch):
             taken.append(took)
         return taken
 
-    monkeypatch.setattr(graphs, "between", between)
+    monkeypatch.setattr(graphs, "time_between_events", between)
     monkeypatch.setattr(graphs.time, "perf_counter", lambda: state.now)
     return state
 
@@ -91,6 +91,6 @@ def test_a_warm_up_lasts_until_the_clocks_are_steady(waking, slow_seconds):
 def test_a_warm_up_after_idling_outlasts_low_clocks(waking, slow_seconds):
     waking.slow_until = slow_seconds
     replays = graphs.time_replays(
-        lambda launches: lambda: None, 0, multiple=1, seconds=0.05, warm_up_seconds=graphs.IDLE_WARM_UP_SECONDS
+        lambda launches: lambda: None, 0, launch_multiple=1, seconds=0.05, warm_up_seconds=graphs.IDLE_WARM_UP_SECONDS
     )
     assert max(replays.seconds) == pytest.approx(1.3e-3)

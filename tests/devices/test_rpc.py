@@ -24,7 +24,7 @@ def listener():
 )
 def test_a_malformed_tracker_is_quoted(text):
     with pytest.raises(DeviceError, match="HOST:PORT") as caught:
-        rpc.tracker_address(text)
+        rpc.parse_tracker_address(text)
     assert repr(text) in str(caught.value)
 
 
@@ -32,13 +32,13 @@ def test_an_absent_tracker_tells_how_to_start_one(listener):
     host, port = listener.getsockname()
     listener.close()
     with pytest.raises(DeviceError, match=f"rpc_tracker --host {host} --port {port}"):
-        rpc.devices("key", (host, port))
+        rpc.list_rpc_devices("key", (host, port))
 
 
 @pytest.mark.parametrize("host", [".example", "a" * 64 + ".example"])
 def test_a_tracker_on_what_is_no_name_of_a_host_is_told_so(host):
     with pytest.raises(DeviceError, match=f"'{host}'.* is no name of a host"):
-        rpc.devices("key", (host, 9190))
+        rpc.list_rpc_devices("key", (host, 9190))
 
 
 def test_something_else_than_a_tracker_is_told_so(listener):
@@ -49,32 +49,32 @@ def test_something_else_than_a_tracker_is_told_so(listener):
 
     threading.Thread(target=answer, daemon=True).start()
     with pytest.raises(DeviceError, match="is no tracker"):
-        rpc.devices("key", listener.getsockname())
+        rpc.list_rpc_devices("key", listener.getsockname())
 
 
 def test_a_tracker_that_is_silent_is_not_waited_for_without_end(listener, monkeypatch):
     monkeypatch.setattr(rpc, "TRACKER_SECONDS", 0.1)
     with pytest.raises(DeviceError, match="no answer"):
-        rpc.devices("key", listener.getsockname())
+        rpc.list_rpc_devices("key", listener.getsockname())
 
 
 def test_a_worker_that_is_silent_is_not_waited_for_without_end(listener, monkeypatch):
-    monkeypatch.setattr(rpc, "FREE_SECONDS", 0.1)
+    monkeypatch.setattr(rpc, "MAX_WAIT_SECONDS", 0.1)
     monkeypatch.setattr(rpc, "TRACKER_SECONDS", 0.1)
     monkeypatch.setattr(rpc, "count_workers", lambda tracker, key: 1)
-    monkeypatch.setattr(rpc, "_ask", lambda *request: jsonfile.Value([*listener.getsockname(), "key"]))
+    monkeypatch.setattr(rpc, "_request_tracker", lambda *request: jsonfile.JsonValue([*listener.getsockname(), "key"]))
     with pytest.raises(DeviceError, match="a worker has not answered"):
-        rpc.devices("key", ("127.0.0.1", 1))
+        rpc.list_rpc_devices("key", ("127.0.0.1", 1))
 
 
 @pytest.mark.parametrize("change", [{"kind": "metal"}, {"cores": 3}])
 def test_a_worker_of_another_version_is_told_so(monkeypatch, change):
-    told = {**json.loads(rpc.describe(opencl.devices()[0])), **change}
+    told = {**json.loads(rpc.describe_device(opencl.list_opencl_devices()[0])), **change}
     monkeypatch.setattr(rpc, "count_workers", lambda tracker, key: 1)
-    monkeypatch.setattr(rpc, "connect", lambda tracker, key: None)
-    monkeypatch.setattr(rpc, "described", lambda session: jsonfile.Value(told))
+    monkeypatch.setattr(rpc, "connect_worker", lambda tracker, key: None)
+    monkeypatch.setattr(rpc, "read_description", lambda session: jsonfile.JsonValue(told))
     with pytest.raises(DeviceError, match=r"a worker of rpc:key .*the same version of tvmconv"):
-        rpc.devices("key", ("127.0.0.1", 1))
+        rpc.list_rpc_devices("key", ("127.0.0.1", 1))
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
@@ -83,9 +83,9 @@ def test_error_while_a_worker_is_asked_is_raised_at_once(monkeypatch):
         raise KeyError("no reason")
 
     monkeypatch.setattr(rpc, "count_workers", lambda tracker, key: 1)
-    monkeypatch.setattr(rpc, "connect", refuse)
+    monkeypatch.setattr(rpc, "connect_worker", refuse)
     with pytest.raises(KeyError, match="no reason"):
-        rpc.devices("key", ("127.0.0.1", 1))
+        rpc.list_rpc_devices("key", ("127.0.0.1", 1))
 
 
 def encoded(answer):
@@ -165,7 +165,7 @@ def test_summary_that_no_tracker_sends_is_refused(serve, monkeypatch, data):
 )
 def test_request_answer_that_no_tracker_sends_is_refused(serve, answer):
     with pytest.raises(DeviceError, match="is no tracker of TVM's RPC"):
-        rpc.connect(serve(encoded(answer)), "k")
+        rpc.connect_worker(serve(encoded(answer)), "k")
 
 
 def test_answer_that_dribbles_has_a_time_limit(listener, monkeypatch):
@@ -186,9 +186,9 @@ def test_answer_that_dribbles_has_a_time_limit(listener, monkeypatch):
 
 @pytest.mark.parametrize("change", [{"max_threads_per_block": -1}, {"name": 5}, {"l2_bytes": "x"}, {"has_float16": 1}])
 def test_worker_with_an_impossible_device_is_refused(monkeypatch, change):
-    told = {**json.loads(rpc.describe(opencl.devices()[0])), **change}
+    told = {**json.loads(rpc.describe_device(opencl.list_opencl_devices()[0])), **change}
     monkeypatch.setattr(rpc, "count_workers", lambda tracker, key: 1)
-    monkeypatch.setattr(rpc, "connect", lambda tracker, key: None)
-    monkeypatch.setattr(rpc, "described", lambda session: jsonfile.Value(told))
+    monkeypatch.setattr(rpc, "connect_worker", lambda tracker, key: None)
+    monkeypatch.setattr(rpc, "read_description", lambda session: jsonfile.JsonValue(told))
     with pytest.raises(DeviceError, match=f"rpc:key .*{next(iter(change))}"):
-        rpc.devices("key", ("127.0.0.1", 1))
+        rpc.list_rpc_devices("key", ("127.0.0.1", 1))

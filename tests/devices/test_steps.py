@@ -20,8 +20,8 @@ from steps import (
 from tvm.script import tirx as T  # noqa: N812
 
 import tvmconv as tc
-from tvmconv import gpu as numbers
-from tvmconv.compiler.lower import lower
+from tvmconv import gpu_specs as numbers
+from tvmconv.compiler.device_lowering import lower_module
 
 
 @pytest.fixture(scope="module", params=["opencl", pytest.param("gpu", marks=pytest.mark.gpu)])
@@ -43,15 +43,15 @@ def error(y, reference):
 
 def test_the_second_step_reads_what_the_first_one_wrote(device, rows):
     inputs, expected = rows
-    assert error(device.load(lower_function(row_sums, device).program).run(inputs), expected) < 1e-6
+    assert error(device.load(lower_function(row_sums, device).executable).run(inputs), expected) < 1e-6
 
 
 def test_scratch_is_poisoned_again_for_every_kernel_of_a_bench(device):
     problem = tc.Problem(WORKLOAD, seed=0)
     bench = device.bench(problem.inputs, problem.reference)
-    right = device.load(tc.build(WORKLOAD, SCHEDULE, device=device).program)
+    right = device.load(tc.build(WORKLOAD, SCHEDULE, device=device).executable)
     assert bench.deviation(right) < 1e-6
-    assert math.isnan(bench.deviation(device.load(lower_function(products_then_sums(3), device).program)))
+    assert math.isnan(bench.deviation(device.load(lower_function(products_then_sums(3), device).executable)))
     assert bench.deviation(right) < 1e-6
     bench.close()
 
@@ -60,7 +60,7 @@ def test_scratch_is_poisoned_again_for_every_kernel_of_a_bench(device):
 def test_all_steps_are_timed(device, cold):
     """Of 64 steps, each far too short to be seen, the time is that of more than one."""
     x = np.ones(ROWS, np.float32)
-    one, many = (device.load(lower(chain(length), device.target()).program) for length in (1, 64))
+    one, many = (device.load(lower_module(chain(length), device.target()).executable) for length in (1, 64))
     assert many.time([x], seconds=0.02, cold=cold).median > 4 * one.time([x], seconds=0.02, cold=cold).median
 
 
@@ -68,7 +68,7 @@ def test_a_constant_is_there_in_every_step(device):
     random = np.random.default_rng(0)
     x, k = random.standard_normal(100, np.float32), random.standard_normal(4, np.float32)
     places = np.arange(100) % 4
-    y = device.load(lower_product_in_steps(device).program).run([x, k])
+    y = device.load(lower_product_in_steps(device).executable).run([x, k])
     np.testing.assert_allclose(y, (x * k[places])[::-1] + k[places], rtol=1e-6)
 
 
@@ -91,7 +91,7 @@ def test_inputs_are_of_any_number_and_of_several_dtypes(device):
     x, k, r = (random.standard_normal(64).astype(ml_dtypes.bfloat16) for _ in range(3))
     b = random.standard_normal(64, np.float32)
     expected = x.astype(float) * k.astype(float) + b + r.astype(float)
-    kernel = device.load(lower_function(weighted, device).program)
+    kernel = device.load(lower_function(weighted, device).executable)
     y = kernel.run([x, k, b, r])
     assert y.dtype == np.float32
     assert error(y, expected) < 1e-6
@@ -111,7 +111,7 @@ def test_torchs_tensors_of_every_dtype_go_in_and_out(gpu, dtype):
             Y[thread] = X[thread] + X[thread]
 
     x = torch.randn(1000, device=f"cuda:{gpu.index}").to(getattr(torch, dtype))
-    y = gpu.load(lower_function(main, gpu).program).call_dlpack([x])
+    y = gpu.load(lower_function(main, gpu).executable).call_dlpack([x])
     assert y.dtype == x.dtype
     assert torch.equal(y, x + x)
 
@@ -120,7 +120,7 @@ def test_torchs_tensors_of_every_dtype_go_in_and_out(gpu, dtype):
 def test_scratch_of_torch_calls_lives_as_long_as_their_launches(gpu, rows):
     torch = pytest.importorskip("torch")
     inputs, expected = rows
-    kernel = gpu.load(lower_function(row_sums, gpu).program)
+    kernel = gpu.load(lower_function(row_sums, gpu).executable)
     with torch.cuda.stream(torch.cuda.Stream()):
         tensors = [torch.from_numpy(array).cuda() for array in inputs]
         outputs = []
@@ -135,10 +135,10 @@ def test_scratch_of_torch_calls_lives_as_long_as_their_launches(gpu, rows):
 def test_dynamic_shared_memory_is_there(gpu, kib):
     words = kib * 1024 // 4
     x = np.random.default_rng(0).standard_normal(words).astype(np.float32)
-    kernel = gpu.load(lower_function(dynamic_sums(words), gpu).program)
+    kernel = gpu.load(lower_function(dynamic_sums(words), gpu).executable)
     np.testing.assert_array_equal(kernel.run([x]), x[::-1])
-    bench = gpu.bench([x], x[::-1].astype(np.float64))
-    assert bench.deviation(kernel) == 0
+    bench = gpu.create_benchmark([x], x[::-1].astype(np.float64))
+    assert bench.measure_relative_error(kernel) == 0
     assert min(bench.time(kernel, math.inf)) > 0
     bench.close()
 
@@ -146,9 +146,9 @@ def test_dynamic_shared_memory_is_there(gpu, kib):
 @pytest.mark.gpu
 def test_no_more_dynamic_shared_memory_is_there_than_the_limit(gpu):
     most = gpu.limits.all_shared_bytes
-    assert most == numbers.limits(gpu.arch).all_shared_bytes
+    assert most == numbers.get_block_limits(gpu.arch).max_shared_bytes
     words = most // 4
     x = np.random.default_rng(0).standard_normal(words).astype(np.float32)
-    np.testing.assert_array_equal(gpu.load(lower_function(dynamic_sums(words), gpu).program).run([x]), x[::-1])
+    np.testing.assert_array_equal(gpu.load(lower_function(dynamic_sums(words), gpu).executable).run([x]), x[::-1])
     with pytest.raises(tc.DeviceError, match=f"has {most} bytes of shared memory a block, static and dynamic together"):
-        gpu.load(lower_function(dynamic_sums(words + 256), gpu).program)
+        gpu.load(lower_function(dynamic_sums(words + 256), gpu).executable)

@@ -7,20 +7,20 @@ from fake_driver import FakeDriver
 
 import tvmconv as tc
 from tvmconv.compiler import nvrtc
-from tvmconv.verify import Problem
+from tvmconv.verification import Problem
 
 pytest.importorskip("cuda.bindings.driver")
-from tvmconv.devices.cuda.function import Function
-from tvmconv.devices.cuda.kernel import Bound
-from tvmconv.devices.cuda.tensor_map import encode
+from tvmconv.devices.cuda.function import CudaFunction
+from tvmconv.devices.cuda.loaded_kernel import BoundKernel
+from tvmconv.devices.cuda.tensor_map import encode_tensor_map
 
-pytestmark = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+pytestmark = pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason=str(nvrtc.explain_unavailability()))
 POINTERS, SCRATCH = (0x10000, 0x20000, 0x30000), (0x40000,)
 
 
 @pytest.fixture(scope="module")
 def program():
-    return tc.build(mapped.WORKLOAD, mapped.SCHEDULE, arch="sm_90").program
+    return tc.build(mapped.WORKLOAD, mapped.SCHEDULE, arch="sm_90").executable
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def driver(monkeypatch, program):
 @pytest.fixture
 def bind(driver, program):
     """The program's launches, on arrays that are nowhere."""
-    functions = [Function(step.code, step.name, step.dynamic_shared_bytes) for step in program.steps]
-    return lambda **options: Bound(program, functions, POINTERS, 0, SCRATCH, **options)
+    functions = [CudaFunction(step.code, step.name, step.dynamic_shared_bytes) for step in program.kernels]
+    return lambda **options: BoundKernel(program, functions, POINTERS, 0, SCRATCH, **options)
 
 
 FLOAT16, NO_INTERLEAVE, SWIZZLE_128B, L2_256B, ZEROS = 6, 0, 3, 3, 0  # as cuda.h numbers them
@@ -40,13 +40,13 @@ TAIL = [NO_INTERLEAVE, SWIZZLE_128B, L2_256B, ZEROS]
 
 
 def test_a_map_of_tiles_is_encoded_as_it_is_told(driver):
-    encode(mapped.WEIGHT, 0x20000)
+    encode_tensor_map(mapped.WEIGHT, 0x20000)
     layout = [[64, 9, 64], [2 * 64, 2 * 64 * 9]]
     assert driver.encoded == [("cuTensorMapEncodeTiled", [FLOAT16, 3, 0x20000, *layout, [64, 1, 64], [1, 1, 1], *TAIL])]
 
 
 def test_a_map_of_pixels_is_encoded_with_its_corners(driver):
-    encode(mapped.IMAGE, 0x10000)
+    encode_tensor_map(mapped.IMAGE, 0x10000)
     layout = [[64, 8, 8, 1], [2 * 64, 2 * 64 * 8, 2 * 64 * 64]]
     corners = [[-1, -1], [-1, -1]]
     assert driver.encoded == [
@@ -62,7 +62,7 @@ def test_a_map_that_the_driver_refuses_is_told_by_its_name(driver, monkeypatch):
     monkeypatch.setattr(real, "cuGetErrorString", lambda _: (real.CUresult.CUDA_SUCCESS, b"invalid argument"))
     expected = "invalid argument: the tensor map of 64·9·64 float16, 64·1·64 at a time, over an array at 0x20008$"
     with pytest.raises(tc.DeviceError, match=expected):
-        encode(mapped.WEIGHT, 0x20008)
+        encode_tensor_map(mapped.WEIGHT, 0x20008)
 
 
 def test_a_kernel_takes_maps_over_its_arrays(driver, bind):
@@ -90,13 +90,13 @@ def test_step_that_waits_by_itself_overlaps_unless_not_wanted(driver, bind):
 def test_what_tma_brings_is_multiplied(gpu, overlap):
     if gpu.arch != "sm_90":
         pytest.skip("wgmma is of sm_90 alone")
-    from tvmconv.devices.cuda.kernel import Arrays
+    from tvmconv.devices.cuda.loaded_kernel import DeviceArrays
 
     problem = Problem(mapped.WORKLOAD)
-    loaded = gpu.load(tc.build(mapped.WORKLOAD, mapped.SCHEDULE, device=gpu).program)
-    output = np.empty(loaded.program.output.shape, loaded.program.output.dtype)
-    with loaded.border(), Arrays() as arrays:
-        pointers = arrays.uploaded(problem.inputs, loaded.program.output)
+    loaded = gpu.load(tc.build(mapped.WORKLOAD, mapped.SCHEDULE, device=gpu).executable)
+    output = np.empty(loaded.executable.output.shape, loaded.executable.output.dtype)
+    with loaded.translate_errors(), DeviceArrays() as arrays:
+        pointers = arrays.upload_all(problem.inputs, loaded.executable.output)
         with loaded.bind(pointers, 0, overlap=overlap) as bound:
             for _ in range(10):
                 bound.launch()

@@ -33,7 +33,7 @@ def image(shape):
 @pytest.mark.parametrize(("down", "right"), WAYS)
 def test_fetches_are_the_image_inside_and_zero_outside(gpu, shape, down, right):
     x = image(shape)
-    y = gpu.load(lower_shift(gpu, shape, down, right).program).run([x])
+    y = gpu.load(lower_shift(gpu, shape, down, right).executable).run([x])
     np.testing.assert_array_equal(y, shifted(x, down, right))
 
 
@@ -44,16 +44,16 @@ def test_an_array_may_begin_where_no_texture_can(gpu, shape):
     buffer = torch.zeros(x.size + 16, device=f"cuda:{gpu.index}")
     inside = buffer[16:].reshape(shape)  # 64 bytes behind an allocation's begin: the least alignment of DLPack
     inside.copy_(torch.from_numpy(x))
-    y = gpu.load(lower_shift(gpu, shape, 1, 1).program).call_dlpack([inside])
+    y = gpu.load(lower_shift(gpu, shape, 1, 1).executable).call_dlpack([inside])
     np.testing.assert_array_equal(y.cpu().numpy(), shifted(x, 1, 1))
 
 
 @pytest.mark.parametrize("shape", [(5, 8, 1), (5, 7, 3)])
 def test_launches_through_a_texture_are_benched_and_timed(gpu, shape):
     x = image(shape)
-    loaded = gpu.load(lower_shift(gpu, shape, 1, 1).program)
-    bench = gpu.bench([x], shifted(x, 1, 1).astype(np.float64))
-    assert bench.deviation(loaded) == 0
+    loaded = gpu.load(lower_shift(gpu, shape, 1, 1).executable)
+    bench = gpu.create_benchmark([x], shifted(x, 1, 1).astype(np.float64))
+    assert bench.measure_relative_error(loaded) == 0
     assert min(bench.time(loaded, math.inf)) > 0
     bench.close()
     assert 0 < loaded.time([x], cold=True, seconds=0.02).median < 1e-3
@@ -61,6 +61,6 @@ def test_launches_through_a_texture_are_benched_and_timed(gpu, shape):
 
 @pytest.mark.parametrize("shape", [(2, 200_000, 1), (100_000, 8, 1)])
 def test_an_image_past_the_limits_of_a_texture_is_refused(gpu, shape):
-    loaded = gpu.load(lower_shift(gpu, shape, 1, 1).program)
+    loaded = gpu.load(lower_shift(gpu, shape, 1, 1).executable)
     with pytest.raises(tc.DeviceError, match=r"a texture is at most \d+ × \d+ elements wide and high, not"):
         loaded.run([image(shape)])

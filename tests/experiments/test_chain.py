@@ -6,10 +6,10 @@ import pytest
 from tvmconv.baselines.base import Baseline
 from tvmconv.baselines.cudnn_chain import CudnnChain
 from tvmconv.devices import Timing
-from tvmconv.devices.comparison import Comparison
+from tvmconv.devices.comparison import OutputComparison
 from tvmconv.errors import Error
 from tvmconv.experiments import chain
-from tvmconv.experiments.chain import Link, steady, without_common
+from tvmconv.experiments.chain import ChainLayer, scale_weights, split_common_settings
 from tvmconv.workloads import parse
 
 
@@ -19,21 +19,21 @@ def test_weights_neither_blow_up_activations_nor_let_them_vanish(epilogue):
     x = w.inputs(0)[0]
     size = np.sqrt(np.mean(x.astype(float) ** 2))
     for seed in range(12):
-        _, k = steady(w, w.inputs(seed))
+        _, k = scale_weights(w, w.inputs(seed))
         assert k.dtype == np.float16
         x = w.reference(x, k)
     assert 1 / 3 < np.sqrt(np.mean(x**2)) / size < 3
 
 
 def link(how):
-    return Link("a", "conv2d:1x4x6x6,4x4x3x3", "tiling", "tuned", False, False, 1e-6, 2e-6, how)
+    return ChainLayer("a", "conv2d:1x4x6x6,4x4x3x3", "tiling", "tuned", False, False, 1e-6, 2e-6, how)
 
 
 def test_what_a_library_says_of_every_layer_is_told_once():
-    common, links = without_common([link("cuDNN 9, fused, in NHWC"), link("cuDNN 9, in NHWC")])
+    common, links = split_common_settings([link("cuDNN 9, fused, in NHWC"), link("cuDNN 9, in NHWC")])
     assert common == ["cuDNN 9", "in NHWC"]
     assert [each.how for each in links] == ["fused", ""]
-    assert without_common([link("")]) == ([], [link("")])
+    assert split_common_settings([link("")]) == ([], [link("")])
 
 
 class OnNoGpu:
@@ -53,7 +53,7 @@ class OnNoGpu:
         pass
 
     def compare(self, kernel):
-        return Comparison(self.off)
+        return OutputComparison(self.off)
 
     def time(self, inputs=None, *, overlap=False, seconds=0.5):
         return Timing((1e-6 if inputs else 3e-6 - overlap * 1e-6,), "", False)
@@ -80,8 +80,8 @@ def measure(monkeypatch):
     """Measure two equal layers on what stands for a GPU."""
 
     def run(standing, picks=0):
-        monkeypatch.setattr(chain, "Chain", standing)
-        built = {W: chain.Built("tiling", "tuned", None)}
+        monkeypatch.setattr(chain, "KernelChain", standing)
+        built = {W: chain.ChainKernel("tiling", "tuned", None)}
         return chain.measure_chain(LAYERS, built, standing, lambda step: None, picks=picks)
 
     return run

@@ -5,7 +5,7 @@ from importlib import metadata
 import pytest
 
 from tvmconv import devices
-from tvmconv.experiments.provenance import provenance
+from tvmconv.experiments.provenance import describe_provenance
 
 BUILT = {"tvmconv": "0.1.0", "tvm": "0.27.0", "nvrtc": "13.5"}
 
@@ -24,15 +24,17 @@ def without_tvm(monkeypatch):
 
 
 def test_tvm_is_named_where_it_is():
-    assert "TVM " in provenance(devices.find("opencl:0"), "this")
+    assert "TVM " in describe_provenance(devices.find_device("opencl:0"), "this")
 
 
 @pytest.mark.usefixtures("without_tvm")
 def test_tvm_is_left_out_where_it_is_not():
-    assert "TVM " not in provenance(devices.find("opencl:0"), "this")
+    assert "TVM " not in describe_provenance(devices.find_device("opencl:0"), "this")
 
 
 @pytest.mark.usefixtures("without_tvm")
 def test_kernels_from_elsewhere_name_what_built_them():
-    source = provenance(devices.find("opencl:0"), "this", built=[BUILT, BUILT, {**BUILT, "nvrtc": "13.0"}])
+    source = describe_provenance(
+        devices.find_device("opencl:0"), "this", builder_versions=[BUILT, BUILT, {**BUILT, "nvrtc": "13.0"}]
+    )
     assert "; tvmconv 0.1.0, TVM 0.27.0, NVRTC 13.5 and 13.0, pyopencl " in source

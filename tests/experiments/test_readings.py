@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from tvmconv.errors import Error
-from tvmconv.experiments.readings import Readings
+from tvmconv.experiments.kernel_metrics import KernelMetricsFile
 
 
 @dataclass(frozen=True)
@@ -14,19 +14,19 @@ class Row:
     counts: dict[str, float]
 
 
-MEASURED = Readings("größe", "a GPU; `python measure.py`", [Row("basic", {"loads": 2.5}), Row("µ", {})])
+MEASURED = KernelMetricsFile("größe", "a GPU; `python measure.py`", [Row("basic", {"loads": 2.5}), Row("µ", {})])
 
 
 def test_it_is_read_as_it_was_written(tmp_path):
     MEASURED.write(tmp_path / "new", "a page")
-    assert Readings.read(tmp_path / "new" / "größe.json", Row) == MEASURED
+    assert KernelMetricsFile.read(tmp_path / "new" / "größe.json", Row) == MEASURED
     assert (tmp_path / "new" / "größe.md").read_text(encoding="utf-8") == "a page\n"
 
 
 def test_totals_are_read_as_they_were_written(tmp_path):
-    measured = Readings("a", "b", [Row("basic", {})], {"graph": [1.5e-4, 0.01]})
+    measured = KernelMetricsFile("a", "b", [Row("basic", {})], {"graph": [1.5e-4, 0.01]})
     measured.write(tmp_path, "")
-    assert Readings.read(tmp_path / "a.json", Row) == measured
+    assert KernelMetricsFile.read(tmp_path / "a.json", Row) == measured
 
 
 @pytest.mark.parametrize(
@@ -44,4 +44,4 @@ def test_a_file_of_something_else_is_refused(tmp_path, text):
     file = tmp_path / "other.json"
     file.write_text(text)
     with pytest.raises(Error, match="no such readings"):
-        Readings.read(file, Row)
+        KernelMetricsFile.read(file, Row)

@@ -4,14 +4,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tvmconv import jsonfile, library
+from tvmconv import jsonfile, registry
 from tvmconv.baselines.base import REGISTRY, Baseline
 from tvmconv.devices import Arch, Timing
 from tvmconv.errors import CompileError, DeviceError, KnobError
 from tvmconv.experiments.results import Result
-from tvmconv.experiments.run import choose, left_out, run_ladder
+from tvmconv.experiments.run import list_unsupported_schedules, run_schedules, select_schedules
 from tvmconv.kernel import Kernel
-from tvmconv.reports.tables import result_text
+from tvmconv.reports.tables import format_result
 from tvmconv.workloads import Conv2d, parse
 
 ALL = ["default", "tiling", "columns", "vthread", "conflict_free", "direct", "implicit_gemm"]
@@ -21,7 +21,7 @@ SMALL = parse("conv2d:1x4x6x6,8x4x3x3,p1")
 
 @pytest.fixture(scope="module")
 def ladder(opencl):
-    return run_ladder(SMALL, device=opencl, seconds=0.01, seed=1)
+    return run_schedules(SMALL, device=opencl, seconds=0.01, seed=1)
 
 
 def broken(s, w, k):
@@ -32,7 +32,7 @@ def broken(s, w, k):
 @pytest.fixture
 def with_broken(schedule_registry):
     """A schedule in the library that never compiles."""
-    library.schedule("conv2d")(broken)
+    registry.schedule("conv2d")(broken)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def cuda_only(schedule_registry):
     def shuffle(s, w, k):
         """Never built here."""
 
-    library.schedule("conv2d", kinds=("cuda",))(shuffle)
+    registry.schedule("conv2d", device_kinds=("cuda",))(shuffle)
 
 
 def names(result):
@@ -52,7 +52,7 @@ def names(result):
 def test_every_schedule_runs_in_order_and_is_verified(ladder):
     assert names(ladder) == ALL
     assert all(row.verified and row.error < 1e-5 and row.timing for row in ladder.rows)
-    assert ladder.ok
+    assert ladder.has_all_times
 
 
 def test_rates_are_flops_over_the_median(ladder):
@@ -60,47 +60,47 @@ def test_rates_are_flops_over_the_median(ladder):
 
 
 def test_json_round_trip_is_exact(ladder):
-    assert Result.from_json(jsonfile.parse(json.dumps(ladder.to_json()))) == ladder
+    assert Result.from_json(jsonfile.parse_json(json.dumps(ladder.to_json()))) == ladder
 
 
 def test_json_has_no_nan(opencl, monkeypatch):
     monkeypatch.setattr(Kernel, "__call__", lambda self, *inputs: np.full(SMALL.output_shape, np.nan, "float32"))
-    result = run_ladder(SMALL, ["default"], device=opencl, seconds=0.01)
+    result = run_schedules(SMALL, ["default"], device=opencl, seconds=0.01)
     assert json.loads(json.dumps(result.to_json(), allow_nan=False))["rows"][0]["error"] is None
 
 
 def test_a_named_schedule_runs_with_default_before_it(opencl):
-    assert names(run_ladder(SMALL, ["tiling"], device=opencl, seconds=0.01)) == ["default", "tiling"]
+    assert names(run_schedules(SMALL, ["tiling"], device=opencl, seconds=0.01)) == ["default", "tiling"]
 
 
 def test_a_knob_that_no_schedule_has_is_refused(opencl):
     with pytest.raises(KnobError, match=r"no knob 'colour' in tiling; there are: tile_c, "):
-        run_ladder(SMALL, ["tiling"], device=opencl, config={"colour": 1})
+        run_schedules(SMALL, ["tiling"], device=opencl, config={"colour": 1})
 
 
 @pytest.mark.usefixtures("with_broken")
 def test_a_schedule_that_fails_is_a_row_and_the_others_go_on(opencl):
-    result = run_ladder(SMALL, ["broken"], device=opencl, seconds=0.01)
+    result = run_schedules(SMALL, ["broken"], device=opencl, seconds=0.01)
     assert [(row.name, row.failure) for row in result.rows] == [("default", None), ("broken", "broken on purpose")]
-    assert not result.ok
+    assert not result.has_all_times
 
 
 def test_what_stops_every_schedule_is_raised():
     with pytest.raises(DeviceError, match="sm_90 is to compile for only"):
-        run_ladder(SMALL, device=Arch("sm_90"))
+        run_schedules(SMALL, device=Arch("sm_90"))
 
 
 @pytest.mark.usefixtures("cuda_only")
 def test_a_schedule_for_other_devices_is_left_out(opencl):
-    assert [schedule.name for schedule in choose(SMALL, None, opencl)] == ALL
-    assert [schedule.name for schedule in left_out(SMALL, opencl)] == ["shuffle"]
+    assert [schedule.name for schedule in select_schedules(SMALL, None, opencl)] == ALL
+    assert [schedule.name for schedule in list_unsupported_schedules(SMALL, opencl)] == ["shuffle"]
 
 
 def test_a_wrong_kernel_is_never_timed(opencl, monkeypatch):
     reference = Conv2d.reference
     monkeypatch.setattr(Conv2d, "reference", lambda w, x, k: reference(w, x, k) + 1)
     monkeypatch.setattr(Kernel, "time", lambda *args, **kwargs: pytest.fail("timed"))
-    (row,) = run_ladder(SMALL, ["default"], device=opencl).rows
+    (row,) = run_schedules(SMALL, ["default"], device=opencl).rows
     assert (row.verified, row.timing) == (False, None)
     assert "wrong result" in row.failure
 
@@ -108,7 +108,7 @@ def test_a_wrong_kernel_is_never_timed(opencl, monkeypatch):
 def test_the_cudnn_baseline_is_refused_before_anything_is_built(opencl, monkeypatch):
     monkeypatch.setattr(Kernel, "verify", lambda *args: pytest.fail("verified"))
     with pytest.raises(DeviceError, match="needs an NVIDIA GPU"):
-        run_ladder(SMALL, device=opencl, baselines=["cudnn"])
+        run_schedules(SMALL, device=opencl, baselines=["cudnn"])
 
 
 class Interleaved:
@@ -139,7 +139,7 @@ def rows_with(opencl, monkeypatch, *seconds):
         return Timing((times.pop(0),), "by hand", cold=False)
 
     monkeypatch.setattr(Kernel, "time", time)
-    result = run_ladder(SMALL, ["default"], device=opencl, seconds=0.3, baselines=["library"])
+    result = run_schedules(SMALL, ["default"], device=opencl, seconds=0.3, baselines=["library"])
     return *result.rows, library_
 
 
@@ -165,9 +165,10 @@ def test_what_stays_unstable_is_flagged_in_the_table_and_in_json(opencl, monkeyp
     result = Result(SMALL, "opencl:0", "a device", 0, (default, other))
     assert default.unstable
     assert json.loads(json.dumps(result.to_json()))["rows"][0]["unstable"]
-    assert "4,000 ± 0.0% unstable" in result_text(result)
-    assert "default: the rounds differ by more than 10 %: 1,000, 2,000, 4,000, 8,000, 16,000, 32,000 µs" in result_text(
-        result
+    assert "4,000 ± 0.0% unstable" in format_result(result)
+    assert (
+        "default: the rounds differ by more than 10 %: 1,000, 2,000, 4,000, 8,000, 16,000, 32,000 µs"
+        in format_result(result)
     )
 
 
@@ -192,19 +193,19 @@ def libraries(monkeypatch):
 
 @pytest.mark.usefixtures("libraries")
 def test_libraries_are_the_last_rows_in_the_order_asked_for(opencl):
-    result = run_ladder(SMALL, ["default"], device=opencl, seconds=0.01, baselines=["slow", "copying"])
+    result = run_schedules(SMALL, ["default"], device=opencl, seconds=0.01, baselines=["slow", "copying"])
     assert [(row.name, row.library) for row in result.rows[1:]] == [("slow", "slow 1.0"), ("copying", "copy 1.0")]
 
 
 @pytest.mark.usefixtures("libraries")
 def test_a_library_that_is_missing_is_a_row_and_the_others_go_on(opencl):
-    result = run_ladder(SMALL, ["default"], device=opencl, seconds=0.01, baselines=["missing", "slow"])
+    result = run_schedules(SMALL, ["default"], device=opencl, seconds=0.01, baselines=["missing", "slow"])
     assert [row.failure for row in result.rows] == [None, "not installed", None]
 
 
 @pytest.mark.usefixtures("libraries")
 def test_what_computes_something_else_has_a_bandwidth_alone(opencl):
-    row = run_ladder(SMALL, ["default"], device=opencl, seconds=0.01, baselines=["copying"]).rows[-1]
+    row = run_schedules(SMALL, ["default"], device=opencl, seconds=0.01, baselines=["copying"]).rows[-1]
     assert (row.verified, row.gflops, row.bandwidth) == (False, None, SMALL.min_bytes)
 
 
@@ -212,19 +213,19 @@ def test_what_computes_something_else_has_a_bandwidth_alone(opencl):
 @pytest.mark.parametrize(("cache", "cold"), [(SMALL.min_bytes - 1, True), (SMALL.min_bytes, False), (None, False)])
 def test_times_are_cold_where_the_arrays_exceed_the_cache(opencl, cache, cold):
     device = replace(opencl, l2_bytes=cache)
-    row = run_ladder(SMALL, ["default"], device=device, seconds=0.01, baselines=["slow"], cold=None).rows[-1]
+    row = run_schedules(SMALL, ["default"], device=device, seconds=0.01, baselines=["slow"], cold=None).rows[-1]
     assert row.timing.cold == cold
 
 
 @pytest.mark.gpu
 def test_rows_on_a_gpu_have_registers_and_a_share_of_the_peak(gpu):
-    result = run_ladder(SMALL, device=gpu, seconds=0.01)
+    result = run_schedules(SMALL, device=gpu, seconds=0.01)
     assert all(row.registers and row.spills == 0 and 0 < row.peak_share < 1 for row in result.rows)
 
 
 @pytest.mark.gpu
 def test_cudnn_is_the_last_row(gpu):
     pytest.importorskip("torch")
-    row = run_ladder(SMALL, ["default"], device=gpu, baselines=["cudnn"], seconds=0.01).rows[-1]
+    row = run_schedules(SMALL, ["default"], device=gpu, baselines=["cudnn"], seconds=0.01).rows[-1]
     assert (row.name, row.verified) == ("cudnn", True)
     assert row.library.startswith("cuDNN")

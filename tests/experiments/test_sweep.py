@@ -8,28 +8,28 @@ from types import SimpleNamespace
 import pytest
 
 from tvmconv.devices import Arch
-from tvmconv.experiments.results import Result, Row
-from tvmconv.experiments.sweep import Selection, Sweep, measure_sweep, select_layers
-from tvmconv.reports.sweep import markdown
+from tvmconv.experiments.results import Result, ResultRow
+from tvmconv.experiments.sweep import LayerSelection, Sweep, measure_sweep, select_layers
+from tvmconv.reports.sweep import format_markdown
 from tvmconv.workloads import Layer, parse
-from tvmconv.workloads.suites import Variant
+from tvmconv.workloads.suites import SuiteVariant
 
 SHIPPED = Path(__file__).parents[2] / "tuning_logs" / "nvidia-h200"
 
 
 @pytest.mark.parametrize("name", ["d2l", "d2l-tuned", "resnet50-3x3", "mobilenet-depthwise-tuned"])
 def test_a_shipped_sweep_gives_the_table_beside_it(name):
-    assert markdown(Sweep.read(SHIPPED / f"{name}.json")) == (SHIPPED / f"{name}.md").read_text()
+    assert format_markdown(Sweep.read(SHIPPED / f"{name}.json")) == (SHIPPED / f"{name}.md").read_text()
 
 
 @pytest.mark.parametrize(
     ("selected", "name"),
     [
         (select_layers("resnet50"), "resnet50"),
-        (select_layers("resnet50", Variant(1, "float32", "nchw", ())), "resnet50"),
-        (select_layers("resnet50", Variant(32, "float16", "nhwc")), "resnet50-f16-nhwc-b32"),
-        (select_layers("resnet50", Variant(epilogue=("bias", "relu")), "3x3"), "resnet50-3x3-bias-relu"),
-        (select_layers("mobilenet", Variant(dtype="tf32"), None, "depthwise"), "mobilenet-no-depthwise-tf32"),
+        (select_layers("resnet50", SuiteVariant(1, "float32", "nchw", ())), "resnet50"),
+        (select_layers("resnet50", SuiteVariant(32, "float16", "nhwc")), "resnet50-f16-nhwc-b32"),
+        (select_layers("resnet50", SuiteVariant(epilogue=("bias", "relu")), "3x3"), "resnet50-3x3-bias-relu"),
+        (select_layers("mobilenet", SuiteVariant(dtype="tf32"), None, "depthwise"), "mobilenet-no-depthwise-tf32"),
     ],
 )
 def test_what_is_selected_is_named_after_what_is_not_plain(selected, name):
@@ -38,9 +38,9 @@ def test_what_is_selected_is_named_after_what_is_not_plain(selected, name):
 
 def test_a_network_counts_layers_and_filters_are_none():
     conv, filter1d = parse("conv2d:1x4x6x6,4x4x1x1"), parse("filter1d:64,k3")
-    both = Selection("mine", {"a": Layer("a", conv, 2), "b": Layer("b", conv, 3)})
+    both = LayerSelection("mine", {"a": Layer("a", conv, 2), "b": Layer("b", conv, 3)})
     assert (both.counts, both.network) == ({"a": 2, "b": 3}, {conv: 5})
-    mixed = Selection("mine", {**both.layers, "c": Layer("c", filter1d, 1)})
+    mixed = LayerSelection("mine", {**both.layers, "c": Layer("c", filter1d, 1)})
     assert (mixed.counts, mixed.network) == (None, {})
 
 
@@ -58,9 +58,9 @@ def test_the_time_left_is_told_from_the_second_workload_on(monkeypatch):
 
     def building(workload, *, device, progress, **_):
         progress("building")
-        return Result(workload, device.text, device.name, 0, (Row("basic"),))
+        return Result(workload, device.text, device.name, 0, (ResultRow("basic"),))
 
-    monkeypatch.setattr("tvmconv.experiments.sweep.run_ladder", building)
+    monkeypatch.setattr("tvmconv.experiments.sweep.run_schedules", building)
     monkeypatch.setattr("tvmconv.experiments.sweep.time.monotonic", lambda: next(clock))
     workloads = {n: parse(f"filter1d:{n},k1") for n in ("4", "5")}
     measure_sweep(
@@ -69,8 +69,8 @@ def test_the_time_left_is_told_from_the_second_workload_on(monkeypatch):
         Arch("sm_90"),
         "command",
         progress=lambda prefix: nullcontext(lambda step: steps.append(f"{prefix}{step}")),
-        done=sweeps.append,
-        remark="by candlelight",
+        on_result=sweeps.append,
+        extra_provenance="by candlelight",
     )
     assert ", by candlelight; " in sweeps[-1].provenance
     assert steps == ["sm_90: 1 of 2, 4, building", "sm_90: 2 of 2, 5, building, 6 s left"]
@@ -83,9 +83,9 @@ def test_what_a_gpu_measures_next_is_prepared_meanwhile(monkeypatch):
     def measured(workload, *, device, prepared=None, **_):
         made = [*prepared._made] if prepared else []
         took.append((workload, prepared and prepared.problem.workload, made))
-        return Result(workload, device.text, device.name, 0, (Row("default"),))
+        return Result(workload, device.text, device.name, 0, (ResultRow("default"),))
 
-    monkeypatch.setattr("tvmconv.experiments.sweep.run_ladder", measured)
+    monkeypatch.setattr("tvmconv.experiments.sweep.run_schedules", measured)
     for place, ahead in ((Arch("sm_90"), True), (SimpleNamespace(kind="opencl", text="opencl:0", name="CPU"), False)):
         took.clear()
         measure_sweep(
@@ -94,7 +94,7 @@ def test_what_a_gpu_measures_next_is_prepared_meanwhile(monkeypatch):
             place,
             "command",
             progress=lambda prefix: nullcontext(lambda step: None),
-            done=lambda sweep: None,
+            on_result=lambda sweep: None,
             schedules=["default"],
         )
         first, second = parse(texts["one"]), parse(texts["two"])

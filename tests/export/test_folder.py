@@ -13,12 +13,12 @@ from fake_driver import FakeDriver
 
 import tvmconv as tc
 from tvmconv.compiler import nvrtc
-from tvmconv.devices.cuda.tensor_map import encode
+from tvmconv.devices.cuda.tensor_map import encode_tensor_map
 from tvmconv.export import export
 from tvmconv.logs.record import Record
 from tvmconv.tensor_map import TensorMap
 
-needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+needs_nvrtc = pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason=str(nvrtc.explain_unavailability()))
 SMALL = tc.parse("conv2d:1x4x6x6,8x4x3x3,p1")
 ROOT = Path(tc.__file__).parents[1]
 FILTER = tc.parse("filter2d:13x11x3,5x3")
@@ -76,9 +76,9 @@ def test_the_json_tells_all_steps_and_the_memory_between_them(tmp_path):
     kernel = tc.build(steps.WORKLOAD, steps.SCHEDULE, arch="sm_90")
     export(kernel, tmp_path)
     facts = json.loads((tmp_path / "kernel.json").read_text(encoding="utf-8"))
-    assert [step["function"] for step in facts["steps"]] == [step.name for step in kernel.steps]
+    assert [step["function"] for step in facts["steps"]] == [step.name for step in kernel.kernels]
     assert [sorted(step["parameters"]) for step in facts["steps"]] == [["K", "X", "scratch0"], ["Y", "scratch0"]]
-    assert [tuple(step["grid"]) for step in facts["steps"]] == [step.launch.grid for step in kernel.steps]
+    assert [tuple(step["grid"]) for step in facts["steps"]] == [step.launch.grid for step in kernel.kernels]
     assert facts["scratch"] == [{"name": "scratch0", "bytes": 4 * 4 * 64}]
     assert "function" not in facts
 
@@ -97,7 +97,7 @@ def test_the_json_and_the_readme_tell_dynamic_shared_memory(tmp_path):
 @pytest.mark.parametrize("schedule", [steps.SCHEDULE, steps.DYNAMIC], ids=["steps", "dynamic"])
 def test_cuda_examples_launch_all_steps_with_their_shared_memory(tmp_path, gpu, which, schedule):
     exported = export(tc.build(steps.WORKLOAD, schedule, arch=gpu.arch), tmp_path)
-    assert exported.no_library is None
+    assert exported.library_error is None
     assert error_of(run_example(examples(tmp_path)[which], tmp_path), steps.WORKLOAD) < 1e-5
 
 
@@ -106,7 +106,7 @@ def test_cuda_examples_launch_all_steps_with_their_shared_memory(tmp_path, gpu, 
 def test_the_cuda_examples_run_without_tvmconv(tmp_path, gpu, which):
     workload = tc.parse("conv2d:1x64x28x28,64x64x3x3,p1")
     exported = export(tc.build(workload, "vthread", arch=gpu.arch), tmp_path)
-    assert exported.no_library is None
+    assert exported.library_error is None
     assert error_of(run_example(examples(tmp_path)[which], tmp_path), workload) < 1e-5
 
 
@@ -167,7 +167,7 @@ def test_without_a_compiler_to_link_with_the_rest_is_written(tmp_path, monkeypat
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     exported = export(tc.build(SMALL, "tiling", arch="sm_90"), tmp_path)
-    assert "no C++ compiler" in exported.no_library
+    assert "no C++ compiler" in exported.library_error
     assert {"kernel.cu", "kernel.cubin"} <= {file.name for file in exported.files}
     assert len(examples(tmp_path)) == 1  # the driver's; the one with TVM would need the library
 
@@ -178,7 +178,7 @@ def test_a_compiler_that_fails_costs_the_library_alone(tmp_path, monkeypatch):
     compiler.chmod(0o700)
     monkeypatch.setenv("CXX", str(compiler))
     exported = export(tc.build(SMALL, "tiling", arch="sm_90"), tmp_path)
-    assert exported.no_library == f"{compiler} does not link kernel.so: ld: cannot find -lstdc++"
+    assert exported.library_error == f"{compiler} does not link kernel.so: ld: cannot find -lstdc++"
     assert not (tmp_path / "kernel.so").exists()
 
 
@@ -189,7 +189,7 @@ def test_tensor_maps_are_told_as_data(tmp_path):
     assert facts["target"] == {"kind": "cuda", "arch": "sm_90", "code": "sm_90a"}
     first, second = facts["steps"]
     assert first["parameters"] == ["K", "X", "scratch0"]
-    assert [(told.pop("parameter"), TensorMap.of(told)) for told in first["tensor_maps"]] == [
+    assert [(told.pop("parameter"), TensorMap.from_dict(told)) for told in first["tensor_maps"]] == [
         (0, mapped.WEIGHT),
         (1, mapped.IMAGE),
     ]
@@ -202,16 +202,16 @@ def test_driver_example_encodes_and_launches_as_tvmconv_does(tmp_path, monkeypat
     kernel = tc.build(mapped.WORKLOAD, mapped.SCHEDULE, arch="sm_90")
     export(kernel, tmp_path)
     monkeypatch.chdir(tmp_path)
-    driver = FakeDriver(monkeypatch, kernel.program)
+    driver = FakeDriver(monkeypatch, kernel.executable)
     (example,) = examples(tmp_path)
     left = {}
     exec(compile(example, "example", "exec"), left)
     there = {name: int(array[0]) for name, array in left["memory"].items() if len(array) == 1}
     by_example, driver.encoded = driver.encoded, []
-    encode(mapped.WEIGHT, there["K"])
-    encode(mapped.IMAGE, there["X"])
+    encode_tensor_map(mapped.WEIGHT, there["K"])
+    encode_tensor_map(mapped.IMAGE, there["X"])
     assert by_example == driver.encoded
-    shared = kernel.program.steps[0].dynamic_shared_bytes
+    shared = kernel.executable.kernels[0].dynamic_shared_bytes
     maps = [list(range(16)), list(range(1000, 1016))]
     assert driver.launched == [
         ("main_kernel", (1, 1, 1), (128, 1, 1), shared, [*maps, there["scratch0"]]),

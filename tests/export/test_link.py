@@ -4,7 +4,7 @@ import sys
 from steps import SCHEDULE, WORKLOAD
 
 import tvmconv as tc
-from tvmconv.export.link import link
+from tvmconv.export.linker import link_library
 
 # Stands in for the loader that TVM's CUDA runtime registers, and writes down what it is given.
 LOAD = """
@@ -21,11 +21,11 @@ tvm.runtime.load_module(sys.argv[1])
 
 
 def test_the_library_holds_the_machine_code_of_all_steps(tmp_path):
-    lowered = tc.build(WORKLOAD, SCHEDULE, arch="sm_90").module
-    link(lowered, tmp_path / "kernel.so")
+    lowered = tc.build(WORKLOAD, SCHEDULE, arch="sm_90").lowered_module
+    link_library(lowered, tmp_path / "kernel.so")
     path = tmp_path / "payload"
     subprocess.run([sys.executable, "-c", LOAD, tmp_path / "kernel.so", path], check=True)
     payload = path.read_bytes()
     assert payload.startswith(b"\5\0\0\0\0\0\0\0cubin")
     assert payload.endswith(lowered.cubin.image)
-    assert all(step.name.encode() in payload for step in lowered.steps)
+    assert all(step.name.encode() in payload for step in lowered.kernels)

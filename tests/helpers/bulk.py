@@ -7,9 +7,9 @@ from tvm.script import tirx as T  # noqa: N812
 
 from tvmconv import devices
 from tvmconv.arithmetic import ceil_div
-from tvmconv.builtin import program as p
-from tvmconv.compiler.lower import lower
-from tvmconv.tensor_map import tiled
+from tvmconv.builtin import tir_builder as p
+from tvmconv.compiler.device_lowering import lower_module
+from tvmconv.tensor_map import make_tiled_map
 
 LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global{}.mbarrier::complete_tx::bytes"
 STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.bulk_group"
@@ -23,7 +23,7 @@ def lowered(arrays, body):
         argument_shapes=[shape for shape, _ in arrays.values()],
         argument_dtypes=[dtype for _, dtype in arrays.values()],
     )
-    return lower(p.write(told, body).mod, devices.find("sm_90a").target())
+    return lower_module(p.build_schedule(told, body).mod, devices.find_device("sm_90a").make_target())
 
 
 def shared(nbytes):
@@ -36,7 +36,7 @@ def begin(smem, base):
 
 
 def address(base, at):
-    return base[0] + p.uint(at)
+    return base[0] + p.to_uint32(at)
 
 
 def copied(told, at, offsets=(), *, cut=0):
@@ -55,22 +55,22 @@ def copied(told, at, offsets=(), *, cut=0):
     load = LOAD.format(len(told.extents), ".im2col" if offsets else "")
 
     def body(buffers):
-        x_map = p.tensor_map("X_map", buffers["X"], told)
-        with p.parallel(1, "blockIdx.x"), p.parallel(32, "threadIdx.x") as thread:
+        x_map = p.declare_tensor_map("X_map", buffers["X"], told)
+        with p.thread_axis(1, "blockIdx.x"), p.thread_axis(32, "threadIdx.x") as thread:
             smem, base = shared(size * 4 + 1024)
             word = p.allocate("word", 1, "uint32")
             begin(smem, base)
             bar = address(base, size * 4 + 128)
-            with p.when(thread == 0):
-                p.ptx("mbarrier.init.shared.b64", bar, T.uint32(1))
-                p.ptx("fence.mbarrier_init.release.cluster")
-                p.ptx("mbarrier.arrive.expect_tx.shared.b64", bar, T.uint32(size * 4))
+            with p.if_(thread == 0):
+                p.emit_ptx("mbarrier.init.shared.b64", bar, T.uint32(1))
+                p.emit_ptx("fence.mbarrier_init.release.cluster")
+                p.emit_ptx("mbarrier.arrive.expect_tx.shared.b64", bar, T.uint32(size * 4))
                 taps = [T.Cast("uint16", each) for each in offsets]
-                p.ptx(load, address(base, cut), x_map, *at, bar, *taps)
-            p.call(T.cuda.cta_sync())
-            p.call(T.cuda.mbarrier_wait(bar, 0))
-            with p.serial(size // 32, "i") as i:
-                p.ptx("ld.shared.b32", word[0], address(base, (i * 32 + thread) * 4))
+                p.emit_ptx(load, address(base, cut), x_map, *at, bar, *taps)
+            p.emit_call(T.cuda.cta_sync())
+            p.emit_call(T.cuda.mbarrier_wait(bar, 0))
+            with p.serial_loop(size // 32, "i") as i:
+                p.emit_ptx("ld.shared.b32", word[0], address(base, (i * 32 + thread) * 4))
                 p.store(buffers["Y"], i * 32 + thread, word[0])
 
     return lowered({"X": ((told.nbytes // np.dtype(told.dtype).itemsize,), told.dtype), "Y": ((size,), "uint32")}, body)
@@ -116,7 +116,7 @@ def product(
     itemsize = np.dtype(dtype).itemsize if dtype != "bfloat16" else 2
     k, m = swizzle // itemsize, 64 * groups
     a_bytes, stage = m * swizzle, (m + n) * swizzle
-    maps = [tiled(dtype, itemsize, (k * steps, rows), (k * steps,), (k, rows), swizzle) for rows in (m, n)]
+    maps = [make_tiled_map(dtype, itemsize, (k * steps, rows), (k * steps,), (k, rows), swizzle) for rows in (m, n)]
     kind = OPERANDS[dtype]
     op = f"wgmma.mma_async.sync.aligned.m64n{n}k{32 // itemsize}.f32.{kind}.{kind}"
     tail = (1, 1) if itemsize == 4 else (1, 1, 0, 0)
@@ -124,8 +124,10 @@ def product(
     load = LOAD.format(2, "")
 
     def body(buffers):
-        x_map, k_map = (p.tensor_map(f"{name}_map", buffers[name], told) for name, told in zip("XK", maps, strict=True))
-        with p.parallel(1, "blockIdx.x"), p.parallel(128 * groups + 32, "threadIdx.x") as thread:
+        x_map, k_map = (
+            p.declare_tensor_map(f"{name}_map", buffers[name], told) for name, told in zip("XK", maps, strict=True)
+        )
+        with p.thread_axis(1, "blockIdx.x"), p.thread_axis(128 * groups + 32, "threadIdx.x") as thread:
             smem, base = shared(stages * stage + 1024)
             acc, low = p.allocate("acc", n // 2, "float32"), p.allocate("low", 2, "uint32")
             begin(smem, base)
@@ -142,48 +144,48 @@ def product(
                 )
 
             def release(s):
-                with p.when(thread % 128 == 0):
-                    p.ptx("mbarrier.arrive.shared.b64", empty(s), T.uint32(1))
+                with p.if_(thread % 128 == 0):
+                    p.emit_ptx("mbarrier.arrive.shared.b64", empty(s), T.uint32(1))
 
-            with p.when(thread == 0):
+            with p.if_(thread == 0):
                 for s in range(stages):
-                    p.ptx("mbarrier.init.shared.b64", full(s), T.uint32(1))
-                    p.ptx("mbarrier.init.shared.b64", empty(s), T.uint32(groups))
+                    p.emit_ptx("mbarrier.init.shared.b64", full(s), T.uint32(1))
+                    p.emit_ptx("mbarrier.init.shared.b64", empty(s), T.uint32(groups))
                 if init_fence:
-                    p.ptx("fence.mbarrier_init.release.cluster")
+                    p.emit_ptx("fence.mbarrier_init.release.cluster")
             if init_barrier:
-                p.call(T.cuda.cta_sync())
+                p.emit_call(T.cuda.cta_sync())
             with p.ir.If(thread // 128 == groups):
                 with p.ir.Then():
-                    p.ptx("setmaxnreg.dec.sync.aligned.u32", 40)
-                    with p.when(thread % 32 == 0), p.serial(steps, "step") as step:
+                    p.emit_ptx("setmaxnreg.dec.sync.aligned.u32", 40)
+                    with p.if_(thread % 32 == 0), p.serial_loop(steps, "step") as step:
                         s = step % stages
-                        p.call(T.cuda.mbarrier_wait(empty(s), step // stages % 2 ^ 1))
-                        p.ptx("mbarrier.arrive.expect_tx.shared.b64", full(s), T.uint32(stage + expect))
-                        p.ptx(load, address(base, s * stage), x_map, step * k, 0, full(s))
-                        p.ptx(load, address(base, s * stage + a_bytes), k_map, step * k, 0, full(s))
+                        p.emit_call(T.cuda.mbarrier_wait(empty(s), step // stages % 2 ^ 1))
+                        p.emit_ptx("mbarrier.arrive.expect_tx.shared.b64", full(s), T.uint32(stage + expect))
+                        p.emit_ptx(load, address(base, s * stage), x_map, step * k, 0, full(s))
+                        p.emit_ptx(load, address(base, s * stage + a_bytes), k_map, step * k, 0, full(s))
                 with p.ir.Else():
-                    with p.serial(steps, "step") as step:
+                    with p.serial_loop(steps, "step") as step:
                         s = step % stages
                         if waits:
-                            p.call(T.cuda.mbarrier_wait(full(s), step // stages % 2))
+                            p.emit_call(T.cuda.mbarrier_wait(full(s), step // stages % 2))
                         if fence:
-                            p.ptx("wgmma.fence.sync.aligned")
+                            p.emit_ptx("wgmma.fence.sync.aligned")
                         for kk in range(swizzle // 32):
                             for i, at in enumerate((thread // 128 * (64 * swizzle), a_bytes)):
                                 start = T.shift_right(address(base, s * stage + at), T.uint32(4))
                                 p.store(low, i, start + T.uint32(kk * 2) + T.uint32(1 << 16))
                             sums = [acc[e] for e in range(n // 2)]
-                            p.ptx(op, *sums, descriptor(0), descriptor(1), p.T.Or(step > 0, kk > 0), *tail)
-                        p.ptx("wgmma.commit_group.sync.aligned")
+                            p.emit_ptx(op, *sums, descriptor(0), descriptor(1), p.T.Or(step > 0, kk > 0), *tail)
+                        p.emit_ptx("wgmma.commit_group.sync.aligned")
                         if released == "before":
                             release(s)
-                        with p.when(step > 0):
-                            p.ptx("wgmma.wait_group.sync.aligned", pending)
+                        with p.if_(step > 0):
+                            p.emit_ptx("wgmma.wait_group.sync.aligned", pending)
                             if released == "behind":
                                 release((step - 1) % stages)
                     if covered:
-                        p.ptx("wgmma.wait_group.sync.aligned", 0)
+                        p.emit_ptx("wgmma.wait_group.sync.aligned", 0)
                     row, column = thread // 32 * 16 + thread % 32 // 4, thread % 4 * 2
                     for i in range(n // 2):
                         at = (row + i // 2 % 2 * 8) * n + i // 4 * 8 + column + i % 2
@@ -203,31 +205,31 @@ def stored(*, fence=True, barrier=True, waited="read", again=True, left=False):
         again: whether it is.
         left: whether the kernel ends without waiting for the last.
     """
-    told = tiled("float32", 4, (32, 50), (32,), (32, 32), 128)
+    told = make_tiled_map("float32", 4, (32, 50), (32,), (32, 32), 128)
 
     def body(buffers):
-        y_map = p.tensor_map("Y_map", buffers["Y"], told)
-        with p.parallel(1, "blockIdx.x"), p.parallel(256, "threadIdx.x") as thread:
+        y_map = p.declare_tensor_map("Y_map", buffers["Y"], told)
+        with p.thread_axis(1, "blockIdx.x"), p.thread_axis(256, "threadIdx.x") as thread:
             smem, base = shared(4096)
             begin(smem, base)
             row, chunk = thread // 8, thread % 8
             for i in range(2 if again else 1):
                 if i and waited:
-                    with p.when(thread == 0):
-                        p.ptx("cp.async.bulk.wait_group.read", 0)
-                    p.call(T.cuda.cta_sync())
+                    with p.if_(thread == 0):
+                        p.emit_ptx("cp.async.bulk.wait_group.read", 0)
+                    p.emit_call(T.cuda.cta_sync())
                 values = [buffers["X"][i * 32 + row, chunk * 4 + e] for e in range(4)]
-                p.ptx("st.shared.v4.b32", address(base, row * 128 + T.bitwise_xor(chunk, row % 8) * 16), *values)
+                p.emit_ptx("st.shared.v4.b32", address(base, row * 128 + T.bitwise_xor(chunk, row % 8) * 16), *values)
                 if fence:
-                    p.ptx("fence.proxy.async.shared::cta")
+                    p.emit_ptx("fence.proxy.async.shared::cta")
                 if barrier:
-                    p.call(T.cuda.cta_sync())
-                with p.when(thread == 0):
-                    p.ptx(STORE.format(2), y_map, 0, i * 32, base[0])
-                    p.ptx("cp.async.bulk.commit_group")
+                    p.emit_call(T.cuda.cta_sync())
+                with p.if_(thread == 0):
+                    p.emit_ptx(STORE.format(2), y_map, 0, i * 32, base[0])
+                    p.emit_ptx("cp.async.bulk.commit_group")
             if not left:
-                with p.when(thread == 0):
-                    p.ptx("cp.async.bulk.wait_group", 0)
+                with p.if_(thread == 0):
+                    p.emit_ptx("cp.async.bulk.wait_group", 0)
 
     return lowered({"X": ((64, 32), "float32"), "Y": ((50, 32), "float32")}, body)
 
@@ -242,46 +244,46 @@ def multicast(*, synchronised=True, mask=3, released=True, end=True):
         end: whether they end together.
     """
     steps, words = 3, 64
-    told = tiled("float32", 4, (words, steps * 2), (words,), (words // 2, 1), 0)
+    told = make_tiled_map("float32", 4, (words, steps * 2), (words,), (words // 2, 1), 0)
 
     def body(buffers):
-        x_map = p.tensor_map("X_map", buffers["X"], told)
-        axes = (p.parallel(4, "blockIdx.x"), p.parallel(2, "clusterCtaIdx.x"), p.parallel(96, "threadIdx.x"))
+        x_map = p.declare_tensor_map("X_map", buffers["X"], told)
+        axes = (p.thread_axis(4, "blockIdx.x"), p.thread_axis(2, "clusterCtaIdx.x"), p.thread_axis(96, "threadIdx.x"))
         with axes[0] as block, axes[1] as rank, axes[2] as thread:
             smem, base = shared(1024)
             begin(smem, base)
             word, peer = p.allocate("word", 2, "float32"), p.allocate("peer", 1, "uint32")
             full, empty = address(base, 512), address(base, 520)
             p.store(word, 1, T.float32(0))
-            with p.when(thread == 0):
-                p.ptx("mbarrier.init.shared.b64", full, T.uint32(1))
-                p.ptx("mbarrier.init.shared.b64", empty, T.uint32(2))
-                p.ptx("fence.mbarrier_init.release.cluster")
+            with p.if_(thread == 0):
+                p.emit_ptx("mbarrier.init.shared.b64", full, T.uint32(1))
+                p.emit_ptx("mbarrier.init.shared.b64", empty, T.uint32(2))
+                p.emit_ptx("fence.mbarrier_init.release.cluster")
             if synchronised:
-                p.call(T.cuda.cluster_sync())
+                p.emit_call(T.cuda.cluster_sync())
             else:
-                p.call(T.cuda.cta_sync())
+                p.emit_call(T.cuda.cta_sync())
             with p.ir.If(thread >= 64):
-                with p.ir.Then(), p.when(thread == 64), p.serial(steps, "step") as step:
-                    p.call(T.cuda.mbarrier_wait(empty, step % 2 ^ 1))
-                    p.ptx("mbarrier.arrive.expect_tx.shared.b64", full, T.uint32(words * 4))
-                    p.ptx(
+                with p.ir.Then(), p.if_(thread == 64), p.serial_loop(steps, "step") as step:
+                    p.emit_call(T.cuda.mbarrier_wait(empty, step % 2 ^ 1))
+                    p.emit_ptx("mbarrier.arrive.expect_tx.shared.b64", full, T.uint32(words * 4))
+                    p.emit_ptx(
                         LOAD.format(2, "") + ".multicast::cluster",
                         *(address(base, rank * (words * 2)), x_map, rank * (words // 2), block // 2 * steps + step),
                         *(full, T.uint16(mask)),
                     )
                 with p.ir.Else():
-                    with p.serial(steps, "step") as step:
-                        p.call(T.cuda.mbarrier_wait(full, step % 2))
-                        p.ptx("ld.shared.b32", word[0], address(base, thread * 4))
+                    with p.serial_loop(steps, "step") as step:
+                        p.emit_call(T.cuda.mbarrier_wait(full, step % 2))
+                        p.emit_ptx("ld.shared.b32", word[0], address(base, thread * 4))
                         p.store(word, 1, word[1] + word[0])
-                        p.ptx("bar.sync", T.uint32(1), 64)
-                        with p.when(thread < (2 if released else 1)):
-                            p.ptx("mapa.shared::cluster.u32", peer[0], empty, T.Cast("uint32", thread))
-                            p.ptx("mbarrier.arrive.shared::cluster.b64", peer[0])
+                        p.emit_ptx("bar.sync", T.uint32(1), 64)
+                        with p.if_(thread < (2 if released else 1)):
+                            p.emit_ptx("mapa.shared::cluster.u32", peer[0], empty, T.Cast("uint32", thread))
+                            p.emit_ptx("mbarrier.arrive.shared::cluster.b64", peer[0])
                     p.store(buffers["Y"], block * words + thread, word[1])
             if end:
-                p.call(T.cuda.cluster_sync())
+                p.emit_call(T.cuda.cluster_sync())
 
     return lowered({"X": ((2 * steps, words), "float32"), "Y": ((4 * words,), "float32")}, body)
 
@@ -297,32 +299,32 @@ def staged_product(op, n, swizzle, *, fence=True):
     """
 
     def body(buffers):
-        with p.parallel(1, "blockIdx.x"), p.parallel(128, "threadIdx.x") as thread:
+        with p.thread_axis(1, "blockIdx.x"), p.thread_axis(128, "threadIdx.x") as thread:
             smem, base = shared((64 + n) * 32)
             acc = p.allocate("acc", n // 2, "float32")
             begin(smem, base)
             row, half = thread // 2, thread % 2
             for name, rows, first in (("X", 64, 0), ("K", n, 64 * 32)):
                 place = {0: half * (rows * 16) + row * 16, 32: row * 32 + (half ^ (row // 4 % 2)) * 16}[swizzle]
-                with p.when(row < rows):
+                with p.if_(row < rows):
                     words = [buffers[name][row * 8 + half * 4 + e] for e in range(4)]
-                    p.ptx("st.shared.v4.b32", address(base, first + place), *words)
+                    p.emit_ptx("st.shared.v4.b32", address(base, first + place), *words)
             if fence:
-                p.ptx("fence.proxy.async")
-            p.call(T.cuda.cta_sync())
-            p.ptx("wgmma.fence.sync.aligned")
+                p.emit_ptx("fence.proxy.async")
+            p.emit_call(T.cuda.cta_sync())
+            p.emit_ptx("wgmma.fence.sync.aligned")
             descriptors = []
             for rows, first in ((64, 0), (n, 64 * 32)):
                 distances = {0: (rows * 16, 128), 32: (16, 256)}[swizzle]
                 high = distances[1] >> 4 | ({0: 0, 32: 3}[swizzle] << 30)
                 low = T.Cast(
-                    "uint64", T.shift_right(address(base, first), T.uint32(4)) | p.uint(distances[0] >> 4 << 16)
+                    "uint64", T.shift_right(address(base, first), T.uint32(4)) | p.to_uint32(distances[0] >> 4 << 16)
                 )
                 descriptors.append(T.bitwise_or(low, T.shift_left(T.Cast("uint64", T.uint32(high)), T.uint64(32))))
             tail = (1, 1) if "e4m3" in op else (1, 1, 0, 0)
-            p.ptx(op, *(acc[e] for e in range(n // 2)), *descriptors, False, *tail)
-            p.ptx("wgmma.commit_group.sync.aligned")
-            p.ptx("wgmma.wait_group.sync.aligned", 0)
+            p.emit_ptx(op, *(acc[e] for e in range(n // 2)), *descriptors, False, *tail)
+            p.emit_ptx("wgmma.commit_group.sync.aligned")
+            p.emit_ptx("wgmma.wait_group.sync.aligned", 0)
             for i in range(n // 2):
                 at = (thread // 32 * 16 + thread % 32 // 4 + i // 2 % 2 * 8) * n + i // 4 * 8 + thread % 4 * 2 + i % 2
                 p.store(buffers["Y"], at, acc[i])

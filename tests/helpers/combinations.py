@@ -45,7 +45,7 @@ def schedules() -> list[tuple[str, str, Sequence[str]]]:
     return [
         (s.operator, s.name, [text for text in OWN_LISTS.get(s.name, LISTS[s.operator]) if text.startswith(s.operator)])
         for s in tc.schedules()
-        if s.operator in LISTS and "opencl" in s.kinds
+        if s.operator in LISTS and "opencl" in s.device_kinds
     ]
 
 

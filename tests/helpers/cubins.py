@@ -3,18 +3,18 @@
 import pytest
 
 import tvmconv as tc
-from tvmconv import gpu, library
+from tvmconv import gpu_specs, registry
 from tvmconv.compiler import nvrtc
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")  # since cp.async
 DTYPES = ("f16", "bf16", "tf32")
 
-needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+needs_nvrtc = pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason=str(nvrtc.explain_unavailability()))
 
 
 def space_of(w, schedule, arch="sm_90"):
     """The configs of a schedule that an architecture has room for."""
-    return library.find(w, schedule).space(w, gpu.limits(arch))
+    return registry.find_schedule(w, schedule).space(w, gpu_specs.get_block_limits(arch))
 
 
 def check_spills(w, schedule, arch):

@@ -12,9 +12,9 @@ import tvm
 from tvm.s_tir import Schedule as TirSchedule
 from tvm.script import tirx as T  # noqa: N812
 
-from tvmconv.knobs import Knobs
-from tvmconv.library import Schedule
 from tvmconv.logs.record import ErrorKind
+from tvmconv.registry import Schedule
+from tvmconv.space import Knobs
 from tvmconv.workloads import parse
 
 WORKLOAD = parse("conv2d:1x1x8x8,1x1x1x1,s1,p0")

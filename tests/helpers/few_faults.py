@@ -2,7 +2,7 @@
 
 from faulty_schedules import EXPECTED, WORKLOAD, Faulty, function
 
-from tvmconv.knobs import Knobs
+from tvmconv.space import Knobs
 
 __all__ = ["FAULTS", "SCHEDULE", "WORKLOAD"]
 

@@ -89,7 +89,7 @@ def run_in(folder, environment, words):
     Args:
         folder: an empty one.
         environment: shell text.
-        words: of the command line; `LOG` stands for the log.
+        words: of the command line; `DEFAULT_LOG` stands for the log.
     """
     for name in FOLDERS:
         (folder / name).mkdir(exist_ok=True)

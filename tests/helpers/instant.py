@@ -5,20 +5,20 @@ import zlib
 from dataclasses import replace
 
 from tvmconv.logs.record import Record
-from tvmconv.measuring.outcome import ErrorKind, Measurement, Outcome
-from tvmconv.measuring.pipeline import Trial
+from tvmconv.measure.pipeline import MeasureCandidate
+from tvmconv.measure.results import ErrorKind, MeasureResult, RunnerResult
 
 
 def measured(workload, schedule, config, device, *, failed=False):
     """A measurement whose time, up to a millisecond, is drawn from the config's spelling."""
     seconds = 1e-3 * (1 + zlib.crc32(json.dumps(config).encode())) / (1 << 32)
-    outcome = Outcome(error=ErrorKind.RUNTIME, message="it fails") if failed else Outcome(times=(seconds,))
-    return Measurement(workload, schedule, config, device, "opencl", outcome, seconds=0.0, timestamp=0.0)
+    outcome = RunnerResult(error=ErrorKind.RUNTIME, message="it fails") if failed else RunnerResult(times=(seconds,))
+    return MeasureResult(workload, schedule, config, device, "opencl", outcome, seconds=0.0, timestamp=0.0)
 
 
 def made_up(workload, schedule, config, device, **fields):
     """A record of such a measurement."""
-    return replace(Record.of(measured(workload, schedule, config, device)), **fields)
+    return replace(Record.from_measurement(measured(workload, schedule, config, device)), **fields)
 
 
 class Clock:
@@ -90,7 +90,7 @@ class _Session:
         return [replace(trial, final=True) for _, trial in sorted(self._ended, key=lambda each: each[0])]
 
     def submit(self, configs, schedule=None):
-        self.submit_trials([Trial(schedule, config) for config in configs])
+        self.submit_trials([MeasureCandidate(schedule, config) for config in configs])
 
     def submit_trials(self, trials):
         self._waiting += trials
@@ -110,9 +110,9 @@ class _Session:
         name = trial.schedule
         self._instant.measured.append((name, trial.config))
         made = measured(self._workload, name, trial.config, self._device, failed=name in self._instant.failing)
-        error = self._instant.error(trial, made.outcome.error)
+        error = self._instant.error(trial, made.runner_result.error)
         times = () if error else (self._instant.seconds(trial, made.cost),)
-        made = replace(made, outcome=replace(made.outcome, error=error, times=times))
+        made = replace(made, runner_result=replace(made.runner_result, error=error, times=times))
         if not trial.final and made.cost < float("inf"):
             self._ended.append((made.cost, trial))
-        return [replace(made, final=trial.final)]
+        return [replace(made, is_final=trial.final)]

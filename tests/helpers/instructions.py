@@ -4,8 +4,8 @@ import tvm
 from tvm.script import tirx as T  # noqa: N812
 
 from tvmconv import devices
-from tvmconv.compiler.lower import lower
-from tvmconv.workloads.dtypes import numpy_dtype
+from tvmconv.compiler.device_lowering import lower_module
+from tvmconv.workloads.dtypes import get_numpy_dtype
 
 M, N = 16, 8  # of an mma instruction
 MMA = {
@@ -16,7 +16,7 @@ MMA = {
 
 
 def lowered(function, arch="sm_90"):
-    return lower(tvm.IRModule({"main": function}), devices.find(arch).target())
+    return lower_module(tvm.IRModule({"main": function}), devices.find_device(arch).make_target())
 
 
 def product(dtype="float16", *, warps=1, wait=True, barrier=True, copied=M, slack=0, overwriting=0, shift=0, rna=False):
@@ -33,7 +33,7 @@ def product(dtype="float16", *, warps=1, wait=True, barrier=True, copied=M, slac
         shift: bytes by which ldmatrix reads beside a row.
         rna: round to TF32 to the nearest.
     """
-    size = numpy_dtype(dtype).itemsize
+    size = get_numpy_dtype(dtype).itemsize
     k = 32 // size
     op = f"mma.sync.aligned.{MMA[dtype]}"
 

@@ -5,7 +5,7 @@ import time
 from faulty_schedules import SCHEDULE, WORKLOAD
 
 from tvmconv.logs.record import Record
-from tvmconv.measuring.measurer import Measurer
+from tvmconv.measure.measurer import Measurer
 
 DEADLINE = 120.0
 
@@ -27,7 +27,7 @@ def collect(m):
     """The records of all that is pending; fails when they do not come."""
     records = []
     start = time.monotonic()
-    while m.pending and time.monotonic() - start < DEADLINE:
-        records += map(Record.of, m.results(timeout=1.0))
-    assert m.pending == 0
+    while m.num_pending and time.monotonic() - start < DEADLINE:
+        records += map(Record.from_measurement, m.collect_results(timeout=1.0))
+    assert m.num_pending == 0
     return records

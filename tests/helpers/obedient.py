@@ -3,11 +3,11 @@
 import os
 import time
 
-from tvmconv.measuring.child import Last, messages
+from tvmconv.measure.workers.process import FinalMessage, iterate_messages
 
 
 def main(connection):
-    for message in messages(connection):
+    for message in iterate_messages(connection):
         if message is None or isinstance(message, str):
             connection.send(message)  # None: it is ready; a text: it refuses
             continue
@@ -16,4 +16,4 @@ def main(connection):
             os._exit(7)
         if word == "hang":
             time.sleep(1000)
-        connection.send(Last(rest) if word == "last" else rest)
+        connection.send(FinalMessage(rest) if word == "last" else rest)

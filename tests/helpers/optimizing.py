@@ -3,7 +3,7 @@
 import torch
 
 import tvmconv.torch
-from tvmconv.torch.report import PYTORCH
+from tvmconv.torch.report import PYTORCH_NAME
 
 X = torch.randn(2, 4, 9, 11, generator=torch.Generator().manual_seed(0))
 
@@ -23,4 +23,4 @@ def differ(ours, theirs, x=X):
 
 def runs(model):
     """What runs each convolution."""
-    return {line.path: line.runs != PYTORCH for line in model.report().lines}
+    return {line.path: line.runs != PYTORCH_NAME for line in model.report().lines}

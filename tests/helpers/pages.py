@@ -6,18 +6,18 @@ import shutil
 from dataclasses import replace
 
 import tvmconv as tc
-from tvmconv.analysis.waterfall import Fall
-from tvmconv.knowledge.features import Machine
+from tvmconv.analysis.waterfall import WaterfallStep
+from tvmconv.cost_model.features import DeviceSpec
 from tvmconv.logs.record import Record
-from tvmconv.measuring.outcome import ErrorKind
-from tvmconv.reports.measured import Timed, Together
-from tvmconv.reports.page.contents import Contents, page
-from tvmconv.reports.page.document import Section, document
-from tvmconv.reports.page.markup import element, paragraph
+from tvmconv.measure.results import ErrorKind
+from tvmconv.reports.page.contents import Contents, render_page
+from tvmconv.reports.page.document import Section, render_document
+from tvmconv.reports.page.markup import make_element, make_paragraph
+from tvmconv.reports.timing_groups import NamedTiming, TimingGroup
 from tvmconv.workloads import Layer
 
 WORKLOAD = tc.parse("conv2d:1x16x16x16,16x16x3x3,s1,p1")
-H200 = Machine("NVIDIA H200", "sm_90", 132, 66.9e12, 4.8e12)
+H200 = DeviceSpec("NVIDIA H200", "sm_90", 132, 66.9e12, 4.8e12)
 HOSTILE = "\"'><script>window.pwned = 1</script><img src=x onerror='window.pwned = 1'>]]>-->\ud800\x00"
 
 
@@ -45,24 +45,24 @@ def failed(message):
 def contents(**changes):
     """What a page on one workload shows, without kernels."""
     way = [
-        Fall((), "L1", 4e-5, None, 0.5, 64, 1000, 2000),
-        Fall((("slices", 2),), "L1", 5e-5, None, 0.5, 64, 1000, 2000),
-        Fall((("tile_f", (-1, 4, 2)), ("pipeline", "async")), "memory", 2e-5, 2.5e-5, 0.25, 64, 1000, 2000),
+        WaterfallStep((), "L1", 4e-5, None, 0.5, 64, 1000, 2000),
+        WaterfallStep((("slices", 2),), "L1", 5e-5, None, 0.5, 64, 1000, 2000),
+        WaterfallStep((("tile_f", (-1, 4, 2)), ("pipeline", "async")), "memory", 2e-5, 2.5e-5, 0.25, 64, 1000, 2000),
     ]
-    times = (Timed("direct", 1e-5), Timed("cudnn", 2e-5, library=True), Timed("default", 1e-3))
+    times = (NamedTiming("direct", 1e-5), NamedTiming("cudnn", 2e-5, is_library=True), NamedTiming("default", 1e-3))
     told = Contents(
         name=WORKLOAD.text,
         layers=[Layer(WORKLOAD.text, WORKLOAD, 1)],
-        place="Compiled for sm_90.",
-        machine=H200,
-        groups={WORKLOAD: [Together("a run", H200.name, times, (("vthread", "it failed"),))]},
-        leading=WORKLOAD,
+        target_text="Compiled for sm_90.",
+        device_spec=H200,
+        timing_groups={WORKLOAD: [TimingGroup("a run", H200.name, times, (("vthread", "it failed"),))]},
+        focus_workload=WORKLOAD,
         kernels=[],
         searches=[("a log", [*(record(1e-5 * (1 + i % 7), i) for i in range(40)), failed("too many registers")])],
-        way=way,
-        no_way="",
+        waterfall=way,
+        no_waterfall_reason="",
         counters=[],
-        bad=[],
+        invalid_lines=[],
         provenance=[("this page", "made by a test")],
     )
     return replace(told, **changes)
@@ -70,10 +70,12 @@ def contents(**changes):
 
 def hostile_page():
     """A page all of whose texts would like to be markup."""
-    groups = {WORKLOAD: [Together(HOSTILE, H200.name, (Timed(HOSTILE, 1e-5, HOSTILE),), ((HOSTILE, HOSTILE),))]}
+    groups = {
+        WORKLOAD: [TimingGroup(HOSTILE, H200.name, (NamedTiming(HOSTILE, 1e-5, HOSTILE),), ((HOSTILE, HOSTILE),))]
+    }
     records = [record(1e-5, i, config={"slices": i, HOSTILE: HOSTILE * (1 + i)}, schedule=HOSTILE) for i in range(3)]
     layers = [Layer(HOSTILE, WORKLOAD, 2), Layer("other", WORKLOAD, 1)]
-    return page(
+    return render_page(
         contents(
             name=HOSTILE,
             groups=groups,
@@ -87,24 +89,24 @@ def hostile_page():
 def linked_page():
     """A page with elements that share groups: lines of two columns, and the cells of a grid."""
     column = [
-        [element("span", f"{name} {i}", class_="line", data_groups=f"k0s0n{i} k0s0n{i + 1}") for i in range(60)]
+        [make_element("span", f"{name} {i}", class_="line", data_groups=f"k0s0n{i} k0s0n{i + 1}") for i in range(60)]
         for name in ("tir", "sass")
     ]
     columns = [
-        element("div", *lines, class_="column", tabindex="0", role="group", aria_label=name)
+        make_element("div", *lines, class_="column", tabindex="0", role="group", aria_label=name)
         for name, lines in zip(("TIR", "SASS"), column, strict=True)
     ]
     cells = [
-        element("rect", x=20 * i, y=0, width=18, height=18, class_="cell", data_groups=f"k0s0n{50 + i}")
+        make_element("rect", x=20 * i, y=0, width=18, height=18, class_="cell", data_groups=f"k0s0n{50 + i}")
         for i in range(4)
     ]
-    grid = element("svg", *cells, viewBox="0 0 80 20", width=80, height=20, role="group", aria_label="banks")
-    return document(
+    grid = make_element("svg", *cells, viewBox="0 0 80 20", width=80, height=20, role="group", aria_label="banks")
+    return render_document(
         "linked",
-        paragraph("Two columns and a grid."),
+        make_paragraph("Two columns and a grid."),
         [
-            Section("code", "Code", element("div", *columns, class_="columns")),
-            Section("memory", "Memory", element("div", grid, class_="grids")),
+            Section("code", "Code", make_element("div", *columns, class_="columns")),
+            Section("memory", "Memory", make_element("div", grid, class_="grids")),
         ],
     )
 
@@ -154,5 +156,5 @@ def requests(driver):
 
 def write(path, text=None):
     """A page in a file."""
-    path.write_text(page(contents()) if text is None else text, encoding="utf-8")
+    path.write_text(render_page(contents()) if text is None else text, encoding="utf-8")
     return path

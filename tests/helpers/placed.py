@@ -3,9 +3,9 @@
 import tvm
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812
-from tvmconv.builtin.vocabulary import inline_consumers, inline_producers, place
+from tvmconv.builtin.primitives import inline_consumers, inline_producers, set_memory_scope
 
-from tvmconv.compiler.lower import lower
+from tvmconv.compiler.device_lowering import lower_module
 from tvmconv.workloads import Filter1d
 
 THREADS = 64
@@ -23,8 +23,8 @@ def lower_filter(device, workload=None, **spaces):
     s.bind(block, "blockIdx.x")
     s.bind(thread, "threadIdx.x")
     s.reverse_compute_at(store, thread)
-    place(s, **spaces)
-    return lower(s.mod, device.target())
+    set_memory_scope(s, **spaces)
+    return lower_module(s.mod, device.make_target())
 
 
 def lower_product(device, dtype, space="constant"):
@@ -39,7 +39,7 @@ def lower_product(device, dtype, space="constant"):
                     i = T.axis.spatial(100, thread)
                     Y[i] = X[i] * K[i % 4]
 
-    return lower(tvm.IRModule({"main": main}), device.target())
+    return lower_module(tvm.IRModule({"main": main}), device.make_target())
 
 
 def lower_product_in_steps(device):
@@ -59,7 +59,7 @@ def lower_product_in_steps(device):
                     i = T.axis.spatial(100, thread)
                     Y[i] = P[99 - i] + K[i % 4]
 
-    return lower(tvm.IRModule({"main": main}), device.target())
+    return lower_module(tvm.IRModule({"main": main}), device.target())
 
 
 def lower_shift(device, shape, down, right):
@@ -84,4 +84,4 @@ def lower_shift(device, shape, down, right):
                             T.Cast("float32", i // row - down) + T.float32(0.5),
                         )
 
-    return lower(tvm.IRModule({"main": main}), device.target())
+    return lower_module(tvm.IRModule({"main": main}), device.make_target())

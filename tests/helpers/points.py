@@ -4,8 +4,8 @@ import itertools
 
 import numpy as np
 
-from tvmconv.knobs import Config, Split
-from tvmconv.knobs.space import Space
+from tvmconv.space import Config, SplitKnob
+from tvmconv.space.search_space import Space
 
 DRAWN = 400
 
@@ -19,22 +19,22 @@ def covering(space: Space, n: int, seed: int = 0, seen: set[tuple[str, str]] | N
         seed: of what is drawn to choose from.
         seen: pairs that have been tried elsewhere; those of the configs are added.
     """
-    points = space.sample(DRAWN, np.random.default_rng(seed))
-    pairs = [set(itertools.combinations(features(space, space.config(point)), 2)) for point in points]
+    points = space.sample_legal(DRAWN, np.random.default_rng(seed))
+    pairs = [set(itertools.combinations(features(space, space.config_from_point(point)), 2)) for point in points]
     seen = set() if seen is None else seen
     chosen: list[int] = []
     while len(chosen) < min(n, len(points)):
         best = max(range(len(points)), key=lambda i: (i not in chosen, len(pairs[i] - seen)))
         chosen.append(best)
         seen |= pairs[best]
-    return [space.config(points[i]) for i in chosen]
+    return [space.config_from_point(points[i]) for i in chosen]
 
 
 def features(space: Space, config: Config) -> list[str]:
     """The words and numbers that were chosen, and of each tile whether it overhangs or has virtual threads."""
     found = []
     for name, value in config.items():
-        if isinstance(space.knobs[name], Split):
+        if isinstance(space.knobs[name], SplitKnob):
             found += [f"{name} overhangs"] * (not divides(space, name, value))
             found += [f"{name} has virtual threads"] * (len(value) == 4 and value[1] > 1)
         else:
@@ -49,4 +49,6 @@ def divides(space: Space, name: str, value: tuple[int, ...]) -> bool:
 
 def all_divide(space: Space, config: Config) -> bool:
     """Whether no tile overhangs."""
-    return all(divides(space, name, value) for name, value in config.items() if isinstance(space.knobs[name], Split))
+    return all(
+        divides(space, name, value) for name, value in config.items() if isinstance(space.knobs[name], SplitKnob)
+    )

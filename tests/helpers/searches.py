@@ -4,9 +4,9 @@ import numpy as np
 from instant import made_up
 
 import tvmconv as tc
-from tvmconv import library
-from tvmconv.logs.lines import BadLines
-from tvmconv.logs.log import Log, read
+from tvmconv import registry
+from tvmconv.logs.lines import InvalidLines
+from tvmconv.logs.log import Log, read_records
 
 WORKLOAD = tc.parse("conv2d:1x4x8x8,4x4x1x1")
 OTHER = tc.parse("conv2d:1x4x6x6,4x4x1x1")
@@ -22,8 +22,8 @@ def search(log, workload=WORKLOAD, schedule="tiling", tuner="random", **options)
 
 def records_of(log):
     """All records of a log, which has nothing else."""
-    bad = BadLines()
-    records = list(read(log, bad))
+    bad = InvalidLines()
+    records = list(read_records(log, bad))
     assert bad.count == 0
     return records
 
@@ -45,9 +45,9 @@ def once(records):
 
 def some(n, seed, device, **fields):
     """Made-up records of `n` random configs."""
-    space = library.find(WORKLOAD, "tiling").space(WORKLOAD)
-    points = space.sample(n, np.random.default_rng(seed))
-    return [made_up(WORKLOAD, "tiling", space.config(point), device.name, **fields) for point in points]
+    space = registry.find_schedule(WORKLOAD, "tiling").space(WORKLOAD)
+    points = space.sample_legal(n, np.random.default_rng(seed))
+    return [made_up(WORKLOAD, "tiling", space.config_from_point(point), device.name, **fields) for point in points]
 
 
 def append(log, records):

@@ -5,10 +5,10 @@ from unittest import mock
 
 import numpy as np
 from cubins import space_of
-from tvmconv.builtin.conv.tensor_cores.hopper import choice, estimate, tiles
+from tvmconv.builtin.conv.tensor_cores.hopper import knobs, latency, tile_config
 
 import tvmconv as tc
-from tvmconv.knobs import Knobs
+from tvmconv.space import Knobs
 
 SMALL = {"warpgroups": 1, "rows": 1, "block_n": 16, "row_bytes": 64, "stages": 3, "split_k": 1}
 SMALL |= {"sharers_m": 1, "sharers_n": 1}
@@ -21,12 +21,12 @@ def built(w, config=None, arch="sm_90"):
 @contextmanager
 def few_multiprocessors(count=2, in_clusters=8):
     """A GPU so small that its blocks take tiles in turn."""
-    caches = (estimate.preferred, estimate._candidates)
+    caches = (latency.select_default_config, latency._list_candidates)
     at_a_time = np.array([0, count, count, *[in_clusters] * 6])
     with ExitStack() as patches:
-        for module in (tiles, choice):
+        for module in (tile_config, knobs):
             patches.enter_context(mock.patch.object(module, "MULTIPROCESSORS", count))
-        patches.enter_context(mock.patch.object(tiles, "IN_CLUSTERS", at_a_time))
+        patches.enter_context(mock.patch.object(tile_config, "MAX_ACTIVE_CTAS", at_a_time))
         for cache in caches:
             cache.cache_clear()
             patches.callback(cache.cache_clear)
@@ -35,5 +35,5 @@ def few_multiprocessors(count=2, in_clusters=8):
 
 def all_legal(w):
     """The space of what can be built, promising or not."""
-    with mock.patch.object(Knobs, "search_only", autospec=True):
+    with mock.patch.object(Knobs, "prune", autospec=True):
         return space_of(w, "hopper")

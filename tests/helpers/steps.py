@@ -7,9 +7,9 @@ from tvm import te
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812
 
-from tvmconv import library
-from tvmconv.compiler.lower import lower
-from tvmconv.knobs import Knobs
+from tvmconv import registry
+from tvmconv.compiler.device_lowering import lower_module
+from tvmconv.space import Knobs
 from tvmconv.workloads import parse
 
 ROWS, COLUMNS = 8, 40
@@ -79,7 +79,7 @@ def split_sums(parts=4, dtype="float32"):
 
 def lower_function(function, device):
     """Lower a PrimFunc."""
-    return lower(tvm.IRModule({"main": function}), device.target())
+    return lower_module(tvm.IRModule({"main": function}), device.target())
 
 
 def dynamic_sums(words, threads=256):
@@ -141,7 +141,7 @@ def products_then_sums(written):
     return main
 
 
-class TwoSteps(library.Schedule):
+class TwoSteps(registry.Schedule):
     """Products of each channel to scratch memory, then their sums; or of all channels but one."""
 
     def apply(self, w, config=None):
@@ -183,7 +183,7 @@ def in_bfloat16(X: T.Buffer(IMAGES, "bfloat16"), K: T.Buffer(WEIGHTS, "bfloat16"
             )
 
 
-class Written(library.Schedule):
+class Written(registry.Schedule):
     """A schedule without knobs that is a function of its own, by its name."""
 
     def apply(self, w, config=None):

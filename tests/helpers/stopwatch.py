@@ -41,14 +41,14 @@ class Stopwatch(Device):
             l2_bytes=50 << 20,
             opt_in_shared_bytes_per_block=like.opt_in_shared_bytes_per_block,
         )
-        self.count, self._factor, self._outputs, self.target = 0, factor, outputs, like.target
+        self.count, self._factor, self._outputs, self.make_target = 0, factor, outputs, like.make_target
 
-    def load(self, program):
+    def load(self, executable):
         self.count += 1
         return Ran(1e-6 * self._factor**self.count, self._outputs)
 
-    def target(self):
+    def make_target(self):
         raise AssertionError("an instance has its own")
 
-    def bench(self, inputs, reference):
+    def create_benchmark(self, inputs, reference):
         raise AssertionError("nothing is verified here")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tvmconv.logs.record import MAX_ELAPSED_SECONDS, ErrorKind, Record
 from tvmconv.workloads import Conv, Filter1d, Filter2d
 from tvmconv.workloads.dtypes import DTYPES
-from tvmconv.workloads.epilogue import operations
+from tvmconv.workloads.epilogue import load_ops
 from tvmconv.workloads.layout import LAYOUTS
 from tvmconv.workloads.registry import operators
 
@@ -48,7 +48,7 @@ def convolutions(
     for taps, gap, step, before, behind in zip(kernel, dilation, stride, padding[:rank], padding[rank:], strict=True):
         smallest = max(1, (taps - 1) * gap + 1 - before - behind)
         space.append(draw_int(smallest, smallest + (max(1, side) - 1) * step))
-    chosen = draw(st.lists(st.sampled_from(sorted(operations())), unique=True)) if epilogues else ()
+    chosen = draw(st.lists(st.sampled_from(sorted(load_ops())), unique=True)) if epilogues else ()
     how = draw(st.sampled_from(dtypes)), draw(st.sampled_from(layouts)), tuple(chosen)
     return operators()[operator](N, C, *space, O, *kernel, stride, padding, dilation, groups, *how)
 

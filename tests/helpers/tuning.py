@@ -7,8 +7,8 @@ import sys
 
 from processes import GONE_SECONDS, START_SECONDS, abandoned, processes_of, shared_memory, wait_for
 
-from tvmconv.logs.lines import BadLines
-from tvmconv.logs.log import read
+from tvmconv.logs.lines import InvalidLines
+from tvmconv.logs.log import read_records
 from tvmconv.workloads import parse
 
 WORKLOAD = "conv2d:1x4x8x8,4x4x1x1,s1,p0"
@@ -70,8 +70,8 @@ class Searches:
     def _records(self, workload):
         if not self.log.exists():
             return []
-        bad = BadLines()
-        records = list(read(self.log, bad))
+        bad = InvalidLines()
+        records = list(read_records(self.log, bad))
         assert bad.count == 0
         return [record for record in records if record.workload == parse(workload) and record.schedule == "tiling"]
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvmconv import KnobError
-from tvmconv.knobs import Knobs, Split, parse_value
-from tvmconv.knobs.factors import nearest_factors
+from tvmconv.space import Knobs, SplitKnob, parse_value
+from tvmconv.space.factors import find_nearest_factors
 
 
 @pytest.mark.parametrize(
@@ -23,12 +23,12 @@ from tvmconv.knobs.factors import nearest_factors
     ],
 )
 def test_a_default_that_does_not_divide_shrinks_to_the_nearest(extent, preferred, expected):
-    assert nearest_factors(extent, preferred) == expected
+    assert find_nearest_factors(extent, preferred) == expected
 
 
 @given(st.integers(1, 3000), st.lists(st.integers(1, 8), min_size=1, max_size=3), st.booleans())
 def test_a_default_never_exceeds_what_was_asked_for_unless_exact(extent, preferred, exact):
-    factors = nearest_factors(extent, tuple(preferred), exact=exact)
+    factors = find_nearest_factors(extent, tuple(preferred), exact_divisors=exact)
     assert all(f >= 1 for f in factors)
     if exact:
         assert extent % math.prod(factors) == 0
@@ -81,26 +81,26 @@ def test_a_knob_that_nothing_asked_for_is_named():
     k = Knobs({"tile_q": (1, 1)})
     k.choice("unroll", (False, True), default=False)
     with pytest.raises(KnobError, match="schedule tiling has no knob 'tile_q'; its knobs here: unroll"):
-        k.check_all_asked("tiling")
+        k.check_unknown_knobs("tiling")
 
 
 @given(st.integers(1, 200), st.integers(1, 4))
 def test_the_size_of_a_split_counts_its_ordered_factorisations(extent, parts):
     divisors = [d for d in range(1, extent + 1) if extent % d == 0]
     listed = sum(math.prod(f) == extent for f in itertools.product(divisors, repeat=parts))
-    assert Split("tile", extent, parts, (-1,) + (1,) * (parts - 1)).size == listed
+    assert SplitKnob("tile", extent, parts, (-1,) + (1,) * (parts - 1)).size == listed
 
 
 @given(st.integers(1, 300), st.integers(1, 4), st.floats(0, 0.5))
 def test_every_option_of_a_split_can_be_set_and_is_in_its_table(extent, parts, overhang):
-    tile = Split("tile", extent, parts, (-1,) + (1,) * (parts - 1), overhang)
+    tile = SplitKnob("tile", extent, parts, (-1,) + (1,) * (parts - 1), overhang)
     assert len(set(tile.options)) == tile.size
-    assert [tile.resolve(option) for option in tile.options] == [tuple(row) for row in tile.table.tolist()]
-    assert all(extent <= math.prod(row) <= extent * (1 + overhang) for row in tile.table.tolist())
+    assert [tile.resolve(option) for option in tile.options] == [tuple(row) for row in tile.option_table.tolist()]
+    assert all(extent <= math.prod(row) <= extent * (1 + overhang) for row in tile.option_table.tolist())
 
 
 def test_long_extent_does_not_list_tiles_that_no_block_can_take():
-    assert Split("tile", 100_003, 4, (-1, 1, 1, 1), overhang=0.15).size < 50_000
+    assert SplitKnob("tile", 100_003, 4, (-1, 1, 1, 1), max_overhang_fraction=0.15).size < 50_000
 
 
 def few_threads(columns):
@@ -112,7 +112,7 @@ def test_config_that_violates_a_condition_is_refused():
     k.split("tile", 64, parts=2, default=(-1, 4))
     k.choice("most", (4, 16), default=4)
     with pytest.raises(KnobError, match=r"at most `most` threads; that does not hold for tile=-1,8 most=4"):
-        k.condition("at most `most` threads", few_threads)
+        k.require("at most `most` threads", few_threads)
 
 
 @pytest.mark.parametrize(

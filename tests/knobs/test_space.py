@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvmconv import KnobError
-from tvmconv.knobs import Choice, Condition, Split
-from tvmconv.knobs.space import Limits, Space, Usage
+from tvmconv.space import ChoiceKnob, Constraint, SplitKnob
+from tvmconv.space.search_space import BlockLimits, ResourceUsage, Space
 
 
 def space_of(*knobs, **more):
@@ -18,12 +18,12 @@ def space_of(*knobs, **more):
 
 
 SMALL = space_of(
-    Split("tile", 12, 3, (-1, 2, 2)),
-    Choice("unroll", (0, 16, 512), 16),
-    Choice("order", ("rows", "columns"), "rows"),
-    Choice("staged", (False, True), False),
+    SplitKnob("tile", 12, 3, (-1, 2, 2)),
+    ChoiceKnob("unroll", (0, 16, 512), 16),
+    ChoiceKnob("order", ("rows", "columns"), "rows"),
+    ChoiceKnob("staged", (False, True), False),
 )
-HUGE = space_of(*(Split(f"tile_{i}", 2**20, 4, (-1, 1, 1, 1)) for i in range(8)))
+HUGE = space_of(*(SplitKnob(f"tile_{i}", 2**20, 4, (-1, 1, 1, 1)) for i in range(8)))
 
 
 def rows(points):
@@ -33,31 +33,34 @@ def rows(points):
 def usage_of_tile(columns):
     threads = columns["tile"][:, 1]
     one = np.ones_like(threads)
-    return Usage(threads, 4096 * columns["tile"][:, 2], one, one, reuse=threads / 2)
+    return ResourceUsage(threads, 4096 * columns["tile"][:, 2], one, one, reuse=threads / 2)
 
 
 def test_a_large_space_costs_nothing_to_hold():
     start = time.process_time()
     assert HUGE.size == 1771**8 > 10**25
-    assert HUGE.index(HUGE.from_index(10**25)) == 10**25
-    assert len(HUGE.sample(100, np.random.default_rng(0))) == 100
+    assert HUGE.index_from_point(HUGE.point_from_index(10**25)) == 10**25
+    assert len(HUGE.sample_legal(100, np.random.default_rng(0))) == 100
     assert time.process_time() - start < 1
 
 
 @given(st.integers(0, SMALL.size - 1))
 def test_index_point_and_config_are_one_to_one(index):
-    point = SMALL.from_index(index)
-    assert SMALL.index(point) == index
-    assert SMALL.point(SMALL.config(point)).tolist() == point.tolist()
+    point = SMALL.point_from_index(index)
+    assert SMALL.index_from_point(point) == index
+    assert SMALL.point_from_config(SMALL.config_from_point(point)).tolist() == point.tolist()
 
 
 def test_walking_a_space_lists_each_config_once():
-    configs = [tuple(SMALL.config(point).values()) for point in SMALL.walk(0, 10**6)]
+    configs = [tuple(SMALL.config_from_point(point).values()) for point in SMALL.slice_points(0, 10**6)]
     assert configs == list(itertools.product(*(knob.options for knob in SMALL.knobs.values())))
 
 
 def test_config_may_leave_knobs_out_and_spell_splits_as_old_logs():
-    assert SMALL.config(SMALL.point({"tile": [3, 2, 2], "unroll": 0})) == {**SMALL.default, "unroll": 0}
+    assert SMALL.config_from_point(SMALL.point_from_config({"tile": [3, 2, 2], "unroll": 0})) == {
+        **SMALL.default,
+        "unroll": 0,
+    }
 
 
 @pytest.mark.parametrize(
@@ -71,53 +74,53 @@ def test_config_may_leave_knobs_out_and_spell_splits_as_old_logs():
 )
 def test_a_config_outside_of_the_space_is_refused_in_one_line(config, message):
     with pytest.raises(KnobError, match=message):
-        SMALL.point(config)
+        SMALL.point_from_config(config)
 
 
 def test_legal_points_fulfil_conditions_and_limits():
-    rule = Condition("no unrolled columns", lambda c: (c["order"] == "rows") | (c["unroll"] == 0))
-    limits = Limits(max_threads=4, shared_bytes=3 * 4096)
-    space = space_of(*SMALL.knobs.values(), conditions=[rule], usage_of=usage_of_tile, limits=limits)
+    rule = Constraint("no unrolled columns", lambda c: (c["order"] == "rows") | (c["unroll"] == 0))
+    limits = BlockLimits(max_threads=4, shared_bytes=3 * 4096)
+    space = space_of(*SMALL.knobs.values(), constraints=[rule], usage_from_columns=usage_of_tile, limits=limits)
     expected = {
         tuple(point)
-        for point in space.walk(0, space.size).tolist()
-        for config in [space.config(point)]
+        for point in space.slice_points(0, space.size).tolist()
+        for config in [space.config_from_point(point)]
         if config["tile"][1] <= 4 and config["tile"][2] <= 3
         if config["order"] == "rows" or config["unroll"] == 0
     }
-    assert rows(space.listed) == expected
-    assert rows(space.sample(10**6, np.random.default_rng(0))) == expected
+    assert rows(space.enumerated_legal) == expected
+    assert rows(space.sample_legal(10**6, np.random.default_rng(0))) == expected
 
 
 def test_a_sample_of_a_large_space_is_distinct_legal_and_seeded():
-    even = Condition("even", lambda c: c["tile_0"][:, 1] % 2 == 0)
-    space = space_of(*HUGE.knobs.values(), conditions=[even])
-    sample = space.sample(500, np.random.default_rng(7))
+    even = Constraint("even", lambda c: c["tile_0"][:, 1] % 2 == 0)
+    space = space_of(*HUGE.knobs.values(), constraints=[even])
+    sample = space.sample_legal(500, np.random.default_rng(7))
     assert len(rows(sample)) == 500
-    assert space.legal(sample).all()
-    assert (sample == space.sample(500, np.random.default_rng(7))).all()
+    assert space.is_legal(sample).all()
+    assert (sample == space.sample_legal(500, np.random.default_rng(7))).all()
 
 
 def test_a_space_without_a_legal_point_gives_none_and_ends():
-    space = space_of(*HUGE.knobs.values(), conditions=[Condition("never", lambda c: c["tile_0"][:, 0] < 0)])
-    assert space.sample(5, np.random.default_rng(0)).shape == (0, 8)
+    space = space_of(*HUGE.knobs.values(), constraints=[Constraint("never", lambda c: c["tile_0"][:, 0] < 0)])
+    assert space.sample_legal(5, np.random.default_rng(0)).shape == (0, 8)
 
 
 def test_neighbours_are_all_legal_points_one_knob_away():
-    rule = Condition("staged tiles only", lambda c: c["staged"] | (c["tile"][:, 2] == 2))
-    space = space_of(*SMALL.knobs.values(), conditions=[rule])
-    here = space.point(space.default)
-    expected = {tuple(p) for p in space.listed.tolist() if np.count_nonzero(p != here) == 1}
-    assert rows(space.neighbours(here)) == expected
+    rule = Constraint("staged tiles only", lambda c: c["staged"] | (c["tile"][:, 2] == 2))
+    space = space_of(*SMALL.knobs.values(), constraints=[rule])
+    here = space.point_from_config(space.default)
+    expected = {tuple(p) for p in space.enumerated_legal.tolist() if np.count_nonzero(p != here) == 1}
+    assert rows(space.list_neighbors(here)) == expected
 
 
 def nearest(config, space=SMALL):
-    return space.config(space.nearest(config))
+    return space.config(space.project(config))
 
 
 def test_the_nearest_point_to_a_config_of_the_space_is_its_own():
-    for point in SMALL.walk(0, SMALL.size):
-        assert SMALL.nearest(SMALL.config(point)).tolist() == point.tolist()
+    for point in SMALL.slice_points(0, SMALL.size):
+        assert SMALL.project(SMALL.config_from_point(point)).tolist() == point.tolist()
 
 
 @pytest.mark.parametrize(
@@ -148,8 +151,10 @@ def test_unknown_words_and_missing_knobs_take_the_default(config):
 
 
 def test_features_are_logarithms_numbers_and_one_hot_words():
-    space = space_of(*SMALL.knobs.values(), usage_of=usage_of_tile)
-    matrix, names = space.features(space.point({"tile": (-1, 2, 1), "order": "columns", "staged": True})[None])
+    space = space_of(*SMALL.knobs.values(), usage_from_columns=usage_of_tile)
+    matrix, names = space.compute_features(
+        space.point_from_config({"tile": (-1, 2, 1), "order": "columns", "staged": True})[None]
+    )
     features = dict(zip(names, matrix[0].tolist(), strict=True))
     assert matrix.dtype == np.float32
     assert features["tile.0"] == pytest.approx(np.log2(6))
@@ -161,7 +166,7 @@ def test_features_are_logarithms_numbers_and_one_hot_words():
 def test_a_schedule_without_knobs_is_a_space_of_one():
     space = space_of()
     assert space.size == 1
-    assert space.config(space.sample(3, np.random.default_rng(0))[0]) == {}
-    assert space.neighbours(space.from_index(0)).shape == (0, 0)
-    assert space.nearest({"tile": (-1, 2)}).shape == (0,)
-    assert space.features(space.listed)[0].shape == (1, 0)
+    assert space.config_from_point(space.sample_legal(3, np.random.default_rng(0))[0]) == {}
+    assert space.list_neighbors(space.point_from_index(0)).shape == (0, 0)
+    assert space.project({"tile": (-1, 2)}).shape == (0,)
+    assert space.compute_features(space.enumerated_legal)[0].shape == (1, 0)

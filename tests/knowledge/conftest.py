@@ -1,11 +1,11 @@
 import pytest
 from learnt import knowledge
 
-from tvmconv.knowledge import model
+from tvmconv.cost_model import model
 
 
 @pytest.fixture
 def in_use(monkeypatch):
     """The made-up model is what predictions are made by."""
-    monkeypatch.setattr(model, "_in_use", model._InUse())
-    model.use(knowledge())
+    monkeypatch.setattr(model, "_active_model", model._ActiveModel())
+    model.set_cost_model(knowledge())

@@ -11,17 +11,17 @@ import xgboost
 from learnt import MACHINE, NEW, knowledge, records, seconds
 
 import tvmconv as tc
-from tvmconv import library, training
-from tvmconv.devices import find
-from tvmconv.knowledge import model
-from tvmconv.knowledge.choose import promising
-from tvmconv.knowledge.likeness import layer_of
-from tvmconv.knowledge.model import Knowledge
-from tvmconv.knowledge.predict import predict
-from tvmconv.knowledge.trees import Trees
+from tvmconv import registry
+from tvmconv.cost_model import model, train
+from tvmconv.cost_model.model import CostModel
+from tvmconv.cost_model.predict import predict
+from tvmconv.cost_model.recommend import recommend_configs
+from tvmconv.cost_model.similarity import layer_key
+from tvmconv.cost_model.trees import Trees
+from tvmconv.devices import find_device
 from tvmconv.logs.record import Record
-from tvmconv.searching.opening import Field, open_contest
-from tvmconv.searching.request import Request
+from tvmconv.search.options import TuneOptions
+from tvmconv.search.setup import ScheduleSelection, create_search
 
 
 def test_trees_say_what_xgboost_says():
@@ -29,35 +29,39 @@ def test_trees_say_what_xgboost_says():
     rows = rng.normal(size=(300, 5)).astype(np.float32)
     targets = rows[:, 0] * rows[:, 1] + 2
     booster = xgboost.train({"max_depth": 4}, xgboost.DMatrix(rows, label=targets), 20)
-    said = Trees.of_booster(booster).predict(rows)
+    said = Trees.from_booster(booster).predict(rows)
     np.testing.assert_allclose(said, booster.predict(xgboost.DMatrix(rows)), atol=1e-5)
     assert said.std() > 0.5
 
 
 def test_what_it_predicts_for_a_new_workload_is_near_the_best():
-    space = library.find(NEW, "direct").space(NEW)
+    space = registry.find_schedule(NEW, "direct").space(NEW)
     found = predict(NEW, {"direct": space}, knowledge(), 8)
     assert len(found) == 8
-    costs = seconds(NEW, space, np.stack([space.point(each.config) for each in found]))
-    everywhere = seconds(NEW, space, space.sample(2000, np.random.default_rng(1)))
+    costs = seconds(NEW, space, np.stack([space.point_from_config(each.config) for each in found]))
+    everywhere = seconds(NEW, space, space.sample_legal(2000, np.random.default_rng(1)))
     assert costs[0] <= np.quantile(everywhere, 0.1)
     assert costs.min() <= np.quantile(everywhere, 0.05)
-    assert found == sorted(found, key=lambda each: each.careful_seconds)
+    assert found == sorted(found, key=lambda each: each.upper_bound_seconds)
     assert found == predict(NEW, {"direct": space}, knowledge(), 8)
     assert 0.5 < found[0].seconds / costs[0] < 2
 
 
 def test_the_file_gives_the_same_model(tmp_path):
     knowledge().save(tmp_path / "k.npz")
-    again = Knowledge.load(tmp_path / "k.npz")
-    assert (again.machine, again.provenance, again.taught) == (MACHINE, "made up", knowledge().taught)
-    space = library.find(NEW, "direct").space(NEW)
+    again = CostModel.load(tmp_path / "k.npz")
+    assert (again.device_spec, again.provenance, again.training_layers) == (
+        MACHINE,
+        "made up",
+        knowledge().training_layers,
+    )
+    space = registry.find_schedule(NEW, "direct").space(NEW)
     assert predict(NEW, {"direct": space}, again, 3) == predict(NEW, {"direct": space}, knowledge(), 3)
 
 
 def assert_refused(path):
     with pytest.raises(tc.Error, match=rf"cannot read .*{path.name}") as raised:
-        Knowledge.load(path)
+        CostModel.load(path)
     assert "\n" not in str(raised.value)
 
 
@@ -77,7 +81,7 @@ ODD = {
     "a factor past 63 bits": lambda head, arrays: head["experts"][0].update(portfolio=[{"tile_f": [-1, 1, 1, 2**63]}]),
     "a choice that is none": lambda head, arrays: head["experts"][0].update(portfolio=[{"unroll_explicit": None}]),
     "an example of a filter": lambda head, arrays: head["experts"][0].update(examples=[["filter1d:9,k3", {}, 1.0]]),
-    "layers that are a number": lambda head, arrays: head.update(taught=7),
+    "layers that are a number": lambda head, arrays: head.update(training_layers=7),
     "a machine without arithmetic": lambda head, arrays: head["machine"].update(flops=0),
     "a machine without end": lambda head, arrays: head["machine"].update(bandwidth=10**400),
 }
@@ -117,43 +121,43 @@ def test_a_file_that_is_no_model_is_one_line(tmp_path, fault):
             del head["machine"]
         np.savez(path, head=np.frombuffer(json.dumps(head).encode(), np.uint8))
     with pytest.raises(tc.Error, match=r"k\.npz") as raised:
-        Knowledge.load(path)
+        CostModel.load(path)
     assert "\n" not in str(raised.value)
 
 
 def test_kernel_is_built_as_predicted_where_the_device_is_known(in_use):
-    place = find("sm_90")
+    place = find_device("sm_90")
     built = tc.build(NEW, arch="sm_90")
-    assert built.config == promising(NEW, place)[0].config
+    assert built.config == recommend_configs(NEW, place)[0].config
     assert built.prediction.schedule == built.schedule.name == "direct"
     assert tc.build(NEW, "direct", arch="sm_90").prediction is None
-    assert promising(NEW, find("sm_80")) == []
+    assert recommend_configs(NEW, find_device("sm_80")) == []
     assert tc.build(NEW, arch="sm_80").prediction is None
 
 
 def test_what_was_learnt_of_other_knobs_is_not_used():
-    (key,) = knowledge().experts
-    expert = knowledge().experts[key]
-    other = Knowledge(MACHINE, {key: replace(expert, knobs=("tile_f", "tile_y"))})
-    space = library.find(NEW, "direct").space(NEW)
+    (key,) = knowledge().schedule_models
+    expert = knowledge().schedule_models[key]
+    other = CostModel(MACHINE, {key: replace(expert, knobs=("tile_f", "tile_y"))})
+    space = registry.find_schedule(NEW, "direct").space(NEW)
     with pytest.warns(tc.FallbackWarning, match="what was learnt of direct is of other knobs"):
         assert predict(NEW, {"direct": space}, other) == []
 
 
 def test_of_dtypes_and_layouts_not_measured_nothing_is_known(in_use):
-    assert promising(NEW, find("sm_90"))
+    assert recommend_configs(NEW, find_device("sm_90"))
     for text in (f"{NEW},nhwc", f"{NEW},f16,nhwc"):
-        assert promising(tc.parse(text), find("sm_90")) == []
+        assert recommend_configs(tc.parse(text), find_device("sm_90")) == []
 
 
 def test_default_comes_first_unless_another_promises_more(monkeypatch):
-    w, place = tc.parse("conv2d:2x640x32x32,640x640x3x3,f16,nhwc"), find("sm_90")
-    first = library.to_tune(w, place.kind, place.arch)[0]
+    w, place = tc.parse("conv2d:2x640x32x32,640x640x3x3,f16,nhwc"), find_device("sm_90")
+    first = registry.schedules_to_tune(w, place.kind, place.arch)[0]
     default = (first.name, first.space(w, place.limits).default)
     orders = {}
     for lead in (0.0, 1e9):
-        monkeypatch.setattr("tvmconv.knowledge.predict.LEAD", lead)
-        orders[lead] = [(each.schedule, each.config) for each in promising(w, place)]
+        monkeypatch.setattr("tvmconv.cost_model.predict.MIN_SPEEDUP_OVER_DEFAULT", lead)
+        orders[lead] = [(each.schedule, each.config) for each in recommend_configs(w, place)]
     assert orders[1e9] == [default, *(each for each in orders[0.0] if each != default)]
     assert orders[0.0][0] != default
 
@@ -164,7 +168,7 @@ def faster_by(schedule, share, text=""):
     for each in records():
         w = tc.parse(f"{each.workload}{text}")
         best[w] = min(share * each.cost, best.get(w, 1.0))
-    spaces = {w: library.find(w, schedule).space(w) for w in best}
+    spaces = {w: registry.find_schedule(w, schedule).space(w) for w in best}
     return [
         Record(w, schedule, spaces[w].default, MACHINE.name, "cuda -arch=sm_90", times=(cost,))
         for w, cost in best.items()
@@ -172,50 +176,52 @@ def faster_by(schedule, share, text=""):
 
 
 def test_nothing_is_learnt_of_a_dtype_that_is_never_fast(monkeypatch):
-    monkeypatch.setattr(training, "ROUNDS", 3)
+    monkeypatch.setattr(train, "BOOSTING_ROUNDS", 3)
     half = [replace(each, workload=tc.parse(f"{each.workload},f16,nhwc")) for each in records()]
-    slow = training.train(training.samples([*records(), *half, *faster_by("tiling", 0.1, ",f16,nhwc")]), MACHINE)
-    assert slow.experts["direct"].kinds == ("float32 nchw",)
+    slow = train.train(train.collect_samples([*records(), *half, *faster_by("tiling", 0.1, ",f16,nhwc")]), MACHINE)
+    assert slow.schedule_models["direct"].kinds == ("float32 nchw",)
 
 
 def test_a_search_begins_with_what_is_predicted(in_use, tmp_path):
-    place = find("sm_90")
-    contest = open_contest(NEW, Field.of(NEW, [], place), place, Request(log=tmp_path / "log.jsonl"))
-    expected = [(each.schedule, each.config) for each in promising(NEW, place, 3)]
-    assert contest.propose(3) == expected
-    yardstick = Request("random", log=tmp_path / "log.jsonl")
-    assert open_contest(NEW, Field.of(NEW, [], place), place, yardstick).propose(1) != expected[:1]
+    place = find_device("sm_90")
+    contest = create_search(
+        NEW, ScheduleSelection.resolve(NEW, [], place), place, TuneOptions(log=tmp_path / "log.jsonl")
+    )
+    expected = [(each.schedule, each.config) for each in recommend_configs(NEW, place, 3)]
+    assert contest.ask(3) == expected
+    yardstick = TuneOptions("random", log=tmp_path / "log.jsonl")
+    assert create_search(NEW, ScheduleSelection.resolve(NEW, [], place), place, yardstick).ask(1) != expected[:1]
 
 
 def test_defaults_that_the_model_does_not_know_are_measured_soon(in_use, tmp_path):
-    place = find("sm_90")
-    field = Field.of(NEW, [], place)
-    contest = open_contest(NEW, field, place, Request(log=tmp_path / "log.jsonl"))
-    soon = contest.propose(3 + len(field.first))[3:]
-    unheard = [s for s in field.first if s.name not in model.known_for(place.arch).experts]
+    place = find_device("sm_90")
+    field = ScheduleSelection.resolve(NEW, [], place)
+    contest = create_search(NEW, field, place, TuneOptions(log=tmp_path / "log.jsonl"))
+    soon = contest.ask(3 + len(field.high_priority))[3:]
+    unheard = [s for s in field.high_priority if s.name not in model.cost_model_for(place.arch).schedule_models]
     assert unheard
     assert all((s.name, s.space(NEW, place.limits).default) in soon for s in unheard)
 
 
 def test_model_of_the_package_predicts_for_every_network():
-    shipped = Knowledge.load(model.SHIPPED)
-    place = find("sm_90")
+    shipped = CostModel.load(model.PACKAGED_MODEL)
+    place = find_device("sm_90")
     for dtype, layout in (("float32", "nchw"), ("float16", "nhwc"), ("tf32", "nhwc")):
         for layer in tc.suite("yolov8s", dtype=dtype, layout=layout)[1:40:13]:
             w = layer.workload
-            there = {s.name: s.space(w, place.limits) for s in library.to_tune(w, "cuda", "sm_90")}
+            there = {s.name: s.space(w, place.limits) for s in registry.schedules_to_tune(w, "cuda", "sm_90")}
             (best, *_) = predict(w, there, shipped)
             space = there[best.schedule]
-            assert space.legal(space.point(best.config)[None])[0]
-            assert best.seconds >= shipped.machine.least_seconds(w) / 2
+            assert space.is_legal(space.point_from_config(best.config)[None])[0]
+            assert best.seconds >= shipped.device_spec.roofline_seconds(w) / 2
 
 
 def test_layers_taught_are_known_in_any_batch_dtype_and_layout():
-    assert knowledge().taught == {layer_of(record.workload) for record in records()}
-    assert knowledge().seen([NEW]) == 0
+    assert knowledge().training_layers == {layer_key(record.workload) for record in records()}
+    assert knowledge().count_training_layers([NEW]) == 0
     w = tc.parse("conv2d:8x64x56x56,64x32x3x3,s1,p1,g2,f16,nhwc,bias,relu")
-    assert layer_of(w) == "conv2d:1x64x56x56,64x32x3x3,s1,p1,g2"
-    assert layer_of(tc.parse("filter1d:99,k5,clamp")) == "filter1d:99,k5,clamp"
+    assert layer_key(w) == "conv2d:1x64x56x56,64x32x3x3,s1,p1,g2"
+    assert layer_key(tc.parse("filter1d:99,k5,clamp")) == "filter1d:99,k5,clamp"
 
 
 LAYERS = Path(__file__).parents[2] / "tuning_logs/sampled/layers.jsonl.gz"
@@ -223,14 +229,14 @@ LAYERS = Path(__file__).parents[2] / "tuning_logs/sampled/layers.jsonl.gz"
 
 def test_what_was_learnt_of_images_serves_signals_and_volumes():
     """Of a layer's measured configs, what the model takes to be the fastest is nearly so: it has not seen these."""
-    found = training.samples(each for each in training.measured(LAYERS) if each.schedule == "implicit_gemm")
-    machine = Knowledge.load(model.SHIPPED).machine
-    of_images = training.train({key: own for key, own in found.items() if key[0] == "conv2d"}, machine)
+    found = train.collect_samples(each for each in train.read_valid_records(LAYERS) if each.schedule == "implicit_gemm")
+    machine = CostModel.load(model.PACKAGED_MODEL).device_spec
+    of_images = train.train({key: own for key, own in found.items() if key[0] == "conv2d"}, machine)
     ratios, at_random = [], []
     for sample in (*found["conv1d", "implicit_gemm"], *found["conv3d", "implicit_gemm"]):
-        expert = of_images.expert(sample.workload, "implicit_gemm", sample.space)
+        expert = of_images.find_schedule_model(sample.workload, "implicit_gemm", sample.space)
         if expert and len(sample.points) >= 8:
-            picked = expert.slowness(sample.workload, sample.space, sample.points, machine).mean(axis=0).argmin()
+            picked = expert.log2_slowdown(sample.workload, sample.space, sample.points, machine).mean(axis=0).argmin()
             ratios.append(sample.seconds[picked] / sample.seconds.min())
             at_random.append(np.median(sample.seconds) / sample.seconds.min())
     assert len(ratios) >= 20
@@ -238,15 +244,21 @@ def test_what_was_learnt_of_images_serves_signals_and_volumes():
 
 
 def test_a_schedule_has_one_expert_of_all_operators(monkeypatch):
-    monkeypatch.setattr(training, "ROUNDS", 3)
-    found = training.samples(each for each in training.measured(LAYERS) if each.schedule == "depthwise_nhwc")
+    monkeypatch.setattr(train, "BOOSTING_ROUNDS", 3)
+    found = train.collect_samples(
+        each for each in train.read_valid_records(LAYERS) if each.schedule == "depthwise_nhwc"
+    )
     assert {operator for operator, _ in found} == {"conv1d", "conv2d", "conv3d"}
-    learnt = training.train(found, Knowledge.load(model.SHIPPED).machine)
-    (expert,) = learnt.experts.values()
+    learnt = train.train(found, CostModel.load(model.PACKAGED_MODEL).device_spec)
+    (expert,) = learnt.schedule_models.values()
     assert {each.workload.partition(":")[0] for each in expert.examples} == {"conv1d", "conv2d", "conv3d"}
     layers = [sample.workload for own in found.values() for sample in own]
-    assert learnt.seen(layers) == learnt.seen([replace(w, N=w.N + 1, dtype="bfloat16") for w in layers]) == len(layers)
-    assert learnt.seen([replace(w, C=2 * w.C, O=2 * w.O, groups=2 * w.groups) for w in layers]) == 0
+    assert (
+        learnt.count_training_layers(layers)
+        == learnt.count_training_layers([replace(w, N=w.N + 1, dtype="bfloat16") for w in layers])
+        == len(layers)
+    )
+    assert learnt.count_training_layers([replace(w, C=2 * w.C, O=2 * w.O, groups=2 * w.groups) for w in layers]) == 0
 
 
 @pytest.mark.parametrize("text", ["conv1d:1x80x3000,384x80x3,p1,f16,nhwc", "conv3d:1x64x8x28x28,64x64x3x3x3,p1"])
@@ -254,4 +266,4 @@ def test_signals_and_volumes_are_built_as_predicted(text):
     w = tc.parse(text)
     built = tc.build(w, arch="sm_90")
     assert built.prediction
-    assert built.config == promising(w, find("sm_90"))[0].config
+    assert built.config == recommend_configs(w, find_device("sm_90"))[0].config

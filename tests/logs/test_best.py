@@ -12,9 +12,17 @@ from hypothesis import strategies as st
 from strategies import records
 
 import tvmconv as tc
-from tvmconv.logs.best import Nearness, best, best_of_each, index_each, log_files, nearest_first, unconfirmed
-from tvmconv.logs.lines import BadLines
-from tvmconv.logs.log import read
+from tvmconv.logs.lines import InvalidLines
+from tvmconv.logs.log import read_records
+from tvmconv.logs.ranking import (
+    DeviceMatch,
+    find_best_per_workload,
+    find_best_record,
+    find_unconfirmed_trial,
+    index_logs_by_workload,
+    iterate_by_device_match,
+    list_log_files,
+)
 from tvmconv.logs.record import ErrorKind, Record
 
 W, OTHER = tc.parse("conv2d:1x8x6x6,4x8x3x3,p1"), tc.parse("conv2d:1x8x6x6,8x8x1x1")
@@ -46,25 +54,25 @@ def test_a_config_counts_by_the_median_of_its_trials(write, times, expected):
         write(*(record(t * 1e-6) for t in part), name=n) for part, n in ((times[:1], "1"), (times[1:], "2"))
     )
     rival = write(record(expected * 1e-6 + 1e-9, tile=2), name="rival")
-    assert best([first, second, rival], W) == record(expected * 1e-6)
+    assert find_best_record([first, second, rival], W) == record(expected * 1e-6)
 
 
 def test_trials_on_two_devices_are_not_trials_of_one_config(write):
     log = write(record(1e-6, device="V100"), record(3e-6), record(5e-6), record(3e-6))
-    assert [found.cost for found in best_of_each({log: BadLines()})] == [1e-6, 3e-6]
+    assert [found.cost for found in find_best_per_workload({log: InvalidLines()})] == [1e-6, 3e-6]
 
 
 def test_the_best_may_be_asked_of_a_schedule_and_a_device(write):
     log = write(record(1e-6, device="V100"), record(2e-6, schedule="vthread"), record(3e-6), record(4e-6, tile=2))
-    assert best(log, W, schedule="tiling", device="NVIDIA H200") == record(3e-6)
-    assert best(log, W, schedule=["tiling", "vthread"], device="NVIDIA H200").schedule == "vthread"
-    assert best(log, W, device="TPU") is None
+    assert find_best_record(log, W, schedule="tiling", device="NVIDIA H200") == record(3e-6)
+    assert find_best_record(log, W, schedule=["tiling", "vthread"], device="NVIDIA H200").schedule == "vthread"
+    assert find_best_record(log, W, device="TPU") is None
 
 
 def test_errors_and_garbage_are_never_the_best(write):
     failed = record(0, times=(), error=ErrorKind.RUNTIME)
-    assert best(write("garbage", failed, record(2e-6), record(1e-6).line()[:-5]), W) == record(2e-6)
-    assert best(write(failed), W) is None
+    assert find_best_record(write("garbage", failed, record(2e-6), record(1e-6).line()[:-5]), W) == record(2e-6)
+    assert find_best_record(write(failed), W) is None
 
 
 def final(seconds, tile, **fields):
@@ -74,18 +82,18 @@ def final(seconds, tile, **fields):
 def test_last_timings_decide_among_the_fastest(write):
     trials = record(1e-6, tile=1), record(2e-6, tile=2), record(3e-6, tile=3)
     finals = final(6e-6, tile=1), final(5e-6, tile=2)
-    assert best(write(*trials, *finals), W) == finals[1]
-    assert best(write(*finals), W) == finals[1]  # where a log was thinned
+    assert find_best_record(write(*trials, *finals), W) == finals[1]
+    assert find_best_record(write(*finals), W) == finals[1]  # where a log was thinned
     lucky = record(0.9e-6, tile=4)
-    assert best(write(*trials, *finals, lucky), W) == finals[1]  # until it is timed again
-    ranked = best_of_each({write(*trials, *finals, lucky): BadLines()}, top=9)
+    assert find_best_record(write(*trials, *finals, lucky), W) == finals[1]  # until it is timed again
+    ranked = find_best_per_workload({write(*trials, *finals, lucky): InvalidLines()}, max_configs=9)
     assert ranked == [finals[1], finals[0], lucky, trials[2]]
 
 
 def test_a_trial_faster_than_all_final_timings_is_unconfirmed(write):
     def found(*records):
-        (indexes,) = index_each({write(*records): BadLines()}).values()
-        return unconfirmed(indexes)
+        (indexes,) = index_logs_by_workload({write(*records): InvalidLines()}).values()
+        return find_unconfirmed_trial(indexes)
 
     trials = record(1e-6, tile=1), record(2e-6, tile=2)
     assert found(*trials) is None
@@ -97,14 +105,14 @@ def test_a_trial_faster_than_all_final_timings_is_unconfirmed(write):
 def test_of_last_timings_of_a_config_the_latest_counts(write):
     first, again = final(4e-6, tile=1, timestamp=1.0), final(7e-6, tile=1, timestamp=2.0)
     other = final(5e-6, tile=2, timestamp=1.0)
-    assert best(write(again, first, other, record(3e-6, tile=1)), W) == other
+    assert find_best_record(write(again, first, other, record(3e-6, tile=1)), W) == other
 
 
 def test_a_last_timing_that_failed_is_none(write):
     failed = record(0, tile=1, times=(), error=ErrorKind.RUNTIME, final=True)
-    assert best(write(record(1e-6, tile=1), failed), W) == record(1e-6, tile=1)
+    assert find_best_record(write(record(1e-6, tile=1), failed), W) == record(1e-6, tile=1)
     other = final(5e-6, tile=2)
-    assert best(write(record(1e-6, tile=1), failed, other), W) == other
+    assert find_best_record(write(record(1e-6, tile=1), failed, other), W) == other
 
 
 def test_wrong_answer_in_any_log_makes_a_config_invalid(write):
@@ -112,25 +120,25 @@ def test_wrong_answer_in_any_log_makes_a_config_invalid(write):
     for target in ("cuda -arch=sm_90", "opencl"):
         wrong = write(record(0, tile=1, target=target, times=(), error=ErrorKind.WRONG_ANSWER), name="wrong.jsonl")
         expected = record(2e-6, tile=2)
-        assert best([right, wrong], W) == best([wrong, right], W) == expected
-        assert best_of_each({wrong: BadLines(), right: BadLines()}, top=9) == [expected]
-        assert [found for _, found in nearest_first([right, wrong], W, H200)] == [expected]
+        assert find_best_record([right, wrong], W) == find_best_record([wrong, right], W) == expected
+        assert find_best_per_workload({wrong: InvalidLines(), right: InvalidLines()}, max_configs=9) == [expected]
+        assert [found for _, found in iterate_by_device_match([right, wrong], W, H200)] == [expected]
 
 
 def test_wrong_answer_on_another_device_says_nothing_of_this_one(write):
     wrong = record(0, device="NVIDIA H100", times=(), error=ErrorKind.WRONG_ANSWER)
-    assert best(write(record(1e-6), wrong), W) == record(1e-6)
+    assert find_best_record(write(record(1e-6), wrong), W) == record(1e-6)
 
 
 def test_a_line_that_only_looks_like_a_record_is_passed_over(write):
     broken = record(1e-6).line().replace('["tile", "ot", 1]', '["tile", "ot"]')
-    assert best(write(broken, record(2e-6)), W) == record(2e-6)
+    assert find_best_record(write(broken, record(2e-6)), W) == record(2e-6)
     broken = record(1e-6, message="spoilt").line().replace('"spoilt"', "5")
-    assert best(write(record(2e-6), broken, record(3e-6, tile=2)), W) == record(2e-6)
+    assert find_best_record(write(record(2e-6), broken, record(3e-6, tile=2)), W) == record(2e-6)
 
 
 def best_of_all(found):
-    """What `best_of_each` says of records of one workload on one device, found without an index."""
+    """What `find_best_per_workload` says of records of one workload on one device, found without an index."""
     wrong = {record.identity for record in found if record.error is ErrorKind.WRONG_ANSWER}
     valid = [record for record in found if record.ok and record.identity not in wrong]
     latest = {record.identity: record for record in sorted(valid, key=lambda record: record.timestamp) if record.final}
@@ -147,22 +155,22 @@ def test_the_fast_way_finds_what_the_slow_way_finds(tmp_path_factory, found):
     log = tmp_path_factory.mktemp("log") / "log.jsonl"
     log.write_text("".join(f"{replace(record, timestamp=float(i)).line()}\n" for i, record in enumerate(found)))
     of_each = {}
-    for record in read(log, BadLines()):
+    for record in read_records(log, InvalidLines()):
         of_each.setdefault((record.workload, record.device), []).append(record)
     slow = {key: cost for key, of_one in of_each.items() if (cost := best_of_all(of_one))}
-    fast = {(record.workload, record.device): record.cost for record in best_of_each({log: BadLines()})}
+    fast = {(record.workload, record.device): record.cost for record in find_best_per_workload({log: InvalidLines()})}
     assert fast == slow
 
 
 def test_a_folder_stands_for_the_logs_below_it(write, tmp_path):
     slow, fast = write(record(2e-6, tile=2)), write(record(1e-6), name="more/log.jsonl")
-    assert sorted(log_files(tmp_path)) == sorted([slow, fast])
-    assert best(tmp_path, W) == best([slow, fast], W) == record(1e-6)
+    assert sorted(list_log_files(tmp_path)) == sorted([slow, fast])
+    assert find_best_record(tmp_path, W) == find_best_record([slow, fast], W) == record(1e-6)
 
 
 def test_a_folder_without_logs_is_refused(tmp_path):
     with pytest.raises(tc.Error, match=r"no logs in folder .*: expected files \*\.jsonl"):
-        best(tmp_path, W)
+        find_best_record(tmp_path, W)
 
 
 def test_nearest_device_comes_first_and_then_the_fastest_record(write):
@@ -172,15 +180,15 @@ def test_nearest_device_comes_first_and_then_the_fastest_record(write):
     unknown = record(4e-6, device="v100", target="cuda -model=v100")
     opencl = record(3e-6, device="cpu", target="opencl")
     log = write(opencl, unknown, far, near, same_arch, *reversed(here))
-    assert list(nearest_first(log, W, H200)) == [
-        (Nearness.DEVICE, here[0]),
-        (Nearness.DEVICE, here[1]),
-        (Nearness.ARCH, same_arch),
-        (Nearness.KIND, near),
-        (Nearness.KIND, far),
-        (Nearness.KIND, unknown),
+    assert list(iterate_by_device_match(log, W, H200)) == [
+        (DeviceMatch.DEVICE, here[0]),
+        (DeviceMatch.DEVICE, here[1]),
+        (DeviceMatch.ARCH, same_arch),
+        (DeviceMatch.KIND, near),
+        (DeviceMatch.KIND, far),
+        (DeviceMatch.KIND, unknown),
     ]
-    assert list(nearest_first(log, W, CPU)) == [(Nearness.KIND, opencl)]
+    assert list(iterate_by_device_match(log, W, CPU)) == [(DeviceMatch.KIND, opencl)]
 
 
 def test_best_of_100_thousand_lines_is_found_in_seconds(tmp_path):
@@ -192,5 +200,5 @@ def test_best_of_100_thousand_lines_is_found_in_seconds(tmp_path):
     with log.open("w") as file:
         file.writelines(f"{first}{tile}{middle}{seconds!r}{last}\n" for tile, seconds in enumerate(times))
     start = time.process_time()
-    assert best(log, W).cost == min(times)
+    assert find_best_record(log, W).cost == min(times)
     assert time.process_time() - start < 5  # about 0.7 s on a machine that does nothing else

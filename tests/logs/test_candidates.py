@@ -4,7 +4,7 @@ import pytest
 
 import tvmconv as tc
 from tvmconv.devices import Arch
-from tvmconv.logs.candidates import candidates
+from tvmconv.logs.candidates import iterate_candidates
 from tvmconv.logs.record import Record
 
 BARE = tc.parse("conv2d:1x4x8x8,8x4x3x3,p1")
@@ -27,7 +27,10 @@ def record(seconds, workload=W, schedule="tiling", tile_c=(-1, 1, 2)):
 
 
 def found(log, workload=W):
-    return [(each.schedule.name, each.config.get("tile_c"), each.origin) for each in candidates(log, workload, ARCH)]
+    return [
+        (each.schedule.name, each.config.get("tile_c"), each.config_source)
+        for each in iterate_candidates(log, workload, ARCH)
+    ]
 
 
 def test_records_of_the_epilogue_come_before_bare_ones(write):
@@ -46,10 +49,10 @@ def test_records_of_another_epilogue_serve_nobody(write):
 def test_a_default_follows_the_first_prediction(write):
     """Records of schedules that the package no longer has are left out."""
     log = write(record(1e-6, schedule="forgotten"))
-    first, default, *others = candidates(log, W, ARCH)
-    assert first.origin == "predicted"
-    assert default.origin == "default"
+    first, default, *others = iterate_candidates(log, W, ARCH)
+    assert first.config_source == "predicted"
+    assert default.config_source == "default"
     assert default.config == default.schedule.space(W, ARCH.limits).default
-    assert {each.origin for each in others} == {"predicted"}
-    (only,) = candidates(log, W, Arch("sm_80"))  # of which nothing was learnt
-    assert only.origin == "default"
+    assert {each.config_source for each in others} == {"predicted"}
+    (only,) = iterate_candidates(log, W, Arch("sm_80"))  # of which nothing was learnt
+    assert only.config_source == "default"

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import tvmconv as tc
-from tvmconv.logs.lines import MAX_LINE_BYTES, BadLines
-from tvmconv.logs.log import Log, read
+from tvmconv.logs.lines import MAX_LINE_BYTES, InvalidLines
+from tvmconv.logs.log import Log, read_records
 from tvmconv.logs.record import Record
 
 W, OTHER = tc.parse("conv2d:1x8x6x6,4x8x3x3,p1"), tc.parse("conv2d:1x8x6x6,8x8x1x1")
@@ -42,7 +42,7 @@ def test_log_that_another_file_replaces_is_read_from_the_start(log, tmp_path):
         other.append(record)
     os.replace(other.path, log.path)
     assert list(log.new_records()) == RECORDS[1:4]
-    assert not log.bad.count
+    assert not log.invalid_lines.count
 
 
 def test_an_append_reaches_the_file_that_replaced_the_log(log, tmp_path):
@@ -64,14 +64,14 @@ def test_an_append_reaches_the_file_that_replaced_the_log(log, tmp_path):
         os.replace(other.path, log.path)
         flock(held, fcntl.LOCK_UN)
         append.result(10)
-    assert list(read(log.path, BadLines())) == RECORDS[1:3]
+    assert list(read_records(log.path, InvalidLines())) == RECORDS[1:3]
 
 
 def test_a_torn_last_line_costs_one_line(log):
     log.path.write_text(RECORDS[0].line() + "\n" + RECORDS[1].line()[:-9])
     log.append(RECORDS[2])
     assert list(log.new_records()) == [RECORDS[0], RECORDS[2]]
-    assert (log.bad.count, log.bad.numbers) == (1, [2])
+    assert (log.invalid_lines.count, log.invalid_lines.numbers) == (1, [2])
 
 
 def test_a_last_line_that_is_still_being_written_is_not_bad_yet(log):
@@ -80,7 +80,7 @@ def test_a_last_line_that_is_still_being_written_is_not_bad_yet(log):
     assert list(log.new_records()) == []
     log.path.write_text(line + "\n")
     assert list(log.new_records()) == RECORDS[:1]
-    assert not log.bad.count
+    assert not log.invalid_lines.count
 
 
 def test_a_last_line_that_lacks_only_its_newline_is_not_lost(log):
@@ -95,15 +95,15 @@ def test_garbage_is_counted_with_its_line_numbers_and_skipped(log):
     good = [record.line().encode() + b"\n" for record in RECORDS]
     log.path.write_bytes(GARBAGE + good[0] + b"\n# a comment\n" + GARBAGE * 2 + good[1])
     assert list(log.new_records()) == RECORDS[:2]
-    assert log.bad.numbers == [1, 5, 6]
-    assert str(log.bad).startswith("3 bad lines (1, 5, 6), line 1: the line is not JSON")
+    assert log.invalid_lines.numbers == [1, 5, 6]
+    assert str(log.invalid_lines).startswith("3 bad lines (1, 5, 6), line 1: the line is not JSON")
 
 
 def test_a_line_longer_than_any_record_is_one_bad_line(log):
     good = RECORDS[0].line().encode() + b"\n"
     log.path.write_bytes(good + b"x" * (3 * MAX_LINE_BYTES) + b"\n" + good)
     assert list(log.new_records()) == [RECORDS[0]] * 2
-    assert log.bad.numbers == [2]
+    assert log.invalid_lines.numbers == [2]
     log.append(RECORDS[1])
     assert list(log.new_records()) == [RECORDS[1]]
 
@@ -118,7 +118,7 @@ def test_processes_that_append_at_once_lose_nothing(log):
     processes = [subprocess.Popen([*command, record.line()]) for record in RECORDS[:3]]
     assert [process.wait() for process in processes] == [0, 0, 0]
     found = list(log.new_records())
-    assert not log.bad.count
+    assert not log.invalid_lines.count
     assert [found.count(record) for record in RECORDS[:3]] == [100, 100, 100]
 
 
@@ -151,7 +151,7 @@ def test_a_log_that_cannot_be_written_is_an_error_of_one_line(path):
 
 def test_a_log_that_cannot_be_read_is_an_error_of_one_line(tmp_path):
     with pytest.raises(tc.Error, match="No such file"):
-        list(read(tmp_path / "nowhere.jsonl", BadLines()))
+        list(read_records(tmp_path / "nowhere.jsonl", InvalidLines()))
     with pytest.raises(tc.Error, match="Is a directory"):
         list(Log(tmp_path).new_records())
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import tvmconv as tc
-from tvmconv.logs.lines import BadLines
-from tvmconv.logs.log import read
-from tvmconv.logs.merge import import_logs, merge
+from tvmconv.logs.lines import InvalidLines
+from tvmconv.logs.log import read_records
+from tvmconv.logs.merge import import_logs, merge_logs
 from tvmconv.logs.record import Record
 
 W = tc.parse("conv2d:1x8x6x6,4x8x3x3,p1")
@@ -29,12 +29,12 @@ def logs(tmp_path):
 
 
 def all_of(path):
-    return list(read(path, BadLines()))
+    return list(read_records(path, InvalidLines()))
 
 
 def test_merging_keeps_each_measurement_once_in_order(logs, tmp_path):
     out = tmp_path / "out.jsonl"
-    assert merge(logs, out, BadLines()) == (3, 1)
+    assert merge_logs(logs, out, InvalidLines()) == (3, 1)
     assert all_of(out) == [FIRST, AGAIN, OTHER]
 
 
@@ -45,7 +45,7 @@ def test_a_log_that_is_read_is_never_written(logs, tmp_path, link):
     if link:
         out.symlink_to(logs[0])
     with pytest.raises(tc.Error, match="is also read"):
-        merge(logs, out, BadLines())
+        merge_logs(logs, out, InvalidLines())
     assert logs[0].read_bytes() == before
 
 
@@ -53,7 +53,7 @@ def test_a_merge_that_fails_leaves_everything_as_it_was(logs, tmp_path):
     out = tmp_path / "out.jsonl"
     out.write_text("precious\n")
     with pytest.raises(tc.Error, match=r"cannot read .*missing\.jsonl"):
-        merge([*logs, tmp_path / "missing.jsonl"], out, BadLines())
+        merge_logs([*logs, tmp_path / "missing.jsonl"], out, InvalidLines())
     assert out.read_text() == "precious\n"
     assert sorted(tmp_path.iterdir()) == sorted([*logs, out])
 
@@ -62,7 +62,7 @@ def test_what_is_no_regular_file_is_not_replaced(logs, tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(tc.Error, match=r"^cannot write .*pipe: expected a regular file$"):
-        merge(logs, pipe, BadLines())
+        merge_logs(logs, pipe, InvalidLines())
     assert pipe.is_fifo()
 
 
@@ -71,7 +71,7 @@ def test_a_link_beside_the_output_is_not_followed(logs, tmp_path):
     victim.write_text("precious\n")
     planted = tmp_path / f".out.jsonl.{os.getpid()}"
     planted.symlink_to(victim)
-    merge(logs, out, BadLines())
+    merge_logs(logs, out, InvalidLines())
     assert victim.read_text() == "precious\n"
     assert not out.is_symlink()
     assert all_of(out) == [FIRST, AGAIN, OTHER]
@@ -80,14 +80,14 @@ def test_a_link_beside_the_output_is_not_followed(logs, tmp_path):
 
 def test_a_new_log_has_the_permissions_of_the_one_it_replaces(logs, tmp_path):
     out = tmp_path / "out.jsonl"
-    merge(logs, out, BadLines())
+    merge_logs(logs, out, InvalidLines())
     out.chmod(0o640)
-    merge(logs, out, BadLines())
+    merge_logs(logs, out, InvalidLines())
     assert stat.S_IMODE(out.stat().st_mode) == 0o640
 
 
 def test_importing_rewrites_every_line_that_has_a_schedule(tmp_path):
-    out, bad = tmp_path / "new.jsonl", BadLines()
+    out, bad = tmp_path / "new.jsonl", InvalidLines()
     assert import_logs([SAMPLE], out, bad) == 29
     assert [kind.count for kind in bad.kinds.values()] == [3, 1]
     assert "conv2d_transpose_nchw.cuda" in str(bad)

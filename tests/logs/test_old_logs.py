@@ -19,7 +19,7 @@ REFUSED = [line for line in LINES if "transpose_nchw" in line or "batch_matmul" 
 OPEN = next(line for line in LINES if "[1, 2, 1, 2]" in line)  # its outermost factors are -1
 STRIDED = next(line for line in LINES if "224, 224" in line)
 
-needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+needs_nvrtc = pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason=str(nvrtc.explain_unavailability()))
 
 
 def edited(line, *, weight=None, args=(), image=None, **knobs):

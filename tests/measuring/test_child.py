@@ -7,16 +7,16 @@ import tempfile
 import pytest
 
 import tvmconv as tc
-from tvmconv.measuring import standing
-from tvmconv.measuring.child import Child
-from tvmconv.scratch import Scratch
+from tvmconv.measure.workers import pool
+from tvmconv.measure.workers.process import WorkerProcess
+from tvmconv.tempdir import ProcessTempDir
 
 
 def ended(tmp_path, monkeypatch, text):
     """How a child ends that executes a text."""
     (tmp_path / "speaking.py").write_text(f"import os\ndef main(connection):\n    {text}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    child = Child("speaking")
+    child = WorkerProcess("speaking")
     child._process.wait()
     return child.kill()
 
@@ -59,24 +59,24 @@ def without_descriptors():
 @pytest.mark.usefixtures("without_descriptors")
 def test_a_child_that_cannot_be_started_is_a_fault_of_the_host():
     with pytest.raises(tc.HostError, match="cannot start a process: Too many open files"):
-        Child("obedient")
+        WorkerProcess("obedient")
 
 
 def test_process_that_did_not_start_ahead_is_started_when_needed(monkeypatch):
     def fails(*_, **__):
         raise tc.HostError("cannot start a process: no memory")
 
-    with standing.standing():
-        monkeypatch.setattr(standing, "Child", fails)
-        standing.begin("obedient", "a kind", 1)
-        assert standing.take("a kind") is None
-        standing.begin("obedient", "a kind", 1)  # nor is it in the way at the end
+    with pool.keep_workers_alive():
+        monkeypatch.setattr(pool, "WorkerProcess", fails)
+        pool.prestart("obedient", "a kind", 1)
+        assert pool.acquire("a kind") is None
+        pool.prestart("obedient", "a kind", 1)  # nor is it in the way at the end
 
 
 def test_no_place_for_temporary_files_is_a_fault_of_the_host(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/no/such/folder")
     with pytest.raises(tc.HostError, match="cannot make a temporary directory: No such file or directory"):
-        Scratch("test-")
+        ProcessTempDir("test-")
 
 
 def test_child_that_writes_much_to_stderr_does_not_wait(tmp_path, monkeypatch):

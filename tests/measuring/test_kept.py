@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import tvmconv as tc
-from tvmconv import library
-from tvmconv.measuring import kept
+from tvmconv import registry
+from tvmconv.measure import kernel_cache
 
 W = tc.parse("conv2d:1x4x6x6,4x4x3x3")
 CONFIG = {"tile_c": [-1, 1, 1]}
@@ -24,36 +24,36 @@ def where(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def program(opencl):
-    return tc.build(W, "tiling", device=opencl).program
+    return tc.build(W, "tiling", device=opencl).executable
 
 
 @pytest.fixture
 def schedule():
-    return library.find(W, "tiling")
+    return registry.find_schedule(W, "tiling")
 
 
 def test_a_program_is_found_again(where, opencl, program, schedule):
-    assert kept.find(W, "tiling", CONFIG, opencl) is None
-    kept.keep(W, schedule, CONFIG, opencl, program)
-    found = kept.find(W, "tiling", CONFIG, opencl)
-    assert found == replace(program, steps=tuple(replace(step, resources=None) for step in program.steps))
+    assert kernel_cache.lookup(W, "tiling", CONFIG, opencl) is None
+    kernel_cache.store(W, schedule, CONFIG, opencl, program)
+    found = kernel_cache.lookup(W, "tiling", CONFIG, opencl)
+    assert found == replace(program, kernels=tuple(replace(step, resources=None) for step in program.kernels))
 
 
 def test_program_of_another_config_or_device_is_not_found(where, opencl, program, schedule):
-    kept.keep(W, schedule, CONFIG, opencl, program)
-    assert kept.find(tc.parse("conv2d:1x4x6x7,4x4x3x3"), "tiling", CONFIG, opencl) is None
-    assert kept.find(W, "vthread", CONFIG, opencl) is None
-    assert kept.find(W, "tiling", {"tile_c": [-1, 2, 1]}, opencl) is None
-    assert kept.find(W, "tiling", CONFIG, replace(opencl, name="another")) is None
+    kernel_cache.store(W, schedule, CONFIG, opencl, program)
+    assert kernel_cache.lookup(tc.parse("conv2d:1x4x6x7,4x4x3x3"), "tiling", CONFIG, opencl) is None
+    assert kernel_cache.lookup(W, "vthread", CONFIG, opencl) is None
+    assert kernel_cache.lookup(W, "tiling", {"tile_c": [-1, 2, 1]}, opencl) is None
+    assert kernel_cache.lookup(W, "tiling", CONFIG, replace(opencl, name="another")) is None
 
 
 def test_program_is_gone_when_a_file_of_its_sources_changes(where, opencl, program, schedule, monkeypatch):
-    kept.keep(W, schedule, CONFIG, opencl, program)
+    kernel_cache.store(W, schedule, CONFIG, opencl, program)
     with monkeypatch.context() as patch:
-        patch.setattr(kept, "library", lambda: "another")
-        assert kept.find(W, "tiling", CONFIG, opencl) is None
-    monkeypatch.setattr(kept, "_stamp", lambda file: [1, 2])
-    assert kept.find(W, "tiling", CONFIG, opencl) is None
+        patch.setattr(kernel_cache, "hash_sources", lambda: "another")
+        assert kernel_cache.lookup(W, "tiling", CONFIG, opencl) is None
+    monkeypatch.setattr(kernel_cache, "_make_file_stamp", lambda file: [1, 2])
+    assert kernel_cache.lookup(W, "tiling", CONFIG, opencl) is None
 
 
 def flip(written, place):
@@ -74,41 +74,41 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_damaged_file_is_no_program_and_is_rebuilt(where, opencl, program, schedule, damage):
-    kept.keep(W, schedule, CONFIG, opencl, program)
+    kernel_cache.store(W, schedule, CONFIG, opencl, program)
     (file,) = where.iterdir()
     file.write_bytes(damage(file.read_bytes()))
-    assert kept.find(W, "tiling", CONFIG, opencl) is None
-    kept.keep(W, schedule, CONFIG, opencl, program)
-    assert kept.find(W, "tiling", CONFIG, opencl) is not None
+    assert kernel_cache.lookup(W, "tiling", CONFIG, opencl) is None
+    kernel_cache.store(W, schedule, CONFIG, opencl, program)
+    assert kernel_cache.lookup(W, "tiling", CONFIG, opencl) is not None
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["folder", "pipe"])
 def test_what_is_no_file_in_a_files_place_is_no_program(where, opencl, program, schedule, make):
-    kept.keep(W, schedule, CONFIG, opencl, program)
+    kernel_cache.store(W, schedule, CONFIG, opencl, program)
     (file,) = where.iterdir()
     file.unlink()
     make(file)
-    assert kept.find(W, "tiling", CONFIG, opencl) is None
-    kept.keep(W, schedule, CONFIG, opencl, program)
+    assert kernel_cache.lookup(W, "tiling", CONFIG, opencl) is None
+    kernel_cache.store(W, schedule, CONFIG, opencl, program)
 
 
 def test_the_oldest_go(where, opencl, program, schedule, monkeypatch):
-    monkeypatch.setattr(kept, "MOST", 2)
+    monkeypatch.setattr(kernel_cache, "MAX_FILES", 2)
     for number in (1, 2, 4):
-        kept.keep(W, schedule, {"tile_c": [-1, number, 1]}, opencl, program)
+        kernel_cache.store(W, schedule, {"tile_c": [-1, number, 1]}, opencl, program)
     assert len(list(where.iterdir())) == 2
-    assert kept.find(W, "tiling", {"tile_c": [-1, 4, 1]}, opencl) is not None
+    assert kernel_cache.lookup(W, "tiling", {"tile_c": [-1, 4, 1]}, opencl) is not None
 
 
 def test_what_else_lies_in_the_folder_stays(where, opencl, program, schedule, monkeypatch):
-    monkeypatch.setattr(kept, "MOST", 1)
+    monkeypatch.setattr(kernel_cache, "MAX_FILES", 1)
     where.mkdir()
     others = {where / name for name in ("thesis.tex", "zzz.json")}
     for file in others:
         file.write_text("precious")
         os.utime(file, (0, 0))
     for number in (1, 2):
-        kept.keep(W, schedule, {"tile_c": [-1, number, 1]}, opencl, program)
+        kernel_cache.store(W, schedule, {"tile_c": [-1, number, 1]}, opencl, program)
     assert len(set(where.iterdir()) - others) == 1
     assert others <= set(where.iterdir())
 
@@ -116,12 +116,12 @@ def test_what_else_lies_in_the_folder_stays(where, opencl, program, schedule, mo
 def test_nothing_is_kept_where_it_is_not_wanted_or_possible(tmp_path, opencl, program, schedule, monkeypatch):
     monkeypatch.setenv("TVMCONV_CACHE", "none")
     monkeypatch.chdir(tmp_path)
-    kept.keep(W, schedule, CONFIG, opencl, program)
+    kernel_cache.store(W, schedule, CONFIG, opencl, program)
     assert not list(tmp_path.iterdir())
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("TVMCONV_CACHE", str(tmp_path / "file"))
-    kept.keep(W, schedule, CONFIG, opencl, program)
-    assert kept.find(W, "tiling", CONFIG, opencl) is None
+    kernel_cache.store(W, schedule, CONFIG, opencl, program)
+    assert kernel_cache.lookup(W, "tiling", CONFIG, opencl) is None
 
 
 def test_what_there_is_no_room_for_leaves_nothing_behind(where, opencl, program, schedule, monkeypatch):
@@ -129,7 +129,7 @@ def test_what_there_is_no_room_for_leaves_nothing_behind(where, opencl, program,
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     try:
-        kept.keep(W, schedule, CONFIG, opencl, program)
+        kernel_cache.store(W, schedule, CONFIG, opencl, program)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not list(where.iterdir())

@@ -11,25 +11,25 @@ from faulty_schedules import SCHEDULE, WORKLOAD
 from processes import wait_for
 
 import tvmconv as tc
-from tvmconv.compiler.lower import lower
-from tvmconv.measuring import bench_process, local
-from tvmconv.measuring.bench_process import Setup, Wake
-from tvmconv.measuring.local import LocalRunner
-from tvmconv.measuring.outcome import ErrorKind
-from tvmconv.measuring.supervised import MAX_FAILED_STARTS
+from tvmconv.compiler.device_lowering import lower_module
+from tvmconv.measure import local_runner, runner_process
+from tvmconv.measure.local_runner import LocalRunner
+from tvmconv.measure.results import ErrorKind
+from tvmconv.measure.runner_process import RunnerSetup, WarmUpMessage
+from tvmconv.measure.workers.supervisor import MAX_FAILED_STARTS
 
 
 @pytest.fixture
 def runner(opencl, monkeypatch):
-    monkeypatch.setattr(local, "RETRY_SECONDS", 0.0)
-    made = LocalRunner(opencl, tc.Problem(WORKLOAD), timeout=20.0, memory_limit=1 << 30)
+    monkeypatch.setattr(local_runner, "RETRY_SECONDS", 0.0)
+    made = LocalRunner(opencl, tc.Problem(WORKLOAD), timeout_seconds=20.0, memory_limit_bytes=1 << 30)
     yield made
     made.close()
 
 
 def program(device, fault="none"):
     scheduled, _ = SCHEDULE.apply(WORKLOAD, {"fault": fault})
-    return lower(scheduled.mod, device.target()).program
+    return lower_module(scheduled.mod, device.make_target()).executable
 
 
 def run(runner, programs):
@@ -54,30 +54,30 @@ def test_any_number_of_candidates_may_crash_in_a_row(opencl, runner):
 
 def test_a_device_on_which_a_right_program_fails_now_is_lost(opencl, runner):
     assert run(runner, [program(opencl)]) == [ErrorKind.NONE]
-    runner._right = program(opencl, "wrong")
+    runner._control_executable = program(opencl, "wrong")
     with pytest.raises(tc.DeviceError, match="opencl:0 cannot be measured on: a program that was right before fails"):
         run(runner, [program(opencl, "out_of_bounds"), program(opencl)])
 
 
 def test_a_process_that_ends_while_it_starts_is_tried_again(opencl, runner):
-    runner._process.child._process.kill()
+    runner._process.worker_process._process.kill()
     assert run(runner, [program(opencl)]) == [ErrorKind.NONE]
 
 
 def test_a_process_that_never_starts_is_a_lost_device(opencl, runner):
     runner.device = replace(opencl, text="opencl:99")
-    runner._process.child._process.kill()
+    runner._process.worker_process._process.kill()
     with pytest.raises(tc.DeviceError, match="opencl:99 cannot be measured on: no device 'opencl:99'"):
         run(runner, [program(opencl)])
 
 
 def test_device_process_that_grows_without_end_is_replaced(opencl, runner, monkeypatch):
     endless, right = program(opencl, "endless"), program(opencl)
-    wait_for(lambda: runner.poll() or runner.free)
+    wait_for(lambda: runner.poll() or runner.num_free_slots)
     runner.submit(0, endless, 1.0)
     runner.submit(1, right, 1.0)
     with monkeypatch.context() as patch:
-        patch.setattr("tvmconv.measuring.child.Child.resident_bytes", 1 << 40)
+        patch.setattr("tvmconv.measure.workers.process.WorkerProcess.resident_bytes", 1 << 40)
         ((tag, outcome),) = runner.poll()
     assert (tag, outcome.error) == (0, ErrorKind.RUNTIME)
     assert outcome.message == "the device process holds more than 1 GiB"
@@ -103,7 +103,7 @@ def answers(*messages):
 
 def serve_until_left(connection):
     with contextlib.suppress(EOFError, OSError):
-        bench_process.main(connection)
+        runner_process.main(connection)
 
 
 def test_woken_process_brings_up_its_device_and_says_nothing(opencl, monkeypatch):
@@ -111,8 +111,8 @@ def test_woken_process_brings_up_its_device_and_says_nothing(opencl, monkeypatch
     bench = type(opencl).bench
     monkeypatch.setattr(type(opencl), "bench", lambda *args: benches.append(bench(*args)) or benches[-1])
     problem = tc.Problem(WORKLOAD)
-    setup = Setup("opencl:0", problem.inputs, problem.reference, WORKLOAD.tolerance)
-    answered = answers(Wake("opencl:0"), setup, (program(opencl), 1.0))
+    setup = RunnerSetup("opencl:0", problem.inputs, problem.reference, WORKLOAD.tolerance)
+    answered = answers(WarmUpMessage("opencl:0"), setup, (program(opencl), 1.0))
     assert answered[0] is None
     assert [outcome.error for outcome in answered[1:]] == [ErrorKind.NONE]
     assert len(benches) == 2

@@ -17,10 +17,10 @@ from measuring import DEADLINE, collect, measure, measurer
 from processes import GONE_SECONDS, abandoned, children, shared_memory, wait_for
 
 import tvmconv as tc
-from tvmconv.devices import find
-from tvmconv.library import find as find_schedule
-from tvmconv.measuring.measurer import Measurer
-from tvmconv.measuring.outcome import FINALISTS, ErrorKind
+from tvmconv.devices import find_device
+from tvmconv.measure.measurer import Measurer
+from tvmconv.measure.results import NUM_FINALISTS, ErrorKind
+from tvmconv.registry import find_schedule as find_schedule
 
 CONV = tc.parse("conv2d:1x4x8x8,8x4x3x3,s1,p1")
 
@@ -45,11 +45,11 @@ def temporary(tmp_path, monkeypatch):
 def test_a_record_says_what_was_measured_where_and_how(opencl):
     schedule = find_schedule(CONV, "tiling")
     with measurer(schedule=schedule, workload=CONV) as m:
-        assert m.results(timeout=60.0) == []  # as nothing is pending
+        assert m.collect_results(timeout=60.0) == []  # as nothing is pending
         m.submit([schedule.space(CONV).default])
         (record,) = collect(m)
-        assert list(m.phases) == ["apply", "lower", "codegen", "compile", "queue", "load", "verify", "time"]
-        assert all(milliseconds > 0 for milliseconds in m.phases.values())
+        assert list(m.phase_means) == ["apply", "lower", "codegen", "compile", "queue", "load", "verify", "time"]
+        assert all(milliseconds > 0 for milliseconds in m.phase_means.values())
     assert (record.workload, record.schedule, record.device) == (CONV, "tiling", opencl.name)
     assert (record.target, record.error, record.ok) == ("opencl", ErrorKind.NONE, True)
     assert record.deviation < record.workload.tolerance
@@ -63,21 +63,23 @@ def test_a_record_says_what_was_measured_where_and_how(opencl):
 def test_fastest_are_kept_as_built_and_timed_again():
     schedule = find_schedule(CONV, "tiling")
     space = schedule.space(CONV)
-    configs = [space.config(point) for point in space.sample(FINALISTS + 1, np.random.default_rng(0))]
+    configs = [
+        space.config_from_point(point) for point in space.sample_legal(NUM_FINALISTS + 1, np.random.default_rng(0))
+    ]
     with measurer(schedule=schedule, workload=CONV) as m:
         m.submit(configs)
         records = collect(m)
-        fastest = m.fastest
+        fastest = m.fastest_candidates
     assert all(record.ok and not record.final for record in records)
-    wanted = sorted(records, key=lambda record: record.cost)[:FINALISTS]
+    wanted = sorted(records, key=lambda record: record.cost)[:NUM_FINALISTS]
     assert [trial.config for trial in fastest] == [record.config for record in wanted]
-    assert all(trial.final and trial.program for trial in fastest)
+    assert all(trial.is_final and trial.executable for trial in fastest)
     with measurer(schedule=schedule, workload=CONV, workers=0) as m:
-        assert m.workers == 0
-        m.submit_trials(fastest)
+        assert m.num_workers == 0
+        m.submit_candidates(fastest)
         finals = collect(m)
-        assert m.fastest == []
-        assert "compile" not in m.phases
+        assert m.fastest_candidates == []
+        assert "compile" not in m.phase_means
     assert {record.identity for record in finals} == {record.identity for record in wanted}
     assert all(record.ok and record.final for record in finals)
     assert all(len(record.times) > 1 and record.deviation < CONV.tolerance for record in finals)
@@ -89,7 +91,7 @@ def test_without_workers_what_has_to_be_built_is_refused():
         assert children() <= before
         with pytest.raises(tc.Error, match="nobody builds: without workers only what was built before"):
             m.submit([{"fault": "none"}])
-        assert m.pending == 0
+        assert m.num_pending == 0
 
 
 @pytest.mark.usefixtures("shared_processes")
@@ -132,7 +134,7 @@ def test_closing_ends_what_is_under_way_and_waits_for_nothing(temporary):
     before = children()
     m = measurer(build_timeout=60.0)
     m.submit([{"fault": "none"}, {"fault": "endless", "number": 1}, {"fault": "hang", "number": 2}])
-    assert len(m.results(timeout=DEADLINE)) == 1
+    assert len(m.collect_results(timeout=DEADLINE)) == 1
     start = time.monotonic()
     m.close()
     assert time.monotonic() - start < 10.0  # what is under way would take a minute to time out
@@ -145,8 +147,8 @@ def test_killed_script_without_a_guard_leaves_nothing_behind(temporary):
 import sys
 sys.path[:] = {sys.path!r}
 from faulty_schedules import SCHEDULE, WORKLOAD
-from tvmconv.measuring.measurer import Measurer
-from tvmconv.measuring.outcome import ErrorKind, Outcome
+from tvmconv.measure.measurer import Measurer
+from tvmconv.measure.results import ErrorKind, Outcome
 m = Measurer(WORKLOAD, SCHEDULE, ["opencl:0"], workers=1, build_timeout=60.0)
 m.submit([{{"fault": "none"}}, {{"fault": "endless"}}, {{"fault": "hang", "number": 1}}])
 print(len(m.results(timeout={DEADLINE})), flush=True)
@@ -183,7 +185,7 @@ def test_schedule_that_is_not_at_the_top_of_a_module_is_refused(module):
 
 def test_devices_of_different_kinds_are_refused(opencl):
     with pytest.raises(tc.DeviceError, match="take different programs"):
-        Measurer(WORKLOAD, SCHEDULE, [opencl, find("sm_90")])
+        Measurer(WORKLOAD, SCHEDULE, [opencl, find_device("sm_90")])
 
 
 def test_devices_of_different_names_are_refused(opencl):
@@ -202,7 +204,7 @@ def test_unwritten_scratch_makes_a_kernel_of_several_steps_wrong():
 
 
 def test_closing_does_not_wait_for_a_reference(monkeypatch):
-    monkeypatch.setattr("tvmconv.measuring.measurer.CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr("tvmconv.measure.measurer.CLOSE_SECONDS", 0.05)
     asked, release = threading.Event(), threading.Event()
 
     def problem():

@@ -5,8 +5,8 @@ from faulty_schedules import EXPECTED
 from measuring import measure
 
 import tvmconv as tc
-from tvmconv.library import find
 from tvmconv.logs.record import ErrorKind
+from tvmconv.registry import find_schedule
 
 CONV = tc.parse("conv2d:1x64x64x64,64x64x3x3,s1,p1")
 pytestmark = pytest.mark.gpu
@@ -24,7 +24,7 @@ def test_faulty_kernel_is_one_record_and_the_others_are_measured(gpu, fault):
 
 @pytest.mark.parametrize("name", ["default", "tiling", "vthread"])
 def test_a_time_agrees_with_that_of_the_built_kernel(gpu, name):
-    schedule = find(CONV, name)
+    schedule = find_schedule(CONV, name)
     (record,) = measure(
         [schedule.space(CONV).default], device=gpu, schedule=schedule, workload=CONV, memory_limit=4 << 30
     )

@@ -6,15 +6,15 @@ import pytest
 from faulty_schedules import SCHEDULE, WORKLOAD
 
 import tvmconv as tc
-from tvmconv.compiler.lower import lower
-from tvmconv.measuring.builder import Built, Task
-from tvmconv.measuring.outcome import ErrorKind, Outcome
-from tvmconv.measuring.pipeline import MAX_HELD, Pipeline, Trial
-from tvmconv.measuring.stopwatch import Means
+from tvmconv.compiler.device_lowering import lower_module
+from tvmconv.measure.builder import BuilderResult, BuilderSetup
+from tvmconv.measure.phase_timer import PhaseMeans
+from tvmconv.measure.pipeline import MAX_UNEXPLAINED_FAILURES, MeasureCandidate, MeasurePipeline
+from tvmconv.measure.results import ErrorKind, RunnerResult
 
 
 class Builders:
-    """Stands in for a `Pool`; what is submitted is built at once.
+    """Stands in for a `BuilderPool`; what is submitted is built at once.
 
     Attributes:
         submitted: schedules and configs.
@@ -27,8 +27,8 @@ class Builders:
 
     def submit(self, tag, schedule, config):
         self.submitted.append((schedule, config))
-        refused = Built(None, ErrorKind.INSTANTIATION, "no such tile")
-        self._ended.append((tag, refused if config.get("refused") else Built(self._program)))
+        refused = BuilderResult(None, ErrorKind.INSTANTIATION, "no such tile")
+        self._ended.append((tag, refused if config.get("refused") else BuilderResult(self._program)))
 
     def poll(self):
         ended, self._ended = self._ended, []
@@ -48,8 +48,8 @@ class FailingBuilders(Builders):
     def submit(self, tag, schedule, config):
         self.submitted.append((schedule, config))
         message = self._messages.popleft() if self._messages else ""
-        refused = Built(None, ErrorKind.COMPILE_HOST, message)
-        self._ended.append((tag, refused if message else Built(self._program)))
+        refused = BuilderResult(None, ErrorKind.COMPILE_HOST, message)
+        self._ended.append((tag, refused if message else BuilderResult(self._program)))
 
 
 class Runner:
@@ -69,13 +69,13 @@ class Runner:
         self._waiting = deque()
 
     @property
-    def free(self):
+    def num_free_slots(self):
         return 2 - len(self._waiting)
 
-    def submit(self, tag, program, best):
-        self.bests.append(best)
+    def submit(self, tag, executable, best_seconds):
+        self.bests.append(best_seconds)
         self._waiting.append(tag)
-        if best == 0.0 and self._control_runs:  # a control
+        if best_seconds == 0.0 and self._control_runs:  # a control
             self._seconds.insert(len(self._waiting) - 1, 1.0)
 
     def poll(self):
@@ -85,12 +85,14 @@ class Runner:
             return []
         seconds = self._seconds.popleft() if self._seconds else 1.0
         if isinstance(seconds, str):  # the message of a failure
-            outcome = Outcome(error=ErrorKind.RUNTIME, message=seconds)
+            outcome = RunnerResult(error=ErrorKind.RUNTIME, message=seconds)
         else:
-            outcome = Outcome(times=(seconds,), deviation=0.0) if seconds else Outcome(error=ErrorKind.RUNTIME)
+            outcome = (
+                RunnerResult(times=(seconds,), deviation=0.0) if seconds else RunnerResult(error=ErrorKind.RUNTIME)
+            )
         return [(self._waiting.popleft(), outcome)]
 
-    def waitables(self):
+    def wait_handles(self):
         return []
 
     def close(self):
@@ -100,7 +102,7 @@ class Runner:
 @pytest.fixture(scope="module")
 def program(opencl):
     scheduled, _ = SCHEDULE.apply(WORKLOAD, {})
-    return lower(scheduled.mod, opencl.target()).program
+    return lower_module(scheduled.mod, opencl.make_target()).executable
 
 
 @pytest.fixture
@@ -109,14 +111,14 @@ def pipeline(opencl, program):
 
     def make(*runners, control=None, builds=None):
         builders = Builders(program) if builds is None else FailingBuilders(program, builds)
-        task = Task(WORKLOAD, {"faulty": SCHEDULE, "other": SCHEDULE}, opencl, 1 << 30)
-        return Pipeline(task, builders, runners, {}, Means(), control), builders
+        task = BuilderSetup(WORKLOAD, {"faulty": SCHEDULE, "other": SCHEDULE}, opencl, 1 << 30)
+        return MeasurePipeline(task, builders, runners, {}, PhaseMeans(), control), builders
 
     return make
 
 
 def trials(n, **fields):
-    return [Trial("faulty", {"number": number}, **fields) for number in range(n)]
+    return [MeasureCandidate("faulty", {"number": number}, **fields) for number in range(n)]
 
 
 def run(pipeline, submitted):
@@ -137,16 +139,16 @@ def test_last_timings_are_all_on_the_first_device(pipeline, opencl):
     assert len(run(dealing, trials(8))) == 8
     assert min(len(first.bests), len(second.bests)) >= 2
     met = len(second.bests)
-    assert all(ended.final for ended in run(dealing, trials(8, final=True)))
+    assert all(ended.final for ended in run(dealing, trials(8, is_final=True)))
     assert len(second.bests) == met
-    assert first.bests[-8:] == [None] * 8  # as `Bench.time_long` does it
+    assert first.bests[-8:] == [None] * 8  # as `Benchmark.time_final` does it
 
 
 def test_next_device_takes_last_timings_where_the_first_is_lost(pipeline, opencl):
     first, second = Runner(opencl), Runner(opencl)
     dealing, _ = pipeline(first, second)
     first.lost = True
-    assert len(run(dealing, trials(5, final=True))) == 5
+    assert len(run(dealing, trials(5, is_final=True))) == 5
     assert second.bests == [None] * 5
 
 
@@ -174,7 +176,7 @@ def test_each_trial_ends_once_though_a_device_is_lost_in_between(pipeline, openc
         dealing.poll()
 
 
-CONTROL = Trial("other", {})
+CONTROL = MeasureCandidate("other", {})
 CRASH, FULL = "the device process was killed by SIGABRT", "write error: No space left on device"
 KILLED = "the device process was killed by SIGKILL"
 
@@ -190,7 +192,7 @@ def test_where_the_control_runs_a_crash_is_the_configs_own(pipeline, opencl):
     runner = Runner(opencl, [CRASH])
     dealing, builders = pipeline(runner, control=CONTROL)
     (ended,) = run(dealing, trials(1))
-    assert (ended.outcome.error, ended.outcome.message) == (ErrorKind.RUNTIME, CRASH)
+    assert (ended.runner_result.error, ended.runner_result.message) == (ErrorKind.RUNTIME, CRASH)
     assert builders.submitted[1:] == [("other", {})]
     assert len(runner.bests) == 2
 
@@ -199,15 +201,15 @@ def test_program_that_runs_afterwards_makes_the_control_needless(pipeline, openc
     runner = Runner(opencl, [CRASH, 1.0, CRASH, 1.0])
     dealing, builders = pipeline(runner, control=CONTROL)
     ended = run(dealing, trials(4))
-    assert [each.outcome.error for each in ended] == [ErrorKind.RUNTIME, ErrorKind.NONE] * 2
+    assert [each.runner_result.error for each in ended] == [ErrorKind.RUNTIME, ErrorKind.NONE] * 2
     assert len(builders.submitted) == len(runner.bests) == 4
 
 
 def test_controls_are_few_where_most_programs_crash(pipeline, opencl):
     runner = Runner(opencl, [CRASH] * 100, control_runs=True)
     dealing, _ = pipeline(runner, control=CONTROL)
-    ended = run(dealing, trials(4 * MAX_HELD))
-    assert [each.outcome.message for each in ended] == [CRASH] * 4 * MAX_HELD
+    ended = run(dealing, trials(4 * MAX_UNEXPLAINED_FAILURES))
+    assert [each.runner_result.message for each in ended] == [CRASH] * 4 * MAX_UNEXPLAINED_FAILURES
     assert 4 <= runner.bests.count(0.0) <= 5
 
 
@@ -215,7 +217,7 @@ def test_controls_are_few_where_most_programs_crash(pipeline, opencl):
 def test_a_fault_that_passes_costs_no_trial(pipeline, opencl, message):
     dealing, _ = pipeline(Runner(opencl, [1.0, message, 1.0]), control=CONTROL)
     ended = run(dealing, trials(2))
-    assert [each.outcome.error for each in ended] == [ErrorKind.NONE] * 2
+    assert [each.runner_result.error for each in ended] == [ErrorKind.NONE] * 2
 
 
 def test_config_on_which_the_disk_is_full_twice_is_not_recorded(pipeline, opencl):
@@ -226,7 +228,7 @@ def test_config_on_which_the_disk_is_full_twice_is_not_recorded(pipeline, opencl
 
 def test_a_config_that_is_killed_twice_is_recorded(pipeline, opencl):
     dealing, _ = pipeline(Runner(opencl, [1.0, KILLED, 1.0, KILLED, 1.0]), control=CONTROL)
-    assert [each.outcome.message for each in run(dealing, trials(2))] == ["", KILLED]
+    assert [each.runner_result.message for each in run(dealing, trials(2))] == ["", KILLED]
 
 
 def test_programs_that_fail_on_a_lost_device_run_on_another(pipeline, opencl):
@@ -234,7 +236,7 @@ def test_programs_that_fail_on_a_lost_device_run_on_another(pipeline, opencl):
     dealing, _ = pipeline(lost, other, control=CONTROL)
     ended = run(dealing, trials(12))
     assert sorted(each.config["number"] for each in ended) == list(range(12))
-    assert all(each.outcome.error is ErrorKind.NONE for each in ended)
+    assert all(each.runner_result.error is ErrorKind.NONE for each in ended)
 
 
 def test_nothing_is_measured_where_the_naive_schedule_fails(pipeline, opencl):
@@ -246,19 +248,19 @@ def test_nothing_is_measured_where_the_naive_schedule_fails(pipeline, opencl):
 def test_failed_build_is_the_configs_own_if_the_naive_one_builds(pipeline, opencl):
     dealing, builders = pipeline(Runner(opencl), control=CONTROL, builds=["too many registers"] * 3)
     ended = run(dealing, trials(3))
-    assert [each.outcome.message for each in ended] == ["too many registers"] * 3
+    assert [each.runner_result.message for each in ended] == ["too many registers"] * 3
     assert builders.submitted[3:] == [("other", {})]
 
 
 def test_a_build_that_was_killed_is_tried_once_more(pipeline, opencl):
     killed = "the builder process was killed by SIGKILL"
     dealing, _ = pipeline(Runner(opencl), control=CONTROL, builds=[killed, "", killed])
-    assert [each.outcome.message for each in run(dealing, trials(1))] == [killed]
+    assert [each.runner_result.message for each in run(dealing, trials(1))] == [killed]
     dealing, _ = pipeline(Runner(opencl), control=CONTROL, builds=[killed])
-    assert [each.outcome.error for each in run(dealing, trials(1))] == [ErrorKind.NONE]
+    assert [each.runner_result.error for each in run(dealing, trials(1))] == [ErrorKind.NONE]
 
 
 def test_last_timings_that_all_crash_are_not_recorded(pipeline, opencl, program):
     dealing, _ = pipeline(Runner(opencl, [CRASH] * 9))
     with pytest.raises(tc.HostError):
-        run(dealing, trials(3, final=True, program=program))
+        run(dealing, trials(3, is_final=True, executable=program))

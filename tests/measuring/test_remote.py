@@ -9,13 +9,13 @@ import pytest
 from farm import Farm
 from processes import GONE_SECONDS, processes_of, wait_for
 
-from tvmconv import library
+from tvmconv import registry
 from tvmconv.cli import main
 from tvmconv.devices import rpc
 from tvmconv.errors import DeviceError
 from tvmconv.logs.record import Record
-from tvmconv.measuring import remote
-from tvmconv.measuring.measurer import Measurer
+from tvmconv.measure import rpc_runner
+from tvmconv.measure.measurer import Measurer
 from tvmconv.workloads import parse
 
 pytest.importorskip("tornado", reason="TVM's RPC tracker needs tornado and cloudpickle")
@@ -34,26 +34,26 @@ def farm(tmp_path, tracker):
 
 @pytest.fixture
 def schedule():
-    return library.find(SMALL, "tiling")
+    return registry.find_schedule(SMALL, "tiling")
 
 
 @pytest.fixture
 def configs(schedule):
     space = schedule.space(SMALL)
-    return [space.config(point) for point in space.sample(6, np.random.default_rng(0))]
+    return [space.config_from_point(point) for point in space.sample_legal(6, np.random.default_rng(0))]
 
 
 def measure(measurer, enough):
     """Records until there are enough."""
     records = []
     while len(records) < enough:
-        records += map(Record.of, measurer.results(timeout=60))
+        records += map(Record.from_measurement, measurer.results(timeout=60))
     return records
 
 
 def test_killed_worker_ends_the_search_and_leaves_nothing_behind(farm, schedule, configs):
     farm.lend("k")
-    with Measurer(SMALL, schedule, rpc.devices("k", farm.tracker), workers=1) as measurer:
+    with Measurer(SMALL, schedule, rpc.list_rpc_devices("k", farm.tracker), workers=1) as measurer:
         measurer.submit(configs)
         measure(measurer, 1)
         farm.workers[0].kill()
@@ -65,9 +65,9 @@ def test_killed_worker_ends_the_search_and_leaves_nothing_behind(farm, schedule,
 
 
 def test_a_worker_that_hangs_is_given_up(farm, schedule, configs, monkeypatch):
-    monkeypatch.setattr(remote, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(rpc_runner, "ANSWER_SECONDS", 1.0)
     farm.lend("k")
-    with Measurer(SMALL, schedule, rpc.devices("k", farm.tracker), workers=1, run_timeout=2.0) as measurer:
+    with Measurer(SMALL, schedule, rpc.list_rpc_devices("k", farm.tracker), workers=1, run_timeout=2.0) as measurer:
         measurer.submit(configs)
         measure(measurer, 1)
         for process in processes_of(farm.folder):
@@ -80,7 +80,7 @@ def test_a_worker_that_hangs_is_given_up(farm, schedule, configs, monkeypatch):
 
 def test_worker_serves_searches_in_turn_and_outlives_a_crash(farm, schedule, configs):
     farm.lend("k")
-    with Measurer(SMALL, schedule, rpc.devices("k", farm.tracker), workers=1) as measurer:
+    with Measurer(SMALL, schedule, rpc.list_rpc_devices("k", farm.tracker), workers=1) as measurer:
         measurer.submit(configs)
         measure(measurer, 1)
         children = Path(f"/proc/{farm.workers[0].pid}/task").glob("*/children")
@@ -90,7 +90,7 @@ def test_worker_serves_searches_in_turn_and_outlives_a_crash(farm, schedule, con
                 os.kill(process, signal.SIGKILL)
         with pytest.raises(DeviceError):
             measure(measurer, len(configs))
-    with Measurer(SMALL, schedule, rpc.devices("k", farm.tracker), workers=1) as measurer:
+    with Measurer(SMALL, schedule, rpc.list_rpc_devices("k", farm.tracker), workers=1) as measurer:
         measurer.submit(configs[:1])
         assert [record.ok for record in measure(measurer, 1)] == [True]
 
@@ -111,7 +111,7 @@ def test_address_that_cannot_be_listened_on_is_one_line_and_2(farm):
 
 def test_a_key_without_workers_tells_how_to_start_one(farm):
     with pytest.raises(DeviceError, match="tvmconv worker --tracker"):
-        rpc.devices("nobody", farm.tracker)
+        rpc.list_rpc_devices("nobody", farm.tracker)
 
 
 REFUSALS = {

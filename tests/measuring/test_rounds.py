@@ -5,7 +5,7 @@ from collections import defaultdict
 
 import pytest
 
-from tvmconv.measuring.rounds import measure_rounds
+from tvmconv.measure.timing_rounds import measure_in_rounds
 
 
 class FakeTimer:
@@ -26,7 +26,7 @@ class FakeTimer:
 
 def measured(timer, **how):
     keys = list(timer.seconds)
-    return dict(zip(keys, measure_rounds(keys, timer, lambda ms: ms / 1e3, **how), strict=True))
+    return dict(zip(keys, measure_in_rounds(keys, timer, lambda ms: ms / 1e3, **how), strict=True))
 
 
 def test_all_are_measured_in_turn_for_three_rounds():
@@ -46,7 +46,7 @@ def test_a_round_that_deviates_is_repeated_and_decides_nothing(outlier):
     assert timer.rounds == ["ab", "ab", "ab", "a"]
     assert found["a"].is_stable
     assert 28.0 <= found["a"].median <= 30.0
-    assert 58.0 not in found["a"].agreeing
+    assert 58.0 not in found["a"].agreeing_measurements
     assert found["a"].measurements == (*seconds, 28.5)
 
 
@@ -69,7 +69,7 @@ def test_what_fails_is_not_measured_again():
     found = measured(timer)
     assert timer.rounds == ["ab", "ab", "b"]
     assert not found["a"].is_stable
-    assert found["a"].agreeing == (10, math.inf)
+    assert found["a"].agreeing_measurements == (10, math.inf)
 
 
 @pytest.mark.parametrize(("milliseconds", "count"), [(499.0, 3), (500.0, 1), (7000.0, 1)])

@@ -1,4 +1,6 @@
-"""Within a block of `standing` processes go from one search to the next; after it, or without it, none is left."""
+"""Within a block of `keep_workers_alive` processes go from one search to the next; after it, or without it, none is
+left.
+"""
 
 import subprocess
 import sys
@@ -12,15 +14,15 @@ from measuring import DEADLINE, collect, measure, measurer
 from processes import children, wait_for
 
 import tvmconv as tc
-from tvmconv.library import find as find_schedule
-from tvmconv.measuring import supervised
-from tvmconv.measuring.bench_process import Wake
-from tvmconv.measuring.local import DEVICE_PROCESS
-from tvmconv.measuring.outcome import ErrorKind
-from tvmconv.measuring.pool import BUILDER
-from tvmconv.measuring.ready import begin_processes
-from tvmconv.measuring.standing import begin, standing
-from tvmconv.measuring.supervised import Job, Limits, Supervised
+from tvmconv.measure.builder_pool import BUILDER_MODULE
+from tvmconv.measure.local_runner import RUNNER_PROCESS_MODULE
+from tvmconv.measure.results import ErrorKind
+from tvmconv.measure.runner_process import WarmUpMessage
+from tvmconv.measure.workers import supervisor
+from tvmconv.measure.workers.pool import keep_workers_alive, prestart
+from tvmconv.measure.workers.prestart import prestart_workers
+from tvmconv.measure.workers.supervisor import Job, SupervisedWorker, WorkerLimits
+from tvmconv.registry import find_schedule as find_schedule
 
 OTHER = tc.parse("conv2d:1x4x8x8,8x4x3x3,s1,p1")
 TILING = find_schedule(OTHER, "tiling")
@@ -55,7 +57,7 @@ def serving(ours):
 
 def test_the_same_processes_serve_whatever_is_searched_next(serving):
     """Another workload and schedule; from a thread that has ended; where the search before left builds in its queue."""
-    with standing():
+    with keep_workers_alive():
         thread = threading.Thread(target=right)
         thread.start()
         thread.join()
@@ -64,7 +66,7 @@ def test_the_same_processes_serve_whatever_is_searched_next(serving):
         assert right(1)
         with measurer(workers=1) as m:
             m.submit([{"fault": "none", "number": number} for number in range(50)])
-            m.results(timeout=DEADLINE)
+            m.collect_results(timeout=DEADLINE)
         (record,) = measure([DEFAULT], schedule=TILING, workload=OTHER)
         assert (record.ok, record.workload, record.schedule) == (True, OTHER, "tiling")
         assert record.config == DEFAULT
@@ -80,20 +82,20 @@ def test_last_of_several_blocks_ends_the_processes(serving):
         collect(m)
         own = serving()
     assert serving() == set()
-    with standing():
-        with standing():
+    with keep_workers_alive():
+        with keep_workers_alive():
             assert right()
             first = serving()
         assert serving() == first
         assert not first & own
-        with pytest.raises(ZeroDivisionError), standing():
+        with pytest.raises(ZeroDivisionError), keep_workers_alive():
             raise ZeroDivisionError
         assert serving() == first
     assert serving() == set()
 
 
 def test_processes_killed_while_they_stood_are_replaced(serving):
-    with standing():
+    with keep_workers_alive():
         assert right()
         first = serving()
         for pid in first:
@@ -104,11 +106,11 @@ def test_processes_killed_while_they_stood_are_replaced(serving):
 
 
 def test_hanging_build_and_kernel_do_not_block_the_next_search(serving, monkeypatch):
-    monkeypatch.setattr(supervised, "SECOND_HAND_SECONDS", 0.5)
-    with standing():
+    monkeypatch.setattr(supervisor, "REUSE_TIMEOUT_SECONDS", 0.5)
+    with keep_workers_alive():
         with measurer(build_timeout=1000.0, run_timeout=1000.0) as m:
             m.submit([{"fault": "none"}, {"fault": "endless", "number": 1}, {"fault": "hang", "number": 2}])
-            assert len(m.results(timeout=DEADLINE)) == 1
+            assert len(m.collect_results(timeout=DEADLINE)) == 1
             time.sleep(1.0)  # both are at it
             hung = serving()
         start = time.monotonic()
@@ -119,35 +121,35 @@ def test_hanging_build_and_kernel_do_not_block_the_next_search(serving, monkeypa
 
 @pytest.mark.parametrize(("held", "kept"), [(1 << 20, True), (1 << 39, False)])
 def test_a_process_that_holds_much_memory_is_not_handed_on(held, kept, monkeypatch, ours):
-    with standing():
-        process = Supervised("obedient", lambda: None, Limits(60.0, 60.0, 1 << 40), {}, like="obedient")
-        wait_for(lambda: process.poll() or process.ready)
-        monkeypatch.setattr("tvmconv.measuring.child.Child.resident_bytes", held)
+    with keep_workers_alive():
+        process = SupervisedWorker("obedient", lambda: None, WorkerLimits(60.0, 60.0, 1 << 40), {}, pool_key="obedient")
+        wait_for(lambda: process.poll() or process.is_ready)
+        monkeypatch.setattr("tvmconv.measure.workers.process.WorkerProcess.resident_bytes", held)
         process.close()
         assert bool(ours()) == kept
 
 
 def test_answers_that_were_for_another_are_for_nobody():
-    limits = Limits(60.0, 60.0)
-    with standing():
-        first = Supervised("obedient", lambda: None, limits, {}, like="obedient")
-        wait_for(lambda: first.poll() or first.ready)
+    limits = WorkerLimits(60.0, 60.0)
+    with keep_workers_alive():
+        first = SupervisedWorker("obedient", lambda: None, limits, {}, pool_key="obedient")
+        wait_for(lambda: first.poll() or first.is_ready)
         first.submit(Job(0, ("say", "old")))
         first.close()
-        second = Supervised("obedient", lambda: None, limits, {}, like="obedient")
-        assert second.child is first.child
-        wait_for(lambda: second.poll() or second.ready)
+        second = SupervisedWorker("obedient", lambda: None, limits, {}, pool_key="obedient")
+        assert second.worker_process is first.worker_process
+        wait_for(lambda: second.poll() or second.is_ready)
         second.submit(Job(1, ("say", "new")))
         assert [(job.tag, answer) for job, answer in wait_for(second.poll)] == [(1, ["new"])]
         second.close()
 
 
 def test_processes_that_stand_early_are_not_begun_twice(serving, opencl):
-    with standing():
-        begin_processes(2, [opencl])
+    with keep_workers_alive():
+        prestart_workers(2, [opencl])
         first = wait_for(lambda: len(serving()) == 2 and serving())
-        begin_processes(2, [opencl])
-        begin_processes(1, [opencl])
+        prestart_workers(2, [opencl])
+        prestart_workers(1, [opencl])
         assert serving() == first
         assert right()  # by one that builds, beside a new one that measures
         assert first < serving()
@@ -156,29 +158,31 @@ def test_processes_that_stand_early_are_not_begun_twice(serving, opencl):
 
 
 def test_process_that_began_early_gets_its_own_message_first(ours):
-    with standing():
-        begin("obedient", "obedient", 1, ("say", "awake"))
-        process = Supervised("obedient", lambda: ("say", "hello"), Limits(60.0, 60.0), {}, like="obedient")
+    with keep_workers_alive():
+        prestart("obedient", "obedient", 1, ("say", "awake"))
+        process = SupervisedWorker(
+            "obedient", lambda: ("say", "hello"), WorkerLimits(60.0, 60.0), {}, pool_key="obedient"
+        )
         answered = []
-        wait_for(lambda: answered.extend(process.child.received()) or len(answered) == 2)
+        wait_for(lambda: answered.extend(process.worker_process.receive_messages()) or len(answered) == 2)
         assert answered == [["awake"], ["hello"]]
         process.close()
 
 
 def test_process_never_taken_ends_with_the_last_block(ours):
-    with standing():
-        with standing():
-            begin("obedient", "obedient", 3)
+    with keep_workers_alive():
+        with keep_workers_alive():
+            prestart("obedient", "obedient", 3)
         assert wait_for(lambda: len(ours()) == 3)
     assert ours() == set()
 
 
 def test_process_of_a_gpu_of_this_host_alone_begins_early(opencl, monkeypatch):
     begun = []
-    monkeypatch.setattr("tvmconv.measuring.standing.begin", lambda *what: begun.append(what))
+    monkeypatch.setattr("tvmconv.measure.workers.pool.prestart", lambda *what: begun.append(what))
     gpu, far = (SimpleNamespace(kind="cuda", text=text) for text in ("cuda:1", "rpc:k"))
-    begin_processes(3, [opencl, gpu, far])
-    assert begun == [(DEVICE_PROCESS, "cuda:1", 1, Wake("cuda:1")), (BUILDER, BUILDER, 3)]
+    prestart_workers(3, [opencl, gpu, far])
+    assert begun == [(RUNNER_PROCESS_MODULE, "cuda:1", 1, WarmUpMessage("cuda:1")), (BUILDER_MODULE, BUILDER_MODULE, 3)]
 
 
 def test_the_end_does_not_wait_for_what_still_loads(monkeypatch):
@@ -197,9 +201,9 @@ def test_the_end_does_not_wait_for_what_still_loads(monkeypatch):
         def close(self):
             assert stopped.is_set()
 
-    monkeypatch.setattr("tvmconv.measuring.standing.Zygote", Loading)
-    with standing():
-        begin(BUILDER, BUILDER, 3)
+    monkeypatch.setattr("tvmconv.measure.workers.pool.BuilderForkServer", Loading)
+    with keep_workers_alive():
+        prestart(BUILDER_MODULE, BUILDER_MODULE, 3)
         assert forking.wait(DEADLINE)
         start = time.monotonic()
     assert stopped.is_set()
@@ -209,7 +213,7 @@ def test_the_end_does_not_wait_for_what_still_loads(monkeypatch):
 def test_loading_compilers_leaves_no_thread_that_a_fork_loses():
     program = (
         "import os, numpy; threads = lambda: len(os.listdir('/proc/self/task')); before = threads()\n"
-        "from tvmconv.measuring.builder import load; load(); print(threads() - before)\n"
+        "from tvmconv.measure.builder import load; load(); print(threads() - before)\n"
         "import sys; from tvmconv.compiler import nvrtc; print('tvm' in sys.modules, nvrtc.unavailable())"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -5,48 +5,52 @@ import math
 import mapped
 import pytest
 
-from tvmconv.compiler.program import ArrayType, Launch, Program, Step
+from tvmconv.compiler.executable import ArrayType, CompiledKernel, Executable, LaunchConfig
 from tvmconv.errors import CompileError, DeviceError
 from tvmconv.logs.record import ErrorKind
-from tvmconv.measuring import wire
-from tvmconv.measuring.outcome import Outcome
+from tvmconv.measure import serialization
+from tvmconv.measure.results import RunnerResult
 
-STEP = Step(
+STEP = CompiledKernel(
     code=b"\0\xff code",
     name="main_kernel",
-    launch=Launch((1, 2, 3), (4, 5, 6)),
+    launch=LaunchConfig((1, 2, 3), (4, 5, 6)),
     arguments=(1, 0),
     shared_bytes=128,
     constants=((1, "K_ptr"),),
     textures=(0,),
 )
-OTHER = Step(b"another code", "second", Launch((7, 1, 1), (8, 1, 1)), (2, 0), 0, dynamic_shared_bytes=1 << 16)
+OTHER = CompiledKernel(
+    b"another code", "second", LaunchConfig((7, 1, 1), (8, 1, 1)), (2, 0), 0, dynamic_shared_bytes=1 << 16
+)
 ARRAYS = (ArrayType((1, 2), "float32"), ArrayType((3,), "bfloat16"))
-PROGRAM = Program((STEP,), ARRAYS)
-MAPPED = Step(
+PROGRAM = Executable((STEP,), ARRAYS)
+MAPPED = CompiledKernel(
     b"code",
     "mapped",
-    Launch((1, 1, 1), (128, 1, 1)),
+    LaunchConfig((1, 1, 1), (128, 1, 1)),
     (1, 0, 2),
     0,
     tensor_maps=((0, mapped.WEIGHT), (1, mapped.IMAGE)),
-    overlaps=True,
+    uses_pdl=True,
 )
-MAPPED_PROGRAM = Program((MAPPED,), ARRAYS, (ArrayType((5,), "float32"),))
-SEVERAL = Program((STEP, OTHER, dataclasses.replace(STEP, name="third")), ARRAYS, (ArrayType((5, 7), "float16"),))
+MAPPED_PROGRAM = Executable((MAPPED,), ARRAYS, (ArrayType((5,), "float32"),))
+SEVERAL = Executable((STEP, OTHER, dataclasses.replace(STEP, name="third")), ARRAYS, (ArrayType((5, 7), "float16"),))
 
 
 @pytest.mark.parametrize("best", [1.5e-6, math.inf])
-@pytest.mark.parametrize("program", [PROGRAM, SEVERAL, dataclasses.replace(SEVERAL, prepared=2), MAPPED_PROGRAM])
+@pytest.mark.parametrize(
+    "program", [PROGRAM, SEVERAL, dataclasses.replace(SEVERAL, num_prepack_kernels=2), MAPPED_PROGRAM]
+)
 def test_a_program_arrives_as_it_was_sent(program, best):
-    assert wire.decode_program(*wire.encode_program(program, best)) == (program, best)
+    assert serialization.decode_executable(*serialization.encode_executable(program, best)) == (program, best)
 
 
 @pytest.mark.parametrize("change", [lambda code: code[:-1], lambda code: code + b"x"])
 def test_code_of_another_length_than_was_sent_is_refused(change):
-    header, code = wire.encode_program(SEVERAL, math.inf)
+    header, code = serialization.encode_executable(SEVERAL, math.inf)
     with pytest.raises(DeviceError, match=f"bytes of code: expected {len(code)}"):
-        wire.decode_program(header, change(code))
+        serialization.decode_executable(header, change(code))
 
 
 @pytest.mark.parametrize(
@@ -59,22 +63,22 @@ def test_code_of_another_length_than_was_sent_is_refused(change):
     ],
 )
 def test_a_tensor_map_that_no_launch_could_take_is_refused(position, change, error, message):
-    header, code = wire.encode_program(MAPPED_PROGRAM, math.inf)
+    header, code = serialization.encode_executable(MAPPED_PROGRAM, math.inf)
     told = json.loads(header)
-    told["steps"][0]["tensor_maps"] = [[position, {**mapped.WEIGHT.plain(), **change}]]
+    told["steps"][0]["tensor_maps"] = [[position, {**mapped.WEIGHT.to_dict(), **change}]]
     with pytest.raises(error, match=message):
-        wire.decode_program(json.dumps(told), code)
+        serialization.decode_executable(json.dumps(told), code)
 
 
 @pytest.mark.parametrize(
     "outcome",
     [
-        Outcome((1e-6, 2e-6), 3e-7, phases={"load": 1.5}, seconds=0.25),
-        Outcome(error=ErrorKind.RUN_TIMEOUT, message="the kernel runs longer than 10 s"),
+        RunnerResult((1e-6, 2e-6), 3e-7, phases={"load": 1.5}, seconds=0.25),
+        RunnerResult(error=ErrorKind.RUN_TIMEOUT, message="the kernel runs longer than 10 s"),
     ],
 )
 def test_an_outcome_arrives_as_it_was_sent(outcome):
-    assert wire.decode_outcome(wire.encode_outcome(outcome)) == outcome
+    assert serialization.decode_result(serialization.encode_result(outcome)) == outcome
 
 
 @pytest.mark.parametrize(
@@ -102,20 +106,24 @@ def test_an_outcome_arrives_as_it_was_sent(outcome):
     ],
 )
 def test_an_outcome_that_no_measurement_has_is_refused(change):
-    told = {**json.loads(wire.encode_outcome(Outcome((1e-6,)))), **change}
+    told = {**json.loads(serialization.encode_result(RunnerResult((1e-6,)))), **change}
     with pytest.raises(DeviceError, match="the worker's answer"):
-        wire.decode_outcome(json.dumps(told))
+        serialization.decode_result(json.dumps(told))
 
 
 def test_an_order_arrives_as_it_was_sent():
-    order = wire.Order("conv2d:1x4x6x6,8x4x3x3,s1,p1", 7, 2.5, 1 << 30, "full")
-    assert wire.Order.decode(order.encode()) == order
+    order = serialization.SessionRequest("conv2d:1x4x6x6,8x4x3x3,s1,p1", 7, 2.5, 1 << 30, "full")
+    assert serialization.SessionRequest.decode(order.encode()) == order
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[]", "5", "", "{", "null", '{"times": ' + "9" * 5000 + "}"])
 @pytest.mark.parametrize(
     "decode",
-    [wire.decode_outcome, wire.Order.decode, lambda text: wire.decode_program(text, b"")],
+    [
+        serialization.decode_result,
+        serialization.SessionRequest.decode,
+        lambda text: serialization.decode_executable(text, b""),
+    ],
     ids=["outcome", "order", "program"],
 )
 def test_message_that_is_none_is_one_line(decode, text):
@@ -129,10 +137,10 @@ def test_message_that_is_none_is_one_line(decode, text):
     [{"seed": -1}, {"seed": "x"}, {"timeout": 0}, {"timeout": 1e308}, {"memory_limit": 0}, {"workload": 5}, {"x": 1}],
 )
 def test_order_that_no_search_gives_is_refused(change):
-    order = wire.Order("conv2d:1x4x6x6,8x4x3x3,s1,p1", 7, 2.5, 1 << 30)
+    order = serialization.SessionRequest("conv2d:1x4x6x6,8x4x3x3,s1,p1", 7, 2.5, 1 << 30)
     told = {**dataclasses.asdict(order), **change}
     with pytest.raises(DeviceError, match=f"the order is none of tvmconv's .*{next(iter(change))}"):
-        wire.Order.decode(json.dumps(told))
+        serialization.SessionRequest.decode(json.dumps(told))
 
 
 @pytest.mark.parametrize(
@@ -164,21 +172,21 @@ def test_order_that_no_search_gives_is_refused(change):
     ],
 )
 def test_program_with_a_number_out_of_range_is_refused(path, value):
-    header, code = wire.encode_program(SEVERAL, 1e-6)
+    header, code = serialization.encode_executable(SEVERAL, 1e-6)
     told = json.loads(header)
     inside = told
     for key in path[:-1]:
         inside = inside[key]
     inside[path[-1]] = value
     with pytest.raises(DeviceError, match=f"the program is none of tvmconv's \\({path[0]}"):
-        wire.decode_program(json.dumps(told), code)
+        serialization.decode_executable(json.dumps(told), code)
 
 
 def test_code_that_steps_share_is_sent_once():
-    _, code = wire.encode_program(SEVERAL, math.inf)
+    _, code = serialization.encode_executable(SEVERAL, math.inf)
     assert len(code) == len(STEP.code) + len(OTHER.code)
 
 
 def test_a_deviation_that_json_cannot_hold_is_left_out():
-    outcome = Outcome(deviation=math.nan, error=ErrorKind.WRONG_ANSWER)
-    assert wire.decode_outcome(wire.encode_outcome(outcome)).deviation is None
+    outcome = RunnerResult(deviation=math.nan, error=ErrorKind.WRONG_ANSWER)
+    assert serialization.decode_result(serialization.encode_result(outcome)).deviation is None

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from tvmconv.models import fuse
-from tvmconv.models.graph import Graph, Op
+from tvmconv.models import epilogue_fusion
+from tvmconv.models.model_graph import ModelGraph, ModelOp
 from tvmconv.workloads import parse
 
 TEXT = "conv2d:1x8x6x6,8x8x3x3,s1,p1"
@@ -16,7 +16,7 @@ class Model:
     """Writes a graph down, an operation a line."""
 
     def __init__(self):
-        self.graph = Graph(shapes={"x": SHAPE, "c": (8, 1, 1), "wide": (1, 8, 1, 6)}, constants={"c", "wide"})
+        self.graph = ModelGraph(shapes={"x": SHAPE, "c": (8, 1, 1), "wide": (1, 8, 1, 6)}, constants={"c", "wide"})
 
     def conv(self, x, y, bias=False):
         self.graph.shapes[y] = SHAPE
@@ -30,11 +30,11 @@ class Model:
 
     def other(self, *reads, to, kind=""):
         self.graph.shapes[to] = SHAPE
-        self.graph.add(Op(kind, reads, (to,)))
+        self.graph.add(ModelOp(kind, reads, (to,)))
         return to
 
     def epilogues(self):
-        return {layer.name: ",".join(layer.workload.epilogue) for layer in fuse.layers(self.graph)}
+        return {layer.name: ",".join(layer.workload.epilogue) for layer in epilogue_fusion.fuse_epilogues(self.graph)}
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tvmconv.errors import Error, ModelError
-from tvmconv.models.derive import derive
-from tvmconv.models.inputs import Input
+from tvmconv.models.input_spec import InputSpec
+from tvmconv.models.model_layers import derive_layers
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
@@ -38,7 +38,7 @@ def derived(tmp_path):
     def of(model, *inputs):
         file = tmp_path / "model.onnx"
         file.write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
-        return derive(str(file), [Input.parse(each) for each in inputs])
+        return derive_layers(str(file), [InputSpec.parse(each) for each in inputs])
 
     return of
 
@@ -49,7 +49,7 @@ def texts(derived):
 
     def of(*arguments):
         found = derived(*arguments)
-        assert found.left_out == ()
+        assert found.skipped_layers == ()
         return [layer.workload.text for layer in found.layers]
 
     return of
@@ -275,7 +275,7 @@ def test_what_is_no_workload_is_left_out_and_why(derived, kind, reads, said):
     node = helper.make_node(kind, reads, ["o"], name="t0")
     found = derived(model_of([unknown, *casts, node, conv()], weights))
     assert [layer.name for layer in found.layers] == ["y"]
-    (line,) = found.left_out
+    (line,) = found.skipped_layers
     assert line.startswith(said)
 
 
@@ -288,7 +288,7 @@ def test_bodies_and_functions_are_not_looked_into(derived):
     call = helper.make_node("Block", ["x", "k"], ["w"], domain="mine")
     found = derived(model_of([conv(), branches, call], weights, outputs=("y", "z", "w"), functions=[function]))
     assert len(found.layers) == 1
-    assert found.left_out == (
+    assert found.skipped_layers == (
         "the bodies of If choice: 4 convolutions inside, where none are looked for",
         "function Block: 1 convolution inside, where none are looked for",
     )

@@ -5,10 +5,10 @@ import sys
 import pytest
 
 from tvmconv.errors import ModelError
-from tvmconv.models.derive import derive
-from tvmconv.models.inputs import Input
+from tvmconv.models.input_spec import InputSpec
+from tvmconv.models.model_layers import derive_layers
 from tvmconv.workloads import suite
-from tvmconv.workloads.suites import Variant, distinct, in_variant
+from tvmconv.workloads.suites import SuiteVariant, apply_variant, merge_equal_layers
 
 torch = pytest.importorskip("torch")
 
@@ -28,7 +28,7 @@ def derived(tmp_path, monkeypatch):
     def of(source, *inputs, name="model"):
         (tmp_path / "mine.py").write_text(HEAD + source)
         monkeypatch.delitem(sys.modules, "mine", raising=False)
-        return derive(f"mine:{name}", [Input.parse(each) for each in inputs])
+        return derive_layers(f"mine:{name}", [InputSpec.parse(each) for each in inputs])
 
     yield of
     sys.modules.pop("mine", None)
@@ -40,7 +40,7 @@ def layers(derived):
 
     def of(source, *inputs):
         found = derived(source, *(inputs or ("1x3x8x8",)))
-        assert found.left_out == ()
+        assert found.skipped_layers == ()
         return [(layer.name, layer.workload.text) for layer in found.layers]
 
     return of
@@ -158,7 +158,7 @@ def test_what_is_no_workload_is_left_out_and_why(derived):
     parts = "t=nn.ConvTranspose2d(3, 3, 3), c=nn.Conv2d(3, 4, 3), d=nn.Conv2d(4, 4, 1).double()"
     found = derived(forward("return self.d(self.c(self.t(x)).double())", parts=parts), "1x3x8x8")
     assert [layer.name for layer in found.layers] == ["c"]
-    transposed, double = found.left_out
+    transposed, double = found.skipped_layers
     assert transposed == "t: a transposed convolution is no workload of tvmconv"
     assert double.startswith("d: dtype='float64': expected one of")
 
@@ -216,7 +216,7 @@ def model():
 
 def test_resnet50_is_the_suite_that_is_built_in(derived):
     found = derived(BOTTLENECKS, "1x3x224x224")
-    bare = distinct(in_variant(found.layers, Variant(epilogue=())))
+    bare = merge_equal_layers(apply_variant(found.layers, SuiteVariant(epilogue=())))
     assert {layer.workload: layer.count for layer in bare} == {each.workload: each.count for each in suite("resnet50")}
     counted = [layer.workload.epilogue for layer in found.layers]
     names = {("bias", "relu"): 33, ("bias", "add", "relu"): 16, ("bias",): 4}

@@ -6,12 +6,12 @@ from html.parser import HTMLParser
 import pytest
 
 import tvmconv as tc
-from tvmconv.analysis.lowered.tir import statements
-from tvmconv.analysis.machine_code.linked import linked
+from tvmconv.analysis.sass.linked_sources import link_sources
+from tvmconv.analysis.tir.scopes import iterate_statements
 from tvmconv.compiler import nvrtc
-from tvmconv.reports.page.code import MOST_LINES, code
+from tvmconv.reports.page.code import MAX_COLUMN_LINES, render_code
 
-pytestmark = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+pytestmark = pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason=str(nvrtc.explain_unavailability()))
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def kernel():
 
 @pytest.fixture(scope="module")
 def columns(kernel):
-    return dict(re.findall(r"<section><h5>(.*?)</h5>(.*?)</section>", code(kernel, 2)))
+    return dict(re.findall(r"<section><h5>(.*?)</h5>(.*?)</section>", render_code(kernel, 2)))
 
 
 def groups_of(column):
@@ -29,14 +29,18 @@ def groups_of(column):
 
 
 def test_every_store_of_the_kernel_is_in_the_columns_of_text(kernel, columns):
-    stores = [n for n, (each, _) in enumerate(statements(kernel.lowered)) if type(each).__name__ == "BufferStore"]
+    stores = [
+        n for n, (each, _) in enumerate(iterate_statements(kernel.lowered)) if type(each).__name__ == "BufferStore"
+    ]
     for name in ("TE", "scheduled TIR", "CUDA"):
         assert {f"k2s0n{number}" for number in stores} <= groups_of(columns[name]), name
 
 
 def test_every_statement_with_machine_code_is_in_its_column(kernel, columns):
-    (own,) = linked(kernel)
-    assert {f"k2s0n{number}" for number in own.by_statement if number is not None} == groups_of(columns["SASS"])
+    (own,) = link_sources(kernel)
+    assert {f"k2s0n{number}" for number in own.instructions_by_statement if number is not None} == groups_of(
+        columns["SASS"]
+    )
 
 
 def test_the_line_that_loads_x_tells_its_sectors(columns):
@@ -57,16 +61,16 @@ def test_the_fragment_is_well_formed(kernel):
             assert self.tags.pop() == tag
 
     parser = Open()
-    parser.feed(code(kernel, 0))
+    parser.feed(render_code(kernel, 0))
     assert parser.tags == []
 
 
 def test_the_same_kernel_gives_the_same_bytes(kernel):
-    assert code(kernel, 0) == code(kernel, 0)
+    assert render_code(kernel, 0) == render_code(kernel, 0)
 
 
 def test_a_long_column_is_capped_and_says_what_it_leaves_out():
     built = tc.build(tc.parse("filter2d:4096x4096x3,5x5"), "register", arch="sm_90")
-    sass = code(built, 0).split("<h5>SASS</h5>")[1]
-    assert sass.count("<code>") == MOST_LINES
+    sass = render_code(built, 0).split("<h5>SASS</h5>")[1]
+    assert sass.count("<code>") == MAX_COLUMN_LINES
     assert "lines left out" in sass

@@ -3,11 +3,11 @@ from dataclasses import replace
 
 import pytest
 
-from tvmconv.experiments.results import Result, Row
+from tvmconv.experiments.results import Result, ResultRow
 from tvmconv.experiments.sweep import Sweep
-from tvmconv.logs.lines import BadLines
+from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.record import ErrorKind, Record
-from tvmconv.reports.history import history_info, merge_into_sweep, read_traces, traces
+from tvmconv.reports.history import collect_traces, compute_history_info, merge_into_sweep, read_traces
 from tvmconv.workloads import parse
 
 SMALL = parse("conv2d:1x4x6x6,8x4x3x3,p1")
@@ -25,34 +25,34 @@ def record(gflops, *, workload=SMALL, schedule="direct", device="NVIDIA H200", e
 @pytest.fixture
 def sweep():
     rows = (
-        Row("default", gflops=1.0),
-        Row("tiling", failure="wrong result"),
-        Row("vthread", gflops=2.0),
-        Row("cudnn", gflops=6.0, library="9.19"),
+        ResultRow("default", gflops=1.0),
+        ResultRow("tiling", failure="wrong result"),
+        ResultRow("vthread", gflops=2.0),
+        ResultRow("cudnn", gflops=6.0, library="9.19"),
     )
     return Sweep("d2l", ["4"], [Result(SMALL, "cuda:0", "NVIDIA H200", 0, rows)], "here")
 
 
 def test_failed_trials_count_as_trials_and_are_told():
-    (history,) = history_info(SMALL, traces("log", map(record, (0, 2, 0, 5)))).histories
+    (history,) = compute_history_info(SMALL, collect_traces("log", map(record, (0, 2, 0, 5)))).curves
     assert history.summary == "direct, 4 trials, 50% failed"
 
 
 def test_time_is_shown_only_if_all_trials_have_it():
-    timed = history_info(SMALL, traces("log", [record(1, elapsed=0.5), record(2, elapsed=1.5)]))
-    partly = history_info(SMALL, traces("log", [record(1), record(2, elapsed=1.5)]))
-    assert [info.histories[0].elapsed for info in (timed, partly)] == [(0.5, 1.5), ()]
+    timed = compute_history_info(SMALL, collect_traces("log", [record(1, elapsed=0.5), record(2, elapsed=1.5)]))
+    partly = compute_history_info(SMALL, collect_traces("log", [record(1), record(2, elapsed=1.5)]))
+    assert [info.curves[0].elapsed for info in (timed, partly)] == [(0.5, 1.5), ()]
 
 
 def test_last_timings_are_no_trials_unless_there_is_nothing_else():
     def final(gflops, **fields):
         return replace(record(gflops, **fields), final=True)
 
-    found = traces("log", [final(9), record(1, elapsed=1.0), record(2, elapsed=2.0), final(3), final(0)])
-    (history,) = history_info(SMALL, found).histories
+    found = collect_traces("log", [final(9), record(1, elapsed=1.0), record(2, elapsed=2.0), final(3), final(0)])
+    (history,) = compute_history_info(SMALL, found).curves
     assert history.summary == "direct, 2 trials"
-    assert (history.best, history.elapsed) == (pytest.approx((1, 2)), (1.0, 2.0))
-    thinned = traces("log", [final(3), final(5), record(1, workload=OTHER), final(4, workload=OTHER)])
+    assert (history.best_gflops, history.elapsed) == (pytest.approx((1, 2)), (1.0, 2.0))
+    thinned = collect_traces("log", [final(3), final(5), record(1, workload=OTHER), final(4, workload=OTHER)])
     assert {trace.workload: trace.rates for trace in thinned} == {SMALL: [3, 5], OTHER: [1]}
 
 
@@ -72,7 +72,7 @@ def test_sessions_are_drawn_one_after_another(elapsed, timestamps, expected):
         record(1, elapsed=seconds, timestamp=when, schedule=schedule)
         for seconds, when, schedule in zip(elapsed, timestamps, schedules, strict=False)
     ]
-    found = traces("log", records)
+    found = collect_traces("log", records)
     assert sorted(seconds for trace in found for seconds in trace.elapsed) == pytest.approx(expected)
 
 
@@ -83,25 +83,27 @@ def test_a_log_that_is_looked_at_gives_the_traces_of_its_records(tmp_path):
     lines = [each.line() for each in records]
     lines[::5] = [line.replace(": ", ":") for line in lines[::5]]
     log.write_text("\n".join(lines))
-    assert read_traces("log", log, BadLines()) == traces("log", records)
+    assert read_traces("log", log, InvalidLines()) == collect_traces("log", records)
 
 
 def test_the_result_of_a_search_is_not_its_fastest_trial():
-    found = traces("log", [record(8), record(5), replace(record(8), final=True, times=record(4).times), record(9)])
-    info = history_info(SMALL, found)
-    assert info.histories[0].best[-1] == pytest.approx(9)
+    found = collect_traces(
+        "log", [record(8), record(5), replace(record(8), final=True, times=record(4).times), record(9)]
+    )
+    info = compute_history_info(SMALL, found)
+    assert info.curves[0].best_gflops[-1] == pytest.approx(9)
     assert [name for name, _ in info.results] == ["direct: 4.00 GFLOP/s, final timing"]
     _, (result,) = merge_into_sweep(found)
     assert result.rows[0].gflops == pytest.approx(4)
 
 
 def test_a_history_is_compared_with_a_sweeps_fastest_rows(sweep):
-    info = history_info(SMALL, traces("log", [record(1)]), [sweep])
-    assert info.compared == (("vthread", 2.0), ("cudnn", 6.0))
+    info = compute_history_info(SMALL, collect_traces("log", [record(1)]), [sweep])
+    assert info.targets == (("vthread", 2.0), ("cudnn", 6.0))
 
 
 def test_the_best_of_a_search_stands_beside_the_rows_of_a_sweep(sweep):
-    found = traces("log", [record(0), record(8), record(3, workload=OTHER), record(1)])
+    found = collect_traces("log", [record(0), record(8), record(3, workload=OTHER), record(1)])
     labels, results = merge_into_sweep(found, [sweep])
     assert labels == ["4", "1x2x6x6,8x2x3x3,s1,p1"]
     assert [row.name for row in results[0].rows] == [
@@ -115,13 +117,13 @@ def test_the_best_of_a_search_stands_beside_the_rows_of_a_sweep(sweep):
 
 
 def test_what_a_tuner_measures_to_compare_with_is_no_search():
-    info = history_info(SMALL, traces("log", [record(1, schedule="default"), record(3), record(4)]))
-    assert info.compared == (("default", pytest.approx(1)),)
-    assert [history.name for history in info.histories] == ["direct"]
+    info = compute_history_info(SMALL, collect_traces("log", [record(1, schedule="default"), record(3), record(4)]))
+    assert info.targets == (("default", pytest.approx(1)),)
+    assert [history.name for history in info.curves] == ["direct"]
 
 
 def test_a_sweep_has_the_default_schedule_already(sweep):
-    found = traces("log", [record(2, schedule="default"), record(2, schedule="default", workload=OTHER)])
+    found = collect_traces("log", [record(2, schedule="default"), record(2, schedule="default", workload=OTHER)])
     _, results = merge_into_sweep(found, [sweep])
     rates = [[row.gflops for row in result.rows if row.name == "default"] for result in results]
     assert rates == [[1.0], [pytest.approx(2)]]

@@ -9,11 +9,11 @@ from html.parser import HTMLParser
 import pytest
 from pages import contents, failed, hostile_page, record
 
-from tvmconv.reports.measured import of_log
-from tvmconv.reports.page.contents import page
-from tvmconv.reports.page.markup import escaped
-from tvmconv.reports.page.svg import Scale, apart, full_width
-from tvmconv.reports.trials import failures, mattered, standing_for_all
+from tvmconv.reports.page.contents import render_page
+from tvmconv.reports.page.markup import escape_text
+from tvmconv.reports.page.svg import AxisScale, compute_full_width, spread_labels
+from tvmconv.reports.timing_groups import times_from_log
+from tvmconv.reports.trials import compute_knob_importances, group_failures, select_representative_trials
 
 
 class Elements(HTMLParser):
@@ -33,11 +33,11 @@ class Elements(HTMLParser):
 
 
 def test_same_contents_same_bytes():
-    assert page(contents()) == page(contents())
+    assert render_page(contents()) == render_page(contents())
 
 
 def test_policy_allows_the_pages_own_script_and_style_alone():
-    text = page(contents())
+    text = render_page(contents())
     policy = next(attrs["content"] for tag, attrs in Elements(text).found if tag == "meta" and "http-equiv" in attrs)
     for tag, name in (("script", "script-src"), ("style", "style-src")):
         (inner,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
@@ -48,7 +48,7 @@ def test_policy_allows_the_pages_own_script_and_style_alone():
 
 
 def test_nothing_is_loaded_and_nothing_styled_in_attributes():
-    for tag, attrs in Elements(page(contents())).found:
+    for tag, attrs in Elements(render_page(contents())).found:
         assert tag not in {"link", "img", "iframe", "object", "use", "image", "base"}
         assert "style" not in attrs
         assert not any(name.startswith("on") or name == "src" for name in attrs)
@@ -67,7 +67,7 @@ def test_hostile_text_can_be_written_as_utf_8():
 
 
 def test_ids_are_there_once_and_what_is_named_by_them_is_there():
-    found = Elements(page(contents())).found
+    found = Elements(render_page(contents())).found
     ids = [attrs["id"] for _, attrs in found if "id" in attrs]
     assert len(ids) == len(set(ids))
     links = {attrs["href"][1:] for _, attrs in found if "href" in attrs}
@@ -76,22 +76,22 @@ def test_ids_are_there_once_and_what_is_named_by_them_is_there():
 
 
 def test_each_picture_says_what_it_shows():
-    for tag, attrs in Elements(page(contents())).found:
+    for tag, attrs in Elements(render_page(contents())).found:
         if tag == "svg":
             assert attrs.get("aria-label") or attrs.get("aria-hidden") == "true"
 
 
 def test_what_is_no_text_is_replaced():
-    assert escaped("a\x00b\ud800") == "a�b�"
+    assert escape_text("a\x00b\ud800") == "a�b�"
 
 
 @pytest.mark.parametrize(
     ("scale", "ticks"),
     [
-        (Scale(0, 10, 0, 100), [0, 2, 4, 6, 8, 10]),
-        (Scale(1, 3, 0, 100, whole=True), [1, 2, 3]),
-        (Scale(5, 300, 0, 100, log=True), [5, 10, 20, 50, 100, 200]),
-        (Scale(1, 1e6, 0, 100, log=True), [1, 10, 100, 1e3, 1e4, 1e5, 1e6]),
+        (AxisScale(0, 10, 0, 100), [0, 2, 4, 6, 8, 10]),
+        (AxisScale(1, 3, 0, 100, is_integer=True), [1, 2, 3]),
+        (AxisScale(5, 300, 0, 100, is_log=True), [5, 10, 20, 50, 100, 200]),
+        (AxisScale(1, 1e6, 0, 100, is_log=True), [1, 10, 100, 1e3, 1e4, 1e5, 1e6]),
     ],
 )
 def test_ticks_are_round(scale, ticks):
@@ -99,31 +99,31 @@ def test_ticks_are_round(scale, ticks):
 
 
 def test_labels_do_not_cover_one_another():
-    places = apart([10, 11, 12, 95], 10, 0, 100)
+    places = spread_labels([10, 11, 12, 95], 10, 0, 100)
     gaps = [later - earlier for earlier, later in itertools.pairwise(places)]
     assert min(gaps) >= 10
     assert max(places) <= 100
 
 
 def test_a_bar_that_would_leave_no_room_is_broken():
-    assert full_width([1.0, 2.0, 300.0]) == 12.0
-    assert full_width([1.0, 2.0]) == 2.0
+    assert compute_full_width([1.0, 2.0, 300.0]) == 12.0
+    assert compute_full_width([1.0, 2.0]) == 2.0
 
 
 def test_a_knob_explains_the_variance_that_it_decides():
     records = [record(1e-5 * (1 + i % 2), config={"decides": i % 2, "idle": i // 2 % 3}) for i in range(36)]
-    decides, idle = mattered(records)
-    assert (decides.knob, decides.share) == ("decides", pytest.approx(1))
-    assert idle.share == pytest.approx(0)
+    decides, idle = compute_knob_importances(records)
+    assert (decides.knob, decides.explained_fraction) == ("decides", pytest.approx(1))
+    assert idle.explained_fraction == pytest.approx(0)
 
 
 def test_failures_by_kind_have_the_first_message():
-    (found,) = failures([record(1e-5), failed("first"), failed("second")])
+    (found,) = group_failures([record(1e-5), failed("first"), failed("second")])
     assert (found.kind, found.count, found.message) == ("compile device", 2, "first")
 
 
 def test_sampled_trials_hold_the_fastest_and_some_others():
-    shown = standing_for_all([record(1e-6 * i, i) for i in range(1000, 0, -1)], 30)
+    shown = select_representative_trials([record(1e-6 * i, i) for i in range(1000, 0, -1)], 30)
     costs = [round(each.cost * 1e6) for each in shown]
     assert len(costs) == 30
     assert costs[:10] == list(range(1, 11))
@@ -131,5 +131,5 @@ def test_sampled_trials_hold_the_fastest_and_some_others():
 
 
 def test_last_timings_count_for_more_than_trials():
-    group = of_log("a log", [record(1e-5), record(2e-5, final=True)])
-    assert [each.seconds for each in group.times] == [2e-5]
+    group = times_from_log("a log", [record(1e-5), record(2e-5, final=True)])
+    assert [each.seconds for each in group.timings] == [2e-5]

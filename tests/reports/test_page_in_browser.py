@@ -1,7 +1,7 @@
 """The page in Chromium: it asks for nothing, breaks no policy, and everything can be reached with the keyboard."""
 
 import pytest
-from pages import WORKLOAD, browser_missing, contents, hostile_page, linked_page, opened, page, requests, write
+from pages import WORKLOAD, browser_missing, contents, hostile_page, linked_page, opened, render_page, requests, write
 
 import tvmconv as tc
 
@@ -31,7 +31,9 @@ def whole(tmp_path_factory):
 def built(tmp_path_factory):
     """A page with the code and the memory of a kernel."""
     kernel = tc.build(WORKLOAD, "conflict_free", arch="sm_90")
-    with opened(write(tmp_path_factory.mktemp("pages") / "built.html", page(contents(kernels=[kernel])))) as driver:
+    with opened(
+        write(tmp_path_factory.mktemp("pages") / "built.html", render_page(contents(kernels=[kernel])))
+    ) as driver:
         yield driver
 
 
@@ -156,7 +158,7 @@ def test_a_value_of_a_knob_leaves_its_trials(whole):
 
 
 def test_without_scripts_all_can_be_read(tmp_path):
-    with opened(write(tmp_path / "page.html", page(contents())), script=False) as driver:
+    with opened(write(tmp_path / "page.html", render_page(contents())), script=False) as driver:
         text = driver.find_element("css selector", "main").text
     for word in ("Results", "10.0 µs", "100 ×", "The knob waterfall", "slices=2", "too many registers", "Provenance"):
         assert word in text

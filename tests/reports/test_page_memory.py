@@ -4,13 +4,13 @@ import re
 
 import pytest
 
-from tvmconv.analysis.memory.requests import Request
-from tvmconv.reports.page.memory import _banks
+from tvmconv.analysis.memory.requests import CostliestRequest
+from tvmconv.reports.page.memory import _render_banks
 
 
 def request(addresses, nbytes, takes):
     lanes = tuple(range(32))
-    return Request("shared", "load", "tile", 0, nbytes, lanes, tuple(map(addresses, lanes)), takes, takes)
+    return CostliestRequest("shared", "load", "tile", 0, nbytes, lanes, tuple(map(addresses, lanes)), takes, takes)
 
 
 @pytest.mark.parametrize(
@@ -25,5 +25,5 @@ def request(addresses, nbytes, takes):
     ],
 )
 def test_rows_are_as_many_as_the_request_takes(addresses, nbytes, takes):
-    picture = str(_banks(request(addresses, nbytes, takes), "told"))
+    picture = str(_render_banks(request(addresses, nbytes, takes), "told"))
     assert len(re.findall(r">wavefront \d+<", picture)) == takes

@@ -2,12 +2,12 @@
 
 from tvmconv.cli import main
 from tvmconv.devices import Timing
-from tvmconv.experiments.results import Result, Row
+from tvmconv.experiments.results import Result, ResultRow
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.logs.log import Log
 from tvmconv.logs.record import Record
-from tvmconv.reports.reach import reach
 from tvmconv.reports.sweep import write_numbers
+from tvmconv.reports.time_to_target import make_time_to_target_table
 from tvmconv.workloads import parse
 
 FIRST, SECOND, OTHER = (parse(f"conv2d:1x{channels}x6x6,4x{channels}x1x1") for channels in (2, 4, 8))
@@ -20,7 +20,10 @@ def record(workload, micros, elapsed):
 
 def compared(name="mine-tuned"):
     """The library takes 10 µs for either of two layers."""
-    rows = (Row("tuned", timing=Timing((1e-6,), "by hand", False)), Row("cudnn", timing=Timing((1e-5,), "", False)))
+    rows = (
+        ResultRow("tuned", timing=Timing((1e-6,), "by hand", False)),
+        ResultRow("cudnn", timing=Timing((1e-5,), "", False)),
+    )
     results = [Result(workload, "cuda:0", "a GPU", 0, rows) for workload in (FIRST, SECOND)]
     return Sweep(name, ["a", "b"], results, "here", [1, 1])
 
@@ -38,7 +41,7 @@ SLOW = [record(FIRST, 11, 5.0), record(FIRST, 0, 6.0), record(SECOND, 10.4, 4.0)
 
 
 def test_a_line_tells_how_many_layers_arrive_and_when():
-    table = reach({"quick": QUICK, "slow": SLOW}, [compared()])
+    table = make_time_to_target_table({"quick": QUICK, "slow": SLOW}, [compared()])
     assert table.rows == [
         ("cudnn's speed", "quick", "2", "2", "1.25", "2.00", "5.00"),
         ("cudnn's speed", "slow", "2", "0", "—", "—", "4.50"),
@@ -48,7 +51,7 @@ def test_a_line_tells_how_many_layers_arrive_and_when():
 
 
 def test_the_best_is_that_of_any_search():
-    rows = reach({"quick": QUICK, "slow": [*SLOW, record(FIRST, 2, 9.0)]}, [compared()]).rows
+    rows = make_time_to_target_table({"quick": QUICK, "slow": [*SLOW, record(FIRST, 2, 9.0)]}, [compared()]).rows
     assert rows[2] == ("95% of the best", "quick", "2", "1", "—", "0.500", "5.00")
 
 

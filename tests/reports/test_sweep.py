@@ -2,9 +2,9 @@
 
 import pytest
 
-from tvmconv.experiments.results import Result, Row
+from tvmconv.experiments.results import Result, ResultRow
 from tvmconv.experiments.sweep import Sweep
-from tvmconv.reports.sweep import title
+from tvmconv.reports.sweep import make_title
 from tvmconv.workloads import parse
 
 CONVOLUTIONS = ("conv2d:1x4x6x6,8x4x3x3,p1", "conv2d:1x2x6x6,8x2x1x1")
@@ -21,5 +21,5 @@ FILTERS = ("filter2d:64x64x1,3x3", "filter2d:64x64x3,5x5")
     ],
 )
 def test_a_chart_is_titled_by_what_was_computed(texts, what):
-    results = [Result(parse(text), "cuda:0", "NVIDIA H200", 0, (Row("basic"),)) for text in texts]
-    assert title(Sweep("s", list(texts), results, "here")) == f"{what}, float32, on NVIDIA H200"
+    results = [Result(parse(text), "cuda:0", "NVIDIA H200", 0, (ResultRow("basic"),)) for text in texts]
+    assert make_title(Sweep("s", list(texts), results, "here")) == f"{what}, float32, on NVIDIA H200"

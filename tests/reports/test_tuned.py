@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 
 from tvmconv.devices import Timing
-from tvmconv.experiments.results import Result, Row
+from tvmconv.experiments.results import Result, ResultRow
 from tvmconv.experiments.sweep import Sweep
-from tvmconv.reports import tuned
-from tvmconv.reports.sweep import markdown
+from tvmconv.reports import library_comparison
+from tvmconv.reports.sweep import format_markdown
 from tvmconv.workloads import parse
 
 
 def row(name, micros, **more):
-    return Row(name, verified=True, timing=Timing((micros * 1e-6,), "by hand", False), **more)
+    return ResultRow(name, verified=True, timing=Timing((micros * 1e-6,), "by hand", False), **more)
 
 
 def result(channels, *rows):
@@ -41,11 +41,11 @@ def sweep():
 
 
 def lines(table):
-    return [[cell for cell in line.split("  ") if cell] for line in table.text().splitlines()]
+    return [[cell for cell in line.split("  ") if cell] for line in table.format_text().splitlines()]
 
 
 def test_layers_have_winners_and_the_network_sums_and_a_mean(sweep):
-    assert [[cell.strip() for cell in line] for line in lines(tuned.comparison(sweep))] == [
+    assert [[cell.strip() for cell in line] for line in lines(library_comparison.make_comparison_table(sweep))] == [
         ["layer", "times", "schedule", "tuned [µs]", "cudnn [µs]", "× cudnn", "cudnn, how"],
         ["a", "3", "direct", "1.00", "8.00", "8.00", "in NHWC"],
         ["b", "1", "implicit_gemm", "4.00", "2.00", "0.500", "in NCHW"],
@@ -55,23 +55,23 @@ def test_layers_have_winners_and_the_network_sums_and_a_mean(sweep):
 
 
 def test_slower_layers_and_failures_are_listed(sweep):
-    assert tuned.remarks(sweep) == ["Slower than cudnn: b (0.500 ×)."]
-    failed = replace(sweep.results[1], rows=(*sweep.results[1].rows[:-1], Row("cudnn", failure="no memory")))
+    assert library_comparison.list_remarks(sweep) == ["Slower than cudnn: b (0.500 ×)."]
+    failed = replace(sweep.results[1], rows=(*sweep.results[1].rows[:-1], ResultRow("cudnn", failure="no memory")))
     broken = replace(sweep, results=[sweep.results[0], failed])
-    assert tuned.remarks(broken) == ["Slower than cudnn: none.", "b: cudnn failed: no memory"]
-    *_, total, mean = tuned.comparison(broken).rows
+    assert library_comparison.list_remarks(broken) == ["Slower than cudnn: none.", "b: cudnn failed: no memory"]
+    *_, total, mean = library_comparison.make_comparison_table(broken).rows
     assert [*total[3:6]] == ["7.00", "—", "—"]
     assert mean[5] == "8.00"
 
 
 def test_the_page_has_the_configs_and_the_ladder_if_there_is_one(sweep):
-    page = markdown(sweep)
+    page = format_markdown(sweep)
     assert "| a | `conv2d:1x2x6x6,4x2x1x1,s1,p0` | direct | `tile_f=-1,2 slices=2` |" in page
     assert "| a | 9.00 | 1.00 | 8.00 |" in page
     bare = replace(sweep, results=[replace(each, rows=each.rows[1:]) for each in sweep.results])
     assert "Beside schedules" in page
-    assert "Beside schedules" not in markdown(bare)
-    assert markdown(bare).endswith("Median times. here\n")
+    assert "Beside schedules" not in format_markdown(bare)
+    assert format_markdown(bare).endswith("Median times. here\n")
 
 
 def test_a_sweep_with_counts_is_read_as_it_was_written(sweep, tmp_path):

@@ -6,12 +6,12 @@ import pytest
 
 from tvmconv.cli import main
 from tvmconv.devices import Timing
-from tvmconv.experiments.results import Result, Row
+from tvmconv.experiments.results import Result, ResultRow
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.logs.log import Log
 from tvmconv.logs.record import Record
 from tvmconv.reports.sweep import write_numbers
-from tvmconv.reports.winners import contests, draw, layers_table, networks_table
+from tvmconv.reports.winners import compare_layers, draw_winners, make_layers_table, make_networks_table
 from tvmconv.workloads import parse
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +19,7 @@ SMALL, LARGE, UNCOMPARED = (parse(f"conv2d:{n}x{c}x16x16,{c}x{c}x3x3,s1,p1") for
 
 
 def row(name, micros, error=1e-6, gflops=None, schedule=None):
-    return Row(name, True, error, timing=Timing((micros * 1e-6,), "", False), gflops=gflops, schedule=schedule)
+    return ResultRow(name, True, error, timing=Timing((micros * 1e-6,), "", False), gflops=gflops, schedule=schedule)
 
 
 def record(workload, schedule, micros):
@@ -49,7 +49,7 @@ RECORDS = [
 
 @pytest.fixture
 def found():
-    return contests([SWEEP], RECORDS, ["winograd"])
+    return compare_layers([SWEEP], RECORDS, ["winograd"])
 
 
 def test_each_kind_has_the_time_of_its_fastest_schedule(found):
@@ -64,14 +64,14 @@ def test_each_kind_has_the_time_of_its_fastest_schedule(found):
 
 
 def test_a_line_tells_times_rates_and_errors(found):
-    assert layers_table(found, ["winograd"]).rows[1] == (
+    assert make_layers_table(found, ["winograd"]).rows[1] == (
         *("net a b32", f"`{LARGE}`", "winograd", "10.0", "5.00", "0.500", "90.0", "4.0e-06", "1.0e-07"),
         *("10.0", "25.0"),
     )
 
 
 def test_networks_are_told_apart_by_batch(found):
-    assert networks_table(found).rows == [
+    assert make_networks_table(found).rows == [
         ("net", "1", "1", "2.00", "2.00", "0", "0.500", "2.0e-07", "3.0e-07"),
         ("net", "32", "1", "0.500", "0.500", "1", "90.0", "4.0e-06", "1.0e-07"),
         ("all", "", "2", "1.00", "0.500", "1", "90.0", "4.0e-06", "3.0e-07"),
@@ -79,7 +79,7 @@ def test_networks_are_told_apart_by_batch(found):
 
 
 def test_the_picture_has_a_panel_for_each_size_of_batch(found, tmp_path):
-    draw(found, ["winograd"], tmp_path / "picture.svg")
+    draw_winners(found, ["winograd"], tmp_path / "picture.svg")
     text = (tmp_path / "picture.svg").read_text(encoding="utf-8")
     assert "<!-- batch 1 -->" in text
     assert "<!-- batch 32 -->" in text

@@ -7,8 +7,8 @@ import pytest
 from hostile import ENVIRONMENTS, no_namespace, run_in
 from processes import GONE_SECONDS, processes_of, wait_for
 
-from tvmconv.logs.lines import BadLines
-from tvmconv.logs.log import read
+from tvmconv.logs.lines import InvalidLines
+from tvmconv.logs.log import read_records
 
 WORKLOAD, TRIALS = "conv2d:1x8x14x14,8x8x3x3,s1,p1", 3
 HOW = ("--schedule=tiling", "--tuner=random", "--workers=1", "--device=opencl:0", f"--trials={TRIALS}", "--log", "LOG")
@@ -18,8 +18,8 @@ STATUSES = {"works": {0}, "refuses": {2}, "either": {0, 2}}
 
 def records(ended):
     """The records of the log; fails if it has what is no record."""
-    bad = BadLines()
-    found = list(read(ended.log, bad))
+    bad = InvalidLines()
+    found = list(read_records(ended.log, bad))
     assert bad.count == 0
     return found
 

@@ -26,18 +26,19 @@ from learnt import NEW, knowledge
 from mutations import mutated_bytes, mutated_gzip, mutated_json, mutated_lines, mutated_text, mutated_zip
 
 import tvmconv as tc
-from tvmconv import cli, library, training
+from tvmconv import cli, registry
 from tvmconv.arithmetic import ceil_div
-from tvmconv.checksummed import read_checked, write_checked
-from tvmconv.compiler.program import ArrayType, Launch, Program, Step
+from tvmconv.checksummed_file import read_checked, write_checked
+from tvmconv.compiler.executable import ArrayType, CompiledKernel, Executable, LaunchConfig
+from tvmconv.cost_model import train
+from tvmconv.cost_model.model import CostModel
+from tvmconv.cost_model.predict import predict
 from tvmconv.devices import rpc
 from tvmconv.errors import FallbackWarning
-from tvmconv.knowledge.model import Knowledge
-from tvmconv.knowledge.predict import predict
-from tvmconv.logs.lines import BadLines
-from tvmconv.logs.log import Log, read
-from tvmconv.measuring import kept, programs, wire
-from tvmconv.measuring.outcome import ErrorKind, Outcome
+from tvmconv.logs.lines import InvalidLines
+from tvmconv.logs.log import Log, read_records
+from tvmconv.measure import kernel_archive, kernel_cache, serialization
+from tvmconv.measure.results import ErrorKind, RunnerResult
 
 SHIPPED = Path(__file__).parents[2] / "tuning_logs"
 CASES = int(os.environ.get("TVMCONV_FUZZ", "150"))
@@ -144,9 +145,9 @@ def log_lines():
     records = []
     for place, text in enumerate((SMALL, "conv2d:1x4x6x6,4x4x1x1,s1,p0")):
         w = tc.parse(text)
-        found = library.find(w, "tiling").space(w)
-        for number, point in enumerate(found.sample(6, np.random.default_rng(place))):
-            config = found.config(point)
+        found = registry.find_schedule(w, "tiling").space(w)
+        for number, point in enumerate(found.sample_legal(6, np.random.default_rng(place))):
+            config = found.config_from_point(point)
             records.append(made_up(w, "tiling", config, "NVIDIA H200", elapsed=number + 0.5, timestamp=1e9 + number))
         records.append(made_up(w, "tiling", config, "NVIDIA H200", final=True, elapsed=9.0, timestamp=2e9))
     failed = made_up(
@@ -158,7 +159,7 @@ def log_lines():
 def nothing_lost(good, file, bad):
     """Whether the records of the lines that are as they were are read."""
     whole = [line for line in bad.split(b"\n") if line in good.split(b"\n") and line]
-    lines = [record.line().encode() for record in read(file, BadLines())]
+    lines = [record.line().encode() for record in read_records(file, InvalidLines())]
     assert all(lines.count(line) >= whole.count(line) for line in whole), "records are lost"
 
 
@@ -191,7 +192,7 @@ def test_compressed_logs(tmp_path):
 
     data = gzip.compress(log_lines())
     mutate = partial(mutated_gzip, inner=mutated_lines)
-    fuzz("logs.gz", data, mutate, [call(lambda file: list(training.measured(file)))], tmp_path, ".jsonl.gz")
+    fuzz("logs.gz", data, mutate, [call(lambda file: list(train.read_valid_records(file)))], tmp_path, ".jsonl.gz")
 
 
 def test_sweeps(tmp_path):
@@ -258,11 +259,11 @@ def mutated_knowledge(data, draw):
 
 def test_models_of_what_was_learnt(tmp_path):
     knowledge().save(tmp_path / "good.npz")
-    space = library.find(NEW, "direct").space(NEW)
+    space = registry.find_schedule(NEW, "direct").space(NEW)
 
     def predicts(file):
         with np.errstate(all="ignore"):
-            predict(NEW, {"direct": space}, Knowledge.load(file), 2)
+            predict(NEW, {"direct": space}, CostModel.load(file), 2)
 
     fuzz("knowledge", (tmp_path / "good.npz").read_bytes(), mutated_knowledge, [call(predicts)], tmp_path, ".npz")
 
@@ -272,22 +273,22 @@ def program():
     w = tc.parse(SMALL)
     arrays = tuple(ArrayType(*each) for each in zip(w.argument_shapes, w.argument_dtypes, strict=True))
     code = b"__kernel void k(__global float *x, __global float *w, __global float *y) { y[0] = x[0] * w[0]; }"
-    step = Step(code, "k", Launch((1, 1, 1), (1, 1, 1)), (0, 1, 2), 0)
-    return Program((step,), arrays)
+    step = CompiledKernel(code, "k", LaunchConfig((1, 1, 1), (1, 1, 1)), (0, 1, 2), 0)
+    return Executable((step,), arrays)
 
 
 def test_kept_kernels(tmp_path, monkeypatch, opencl):
-    monkeypatch.setenv(kept.VARIABLE, str(tmp_path / "kept"))
+    monkeypatch.setenv(kernel_cache.CACHE_VARIABLE, str(tmp_path / "kept"))
     w = tc.parse(SMALL)
-    schedule = library.find(w, "default")
-    kept.keep(w, schedule, {}, opencl, program())
+    schedule = registry.find_schedule(w, "default")
+    kernel_cache.store(w, schedule, {}, opencl, program())
     (place,) = (tmp_path / "kept").iterdir()
     good = read_checked(place)
 
     def find(file):
         write_checked(place, file.read_bytes())  # the checksum is right, and what it is of is not
-        found = kept.find(w, "default", {}, opencl)
-        assert found is None or isinstance(found, Program)
+        found = kernel_cache.lookup(w, "default", {}, opencl)
+        assert found is None or isinstance(found, Executable)
 
     def mutate(data, draw):
         header, newline, code = data.partition(b"\n")
@@ -300,9 +301,9 @@ def test_kept_kernels(tmp_path, monkeypatch, opencl):
 
 
 def test_archives_of_programs(tmp_path):
-    programs.save(tmp_path / "good.zip", [({"workload": SMALL, "steps": []}, program())] * 2)
+    kernel_archive.save_kernels(tmp_path / "good.zip", [({"workload": SMALL, "steps": []}, program())] * 2)
     data = (tmp_path / "good.zip").read_bytes()
-    load = call(lambda file: list(programs.load(file)))
+    load = call(lambda file: list(kernel_archive.load_kernels(file)))
     fuzz("programs", data, partial(mutated_zip, text_names=("0.json", "1.json")), [load], tmp_path, ".zip")
 
 
@@ -312,16 +313,16 @@ def test_archives_of_pytorch_models(tmp_path):
 
     packed = io.BytesIO()
     torch.export.save(torch.export.export(torch.nn.ReLU(), (torch.ones(2, 3),)), packed)
-    header, code = wire.encode_program(program(), None)
+    header, code = serialization.encode_executable(program(), None)
     device = {"name": "a CPU", "arch": None}
     head = {"version": archive.VERSION, "place": "cpu", "device": device}
     head["kernels"] = [{"workload": SMALL, "program": header}]
     whole = io.BytesIO()
     with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as written:
-        for name, contents in {archive.HEAD: json.dumps(head), archive.MODEL: packed.getvalue()}.items():
+        for name, contents in {archive.HEADER_FILE: json.dumps(head), archive.MODEL_FILE: packed.getvalue()}.items():
             written.writestr(name, contents)
-        written.writestr(archive.CODE.format(0), code)
-    mutate = partial(mutated_zip, text_names=(archive.HEAD,))
+        written.writestr(archive.CODE_FILE.format(0), code)
+    mutate = partial(mutated_zip, text_names=(archive.HEADER_FILE,))
     fuzz("torch", whole.getvalue(), mutate, [call(archive.load)], tmp_path, ".tvmconv")
 
 
@@ -347,15 +348,15 @@ def test_recorded_spaces(tmp_path):
 
 
 def test_messages_of_workers(tmp_path):
-    outcome = Outcome((1e-6, 2e-6), 3e-7, phases={"load": 1.5}, seconds=0.25)
-    header, code = wire.encode_program(program(), 1e-6)
-    order = wire.Order(SMALL, 7, 2.5, 1 << 30).encode()
+    outcome = RunnerResult((1e-6, 2e-6), 3e-7, phases={"load": 1.5}, seconds=0.25)
+    header, code = serialization.encode_executable(program(), 1e-6)
+    order = serialization.SessionRequest(SMALL, 7, 2.5, 1 << 30).encode()
     text = {"device": "opencl", "name": "a CPU"}
     readers = {
-        "outcome": (wire.encode_outcome(outcome), wire.decode_outcome),
-        "program": (header, lambda text: wire.decode_program(text, code)),
-        "order": (order, wire.Order.decode),
-        "device": (json.dumps(text), lambda text: rpc.described(Session(text))),
+        "outcome": (serialization.encode_result(outcome), serialization.decode_result),
+        "program": (header, lambda text: serialization.decode_executable(text, code)),
+        "order": (order, serialization.SessionRequest.decode),
+        "device": (json.dumps(text), lambda text: rpc.read_description(Session(text))),
     }
     for name, (good, decode) in readers.items():
         decoded = call(lambda file, decode=decode: decode(file.read_text(encoding="utf-8", errors="replace")))
@@ -374,7 +375,7 @@ class Session:
 
 def test_answers_of_trackers(tmp_path, monkeypatch):
     monkeypatch.setattr(rpc, "TRACKER_SECONDS", 0.3)
-    monkeypatch.setattr(rpc, "FREE_SECONDS", 0.3)
+    monkeypatch.setattr(rpc, "MAX_WAIT_SECONDS", 0.3)
     monkeypatch.setattr("tvm.rpc.connect", lambda url, port, key: (url, port, key))
     summary = [0, {"server_info": [{"key": "server:k", "addr": ["h", 9090]}], "queue_info": {}}]
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -408,7 +409,7 @@ def test_answers_of_trackers(tmp_path, monkeypatch):
             return struct.pack("<i", len(bad)) + bad, what
 
         fuzz("summary", json.dumps(summary).encode(), mutate, [ask(rpc.count_workers)], tmp_path, "")
-        fuzz("request", json.dumps([0, ["h", 9090, "key"]]).encode(), mutate, [ask(rpc.connect)], tmp_path, "")
+        fuzz("request", json.dumps([0, ["h", 9090, "key"]]).encode(), mutate, [ask(rpc.connect_worker)], tmp_path, "")
 
 
 KINDS = 19  # calls of `fuzz`

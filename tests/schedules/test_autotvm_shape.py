@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tvmconv as tc
-from tvmconv import library
+from tvmconv import registry
 from tvmconv.arithmetic import ceil_div
 
 UNROLLING = ("auto_unroll_max_step", "unroll_explicit")
@@ -24,10 +24,10 @@ CASES = (
 
 def configs(schedule, workload, n=12):
     """Values of AutoTVM's knobs that are legal with the other knobs at their defaults."""
-    space = library.find(workload, schedule).space(workload)
-    points = space.sample(8 * n, np.random.default_rng(0))
-    drawn = [{name: space.config(point)[name] for name in KNOBS[schedule]} for point in points]
-    legal = space.legal(np.stack([space.point(config) for config in drawn]))
+    space = registry.find_schedule(workload, schedule).space(workload)
+    points = space.sample_legal(8 * n, np.random.default_rng(0))
+    drawn = [{name: space.config_from_point(point)[name] for name in KNOBS[schedule]} for point in points]
+    legal = space.is_legal(np.stack([space.point_from_config(config) for config in drawn]))
     return list(itertools.compress(drawn, legal))[:n]
 
 
@@ -45,7 +45,7 @@ def test_the_launch_is_that_of_autotvms_template(schedule, text):
 
 @pytest.mark.parametrize(("schedule", "text"), CASES)
 def test_the_other_knobs_default_to_autotvms_only_way(schedule, text):
-    space = library.find(tc.parse(text), schedule).space(tc.parse(text))
+    space = registry.find_schedule(tc.parse(text), schedule).space(tc.parse(text))
     others = {name: value for name, value in space.default.items() if name not in KNOBS[schedule]}
     autotvm = {"slices": 1, "pipeline": "none", "weight_layout": "oihw", "weight_pad": 0, "stage": "shared"}
     assert others.items() <= {**autotvm, "fetch": "blocked"}.items()

@@ -10,9 +10,9 @@ import pytest
 from nasty import VARIED
 
 import tvmconv as tc
-from tvmconv import library
-from tvmconv.compiler.barriers import unsynchronised
-from tvmconv.knobs import Split
+from tvmconv import registry
+from tvmconv.compiler.barriers import find_missing_barriers
+from tvmconv.space import SplitKnob
 
 # One row of threads stages what both read; with the channels' threads outermost, its barriers were missing.
 SHARED_ROW = tc.parse("conv2d:3x1x19x43,2x1x4x1,s3,p0,d3x1")
@@ -55,10 +55,10 @@ def test_threads_that_share_a_staged_row_read_it_in_time(pipeline, fetch, place)
 def single_elements(workload, schedule):
     """A config of few threads, which have one output each and stage one tap at a time."""
     config = {}
-    for name, knob in library.find(workload, schedule).space(workload).knobs.items():
-        if isinstance(knob, Split) and name != "tile_b":  # winograd's, which is all blocks
+    for name, knob in registry.find_schedule(workload, schedule).space(workload).knobs.items():
+        if isinstance(knob, SplitKnob) and name != "tile_b":  # winograd's, which is all blocks
             threads = 1 if name.startswith("tile_r") else min(knob.extent, 6)
-            config[name] = (-1, *[1] * (knob.parts - 3), threads, 1) if knob.parts > 2 else (-1, 1)
+            config[name] = (-1, *[1] * (knob.num_factors - 3), threads, 1) if knob.num_factors > 2 else (-1, 1)
     return config
 
 
@@ -66,4 +66,4 @@ def single_elements(workload, schedule):
 def test_no_schedule_lets_threads_race(text, schedule):
     workload = tc.parse(text)
     kernel = tc.build(workload, schedule, arch="sm_75", config=single_elements(workload, schedule))
-    assert unsynchronised(kernel.lowered) == []
+    assert find_missing_barriers(kernel.lowered) == []

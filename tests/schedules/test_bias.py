@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tvmconv as tc
-from tvmconv import library
+from tvmconv import registry
 
 SCHEDULES = ["direct", "implicit_gemm"]
 LOAD = re.compile(r"\bbias_ptr\[")
@@ -52,8 +52,8 @@ def test_a_thread_loads_a_channel_s_bias_once_for_all_pixels(schedule):
 def test_any_config_begins_with_the_right_bias(schedule, text, opencl):
     """Slices, of which one begins with it; tiles that overhang; groups; layouts."""
     w = tc.parse(text)
-    space = library.find(w, schedule).space(w, opencl.limits)
-    configs = [space.config(point) for point in space.sample(50, np.random.default_rng(len(text)))]
+    space = registry.find_schedule(w, schedule).space(w, opencl.limits)
+    configs = [space.config_from_point(point) for point in space.sample_legal(50, np.random.default_rng(len(text)))]
     sliced = [config for config in configs if config.get("slices", 1) > 1]
     for config in configs[:2] + sliced[:1]:
         assert tc.build(w, schedule, config=config, device=opencl).verify().ok

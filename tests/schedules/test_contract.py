@@ -34,9 +34,9 @@ from small_tiles import all_legal, few_multiprocessors
 from strategies import convolutions, filters
 
 import tvmconv as tc
-from tvmconv import gpu as gpus
-from tvmconv import library
-from tvmconv.devices import find
+from tvmconv import gpu_specs as gpus
+from tvmconv import registry
+from tvmconv.devices import find_device
 
 ON_OPENCL = ("f32", "bf16")  # PoCL has no 16-bit floats of OpenCL's; bfloat16 is stored as integers
 PAIRS = in_pairs(ON_OPENCL)
@@ -75,7 +75,7 @@ def check(place, schedule, text, config=None):
     workload = tc.parse(text)
     kernel = tc.build(workload, schedule, config=config, **({"arch": place} if place == "sm_90" else {"device": place}))
     if place == "sm_90":
-        assert emulate.error(kernel.module, workload) <= workload.tolerance, config
+        assert emulate.error(kernel.lowered_module, workload) <= workload.tolerance, config
     else:
         found = kernel.verify(problem(workload))
         assert found.ok, (config, found)
@@ -83,13 +83,13 @@ def check(place, schedule, text, config=None):
 
 
 def runs(schedule, text, kind="opencl"):
-    return schedule in [s.name for s in tc.schedules(tc.parse(text)) if kind in s.kinds]
+    return schedule in [s.name for s in tc.schedules(tc.parse(text)) if kind in s.device_kinds]
 
 
 def turns(texts, step):
     """Every so many of the schedules for OpenCL of each workload, beginning with another one for each."""
     for number, text in enumerate(texts):
-        own = [s.name for s in tc.schedules(tc.parse(text)) if "opencl" in s.kinds]
+        own = [s.name for s in tc.schedules(tc.parse(text)) if "opencl" in s.device_kinds]
         yield from (("opencl:0", name, text) for name in own[number % step :: step])
 
 
@@ -139,7 +139,9 @@ def searched(schedule):
         elif schedule in DEEP:
             space = space_of(w, schedule, "sm_86" if schedule == "stem" else "sm_90")
         else:
-            space = library.find(w, schedule).space(w, *[find("opencl:0").limits] * (schedule in OWN_TURNS))
+            space = registry.find_schedule(w, schedule).space(
+                w, *[find_device("opencl:0").limits] * (schedule in OWN_TURNS)
+            )
         found[text] = space, covering(space, NUM_CONFIGS.get(schedule, 2), seed, seen)
     return found
 
@@ -155,9 +157,11 @@ def test_searched_configs_compute_the_workload(place, schedule, text):
     for config in configs:
         with few_multiprocessors():
             kernel = check(place, schedule, text, config)
-        if schedule in TUNED and library.find(tc.parse(text), schedule).usage and len(kernel.steps) == 1:
-            used = space.usage(np.stack([space.point(config)]))
-            assert (used.threads[0], used.blocks[0]) == (kernel.launch.threads, kernel.launch.blocks), config
+        if schedule in TUNED and registry.find_schedule(tc.parse(text), schedule).usage and len(kernel.kernels) == 1:
+            used = space.usage(np.stack([space.point_from_config(config)]))
+            assert (used.threads[0], used.blocks[0]) == (kernel.launch.threads_per_block, kernel.launch.num_blocks), (
+                config
+            )
 
 
 TRIED = {
@@ -233,8 +237,8 @@ ON_ANY = (*LADDER, "direct", "implicit_gemm", "depthwise", "depthwise_nhwc", "gr
 @given(workload=convolutions(max_flops=1_000_000), seed=st.integers(0, 2**32 - 1))
 def test_any_config_computes_any_convolution(schedule, workload, seed):
     workload = suited(workload, schedule)
-    space = library.find(workload, schedule).space(workload)
-    sample = map(space.config, space.sample(64, np.random.default_rng(seed)))
+    space = registry.find_schedule(workload, schedule).space(workload)
+    sample = map(space.config_from_point, space.sample_legal(64, np.random.default_rng(seed)))
     # PoCL 3.0 at times forgets what an accumulator holds that is written under a guard, as those of overhanging tiles
     # are: the covering configs above have such tiles, on workloads where it does not.
     config = next((config for config in sample if all_divide(space, config)), None)
@@ -252,7 +256,7 @@ def test_defaults_of_any_workload_fit_any_gpus_shared_memory(rung, workload):
 @settings(max_examples=8)
 @given(workload=filters(), data=st.data())
 def test_any_filter_is_computed(workload, data):
-    schedule = data.draw(st.sampled_from([s.name for s in tc.schedules(workload) if "opencl" in s.kinds]))
+    schedule = data.draw(st.sampled_from([s.name for s in tc.schedules(workload) if "opencl" in s.device_kinds]))
     assert tc.build(workload, schedule, device="opencl:0").verify().error <= 1e-5
 
 
@@ -261,9 +265,9 @@ def test_any_filter_is_computed(workload, data):
 def test_there_is_a_config_to_search_for_any_small_workload(texts, kind):
     """Limits that serve a GPU, of threads, say, must not shut out all of a space."""
     for w in (tc.parse(text + kind) for text in texts[::2]):
-        for schedule in library.to_tune(w, "cuda", "sm_90"):
-            space = schedule.space(w, gpus.limits("sm_90"))
-            assert len(space.sample(1, np.random.default_rng(0))), (w.text, schedule.name)
+        for schedule in registry.schedules_to_tune(w, "cuda", "sm_90"):
+            space = schedule.space(w, gpus.get_block_limits("sm_90"))
+            assert len(space.sample_legal(1, np.random.default_rng(0))), (w.text, schedule.name)
 
 
 TF32 = [(name, texts[8 % len(texts)], layouts(name)[-(i % 2)]) for i, (_, name, texts) in enumerate(schedules())]
@@ -314,8 +318,8 @@ LAYERS = {
 
 
 def architectures(schedule, text):
-    found = library.find(tc.parse(text), schedule)
-    return [arch for arch in ALL_ARCHITECTURES if found.runs_on("cuda", arch)]
+    found = registry.find_schedule(tc.parse(text), schedule)
+    return [arch for arch in ALL_ARCHITECTURES if found.can_run_on("cuda", arch)]
 
 
 COMPILED = [
@@ -336,7 +340,7 @@ def test_defaults_of_networks_compile_without_spills(schedule, text, arch):
 def test_defaults_fit_every_architecture_and_may_be_searched(schedule):
     for text in LAYERS[schedule]:
         space = space_of(tc.parse(text), schedule, "sm_120")
-        assert space.legal(space.point(space.default)[None]).all(), text
+        assert space.is_legal(space.point_from_config(space.default)[None]).all(), text
 
 
 @pytest.mark.slow
@@ -416,7 +420,7 @@ def test_defaults_and_searched_configs_are_right_on_a_gpu(gpu, schedule):
     for text in ON_A_GPU[schedule]:
         w = tc.parse(text)
         found = next((s for s in tc.schedules(w) if s.name == schedule), None)
-        if found is None or not found.runs_on("cuda", gpu.arch):
+        if found is None or not found.can_run_on("cuda", gpu.arch):
             continue
         space = all_legal(w) if schedule == "hopper" else found.space(w, gpu.limits)
         for config in [None, *covering(space, 4, seed=1)]:

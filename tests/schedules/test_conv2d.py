@@ -6,9 +6,9 @@ from cubins import needs_nvrtc
 from nasty import LARGE, NASTY
 
 import tvmconv as tc
-from tvmconv import library
-from tvmconv.analysis.machine_code.executed.asked import asked_of_grid
-from tvmconv.analysis.memory.banks import conflicts
+from tvmconv import registry
+from tvmconv.analysis.memory.bank_conflicts import count_conflicts
+from tvmconv.analysis.sass.interpreter.request_counts import count_launch_requests
 
 LADDER = ("default", "tiling", "columns", "vthread", "conflict_free")
 CHAPTER = tc.parse("conv2d:1x64x64x64,64x64x3x3,s1,p1")
@@ -31,7 +31,7 @@ def test_defaults_are_the_chapters_factors_at_its_shape():
     assert tiling.config["tile_c"][1:] == (4, 8)
     assert tiling.config["tile_h"][1:] == (2, 2)
     assert tiling.config["tile_w"][1:] == (16, 4)
-    assert tiling.launch.threads == 128
+    assert tiling.launch.threads_per_block == 128
     assert tiling.launch.grid == (1, 16, 2)
     vthread = tc.build(CHAPTER, "vthread", arch="sm_90")
     assert vthread.config["tile_w"][1:] == (2, 16, 2)
@@ -49,15 +49,15 @@ def test_grid_with_too_many_channel_tiles_folds_into_one_axis():
 @pytest.mark.parametrize("text", [*NASTY[::2], *LARGE])
 def test_conflict_free_has_no_bank_conflicts_on_any_workload(text):
     kernel = tc.build(tc.parse(text), "conflict_free", arch="sm_90")
-    assert conflicts(kernel, "load") == 0
-    assert conflicts(kernel, "store") == 0
+    assert count_conflicts(kernel, "load") == 0
+    assert count_conflicts(kernel, "store") == 0
 
 
 def test_conflict_free_has_no_bank_conflicts_whatever_its_tiles():
     w = tc.parse("conv2d:2x24x15x15,40x24x3x3,s2,p1")
     for tile_c, tile_p in (((-1, 2, 3, 4), (-1, 3, 2)), ((-1, 1, 1, 5), (-1, 1, 3)), ((-1, 1, 8, 1), (-1, 5, 1))):
         kernel = tc.build(w, "conflict_free", arch="sm_90", config={"tile_c": tile_c, "tile_p": tile_p})
-        assert conflicts(kernel, "load") == conflicts(kernel, "store") == 0
+        assert count_conflicts(kernel, "load") == count_conflicts(kernel, "store") == 0
 
 
 @pytest.mark.parametrize("tile_c", [(-1, 1, 7), (-1, 3, 16), (-1, 1, 64), (-1, 4, 1)])
@@ -65,7 +65,7 @@ def test_conflict_free_spreads_channels_over_a_warp_at_one_pixel(tile_c):
     w = tc.parse("conv2d:1x12x3x3,70x12x3x3,s1,p0")
     kernel = tc.build(w, "conflict_free", arch="sm_90", config={"tile_c": tile_c})
     assert kernel.launch.block == (tile_c[2], 1, 1)
-    assert conflicts(kernel, "load") == conflicts(kernel, "store") == 0
+    assert count_conflicts(kernel, "load") == count_conflicts(kernel, "store") == 0
     assert tc.build(w, "conflict_free", device="opencl:0", config={"tile_c": tile_c}).verify().ok
 
 
@@ -73,7 +73,7 @@ def test_rungs_below_have_bank_conflicts():
     """Without this, the test above could pass with an analysis that sees nothing."""
     w = tc.parse("conv2d:1x64x28x28,64x64x3x3,s1,p1")
     for rung in ("tiling", "columns", "vthread"):
-        assert conflicts(tc.build(w, rung, arch="sm_90"), "load") > 0
+        assert count_conflicts(tc.build(w, rung, arch="sm_90"), "load") > 0
 
 
 @pytest.mark.parametrize("rung", LADDER[1:])
@@ -98,15 +98,15 @@ def test_overhanging_products_read_no_more_than_others():
     def requests(image):
         w = tc.parse(f"conv2d:1x32x{image},64x32x1x1,s1,p0")
         kernel = tc.build(w, "implicit_gemm", arch="sm_90", config=OVERHANGING)
-        (step,) = kernel.program.steps
+        (step,) = kernel.executable.kernels
         code = kernel.listings[step.name]
-        counts = asked_of_grid(step, code, "sm_90").counts
-        return sum(each.requests for each, line in zip(counts, code, strict=True) if line.opcode == "LDS")
+        counts = count_launch_requests(step, code, "sm_90").instruction_counts
+        return sum(each.num_requests for each, line in zip(counts, code, strict=True) if line.opcode == "LDS")
 
     assert requests("13x13") == requests("12x16")  # three tiles of 64 pixels each
 
 
 def test_blocks_of_depthwise_have_at_most_64_threads_along_z():
-    space = library.find(w := tc.parse("conv2d:1x512x14x14,512x1x3x3,s1,p1,g512"), "depthwise").space(w)
-    points = space.sample(400, np.random.default_rng(0))
-    assert max(space.config(point)["tile_f"][2] for point in points) == 64
+    space = registry.find_schedule(w := tc.parse("conv2d:1x512x14x14,512x1x3x3,s1,p1,g512"), "depthwise").space(w)
+    points = space.sample_legal(400, np.random.default_rng(0))
+    assert max(space.config_from_point(point)["tile_f"][2] for point in points) == 64

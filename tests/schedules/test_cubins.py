@@ -7,7 +7,7 @@ from cubins import ARCHITECTURES, needs_nvrtc
 from points import covering
 
 import tvmconv as tc
-from tvmconv import library
+from tvmconv import registry
 
 CHAPTER = tc.parse("conv2d:1x64x64x64,64x64x3x3,s1,p1")
 DEPTHWISE = tc.parse("conv2d:1x128x56x56,128x1x3x3,s1,p1,g128")  # of MobileNet
@@ -29,7 +29,7 @@ pytestmark = needs_nvrtc
 @pytest.mark.parametrize("schedule", WORKLOADS)
 def test_searched_configs_compile_with_the_shared_memory_of_tvm(schedule):
     workload = WORKLOADS[schedule]
-    configs = covering(library.find(workload, schedule).space(workload), 2, seed=3)
+    configs = covering(registry.find_schedule(workload, schedule).space(workload), 2, seed=3)
     for config, arch in zip(configs, itertools.cycle((BEFORE_ASYNC, "sm_120")), strict=False):
         kernel = tc.build(workload, schedule, arch=arch, config=config)
         assert kernel.resources.shared_bytes >= kernel.shared_bytes, config

@@ -8,12 +8,12 @@ import pytest
 
 import tvmconv as tc
 from tvmconv.compiler import nvrtc
-from tvmconv.library import find
+from tvmconv.registry import find_schedule
 
 SIGNAL, IMAGE = tc.parse("filter1d:16777216,k5"), tc.parse("filter2d:4096x4096x3,5x5")
 WORD = 4  # bytes
 
-needs_nvrtc = pytest.mark.skipif(nvrtc.unavailable() is not None, reason=str(nvrtc.unavailable()))
+needs_nvrtc = pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason=str(nvrtc.explain_unavailability()))
 
 WITHOUT_SHARED = [(w, name) for w in (SIGNAL, IMAGE) for name in ("basic", "constant")]
 STAGED = [
@@ -57,7 +57,7 @@ def test_taps_are_uniform_operands_since_hopper(workload, schedule):
 @pytest.mark.parametrize("workload", [SIGNAL, IMAGE], ids=str)
 def test_basic_has_its_mask_in_global_memory(workload):
     kernel = build(workload, "basic")
-    assert kernel.spaces["K"] == "global"
+    assert kernel.memory_scopes["K"] == "global"
     assert "c[0x3]" not in kernel.sass
 
 
@@ -121,5 +121,5 @@ def test_caching_reads_what_is_beside_the_tile_globally(workload):
 @pytest.mark.parametrize("text", ["filter1d:99,k153", "filter2d:64x64x5,1x31", "filter2d:63x61x3,17x17"])
 def test_default_strip_of_a_large_mask_is_legal_in_a_search(text):
     workload = tc.parse(text)
-    space = find(workload, "register").space(workload)
-    assert space.legal(space.point(space.default)[None]).all()
+    space = find_schedule(workload, "register").space(workload)
+    assert space.is_legal(space.point_from_config(space.default)[None]).all()

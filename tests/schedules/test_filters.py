@@ -19,7 +19,7 @@ VARIANTS = {
 
 def cases(workloads, kind):
     """Each workload with each schedule that computes it on a kind of device."""
-    return [(w, s.name) for w in workloads for s in tc.schedules(w) if kind in s.kinds]
+    return [(w, s.name) for w in workloads for s in tc.schedules(w) if kind in s.device_kinds]
 
 
 @pytest.mark.parametrize("usual", VARIANTS, ids=str)
@@ -77,5 +77,5 @@ def test_a_clamp_limits_what_is_stored_alone():
     """The sum passes 1 on its way and comes back."""
     workload = tc.parse("filter1d:3,k3,clamp")
     x, mask = np.array([2, 0, -1.5], "float32"), np.ones(3, "float32")
-    for schedule in (s.name for s in tc.schedules(workload) if "opencl" in s.kinds):
+    for schedule in (s.name for s in tc.schedules(workload) if "opencl" in s.device_kinds):
         assert tc.build(workload, schedule, device="opencl:0")(x, mask).tolist() == [1.0, 0.5, 0.0]

@@ -3,7 +3,7 @@
 import pytest
 
 import tvmconv as tc
-from tvmconv.gpu import MAX_BLOCKS_YZ
+from tvmconv.gpu_specs import MAX_BLOCKS_YZ
 
 LARGE_GRIDS = (  # each with more than 65,535 of something that a schedule binds to an axis of its own
     "conv2d:70000x2x4x4,4x2x3x3,s1,p1",
@@ -25,7 +25,7 @@ LARGE_GRIDS = (  # each with more than 65,535 of something that a schedule binds
 def test_grids_keep_to_65535_blocks_along_y_and_z(text):
     w = tc.parse(text)
     for schedule in tc.schedules(w):
-        grids = [step.launch.grid for step in tc.build(w, schedule, arch="sm_90").steps]
+        grids = [step.launch.grid for step in tc.build(w, schedule, arch="sm_90").kernels]
         assert max(max(y, z) for _, y, z in grids) <= MAX_BLOCKS_YZ, (schedule.name, grids)
 
 
@@ -45,5 +45,5 @@ def test_winograd_fused_grid_beyond_65535():
         config={"tile_m": 2, "local_y": 1, "threads_y": 4, "local_x": 1, "threads_x": 1},
         device="opencl:0",
     )
-    assert kernel.steps[1].launch.grid[0] > MAX_BLOCKS_YZ
+    assert kernel.kernels[1].launch.grid[0] > MAX_BLOCKS_YZ
     assert kernel.verify().ok

@@ -9,8 +9,8 @@ from cubins import needs_nvrtc, space_of
 from nasty import PATCHES
 from pairs import in_pairs
 from small_tiles import SMALL, built, few_multiprocessors
-from tvmconv.builtin.conv.tensor_cores.hopper.workload import WGMMA_BYTES
-from tvmconv.builtin.conv.tensor_cores.patches import in_short_steps, with_lines_as_channels
+from tvmconv.builtin.conv.tensor_cores.hopper.tma_requirements import WGMMA_K_BYTES
+from tvmconv.builtin.conv.tensor_cores.space_to_depth import fold_filter_row_into_channels, split_filter_height
 
 import tvmconv as tc
 from tvmconv.compiler import sass
@@ -22,21 +22,21 @@ DTYPES = ("f16", "bf16", "tf32")
 def check(text, config=None):
     w = tc.parse(text)
     kernel = built(w, config)
-    assert emulate.error(kernel.module, w) <= w.tolerance, config
+    assert emulate.error(kernel.lowered_module, w) <= w.tolerance, config
     return kernel
 
 
 @pytest.mark.parametrize("text", [*PATCHES, "conv2d:1x6x12x24,16x6x3x2,s1x2,p1x0,f16,nhwc"])
 def test_patches_have_their_lines_as_channels(text):
-    assert with_lines_as_channels(tc.parse(text)) != tc.parse(text)
+    assert fold_filter_row_into_channels(tc.parse(text)) != tc.parse(text)
 
 
 def test_patches_are_other_axes_of_the_same_arrays():
     """16×16 pixels of three channels: 48 channels of a line, of which a patch has 16 along an axis of its own."""
     w = tc.parse("conv2d:2x3x48x64,32x3x16x16,s16,p0,f16,nhwc,bias,add,relu")
-    lines = with_lines_as_channels(w)
+    lines = fold_filter_row_into_channels(w)
     assert lines.text == "conv2d:2x48x48x4,32x48x16x1,s16x1,p0,f16,nhwc,bias,add,relu"
-    assert in_short_steps(lines).text == "conv3d:2x48x3x16x4,32x48x1x16x1,s1,p0,f16,nhwc,bias,add,relu"
+    assert split_filter_height(lines).text == "conv3d:2x48x3x16x4,32x48x1x16x1,s1,p0,f16,nhwc,bias,add,relu"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_patches_are_other_axes_of_the_same_arrays():
     ],
 )
 def test_what_is_no_patches_stays_as_it_is(text):
-    assert with_lines_as_channels(tc.parse(text)) == tc.parse(text)
+    assert fold_filter_row_into_channels(tc.parse(text)) == tc.parse(text)
 
 
 # Ways for a tile to be shared and stored, and the channels that they need.
@@ -87,11 +87,11 @@ def test_tiles_are_stored_in_every_way(way, path, dtype, order):
     with few_multiprocessors():
         kernel = check(text, {**SMALL, **config})
         space = space_of(kernel.workload, "hopper")
-        used = space.usage(space.point(kernel.config)[None])
-        (step,) = kernel.steps
+        used = space.compute_usage(space.point_from_config(kernel.config)[None])
+        (step,) = kernel.kernels
         assert used.dynamic_shared_bytes[0] == step.dynamic_shared_bytes
-        assert used.threads[0] == kernel.launch.threads
-        assert used.blocks[0] == kernel.launch.blocks
+        assert used.threads[0] == kernel.launch.threads_per_block
+        assert used.blocks[0] == kernel.launch.num_blocks
         x, y, z = kernel.launch.cluster
         assert used.cluster[0] == x * y * z
         assert (x, z) == (config.get("sharers_m", 1) * config.get("sharers_n", 1), config.get("split_k", 1))
@@ -130,7 +130,7 @@ def test_the_wgmmas_of_a_step_follow_one_another(dtype, config):
     kernel = built(tc.parse(f"{WIDE},{dtype},nhwc,bias,relu"), {**SMALL, "stages": 2, **config})
     order = [match[0] for match in MULTIPLIERS.finditer(sass.disassemble(kernel.cubin.image))]
     groups = [list(each) for is_wgmma, each in itertools.groupby(order, lambda name: name == "HGMMA") if is_wgmma]
-    of_step = kernel.config["rows"] * kernel.config["row_bytes"] // WGMMA_BYTES
+    of_step = kernel.config["rows"] * kernel.config["row_bytes"] // WGMMA_K_BYTES
     assert groups
     assert all(len(group) % of_step == 0 for group in groups), order
     assert sum("DEPBAR" in name for name in order) <= 2 * len(groups)

@@ -5,25 +5,25 @@ import numpy as np
 import pytest
 from pairs import in_pairs
 from small_tiles import SMALL, all_legal, built, few_multiprocessors
-from tvmconv.builtin.conv.tensor_cores.hopper import tiles as hopper_tiles
-from tvmconv.builtin.conv.tensor_cores.product import Product
+from tvmconv.builtin.conv.tensor_cores.hopper import tile_config as hopper_tiles
+from tvmconv.builtin.conv.tensor_cores.implicit_gemm_shape import ImplicitGemmShape
 
 import tvmconv as tc
-from tvmconv.analysis.emulation.watch import Watch
-from tvmconv.analysis.memory.banks import shared_accesses
+from tvmconv.analysis.memory.bank_conflicts import count_shared_accesses
+from tvmconv.emulator.observers import AccessObserver
 
 DTYPES = ("f16", "bf16", "tf32")
 
 
-class Stored(Watch):
+class Stored(AccessObserver):
     """How often each element of the output is stored."""
 
     def __init__(self, size):
         self.times = np.zeros(size, np.int64)
 
-    def access(self, found):
-        if (found.space, found.kind) == ("global", "store"):
-            np.add.at(self.times, found.elements()[1], 1)
+    def on_access(self, event):
+        if (event.space, event.kind) == ("global", "store"):
+            np.add.at(self.times, event.elements()[1], 1)
 
 
 @pytest.mark.parametrize(("split_k", "warpgroups"), [(2, 1), (3, 1), (5, 1), (5, 2), (8, 1), (8, 3)])
@@ -32,7 +32,7 @@ def test_each_sum_of_a_cluster_is_stored_once(split_k, warpgroups):
     w = tc.parse(f"conv2d:1x{16 * split_k}x9x15,16x{16 * split_k}x1x1,s1,p0,f16,nhwc")  # a step each
     config = {**SMALL, "row_bytes": 32, "stages": 2, "split_k": split_k, "warpgroups": warpgroups}
     stored = Stored(9 * 15 * 16)
-    emulate.run(built(w, config).module, w.inputs(seed=0), watch=stored)
+    emulate.run(built(w, config).lowered_module, w.inputs(seed=0), watch=stored)
     assert (stored.times == 1).all()
 
 
@@ -42,25 +42,25 @@ def test_each_sum_of_a_cluster_is_stored_once(split_k, warpgroups):
 def test_the_epilogue_has_no_bank_conflicts(dtype, block_n, split_k, epilogue):
     """But in TF32, where four pixels of a thread's pairs share the banks of two: twice as many wavefronts."""
     w = tc.parse(f"conv2d:1x32x8x8,80x32x1x1,s1,p0,{dtype},nhwc{epilogue}")
-    found = shared_accesses(built(w, {**SMALL, "row_bytes": 32, "block_n": block_n, "split_k": split_k}))
+    found = count_shared_accesses(built(w, {**SMALL, "row_bytes": 32, "block_n": block_n, "split_k": split_k}))
     assert found
     times = 2 if dtype == "tf32" and split_k == 1 else 1
-    assert [access for access in found if access.wavefronts > times * access.least] == []
+    assert [access for access in found if access.wavefronts > times * access.min_wavefronts] == []
 
 
-class Copied(Watch):
+class Copied(AccessObserver):
     """Bytes that TMA reads from global memory, and writes to shared memory."""
 
     def __init__(self):
         self.read = self.written = 0
 
-    wants_bulk = True
+    wants_async_proxy = True
 
-    def bulk(self, found):
-        if (found.space, found.kind) == ("global", "load"):
-            self.read += found.nbytes * len(found.lanes)
-        if (found.space, found.kind) == ("shared", "store"):
-            self.written += found.nbytes * len(found.lanes)
+    def on_async_proxy_access(self, event):
+        if (event.space, event.kind) == ("global", "load"):
+            self.read += event.nbytes * len(event.lanes)
+        if (event.space, event.kind) == ("shared", "store"):
+            self.written += event.nbytes * len(event.lanes)
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,11 @@ def test_tma_copies_the_bytes_of_all_tiles_steps_and_stages(config):
         kernel = built(w, {**SMALL, **config})
         space = all_legal(w)
         copied = Copied()
-        emulate.run(kernel.module, w.inputs(seed=0), watch=copied)
-        tiles = hopper_tiles.HopperTiles.of_columns(kernel.config, w)
-        p = Product.of(w)
-        assert copied.written == tiles.tiles(p) * tiles.all_steps(p) * tiles.stage_bytes()
-        assert copied.read == space.usage(space.point(kernel.config)[None]).more["traffic"][0]
+        emulate.run(kernel.lowered_module, w.inputs(seed=0), watch=copied)
+        tiles = hopper_tiles.HopperTileConfig.from_columns(kernel.config, w)
+        p = ImplicitGemmShape.from_workload(w)
+        assert copied.written == tiles.num_tiles(p) * tiles.total_k_tiles(p) * tiles.stage_bytes()
+        assert copied.read == space.compute_usage(space.point_from_config(kernel.config)[None]).features["traffic"][0]
 
 
 @pytest.mark.parametrize(
@@ -102,4 +102,4 @@ def test_tma_copies_the_bytes_of_all_tiles_steps_and_stages(config):
 def test_taps_of_a_line_share_a_copy(text, config):
     w = tc.parse(text)
     kernel = built(w, {**SMALL, "stages": 2, "taps": w.kernel[-1], **config})
-    assert emulate.error(kernel.module, w) <= w.tolerance
+    assert emulate.error(kernel.lowered_module, w) <= w.tolerance

@@ -18,7 +18,7 @@ def built(w, config=None, arch="sm_90"):
 
 def check(text, config=None):
     w = tc.parse(text)
-    assert emulate.error(built(w, config).module, w) <= w.tolerance, config
+    assert emulate.error(built(w, config).lowered_module, w) <= w.tolerance, config
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,9 @@ def test_sums_are_shared_among_blocks_and_warps(meet, epilogue):
     w = tc.parse(f"conv2d:1x128x5x5,40x128x3x3,s1,p1,f16,nhwc{epilogue}")
     config = {"block_m": 16, "block_n": 16, "block_k": 64, "warps_m": 1, "warps_n": 1, "warps_k": 2}
     kernel = built(w, {**config, "stages": 3, "split_k": 4, "meet": meet})
-    assert len(kernel.steps) == (2 if meet == "scratch" else 1)
+    assert len(kernel.kernels) == (2 if meet == "scratch" else 1)
     assert kernel.launch.cluster == ((1, 1, 1) if meet == "scratch" else (1, 1, 4))
-    assert emulate.error(kernel.module, w) <= w.tolerance
+    assert emulate.error(kernel.lowered_module, w) <= w.tolerance
 
 
 ORDERS = ("bias,relu", "relu,bias", "add,bias,relu", "relu,bias,add", "add,relu,bias", "bias,relu,add,clamp")
@@ -73,9 +73,9 @@ def test_epilogue_keeps_its_order_however_sums_are_shared(order, how):
     begins = (number // 2 + list(SHARED).index(how)) % 2
     residual = {"residual": "begin" if begins else "end"} if "residual" in space.knobs else {}
     kernel = built(w, {**SMALL, **SHARED[how], **residual})
-    assert emulate.error(kernel.module, w) <= w.tolerance, residual
-    used = space.usage(space.point(kernel.config)[None]).dynamic_shared_bytes[0]
-    assert used == kernel.program.steps[0].dynamic_shared_bytes
+    assert emulate.error(kernel.lowered_module, w) <= w.tolerance, residual
+    used = space.compute_usage(space.point_from_config(kernel.config)[None]).dynamic_shared_bytes[0]
+    assert used == kernel.executable.kernels[0].dynamic_shared_bytes
 
 
 def test_a_bias_leaves_the_steps_of_a_tile_as_they_are():
@@ -97,7 +97,7 @@ def test_a_relu_at_the_end_is_part_of_the_rounding(epilogue):
 def test_default_leaves_room_for_what_the_epilogue_needs():
     """Tiles of 96 × 256 sums suit it best, and have no byte left of what every GPU since sm_80 has."""
     w = tc.parse("conv2d:1x512x66x96,512x512x3x3,s1,p1,f16,nhwc,bias,add,relu")
-    (step,) = tc.build(w, "mma_sync", arch="sm_89").program.steps
+    (step,) = tc.build(w, "mma_sync", arch="sm_89").executable.kernels
     assert step.dynamic_shared_bytes <= 99 * 1024
 
 
@@ -107,4 +107,4 @@ def test_clusters_are_for_architectures_that_have_them():
         built(w, {"split_k": 4, "meet": "cluster"}, arch="sm_80")
     for arch, meetings in (("sm_80", {"scratch"}), ("sm_90", {"scratch", "cluster"})):
         space = space_of(w, "mma_sync", arch)
-        assert {space.config(point)["meet"] for point in space.listed} == meetings
+        assert {space.config_from_point(point)["meet"] for point in space.enumerated_legal} == meetings

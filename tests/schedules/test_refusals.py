@@ -3,7 +3,7 @@
 import pytest
 
 import tvmconv as tc
-from tvmconv import library
+from tvmconv import registry
 
 LAYER = "conv2d:1x64x56x56,64x64x3x3,s1,p1"
 FILTERS = ("constant", "halo_threads", "caching", "shuffle", "register")
@@ -129,7 +129,7 @@ CONFIGS = [
 def test_config_that_contradicts_itself_is_refused_in_words(schedule, text, config, message):
     w = tc.parse(text)
     with pytest.raises(tc.KnobError, match=message) as refused:
-        library.find(w, schedule).apply(w, config)
+        registry.find_schedule(w, schedule).apply(w, config)
     assert "\n" not in str(refused.value)
 
 
@@ -156,6 +156,6 @@ def test_device_that_a_schedule_is_not_for_is_refused(schedule, place, needs):
     ],
 )
 def test_search_tries_what_a_workload_is_made_for(text, schedules):
-    found = [s.name for s in library.to_tune(tc.parse(text), "cuda", "sm_90")]
+    found = [s.name for s in registry.schedules_to_tune(tc.parse(text), "cuda", "sm_90")]
     assert set(schedules) <= set(found)
     assert not {"default", "tiling", "tensor_core", "direct"} & set(found)

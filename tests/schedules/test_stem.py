@@ -8,7 +8,7 @@ from listed import listed
 from tvmconv.builtin.conv.tensor_cores.stem import schedule as stem
 
 import tvmconv as tc
-from tvmconv.analysis.memory.banks import shared_accesses
+from tvmconv.analysis.memory.bank_conflicts import count_shared_accesses
 
 NASTY = listed("nasty")["stem"]
 CUT_SHORT = (NASTY[0], NASTY[2], NASTY[12], NASTY[-1])  # their filters end within 16 bytes
@@ -34,14 +34,14 @@ def test_asynchronous_copies_are_of_all_their_bytes_or_of_none(text):
 def test_blocks_compute_several_tiles_with_inputs_on_the_way(text, stages, hold):
     config = {"rows": 1, "warps": 2, "blocks": 66, "stages": stages, "hold": hold}
     w = tc.parse(text)
-    assert error(tc.build(w, "stem", arch="sm_90", config=config).module, w) <= w.tolerance
+    assert error(tc.build(w, "stem", arch="sm_90", config=config).lowered_module, w) <= w.tolerance
 
 
 def conflicts(text):
     """Of the loads of a word, which are those of inputs, and those of 16 bytes: of the weight, and of outputs."""
-    accesses = shared_accesses(tc.build(tc.parse(text), "stem", arch="sm_90"))
+    accesses = count_shared_accesses(tc.build(tc.parse(text), "stem", arch="sm_90"))
     loads = [access for access in accesses if access.kind == "load"]
-    return tuple(sum(load.conflicts for load in loads if load.nbytes == nbytes) for nbytes in (4, 16))
+    return tuple(sum(load.num_conflicts for load in loads if load.nbytes == nbytes) for nbytes in (4, 16))
 
 
 @pytest.mark.parametrize(
@@ -63,5 +63,5 @@ def test_the_usual_stems_have_no_bank_conflicts(text):
 )
 def test_conflicts_of_others_are_those_that_the_choice_counted(text):
     """Without this, the test above could pass with a count that sees nothing."""
-    tile = stem.default(tc.parse(text))
-    assert conflicts(text)[0] == tile.placed.conflicts * tile.rows * 2 * tile.warps > 0
+    tile = stem.select_default_config(tc.parse(text))
+    assert conflicts(text)[0] == tile.smem_layout.num_conflicts * tile.block_p * 2 * tile.warps > 0

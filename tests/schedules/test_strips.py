@@ -7,11 +7,11 @@ import pytest
 from cubins import needs_nvrtc
 
 import tvmconv as tc
-from tvmconv import library
-from tvmconv.analysis.lowered.operations import GLOBAL_LOADS
-from tvmconv.analysis.memory.banks import conflicts
-from tvmconv.analysis.memory.traffic import traffic
-from tvmconv.compiler.sass import instruction_counts
+from tvmconv import registry
+from tvmconv.analysis.memory.bank_conflicts import count_conflicts
+from tvmconv.analysis.memory.traffic import count_traffic
+from tvmconv.analysis.tir.operations import GLOBAL_LOADS
+from tvmconv.compiler.sass import count_instructions
 
 NAMES = ("depthwise_nhwc", "grouped_nhwc")
 
@@ -55,7 +55,9 @@ def test_inputs_and_outputs_are_accessed_sixteen_bytes_at_a_time(dtype):
     """A strip of 2 rows and 4 columns: 4 lines of 6 vectors, a residual and a store for each pixel, and a bias."""
     workload = tc.parse(f"conv2d:1x64x56x56,64x1x3x3,p1,g64,{dtype},nhwc,bias,add,relu")
     strips = {"vector": 8, "threads_c": 8, "tile_y": (-1, 4, 2), "tile_x": (-1, 7, 4)}
-    counts = instruction_counts(tc.build(workload, "depthwise_nhwc", arch="sm_90", config=strips).stage("sass"))
+    counts = count_instructions(
+        tc.build(workload, "depthwise_nhwc", arch="sm_90", config=strips).format_ir_level("sass")
+    )
     assert counts["LDG.E.128"] == 4 * 6 + 8 + 2
     assert counts["STG.E.128"] == 8
     assert counts["FFMA"] == 9 * 8 * 8
@@ -69,7 +71,7 @@ def test_the_filters_are_staged_and_read_without_conflicts(workload, name, vecto
         strips = {"vector": vector, "threads_c": threads, "tile_y": (-1, 4, 1), "tile_x": (-1, 7, 4)}
         kernel = tc.build(workload, name, arch="sm_90", config={**strips, "weight": "shared"})
         assert kernel.shared_bytes > 0
-        assert conflicts(kernel, "load") == conflicts(kernel, "store") == 0
+        assert count_conflicts(kernel, "load") == count_conflicts(kernel, "store") == 0
 
 
 def test_an_input_is_loaded_once_a_strip_and_line():
@@ -78,13 +80,13 @@ def test_an_input_is_loaded_once_a_strip_and_line():
     strips = {"vector": 8, "threads_c": 8, "tile_y": (-1, 4, 2), "tile_x": (-1, 4, 4), "weight": "shared"}
     kernel = tc.build(workload, "depthwise_nhwc", arch="sm_90", config=strips)
     threads = 8 * 4 * 4
-    assert traffic(kernel).counts[GLOBAL_LOADS].elements == threads * 4 * 6 * 8 + 9 * 64
+    assert count_traffic(kernel).counts[GLOBAL_LOADS].num_elements == threads * 4 * 6 * 8 + 9 * 64
 
 
 @pytest.mark.parametrize("workload", [depthwise(1152, 7, 5, 1), depthwise(32, 112, 3, 1), depthwise(96, 56, 7, 1)])
 def test_a_small_image_occupies_a_large_gpu(workload):
-    space = library.find(workload, "depthwise_nhwc").space(workload)
-    used = space.usage(np.stack([space.point(space.default)])).columns()
-    assert space.legal(np.stack([space.point(space.default)]))[0]
+    space = registry.find_schedule(workload, "depthwise_nhwc").space(workload)
+    used = space.compute_usage(np.stack([space.point_from_config(space.default)])).to_columns()
+    assert space.is_legal(np.stack([space.point_from_config(space.default)]))[0]
     assert used["blocks"][0] >= 108
     assert used["all_threads"][0] >= 12_000

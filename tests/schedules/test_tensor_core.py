@@ -6,7 +6,7 @@ import pytest
 from cubins import space_of
 
 import tvmconv as tc
-from tvmconv.analysis.memory.banks import conflicts
+from tvmconv.analysis.memory.bank_conflicts import count_conflicts
 
 LAYER = "conv2d:1x64x56x56,64x64x3x3,s1,p1"
 
@@ -23,7 +23,7 @@ def test_tile_beyond_the_shared_memory_is_refused_not_searched():
     assert built(w, config).dynamic_shared_bytes == 147456
     full = {**built(w).config, **config, "fragments": "now"}
     spaces = [space_of(w, "tensor_core", arch) for arch in ("sm_80", "sm_86")]
-    assert [bool(space.legal(space.point(full)[None])[0]) for space in spaces] == [True, False]
+    assert [bool(space.is_legal(space.point_from_config(full)[None])[0]) for space in spaces] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_tile_beyond_the_shared_memory_is_refused_not_searched():
     ],
 )
 def test_it_multiplies_by_mma_what_ldmatrix_and_cp_async_bring(dtype, product):
-    source = built(tc.parse(f"{LAYER},{dtype},nhwc")).stage("source")
+    source = built(tc.parse(f"{LAYER},{dtype},nhwc")).format_ir_level("source")
     assert f"mma.sync.aligned.{product}" in source
     assert "ldmatrix.sync.aligned.m8n8.x4" in source
     copies = re.findall(r"ptx_cp_async_legacy\w*\(", source)
@@ -48,7 +48,7 @@ def test_it_multiplies_by_mma_what_ldmatrix_and_cp_async_bring(dtype, product):
     [("f16", False), ("bf16", False), ("tf32", True), ("f16,nhwc", True)],
 )
 def test_copies_of_two_bytes_are_not_asynchronous(choices, asynchronous):
-    source = built(tc.parse(f"{LAYER},{choices}")).stage("source")
+    source = built(tc.parse(f"{LAYER},{choices}")).format_ir_level("source")
     assert ("ptx_cp_async" in source) == asynchronous
 
 
@@ -58,7 +58,7 @@ def test_reads_have_no_bank_conflicts_where_channels_are_last(dtype, block_k):
     """Asynchronous copies take a wavefront for each line that they come from, wherever they go."""
     w = tc.parse(f"conv2d:1x128x6x8,64x128x1x1,{dtype},nhwc")
     kernel = built(w, {"block_k": block_k, "fragments": "now"})
-    assert conflicts(kernel, "load") == 0
+    assert count_conflicts(kernel, "load") == 0
 
 
 @pytest.mark.parametrize(

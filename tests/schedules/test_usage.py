@@ -9,9 +9,9 @@ from listed import listed
 from points import all_divide, covering
 
 import tvmconv as tc
-from tvmconv import gpu, library
-from tvmconv.compiler.lower import lower
-from tvmconv.devices import find
+from tvmconv import gpu_specs, registry
+from tvmconv.compiler.device_lowering import lower_module
+from tvmconv.devices import find_device
 
 ARCH = "sm_90"
 VARIED = (
@@ -47,7 +47,7 @@ ON_TENSOR_CORES = (
 def pairs(texts, *, opencl):
     """Each workload with each schedule that says what it uses: those for OpenCL too, or those for CUDA alone."""
     schedules = [(text, s) for text in texts for s in tc.schedules(tc.parse(text)) if s.usage]
-    return [(text, s.name) for text, s in schedules if ("opencl" in s.kinds) == opencl]
+    return [(text, s.name) for text, s in schedules if ("opencl" in s.device_kinds) == opencl]
 
 
 def choices(text, name):
@@ -79,14 +79,14 @@ PAIRS = in_turn(ALL_PAIRS)
 
 def multiplies(lowered):
     """The step that the usage is of: the first with shared memory, which transforms and sums of parts have none of."""
-    return next((step for step in lowered.steps if step.shared_bytes + step.dynamic_shared_bytes), lowered.steps[0])
+    return next((step for step in lowered.kernels if step.shared_bytes + step.dynamic_shared_bytes), lowered.kernels[0])
 
 
 @functools.cache
 def chosen(text, name):
     """The space of a schedule, and legal configs."""
     workload = tc.parse(text)
-    space = library.find(workload, name).space(workload, gpu.limits(ARCH))
+    space = registry.find_schedule(workload, name).space(workload, gpu_specs.get_block_limits(ARCH))
     return space, covering(space, 1, seed=2)
 
 
@@ -95,11 +95,11 @@ def configs(request):
     """Legal configs with what they say that they use and their kernels: (space, [(config, usage, lowered)])."""
     text, name = request.param
     workload = tc.parse(text)
-    schedule = library.find(workload, name)
+    schedule = registry.find_schedule(workload, name)
     space, configs = chosen(text, name)
-    columns = space.usage(np.stack([space.point(config) for config in configs])).columns()
-    target = find(ARCH).target()
-    kernels = [multiplies(lower(schedule.apply(workload, config)[0].mod, target)) for config in configs]
+    columns = space.usage(np.stack([space.point_from_config(config) for config in configs])).columns()
+    target = find_device(ARCH).make_target()
+    kernels = [multiplies(lower_module(schedule.apply(workload, config)[0].mod, target)) for config in configs]
     used = [{name: values[i] for name, values in columns.items()} for i in range(len(configs))]
     return space, list(zip(configs, used, kernels, strict=True))
 
@@ -124,14 +124,14 @@ ROOMY += [("conflict_free", "conv2d:1x128x40x40,128x128x3x3,s1,p1")]
 def test_searched_configs_have_room_on_the_gpu(schedule, text):
     w = tc.parse(text)
     for arch in ("sm_90",) if schedule == "hopper" else ("sm_86", "sm_90"):
-        limits = gpu.limits(arch)
-        space = library.find(w, schedule).space(w, limits)
-        used = space.usage(space.listed).columns()
-        assert len(space.listed) > 10
-        assert used.get("dynamic_shared_bytes", np.zeros(1)).max() <= limits.all_shared_bytes
+        limits = gpu_specs.get_block_limits(arch)
+        space = registry.find_schedule(w, schedule).space(w, limits)
+        used = space.compute_usage(space.enumerated_legal).to_columns()
+        assert len(space.enumerated_legal) > 10
+        assert used.get("dynamic_shared_bytes", np.zeros(1)).max() <= limits.max_shared_bytes
         assert used["shared_bytes"].max() <= limits.shared_bytes
         assert used["threads"].max() <= limits.max_threads
-        assert used.get("cluster", np.ones(1)).max() <= limits.max_cluster
+        assert used.get("cluster", np.ones(1)).max() <= limits.max_cluster_blocks
 
 
 def test_configs_above_are_of_every_schedule_and_have_clusters():
@@ -140,4 +140,4 @@ def test_configs_above_are_of_every_schedule_and_have_clusters():
     assert met == every
     assert {name for _, name in PAIRS} == {s.name for s in tc.schedules() if s.usage and s.operator.startswith("conv")}
     space, configs = chosen(ON_TENSOR_CORES[2], "mma_sync")
-    assert (space.usage(np.stack([space.point(config) for config in configs])).cluster > 1).any()
+    assert (space.usage(np.stack([space.point_from_config(config) for config in configs])).cluster > 1).any()

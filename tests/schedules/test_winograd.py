@@ -12,10 +12,10 @@ from combinations import EPILOGUES, LAYOUTS
 from cubins import needs_nvrtc
 from nasty import NASTY_WINOGRAD
 from pairs import in_pairs
-from tvmconv.builtin.conv.winograd.plan import expected_error, tile_sizes
+from tvmconv.builtin.conv.winograd.knobs import estimate_relative_error, list_output_tile_sizes
 
 import tvmconv as tc
-from tvmconv import library
+from tvmconv import registry
 from tvmconv.logs.record import Record
 
 RECORDS = Path(__file__).parents[1] / "data/tophub-winograd.jsonl.gz"
@@ -54,7 +54,7 @@ def check_rebuilt(record):
     tiles = w.N * math.ceil(w.P / m) * math.ceil(w.Q / m)
     (y, x), taps = (math.prod(config[f"tile_{axis}"][1:]) for axis in "yx"), config["tile_rc"][1]
     kernel = tc.build(w, "winograd", config=config, arch="sm_75")
-    inputs, products, outputs = kernel.steps[1:]
+    inputs, products, outputs = kernel.kernels[1:]
     assert inputs.launch.grid == (math.ceil(w.C * tiles / 128), 1, 1)
     assert products.launch.grid == (math.ceil(tiles / x), math.ceil(w.O / y), alpha**2)
     assert outputs.launch.grid == (math.ceil(w.O * tiles / 128), 1, 1)
@@ -102,7 +102,7 @@ def turn(number):
     dtype, layout = TYPES[own % len(TYPES)]
     epilogue = EPILOGUES[(own + own // len(TYPES)) % len(EPILOGUES)]
     workload = tc.parse(",".join(filter(None, (NASTY_WINOGRAD[number], dtype, layout, epilogue))))
-    sizes = tile_sizes(workload)
+    sizes = list_output_tile_sizes(workload)
     return workload, sizes[own % len(sizes)]
 
 
@@ -121,7 +121,7 @@ def test_tiles_of_some_size_compute_any_workload(name, number):
 def test_tiles_of_every_size_compute_any_workload_on_a_gpu(gpu):
     for text in NASTY_WINOGRAD:
         workload = tc.parse(text)
-        for m in tile_sizes(workload):
+        for m in list_output_tile_sizes(workload):
             for name, config in (("winograd", {}), (FUSED, {"places": places(workload, m), "taps": 1, "local_x": 2})):
                 config["tile_m"] = m
                 found = tc.build(workload, name, config=config, device=gpu).verify(problem(text))
@@ -131,10 +131,10 @@ def test_tiles_of_every_size_compute_any_workload_on_a_gpu(gpu):
 def test_a_tile_of_the_product_that_overhangs_costs_no_test():
     """The axis is made longer in memory: 14 × 14 pixels are 49 tiles, 64 with those beyond."""
     kernel = build(tc.parse("conv2d:1x32x14x14,30x32x3x3,s1,p1"), tile_m=2, tile_y=(-1, 1, 8, 4), tile_x=(-1, 1, 16, 4))
-    product = kernel.steps[2]
+    product = kernel.kernels[2]
     assert product.launch.grid == (1, 1, 16)
     assert "if (" not in kernel.source[kernel.source.index("main_kernel_2(float") :].partition("main_kernel_3")[0]
-    assert sorted(array.nbytes for array in kernel.program.scratch) == [4 * 16 * 32 * n for n in (32, 64, 64)]
+    assert sorted(array.nbytes for array in kernel.executable.workspace) == [4 * 16 * 32 * n for n in (32, 64, 64)]
 
 
 def test_the_error_that_is_expected_is_the_one_there_is():
@@ -142,14 +142,14 @@ def test_the_error_that_is_expected_is_the_one_there_is():
     for text, m in (("conv2d:1x48x24x24,8x48x3x3,s1,p1", 2), ("conv2d:1x96x24x24,8x96x3x3,s1,p1", 4)):
         w = tc.parse(text)
         found = build(w, "opencl:0", tile_m=m).verify()
-        assert found.error == pytest.approx(expected_error(m, 3, w.C), rel=1 / 3)
+        assert found.error == pytest.approx(estimate_relative_error(m, 3, w.C), rel=1 / 3)
 
 
 def test_tiles_whose_error_is_too_large_are_none_to_choose():
     few, many = (tc.parse(f"conv2d:1x{c}x24x24,8x{c}x3x3,s1,p1") for c in (64, 2560))
-    assert tile_sizes(few) == (2, 4, 6)
-    assert tile_sizes(many) == (2, 4)
-    assert tile_sizes(tc.parse("conv2d:1x64x24x24,8x64x7x7,s1,p3")) == (2,)
+    assert list_output_tile_sizes(few) == (2, 4, 6)
+    assert list_output_tile_sizes(many) == (2, 4)
+    assert list_output_tile_sizes(tc.parse("conv2d:1x64x24x24,8x64x7x7,s1,p3")) == (2,)
 
 
 def test_it_is_searched_where_channels_are_many():
@@ -160,19 +160,19 @@ def test_it_is_searched_where_channels_are_many():
         "conv2d:8x3x224x224,64x3x3x3,s1,p1",
         "conv2d:1x64x10x10,64x64x3x3,s1,p1",
     )
-    searched = [[s.name for s in library.to_tune(tc.parse(text), "cuda", "sm_90")] for text in texts]
+    searched = [[s.name for s in registry.schedules_to_tune(tc.parse(text), "cuda", "sm_90")] for text in texts]
     assert ["winograd" in names for names in searched] == [True, True, False, False]
     assert not any(FUSED in names for names in searched)
-    assert FUSED in [s.name for s in library.in_reserve(tc.parse(texts[0]), "cuda", "sm_90")]
+    assert FUSED in [s.name for s in registry.low_priority_schedules(tc.parse(texts[0]), "cuda", "sm_90")]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_weight_is_transformed_by_a_step_of_its_own(name):
     kernel = tc.build(LAYER, name, arch="sm_90")
-    assert kernel.module.prepared == 1
+    assert kernel.lowered_module.num_prepack_kernels == 1
     x, k = (kernel.workload.argument_names.index(argument) for argument in "XK")
-    assert [x in step.arguments for step in kernel.steps[:2]] == [False, True]
-    assert [k in step.arguments for step in kernel.steps] == [True, *[False] * (len(kernel.steps) - 1)]
+    assert [x in step.arguments for step in kernel.kernels[:2]] == [False, True]
+    assert [k in step.arguments for step in kernel.kernels] == [True, *[False] * (len(kernel.kernels) - 1)]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -186,10 +186,10 @@ def test_a_call_with_another_weight_transforms_it_anew(name):
 def test_what_is_prepared_is_in_no_time():
     """A weight of which there is a thousand times as much as of all else: without its transform, little is left."""
     w = tc.parse("conv2d:1x256x1x1,256x256x3x3,s1,p1")
-    loaded = build(w, "opencl:0", tile_m=2, tile_y=(-1, 1, 16, 1), tile_rc=(-1, 256)).loaded
-    whole = replace(loaded.program, prepared=0)
+    loaded = build(w, "opencl:0", tile_m=2, tile_y=(-1, 1, 16, 1), tile_rc=(-1, 256)).loaded_kernel
+    whole = replace(loaded.executable, num_prepack_kernels=0)
     inputs = tc.Problem(w).inputs
-    both = [loaded.device.load(program) for program in (loaded.program, whole)]
+    both = [loaded.device.load(program) for program in (loaded.executable, whole)]
     turns = [[each.time(inputs, seconds=0.03).best for each in both] for _ in range(5)]  # what else runs meets both
     once, each = map(min, zip(*turns, strict=True))
     assert once < each

@@ -3,14 +3,14 @@
 import emulate
 import pytest
 from cubins import needs_nvrtc
-from tvmconv.builtin.conv.winograd.hopper import choice
+from tvmconv.builtin.conv.winograd.hopper import knobs
 
 import tvmconv as tc
-from tvmconv import library
-from tvmconv.analysis.bounds import LAUNCH, bounds
-from tvmconv.analysis.races import races
-from tvmconv.knowledge.features import LAUNCH_SECONDS
-from tvmconv.knowledge.model import known_for
+from tvmconv import registry
+from tvmconv.analysis.races import find_races
+from tvmconv.analysis.speed_of_light import LAUNCH, compute_unit_times
+from tvmconv.cost_model.features import LAUNCH_SECONDS
+from tvmconv.cost_model.model import cost_model_for
 
 NAME = "winograd_hopper"
 LAYER = "conv2d:2x640x32x32,640x640x3x3,s1,p1,f16,nhwc"
@@ -23,42 +23,42 @@ def test_no_array_takes_the_place_of_one_that_tma_reads():
     kernel = tc.build(tc.parse("conv2d:1x64x16x16,128x64x3x3,s1,p1,f16,nhwc"), NAME, arch="sm_90")
     places, tiles = 16, 64
     sizes = (places * 128 * 64, places * 64 * tiles, places * 128 * tiles)  # U, V and M
-    assert [array.shape for array in kernel.module.scratch] == [(size,) for size in sizes]
+    assert [array.shape for array in kernel.lowered_module.workspace] == [(size,) for size in sizes]
     x, k, y, u, v, m = range(6)
-    assert [set(step.arguments) for step in kernel.steps] == [{k, u}, {x, v}, {u, v, m}, {m, y}]
-    assert kernel.module.prepared == 1
+    assert [set(step.arguments) for step in kernel.kernels] == [{k, u}, {x, v}, {u, v, m}, {m, y}]
+    assert kernel.lowered_module.num_prepack_kernels == 1
 
 
 def test_what_waits_for_the_step_before_it_may_begin_early():
     """The filters' transform does not wait: nobody may launch it so."""
-    program = tc.build(tc.parse(LAYER), NAME, arch="sm_90").program
-    assert [step.overlaps for step in program.steps] == [False, True, True, True]
+    program = tc.build(tc.parse(LAYER), NAME, arch="sm_90").executable
+    assert [step.uses_pdl for step in program.kernels] == [False, True, True, True]
 
 
 @needs_nvrtc
 def test_steps_that_begin_early_cost_no_launch():
-    kernel, machine = tc.build(tc.parse(LAYER), NAME, arch="sm_90"), known_for("sm_90").machine
-    (launch,) = [bound for bound in bounds(kernel, machine) if bound.unit == LAUNCH]
+    kernel, machine = tc.build(tc.parse(LAYER), NAME, arch="sm_90"), cost_model_for("sm_90").device_spec
+    (launch,) = [bound for bound in compute_unit_times(kernel, machine) if bound.unit == LAUNCH]
     assert (launch.amount, launch.seconds) == ("1", LAUNCH_SECONDS)
     whole = tc.build(tc.parse("conv2d:1x64x14x14,64x64x3x3,s1,p1"), "winograd", arch="sm_90")
-    assert [bound.amount for bound in bounds(whole, machine) if bound.unit == LAUNCH] == ["3"]
+    assert [bound.amount for bound in compute_unit_times(whole, machine) if bound.unit == LAUNCH] == ["3"]
 
 
 def test_nothing_races():
-    assert races(tc.build(tc.parse(SMALL[0]), NAME, arch="sm_90")) == []
+    assert find_races(tc.build(tc.parse(SMALL[0]), NAME, arch="sm_90")) == []
 
 
 @pytest.mark.parametrize(("text", "m"), [(SMALL[0], 2), (SMALL[1], 2), (SMALL[1], 4)])
 def test_the_error_that_is_expected_is_the_one_there_is(text, m):
     workload = tc.parse(text.replace(",bias,relu", "").replace(",add", ""))
     kernel = tc.build(workload, NAME, arch="sm_90", config={"tile_m": m})
-    assert emulate.error(kernel.module, workload) == pytest.approx(
-        choice.expected_error(m, 3, workload.dtype), rel=0.15
+    assert emulate.error(kernel.lowered_module, workload) == pytest.approx(
+        knobs.estimate_relative_error(m, 3, workload.dtype), rel=0.15
     )
 
 
 def test_tiles_whose_error_is_too_large_are_none_to_choose():
-    sizes = {dtype: choice.tile_sizes(tc.parse(LAYER.replace("f16", dtype))) for dtype in DTYPES}
+    sizes = {dtype: knobs.list_output_tile_sizes(tc.parse(LAYER.replace("f16", dtype))) for dtype in DTYPES}
     assert sizes == {"f16": (2,), "bf16": (2,), "tf32": (2, 4)}
 
 
@@ -70,7 +70,7 @@ def test_it_is_searched_where_it_is_estimated_not_to_be_slower():
         "conv2d:32x128x40x40,128x128x3x3,s1,p1,f16,nhwc",
         "conv2d:2x1280x8x8,1280x1280x3x3,s1,p1,f16,nhwc",
     )
-    searched = [[s.name for s in library.to_tune(tc.parse(text), "cuda", "sm_90")] for text in texts]
+    searched = [[s.name for s in registry.schedules_to_tune(tc.parse(text), "cuda", "sm_90")] for text in texts]
     assert [NAME in names for names in searched] == [True, True, False, False]
     assert all("hopper" in names for names in searched)
 
@@ -79,6 +79,6 @@ def test_it_is_searched_where_it_is_estimated_not_to_be_slower():
 @pytest.mark.parametrize(("dtype", "vector"), [("f16", 2), ("bf16", 8), ("tf32", 4)])
 def test_transforms_stay_in_registers(dtype, vector):
     workload = tc.parse(f"conv2d:2x64x28x28,64x64x3x3,s1,p1,{dtype},nhwc,bias,add,silu")
-    m = choice.tile_sizes(workload)[-1]
+    m = knobs.list_output_tile_sizes(workload)[-1]
     kernel = tc.build(workload, NAME, arch="sm_90", config={"tile_m": m, "vector": vector})
     assert {(found.spills, found.stack_bytes) for found in kernel.cubin.kernels.values()} == {(0, 0)}

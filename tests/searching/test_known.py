@@ -6,11 +6,11 @@ import math
 import pytest
 
 import tvmconv as tc
-from tvmconv.knowledge.likeness import distance
+from tvmconv.cost_model.similarity import workload_distance
 from tvmconv.logs.log import Log
+from tvmconv.logs.packaged import packaged_logs
 from tvmconv.logs.record import ErrorKind, Record
-from tvmconv.logs.shipped import shipped_logs
-from tvmconv.searching.known import nearest
+from tvmconv.search.warm_start import find_nearest_workload_configs
 
 W = "conv2d:1x64x56x56,64x64x3x3,s1,p1,f16,nhwc"
 ALIKE = {
@@ -43,7 +43,7 @@ def found(log):
     def numbers(*records, workload=W, schedules=("hopper",), kind="cuda", count=4):
         for each in records:
             Log(log).append(each)
-        proposed = nearest([log], tc.parse(workload), schedules, kind, count)
+        proposed = find_nearest_workload_configs([log], tc.parse(workload), schedules, kind, count)
         return [(name, config["number"]) for name, config in proposed]
 
     return numbers
@@ -52,13 +52,13 @@ def found(log):
 @pytest.mark.parametrize("text", ALIKE.values(), ids=ALIKE)
 def test_what_is_alike_counts(found, text):
     assert found(record(text)) == [("hopper", 0)]
-    assert math.isfinite(distance(tc.parse(W), tc.parse(text)))
+    assert math.isfinite(workload_distance(tc.parse(W), tc.parse(text)))
 
 
 @pytest.mark.parametrize("text", UNLIKE.values(), ids=UNLIKE)
 def test_what_is_unlike_never_does(found, text):
     assert found(record(text)) == []
-    assert distance(tc.parse(W), tc.parse(text)) == math.inf
+    assert workload_distance(tc.parse(W), tc.parse(text)) == math.inf
 
 
 def test_other_kinds_of_devices_never_count(found):
@@ -100,11 +100,15 @@ def test_the_last_timings_count_as_for_a_build(found):
 
 def test_distance_is_symmetric_and_ignores_the_epilogue():
     for text in ALIKE.values():
-        assert distance(tc.parse(W), tc.parse(text)) == pytest.approx(distance(tc.parse(text), tc.parse(W)))
-    assert distance(tc.parse(W), tc.parse(ALIKE["an epilogue"])) == 0
-    assert distance(tc.parse(W), tc.parse(ALIKE["another size"])) > 0
+        assert workload_distance(tc.parse(W), tc.parse(text)) == pytest.approx(
+            workload_distance(tc.parse(text), tc.parse(W))
+        )
+    assert workload_distance(tc.parse(W), tc.parse(ALIKE["an epilogue"])) == 0
+    assert workload_distance(tc.parse(W), tc.parse(ALIKE["another size"])) > 0
 
 
 def test_the_shipped_logs_know_a_layer_like_those_of_resnet():
     w = tc.parse("conv2d:1x96x56x56,96x96x3x3,s1,p1,f16,nhwc")
-    assert {name for name, _ in nearest(shipped_logs(), w, ["hopper", "mma_sync"], "cuda", 2)} & {"hopper", "mma_sync"}
+    assert {
+        name for name, _ in find_nearest_workload_configs(packaged_logs(), w, ["hopper", "mma_sync"], "cuda", 2)
+    } & {"hopper", "mma_sync"}

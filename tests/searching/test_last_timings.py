@@ -5,23 +5,23 @@ import dataclasses
 import pytest
 from searches import WORKLOAD, append, finals_of, records_of, search, some, trials_of
 
-from tvmconv import naive
-from tvmconv.logs.best import best
+from tvmconv import naive_cost
 from tvmconv.logs.log import Log
+from tvmconv.logs.ranking import find_best_record
 from tvmconv.logs.record import ErrorKind
-from tvmconv.measuring.outcome import FINAL_ROUNDS, FINALISTS
-from tvmconv.searching.search import FINAL_SECONDS, LONG_SECONDS, NAIVE_SECONDS
+from tvmconv.measure.results import NUM_FINAL_ROUNDS, NUM_FINALISTS
+from tvmconv.search.search import FINAL_MEASUREMENT_SECONDS, MAX_FINAL_SECONDS, MAX_NAIVE_SECONDS
 
 
 def test_fastest_are_measured_again_in_turn_and_that_is_on_disk(log, instant):
     tuned = search(log, trials=10, confirm=True)
-    fastest = sorted(trials_of(log), key=lambda record: record.cost)[:FINALISTS]
-    assert [config for _, config in instant.measured[10:]] == [record.config for record in fastest] * FINAL_ROUNDS
+    fastest = sorted(trials_of(log), key=lambda record: record.cost)[:NUM_FINALISTS]
+    assert [config for _, config in instant.measured[10:]] == [record.config for record in fastest] * NUM_FINAL_ROUNDS
     finals = finals_of(log)
     assert [record.config for record in finals] == [record.config for record in fastest]
-    assert all(len(record.times) == FINAL_ROUNDS for record in finals)
+    assert all(len(record.times) == NUM_FINAL_ROUNDS for record in finals)
     assert tuned.final == finals[0]
-    assert tuned.status.done == len(trials_of(log)) == 10  # which last timings do not count as
+    assert tuned.status.num_trials == len(trials_of(log)) == 10  # which last timings do not count as
 
 
 def test_a_last_timing_that_deviates_is_repeated_and_left_out(log, instant):
@@ -37,15 +37,15 @@ def test_a_last_timing_that_deviates_is_repeated_and_left_out(log, instant):
     instant.seconds = seconds
     tuned = search(log, trials=10, confirm=True)
     assert tuned.final.config == tuned.status.best.config
-    assert tuned.final.times == tuned.status.best.times * FINAL_ROUNDS
-    assert len(instant.measured) == 10 + FINALISTS * FINAL_ROUNDS + 1
+    assert tuned.final.times == tuned.status.best.times * NUM_FINAL_ROUNDS
+    assert len(instant.measured) == 10 + NUM_FINALISTS * NUM_FINAL_ROUNDS + 1
 
 
 def test_records_that_nobody_can_build_are_no_finalists(log):
     """As a log of another version has them, whose schedules had other knobs."""
     search(log, trials=3)
     trials = records_of(log)
-    for number in range(2 * FINALISTS):
+    for number in range(2 * NUM_FINALISTS):
         other = dataclasses.replace(trials[0], config={"no_knob": number}, times=(1e-9 * (1 + number),))
         Log(log).append(other)
     tuned = search(log, trials=3, confirm=True)
@@ -69,7 +69,7 @@ def test_fastest_of_the_last_timings_is_what_the_search_found(log, instant):
     tuned = search(log, trials=10, confirm=True)
     second = sorted(trials_of(log), key=lambda record: record.cost)[1]
     assert tuned.final.config == second.config != tuned.status.best.config
-    assert best(log, WORKLOAD) == tuned.final
+    assert find_best_record(log, WORKLOAD) == tuned.final
 
 
 def test_what_was_timed_at_the_end_is_not_timed_again(log, instant):
@@ -90,7 +90,7 @@ def test_what_another_search_found_faster_is_timed_at_the_end(log, instant, open
     tuned = search(log, trials=6, confirm=True)
     assert instant.measured[0] == ("tiling", rival.config)
     assert rival.config in [record.config for record in finals_of(log)]
-    assert best(log, WORKLOAD) == tuned.final
+    assert find_best_record(log, WORKLOAD) == tuned.final
 
 
 def test_what_turns_out_wrong_at_the_end_is_never_built(log, instant):
@@ -101,24 +101,24 @@ def test_what_turns_out_wrong_at_the_end_is_never_built(log, instant):
     for _ in range(2):
         assert search(log, trials=5, confirm=True).final is None
     assert {record.error for record in finals_of(log)} == {ErrorKind.WRONG_ANSWER}
-    assert best(log, WORKLOAD) is None
+    assert find_best_record(log, WORKLOAD) is None
 
 
 def test_last_timings_that_failed_in_passing_are_taken_again(log, instant):
     instant.error = lambda trial, error: ErrorKind.RUNTIME if trial.final else error
     found = search(log, trials=5, confirm=True).final
-    assert found == best(log, WORKLOAD) == min(trials_of(log), key=lambda record: record.cost)
+    assert found == find_best_record(log, WORKLOAD) == min(trials_of(log), key=lambda record: record.cost)
     instant.error = lambda trial, error: error
     again = search(log, trials=5, confirm=True).final
-    assert again == best(log, WORKLOAD)
+    assert again == find_best_record(log, WORKLOAD)
     assert again.final
 
 
 def test_the_naive_schedule_is_timed_in_turn_with_the_finalists(log, instant):
     tuned = search(log, trials=9, compare=True, confirm=True)
-    fastest = [record.config for record in sorted(trials_of(log)[1:], key=lambda record: record.cost)[:FINALISTS]]
+    fastest = [record.config for record in sorted(trials_of(log)[1:], key=lambda record: record.cost)[:NUM_FINALISTS]]
     turn = [("tiling", config) for config in fastest] + [("default", {})]
-    assert instant.measured[-FINAL_ROUNDS * len(turn) :] == turn * FINAL_ROUNDS
+    assert instant.measured[-NUM_FINAL_ROUNDS * len(turn) :] == turn * NUM_FINAL_ROUNDS
     assert tuned.reference in finals_of(log)
     assert tuned.reference.schedule == "default"
     assert tuned.speedup == tuned.reference.cost / tuned.final.cost
@@ -135,10 +135,10 @@ def test_speed_up_is_over_the_naive_time_of_the_same_final_run(log, instant):
 
 
 def test_a_slow_naive_schedule_is_not_timed_again(log, instant):
-    instant.seconds = lambda trial, seconds: 2 * NAIVE_SECONDS if trial.schedule == "default" else seconds
+    instant.seconds = lambda trial, seconds: 2 * MAX_NAIVE_SECONDS if trial.schedule == "default" else seconds
     tuned = search(log, trials=5, compare=True, confirm=True)
     assert {record.schedule for record in finals_of(log)} == {"tiling"}
-    assert tuned.reference.cost == 2 * NAIVE_SECONDS
+    assert tuned.reference.cost == 2 * MAX_NAIVE_SECONDS
     before = log.read_bytes()
     search(log, trials=5, compare=True, confirm=True)
     assert log.read_bytes() == before
@@ -151,18 +151,22 @@ def test_the_naive_schedule_wins_where_none_was_named(log, instant, schedule, wi
     assert tuned.final.schedule == winner
     assert tuned.speedup == (1 if winner == "default" else pytest.approx(1e-9 / tuned.final.cost))
     if schedule is None:
-        assert tuned.final == best(log, WORKLOAD)
+        assert tuned.final == find_best_record(log, WORKLOAD)
 
 
-@pytest.mark.parametrize(("seconds", "kept"), [(None, FINAL_SECONDS), (1000.0, FINAL_SECONDS), (8.0, 1.6), (2.0, 0.4)])
+@pytest.mark.parametrize(
+    ("seconds", "kept"), [(None, MAX_FINAL_SECONDS), (1000.0, MAX_FINAL_SECONDS), (8.0, 1.6), (2.0, 0.4)]
+)
 def test_there_are_as_many_finalists_as_there_is_time_for(log, instant, seconds, kept):
     instant.milliseconds = {"load": 100.0, "verify": 80.0, "time": 20.0}
     search(log, trials=10, seconds=seconds, confirm=True)
-    assert len(finals_of(log)) == max(1, int(kept / FINAL_ROUNDS / (LONG_SECONDS + 0.2))) < FINALISTS
+    assert (
+        len(finals_of(log)) == max(1, int(kept / NUM_FINAL_ROUNDS / (FINAL_MEASUREMENT_SECONDS + 0.2))) < NUM_FINALISTS
+    )
 
 
 def test_a_naive_schedule_that_takes_seconds_is_never_measured(log, instant, monkeypatch):
-    monkeypatch.setattr(naive, "UNKNOWN_RATE", 1.0)
+    monkeypatch.setattr(naive_cost, "FALLBACK_FLOPS", 1.0)
     tuned = search(log, trials=5, compare=True, confirm=True)
     assert {name for name, _ in instant.measured} == {"tiling"}
     assert (tuned.reference, tuned.speedup) == (None, None)

@@ -7,14 +7,14 @@ from instant import Clock, made_up
 from searches import WORKLOAD, append, search, trials_of
 
 import tvmconv as tc
-from tvmconv.deadline import SLACK_SECONDS, SLACK_SHARE, Deadline
-from tvmconv.devices import find
-from tvmconv.searching.network import one_after_another
-from tvmconv.searching.request import Request
-from tvmconv.searching.search import Omitted
-from tvmconv.searching.shares import LEAST_SECONDS
-from tvmconv.searching.tune import tune_all
-from tvmconv.searching.tuners import XGBTuner
+from tvmconv.deadline import SLACK_FRACTION, SLACK_SECONDS, Deadline
+from tvmconv.devices import find_device
+from tvmconv.search.options import TuneOptions
+from tvmconv.search.search import SkippedPhase
+from tvmconv.search.task_scheduler import tune_tasks
+from tvmconv.search.time_budget import MIN_TASK_SECONDS
+from tvmconv.search.tune import tune_all
+from tvmconv.search.tuners import BayesianTuner
 
 LAYERS = [tc.parse(f"conv2d:1x{c}x14x14,{c}x{c}x3x3,s1,p1") for c in (8, 64, 16, 32)]
 
@@ -29,7 +29,7 @@ def clock(instant, monkeypatch):
 
 def longest(seconds):
     """How long what is limited to some seconds may take, with the tenth that passes between two looks at the clock."""
-    return seconds * (1 + SLACK_SHARE) + SLACK_SECONDS + 0.11
+    return seconds * (1 + SLACK_FRACTION) + SLACK_SECONDS + 0.11
 
 
 @pytest.mark.parametrize("duration", [0.25, 3.0, 30.0])
@@ -54,29 +54,29 @@ def test_a_first_config_is_waited_for_beyond_the_limit(log, instant, clock):
 )
 def test_first_configs_are_awaited_where_the_start_took_the_time(log, instant, clock, duration, num_trials):
     instant.duration, begun = (lambda trial: duration), clock.now
-    request = Request("random", seconds=2.0, log=log, compare=False, begun=begun - 1.9)
-    tuned = tune_all(WORKLOAD, ["tiling"], [find("opencl:0")], request, lambda status: None)
+    request = TuneOptions("random", seconds=2.0, log=log, compare=False, started_at=begun - 1.9)
+    tuned = tune_all(WORKLOAD, ["tiling"], [find_device("opencl:0")], request, lambda status: None)
     assert len(trials_of(log)) == num_trials
     assert clock.now - begun + 1.9 <= longest(2.0)
-    assert Omitted.SEARCH not in tuned.omitted
+    assert SkippedPhase.SEARCH not in tuned.omitted
 
 
 def test_records_of_an_earlier_session_spare_the_wait(log, instant, clock):
     instant.duration = lambda trial: 0.5
-    append(log, [made_up(WORKLOAD, "tiling", {"no_knob": 1}, find("opencl:0").name)])
+    append(log, [made_up(WORKLOAD, "tiling", {"no_knob": 1}, find_device("opencl:0").name)])
     search(log, seconds=0.7)
     assert len(trials_of(log)) == 2
 
 
 @pytest.mark.parametrize(("seconds", "quick"), [(2.0, True), (60.0, False)])
 def test_short_search_loads_no_cost_model(log, instant, clock, monkeypatch, seconds, quick):
-    asked, propose = [], XGBTuner.propose
+    asked, propose = [], BayesianTuner.ask
 
     def observed(self, n, **how):
         asked.append(how["quick"])
         return propose(self, n, **how)
 
-    monkeypatch.setattr(XGBTuner, "propose", observed)
+    monkeypatch.setattr(BayesianTuner, "ask", observed)
     instant.duration = lambda trial: 0.05
     search(log, seconds=seconds, tuner="xgb", trials=60)
     assert {*asked} == {quick}
@@ -84,9 +84,9 @@ def test_short_search_loads_no_cost_model(log, instant, clock, monkeypatch, seco
 
 def test_a_naive_schedule_that_takes_too_long_is_given_up(log, instant, clock):
     instant.duration = lambda trial: 0.5 if trial.config else 5.0
-    append(log, [made_up(WORKLOAD, "tiling", {"no_knob": 1}, find("opencl:0").name)])
+    append(log, [made_up(WORKLOAD, "tiling", {"no_knob": 1}, find_device("opencl:0").name)])
     tuned = search(log, seconds=2.0, compare=True)
-    assert tuned.omitted == {Omitted.COMPARISON}
+    assert tuned.omitted == {SkippedPhase.BASELINE}
     assert tuned.status.reference is None
 
 
@@ -94,13 +94,13 @@ def test_last_timings_that_are_cut_off_leave_the_fastest_trial(log, instant, clo
     instant.duration = lambda trial: 30.0 if trial.final else 0.5
     tuned = search(log, seconds=10.0, confirm=True)
     assert tuned.final == min(trials_of(log), key=lambda record: record.cost)
-    assert tuned.omitted == {Omitted.LAST_TIMINGS}
+    assert tuned.omitted == {SkippedPhase.FINAL_MEASUREMENTS}
 
 
 def searched(network, opencl, log, seconds):
     """What came of a network's searches, in the order in which they were done."""
-    request = Request("random", log=log, compare=False)
-    searches = one_after_another(network, [opencl], request, deadline=Deadline.after(seconds))
+    request = TuneOptions("random", log=log, compare=False)
+    searches = tune_tasks(network, [opencl], request, deadline=Deadline.after(seconds))
     return {workload: one(lambda status: None) for workload, one in searches}
 
 
@@ -114,15 +114,15 @@ def test_a_network_is_searched_within_its_limit(log, instant, clock, opencl, sec
 
 def test_the_layers_that_cost_a_network_most_are_searched_first(log, instant, clock, opencl):
     instant.duration = lambda trial: 0.2
-    found = searched(dict.fromkeys(LAYERS, 1), opencl, log, 2 * LEAST_SECONDS)
+    found = searched(dict.fromkeys(LAYERS, 1), opencl, log, 2 * MIN_TASK_SECONDS)
     assert [workload.O for workload in found] == [64, 32, 16, 8]
-    left_out = [workload.O for workload, tuned in found.items() if Omitted.SEARCH in tuned.omitted]
+    left_out = [workload.O for workload, tuned in found.items() if SkippedPhase.SEARCH in tuned.omitted]
     assert left_out == [16, 8]
     assert found[LAYERS[0]].status.done == 0
 
 
 def test_the_seconds_left_are_never_negative(log, instant, clock):
     instant.duration, left = (lambda trial: 1.5), []
-    search(log, seconds=2.0, progress=lambda status: left.append(status.seconds_left))
+    search(log, seconds=2.0, progress=lambda status: left.append(status.remaining_seconds))
     assert left
     assert min(left) >= 0.0

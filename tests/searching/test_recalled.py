@@ -5,7 +5,7 @@ from instant import made_up
 from searches import WORKLOAD, append, search, some, trials_of
 
 from tvmconv.logs.record import ErrorKind
-from tvmconv.searching.recalled import without_faults
+from tvmconv.search.history_filter import drop_environment_failures
 
 CRASH = "the device process was killed by SIGABRT"
 
@@ -45,7 +45,7 @@ def crash(schedule="tiling", message=CRASH):
     ],
 )
 def test_failures_that_the_naive_schedule_shares_are_dropped(records, kept):
-    assert without_faults(records, "default") == [records[number] for number in kept]
+    assert drop_environment_failures(records, "default") == [records[number] for number in kept]
 
 
 def test_a_search_goes_on_after_a_time_in_which_nothing_ran(log, instant, opencl):
@@ -56,6 +56,6 @@ def test_a_search_goes_on_after_a_time_in_which_nothing_ran(log, instant, opencl
     naive = made_up(WORKLOAD, "default", {}, opencl.name, times=(), error=ErrorKind.RUNTIME, message=CRASH)
     append(log, [naive, *failed])
     tuned = search(log, trials=4, compare=True)
-    assert (tuned.status.done, tuned.status.resumed, tuned.status.errors.total()) == (4, 0, 0)
+    assert (tuned.status.num_trials, tuned.status.num_resumed, tuned.status.error_counts.total()) == (4, 0, 0)
     assert tuned.status.reference.ok
     assert len([record for record in trials_of(log) if record.ok]) == 5

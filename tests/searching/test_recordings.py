@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tvmconv import Error
-from tvmconv.knobs import Split
 from tvmconv.logs.record import ErrorKind, Record
-from tvmconv.searching.recordings import find
+from tvmconv.search.recorded_files import find_recorded_spaces
+from tvmconv.space import SplitKnob
 from tvmconv.workloads import parse
 
 SMALL = parse("conv2d:1x4x6x6,8x4x3x3,p1")
@@ -40,29 +40,29 @@ def write(path, records):
 
 def test_a_log_is_a_space_of_what_was_measured(tmp_path):
     log = write(tmp_path / "a.jsonl", measured())
-    ((name, recording),) = find([log], fewest=6)
+    ((name, recording),) = find_recorded_spaces([log], min_configs=6)
     assert name == f"{log}: direct of {SMALL} on NVIDIA H200"
-    assert (len(recording.space.listed), recording.failed, recording.best) == (6, 1, 1e-6)
+    assert (len(recording.space.enumerated_legal), recording.num_failed, recording.best_seconds) == (6, 1, 1e-6)
     assert recording.measure({"tile": (-1, 4, 2), "unroll": 0}).cost == math.inf
     assert recording.measure({"tile": (-1, 1, 2), "unroll": 512}).cost == 2e-6
 
 
 def test_a_split_stays_one_knob_that_a_model_sees_the_factors_of(tmp_path):
-    ((_, recording),) = find([write(tmp_path / "a.jsonl", measured())], fewest=6)
+    ((_, recording),) = find_recorded_spaces([write(tmp_path / "a.jsonl", measured())], min_configs=6)
     space = recording.space
-    assert isinstance(space.knobs["tile"], Split)
+    assert isinstance(space.knobs["tile"], SplitKnob)
     assert space.sizes == (4, 2)
-    features, names = space.features(space.listed)
+    features, names = space.compute_features(space.enumerated_legal)
     column = dict(zip(names, features.T, strict=True))
-    factors = [tuple(space.config(point)["tile"][1:]) for point in space.listed]
+    factors = [tuple(space.config_from_point(point)["tile"][1:]) for point in space.enumerated_legal]
     assert [(2 ** column["tile.1"][i], 2 ** column["tile.2"][i]) for i in range(6)] == factors
-    near = space.neighbours(space.point({"tile": (-1, 2, 2), "unroll": 0}))
+    near = space.list_neighbors(space.point_from_config({"tile": (-1, 2, 2), "unroll": 0}))
     assert len(near) == 3  # two with another tile, one with another unrolling; that of (4, 1) was not recorded
 
 
 def test_each_workload_and_schedule_of_a_log_is_its_own_space(tmp_path):
     records = measured() + measured(workload=OTHER) + measured(schedule="implicit_gemm")[:3]
-    names = [name for name, _ in find([write(tmp_path / "a.jsonl", records)], fewest=4)]
+    names = [name for name, _ in find_recorded_spaces([write(tmp_path / "a.jsonl", records)], min_configs=4)]
     assert [name.partition(": ")[2] for name in names] == [
         f"direct of {SMALL} on NVIDIA H200",
         f"direct of {OTHER} on NVIDIA H200",
@@ -73,8 +73,10 @@ def test_configs_of_other_knobs_and_last_timings_are_left_out(tmp_path):
     former = [replace(each, config={"tile": each.config["tile"]}) for each in measured()[:3]]
     other_parts = [replace(each, config={"tile": (-1, 2), "unroll": 0}) for each in measured()[:1]]
     last = [replace(each, times=(1e-9,), final=True) for each in measured()[:1]]
-    ((_, recording),) = find([write(tmp_path / "a.jsonl", former + other_parts + measured() + last)], fewest=6)
-    assert (len(recording.space.listed), recording.best) == (6, 1e-6)
+    ((_, recording),) = find_recorded_spaces(
+        [write(tmp_path / "a.jsonl", former + other_parts + measured() + last)], min_configs=6
+    )
+    assert (len(recording.space.enumerated_legal), recording.best_seconds) == (6, 1e-6)
 
 
 def test_a_folder_is_searched_for_all_of_them(tmp_path):
@@ -82,7 +84,7 @@ def test_a_folder_is_searched_for_all_of_them(tmp_path):
     write(tmp_path / "inner/few.jsonl", measured()[:2])
     (tmp_path / "table.json").write_text('{"name": "no recording"}')
     (tmp_path / "cache.json").write_text(json.dumps(CACHE))
-    names = [name for name, _ in find([tmp_path], fewest=3)]
+    names = [name for name, _ in find_recorded_spaces([tmp_path], min_configs=3)]
     assert names == [str(tmp_path / "cache.json"), f"{log}: direct of {SMALL} on NVIDIA H200"]
 
 
@@ -98,4 +100,4 @@ def test_a_log_without_a_space_is_refused_in_one_line(tmp_path, lines, message):
     log = tmp_path / "a.jsonl"
     log.write_text("".join(line + "\n" for line in lines))
     with pytest.raises(Error, match=message):
-        list(find([log], fewest=3))
+        list(find_recorded_spaces([log], min_configs=3))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tvmconv import Error, KnobError
-from tvmconv.searching.replay import load
+from tvmconv.search.recorded_space import load_recorded_space
 
 ENTRIES = {
     "16,1": {"block_size_x": 16, "staged": True, "time": 3.875, "times": [3.9, 3.85]},
@@ -45,26 +45,28 @@ def written(tmp_path):
 
 
 def configs(recording):
-    return {tuple(recording.space.config(point).values()) for point in recording.space.listed}
+    return {tuple(recording.space.config_from_point(point).values()) for point in recording.space.enumerated_legal}
 
 
 @pytest.mark.parametrize("packed", [str.encode, lambda text: gzip.compress(text.encode())], ids=["plain", "gzip"])
 def test_a_cache_is_a_space_of_what_was_measured(written, packed):
-    recording = load(written(packed(json.dumps(CACHE))))
+    recording = load_recorded_space(written(packed(json.dumps(CACHE))))
     assert configs(recording) == {(16, True), (16, False), (128, True)}
-    assert recording.best == 1.5e-3
-    assert recording.failed == 1
+    assert recording.best_seconds == 1.5e-3
+    assert recording.num_failed == 1
     assert recording.measure({"block_size_x": 16, "staged": True}).cost == 3.875e-3
     assert recording.measure({"block_size_x": 16, "staged": False}).cost == math.inf
 
 
 def test_only_what_was_measured_is_legal(written):
-    space = load(written(json.dumps(CACHE))).space
-    points = space.walk(0, space.size)
-    assert {tuple(p) for p in points[space.legal(points)].tolist()} == {tuple(p) for p in space.listed.tolist()}
-    assert (np.diff([space.index(point) for point in space.listed]) > 0).all()
+    space = load_recorded_space(written(json.dumps(CACHE))).space
+    points = space.slice_points(0, space.size)
+    assert {tuple(p) for p in points[space.is_legal(points)].tolist()} == {
+        tuple(p) for p in space.enumerated_legal.tolist()
+    }
+    assert (np.diff([space.index_from_point(point) for point in space.enumerated_legal]) > 0).all()
     with pytest.raises(KnobError, match="one of 16, 128, not 32"):
-        space.point({"block_size_x": 32})
+        space.point_from_config({"block_size_x": 32})
 
 
 @pytest.mark.parametrize(
@@ -73,7 +75,7 @@ def test_only_what_was_measured_is_legal(written):
     ids=["comma", "bare", "newline", "torn", "half closed", "closed"],
 )
 def test_an_interrupted_cache_is_read_to_its_last_whole_line(written, tail):
-    assert configs(load(written(head() + lines("16,1", "16,0") + tail))) == {(16, True), (16, False)}
+    assert configs(load_recorded_space(written(head() + lines("16,1", "16,0") + tail))) == {(16, True), (16, False)}
 
 
 def test_results_in_the_t4_format_are_read(written):
@@ -82,14 +84,14 @@ def test_results_in_the_t4_format_are_read(written):
         return {"configuration": {"block": block}, "measurements": measured, "invalidity": invalidity}
 
     results = [result(16, 2.0, "correct"), result(32, 1.0, "correct"), result(64, 0.5, "runtime")]
-    recording = load(written(json.dumps({"schema_version": "1.0.0", "results": results})))
-    assert (recording.best, recording.failed, len(recording.space.listed)) == (1e-3, 1, 3)
+    recording = load_recorded_space(written(json.dumps({"schema_version": "1.0.0", "results": results})))
+    assert (recording.best_seconds, recording.num_failed, len(recording.space.enumerated_legal)) == (1e-3, 1, 3)
 
 
 @pytest.mark.parametrize("time", ['"RuntimeFailedConfig"', "NaN", "Infinity", "-1", "0", "null", "1e400"])
 def test_what_is_no_time_is_a_failure(written, time):
     text = json.dumps(CACHE).replace("3.875", time)
-    assert load(written(text)).failed == 2
+    assert load_recorded_space(written(text)).num_failed == 2
 
 
 @pytest.mark.parametrize(
@@ -115,5 +117,5 @@ def test_what_is_no_time_is_a_failure(written, time):
 )  # fmt: skip
 def test_another_file_is_refused_in_one_line(written, content, message):
     with pytest.raises(Error, match=message) as caught:
-        load(written(content))
+        load_recorded_space(written(content))
     assert "\n" not in str(caught.value)

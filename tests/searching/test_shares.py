@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 import tvmconv as tc
-from tvmconv.searching.shares import LAUNCH_SECONDS, LEAST_SECONDS, roofline_seconds, share
+from tvmconv.search.time_budget import LAUNCH_SECONDS, MIN_TASK_SECONDS, allocate_seconds, roofline_seconds
 
 LARGE, SMALL = tc.parse("conv2d:1x256x56x56,256x256x3x3,p1"), tc.parse("conv2d:1x8x7x7,8x8x1x1")
 GPU = SimpleNamespace(peak_flops=60e12, peak_bandwidth=4e12)
@@ -21,15 +21,15 @@ def test_time_of_a_layer_is_that_of_its_operations_or_a_launch():
 @pytest.mark.parametrize("device", [GPU, UNKNOWN])
 def test_layers_that_cost_more_get_more_and_all_together_get_all(device):
     counts = {LARGE: 1, SMALL: 1}
-    first = share(100.0, [LARGE, SMALL], counts, device)
-    assert first > 10 * share(100.0 - first, [SMALL], counts, device) > 0
-    assert share(100.0 - first, [SMALL], counts, device) == pytest.approx(100.0 - first)
+    first = allocate_seconds(100.0, [LARGE, SMALL], counts, device)
+    assert first > 10 * allocate_seconds(100.0 - first, [SMALL], counts, device) > 0
+    assert allocate_seconds(100.0 - first, [SMALL], counts, device) == pytest.approx(100.0 - first)
 
 
 def test_a_layer_that_is_there_often_costs_more():
-    once, often = (share(100.0, [SMALL, LARGE], {SMALL: n}, GPU) for n in (1, 50))
-    assert often > once >= LEAST_SECONDS
+    once, often = (allocate_seconds(100.0, [SMALL, LARGE], {SMALL: n}, GPU) for n in (1, 50))
+    assert often > once >= MIN_TASK_SECONDS
 
 
 def test_where_time_is_short_half_of_it_is_shared_equally():
-    assert share(1.0, [SMALL, LARGE], {}, GPU) >= 0.25
+    assert allocate_seconds(1.0, [SMALL, LARGE], {}, GPU) >= 0.25

@@ -1,7 +1,7 @@
 import pytest
 
 from tvmconv.logs.record import ErrorKind, Record
-from tvmconv.searching.status import RATE_SECONDS, Status
+from tvmconv.search.progress import RATE_SECONDS, Status
 from tvmconv.workloads import parse
 
 WORKLOAD = parse("conv2d:1x4x8x8,4x4x1x1")
@@ -17,37 +17,37 @@ def counted(records, **options):
     """The status after the records came in, one a second."""
     status = Status(**{"asked": 100, "seconds": None, **options})
     for elapsed, each in enumerate(records, 1):
-        status.elapsed = float(elapsed)
-        status.count(each)
+        status.elapsed_seconds = float(elapsed)
+        status.count_record(each)
     return status
 
 
 def test_fastest_record_is_the_best_and_those_since_are_counted():
     status = counted([record(3.0), record(1.0), record(), record(2.0)])
     assert status.best.cost == 1.0
-    assert (status.done, status.since_best) == (4, 2)
+    assert (status.num_trials, status.trials_since_best) == (4, 2)
 
 
 def test_records_of_earlier_sessions_bring_time_but_no_rate():
     status = Status(100, None)
     for elapsed in (3.0, 9.0, None):
-        status.count(record(1.0, elapsed=elapsed), earlier=True)
-    assert (status.done, status.resumed, status.elapsed, status.rate) == (3, 3, 9.0, 0.0)
+        status.count_record(record(1.0, elapsed=elapsed), is_resumed=True)
+    assert (status.num_trials, status.num_resumed, status.elapsed_seconds, status.trials_per_second) == (3, 3, 9.0, 0.0)
 
 
 def test_the_rate_is_that_of_late():
     status = counted([record(1.0)] * 50)
-    assert status.rate == pytest.approx(1.0)
-    status.elapsed += RATE_SECONDS  # without a record
-    assert status.rate == pytest.approx(0.5)
+    assert status.trials_per_second == pytest.approx(1.0)
+    status.elapsed_seconds += RATE_SECONDS  # without a record
+    assert status.trials_per_second == pytest.approx(0.5)
 
 
 def test_the_time_left_is_that_of_the_limit_reached_first():
     records = [record(1.0)] * 10
-    assert counted(records, asked=50).seconds_left == pytest.approx(40.0)
-    assert counted(records, asked=50, seconds=15.0).seconds_left == pytest.approx(5.0)
-    assert counted(records, asked=None, seconds=5.0).seconds_left == 0.0
-    assert Status(100, None).seconds_left is None
+    assert counted(records, max_trials=50).remaining_seconds == pytest.approx(40.0)
+    assert counted(records, max_trials=50, max_seconds=15.0).remaining_seconds == pytest.approx(5.0)
+    assert counted(records, max_trials=None, max_seconds=5.0).remaining_seconds == 0.0
+    assert Status(100, None).remaining_seconds is None
 
 
 def test_the_speedup_is_over_the_reference():

@@ -12,13 +12,13 @@ from instant import made_up
 from searches import IMAGE, OTHER, TINY, WORKLOAD, append, finals_of, once, records_of, search, some, trials_of
 
 import tvmconv as tc
-from tvmconv import library
-from tvmconv.library import in_reserve
-from tvmconv.logs.lines import BadLines
-from tvmconv.logs.log import Log, read
-from tvmconv.measuring.measurer import Measurer
-from tvmconv.searching.status import Status
-from tvmconv.searching.tuners import XGBTuner
+from tvmconv import registry
+from tvmconv.logs.lines import InvalidLines
+from tvmconv.logs.log import Log, read_records
+from tvmconv.measure.measurer import Measurer
+from tvmconv.registry import low_priority_schedules
+from tvmconv.search.progress import Status
+from tvmconv.search.tuners import BayesianTuner
 
 
 @pytest.mark.usefixtures("shared_processes")
@@ -28,7 +28,7 @@ def test_a_search_measures_verifies_and_confirms(log):
     assert [record.schedule for record in trials] == ["tiling"] * 4
     assert once(trials)
     assert reference.schedule == "default"
-    assert (tuned.status.done, tuned.status.resumed, tuned.status.errors.total()) == (4, 0, 0)
+    assert (tuned.status.num_trials, tuned.status.num_resumed, tuned.status.error_counts.total()) == (4, 0, 0)
     assert tuned.status.best == min(trials, key=lambda record: record.cost)
     assert tuned.status.speedup == reference.cost / tuned.status.best.cost
     assert tuned.final.deviation < tuned.final.workload.tolerance
@@ -43,12 +43,12 @@ def test_a_search_measures_verifies_and_confirms(log):
 @pytest.mark.usefixtures("shared_processes")
 def test_each_way_to_fail_is_one_record_and_the_search_goes_on(log, monkeypatch):
     strict = functools.partial(Measurer, build_timeout=8.0, memory_limit=1 << 30)
-    monkeypatch.setattr("tvmconv.searching.search.Measurer", strict)
+    monkeypatch.setattr("tvmconv.search.search.Measurer", strict)
     tuned = search(log, few_faults.WORKLOAD, few_faults.SCHEDULE, "grid", trials=100)
     kinds = {record.config["fault"]: record.error for record in records_of(log)}
     assert kinds == few_faults.FAULTS
-    assert tuned.status.done == len(few_faults.FAULTS)
-    assert tuned.status.errors.total() == len(few_faults.FAULTS) - 1
+    assert tuned.status.num_trials == len(few_faults.FAULTS)
+    assert tuned.status.error_counts.total() == len(few_faults.FAULTS) - 1
     assert tuned.status.best.config == {"fault": "none"}
 
 
@@ -56,20 +56,20 @@ def test_each_way_to_fail_is_one_record_and_the_search_goes_on(log, monkeypatch)
 def test_the_time_limit_holds(log):
     start = time.monotonic()
     status = search(log, seconds=2.0).status
-    assert 2.0 <= status.elapsed < time.monotonic() - start < 20.0
-    assert status.done == len(records_of(log)) > 0
+    assert 2.0 <= status.elapsed_seconds < time.monotonic() - start < 20.0
+    assert status.num_trials == len(records_of(log)) > 0
 
 
 def test_it_ends_when_nothing_was_better_for_long(log, instant):
     status = search(log, trials=1000, patience=30).status
-    assert status.since_best >= 30
-    assert status.done < 1000
+    assert status.trials_since_best >= 30
+    assert status.num_trials < 1000
 
 
 def test_it_ends_with_the_last_config_of_the_space(log, instant):
-    size = library.find(TINY, "tiling").space(TINY).size
+    size = registry.find_schedule(TINY, "tiling").space(TINY).size
     status = search(log, TINY).status
-    assert (status.asked, status.done) == (512, size)
+    assert (status.max_trials, status.num_trials) == (512, size)
     assert once(records_of(log))
 
 
@@ -102,7 +102,7 @@ def interrupted(log, after, **options):
 def test_the_same_call_goes_on_where_it_was_interrupted(log, instant, tuner):
     interrupted(log, 13, tuner=tuner, trials=30)
     status = search(log, tuner=tuner, trials=30).status
-    assert (status.done, status.resumed) == (30, 13)
+    assert (status.num_trials, status.num_resumed) == (30, 13)
     assert len(records_of(log)) == 30
     assert once(records_of(log))
 
@@ -121,7 +121,7 @@ def test_a_search_that_is_complete_measures_nothing_again(log, instant):
     tuned = search(log, trials=5, compare=True)
     assert instant.measured == []
     assert log.read_bytes() == before
-    assert (tuned.status.done, tuned.status.reference.schedule, tuned.phases) == (5, "default", {})
+    assert (tuned.status.num_trials, tuned.status.reference.schedule, tuned.phases) == (5, "default", {})
 
 
 def test_records_of_other_workloads_and_devices_do_not_count(log, instant, opencl):
@@ -130,13 +130,13 @@ def test_records_of_other_workloads_and_devices_do_not_count(log, instant, openc
     append(log, [made_up(WORKLOAD, "columns", record.config, opencl.name)])
     append(log, [made_up(WORKLOAD, "tiling", record.config, "another device")])
     status = search(log, trials=3).status
-    assert (status.done, status.resumed) == (3, 0)
+    assert (status.num_trials, status.num_resumed) == (3, 0)
 
 
 def test_records_that_another_search_appends_are_not_repeated(log, instant, opencl):
     theirs = iter(some(10, 7, opencl))
     status = search(log, trials=20, progress=lambda status: append(log, itertools.islice(theirs, 1))).status
-    assert status.done >= 20
+    assert status.num_trials >= 20
     assert once(records_of(log))
     assert len(instant.measured) <= 11
 
@@ -147,10 +147,10 @@ def test_a_damaged_log_is_gone_on_with(log, instant, opencl, end):
     before = log.read_bytes() + end
     log.write_bytes(before)
     status = search(log, trials=6).status
-    assert (status.done, status.resumed) == (6, 3)
+    assert (status.num_trials, status.num_resumed) == (6, 3)
     assert log.read_bytes().startswith(before)
-    bad = BadLines()
-    assert len(list(read(log, bad))) == 6
+    bad = InvalidLines()
+    assert len(list(read_records(log, bad))) == 6
     assert bad.count == 1
 
 
@@ -187,7 +187,7 @@ def test_the_same_seed_proposes_the_same_of_several_schedules(tmp_path, instant)
 
 def test_model_learns_from_other_workloads_of_the_schedule(log, tmp_path, instant, monkeypatch):
     learnt = []
-    monkeypatch.setattr(XGBTuner, "transfer", lambda self, space, records: learnt.append(records))
+    monkeypatch.setattr(BayesianTuner, "tell_transfer_trials", lambda self, space, records: learnt.append(records))
     for workload, schedule in ((OTHER, "tiling"), (WORKLOAD, "tiling"), (OTHER, "columns")):
         search(log, workload, schedule, trials=4)
     search(tmp_path / "new.jsonl", tuner="xgb", trials=4, transfer=[log])
@@ -199,16 +199,16 @@ def test_model_learns_from_other_workloads_of_the_schedule(log, tmp_path, instan
 def test_what_does_not_compare_is_not_learnt(log, tmp_path, instant, monkeypatch):
     """Last timings, records of another kind of device, and of operators whose schedule has the same name."""
     learnt = []
-    monkeypatch.setattr(XGBTuner, "transfer", lambda self, space, records: learnt.append(records))
+    monkeypatch.setattr(BayesianTuner, "tell_transfer_trials", lambda self, space, records: learnt.append(records))
     search(log, OTHER, "direct", trials=2)
-    ((*_, one),) = [list(read(log, BadLines()))]
+    ((*_, one),) = [list(read_records(log, InvalidLines()))]
     filters = dataclasses.replace(one, workload=tc.parse("filter2d:64x64x1,3x3"), config={})
     others = *(dataclasses.replace(one, **it) for it in ({"target": "cuda -arch=sm_90"}, {"final": True})), filters
     more = tmp_path / "more.jsonl"
     more.write_text("".join(f"{record.line()}\n" for record in others))
     search(tmp_path / "new.jsonl", WORKLOAD, "direct", tuner="xgb", trials=2, transfer=(path for path in [log, more]))
     (records,) = learnt
-    assert {record.identity for record in records} <= {record.identity for record in read(log, BadLines())}
+    assert {record.identity for record in records} <= {record.identity for record in read_records(log, InvalidLines())}
     assert len(records) == 2
 
 
@@ -226,7 +226,10 @@ def schedules_measured(instant):
 @pytest.mark.parametrize("text", ["filter1d:1000,k3", "filter2d:40x30x1,3x3", "conv2d:1x8x9x9,8x1x3x3,g8"])
 def test_search_without_a_schedule_tries_the_librarys_choice(log, instant, text):
     w = tc.parse(text)
-    chosen, reserve = ([schedule.name for schedule in found(w, "opencl")] for found in (library.to_tune, in_reserve))
+    chosen, reserve = (
+        [schedule.name for schedule in found(w, "opencl")]
+        for found in (registry.schedules_to_tune, low_priority_schedules)
+    )
     tuned = search(log, w, None, "xgb", trials=len(chosen) + len(reserve))
     assert schedules_measured(instant) == [*chosen, *reserve]
     assert tuned.status.best.schedule in schedules_measured(instant)
@@ -234,14 +237,14 @@ def test_search_without_a_schedule_tries_the_librarys_choice(log, instant, text)
 
 @pytest.mark.parametrize("tuner", ["xgb", "ga"])
 def test_defaults_come_first_and_then_what_other_workloads_found(log, instant, opencl, tuner):
-    space = library.find(OTHER, "tiling").space(OTHER)
-    known = space.config(space.sample(1, np.random.default_rng(3))[0])
+    space = registry.find_schedule(OTHER, "tiling").space(OTHER)
+    known = space.config_from_point(space.sample_legal(1, np.random.default_rng(3))[0])
     append(log, [made_up(OTHER, "tiling", known, opencl.name)])
     search(log, tuner=tuner, schedule=None, trials=20)
-    chosen = [schedule.name for schedule in library.to_tune(WORKLOAD, "opencl")]
+    chosen = [schedule.name for schedule in registry.schedules_to_tune(WORKLOAD, "opencl")]
     assert [name for name, _ in instant.measured[: len(chosen)]] == chosen
-    there = library.find(WORKLOAD, "tiling").space(WORKLOAD)
-    assert instant.measured[len(chosen)] == ("tiling", there.config(there.nearest(known)))
+    there = registry.find_schedule(WORKLOAD, "tiling").space(WORKLOAD)
+    assert instant.measured[len(chosen)] == ("tiling", there.config_from_point(there.project(known)))
 
 
 def test_several_schedules_share_the_trials_and_the_time(log, instant, monkeypatch):
@@ -251,11 +254,13 @@ def test_several_schedules_share_the_trials_and_the_time(log, instant, monkeypat
         asked.append((trials, seconds))
         return Status(trials, None)
 
-    monkeypatch.setattr("tvmconv.searching.search.Status", told)
+    monkeypatch.setattr("tvmconv.search.search.Status", told)
     tuned = search(log, schedule=None, tuner="xgb", trials=40, seconds=1000.0)
     assert asked == [(40, 1000.0)]
-    assert tuned.status.done == len(records_of(log)) == 40
-    assert {schedule.name for schedule in library.to_tune(WORKLOAD, "opencl")} < set(schedules_measured(instant))
+    assert tuned.status.num_trials == len(records_of(log)) == 40
+    assert {schedule.name for schedule in registry.schedules_to_tune(WORKLOAD, "opencl")} < set(
+        schedules_measured(instant)
+    )
     assert tuned.final == min(records_of(log), key=lambda record: record.cost)
 
 
@@ -267,7 +272,7 @@ def small(opencl):
 
 def test_no_trial_is_spent_on_what_the_device_in_hand_cannot_run(log, instant, small):
     search(log, IMAGE, "direct", trials=40, device=small)
-    space = library.find(IMAGE, "direct").space(IMAGE)
-    points = np.array([space.point(config) for _, config in instant.measured])
+    space = registry.find_schedule(IMAGE, "direct").space(IMAGE)
+    points = np.array([space.point_from_config(config) for _, config in instant.measured])
     assert len(points) == 40
-    assert space.usage(points).threads.max() <= 64
+    assert space.compute_usage(points).threads.max() <= 64

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 
 from tvmconv import Error
-from tvmconv.knobs import Choice, Condition, Split
-from tvmconv.knobs.space import Space, Usage
-from tvmconv.searching.replay import Recorded
-from tvmconv.searching.tuners import TUNERS, make
-from tvmconv.searching.tuners.draft import draft
-from tvmconv.searching.tuners.gaussian import GaussianProcess
-from tvmconv.searching.tuners.parts import Parts
-from tvmconv.searching.tuners.rows import Rows
-from tvmconv.searching.tuners.xgb import XGBTuner
+from tvmconv.search.recorded_space import RecordedTrial
+from tvmconv.search.tuners import TUNERS, create_tuner
+from tvmconv.search.tuners.bayesian import BayesianTuner
+from tvmconv.search.tuners.gaussian_process import GaussianProcess
+from tvmconv.search.tuners.gp_inputs import GPInputs
+from tvmconv.search.tuners.initial_candidates import iterate_initial_candidates
+from tvmconv.search.tuners.options import BayesianTunerOptions
+from tvmconv.space import ChoiceKnob, Constraint, SplitKnob
+from tvmconv.space.search_space import ResourceUsage, Space
 
 
 def usage(columns):
     f, x = columns["tile_f"], columns["tile_x"]
-    return Usage(
+    return ResourceUsage(
         threads=f[:, 2] * x[:, 2],
         shared_bytes=4 * (f[:, 1:].prod(axis=1) + x[:, 1:].prod(axis=1)) * columns["tile_rc"][:, 1],
         accumulators=f[:, 1] * f[:, 3] * x[:, 1] * x[:, 3],
@@ -34,29 +34,29 @@ def usage(columns):
 def conv_space(channels=64, pixels=4096, unroll=(0, 64, 512)):
     """A space of 10^6 configs like those of convolutions."""
     knobs = [
-        Split("tile_f", channels, 4, (-1, 1, 4, 8)),
-        Split("tile_x", pixels, 4, (-1, 2, 16, 2)),
-        Split("tile_rc", 64, 2, (-1, 4)),
-        Choice("unroll", unroll, 0),
-        Choice("order", ("rows", "columns"), "rows"),
+        SplitKnob("tile_f", channels, 4, (-1, 1, 4, 8)),
+        SplitKnob("tile_x", pixels, 4, (-1, 2, 16, 2)),
+        SplitKnob("tile_rc", 64, 2, (-1, 4)),
+        ChoiceKnob("unroll", unroll, 0),
+        ChoiceKnob("order", ("rows", "columns"), "rows"),
     ]
-    return Space({knob.name: knob for knob in knobs}, usage_of=usage)
+    return Space({knob.name: knob for knob in knobs}, usage_from_columns=usage)
 
 
 def small_space():
     knobs = [
-        Split("tile", 48, 3, (-1, 2, 2)),
-        Choice("unroll", (0, 16, 512), 16),
-        Choice("staged", (False, True), True),
+        SplitKnob("tile", 48, 3, (-1, 2, 2)),
+        ChoiceKnob("unroll", (0, 16, 512), 16),
+        ChoiceKnob("staged", (False, True), True),
     ]
-    rule = Condition("no staged large tiles", lambda c: ~c["staged"] | (c["tile"][:, 2] < 16))
+    rule = Constraint("no staged large tiles", lambda c: ~c["staged"] | (c["tile"][:, 2] < 16))
     return Space({knob.name: knob for knob in knobs}, [rule])
 
 
 def cost(space, config):
     """A made-up kernel: it wants warps along x, 128 threads, 64 accumulators, eight channels a step; some fail."""
-    point = space.point(config)[None]
-    columns = space.columns(point) | space.usage(point).columns()
+    point = space.point_from_config(config)[None]
+    columns = space.columns_from_points(point) | space.compute_usage(point).to_columns()
     if columns["accumulators"][0] > 256:
         return math.inf
     wanted = {"threads": 128, "accumulators": 64, "blocks": 256}
@@ -68,8 +68,8 @@ def cost(space, config):
 def search(tuner, trials, batch=8):
     found = []
     while len(found) < trials:
-        measured = [Recorded(config, cost(tuner.space, config)) for config in tuner.propose(batch)]
-        tuner.learn(measured)
+        measured = [RecordedTrial(config, cost(tuner.space, config)) for config in tuner.ask(batch)]
+        tuner.tell(measured)
         found += measured
     return found
 
@@ -80,7 +80,7 @@ def guess(points):
 
 
 def keys(space, configs):
-    return [space.index(space.point(config)) for config in configs]
+    return [space.index_from_point(space.point_from_config(config)) for config in configs]
 
 
 tuners = pytest.mark.parametrize("name", TUNERS)
@@ -89,106 +89,108 @@ tuners = pytest.mark.parametrize("name", TUNERS)
 @tuners
 def test_proposals_are_legal_distinct_and_new(name):
     space = conv_space()
-    tuner = make(name, space, seed=1)
+    tuner = create_tuner(name, space, seed=1)
     proposed = keys(space, (trial.config for trial in search(tuner, 120)))
     assert len(set(proposed)) == 120
-    assert space.legal(np.stack([space.from_index(key) for key in proposed])).all()
+    assert space.is_legal(np.stack([space.point_from_index(key) for key in proposed])).all()
 
 
 @tuners
 def test_a_space_is_proposed_to_the_last_legal_config(name):
     space = small_space()
-    tuner = make(name, space)
+    tuner = create_tuner(name, space)
     proposed = []
-    while batch := tuner.propose(7):
-        tuner.learn([Recorded(config, 1e-3 if config["unroll"] else math.inf) for config in batch])
+    while batch := tuner.ask(7):
+        tuner.tell([RecordedTrial(config, 1e-3 if config["unroll"] else math.inf) for config in batch])
         proposed += keys(space, batch)
-    assert sorted(proposed) == [space.index(point) for point in space.listed]
+    assert sorted(proposed) == [space.index_from_point(point) for point in space.enumerated_legal]
 
 
 @tuners
 @pytest.mark.parametrize("listed", [True, False])
 def test_of_a_space_without_a_legal_config_nothing_is_proposed(name, listed):
-    known, none = conv_space(), Condition("none", lambda columns: np.zeros(len(columns["unroll"]), bool))
+    known, none = conv_space(), Constraint("none", lambda columns: np.zeros(len(columns["unroll"]), bool))
     space = Space((small_space() if listed else known).knobs, [none])
-    assert (space.listed is not None) == listed
-    tuner = make(name, space)
-    if isinstance(tuner, XGBTuner):
-        tuner.guide(guess)
-        tuner.transfer(known, search(make("random", known), 10))  # so that models are asked from the first on
-    assert tuner.propose(3) == tuner.propose(3) == []
+    assert (space.enumerated_legal is not None) == listed
+    tuner = create_tuner(name, space)
+    if isinstance(tuner, BayesianTuner):
+        tuner.set_prior(guess)
+        tuner.tell_transfer_trials(
+            known, search(create_tuner("random", known), 10)
+        )  # so that models are asked from the first on
+    assert tuner.ask(3) == tuner.ask(3) == []
 
 
 @tuners
 def test_the_same_seed_gives_the_same_proposals(name):
-    first, second = (search(make(name, conv_space(), seed=5), 60) for _ in range(2))
+    first, second = (search(create_tuner(name, conv_space(), seed=5), 60) for _ in range(2))
     assert first == second
 
 
 @tuners
 def test_what_a_log_holds_is_not_proposed_again(name):
     space = small_space()
-    known = [space.config(point) for point in space.listed[::-2]]
-    tuner = make(name, space)
-    tuner.learn(Recorded(config, 1e-3) for config in known)
-    proposed = keys(space, tuner.propose(10**6))
-    assert sorted(proposed + keys(space, known)) == [space.index(point) for point in space.listed]
+    known = [space.config_from_point(point) for point in space.enumerated_legal[::-2]]
+    tuner = create_tuner(name, space)
+    tuner.tell(RecordedTrial(config, 1e-3) for config in known)
+    proposed = keys(space, tuner.ask(10**6))
+    assert sorted(proposed + keys(space, known)) == [space.index_from_point(point) for point in space.enumerated_legal]
 
 
 @tuners
 def test_a_log_may_hold_configs_that_are_not_searched(name):
-    tuner = make(name, small_space())
-    tuner.learn([Recorded({"tile": (-1, 5, 5)}, 1e-3), Recorded({"gone": 1}, 1e-3)])
-    assert len(tuner.propose(5)) == 5
+    tuner = create_tuner(name, small_space())
+    tuner.tell([RecordedTrial({"tile": (-1, 5, 5)}, 1e-3), RecordedTrial({"gone": 1}, 1e-3)])
+    assert len(tuner.ask(5)) == 5
 
 
 @tuners
 def test_what_is_taken_counts_as_proposed(name):
     space = small_space()
-    tuner = make(name, space)
-    first = [space.config(point) for point in space.listed[:3]]
-    tuner.learn([Recorded(first[0], 1e-3)])
-    assert tuner.take(space.listed, 2) == first[1:]  # in their order, without what was learnt
-    assert tuner.take(space.listed[:3], 2) == []
-    rest = keys(space, tuner.propose(10**6))
-    assert sorted(rest) == [space.index(point) for point in space.listed[3:]]
+    tuner = create_tuner(name, space)
+    first = [space.config_from_point(point) for point in space.enumerated_legal[:3]]
+    tuner.tell([RecordedTrial(first[0], 1e-3)])
+    assert tuner.claim_points(space.enumerated_legal, 2) == first[1:]  # in their order, without what was learnt
+    assert tuner.claim_points(space.enumerated_legal[:3], 2) == []
+    rest = keys(space, tuner.ask(10**6))
+    assert sorted(rest) == [space.index_from_point(point) for point in space.enumerated_legal[3:]]
 
 
 @tuners
 def test_near_a_config_are_its_fresh_neighbours_each_once(name):
     space = small_space()
-    tuner, here = make(name, space), space.default
-    neighbours = {space.index(point) for point in space.neighbours(space.point(here))}
-    learnt = space.config(space.neighbours(space.point(here))[0])
-    tuner.learn([Recorded(here, 1e-3), Recorded(learnt, 1e-3)])
-    few, others = tuner.take_near(here, 4), tuner.take_near(here, 10**6)
+    tuner, here = create_tuner(name, space), space.default
+    neighbours = {space.index_from_point(point) for point in space.list_neighbors(space.point_from_config(here))}
+    learnt = space.config_from_point(space.list_neighbors(space.point_from_config(here))[0])
+    tuner.tell([RecordedTrial(here, 1e-3), RecordedTrial(learnt, 1e-3)])
+    few, others = tuner.ask_neighbors(here, 4), tuner.ask_neighbors(here, 10**6)
     assert len(few) == 4
     assert sorted(keys(space, few + others)) == sorted(neighbours - set(keys(space, [learnt])))
-    assert tuner.take_near(here, 5) == []
+    assert tuner.ask_neighbors(here, 5) == []
 
 
 @tuners
 def test_nothing_is_near_a_config_that_is_not_searched(name):
-    tuner = make(name, small_space())
-    assert tuner.take_near({"tile": (-1, 5, 5)}, 3) == tuner.take_near({"gone": 1}, 3) == []
-    assert tuner.take_near(small_space().default, 0) == []
+    tuner = create_tuner(name, small_space())
+    assert tuner.ask_neighbors({"tile": (-1, 5, 5)}, 3) == tuner.ask_neighbors({"gone": 1}, 3) == []
+    assert tuner.ask_neighbors(small_space().default, 0) == []
 
 
 def test_model_takes_first_the_neighbours_that_it_believes_fast():
     space = conv_space()
-    tuner = make("xgb", space)
+    tuner = create_tuner("xgb", space)
     trials = search(tuner, 200)
     best = min(trials, key=lambda trial: trial.cost)
-    near = [cost(space, config) for config in tuner.take_near(best.config, 10**6)]
+    near = [cost(space, config) for config in tuner.ask_neighbors(best.config, 10**6)]
     assert np.median(near[: len(near) // 4]) < 0.8 * np.median(near)
 
 
 LOADED_AFTER = """
 import math, sys
-from tvmconv.knobs import Choice
-from tvmconv.knobs.space import Space
-from tvmconv.searching.replay import Recorded
-from tvmconv.searching.tuners import make
+from tvmconv.space import Choice
+from tvmconv.space.search_space import Space
+from tvmconv.search.recorded_space import Recorded
+from tvmconv.search.tuners import make
 failures, quick = int(sys.argv[1]), sys.argv[2] == "quick"
 tuner = make("xgb", Space({name: Choice(name, range(20), 0) for name in "ab"}))
 configs = tuner.propose(12, quick=quick)
@@ -211,22 +213,22 @@ def test_libraries_of_cost_model_are_loaded_when_needed(failures, how, loaded):
 @pytest.mark.parametrize("name", ["xgb", "ga"])
 def test_the_default_comes_first(name):
     space = conv_space()
-    assert make(name, space, seed=3).propose(4)[0] == space.default
+    assert create_tuner(name, space, seed=3).ask(4)[0] == space.default
 
 
 @pytest.mark.parametrize("name", ["xgb", "ga"])
 def test_learning_beats_chance(name):
     def mean_best(tuner):
-        return np.mean([min(t.cost for t in search(make(tuner, conv_space(), seed), 80)) for seed in range(4)])
+        return np.mean([min(t.cost for t in search(create_tuner(tuner, conv_space(), seed), 80)) for seed in range(4)])
 
     assert mean_best(name) < 0.9 * mean_best("random")
 
 
 def test_a_batch_of_the_model_holds_no_near_copies():
     space = conv_space()
-    tuner = make("xgb", space)
+    tuner = create_tuner("xgb", space)
     search(tuner, 40)
-    points = [space.point(config) for config in tuner.propose(24)]
+    points = [space.point_from_config(config) for config in tuner.ask(24)]
     assert all(np.count_nonzero(a != b) >= 2 for a, b in itertools.combinations(points, 2))
 
 
@@ -236,40 +238,40 @@ def test_process_interpolates_and_knows_where_it_does_not_know():
     features = rng.random((40, 3))
     values = 3 * features[:, 0] + (points[:, 1] == 2)
     known, asked = np.arange(30), np.arange(30, 40)
-    process = GaussianProcess(Rows(features, points)[known], values[known])
-    mean, deviation = process.predict(Rows(features, points)[asked])
+    process = GaussianProcess(GPInputs(features, points)[known], values[known])
+    mean, deviation = process.predict(GPInputs(features, points)[asked])
     assert np.corrcoef(mean, values[asked])[0, 1] > 0.95
-    _, at_known = process.predict(Rows(features, points)[known])
-    _, far = process.predict(Rows(features + 5, points))
+    _, at_known = process.predict(GPInputs(features, points)[known])
+    _, far = process.predict(GPInputs(features + 5, points))
     assert at_known.max() < 0.3 * far.min()
     assert deviation.max() < far.min()
 
 
 def test_what_was_learnt_from_another_workload_serves_this_one():
     space, other = conv_space(), conv_space(channels=256, pixels=1024, unroll=(0, 512))
-    trials = search(make("random", other, seed=9), 200)
-    tuner = make("xgb", space, seed=4)
-    tuner.transfer(other, trials)
-    transferred = [cost(space, config) for config in tuner.propose(16)[1:]]
-    chance = [cost(space, config) for config in make("random", space, seed=4).propose(64)]
+    trials = search(create_tuner("random", other, seed=9), 200)
+    tuner = create_tuner("xgb", space, seed=4)
+    tuner.tell_transfer_trials(other, trials)
+    transferred = [cost(space, config) for config in tuner.ask(16)[1:]]
+    chance = [cost(space, config) for config in create_tuner("random", space, seed=4).ask(64)]
     assert np.median(transferred) < 0.7 * np.median(chance)
 
 
 def test_a_proposal_is_fast_after_thousands_of_trials():
     space = conv_space()
-    tuner = make("xgb", space)
-    trials = [Recorded(config, cost(space, config)) for config in make("random", space, seed=9).propose(2000)]
-    tuner.learn(trials[:50])
-    tuner.propose(1)  # imports XGBoost
-    tuner.learn(trials)
+    tuner = create_tuner("xgb", space)
+    trials = [RecordedTrial(config, cost(space, config)) for config in create_tuner("random", space, seed=9).ask(2000)]
+    tuner.tell(trials[:50])
+    tuner.ask(1)  # imports XGBoost
+    tuner.tell(trials)
     start = time.process_time()
-    assert len(tuner.propose(64)) == 64
+    assert len(tuner.ask(64)) == 64
     assert time.process_time() - start < 2  # about 0.2 s on a machine that does nothing else
 
 
 def test_an_unknown_tuner_is_answered_with_those_there_are():
     with pytest.raises(Error, match=r"no tuner 'annealing'; there are: xgb, ga, random, grid"):
-        make("annealing", small_space())
+        create_tuner("annealing", small_space())
 
 
 def estimated_space():
@@ -277,39 +279,41 @@ def estimated_space():
 
     def believed(columns):
         tile, one = columns["tile"], np.ones(len(columns["tile"]))
-        return Usage(one, one, one, one, estimate=100 / tile[:, 2] + columns["unroll"])
+        return ResourceUsage(one, one, one, one, estimate=100 / tile[:, 2] + columns["unroll"])
 
     space = small_space()
-    return Space(space.knobs, space.conditions, usage_of=believed)
+    return Space(space.knobs, space.constraints, usage_from_columns=believed)
 
 
 def test_first_proposals_are_what_the_schedule_believes_in():
     space = estimated_space()
-    first, *others = make("xgb", space, seed=1).propose(6)
+    first, *others = create_tuner("xgb", space, seed=1).ask(6)
     assert first == space.default
-    estimates = [space.usage(space.point(config)[None]).estimate[0] for config in others]
+    estimates = [space.compute_usage(space.point_from_config(config)[None]).estimate[0] for config in others]
     assert estimates == sorted(estimates)
-    assert estimates[0] == min(space.usage(space.listed).estimate)
-    points = [space.point(config) for config in others]
+    assert estimates[0] == min(space.compute_usage(space.enumerated_legal).estimate)
+    points = [space.point_from_config(config) for config in others]
     assert all(np.count_nonzero(a != b) > 1 for a, b in itertools.combinations(points, 2))
 
 
 def test_a_draft_has_every_config_once():
     space = estimated_space()
-    drafted = [point.tobytes() for point in draft(space)]
-    assert len(drafted) == len(set(drafted)) == len(space.listed)
-    assert list(draft(small_space())) == []
+    drafted = [point.tobytes() for point in iterate_initial_candidates(space)]
+    assert len(drafted) == len(set(drafted)) == len(space.enumerated_legal)
+    assert list(iterate_initial_candidates(small_space())) == []
 
 
 def proposed_after(measured, rivals):
     """Eight proposals after so many trials, where side 1 is ten times as slow."""
     numbers = tuple(range(1, 33))
-    space = Space({"side": Choice("side", (0, 1), 0), "a": Choice("a", numbers, 1), "b": Choice("b", numbers, 1)})
-    tuner = XGBTuner(space)
-    tuner.parts = Parts(rivals=rivals)
-    configs = make("random", space, seed=2).propose(measured)
-    tuner.learn(Recorded(config, (config["a"] + config["b"]) * 10.0 ** config["side"]) for config in configs)
-    return tuner.propose(8)
+    space = Space(
+        {"side": ChoiceKnob("side", (0, 1), 0), "a": ChoiceKnob("a", numbers, 1), "b": ChoiceKnob("b", numbers, 1)}
+    )
+    tuner = BayesianTuner(space)
+    tuner.options = BayesianTunerOptions(challenge_binary_knobs=rivals)
+    configs = create_tuner("random", space, seed=2).ask(measured)
+    tuner.tell(RecordedTrial(config, (config["a"] + config["b"]) * 10.0 ** config["side"]) for config in configs)
+    return tuner.ask(8)
 
 
 def test_eighth_config_is_on_the_other_side_of_a_choice_of_two():

@@ -97,12 +97,12 @@ class Called(torch.nn.Module):
 
 CALLS = {
     "p0,bias": lambda x, weight, bias: torch.conv2d(x, weight, bias),
-    "p1": lambda x, weight, bias: torch.nn.functional.conv2d(padding=1, weight=weight, input=x),
+    "p1": lambda x, weight, bias: torch.nn.functional.conv2d(padding=1, weight=weight, input_window=x),
     "p0,bias,relu": lambda x, weight, bias: torch.relu(
         torch.nn.functional.batch_norm(torch.conv2d(x, weight), bias, bias, bias, bias)
     ),
     "p2,bias": lambda x, weight, bias: torch.nn.functional.batch_norm(
-        input=torch.conv2d(x, weight, padding=2), running_mean=bias, running_var=bias
+        input_window=torch.conv2d(x, weight, padding=2), running_mean=bias, running_var=bias
     ),
 }
 
@@ -145,7 +145,7 @@ def test_without_a_device_of_ours_it_is_the_other_backend_alone(block, monkeypat
     def absent(place, named):
         raise DeviceError("there is no OpenCL device")
 
-    monkeypatch.setattr("tvmconv.torch.backend.device_of", absent)
+    monkeypatch.setattr("tvmconv.torch.backend.find_device_for", absent)
     assert_same(compiled(block), block)
     assert "there is no OpenCL device: convolutions are left as they are" in told(caplog)
 

@@ -7,12 +7,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is missing")
 
-from tvmconv.compiler.program import ArrayType, Launch, Program, Step  # noqa: E402
+from tvmconv.compiler.executable import ArrayType, CompiledKernel, Executable, LaunchConfig  # noqa: E402
 from tvmconv.errors import DeviceError  # noqa: E402
 from tvmconv.torch import launch  # noqa: E402
-from tvmconv.torch.form import form_of  # noqa: E402
+from tvmconv.torch.signature import parse_signature  # noqa: E402
 
-STEP = Step(b"", "main", Launch((1, 1, 1), (32, 1, 1)), arguments=(2, 0, 3, 1), shared_bytes=0)
+STEP = CompiledKernel(b"", "main", LaunchConfig((1, 1, 1), (32, 1, 1)), arguments=(2, 0, 3, 1), shared_bytes=0)
 
 
 class Recorder:
@@ -34,16 +34,16 @@ class Recorder:
 
 @pytest.fixture
 def recorded(monkeypatch):
-    monkeypatch.setattr(launch, "Function", Recorder)
+    monkeypatch.setattr(launch, "CudaFunction", Recorder)
     monkeypatch.setattr(Recorder, "launches", [])
-    monkeypatch.setattr(launch, "encode", lambda told, pointer: (told * 1000 + pointer, 7))
+    monkeypatch.setattr(launch, "encode_tensor_map", lambda told, pointer: (told * 1000 + pointer, 7))
     return Recorder.launches
 
 
 def test_parameters_are_addresses_in_the_functions_order(recorded):
-    step = launch._Step(STEP)
-    step.launch([10, 20, 30, 40], stream=5)
-    step.launch([11, 21, 31, 41], stream=6)
+    step = launch._LoadedFunction(STEP)
+    step.enqueue([10, 20, 30, 40], stream=5)
+    step.enqueue([11, 21, 31, 41], stream=6)
     assert recorded == [
         ("main", STEP.launch, (30, 10, 40, 20), 5, False),
         ("main", STEP.launch, (31, 11, 41, 21), 6, False),
@@ -51,26 +51,28 @@ def test_parameters_are_addresses_in_the_functions_order(recorded):
 
 
 def test_a_kernel_that_waits_by_itself_is_launched_early(recorded):
-    launch._Step(replace(STEP, overlaps=True)).launch([10, 20, 30, 40], stream=5)
+    launch._LoadedFunction(replace(STEP, uses_pdl=True)).enqueue([10, 20, 30, 40], stream=5)
     assert recorded == [("main", STEP.launch, (30, 10, 40, 20), 5, True)]
 
 
 def test_a_tensor_map_is_encoded_once_for_an_address(recorded, monkeypatch):
     asked = []
-    monkeypatch.setattr(launch, "encode", lambda told, pointer: asked.append(pointer) or (told * 1000 + pointer, 7))
-    step = launch._Step(replace(STEP, tensor_maps=((1, 3),)))
+    monkeypatch.setattr(
+        launch, "encode_tensor_map", lambda told, pointer: asked.append(pointer) or (told * 1000 + pointer, 7)
+    )
+    step = launch._LoadedFunction(replace(STEP, tensor_maps=((1, 3),)))
     for first in (10, 10, 12, 10):
-        step.launch([first, 20, 30, 40], stream=0)
+        step.enqueue([first, 20, 30, 40], stream=0)
     assert asked == [10, 12]
     assert [words[1] for _, _, words, _, _ in recorded] == [3010, 3010, 3012, 3010]
-    for first in range(100, 100 + 2 * launch.MOST_MAPS):
-        step.launch([first, 20, 30, 40], stream=0)
-    assert len(step._encoded) == launch.MOST_MAPS
+    for first in range(100, 100 + 2 * launch.MAX_TENSOR_MAPS):
+        step.enqueue([first, 20, 30, 40], stream=0)
+    assert len(step._encoded_maps) == launch.MAX_TENSOR_MAPS
 
 
 def test_kernels_that_read_constant_memory_are_refused():
     array = ArrayType((1,), "float32")
-    program = Program((replace(STEP, constants=((0, "k"),)),), (array, array, array))
-    form = form_of("conv2d:1x1x1x1,1x1x1x1")
+    program = Executable((replace(STEP, constants=((0, "k"),)),), (array, array, array))
+    form = parse_signature("conv2d:1x1x1x1,1x1x1x1")
     with pytest.raises(DeviceError, match="constant memory"):
-        launch.launcher_of(form, program, None, torch.device("cpu"))
+        launch.make_launcher(form, program, None, torch.device("cpu"))

@@ -4,15 +4,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is missing")
 
-from tvmconv.torch.layer import key_of, tf32_allowed  # noqa: E402
+from tvmconv.torch.layer import is_tf32_allowed, make_input_key  # noqa: E402
 
 
 def test_a_key_is_shape_dtype_device_and_whether_tf32_is_allowed():
     x = torch.zeros(1, 2, 3, 4)
-    assert key_of(x) == ((1, 2, 3, 4), torch.float32, torch.device("cpu"), False)
+    assert make_input_key(x) == ((1, 2, 3, 4), torch.float32, torch.device("cpu"), False)
     with torch.autocast("cpu", torch.bfloat16):
-        assert key_of(x)[1] is torch.bfloat16
-        assert key_of(torch.zeros(1, dtype=torch.int64))[1] is torch.int64
+        assert make_input_key(x)[1] is torch.bfloat16
+        assert make_input_key(torch.zeros(1, dtype=torch.int64))[1] is torch.int64
 
 
 def test_tf32_is_read_by_either_name():
@@ -20,11 +20,11 @@ def test_tf32_is_read_by_either_name():
     try:
         for allowed in (False, True):
             torch.backends.cudnn.allow_tf32 = allowed
-            assert tf32_allowed() is allowed
+            assert is_tf32_allowed() is allowed
         if hasattr(torch.backends.cudnn, "conv"):
             torch.backends.cudnn.conv.fp32_precision = "ieee"
-            assert not tf32_allowed()
+            assert not is_tf32_allowed()
             torch.backends.cudnn.conv.fp32_precision = "tf32"
-            assert tf32_allowed()
+            assert is_tf32_allowed()
     finally:
         torch.backends.cudnn.allow_tf32 = before

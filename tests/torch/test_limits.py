@@ -16,16 +16,16 @@ import tvmconv as tc  # noqa: E402
 import tvmconv.torch  # noqa: E402
 from tvmconv.deadline import Deadline  # noqa: E402
 from tvmconv.errors import FallbackWarning, TuningError  # noqa: E402
-from tvmconv.library import find  # noqa: E402
 from tvmconv.logs.log import Log  # noqa: E402
-from tvmconv.measuring.pipeline import Trial  # noqa: E402
-from tvmconv.searching.search import Tuned  # noqa: E402
-from tvmconv.searching.status import Status  # noqa: E402
+from tvmconv.measure.pipeline import MeasureCandidate  # noqa: E402
+from tvmconv.registry import find_schedule  # noqa: E402
+from tvmconv.search.progress import Status  # noqa: E402
+from tvmconv.search.search import Tuned  # noqa: E402
 from tvmconv.torch import kernels, timing  # noqa: E402
-from tvmconv.torch.choose import kernels_deadline  # noqa: E402
 from tvmconv.torch.optimize import optimize_within  # noqa: E402
-from tvmconv.torch.report import PYTORCH  # noqa: E402
-from tvmconv.torch.times import Times  # noqa: E402
+from tvmconv.torch.report import PYTORCH_NAME  # noqa: E402
+from tvmconv.torch.selection import kernels_deadline  # noqa: E402
+from tvmconv.torch.timing_cache import TimingCache  # noqa: E402
 
 LARGE, SMALL = torch.nn.Conv2d(8, 8, 3), torch.nn.Conv2d(4, 8, 1)
 
@@ -36,7 +36,7 @@ def model():
 
 
 def test_without_time_left_all_is_left_to_pytorch(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("tvmconv.measuring.standing.begin", lambda *_: None)
+    monkeypatch.setattr("tvmconv.measure.workers.pool.prestart", lambda *_: None)
     optimized = optimize_within(Deadline.after(0.0), model, X, log=tmp_path / "log.jsonl", choose="tuned")
     assert [line.reason for line in optimized.report().lines] == ["not built: no time left"] * 2
     assert "No time was left for the search of 2 of 2 workloads." in str(optimized.report())
@@ -46,15 +46,15 @@ def test_without_time_left_all_is_left_to_pytorch(model, tmp_path, monkeypatch):
 @pytest.fixture
 def clock(monkeypatch):
     """A clock by which each timing takes a thousand seconds more than it does; nothing is searched."""
-    clock, seconds, monotonic = SimpleNamespace(added=0.0), Times.seconds, time.monotonic
+    clock, seconds, monotonic = SimpleNamespace(added=0.0), TimingCache.get_seconds, time.monotonic
 
     def timed(self, name, call):
         clock.added += 1000.0
         return seconds(self, name, call)
 
     monkeypatch.setattr(time, "monotonic", lambda: monotonic() + clock.added)
-    monkeypatch.setattr(Times, "seconds", timed)
-    monkeypatch.setattr(kernels.Kernels, "_search", lambda *_: None)
+    monkeypatch.setattr(TimingCache, "get_seconds", timed)
+    monkeypatch.setattr(kernels.KernelProvider, "_search_workloads", lambda *_: None)
     return clock
 
 
@@ -74,7 +74,7 @@ def test_the_layers_that_cost_most_are_compared_first(clock, model, tmp_path, se
     optimized = optimize_within(Deadline.after(seconds), model, X, log=tmp_path / "log.jsonl", choose="tuned")
     assert list(runs(optimized).values()) == ours
     assert clock.added == ends <= seconds
-    left_out = [line.reason for line in optimized.report().lines if line.runs == PYTORCH]
+    left_out = [line.reason for line in optimized.report().lines if line.runs == PYTORCH_NAME]
     assert [reason.partition(": ")[2] for reason in left_out] == ["no time left"] * ours.count(False)
     assert differ(optimized, model) < 1e-5
 
@@ -88,27 +88,27 @@ def test_finding_kernels_leaves_time_to_compare_them(monkeypatch, seconds, slack
     monkeypatch.setattr(time, "monotonic", Clock())
     now = time.monotonic()
     finding = kernels_deadline(20, torch.device("cuda"), Deadline(now + seconds, slack))
-    assert finding.end - now == pytest.approx(left)
-    assert finding.cut_off.end - now == pytest.approx(left_to_cut_off)
+    assert finding.end_time - now == pytest.approx(left)
+    assert finding.cut_off.end_time - now == pytest.approx(left_to_cut_off)
 
 
 def test_what_a_search_built_is_not_built_again(opencl, tmp_path, monkeypatch):
     log, w = tmp_path / "log.jsonl", tc.parse("conv2d:2x4x9x11,8x4x1x1")
-    found = kernels.Kernels(opencl, X.device, log, print)
-    program = tc.build(w, "direct", device=opencl).program
-    config = find(w, "direct").space(w, opencl.limits).default
+    found = kernels.KernelProvider(opencl, X.device, log, print)
+    program = tc.build(w, "direct", device=opencl).executable
+    config = find_schedule(w, "direct").space(w, opencl.limits).default
     record = made_up(w, "direct", config, opencl.name)
-    tuned = Tuned(Status(None, 1.0), record, {}, 1.0, built=[Trial("direct", config, program=program)])
+    tuned = Tuned(Status(None, 1.0), record, {}, 1.0, built=[MeasureCandidate("direct", config, executable=program)])
 
     def search(told):
         Log(log).append(record)
         return tuned
 
-    monkeypatch.setattr("tvmconv.torch.kernels.one_after_another", lambda *_, **__: [(w, search)])
-    monkeypatch.setattr("tvmconv.torch.kernels.begin_processes", lambda *_: None)
+    monkeypatch.setattr("tvmconv.torch.kernels.tune_tasks", lambda *_, **__: [(w, search)])
+    monkeypatch.setattr("tvmconv.torch.kernels.prestart_workers", lambda *_: None)
     monkeypatch.setattr("tvmconv.torch.kernels.build_all", lambda choices, *_, **__: [] if not choices else 1 / 0)
-    found.find({w.text: 1}, Deadline.after(100.0))
-    assert [ready.program for ready in found.ready(w.text)] == [program]
+    found.find_kernels({w.text: 1}, Deadline.after(100.0))
+    assert [ready.program for ready in found.list_available_kernels(w.text)] == [program]
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "5"])
@@ -117,7 +117,9 @@ def test_seconds_have_to_be_a_positive_number(model, seconds):
         tvmconv.torch.optimize(model, X, seconds=seconds)
 
 
-@pytest.mark.parametrize(("seconds", "most"), [(1e-3, timing.WARM_UP + timing.MOST), (0.3, 7), (10.0, 2)])
+@pytest.mark.parametrize(
+    ("seconds", "most"), [(1e-3, timing.NUM_WARM_UP_CALLS + timing.MAX_SAMPLES), (0.3, 7), (10.0, 2)]
+)
 def test_a_slow_call_is_timed_a_few_times(monkeypatch, seconds, most):
     clock, calls = Clock(), []
     monkeypatch.setattr(timing.time, "perf_counter", clock)
@@ -126,7 +128,7 @@ def test_a_slow_call_is_timed_a_few_times(monkeypatch, seconds, most):
         calls.append(clock.now)
         clock.now += seconds
 
-    assert timing.on_the_clock(call, lambda: None) == pytest.approx(seconds)
+    assert timing.time_wall_clock(call, lambda: None) == pytest.approx(seconds)
     assert len(calls) <= most
 
 
@@ -136,7 +138,7 @@ def test_an_interrupted_search_keeps_the_times_of_pytorch(model, tmp_path, monke
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(kernels.Kernels, "find", interrupted)
+    monkeypatch.setattr(kernels.KernelProvider, "find_kernels", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tvmconv.torch.optimize(model, X, seconds=1.0)
     assert len(list(tmp_path.glob("times-*.json"))) == 1
@@ -144,7 +146,7 @@ def test_an_interrupted_search_keeps_the_times_of_pytorch(model, tmp_path, monke
 
 def test_finding_compiled_modules_imports_no_compiler():
     code = (
-        "import sys, torch; from tvmconv.torch.split import calls_of\n"
+        "import sys, torch; from tvmconv.torch.partition import calls_of\n"
         "with calls_of(torch.nn.Conv2d(1, 1, 1)): print('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "False\n"

@@ -13,9 +13,9 @@ import tvmconv as tc  # noqa: E402
 import tvmconv.torch  # noqa: E402
 from tvmconv.torch import operator  # noqa: E402
 from tvmconv.torch.backend import backend  # noqa: E402
-from tvmconv.torch.form import form_of  # noqa: E402
-from tvmconv.torch.launch import launcher_of  # noqa: E402
+from tvmconv.torch.launch import make_launcher  # noqa: E402
 from tvmconv.torch.operator import conv  # noqa: E402
+from tvmconv.torch.signature import parse_signature  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -209,7 +209,7 @@ def test_a_packed_weight_is_made_again_after_a_write(monkeypatch):
     """Of a weight that nobody keeps, with every call."""
     workload = tc.parse("conv2d:2x24x13x17,20x24x3x3,s1,p1")
     kernel = tc.build(workload, "winograd", device="cuda:0")
-    launch = launcher_of(form_of(workload.text), kernel.program, kernel.device, torch.device("cuda:0"))
+    launch = make_launcher(parse_signature(workload.text), kernel.executable, kernel.device, torch.device("cuda:0"))
     launched = []
     queue = launch._queue
     monkeypatch.setattr(launch, "_queue", lambda steps, pointers: (launched.append(len(steps)), queue(steps, pointers)))
@@ -223,7 +223,7 @@ def test_a_packed_weight_is_made_again_after_a_write(monkeypatch):
 
     check()
     assert launched == [4]
-    operator.watch(weight, lambda: None)
+    operator.register_weight_refresh(weight, lambda: None)
     check()
     check()
     weight.mul_(-2)

@@ -129,17 +129,17 @@ def test_files_that_are_none_and_of_other_devices_are_refused(made, tmp_path, mo
         tvmconv.torch.load(file)
     made.save(file)
     with zipfile.ZipFile(file) as saved:
-        head = json.loads(saved.read(archive.HEAD))
+        head = json.loads(saved.read(archive.HEADER_FILE))
         contents = {name: saved.read(name) for name in saved.namelist()}
     head["kernels"][0]["program"] = "{}"
-    for name, content in ((archive.HEAD, json.dumps(head).encode()), (archive.MODEL, b"")):
+    for name, content in ((archive.HEADER_FILE, json.dumps(head).encode()), (archive.MODEL_FILE, b"")):
         with zipfile.ZipFile(tmp_path / "other.tvmconv", "w") as other:
             for each, there in {**contents, name: content}.items():
                 other.writestr(each, there)
         with pytest.raises(ModelError, match="cannot read"):
             tvmconv.torch.load(tmp_path / "other.tvmconv")
     data = bytearray(file.read_bytes())
-    data[data.index(archive.HEAD.encode()) + len(archive.HEAD)] ^= 0xFF  # of what is compressed
+    data[data.index(archive.HEADER_FILE.encode()) + len(archive.HEADER_FILE)] ^= 0xFF  # of what is compressed
     file.write_bytes(data)
     with pytest.raises(ModelError, match="cannot read"):
         tvmconv.torch.load(file)

@@ -13,12 +13,12 @@ from optimizing import X, differ, optimized, runs  # noqa: E402
 from small_models import Between, Normalised, Scaled, Shared, Undecided, with_statistics  # noqa: E402
 
 import tvmconv.torch  # noqa: E402
-from tvmconv.checksummed import read_checked, write_checked  # noqa: E402
+from tvmconv.checksummed_file import read_checked, write_checked  # noqa: E402
 from tvmconv.errors import Error, ModelError  # noqa: E402
-from tvmconv.searching.request import Request  # noqa: E402
+from tvmconv.search.options import TuneOptions  # noqa: E402
 from tvmconv.torch import operator  # noqa: E402
-from tvmconv.torch.kernels import Ready  # noqa: E402
-from tvmconv.torch.report import PYTORCH  # noqa: E402
+from tvmconv.torch.kernels import AvailableKernel  # noqa: E402
+from tvmconv.torch.report import PYTORCH_NAME  # noqa: E402
 
 
 def test_a_block_is_three_kernels_with_the_same_output(faster, block):
@@ -228,7 +228,7 @@ def test_what_our_kernels_cannot_do_is_pytorch_s_with_the_reason(make, x, why):
     ours = optimized(model, x)
     (line,) = ours.report().lines
     assert why in line.reason
-    assert line.runs == PYTORCH
+    assert line.runs == PYTORCH_NAME
     assert differ(ours, model, x) == 0
 
 
@@ -266,7 +266,7 @@ def test_a_log_that_cannot_be_used_is_an_error(tmp_path):
 @pytest.fixture
 def few_trials(shared_processes, monkeypatch):
     """Searches end after a few trials, and not by the time, which a busy machine may need to start."""
-    monkeypatch.setattr("tvmconv.torch.kernels.Request", functools.partial(Request, trials=3))
+    monkeypatch.setattr("tvmconv.torch.kernels.TuneOptions", functools.partial(TuneOptions, trials=3))
 
 
 def test_the_second_run_loads_kernels_without_a_compiler(tmp_path, monkeypatch, few_trials):
@@ -274,7 +274,7 @@ def test_the_second_run_loads_kernels_without_a_compiler(tmp_path, monkeypatch, 
     model, log = torch.nn.Conv2d(4, 8, 3).eval(), tmp_path / "log.jsonl"
     optimized(model, seconds=300, log=log)
     monkeypatch.setattr("tvmconv.torch.kernels.build_all", lambda choices, *_, **__: [] if not choices else 1 / 0)
-    monkeypatch.setattr("tvmconv.torch.times.seconds_of", lambda *_: 1 / 0)
+    monkeypatch.setattr("tvmconv.torch.timing_cache.time_call", lambda *_: 1 / 0)
     again = optimized(model, seconds=300, log=log)
     assert [line.origin for line in again.report().lines] == ["tuned"]
     assert differ(again, model) < 1e-5
@@ -293,7 +293,7 @@ def test_kept_times_are_of_one_model_alone(tmp_path, monkeypatch):
 
     monkeypatch.setenv("TVMCONV_CACHE", str(tmp_path))
     count = itertools.count(1)
-    monkeypatch.setattr("tvmconv.torch.times.seconds_of", lambda *_: float(next(count)))
+    monkeypatch.setattr("tvmconv.torch.timing_cache.time_call", lambda *_: float(next(count)))
     befores = [optimized(Repeating(times).eval()).report().before for times in (1, 2, 1)]
     assert befores[0] == befores[2] != befores[1]
 
@@ -301,7 +301,7 @@ def test_kept_times_are_of_one_model_alone(tmp_path, monkeypatch):
 @pytest.mark.parametrize("time", ["null", "NaN", "-1", '"1"', "0"])
 def test_kept_times_that_are_none_are_taken_again(time, tmp_path, monkeypatch):
     monkeypatch.setenv("TVMCONV_CACHE", str(tmp_path))
-    monkeypatch.setattr("tvmconv.torch.times.seconds_of", lambda *_: 0.25)
+    monkeypatch.setattr("tvmconv.torch.timing_cache.time_call", lambda *_: 0.25)
     model = torch.nn.Conv2d(4, 4, 1).eval()
     optimized(model)
     (file,) = tmp_path.glob("times-*.json")
@@ -315,25 +315,25 @@ def test_by_default_what_is_faster_runs(block):
     report = model.report()
     left = any("All is left to PyTorch" in note for note in report.notes)  # for the whole took longer after all
     for line in report.lines:
-        assert (line.runs != PYTORCH) == (line.after < line.before and not left)
+        assert (line.runs != PYTORCH_NAME) == (line.after < line.before and not left)
     assert report.after <= report.before
 
 
 def test_models_of_one_workload_have_kernels_of_their_own(monkeypatch):
     model, other = torch.nn.Conv2d(4, 4, 3).eval(), torch.nn.Conv2d(4, 4, 3).eval()
     first = optimized(model)
-    of_a_kernel = Ready.launcher
+    of_a_kernel = AvailableKernel.load_launcher
 
     def wrong(ready, *where):
         launch = of_a_kernel(ready, *where)
         return lambda *tensors: launch(*tensors) * 2
 
-    monkeypatch.setattr(Ready, "launcher", wrong)
-    monkeypatch.setattr(Ready, "digest", "another")
+    monkeypatch.setattr(AvailableKernel, "load_launcher", wrong)
+    monkeypatch.setattr(AvailableKernel, "digest", "another")
     assert runs(optimized(other)) == {"(itself)": False}
     assert differ(first, model) < 1e-5
     with pytest.raises(Error, match=r"no kernel for .*#another"):
-        operator.launcher(f"{first.report().lines[0].workload}#another", X.device)
+        operator.find_launcher(f"{first.report().lines[0].workload}#another", X.device)
 
 
 def test_the_next_call_takes_its_kernels_from_the_log(tmp_path, few_trials):

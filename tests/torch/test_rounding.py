@@ -9,8 +9,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is missing")
 
 from torch.nn import functional  # noqa: E402
 
-from tvmconv.torch.form import form_of  # noqa: E402
-from tvmconv.torch.rounding import LOSS, for_truncated_inputs, to_tf32, truncates  # noqa: E402
+from tvmconv.torch.rounding import MEAN_TRUNCATION_LOSS, compensate_truncation, is_truncating, round_to_tf32  # noqa: E402
+from tvmconv.torch.signature import parse_signature  # noqa: E402
 from tvmconv.workloads.dtypes import round_operand  # noqa: E402
 
 
@@ -27,15 +27,15 @@ def test_numbers_are_rounded_as_everywhere():
     x = torch.cat(
         [torch.randn(1000) * 10.0 ** torch.randint(-20, 20, (1000,)), torch.tensor([0.0, -0.0, 1 + 2.0**-11])]
     )
-    assert np.array_equal(to_tf32(x).numpy(), round_operand("tf32", x.numpy()))
+    assert np.array_equal(round_to_tf32(x).numpy(), round_operand("tf32", x.numpy()))
     odd = torch.tensor([math.inf, -math.inf, math.nan])
-    torch.testing.assert_close(to_tf32(odd), odd, equal_nan=True)
+    torch.testing.assert_close(round_to_tf32(odd), odd, equal_nan=True)
 
 
 def test_a_random_number_loses_what_the_formula_says():
     x = torch.exp(torch.rand(1 << 20, dtype=torch.float64) * 20 - 10).float()
     lost = ((x - truncated(x)) / x).double().mean()
-    assert float(lost) == pytest.approx(LOSS, rel=0.01)
+    assert float(lost) == pytest.approx(MEAN_TRUNCATION_LOSS, rel=0.01)
 
 
 def test_a_chain_of_layers_is_as_right_as_with_rounding():
@@ -54,8 +54,8 @@ def test_a_chain_of_layers_is_as_right_as_with_rounding():
         y = result(lambda y: of_input(y.float()).double(), lambda weight: of_weight(weight).double())
         return float((y - wanted).norm() / wanted.norm())
 
-    to_nearest = error(to_tf32, to_tf32)
-    made_good = error(truncated, lambda weight: for_truncated_inputs(weight.double()))
+    to_nearest = error(round_to_tf32, round_to_tf32)
+    made_good = error(truncated, lambda weight: compensate_truncation(weight.double()))
     assert error(truncated, truncated) > 2 * made_good
     assert made_good < 1.3 * to_nearest
 
@@ -71,17 +71,17 @@ def test_a_chain_of_layers_is_as_right_as_with_rounding():
     ],
 )
 def test_a_kernel_that_truncates_is_known_by_what_it_computes(text, epilogue):
-    form = form_of(f"conv2d:{text},tf32,nhwc{epilogue}")
+    form = parse_signature(f"conv2d:{text},tf32,nhwc{epilogue}")
     w = form.workload
 
     def kernel(of_input):
         def launch(x, weight, bias, add):
             y = functional.conv2d(of_input(x), weight, None, w.stride, w.padding[:2], w.dilation, w.groups)
-            return form.activated(y)
+            return form.apply_activations(y)
 
         return launch
 
     place = torch.device("cpu")
-    assert truncates(form, kernel(truncated), place)
-    assert not truncates(form, kernel(to_tf32), place)
-    assert not truncates(form, kernel(lambda x: x), place)
+    assert is_truncating(form, kernel(truncated), place)
+    assert not is_truncating(form, kernel(round_to_tf32), place)
+    assert not is_truncating(form, kernel(lambda x: x), place)

@@ -7,8 +7,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is missing")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
+from tvmconv.torch.fusion import find_fusion_sites, trace_model  # noqa: E402
 from tvmconv.torch.layer import ACTIVATIONS  # noqa: E402
-from tvmconv.torch.sites import find_sites, trace  # noqa: E402
 
 X = torch.linspace(-8, 8, 65)
 BEHIND = {
@@ -59,8 +59,8 @@ CASES = [(name, behind) for name, several in BEHIND.items() for behind in severa
 
 @pytest.mark.parametrize(("name", "behind"), CASES)
 def test_an_activation_becomes_part_of_the_kernel(name, behind):
-    (site,) = find_sites(trace(Followed(behind)), {})
-    assert site.names == ([name] if name else [])
+    (site,) = find_fusion_sites(trace_model(Followed(behind)), {})
+    assert site.epilogue_names == ([name] if name else [])
     if name:  # and PyTorch would compute the same in its place
         torch.testing.assert_close(ACTIVATIONS[name](X), behind(X.clone()))
 
@@ -90,8 +90,8 @@ def test_functional_batch_norm_becomes_part_of_the_kernel():
     model = Followed(NormAct(1, nn.ReLU())).eval()
     nn.init.uniform_(model.behind.weight)
     model.behind.running_mean.fill_(0.5)
-    (site,) = find_sites(trace(model), {})
-    assert site.names == ["relu"]
+    (site,) = find_fusion_sites(trace_model(model), {})
+    assert site.epilogue_names == ["relu"]
     y = torch.randn(2, 1, 4, 4)
     expected = functional.batch_norm(y, *(getattr(model.behind, name) for name in NORM_TENSORS))
     torch.testing.assert_close(site.norm(y), expected)
@@ -103,13 +103,13 @@ NORM_TENSORS = ("running_mean", "running_var", "weight", "bias")
 
 
 def test_sync_batch_norm_becomes_part_of_the_kernel():
-    (site,) = find_sites(trace(Followed(nn.SyncBatchNorm(1)).eval()), {})
+    (site,) = find_fusion_sites(trace_model(Followed(nn.SyncBatchNorm(1)).eval()), {})
     assert isinstance(site.norm, nn.SyncBatchNorm)
 
 
 @pytest.mark.parametrize("behind", [Statistics(), NormAct(1, nn.ReLU()).train()])
 def test_batch_norm_by_statistics_of_the_call_is_left_to_pytorch(behind):
-    (site,) = find_sites(trace(Followed(behind)), {})
+    (site,) = find_fusion_sites(trace_model(Followed(behind)), {})
     assert site.norm is None
 
 
@@ -125,5 +125,5 @@ def test_batch_norm_by_statistics_of_the_call_is_left_to_pytorch(behind):
     ],
 )
 def test_what_no_kernel_does_is_named(behind, name):
-    (site,) = find_sites(trace(Followed(behind)), {})
+    (site,) = find_fusion_sites(trace_model(Followed(behind)), {})
     assert site.followed_by == name

@@ -23,11 +23,11 @@ def test_threads_that_wait_for_a_time_slice_do_not_count(two_threads):
         if torch.get_num_threads() > 1:
             time.sleep(0.016)
 
-    assert timing.seconds_of(call, torch.device("cpu")) < 0.001
+    assert timing.time_call(call, torch.device("cpu")) < 0.001
     assert torch.get_num_threads() == 2
 
 
 def test_calls_that_were_disturbed_do_not_count():
     slow = itertools.cycle([True, False, False])
-    seconds = timing.on_the_clock(lambda: time.sleep(0.01 if next(slow) else 0.0005), lambda: None)
+    seconds = timing.time_wall_clock(lambda: time.sleep(0.01 if next(slow) else 0.0005), lambda: None)
     assert seconds < 0.003

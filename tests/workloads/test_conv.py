@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from strategies import any_convolutions
 
 from tvmconv.errors import WorkloadError
-from tvmconv.verify import relative_error
+from tvmconv.verification import compute_relative_error
 from tvmconv.workloads import Conv1d, Conv2d, Conv3d, parse
-from tvmconv.workloads.dtypes import DTYPES, numpy_dtype
-from tvmconv.workloads.layout import as_stored, channels_second
+from tvmconv.workloads.dtypes import DTYPES, get_numpy_dtype
+from tvmconv.workloads.layout import move_channels_second, to_storage_layout
 
 NASTY = [
     "conv2d:1x1x1x1,1x1x1x1",
@@ -57,12 +57,12 @@ def inside(w, x_index):
 
 def convolve_by_loops(w, x, k):
     """Y before its epilogue, from and to arrays as they lie in memory."""
-    x, k = (channels_second(w.layout, array) for array in (x, k))
+    x, k = (move_channels_second(w.layout, array) for array in (x, k))
     y = np.zeros(w.output_shape)
     for y_index, x_index, k_index in taps(w):
         if inside(w, x_index):
             y[y_index] += float(x[x_index]) * float(k[k_index])
-    return as_stored(w.layout, y)
+    return to_storage_layout(w.layout, y)
 
 
 def plain(w):
@@ -82,7 +82,9 @@ def test_reference_equals_the_definition(workload):
 def test_reference_in_chunks_equals_the_definition(text, monkeypatch):
     workload = parse(text)
     columns = 3  # of a chunk
-    monkeypatch.setattr("tvmconv.workloads.convolve.CHUNK_BYTES", 8 * workload.C * math.prod(workload.kernel) * columns)
+    monkeypatch.setattr(
+        "tvmconv.workloads.conv_reference.CHUNK_BYTES", 8 * workload.C * math.prod(workload.kernel) * columns
+    )
     x, k = workload.inputs(seed=0)
     np.testing.assert_allclose(workload.reference(x, k), convolve_by_loops(workload, x, k), rtol=1e-12, atol=1e-12)
 
@@ -90,9 +92,9 @@ def test_reference_in_chunks_equals_the_definition(text, monkeypatch):
 def test_the_layout_moves_memory_and_changes_no_value():
     first, last = (parse(f"conv3d:2x4x3x5x4,6x2x2x3x1,p1x0x0,g2{layout},bias,add") for layout in ("", ",nhwc"))
     inputs = first.inputs(seed=0)
-    moved = [as_stored("nhwc", array) if array.ndim > 1 else array for array in inputs]
+    moved = [to_storage_layout("nhwc", array) if array.ndim > 1 else array for array in inputs]
     assert tuple(array.shape for array in moved) == last.argument_shapes[:-1]
-    np.testing.assert_array_equal(channels_second("nhwc", last.reference(*moved)), first.reference(*inputs))
+    np.testing.assert_array_equal(move_channels_second("nhwc", last.reference(*moved)), first.reference(*inputs))
 
 
 @pytest.mark.parametrize("text", NASTY)
@@ -108,10 +110,10 @@ def test_declaration_of_any_convolution_computes_the_reference(workload):
 
 def check_declaration(workload):
     inputs = workload.inputs(seed=0)
-    output = np.full(workload.argument_shapes[-1], np.nan, numpy_dtype(workload.argument_dtypes[-1]))
+    output = np.full(workload.argument_shapes[-1], np.nan, get_numpy_dtype(workload.argument_dtypes[-1]))
     arguments = [tvm.runtime.tensor(array) for array in (*inputs, output)]
     tvm.compile(workload.prim_func(), target="llvm")["main"](*arguments)
-    assert relative_error(arguments[-1].numpy(), workload.reference(*inputs)) <= workload.tolerance
+    assert compute_relative_error(arguments[-1].numpy(), workload.reference(*inputs)) <= workload.tolerance
 
 
 @pytest.mark.parametrize("text", [*NASTY, "conv2d:2x4x5x7,6x2x3x3,p1,g2,f16,nhwc,bias,add,silu"])
@@ -177,7 +179,7 @@ def test_flops_count_a_multiplication_and_an_addition_a_tap(workload):
 def test_min_bytes_count_only_elements_that_are_used(workload):
     used = [(x_index, k_index) for _, x_index, k_index in taps(workload) if inside(workload, x_index)]
     elements = [len({x for x, _ in used}), len({k for _, k in used}), *map(math.prod, workload.argument_shapes[2:])]
-    sizes = [numpy_dtype(dtype).itemsize for dtype in workload.argument_dtypes]
+    sizes = [get_numpy_dtype(dtype).itemsize for dtype in workload.argument_dtypes]
     assert workload.min_bytes == sum(n * size for n, size in zip(elements, sizes, strict=True))
 
 
@@ -192,7 +194,7 @@ def test_min_bytes_count_only_elements_that_are_used(workload):
     ],
 )
 def test_depthwise_is_one_channel_in_and_out_of_each_group(text, depthwise):
-    assert parse(text).depthwise is depthwise
+    assert parse(text).is_depthwise is depthwise
 
 
 def test_sizes_have_the_fields_letters():

@@ -4,20 +4,20 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tvmconv.workloads import draw, dtypes, parse
+from tvmconv.workloads import dtypes, parse, random_inputs
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "tf32"])
 def test_large_inputs_are_normal_and_those_of_their_seed(dtype):
-    name = dtypes.BY_TEXT["tf32"].name if dtype == "tf32" else dtype
+    name = dtypes.DTYPES_BY_TEXT["tf32"].name if dtype == "tf32" else dtype
     arrays = [((3, 700_001), name), ((5,), name)]
-    drawn, small = draw.normal(7, arrays, large=1000)
-    again, _ = draw.normal(7, arrays, large=1000)
-    other, _ = draw.normal(8, arrays, large=1000)
+    drawn, small = random_inputs.draw_normal(7, arrays, large_elements=1000)
+    again, _ = random_inputs.draw_normal(7, arrays, large_elements=1000)
+    other, _ = random_inputs.draw_normal(8, arrays, large_elements=1000)
     assert drawn.shape == (3, 700_001)
-    assert small.dtype == drawn.dtype == dtypes.numpy_dtype(dtypes.DTYPES[name].storage)
+    assert small.dtype == drawn.dtype == dtypes.get_numpy_dtype(dtypes.DTYPES[name].storage)
     assert drawn.tobytes() == again.tobytes() != other.tobytes()
-    exact = dtypes.widen(drawn)
+    exact = dtypes.widen_to_float64(drawn)
     assert abs(exact.mean()) < 0.01
     assert abs(exact.std() - 1) < 0.01
     assert abs(np.corrcoef(exact.reshape(-1)[: 1 << 20], exact.reshape(-1)[1 << 20 :][: 1 << 20])[0, 1]) < 0.01
@@ -39,4 +39,4 @@ def test_bfloat16_is_rounded_as_ml_dtypes_rounds_it():
         exact = number.view(np.float32)
         rounded = dtypes.round_operand("bfloat16", exact)
         assert rounded.tobytes() == exact.astype(ml_dtypes.bfloat16).tobytes()
-        assert (dtypes.widen(rounded) == rounded.astype(np.float64)).all()
+        assert (dtypes.widen_to_float64(rounded) == rounded.astype(np.float64)).all()

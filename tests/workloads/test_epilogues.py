@@ -8,10 +8,10 @@ import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tvmconv.verify import relative_error
+from tvmconv.verification import compute_relative_error
 from tvmconv.workloads import Conv2d, parse
-from tvmconv.workloads.dtypes import DTYPES, numpy_dtype
-from tvmconv.workloads.epilogue import operations
+from tvmconv.workloads.dtypes import DTYPES, get_numpy_dtype
+from tvmconv.workloads.epilogue import load_ops
 from tvmconv.workloads.layout import LAYOUTS
 
 USUAL = (("bias",), ("bias", "relu"), ("bias", "add", "silu"), ("gelu",), ("clamp",))
@@ -44,7 +44,7 @@ def conv(epilogue, dtype="float32", layout="nchw"):
 
 
 def test_all_operations_are_known():
-    assert sorted(operations()) == sorted(BY_HAND)
+    assert sorted(load_ops()) == sorted(BY_HAND)
 
 
 @given(orders)
@@ -93,10 +93,10 @@ def test_the_declaration_of_any_order_computes_the_reference(epilogue):
 
 def check_declaration(workload):
     inputs = workload.inputs(seed=0)
-    output = np.full(workload.argument_shapes[-1], np.nan, numpy_dtype(workload.argument_dtypes[-1]))
+    output = np.full(workload.argument_shapes[-1], np.nan, get_numpy_dtype(workload.argument_dtypes[-1]))
     arguments = [tvm.runtime.tensor(array) for array in (*inputs, output)]
     tvm.compile(workload.prim_func(), target="llvm")["main"](*arguments)
-    assert relative_error(arguments[-1].numpy(), workload.reference(*inputs)) <= workload.tolerance
+    assert compute_relative_error(arguments[-1].numpy(), workload.reference(*inputs)) <= workload.tolerance
 
 
 def test_where_the_exponential_overflows_silu_is_zero():
@@ -111,8 +111,8 @@ def test_where_the_exponential_overflows_silu_is_zero():
 def test_a_16_bit_sum_is_rounded_once_behind_the_epilogue():
     """A sum of 1 + 2^-9 is no bfloat16; with a bias of -1 the small part is what is left."""
     workload = parse("conv2d:1x2x1x1,1x2x1x1,bf16,bias")
-    x = np.array([1, 2**-9], numpy_dtype("bfloat16")).reshape(1, 2, 1, 1)
-    ones, bias = np.ones((1, 2, 1, 1), numpy_dtype("bfloat16")), np.array([-1], "float32")
+    x = np.array([1, 2**-9], get_numpy_dtype("bfloat16")).reshape(1, 2, 1, 1)
+    ones, bias = np.ones((1, 2, 1, 1), get_numpy_dtype("bfloat16")), np.array([-1], "float32")
     arguments = [tvm.runtime.tensor(array) for array in (x, ones, bias, np.zeros((1, 1, 1, 1), x.dtype))]
     tvm.compile(workload.prim_func(), target="llvm")["main"](*arguments)
     assert float(arguments[-1].numpy().item()) == 2**-9

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tvmconv as tc
-from tvmconv.workloads.sample import MAX_CELL, MAX_OUTPUTS, choose_cell, choose_pixels
+from tvmconv.workloads.pixel_sample import MAX_CELL, MAX_OUTPUTS, choose_cell, choose_pixels
 
 IMAGES = "conv2d:2x4x37x300,8x4x3x3,s1,p1"
 VOLUME = "conv3d:1x4x17x20x70,8x4x3x3x3,s1,p1"

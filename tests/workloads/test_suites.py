@@ -4,7 +4,7 @@ import pytest
 
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads import SUITES, parse, suite
-from tvmconv.workloads.suites import walk
+from tvmconv.workloads.suites import iterate_layers
 
 NETWORKS = [
     "resnet50",
@@ -55,7 +55,7 @@ def test_multiplications_sum_to_the_network_s_known_total(name, macs):
 
 @pytest.mark.parametrize("name", SUITES)
 def test_a_walk_has_every_layer_in_order_under_a_name_of_its_own(name):
-    layers = walk(name)
+    layers = iterate_layers(name)
     assert len({layer.name for layer in layers}) == len(layers) == sum(layer.count for layer in suite(name))
     firsts = {layer.workload: layer.name for layer in reversed(layers)}
     assert [layer.name for layer in suite(name)] == [layer.name for layer in layers if layer.name in firsts.values()]

@@ -11,56 +11,70 @@ import math
 from typing import TYPE_CHECKING
 
 from tvmconv.arithmetic import ceil_div
-from tvmconv.compiler.lower import buffer_bytes
-from tvmconv.gpu import MAX_REGISTERS, fp32_lanes, l1_bytes, l2_bytes, multiprocessor
-from tvmconv.knowledge.features import Machine
+from tvmconv.compiler.device_lowering import sum_allocated_bytes
+from tvmconv.cost_model.features import DeviceSpec
+from tvmconv.gpu_specs import (
+    MAX_REGISTERS_PER_THREAD,
+    get_fp32_lanes,
+    get_l1_bytes,
+    get_l2_bytes,
+    get_multiprocessor_spec,
+)
 
 if TYPE_CHECKING:
-    from tvmconv.compiler.lowered import LoweredStep
+    from tvmconv.compiler.lowered_module import LoweredKernel
     from tvmconv.kernel import Kernel
 
 REGISTER_BYTES = 4
-L1_BYTES_A_CLOCK, L2_BYTES_A_CLOCK = 128, 64  # of a multiprocessor; sources as in `predicted_time`
+L1_BYTES_PER_CLOCK, L2_BYTES_PER_CLOCK = 128, 64  # of a multiprocessor; sources as in `predict_kernel_time`
 
 
-def seconds_by_text(kernel: Kernel, machine: Machine) -> float:
+def estimate_seconds_from_text(kernel: Kernel, device_spec: DeviceSpec) -> float:
     """Estimate the seconds that local memory takes by the arrays of a thread that no registers can hold.
 
     The kernel need not be compiled, which takes long where such arrays make its text long.
 
     Args:
         kernel: for an NVIDIA architecture.
-        machine: the GPU.
+        device_spec: the GPU.
     """
-    registers = MAX_REGISTERS * REGISTER_BYTES
+    max_register_bytes = MAX_REGISTERS_PER_THREAD * REGISTER_BYTES
     return sum(
-        _seconds(step, max(0, buffer_bytes(step.function, "local") - registers), machine) for step in kernel.timed_steps
+        _estimate_seconds(
+            lowered_kernel,
+            max(0, sum_allocated_bytes(lowered_kernel.function, "local") - max_register_bytes),
+            device_spec,
+        )
+        for lowered_kernel in kernel.timed_kernels
     )
 
 
-def seconds_by_code(kernel: Kernel, machine: Machine) -> float:
+def estimate_seconds_from_cubin(kernel: Kernel, device_spec: DeviceSpec) -> float:
     """Estimate the seconds that local memory takes by the stack that ptxas reports, spilled registers included.
 
     Args:
         kernel: for an NVIDIA architecture.
-        machine: the GPU.
+        device_spec: the GPU.
 
     Raises:
         CompileError: the kernel does not compile.
     """
-    return sum(_seconds(step, kernel.cubin.kernels[step.name].stack_bytes, machine) for step in kernel.timed_steps)
+    return sum(
+        _estimate_seconds(lowered_kernel, kernel.cubin.kernels[lowered_kernel.name].stack_bytes, device_spec)
+        for lowered_kernel in kernel.timed_kernels
+    )
 
 
-def _seconds(step: LoweredStep, nbytes: int, machine: Machine) -> float:
+def _estimate_seconds(lowered_kernel: LoweredKernel, nbytes: int, device_spec: DeviceSpec) -> float:
     """The seconds in which each thread writes so many bytes once and reads them once."""
-    clock = machine.flops / (2 * (fp32_lanes(machine.arch) or 128) * machine.multiprocessors)
-    blocks, threads = math.prod(step.launch.grid), step.launch.threads
-    there = multiprocessor(machine.arch)
-    resident = min(ceil_div(blocks, machine.multiprocessors) * threads, there.threads if there else threads)
-    if resident * nbytes <= l1_bytes(machine.arch):
-        rate = L1_BYTES_A_CLOCK * clock * machine.multiprocessors
-    elif resident * nbytes * machine.multiprocessors <= l2_bytes(machine.arch):
-        rate = L2_BYTES_A_CLOCK * clock * machine.multiprocessors
+    clock_hz = device_spec.flops / (2 * (get_fp32_lanes(device_spec.arch) or 128) * device_spec.multiprocessors)
+    blocks, threads = math.prod(lowered_kernel.launch.grid), lowered_kernel.launch.threads_per_block
+    sm = get_multiprocessor_spec(device_spec.arch)
+    resident_threads = min(ceil_div(blocks, device_spec.multiprocessors) * threads, sm.max_threads if sm else threads)
+    if resident_threads * nbytes <= get_l1_bytes(device_spec.arch):
+        bytes_per_second = L1_BYTES_PER_CLOCK * clock_hz * device_spec.multiprocessors
+    elif resident_threads * nbytes * device_spec.multiprocessors <= get_l2_bytes(device_spec.arch):
+        bytes_per_second = L2_BYTES_PER_CLOCK * clock_hz * device_spec.multiprocessors
     else:
-        rate = machine.bandwidth
-    return 2 * nbytes * threads * blocks / rate
+        bytes_per_second = device_spec.bandwidth
+    return 2 * nbytes * threads * blocks / bytes_per_second

@@ -15,13 +15,20 @@ from typing import TYPE_CHECKING
 
 from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.errors import AnalysisError
-from tvmconv.gpu import MAX_REGISTERS, MAX_THREADS, REGISTERS, WARP, limits, multiprocessor
+from tvmconv.gpu_specs import (
+    MAX_REGISTERS_PER_THREAD,
+    MAX_THREADS_PER_BLOCK,
+    REGISTERS_PER_MULTIPROCESSOR,
+    WARP_SIZE,
+    get_block_limits,
+    get_multiprocessor_spec,
+)
 
 if TYPE_CHECKING:
-    from tvmconv.compiler.lowered import LoweredStep
+    from tvmconv.compiler.lowered_module import LoweredKernel
     from tvmconv.kernel import Kernel
 
-WARPS, BLOCKS, BY_REGISTERS, SHARED_MEMORY = "warps", "blocks", "registers", "shared memory"
+WARPS, BLOCKS, REGISTERS_LIMIT, SHARED_MEMORY = "warps", "blocks", "registers", "shared memory"
 
 
 @dataclass(frozen=True)
@@ -29,28 +36,28 @@ class Occupancy:
     """How full a multiprocessor is of one kernel.
 
     Attributes:
-        threads: of a block.
-        blocks: on a multiprocessor at a time; 0 for a kernel that cannot be launched.
-        warps: of these.
-        most_warps: that a multiprocessor can hold.
-        limits: how many blocks each limit would allow by itself.
+        threads_per_block: of a block.
+        resident_blocks: on a multiprocessor at a time; 0 for a kernel that cannot be launched.
+        resident_warps: of these.
+        max_warps: that a multiprocessor can hold.
+        block_limits: how many blocks each limit would allow by itself.
     """
 
-    threads: int
-    blocks: int
-    warps: int
-    most_warps: int
-    limits: Mapping[str, int]
+    threads_per_block: int
+    resident_blocks: int
+    resident_warps: int
+    max_warps: int
+    block_limits: Mapping[str, int]
 
     @property
-    def share(self) -> float:
+    def warp_fraction(self) -> float:
         """Theoretical occupancy: warps over the most that there can be, 0 to 1."""
-        return self.warps / self.most_warps
+        return self.resident_warps / self.max_warps
 
     @property
-    def binding(self) -> list[str]:
+    def limiting_resources(self) -> list[str]:
         """The limits that decide; several, where they allow equally many blocks."""
-        return [name for name, blocks in self.limits.items() if blocks == self.blocks]
+        return [name for name, blocks in self.block_limits.items() if blocks == self.resident_blocks]
 
 
 @dataclass(frozen=True)
@@ -58,32 +65,32 @@ class Waves:
     """How a grid is dealt out to a GPU.
 
     Attributes:
-        blocks: of the grid.
-        at_a_time: blocks that the GPU holds at a time.
-        multiprocessors: of the GPU.
+        num_blocks: of the grid.
+        max_active_blocks: blocks that the GPU holds at a time.
+        num_multiprocessors: of the GPU.
     """
 
-    blocks: int
-    at_a_time: int
-    multiprocessors: int
+    num_blocks: int
+    max_active_blocks: int
+    num_multiprocessors: int
 
     @property
-    def count(self) -> float:
+    def num_waves(self) -> float:
         """Waves: a grid of one and a half takes as long as two full ones, where blocks take equally long."""
-        return self.blocks / self.at_a_time
+        return self.num_blocks / self.max_active_blocks
 
     @property
-    def efficiency(self) -> float:
+    def busy_time_fraction(self) -> float:
         """The share of the time for which multiprocessors have as many blocks as they can, 0 to 1."""
-        return self.count / math.ceil(self.count)
+        return self.num_waves / math.ceil(self.num_waves)
 
     @property
-    def busy(self) -> float:
+    def busy_multiprocessor_fraction(self) -> float:
         """The share of multiprocessors that have a block at all, 0 to 1."""
-        return min(1.0, self.blocks / self.multiprocessors)
+        return min(1.0, self.num_blocks / self.num_multiprocessors)
 
 
-def occupancy(arch: str, threads: int, registers: int, shared_bytes: int) -> Occupancy:
+def compute_occupancy(arch: str, threads: int, registers: int, shared_bytes: int) -> Occupancy:
     """The theoretical occupancy of a kernel.
 
     Args:
@@ -95,60 +102,69 @@ def occupancy(arch: str, threads: int, registers: int, shared_bytes: int) -> Occ
     Raises:
         AnalysisError: the architecture is not known.
     """
-    there = multiprocessor(arch)
-    if there is None:
+    sm = get_multiprocessor_spec(arch)
+    if sm is None:
         raise AnalysisError(f"what a multiprocessor of {arch} holds is not known")
-    warps = ceil_div(threads, WARP)
-    most_warps = there.threads // WARP
-    found = {
-        WARPS: most_warps // warps if threads <= MAX_THREADS else 0,
-        BLOCKS: there.blocks,
-        BY_REGISTERS: _by_registers(warps, registers, there.partitions, there.register_granularity),
+    warps = ceil_div(threads, WARP_SIZE)
+    max_warps = sm.max_threads // WARP_SIZE
+    block_limits = {
+        WARPS: max_warps // warps if threads <= MAX_THREADS_PER_BLOCK else 0,
+        BLOCKS: sm.max_blocks,
+        REGISTERS_LIMIT: _count_blocks_by_registers(warps, registers, sm.partitions, sm.register_granularity),
     }
-    taken = _multiple(shared_bytes + there.reserved_shared_bytes, there.shared_granularity)
-    fits = shared_bytes <= limits(arch).all_shared_bytes
-    found[SHARED_MEMORY] = (there.shared_bytes // taken if taken else there.blocks) if fits else 0
-    blocks = min(found.values())
-    return Occupancy(threads, blocks, blocks * warps, most_warps, found)
+    allocated_shared_bytes = _round_up(shared_bytes + sm.reserved_shared_bytes, sm.shared_granularity)
+    is_within_limit = shared_bytes <= get_block_limits(arch).max_shared_bytes
+    block_limits[SHARED_MEMORY] = (
+        (sm.shared_bytes // allocated_shared_bytes if allocated_shared_bytes else sm.max_blocks)
+        if is_within_limit
+        else 0
+    )
+    blocks = min(block_limits.values())
+    return Occupancy(threads, blocks, blocks * warps, max_warps, block_limits)
 
 
-def _by_registers(warps: int, registers: int, partitions: int, granularity: int) -> int:
+def _count_blocks_by_registers(warps: int, registers: int, partitions: int, granularity: int) -> int:
     """Blocks for which there are registers; a launch is refused as if each partition took equally many warps."""
-    of_a_warp = _multiple(registers * WARP, granularity)
-    if registers > MAX_REGISTERS or of_a_warp * _multiple(warps, partitions) > REGISTERS:
+    registers_per_warp = _round_up(registers * WARP_SIZE, granularity)
+    if (
+        registers > MAX_REGISTERS_PER_THREAD
+        or registers_per_warp * _round_up(warps, partitions) > REGISTERS_PER_MULTIPROCESSOR
+    ):
         return 0
-    if not of_a_warp:
-        return REGISTERS
-    return REGISTERS // partitions // of_a_warp * partitions // warps
+    if not registers_per_warp:
+        return REGISTERS_PER_MULTIPROCESSOR
+    return REGISTERS_PER_MULTIPROCESSOR // partitions // registers_per_warp * partitions // warps
 
 
-def occupancy_of(kernel: Kernel, step: LoweredStep | None = None) -> Occupancy:
+def compute_kernel_occupancy(kernel: Kernel, lowered_kernel: LoweredKernel | None = None) -> Occupancy:
     """The theoretical occupancy of a built kernel's step, by what ptxas reports of it.
 
     Args:
         kernel: for CUDA.
-        step: one of `kernel.steps`; the first by default.
+        lowered_kernel: one of `kernel.steps`; the first by default.
 
     Raises:
         AnalysisError: the architecture is not known.
         CompileError: the kernel is not for CUDA, or does not compile.
     """
-    step = step or kernel.steps[0]
-    resources = kernel.cubin.kernels[step.name]
-    shared = resources.shared_bytes + step.dynamic_shared_bytes
-    return occupancy(str(kernel.device.arch), step.launch.threads, resources.registers, shared)
+    lowered_kernel = lowered_kernel or kernel.kernels[0]
+    resources = kernel.cubin.kernels[lowered_kernel.name]
+    shared_bytes = resources.shared_bytes + lowered_kernel.dynamic_shared_bytes
+    return compute_occupancy(
+        str(kernel.device.arch), lowered_kernel.launch.threads_per_block, resources.registers, shared_bytes
+    )
 
 
-def waves(found: Occupancy, blocks: int, multiprocessors: int) -> Waves:
+def compute_waves(kernel_occupancy: Occupancy, blocks: int, multiprocessors: int) -> Waves:
     """How a grid of so many blocks is dealt out to the multiprocessors of a GPU.
 
     Raises:
         AnalysisError: not one block fits.
     """
-    if not found.blocks:
-        raise AnalysisError(f"not one block fits on a multiprocessor: {', '.join(found.binding)}")
-    return Waves(blocks, found.blocks * multiprocessors, multiprocessors)
+    if not kernel_occupancy.resident_blocks:
+        raise AnalysisError(f"not one block fits on a multiprocessor: {', '.join(kernel_occupancy.limiting_resources)}")
+    return Waves(blocks, kernel_occupancy.resident_blocks * multiprocessors, multiprocessors)
 
 
-def _multiple(value: int, of: int) -> int:
-    return round_up(value, of)
+def _round_up(value: int, granularity: int) -> int:
+    return round_up(value, granularity)

@@ -1,7 +1,7 @@
 """How long a kernel takes, predicted from its code: what each unit of a multiprocessor needs, and what latency adds.
 
 Of a grid of B blocks on M multiprocessors the busiest has n, the next integer above B / M, and holds R = min(n, as many
-as fit) of them at a time. In clocks of this multiprocessor, with all counts those of a block (`Work`):
+as fit) of them at a time. In clocks of this multiprocessor, with all counts those of a block (`KernelWork`):
 
 * issue: n × instructions / 4. Four schedulers issue one a clock each: CUDA C++ Programming Guide, "Hardware
   Multithreading".
@@ -15,8 +15,8 @@ as fit) of them at a time. In clocks of this multiprocessor, with all counts tho
 * memory: bytes over the bandwidth, where the arrays do not fit L2 (`footprint`).
 
 The units work at the same time, but not perfectly: the longest part alone is too little, the sum of all too much. The
-time is (Σ partᵖ)^(1/p), with the one constant that is fitted, p = `OVERLAP`: of 1 nothing would overlap, of infinity
-everything. Each step adds a launch.
+time is (Σ partᵖ)^(1/p), with the one constant that is fitted, p = `OVERLAP_EXPONENT`: of 1 nothing would overlap, of
+infinity everything. Each step adds a launch.
 """
 
 from __future__ import annotations
@@ -25,35 +25,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tvmconv.analysis.work import Work, work
+from tvmconv.analysis.kernel_work import KernelWork, count_kernel_work
 from tvmconv.arithmetic import ceil_div
-from tvmconv.gpu import WARP, fp32_lanes
-from tvmconv.knowledge.features import LAUNCH_SECONDS, Machine
+from tvmconv.cost_model.features import LAUNCH_SECONDS, DeviceSpec
+from tvmconv.gpu_specs import WARP_SIZE, get_fp32_lanes
 
 if TYPE_CHECKING:
     from tvmconv.kernel import Kernel
 
 SCHEDULERS, INTEGER_LANES = 4, 64  # of a multiprocessor
-MATRIX_CLOCKS = 1.6  # of a multiplication of 16×8×16
-L1_SECTORS, L2_SECTORS = 4, 2  # a clock and multiprocessor
-OVERLAP = 2.0  # fitted on four layers: tuning_logs/nvidia-h200/bounds-direct.md
+CLOCKS_PER_MATRIX_MULTIPLY = 1.6  # of a multiplication of 16×8×16
+L1_SECTORS_PER_CLOCK, L2_SECTORS_PER_CLOCK = 4, 2  # a clock and multiprocessor
+OVERLAP_EXPONENT = 2.0  # fitted on four layers: tuning_logs/nvidia-h200/bounds-direct.md
 QUARTILES = (0.86, 1.11)  # of measured over predicted times, on layers on which nothing was fitted: the same
 
 
 @dataclass(frozen=True)
-class Part:
+class TimeComponent:
     """What one unit, or latency, would take by itself.
 
     Attributes:
         name: of it.
         seconds: by itself, over all steps.
-        adds: seconds of the predicted time that are its share: those of all parts and the launches add up to it.
+        added_seconds: seconds of the predicted time that are its share: those of all parts and the launches add up to
+            it.
         formula: in words.
     """
 
     name: str
     seconds: float
-    adds: float
+    added_seconds: float
     formula: str
 
 
@@ -63,56 +64,62 @@ class PredictedTime:
 
     Attributes:
         seconds: of a launch of all steps.
-        parts: what it is made of, the part that adds most to the time first.
+        components: what it is made of, the part that adds most to the time first.
     """
 
     seconds: float
-    parts: tuple[Part, ...]
+    components: tuple[TimeComponent, ...]
 
-    def share(self, name: str) -> float:
+    def get_added_seconds(self, name: str) -> float:
         """The seconds that the part of a name adds."""
-        return next(part.adds for part in self.parts if part.name == name)
+        return next(component.added_seconds for component in self.components if component.name == name)
 
     @property
-    def launches(self) -> float:
+    def launch_seconds(self) -> float:
         """The seconds of which no part is the cause."""
-        return self.seconds - sum(part.adds for part in self.parts)
+        return self.seconds - sum(component.added_seconds for component in self.components)
 
 
-def predicted_time(kernel: Kernel, machine: Machine, most: int | None = None) -> PredictedTime:
+def predict_kernel_time(kernel: Kernel, device_spec: DeviceSpec, max_instructions: int | None = None) -> PredictedTime:
     """Predict how long a kernel takes.
 
     Args:
         kernel: for an NVIDIA architecture.
-        machine: the GPU.
-        most: number of instructions of a block that are executed at most; by default a million.
+        device_spec: the GPU.
+        max_instructions: number of instructions of a block that are executed at most; by default a million.
 
     Raises:
         AnalysisError: what it does cannot be counted, depends on the data, or is done by TMA and wgmma.
         CompileError: the kernel does not compile, or there is no disassembler.
     """
-    return predict(work(kernel, most), machine)
+    return predict_time(count_kernel_work(kernel, max_instructions), device_spec)
 
 
-def predict(steps: Sequence[Work], machine: Machine, overlap: float = OVERLAP) -> PredictedTime:
+def predict_time(
+    kernel_works: Sequence[KernelWork], device_spec: DeviceSpec, overlap: float = OVERLAP_EXPONENT
+) -> PredictedTime:
     """Predict how long steps take, one after the other.
 
     Args:
-        steps: what each does.
-        machine: the GPU.
+        kernel_works: what each does.
+        device_spec: the GPU.
         overlap: the exponent.
     """
-    total = LAUNCH_SECONDS * len(steps)
-    alone, shares = dict.fromkeys(FORMULAS, 0.0), dict.fromkeys(FORMULAS, 0.0)
-    for step in steps:
-        own = _seconds(step, machine)
-        together = sum(value**overlap for value in own.values()) ** (1 / overlap)
-        total += together
-        for name, value in own.items():
-            alone[name] += value
-            shares[name] += value * (value / together) ** (overlap - 1)  # by which the sum grows with it
-    parts = [Part(name, seconds, shares[name], FORMULAS[name]) for name, seconds in alone.items()]
-    return PredictedTime(total, tuple(sorted(parts, key=lambda part: (-part.adds, -part.seconds))))
+    total = LAUNCH_SECONDS * len(kernel_works)
+    separate_seconds, added_seconds = dict.fromkeys(FORMULAS, 0.0), dict.fromkeys(FORMULAS, 0.0)
+    for kernel_work in kernel_works:
+        unit_seconds = _compute_unit_seconds(kernel_work, device_spec)
+        combined_seconds = sum(value**overlap for value in unit_seconds.values()) ** (1 / overlap)
+        total += combined_seconds
+        for name, value in unit_seconds.items():
+            separate_seconds[name] += value
+            added_seconds[name] += value * (value / combined_seconds) ** (overlap - 1)  # by which the sum grows with it
+    components = [
+        TimeComponent(name, seconds, added_seconds[name], FORMULAS[name]) for name, seconds in separate_seconds.items()
+    ]
+    return PredictedTime(
+        total, tuple(sorted(components, key=lambda component: (-component.added_seconds, -component.seconds)))
+    )
 
 
 FORMULAS = {
@@ -127,19 +134,21 @@ FORMULAS = {
 }
 
 
-def _seconds(step: Work, machine: Machine) -> dict[str, float]:
-    lanes = fp32_lanes(machine.arch) or 128
-    clock = machine.flops / (2 * lanes * machine.multiprocessors)
-    blocks = ceil_div(step.blocks, machine.multiprocessors)
-    at_a_time = min(step.resident, blocks)
+def _compute_unit_seconds(kernel_work: KernelWork, device_spec: DeviceSpec) -> dict[str, float]:
+    num_fp32_lanes = get_fp32_lanes(device_spec.arch) or 128
+    clock_hz = device_spec.flops / (2 * num_fp32_lanes * device_spec.multiprocessors)
+    blocks_per_sm = ceil_div(kernel_work.blocks, device_spec.multiprocessors)
+    concurrent_blocks = min(kernel_work.resident, blocks_per_sm)
     clocks = (
-        step.issued / SCHEDULERS,
-        step.floats * WARP / lanes,
-        step.integers * WARP / INTEGER_LANES,
-        step.matrices * MATRIX_CLOCKS,
-        step.wavefronts + step.spilled + max(step.lines, step.l1_sectors / L1_SECTORS),
-        step.l2_sectors / L2_SECTORS,
-        step.alone / at_a_time,
+        kernel_work.issued / SCHEDULERS,
+        kernel_work.floats * WARP_SIZE / num_fp32_lanes,
+        kernel_work.integers * WARP_SIZE / INTEGER_LANES,
+        kernel_work.matrices * CLOCKS_PER_MATRIX_MULTIPLY,
+        kernel_work.wavefronts
+        + kernel_work.spilled
+        + max(kernel_work.lines, kernel_work.l1_sectors / L1_SECTORS_PER_CLOCK),
+        kernel_work.l2_sectors / L2_SECTORS_PER_CLOCK,
+        kernel_work.alone / concurrent_blocks,
     )
-    seconds = [blocks * each / clock for each in clocks]
-    return dict(zip(FORMULAS, (*seconds, step.dram_bytes / machine.bandwidth), strict=True))
+    seconds = [blocks_per_sm * unit_clocks / clock_hz for unit_clocks in clocks]
+    return dict(zip(FORMULAS, (*seconds, kernel_work.dram_bytes / device_spec.bandwidth), strict=True))

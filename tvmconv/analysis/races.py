@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tvmconv.analysis.emulation.arguments import zeros
-from tvmconv.analysis.emulation.blocks import Block, some_blocks
-from tvmconv.analysis.emulation.errors import RaceError
-from tvmconv.analysis.emulation.execute import execute
-from tvmconv.analysis.emulation.memory.arrays import Mapped
+from tvmconv.emulator.arguments import make_zero_arguments
+from tvmconv.emulator.blocks import BlockIndex, sample_blocks
+from tvmconv.emulator.errors import RaceError
+from tvmconv.emulator.execution import execute
+from tvmconv.emulator.memory.arrays import TensorMapArray
 
 if TYPE_CHECKING:
     from tvmconv.kernel import Kernel
 
 
-def races(kernel: Kernel, blocks: Sequence[Block] | None = None) -> list[str]:
+def find_races(kernel: Kernel, blocks: Sequence[BlockIndex] | None = None) -> list[str]:
     """What the threads of a kernel race for, the first of each of its steps; empty where no race is found.
 
     A race is an access to shared memory that no barrier orders behind another thread's store to it, or a store behind
@@ -35,18 +35,18 @@ def races(kernel: Kernel, blocks: Sequence[Block] | None = None) -> list[str]:
 
     Raises:
         ExecutionError: the kernel leaves its arrays, or an access is misaligned.
-        AnalysisError: it cannot be executed (`tvmconv.analysis.emulation.execute.execute`).
+        AnalysisError: it cannot be executed (`tvmconv.emulator.execution.execute`).
     """
-    found = []
-    for step in kernel.steps:
-        arrays, rng = zeros(step), np.random.default_rng(0)
-        for array in (each.array if isinstance(each, Mapped) else each for each in arrays):
+    race_messages = []
+    for lowered_kernel in kernel.kernels:
+        arrays, rng = make_zero_arguments(lowered_kernel), np.random.default_rng(0)
+        for array in (argument.array if isinstance(argument, TensorMapArray) else argument for argument in arrays):
             if array.dtype.kind != "i":
                 array.values[:] = rng.random(array.size, np.float32).astype(array.dtype)
-        x, y, z = step.launch.grid
-        chosen = blocks or [(0, 0, 0), (x - 1, y - 1, z - 1), *some_blocks(step.launch.grid)]
+        x, y, z = lowered_kernel.launch.grid
+        executed_blocks = blocks or [(0, 0, 0), (x - 1, y - 1, z - 1), *sample_blocks(lowered_kernel.launch.grid)]
         try:
-            execute(step.function, step.launch, arrays, blocks=chosen)
+            execute(lowered_kernel.function, lowered_kernel.launch, arrays, blocks=executed_blocks)
         except RaceError as error:
-            found.append(str(error))
-    return found
+            race_messages.append(str(error))
+    return race_messages

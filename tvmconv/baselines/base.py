@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tvmconv.devices.base import Device, Timing, first_line
 from tvmconv.devices.cuda.device import CudaDevice
-from tvmconv.devices.cuda.kernel import border
+from tvmconv.devices.cuda.loaded_kernel import translate_errors
+from tvmconv.devices.device import Device, Timing, get_first_line
 from tvmconv.errors import DeviceError, Error
 from tvmconv.workloads.filters import Filter
 
@@ -27,8 +27,8 @@ REGISTRY: dict[str, TimeLibrary] = {}  # by name; filled as the files of the fol
 def baseline(name: str) -> Callable[[TimeLibrary], TimeLibrary]:
     """Register `f(w, inputs, *, device, cold=False, seconds=0.5) -> Baseline` under a name.
 
-    The function imports the library when it is called, and raises `WrongDeviceError` for a device that the library is
-    never for, another `Error` where it is missing or cannot compute the workload.
+    The function imports the library when it is called, and raises `UnsupportedDeviceError` for a device that the
+    library is never for, another `Error` where it is missing or cannot compute the workload.
 
     Args:
         name: what users call the library.
@@ -47,7 +47,7 @@ def baseline(name: str) -> Callable[[TimeLibrary], TimeLibrary]:
     return register
 
 
-class WrongDeviceError(DeviceError):
+class UnsupportedDeviceError(DeviceError):
     """A library is not for devices of this kind, whatever is installed."""
 
 
@@ -63,7 +63,7 @@ class Baseline:
         timing: taken as those of our kernels are.
         output: what it computed; None of one that moves a workload's bytes and computes nothing, so that there is
             nothing to verify.
-        text: what ran: the library, its version, its settings.
+        description: what ran: the library, its version, its settings.
         time_again: times the same once more, for about so many seconds, without choosing anew among the library's
             algorithms; None for a library of which the whole function is called again.
         close: frees what `time_again` needs.
@@ -71,19 +71,21 @@ class Baseline:
 
     timing: Timing
     output: NDArray[Any] | None
-    text: str
+    description: str
     time_again: Callable[[float], Timing] | None = None
     close: Callable[[], None] = _do_nothing
 
 
-def check_gpu(device: Device, library: str) -> CudaDevice:
-    """The device, which is an NVIDIA GPU; else raises `WrongDeviceError`."""
+def require_gpu(device: Device, library: str) -> CudaDevice:
+    """The device, which is an NVIDIA GPU; else raises `UnsupportedDeviceError`."""
     if not isinstance(device, CudaDevice):
-        raise WrongDeviceError(f"the {library} baseline needs an NVIDIA GPU: expected cuda:N instead of {device.text}")
+        raise UnsupportedDeviceError(
+            f"the {library} baseline needs an NVIDIA GPU: expected cuda:N instead of {device.text}"
+        )
     return device
 
 
-def check_filter(w: Workload, library: str) -> Filter:
+def require_filter(w: Workload, library: str) -> Filter:
     """The workload, which is a filter; else raises `DeviceError`."""
     if not isinstance(w, Filter):
         raise DeviceError(f"the {library} baseline is for filter1d and filter2d, not for {w.operator}")
@@ -91,21 +93,21 @@ def check_filter(w: Workload, library: str) -> Filter:
 
 
 @contextmanager
-def border_of(library: str, gpu: CudaDevice, *failures: type[Exception]) -> Iterator[None]:
+def translate_library_errors(library: str, gpu: CudaDevice, *error_types: type[Exception]) -> Iterator[None]:
     """Make `gpu` the current device, and the exceptions of a library errors that name both.
 
     Args:
         library: what errors name.
         gpu: the device.
-        failures: the library's exceptions.
+        error_types: the library's exceptions.
 
     Raises:
         DeviceError: one of these was raised, or CUDA failed.
     """
-    with border(gpu):
+    with translate_errors(gpu):
         try:
             yield
         except DeviceError:  # ours, which is a RuntimeError as those of the libraries are
             raise
-        except failures as error:
-            raise DeviceError(f"{library}: {first_line(error)}") from error
+        except error_types as error:
+            raise DeviceError(f"{library}: {get_first_line(error)}") from error

@@ -9,29 +9,29 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tvmconv.baselines.base import Baseline, baseline, border_of, check_gpu
-from tvmconv.baselines.torch_calls import Call, calls, tensor
-from tvmconv.devices.base import BufferSets, Device, set_bytes
-from tvmconv.devices.cuda.graphs import IDLE_WARM_UP_SECONDS, Replay, time_sets, warm_up
+from tvmconv.baselines.base import Baseline, baseline, require_gpu, translate_library_errors
+from tvmconv.baselines.torch_calls import TorchConvCall, list_calls, to_tensor
+from tvmconv.devices.cuda.graphs import IDLE_WARM_UP_SECONDS, Replay, time_buffer_sets, warm_up
+from tvmconv.devices.device import BufferSets, Device, sum_buffer_bytes
 from tvmconv.errors import DeviceError
-from tvmconv.extras import how_to_install
+from tvmconv.optional_packages import format_install_command
 from tvmconv.workloads import dtypes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from tvmconv.devices.base import Timing
     from tvmconv.devices.cuda.device import CudaDevice
+    from tvmconv.devices.device import Timing
     from tvmconv.workloads.conv import Conv
     from tvmconv.workloads.filters import Filter
 
 
-NEAR = 1.15  # times as slow as the fastest call is one that is asked again: another pick may be the fastest
+NEAR_RATIO = 1.15  # times as slow as the fastest call is one that is asked again: another pick may be the fastest
 NUM_ALGORITHMS = (0, 2, 3, 4, 6, 8, 10, 12, 16, 24)  # that cuDNN tries, in rounds of picks in turn; 0: all of them
-UNIMPROVED_ROUNDS = 4 * len(NUM_ALGORITHMS)  # of picks, after which no better one is expected
-IMPROVEMENT = 0.01  # of the time, by which a pick is better than those before it
+MAX_UNIMPROVED_ROUNDS = 4 * len(NUM_ALGORITHMS)  # of picks, after which no better one is expected
+MIN_IMPROVEMENT = 0.01  # of the time, by which a pick is better than those before it
 PICK_SECONDS = 0.04  # for which each pick is timed
-PICKING_SECONDS = 8.0  # after which there are no further picks: some calls have very many algorithms to try
+MAX_PICKING_SECONDS = 8.0  # after which there are no further picks: some calls have very many algorithms to try
 WARM_UP_VALUES = 1 << 24  # float32 values that an idle GPU adds to until its clocks are up
 
 
@@ -42,12 +42,13 @@ def time_cudnn(
     """Time PyTorch's convolution with cuDNN's fastest algorithm, and with TF32 for the dtype of that name alone.
 
     cuDNN tries its algorithms on single launches, and at times picks one that is half as fast as another. It remembers
-    its picks by thread. Each of the workload's `calls`, in the one or the other layout, with the epilogue in cuDNN's
-    kernel or not, is timed with the algorithm that is fastest in these trials, and with the one that cuDNN's heuristics
-    choose. Calls within `NEAR` of the fastest are tried again in fresh threads, until `UNIMPROVED_ROUNDS` rounds bring
-    no faster pick, or `PICKING_SECONDS` have passed. From round to round cuDNN tries another number of its algorithms,
-    the first ones by its heuristics: the fewer it tries, the less often a slow one wins by chance. On an H100, the
-    fastest algorithm of a layer was picked in 0 of 24 trials of all algorithms, and in 4 of 8 trials of the first 2 to
+    its picks by thread. Each of the workload's `list_calls`, in the one or the other layout, with the epilogue in
+    cuDNN's kernel or not, is timed with the algorithm that is fastest in these trials, and with the one that cuDNN's
+    heuristics choose. Calls within `NEAR_RATIO` of the fastest are tried again in fresh threads, until
+    `MAX_UNIMPROVED_ROUNDS` rounds bring no faster pick, or `MAX_PICKING_SECONDS` have passed. From round to round cuDNN
+    tries another number of its algorithms, the first ones by its heuristics: the fewer it tries, the less often a slow
+    one wins by chance. On an H100, the fastest algorithm of a layer was picked in 0 of 24 trials of all algorithms, and
+    in 4 of 8 trials of the first 2 to
     6. The GPU is warmed up before each trial. The fastest pick is kept to be timed again (`Baseline.time_again`), and
     the text tells which it was.
 
@@ -58,17 +59,17 @@ def time_cudnn(
         w: the workload.
         inputs: all arguments but Y, of `w.argument_shapes` and `w.argument_dtypes`.
         device: an NVIDIA GPU.
-        cold: as for `Loaded.time`.
-        seconds: as for `Loaded.time`.
+        cold: as for `LoadedKernel.time`.
+        seconds: as for `LoadedKernel.time`.
 
     Raises:
-        WrongDeviceError: `device` is no NVIDIA GPU.
+        UnsupportedDeviceError: `device` is no NVIDIA GPU.
         DeviceError: PyTorch with cuDNN is missing, or it fails.
     """
-    gpu = check_gpu(device, "cuDNN")
+    gpu = require_gpu(device, "cuDNN")
     torch = torch_with_cudnn()  # missing, it is missed before threads are started
     try:
-        with border_of("cuDNN through PyTorch", gpu, RuntimeError), torch.cuda.device(gpu.index):
+        with translate_library_errors("cuDNN through PyTorch", gpu, RuntimeError), torch.cuda.device(gpu.index):
             warm_up_gpu(torch, gpu, torch.cuda.current_stream(gpu.index).cuda_stream, IDLE_WARM_UP_SECONDS)
         fastest = pick_fastest(w, inputs, gpu, cold=cold)
         timing = fastest.time(seconds)
@@ -80,47 +81,47 @@ def time_cudnn(
         fastest.close()
         torch.cuda.empty_cache()
 
-    return Baseline(timing, pick.output, pick.text, time_again=fastest.time, close=close)
+    return Baseline(timing, pick.output, pick.description, time_again=fastest.time, close=close)
 
 
-def pick_fastest(w: Conv | Filter, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *, cold: bool) -> PickOnThread:
+def pick_fastest(w: Conv | Filter, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *, cold: bool) -> CudnnPickThread:
     """Return the fastest of the algorithms that cuDNN picks for each call, and again for those near the fastest.
 
     Calls that it cannot run are left out. Raises the first one's DeviceError if it can run none.
     """
     errors: list[DeviceError] = []
-    fastest: PickOnThread | None = None
+    fastest: CudnnPickThread | None = None
     best_seconds: dict[int, float] = {}  # of each call that runs, by its number
-    numbered = dict(enumerate(calls(w)))
+    calls_by_number = dict(enumerate(list_calls(w)))
 
-    def ask(number: int, num_algorithms: int | None) -> None:
+    def try_pick(number: int, num_algorithms: int | None) -> None:
         """Have one more pick for a call; of it and the fastest one so far the slower one is closed."""
         nonlocal fastest
-        call = numbered[number]
+        call = calls_by_number[number]
         try:
-            new = PickOnThread(w, call, inputs, gpu, cold=cold, num_algorithms=num_algorithms)
+            candidate = CudnnPickThread(w, call, inputs, gpu, cold=cold, num_algorithms=num_algorithms)
         except DeviceError as error:
             errors.append(error)
             return
-        median = new.timing.median
+        median = candidate.timing.median
         best_seconds[number] = min(median, best_seconds.get(number, median))
         if fastest is None or median < fastest.timing.median:
-            fastest, new = new, fastest
-        if new is not None:
-            new.close()
+            fastest, candidate = candidate, fastest
+        if candidate is not None:
+            candidate.close()
 
     for num_algorithms in (0, None):
-        for number in numbered:
-            ask(number, num_algorithms)
-    started_at, unimproved = time.monotonic(), 0  # not before: the first picks load libraries
-    in_turn = itertools.cycle([*NUM_ALGORITHMS[1:], NUM_ALGORITHMS[0]])
-    while fastest is not None and unimproved < UNIMPROVED_ROUNDS:
-        before, num_algorithms = fastest.timing.median, next(in_turn)
-        for number in [number for number, best in best_seconds.items() if best <= NEAR * before]:
-            if time.monotonic() - started_at >= PICKING_SECONDS:
+        for number in calls_by_number:
+            try_pick(number, num_algorithms)
+    started_at, num_unimproved = time.monotonic(), 0  # not before: the first picks load libraries
+    algorithm_counts = itertools.cycle([*NUM_ALGORITHMS[1:], NUM_ALGORITHMS[0]])
+    while fastest is not None and num_unimproved < MAX_UNIMPROVED_ROUNDS:
+        previous_median, num_algorithms = fastest.timing.median, next(algorithm_counts)
+        for number in [number for number, best in best_seconds.items() if best <= NEAR_RATIO * previous_median]:
+            if time.monotonic() - started_at >= MAX_PICKING_SECONDS:
                 return fastest
-            ask(number, num_algorithms)
-        unimproved = 0 if fastest.timing.median < (1 - IMPROVEMENT) * before else unimproved + 1
+            try_pick(number, num_algorithms)
+        num_unimproved = 0 if fastest.timing.median < (1 - MIN_IMPROVEMENT) * previous_median else num_unimproved + 1
     if fastest is None:
         raise errors[0]
     return fastest
@@ -139,7 +140,7 @@ def warm_up_gpu(torch: Any, gpu: CudaDevice, stream: int, seconds: float | None 
     warm_up(lambda: values.add_(1.0), stream, seconds)
 
 
-class PickOnThread:
+class CudnnPickThread:
     """What cuDNN picks in a thread of its own: it remembers its picks by thread.
 
     Args:
@@ -147,8 +148,8 @@ class PickOnThread:
         call: how it is computed.
         inputs: as for `time_cudnn`.
         gpu: where.
-        cold: as for `Loaded.time`.
-        num_algorithms: as for `Pick`.
+        cold: as for `LoadedKernel.time`.
+        num_algorithms: as for `CudnnPick`.
 
     Attributes:
         call: how it is computed.
@@ -162,7 +163,7 @@ class PickOnThread:
     def __init__(
         self,
         w: Conv | Filter,
-        call: Call,
+        call: TorchConvCall,
         inputs: Sequence[NDArray[Any]],
         gpu: CudaDevice,
         *,
@@ -173,7 +174,7 @@ class PickOnThread:
         self._thread = ThreadPoolExecutor(max_workers=1)
         try:
             self.pick = self._thread.submit(
-                Pick, w, call, inputs, gpu, cold=cold, num_algorithms=num_algorithms
+                CudnnPick, w, call, inputs, gpu, cold=cold, num_algorithms=num_algorithms
             ).result()
             self.timing = self.time(PICK_SECONDS)
         except BaseException:
@@ -190,7 +191,7 @@ class PickOnThread:
         self.pick.close()
 
 
-class Pick:
+class CudnnPick:
     """A call of PyTorch's convolution, with the algorithm that cuDNN has picked for it in this thread.
 
     Args:
@@ -198,13 +199,13 @@ class Pick:
         call: how it is computed.
         inputs: as for `time_cudnn`.
         gpu: where.
-        cold: as for `Loaded.time`.
+        cold: as for `LoadedKernel.time`.
         num_algorithms: how many of its algorithms cuDNN tries, the first by its heuristics, 0 for all; None to take
             what its heuristics choose without a trial.
 
     Attributes:
         output: what it computes.
-        text: what it runs: the library, its version, its settings.
+        description: what it runs: the library, its version, its settings.
 
     Raises:
         DeviceError: PyTorch with cuDNN is missing, or it fails.
@@ -213,7 +214,7 @@ class Pick:
     def __init__(
         self,
         w: Conv | Filter,
-        call: Call,
+        call: TorchConvCall,
         inputs: Sequence[NDArray[Any]],
         gpu: CudaDevice,
         *,
@@ -224,17 +225,17 @@ class Pick:
         self._num_algorithms = num_algorithms
         self._torch, self._gpu, self._call = torch, gpu, call
         self._tf32 = w.dtype == dtypes.TF32.name
-        nbytes = set_bytes(inputs, w.argument_shapes[-1], w.storage)
-        self._sets = BufferSets.choose(nbytes, gpu.l2_bytes or 0, cold=cold)
+        nbytes = sum_buffer_bytes(inputs, w.argument_shapes[-1], w.storage)
+        self._sets = BufferSets.choose_count(nbytes, gpu.l2_bytes or 0, cold=cold)
         self._stream = torch.cuda.Stream(gpu.index)
         settings = (
             "algorithm by heuristics" if num_algorithms is None else "best algorithm",
             "TF32" if self._tf32 else "no TF32",
         )
-        self.text = ", ".join([*_versions(torch), *settings, *call.notes])
+        self.description = ", ".join([*_format_versions(torch), *settings, *call.notes])
         with self._on_stream():
             self._copies = [
-                call.prepare(*(tensor(array).to(gpu.text) for array in inputs)) for _ in range(self._sets.count)
+                call.prepare(*(to_tensor(array).to(gpu.text) for array in inputs)) for _ in range(self._sets.num_sets)
             ]
             if num_algorithms is not None:
                 warm_up_gpu(torch, gpu, self._stream.cuda_stream)
@@ -250,15 +251,15 @@ class Pick:
         def capture(launches: int) -> Replay:
             graph = torch.cuda.CUDAGraph()
             # Hot: each output is freed at once and the next takes its place. Cold: each set has an output.
-            outputs: list[Any] = [None] * sets.count
+            outputs: list[Any] = [None] * sets.num_sets
             with torch.cuda.graph(graph, stream=stream):
                 for i in range(launches):
-                    outputs[i % sets.count] = None
-                    outputs[i % sets.count] = self._call.compute(*self._copies[i % sets.count])
+                    outputs[i % sets.num_sets] = None
+                    outputs[i % sets.num_sets] = self._call.compute(*self._copies[i % sets.num_sets])
             return graph.replay
 
         with self._on_stream():
-            return time_sets(capture, stream.cuda_stream, sets, seconds)
+            return time_buffer_sets(capture, stream.cuda_stream, sets, seconds)
 
     def close(self) -> None:
         """Free the tensors."""
@@ -269,17 +270,23 @@ class Pick:
         """PyTorch's settings, on the pick's stream, with errors that name the library."""
         torch = self._torch
         with (
-            border_of("cuDNN through PyTorch", self._gpu, RuntimeError),
+            translate_library_errors("cuDNN through PyTorch", self._gpu, RuntimeError),
             torch.cuda.device(self._gpu.index),
             torch.cuda.stream(self._stream),
             torch.no_grad(),
-            exact(torch, tf32=self._tf32, num_algorithms=self._num_algorithms),
+            configure_cudnn(torch, allow_tf32=self._tf32, num_algorithms=self._num_algorithms),
         ):
             yield
 
 
 def time_pick(
-    w: Conv | Filter, call: Call, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *, cold: bool, seconds: float
+    w: Conv | Filter,
+    call: TorchConvCall,
+    inputs: Sequence[NDArray[Any]],
+    gpu: CudaDevice,
+    *,
+    cold: bool,
+    seconds: float,
 ) -> Baseline:
     """Let cuDNN try its algorithms in this thread, and time the one that it picks, once.
 
@@ -288,14 +295,14 @@ def time_pick(
         call: how it is computed.
         inputs: as for `time_cudnn`.
         gpu: where.
-        cold: as for `Loaded.time`.
-        seconds: as for `Loaded.time`.
+        cold: as for `LoadedKernel.time`.
+        seconds: as for `LoadedKernel.time`.
 
     Raises:
         DeviceError: PyTorch with cuDNN is missing, or it fails.
     """
-    pick = Pick(w, call, inputs, gpu, cold=cold)
-    return Baseline(pick.time(seconds), pick.output, pick.text)
+    pick = CudnnPick(w, call, inputs, gpu, cold=cold)
+    return Baseline(pick.time(seconds), pick.output, pick.description)
 
 
 def torch_with_cudnn() -> Any:
@@ -303,7 +310,7 @@ def torch_with_cudnn() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise DeviceError(f"the cuDNN baseline needs PyTorch: {how_to_install('torch')}") from error
+        raise DeviceError(f"the cuDNN baseline needs PyTorch: {format_install_command('torch')}") from error
     if not torch.cuda.is_available() or not torch.backends.cudnn.is_available():
         raise DeviceError(
             f"PyTorch {torch.__version__} has no CUDA device with cuDNN: install a build for CUDA from pytorch.org"
@@ -312,25 +319,25 @@ def torch_with_cudnn() -> Any:
 
 
 @contextmanager
-def exact(torch: Any, *, tf32: bool, num_algorithms: int | None = 0) -> Iterator[None]:
+def configure_cudnn(torch: Any, *, allow_tf32: bool, num_algorithms: int | None = 0) -> Iterator[None]:
     """Let cuDNN try so many algorithms, 0 for all, None for none, and round to TF32 only where that is asked."""
-    wanted = (
+    settings = (
         (torch.backends.cudnn, "benchmark", num_algorithms is not None),
         (torch.backends.cudnn, "benchmark_limit", num_algorithms or 0),
-        (torch.backends.cudnn, "allow_tf32", tf32),
-        (torch.backends.cuda.matmul, "allow_tf32", tf32),
+        (torch.backends.cudnn, "allow_tf32", allow_tf32),
+        (torch.backends.cuda.matmul, "allow_tf32", allow_tf32),
     )
-    before = [getattr(place, name) for place, name, _ in wanted]
-    for place, name, value in wanted:
-        setattr(place, name, value)
+    previous_values = [getattr(owner, name) for owner, name, _ in settings]
+    for owner, name, value in settings:
+        setattr(owner, name, value)
     try:
         yield
     finally:
-        for (place, name, _), value in zip(wanted, before, strict=True):
-            setattr(place, name, value)
+        for (owner, name, _), value in zip(settings, previous_values, strict=True):
+            setattr(owner, name, value)
 
 
-def _versions(torch: Any) -> tuple[str, str]:
+def _format_versions(torch: Any) -> tuple[str, str]:
     version = torch.backends.cudnn.version()  # 91900 is 9.19.0, and before cuDNN 9 8907 was 8.9.7
-    major, rest = divmod(version, 10_000 if version >= 90_000 else 1000)
-    return f"cuDNN {major}.{rest // 100}", f"PyTorch {torch.__version__}"
+    major, remainder = divmod(version, 10_000 if version >= 90_000 else 1000)
+    return f"cuDNN {major}.{remainder // 100}", f"PyTorch {torch.__version__}"

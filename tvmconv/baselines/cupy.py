@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmconv.baselines.base import Baseline, baseline, border_of, check_filter, check_gpu
-from tvmconv.devices.base import BufferSets, Device, first_line, set_bytes
-from tvmconv.devices.cuda.graphs import capture_on, time_sets
+from tvmconv.baselines.base import Baseline, baseline, require_filter, require_gpu, translate_library_errors
+from tvmconv.devices.cuda.graphs import make_capture, time_buffer_sets
+from tvmconv.devices.device import BufferSets, Device, get_first_line, sum_buffer_bytes
 from tvmconv.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -31,37 +31,39 @@ def time_cupy(
         w: a filter.
         inputs: X and K, of `w.argument_shapes` and `w.storage`.
         device: an NVIDIA GPU.
-        cold: as for `Loaded.time`.
-        seconds: as for `Loaded.time`.
+        cold: as for `LoadedKernel.time`.
+        seconds: as for `LoadedKernel.time`.
 
     Raises:
-        WrongDeviceError: `device` is no NVIDIA GPU.
+        UnsupportedDeviceError: `device` is no NVIDIA GPU.
         DeviceError: the workload is no filter, CuPy is missing, or it fails.
     """
-    gpu = check_gpu(device, "CuPy")
-    image_filter = check_filter(w, "CuPy")
-    cupy, ndimage = _cupy()
-    sets = BufferSets.choose(set_bytes(inputs, w.argument_shapes[-1], w.storage), gpu.l2_bytes or 0, cold=cold)
+    gpu = require_gpu(device, "CuPy")
+    image_filter = require_filter(w, "CuPy")
+    cupy, ndimage = _import_cupy()
+    sets = BufferSets.choose_count(
+        sum_buffer_bytes(inputs, w.argument_shapes[-1], w.storage), gpu.l2_bytes or 0, cold=cold
+    )
     with (
-        border_of("CuPy", gpu, RuntimeError, MemoryError, cupy.cuda.compiler.CompileException),
+        translate_library_errors("CuPy", gpu, RuntimeError, MemoryError, cupy.cuda.compiler.CompileException),
         cupy.cuda.Device(gpu.index),
         cupy.cuda.Stream(non_blocking=True) as stream,
         cupy.cuda.using_allocator(None),  # no pool: nothing stays allocated, and to allocate in a capture is an error
     ):
         x, k = inputs
-        copies = [(cupy.asarray(x), cupy.asarray(k), cupy.full(x.shape, np.nan, x.dtype)) for _ in range(sets.count)]
+        copies = [(cupy.asarray(x), cupy.asarray(k), cupy.full(x.shape, np.nan, x.dtype)) for _ in range(sets.num_sets)]
 
         def launch(i: int) -> None:
-            run(ndimage, image_filter, *copies[i % sets.count])
+            apply_filter(ndimage, image_filter, *copies[i % sets.num_sets])
 
         launch(0)  # compiles the kernels, which a capture does not allow
         output = cupy.asnumpy(copies[0][-1])
-        timing = time_sets(capture_on(stream.ptr, launch), stream.ptr, sets, seconds)
+        timing = time_buffer_sets(make_capture(stream.ptr, launch), stream.ptr, sets, seconds)
     clip = ("clipped by a kernel of its own",) if image_filter.clamp else ()
     return Baseline(timing, output, ", ".join([f"CuPy {cupy.__version__}", "ndimage.correlate", *clip]))
 
 
-def run(ndimage: Any, w: Filter, x: Any, k: Any, y: Any) -> None:
+def apply_filter(ndimage: Any, w: Filter, x: Any, k: Any, y: Any) -> None:
     """Filter `x` by `k` into `y`.
 
     Args:
@@ -71,17 +73,19 @@ def run(ndimage: Any, w: Filter, x: Any, k: Any, y: Any) -> None:
         k: mask of `w.mask_shape`.
         y: output of `w.signal_shape`.
     """
-    alike = (1,) * (len(w.signal_shape) - len(w.mask_shape))  # channels, which the mask does not mix
-    ndimage.correlate(x, k.reshape(*w.mask_shape, *alike), output=y, mode="constant")
+    channel_axes = (1,) * (len(w.signal_shape) - len(w.mask_shape))  # channels, which the mask does not mix
+    ndimage.correlate(x, k.reshape(*w.mask_shape, *channel_axes), output=y, mode="constant")
     if w.clamp:
         y.clip(0, 1, out=y)
 
 
-def _cupy() -> tuple[Any, Any]:
+def _import_cupy() -> tuple[Any, Any]:
     """CuPy and its `ndimage`."""
     try:
         import cupy
         from cupyx.scipy import ndimage
     except ImportError as error:
-        raise DeviceError(f"the CuPy baseline needs CuPy: pip install cupy-cuda13x ({first_line(error)})") from error
+        raise DeviceError(
+            f"the CuPy baseline needs CuPy: pip install cupy-cuda13x ({get_first_line(error)})"
+        ) from error
     return cupy, ndimage

@@ -27,14 +27,14 @@ from tvmconv.devices import Device
 from tvmconv.errors import DeviceError, Error
 from tvmconv.workloads import Workload
 
-TRIALS_A_ROUND = 64  # MetaSchedule's default
-_NEEDED = ("psutil", "cloudpickle", "xgboost")
+TRIALS_PER_ROUND = 64  # MetaSchedule's default
+_REQUIRED_MODULES = ("psutil", "cloudpickle", "xgboost")
 _FAILED_SECONDS = 1e9  # the database has 1e10 for what failed
-_CLOCK = "clock"
+_CLOCK_FILE = "clock"
 
 
 @dataclass(frozen=True)
-class Searched:
+class MetaScheduleResult:
     """What a search did.
 
     Attributes:
@@ -50,24 +50,26 @@ class Searched:
     best: float | None
 
 
-def check_runs(device: Device) -> None:
+def check_device(device: Device) -> None:
     """Raise DeviceError if MetaSchedule cannot measure there, with the reason."""
     if device.kind != "cuda":
         raise DeviceError(f"MetaSchedule does not measure on {device.text}: TVM's wheel has no OpenCL runtime")
     if device.text != "cuda:0":
         raise DeviceError(f"MetaSchedule's LocalRunner measures on cuda:0, not on {device.text}")
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    missing = [name for name in _REQUIRED_MODULES if importlib.util.find_spec(name) is None]
     if missing:
         raise DeviceError(f"MetaSchedule needs more modules: pip install {' '.join(missing)}")
 
 
-def search(workload: Workload, device: Device, trials: int, *, log: Path, seed: int = 0, seconds: float) -> Searched:
+def run_search(
+    workload: Workload, device: Device, num_trials: int, *, log: Path, seed: int = 0, seconds: float
+) -> MetaScheduleResult:
     """Have MetaSchedule search; nothing but the log is left of it.
 
     Args:
         workload: what to compute; MetaSchedule gets its unscheduled function and the device's target.
         device: where.
-        trials: how many, in rounds of `TRIALS_A_ROUND`.
+        num_trials: how many, in rounds of `TRIALS_PER_ROUND`.
         log: the file that MetaSchedule's output goes to.
         seed: of the search.
         seconds: after which it is ended; what it measured in rounds that it completed by then counts.
@@ -77,21 +79,21 @@ def search(workload: Workload, device: Device, trials: int, *, log: Path, seed: 
         Error: it failed, or it did not begin in time.
         OSError: the log cannot be written.
     """
-    check_runs(device)
+    check_device(device)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        words = [workload.text, device.text, str(trials), str(seed), name]
+        arguments = [workload.text, device.text, str(num_trials), str(seed), name]
         code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main(sys.argv[1:])"
-        environment = _cuda_environment() | {"TMPDIR": name}
-        status = run_bounded([sys.executable, "-c", code, *words], log, environment, seconds)
-        end = time.monotonic()
+        environment = _make_cuda_environment() | {"TMPDIR": name}
+        status = run_bounded([sys.executable, "-c", code, *arguments], log, environment, seconds)
+        stopped_at = time.monotonic()
         if status:
-            raise Error(f"MetaSchedule ended with status {status}, {_last_line(log)!r}; see {log}")
+            raise Error(f"MetaSchedule ended with status {status}, {_read_last_line(log)!r}; see {log}")
         with log.open("ab") as output:  # the errors of trials are in these
-            for part in sorted(folder.glob("logs/*.task_[0-9]*.log")):
-                with part.open("rb") as source:
+            for task_log in sorted(folder.glob("logs/*.task_[0-9]*.log")):
+                with task_log.open("rb") as source:
                     shutil.copyfileobj(source, output)
-        return read_search(folder, end)
+        return read_search(folder, stopped_at)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -101,16 +103,16 @@ def main(argv: Sequence[str]) -> None:
         argv: workload, device, number of trials, seed, and the folder for the database and for the file `clock`, which
             gets the begin and the end of the search on the monotonic clock.
     """
-    text, place, trials, seed, name = argv
-    workload, target, folder = workloads.parse(text), devices.find(place).target(), Path(name)
+    text, device_name, num_trials, seed, name = argv
+    workload, target, folder = workloads.parse(text), devices.find_device(device_name).make_target(), Path(name)
 
     import tvm.s_tir.tensor_intrin  # noqa: F401  of which the search asks; it takes seconds, none of the search's
     from tvm.s_tir import meta_schedule
 
-    with (folder / _CLOCK).open("w", buffering=1) as clock:
+    with (folder / _CLOCK_FILE).open("w", buffering=1) as clock:
         print(time.monotonic(), file=clock)
         meta_schedule.tune_tir(
-            workload.prim_func(), target, name, int(trials), num_trials_per_iter=TRIALS_A_ROUND, seed=int(seed)
+            workload.prim_func(), target, name, int(num_trials), num_trials_per_iter=TRIALS_PER_ROUND, seed=int(seed)
         )
         print(time.monotonic(), file=clock)
 
@@ -146,33 +148,33 @@ def run_bounded(command: Sequence[str], log: Path, environment: Mapping[str, str
         process.wait()
 
 
-def _cuda_environment() -> dict[str, str]:
+def _make_cuda_environment() -> dict[str, str]:
     """Variables by which TVM's own CUDA compiler and runtime find the headers and libcudart of NVIDIA's wheels."""
     from cuda.pathfinder import find_nvidia_header_directory, load_nvidia_dynamic_lib
 
     runtime = load_nvidia_dynamic_lib("cudart").abs_path
     paths = [os.path.dirname(runtime or ""), os.environ.get("LD_LIBRARY_PATH")]
-    found = {"LD_LIBRARY_PATH": os.pathsep.join(filter(None, paths))}
+    environment = {"LD_LIBRARY_PATH": os.pathsep.join(filter(None, paths))}
     headers, cccl = (find_nvidia_header_directory(library) for library in ("cudart", "cccl"))
     if headers and cccl and "CUDA_PATH" not in os.environ:
-        found |= {"CUDA_PATH": os.path.dirname(headers), "TVM_CUDA_NVRTC_EXTRA_OPTS": shlex.join([f"-I{cccl}"])}
-    return found
+        environment |= {"CUDA_PATH": os.path.dirname(headers), "TVM_CUDA_NVRTC_EXTRA_OPTS": shlex.join([f"-I{cccl}"])}
+    return environment
 
 
-def read_search(folder: Path, end: float) -> Searched:
+def read_search(folder: Path, stopped_at: float) -> MetaScheduleResult:
     """What MetaSchedule's database and `clock` tell.
 
     Args:
         folder: where they are.
-        end: on the monotonic clock, of a search that did not come to its own.
+        stopped_at: on the monotonic clock, of a search that did not come to its own.
 
     Raises:
         Error: it did not begin.
     """
-    clock = folder / _CLOCK
+    clock = folder / _CLOCK_FILE
     if not clock.exists():
         raise Error("MetaSchedule's time was over before it began")
-    begin, ended = (*map(float, clock.read_text().split()), end)[:2]
+    started_at, ended_at = (*map(float, clock.read_text().split()), stopped_at)[:2]
     database = folder / "database_tuning_record.json"
     costs = []
     for line in database.read_text().splitlines() if database.exists() else []:
@@ -180,9 +182,9 @@ def read_search(folder: Path, end: float) -> Searched:
             _, (_, times, *_) = json.loads(line)
             costs.append(statistics.fmean(times))  # MetaSchedule ranks by the mean
     succeeded = [cost for cost in costs if cost < _FAILED_SECONDS]
-    return Searched(len(costs), len(succeeded), ended - begin, min(succeeded, default=None))
+    return MetaScheduleResult(len(costs), len(succeeded), ended_at - started_at, min(succeeded, default=None))
 
 
-def _last_line(log: Path) -> str:
+def _read_last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -24,7 +24,7 @@ _MEMORY_FORMATS = {
 }
 
 # Epilogues that cuDNN computes in the convolution, through functions of PyTorch's that are for NVIDIA GPUs alone.
-FUSED = {
+FUSED_FUNCTIONS = {
     ("relu",): "cudnn_convolution_relu",
     ("bias", "relu"): "cudnn_convolution_relu",
     ("add", "relu"): "cudnn_convolution_add_relu",
@@ -33,7 +33,7 @@ FUSED = {
 }
 
 
-def tensor(array: NDArray[Any]) -> Any:
+def to_tensor(array: NDArray[Any]) -> Any:
     """An array as a tensor of PyTorch that shares its memory; ml_dtypes' bfloat16 becomes PyTorch's."""
     import torch
 
@@ -42,16 +42,16 @@ def tensor(array: NDArray[Any]) -> Any:
     return torch.from_numpy(array)
 
 
-def _as_they_are(*inputs: Any) -> Tensors:
+def _return_inputs(*inputs: Any) -> Tensors:
     return inputs
 
 
-def _as_it_is(y: Any) -> Any:
+def _return_output(y: Any) -> Any:
     return y
 
 
 @dataclass(frozen=True)
-class Call:
+class TorchConvCall:
     """A way to compute a workload.
 
     Attributes:
@@ -62,12 +62,12 @@ class Call:
     """
 
     compute: Callable[..., Any]
-    prepare: Callable[..., Tensors] = _as_they_are
+    prepare: Callable[..., Tensors] = _return_inputs
     notes: tuple[str, ...] = ()
-    finish: Callable[[Any], Any] = _as_it_is
+    finish: Callable[[Any], Any] = _return_output
 
 
-def calls(w: Conv | Filter) -> list[Call]:
+def list_calls(w: Conv | Filter) -> list[TorchConvCall]:
     """The ways to compute a workload among which only measuring finds the fastest; inputs and Y are dense tensors.
 
     Convolutions are tried in both layouts, whatever the workload's, with all tensors brought to it before: a library
@@ -76,186 +76,198 @@ def calls(w: Conv | Filter) -> list[Call]:
     filter's tensors lie as they are.
     """
     if isinstance(w, Filter):
-        return _filters(w)
-    return [call for layout in LAYOUTS for call in calls_in(w, layout)]
+        return _list_filter_calls(w)
+    return [call for layout in LAYOUTS for call in list_calls_in_layout(w, layout)]
 
 
-def calls_in(w: Conv, layout: str) -> list[Call]:
+def list_calls_in_layout(w: Conv, layout: str) -> list[TorchConvCall]:
     """The ways to compute a convolution on tensors of one layout: with PyTorch's kernels behind it, and fused."""
     if isinstance(w, Conv1d):
-        return [_of_signals(w, call, layout) for call in calls_in(_one_row(w), layout)]
-    ways = (False, True) if w.rank == 2 and w.epilogue in FUSED and w.before == w.behind else (False,)
-    return [_convolution(w, layout, fused=fused) for fused in ways]
+        return [_make_signal_call(w, call, layout) for call in list_calls_in_layout(_make_one_row_conv(w), layout)]
+    fused_options = (
+        (False, True) if w.spatial_ndim == 2 and w.epilogue in FUSED_FUNCTIONS and w.pad_low == w.pad_high else (False,)
+    )
+    return [_make_conv_call(w, layout, fused=fused) for fused in fused_options]
 
 
-def _one_row(w: Conv1d) -> Conv2d:
+def _make_one_row_conv(w: Conv1d) -> Conv2d:
     """A convolution of signals as one of images of one row."""
-    (before,), (behind,) = w.before, w.behind
+    (pad_low,), (pad_high,) = w.pad_low, w.pad_high
     return Conv2d(
         **{name: getattr(w, name) for name in ("N", "C", "W", "O", "S", "groups", "dtype", "layout", "epilogue")},
         H=1,
         R=1,
         stride=(1, *w.stride),
-        padding=(0, before, 0, behind),
+        padding=(0, pad_low, 0, pad_high),
         dilation=(1, *w.dilation),
     )
 
 
-def _of_signals(w: Conv1d, call: Call, layout: str) -> Call:
+def _make_signal_call(w: Conv1d, call: TorchConvCall, layout: str) -> TorchConvCall:
     """A call of images of one row as one of signals."""
-    row = 1 if w.layout == CHANNELS_LAST else 2
+    row_axis = 1 if w.layout == CHANNELS_LAST else 2
 
     def prepare(*signals: Any) -> Tensors:
-        return call.prepare(*(each.unsqueeze(row) if each.dim() > 1 else each for each in signals))
+        return call.prepare(*(signal.unsqueeze(row_axis) if signal.dim() > 1 else signal for signal in signals))
 
     notes = ("as images of one row", *call.notes) if layout == CHANNELS_LAST else call.notes
-    return Call(call.compute, prepare, notes, lambda y: call.finish(y).squeeze(row))
+    return TorchConvCall(call.compute, prepare, notes, lambda y: call.finish(y).squeeze(row_axis))
 
 
-def _convolution(w: Conv, layout: str, *, fused: bool) -> Call:
+def _make_conv_call(w: Conv, layout: str, *, fused: bool) -> TorchConvCall:
     """The convolution, with a bias where the epilogue begins with one, and kernels of PyTorch's for all else.
 
     Args:
         w: the workload.
         layout: how the tensors lie.
-        fused: compute the epilogue by a function of `FUSED`.
+        fused: compute the epilogue by a function of `FUSED_FUNCTIONS`.
     """
     import torch
     from torch.nn import functional
 
-    convolve = getattr(functional, f"conv{w.rank}d")
+    convolve = getattr(functional, f"conv{w.spatial_ndim}d")
     options: dict[str, Any] = {"stride": w.stride, "dilation": w.dilation, "groups": w.groups}
-    alike = w.before == w.behind  # cuDNN pads both sides of an axis alike
-    if alike:
-        options["padding"] = w.before
-    sides = [side for pair in zip(reversed(w.before), reversed(w.behind), strict=True) for side in pair]
-    with_bias, rest = (w.epilogue[:1], w.epilogue[1:]) if w.epilogue[:1] == ("bias",) else ((), w.epilogue)
-    read = w.argument_names[2:-1]
-    zeros = fused and "bias" not in read  # which the function would make itself each time
-    memory_format = getattr(torch, _MEMORY_FORMATS[w.rank][layout])
+    is_symmetric = w.pad_low == w.pad_high  # cuDNN pads both sides of an axis alike
+    if is_symmetric:
+        options["padding"] = w.pad_low
+    sides = [side for pair in zip(reversed(w.pad_low), reversed(w.pad_high), strict=True) for side in pair]
+    leading_bias, remaining_ops = (w.epilogue[:1], w.epilogue[1:]) if w.epilogue[:1] == ("bias",) else ((), w.epilogue)
+    input_names = w.argument_names[2:-1]
+    needs_zero_bias = fused and "bias" not in input_names  # which the function would make itself each time
+    memory_format = getattr(torch, _MEMORY_FORMATS[w.spatial_ndim][layout])
 
-    def lay(tensor: Any) -> Any:
+    def copy_to_layout(tensor: Any) -> Any:
         # A copy, as `contiguous` leaves what has no size along some axes with strides that look like the other layout.
         copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=memory_format)
         return copy.copy_(tensor)
 
     def prepare(x: Any, k: Any, *others: Any) -> Tensors:
-        named = dict(zip(read, others, strict=True))
-        if "bias" in named:
-            named["bias"] = named["bias"].to(x.dtype)
+        values_by_name = dict(zip(input_names, others, strict=True))
+        if "bias" in values_by_name:
+            values_by_name["bias"] = values_by_name["bias"].to(x.dtype)
         return (
-            lay(_channels_second(w, x)),
-            lay(_channels_second(w, k)),
-            *(lay(_channels_second(w, each)) if each.dim() > 1 else each for each in named.values()),
-            *([x.new_zeros(w.O)] if zeros else []),
+            copy_to_layout(_move_channels_second(w, x)),
+            copy_to_layout(_move_channels_second(w, k)),
+            *(
+                copy_to_layout(_move_channels_second(w, value)) if value.dim() > 1 else value
+                for value in values_by_name.values()
+            ),
+            *([x.new_zeros(w.O)] if needs_zero_bias else []),
         )
 
     def compute(x: Any, k: Any, *others: Any) -> Any:
-        named = dict(zip(read, others, strict=True))
-        if not alike:
+        values_by_name = dict(zip(input_names, others, strict=True))
+        if not is_symmetric:
             x = functional.pad(x, sides)
-        y = convolve(x, k, named["bias"] if with_bias else None, **options)
-        for name in rest:
-            y = _OPERATIONS[name](y, named.get(name))
+        y = convolve(x, k, values_by_name["bias"] if leading_bias else None, **options)
+        for name in remaining_ops:
+            y = _OP_FUNCTIONS[name](y, values_by_name.get(name))
         return y
 
     def compute_fused(x: Any, k: Any, *others: Any) -> Any:
-        named = dict(zip([*read, "bias"] if zeros else read, others, strict=True))
-        added = (named["add"], 1) if "add" in named else ()
-        how = (named["bias"], w.stride, w.before, w.dilation, w.groups)
-        return getattr(torch, FUSED[w.epilogue])(x, k, *added, *how)
+        values_by_name = dict(zip([*input_names, "bias"] if needs_zero_bias else input_names, others, strict=True))
+        residual_arguments = (values_by_name["add"], 1) if "add" in values_by_name else ()
+        conv_arguments = (values_by_name["bias"], w.stride, w.pad_low, w.dilation, w.groups)
+        return getattr(torch, FUSED_FUNCTIONS[w.epilogue])(x, k, *residual_arguments, *conv_arguments)
 
     def finish(y: Any) -> Any:
         return (y.movedim(1, -1) if w.layout == CHANNELS_LAST else y).contiguous()
 
-    notes = [] if alike else ["padded by a kernel of its own"]
-    if w.depthwise:
+    notes = [] if is_symmetric else ["padded by a kernel of its own"]
+    if w.is_depthwise:
         notes.append("depthwise, for which PyTorch may choose a kernel of its own")
     if fused:
         notes.append(f"{'+'.join(w.epilogue)} fused")
-    elif rest:
-        notes.append(f"{'+'.join(rest)} by kernels of PyTorch's")
+    elif remaining_ops:
+        notes.append(f"{'+'.join(remaining_ops)} by kernels of PyTorch's")
     if CHANNELS_LAST in (layout, w.layout):
         notes.append(f"in {layout.upper()}")
-    return Call(compute_fused if fused else compute, prepare, tuple(notes), finish)
+    return TorchConvCall(compute_fused if fused else compute, prepare, tuple(notes), finish)
 
 
-def _channels_second(w: Conv, tensor: Any) -> Any:
+def _move_channels_second(w: Conv, tensor: Any) -> Any:
     """X, K, Y or a residual as (N, C, space), a view whose memory stays as it lies."""
     return tensor.movedim(-1, 1) if w.layout == CHANNELS_LAST else tensor
 
 
-def _bias(y: Any, bias: Any) -> Any:
+def _add_bias(y: Any, bias: Any) -> Any:
     return y + bias.view(-1, *(1,) * (y.dim() - 2))
 
 
-def _functional(name: str, **options: Any) -> Callable[[Any, Any], Any]:
-    def apply(y: Any, _: Any) -> Any:
+def _make_functional(name: str, **options: Any) -> Callable[[Any, Any], Any]:
+    def apply_function(y: Any, _: Any) -> Any:
         from torch.nn import functional
 
         return getattr(functional, name)(y, **options)
 
-    return apply
+    return apply_function
 
 
-_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
-    "bias": _bias,
+_OP_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "bias": _add_bias,
     "add": lambda y, residual: y + residual,
     "clamp": lambda y, _: y.clamp(0, 1),
-    **{name: _functional(name) for name in ("relu", "silu", "gelu", "relu6", "hardswish", "hardsigmoid", "sigmoid")},
-    **{name: _functional(name) for name in ("tanh", "mish", "elu", "softplus")},
-    "gelu_tanh": _functional("gelu", approximate="tanh"),
-    **{name: _functional("leaky_relu", negative_slope=slope) for name, slope in SLOPES.items()},
+    **{
+        name: _make_functional(name)
+        for name in ("relu", "silu", "gelu", "relu6", "hardswish", "hardsigmoid", "sigmoid")
+    },
+    **{name: _make_functional(name) for name in ("tanh", "mish", "elu", "softplus")},
+    "gelu_tanh": _make_functional("gelu", approximate="tanh"),
+    **{name: _make_functional("leaky_relu", negative_slope=slope) for name, slope in SLOPES.items()},
 }
 
 
-def _filters(w: Filter) -> list[Call]:
-    ways = [_one_plane(w)] if w.image[-1] == 1 else [_one_plane(w), _groups(w), _batch(w)]
-    return [_clamped(way) for way in ways] if w.clamp else ways
+def _list_filter_calls(w: Filter) -> list[TorchConvCall]:
+    calls = (
+        [_make_plane_call(w)]
+        if w.image[-1] == 1
+        else [_make_plane_call(w), _make_depthwise_call(w), _make_batch_call(w)]
+    )
+    return [_add_clamp(call) for call in calls] if w.clamp else calls
 
 
-def _one_plane(w: Filter) -> Call:
+def _make_plane_call(w: Filter) -> TorchConvCall:
     """Interleaved channels as one plane, in which the next sample of a channel is as many columns away as there are."""
     from torch.nn import functional
 
-    (height, width, channels), (above, beside) = w.image, w.radius
-    options: dict[str, Any] = {"padding": (above, beside * channels), "dilation": (1, channels)}
-    return Call(
+    (height, width, channels), (row_radius, column_radius) = w.image, w.radius
+    options: dict[str, Any] = {"padding": (row_radius, column_radius * channels), "dilation": (1, channels)}
+    return TorchConvCall(
         lambda image, weight: functional.conv2d(image, weight, **options).view(w.signal_shape),
         lambda x, k: (x.view(1, 1, height, width * channels), k.view(1, 1, *w.mask)),
         ("channels as columns of one plane, which the mask strides over",) if channels > 1 else (),
     )
 
 
-def _groups(w: Filter) -> Call:
+def _make_depthwise_call(w: Filter) -> TorchConvCall:
     """Channels as those of a depthwise convolution, in the memory format `channels_last`."""
     from torch.nn import functional
 
     channels = w.image[-1]
-    return Call(
-        lambda image, weight: _interleaved(functional.conv2d(image, weight, padding=w.radius, groups=channels)[0]),
+    return TorchConvCall(
+        lambda image, weight: _to_interleaved(functional.conv2d(image, weight, padding=w.radius, groups=channels)[0]),
         lambda x, k: (x.permute(2, 0, 1)[None], k.expand(channels, 1, *w.mask).contiguous()),
         ("depthwise with the channels last",),
     )
 
 
-def _batch(w: Filter) -> Call:
+def _make_batch_call(w: Filter) -> TorchConvCall:
     """Channels as a batch of images, which are no dense planes before and after."""
     from torch.nn import functional
 
-    return Call(
-        lambda image, weight: _interleaved(functional.conv2d(image, weight, padding=w.radius)[:, 0]),
+    return TorchConvCall(
+        lambda image, weight: _to_interleaved(functional.conv2d(image, weight, padding=w.radius)[:, 0]),
         lambda x, k: (x.permute(2, 0, 1)[:, None], k.view(1, 1, *w.mask)),
         ("channels as a batch, the transpositions in the time",),
     )
 
 
-def _interleaved(planes: Any) -> Any:
+def _to_interleaved(planes: Any) -> Any:
     """The image (H, W, C) of a tensor (C, H, W), copied unless its memory already has that order."""
     return planes.permute(1, 2, 0).contiguous()
 
 
-def _clamped(call: Call) -> Call:
+def _add_clamp(call: TorchConvCall) -> TorchConvCall:
     return replace(
         call,
         compute=lambda image, weight: call.compute(image, weight).clamp_(0, 1),

@@ -16,13 +16,13 @@ from pathlib import Path
 
 from tvmconv import workloads
 from tvmconv.benchmarks.common import add_output, find_device
-from tvmconv.cli.errors import UsageError, note
-from tvmconv.cli.options import add_timing, how_to_time, tell_left_out
+from tvmconv.cli.errors import UsageError, print_note
+from tvmconv.cli.options import add_timing_options, print_skipped_schedules, timing_kwargs
 from tvmconv.cli.progress import progress_line
 from tvmconv.devices import Device
-from tvmconv.experiments.sweep import Sweep, measure_sweep, part_measured
-from tvmconv.reports.sweep import table, write
-from tvmconv.reports.tables import result_text
+from tvmconv.experiments.sweep import Sweep, find_reusable_part, measure_sweep
+from tvmconv.reports.sweep import make_table, write_sweep
+from tvmconv.reports.tables import format_result
 
 MASKS = {"filter1d": "k5", "filter2d": "5x5"}
 SIZES = {
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     first = next(iter(sweep_workloads.values()))
     device = find_device(args)
     if not args.only:
-        tell_left_out(first, device)
+        print_skipped_schedules(first, device)
 
     args.out.mkdir(parents=True, exist_ok=True)  # before measuring: it may not be allowed
     known = _known(args.out / f"{name}.json", device, args)
@@ -52,15 +52,15 @@ def run(args: argparse.Namespace) -> int:
         device,
         args.command,
         progress=progress_line,
-        done=lambda sweep: _keep(sweep, args.out),
-        known=known,
+        on_result=lambda sweep: _keep(sweep, args.out),
+        previous_sweep=known,
         schedules=args.only,
-        **{**how_to_time(args), "cold": args.cold or None},
+        **{**timing_kwargs(args), "cold": args.cold or None},
     )
-    print(table(sweep).text())
+    print(make_table(sweep).format_text())
     print(sweep.provenance)
-    write(sweep, args.out)
-    return 0 if all(result.ok for result in sweep.results) else 1
+    write_sweep(sweep, args.out)
+    return 0 if all(result.has_all_times for result in sweep.results) else 1
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +75,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mask", help="mask size and border, such as k7,clamp (default: k5, or 5x5)")
     parser.add_argument("--only", metavar="NAME,NAME", type=_names, help="only these schedules, and the naive one")
     add_output(parser)
-    add_timing(parser)
+    add_timing_options(parser)
 
 
 def _names(text: str) -> list[str]:
@@ -87,12 +87,12 @@ def _names(text: str) -> list[str]:
 
 def _known(file: Path, device: Device, args: argparse.Namespace) -> Sweep | None:
     """Return the results that a file has for this device, with the same schedules and libraries."""
-    known = part_measured(Sweep.read(file), device, args.only, args.baseline) if file.exists() else None
+    known = find_reusable_part(Sweep.read(file), device, args.only, args.baseline) if file.exists() else None
     if known:
-        note(f"not measured again, as {file} has them: {', '.join(known.labels)}")
+        print_note(f"not measured again, as {file} has them: {', '.join(known.labels)}")
     return known
 
 
 def _keep(sweep: Sweep, folder: Path) -> None:
-    write(sweep, folder)
-    print(result_text(sweep.results[-1]), end="\n\n", flush=True)
+    write_sweep(sweep, folder)
+    print(format_result(sweep.results[-1]), end="\n\n", flush=True)

@@ -5,10 +5,10 @@ r"""Compare the times that are predicted from a kernel's code, and the units' lo
     tvmconv bench bounds --from results/bounds-direct.json -o results
 
 Of each workload, N of the measured configs are drawn and built for the architecture of the log's device. The table has
-the largest lower bound of the units (tvmconv.analysis.bounds) and the predicted time (tvmconv.analysis.predicted_time)
-beside the measured times. The one fitted constant, `OVERLAP`, is fitted to the workloads of --workload, and to none of
---held-out; the fit is printed. Writes bounds-SCHEDULE.json, .md and .png; the JSON has all counts, so that --from needs
-to build nothing.
+the largest lower bound of the units (tvmconv.analysis.speed_of_light) and the predicted time
+(tvmconv.analysis.predicted_time) beside the measured times. The one fitted constant, `OVERLAP_EXPONENT`, is fitted to
+the workloads of --workload, and to none of --held-out; the fit is printed. Writes bounds-SCHEDULE.json, .md and .png;
+the JSON has all counts, so that --from needs to build nothing.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from typing import Any
 import numpy as np
 
 import tvmconv as tc
-from tvmconv.analysis.bounds import bounds
-from tvmconv.analysis.occupancy import occupancy_of
-from tvmconv.analysis.predicted_time import OVERLAP, predict
-from tvmconv.analysis.work import Work, work
+from tvmconv.analysis.kernel_work import KernelWork, count_kernel_work
+from tvmconv.analysis.occupancy import compute_kernel_occupancy
+from tvmconv.analysis.predicted_time import OVERLAP_EXPONENT, predict_time
+from tvmconv.analysis.speed_of_light import compute_unit_times
 from tvmconv.benchmarks.common import add_output
 from tvmconv.cli.errors import UsageError
-from tvmconv.cli.options import add_page, count, update_page
+from tvmconv.cli.options import add_page, parse_count, update_page
 from tvmconv.cli.progress import progress_line
+from tvmconv.cost_model.features import DeviceSpec
+from tvmconv.cost_model.train import find_record_device_spec, read_valid_records
 from tvmconv.errors import Error
-from tvmconv.knowledge.features import Machine
-from tvmconv.logs.lines import in_one_line
+from tvmconv.logs.lines import translate_os_errors
 from tvmconv.logs.record import Record
-from tvmconv.reports.tables import NOTHING, Table, significant
-from tvmconv.training import machine_of, measured
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 from tvmconv.version import VERSION
 
 BEST = 0.1  # fraction of the configs among which the fastest is looked for
@@ -56,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--schedule", default="direct", metavar="S", help="schedule (default: %(default)s)")
     for name, configs, text in (("configs", 150, "workload"), ("held-configs", 50, "held-out workload")):
         shown = f"configs of each {text} (default: %(default)s)"
-        parser.add_argument(f"--{name}", type=count, default=configs, metavar="N", help=shown)
+        parser.add_argument(f"--{name}", type=parse_count, default=configs, metavar="N", help=shown)
     parser.add_argument(
         "--from", "--again", dest="file", type=Path, metavar="FILE", help="read bounds-SCHEDULE.json instead of logs"
     )
@@ -68,31 +68,36 @@ def run(args: argparse.Namespace) -> int:
     """Build and count, or read; print and write the table."""
     found = _again(args.file) if args.file else _counted(args)
     found["provenance"] = found.get("provenance") or f"tvmconv {VERSION}; `{args.command}`"
-    machine = Machine(**found["machine"])
+    machine = DeviceSpec(**found["machine"])
     for point in (point for own in found["points"].values() for point in own):
-        point["predicted"] = _predicted(point, machine, OVERLAP)
+        point["predicted"] = _predicted(point, machine, OVERLAP_EXPONENT)
     fitted = {text: own for text, own in found["points"].items() if text not in found["held_out"]}
     held = [point for text in found["held_out"] for point in found["points"][text]]
     table = _table(found["points"], found["held_out"])
     note = f"{machine.name}; {found['provenance']}"
     if fitted:
-        note += f"; the overlap that fits best is {significant(_overlap(fitted, machine))}, in use is {OVERLAP}"
+        note += (
+            f"; the overlap that fits best is {format_significant(_overlap(fitted, machine))}, in "
+            f"use is {OVERLAP_EXPONENT}"
+        )
     if found["held_out"]:
         note += f"; the quartiles of measured over predicted held-out times are {_quartiles(held)}"
-    print("\n".join([table.text(), note]))
+    print("\n".join([table.format_text(), note]))
     args.out.mkdir(parents=True, exist_ok=True)
     name = found["name"]
     text = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
     (args.out / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
-    (args.out / f"{name}.md").write_text(f"# {name}\n\n{table.markdown()}\n\n{LEGEND}\n\n{note}\n", encoding="utf-8")
+    (args.out / f"{name}.md").write_text(
+        f"# {name}\n\n{table.format_markdown()}\n\n{LEGEND}\n\n{note}\n", encoding="utf-8"
+    )
     _draw(found["points"], args.out / f"{name}.png")
-    update_page(args.page, name, f"{table.markdown()}\n\n{LEGEND}")
+    update_page(args.page, name, f"{table.format_markdown()}\n\n{LEGEND}")
     return 0
 
 
 def _again(file: Path) -> dict[str, Any]:
     """Read the file of an earlier run."""
-    with in_one_line(file, "read"):
+    with translate_os_errors(file, "read"):
         found = json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(found, dict) or not {"machine", "points", "held_out", "name"} <= set(found):
         raise UsageError(f"{file} was not written by tvmconv bench bounds")
@@ -105,12 +110,12 @@ def _counted(args: argparse.Namespace) -> dict[str, Any]:
     held = {tc.parse(text).text: args.held_configs for text in args.held_out}
     records: dict[str, dict[str, Record]] = {text: {} for text in (*wanted, *held)}
     for log in args.logs:
-        for record in measured(log):
+        for record in read_valid_records(log):
             if record.workload.text in records and record.schedule == args.schedule and record.ok:
                 records[record.workload.text][record.identity[-1]] = record
     for text in [text for text, own in records.items() if not own] or ([] if records else ["no workload"]):
         raise UsageError(f"the logs have no records of {args.schedule} for {text}")
-    machine = machine_of(next(iter(next(iter(records.values())).values())))
+    machine = find_record_device_spec(next(iter(next(iter(records.values())).values())))
     points: dict[str, list[dict[str, Any]]] = {}
     with progress_line("bounds: ") as show:
         for text, most in (wanted | held).items():
@@ -126,13 +131,13 @@ def _counted(args: argparse.Namespace) -> dict[str, Any]:
     return {"name": f"bounds-{args.schedule}", "machine": machine_numbers, "held_out": sorted(held), "points": points}
 
 
-def _point(record: Record, machine: Machine) -> list[dict[str, Any]]:
+def _point(record: Record, machine: DeviceSpec) -> list[dict[str, Any]]:
     """Return a record's time and the counts of its kernel; nothing if that cannot be built or counted any more."""
     try:
         kernel = tc.build(record.workload, record.schedule, arch=machine.arch, config=record.config)
-        units = bounds(kernel, machine)
-        steps = [step.numbers() for step in work(kernel)]
-        share = occupancy_of(kernel).share
+        units = compute_unit_times(kernel, machine)
+        steps = [step.to_json() for step in count_kernel_work(kernel)]
+        share = compute_kernel_occupancy(kernel).warp_fraction
     except Error:
         return []
     seconds = {unit.unit: round(unit.seconds, 9) for unit in units}
@@ -140,12 +145,12 @@ def _point(record: Record, machine: Machine) -> list[dict[str, Any]]:
     return [{"measured": record.cost, "least": least, "units": seconds, "occupancy": share, "steps": steps}]
 
 
-def _predicted(point: dict[str, Any], machine: Machine, overlap: float) -> float:
-    steps = [Work(**step) for step in point["steps"]]
-    return round(predict(steps, machine, overlap).seconds, 9)
+def _predicted(point: dict[str, Any], machine: DeviceSpec, overlap: float) -> float:
+    steps = [KernelWork(**step) for step in point["steps"]]
+    return round(predict_time(steps, machine, overlap).seconds, 9)
 
 
-def _overlap(points: dict[str, list[dict[str, Any]]], machine: Machine) -> float:
+def _overlap(points: dict[str, list[dict[str, Any]]], machine: DeviceSpec) -> float:
     """Return the exponent that fits best: the mean square of the logarithm of measured over predicted is least."""
 
     def error(overlap: float) -> float:
@@ -174,13 +179,15 @@ def _table(points: dict[str, list[dict[str, Any]]], held: Sequence[str]) -> Tabl
             )
         )
     headers = ("workload", "configs", "least ρ", "least best", "predicted ρ", "predicted best", "measured / predicted")
-    return Table(headers, rows, left=frozenset({"workload"}))
+    return Table(headers, rows, left_aligned=frozenset({"workload"}))
 
 
 def _quartiles(points: Sequence[dict[str, Any]]) -> str:
     """Return the quartiles of measured over predicted."""
     shares = [point["measured"] / point["predicted"] for point in points]
-    return " ".join(significant(value) for value in np.percentile(shares, [25, 50, 75])) if shares else NOTHING
+    return (
+        " ".join(format_significant(value) for value in np.percentile(shares, [25, 50, 75])) if shares else EMPTY_CELL
+    )
 
 
 def _agreement(times: np.ndarray, estimates: np.ndarray) -> tuple[str, str]:
@@ -191,8 +198,8 @@ def _agreement(times: np.ndarray, estimates: np.ndarray) -> tuple[str, str]:
     from scipy.stats import spearmanr
 
     first = np.argsort(estimates, kind="stable")[: max(1, round(BEST * len(estimates)))]
-    best = significant(float(times.min() / times[first].min()))
-    return (significant(float(spearmanr(times, estimates).statistic)) if np.ptp(estimates) else NOTHING), best
+    best = format_significant(float(times.min() / times[first].min()))
+    return (format_significant(float(spearmanr(times, estimates).statistic)) if np.ptp(estimates) else EMPTY_CELL), best
 
 
 def _draw(points: dict[str, list[dict[str, Any]]], file: Path) -> None:

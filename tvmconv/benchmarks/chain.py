@@ -24,40 +24,40 @@ import tvmconv as tc
 from tvmconv.baselines.cudnn import torch_with_cudnn
 from tvmconv.benchmarks.common import add_archive, add_device, add_output, find_device
 from tvmconv.benchmarks.prebuild import entries
-from tvmconv.cli.errors import UsageError, note
-from tvmconv.cli.options import add_suite, chosen_walk, count
+from tvmconv.cli.errors import UsageError, print_note
+from tvmconv.cli.options import add_suite_options, parse_count, parse_layer_sequence
 from tvmconv.cli.progress import progress_line
-from tvmconv.compiler.program import Program
+from tvmconv.compiler.executable import Executable
 from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.errors import Error
-from tvmconv.experiments.chain import Built, Link, measure_chain, without_common
-from tvmconv.experiments.provenance import provenance
-from tvmconv.experiments.readings import Readings
-from tvmconv.logs.best import serving
-from tvmconv.logs.candidates import UNTUNED, candidates, origin
-from tvmconv.reports.chain import LEGEND, layers_table, totals_table
+from tvmconv.experiments.chain import ChainKernel, ChainLayer, measure_chain, split_common_settings
+from tvmconv.experiments.kernel_metrics import KernelMetricsFile
+from tvmconv.experiments.provenance import describe_provenance
+from tvmconv.logs.candidates import DEFAULT_CONFIG, describe_config_source, iterate_candidates
+from tvmconv.logs.ranking import iterate_applicable_records
+from tvmconv.reports.chain import LEGEND, make_layers_table, make_totals_table
 from tvmconv.workloads import Conv
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, or read; print and write the tables."""
     if args.file:
-        measured = Readings.read(args.file, Link)
+        measured = KernelMetricsFile.read(args.file, ChainLayer)
     elif args.log or args.archive:
         measured = _measure(args)
     else:
         raise UsageError("give a --log with tuned kernels, a --kernel-archive, or --from FILE")
-    totals, layers = totals_table(measured), layers_table(measured.kernels)
-    print(f"{layers.text()}\n\n{totals.text()}\n\n{measured.provenance}")
+    totals, layers = make_totals_table(measured), make_layers_table(measured.kernels)
+    print(f"{layers.format_text()}\n\n{totals.format_text()}\n\n{measured.provenance}")
     if args.out:
-        tables = f"{totals.markdown()}\n\n{layers.markdown()}"
+        tables = f"{totals.format_markdown()}\n\n{layers.format_markdown()}"
         measured.write(args.out, f"{tables}\n\n{LEGEND} {measured.provenance}")
     return 0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
-    add_suite(parser, "resnet50")
+    add_suite_options(parser, "resnet50")
     parser.add_argument("--log", nargs="+", type=Path, metavar="FILE", help="logs, or folders of logs")
     add_archive(parser)
     add_device(parser)
@@ -66,7 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--picks",
-        type=count,
+        type=parse_count,
         default=3,
         metavar="N",
         help="how often cuDNN picks its algorithms (default: %(default)s)",
@@ -75,8 +75,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_output(parser, None)
 
 
-def _measure(args: argparse.Namespace) -> Readings[Link]:
-    name, chosen = chosen_walk(args)
+def _measure(args: argparse.Namespace) -> KernelMetricsFile[ChainLayer]:
+    name, chosen = parse_layer_sequence(args)
     layers = [(layer.name, layer.workload) for layer in chosen if isinstance(layer.workload, Conv)]
     if len(layers) < len(chosen):
         raise UsageError(f"{args.suite}: a chain is of convolutions alone")
@@ -89,41 +89,41 @@ def _measure(args: argparse.Namespace) -> Readings[Link]:
         tell("kernels")
         built = _built(args, list(dict.fromkeys(w for _, w in layers)), device)
         links, times = measure_chain(layers, built, device, tell, picks=picks)
-    common, links = without_common(links)
+    common, links = split_common_settings(links)
     elsewhere = [kernel.versions for kernel in built.values() if kernel.versions]
-    source = provenance(device, args.command, ", ".join(common), built=elsewhere)
-    return Readings(f"{name}-chain", source, links, {n: [t.median, t.spread] for n, t in times.items()})
+    source = describe_provenance(device, args.command, ", ".join(common), builder_versions=elsewhere)
+    return KernelMetricsFile(f"{name}-chain", source, links, {n: [t.median, t.spread] for n, t in times.items()})
 
 
-def _built(args: argparse.Namespace, workloads: Sequence[Conv], device: CudaDevice) -> dict[Conv, Built]:
+def _built(args: argparse.Namespace, workloads: Sequence[Conv], device: CudaDevice) -> dict[Conv, ChainKernel]:
     """Return a kernel for each workload, and say on stderr which have no record."""
     if args.archive:
         found = _archived(args.archive, workloads, args.log, device)
     else:
         found = {w: _fastest(w, args.log, device) for w in workloads}
     for w, built in found.items():
-        if not built.origin.startswith("tuned"):
-            note(f"no record of {w} applies: {built.schedule}, {built.origin}")
+        if not built.config_source.startswith("tuned"):
+            print_note(f"no record of {w} applies: {built.schedule}, {built.config_source}")
     return found
 
 
-def _fastest(w: Conv, logs: Sequence[Path], device: CudaDevice) -> Built:
+def _fastest(w: Conv, logs: Sequence[Path], device: CudaDevice) -> ChainKernel:
     """Return the first candidate that can still be built."""
-    for candidate in candidates(logs, w, device):
+    for candidate in iterate_candidates(logs, w, device):
         try:
             kernel = tc.build(w, candidate.schedule, device=device, config=candidate.config)
-            return Built(candidate.schedule.name, candidate.origin, kernel.program)
+            return ChainKernel(candidate.schedule.name, candidate.config_source, kernel.executable)
         except Error:
-            if candidate.origin == UNTUNED:
+            if candidate.config_source == DEFAULT_CONFIG:
                 raise
     raise AssertionError("the last candidate is untuned")
 
 
 def _archived(
     file: Path, workloads: Sequence[Conv], logs: Sequence[Path] | None, device: CudaDevice
-) -> dict[Conv, Built]:
+) -> dict[Conv, ChainKernel]:
     """Return for each workload the kernel of an archive that is the fastest by the logs, or else the first."""
-    there: dict[str, list[tuple[dict[str, Any], Program]]] = {}
+    there: dict[str, list[tuple[dict[str, Any], Executable]]] = {}
     for entry, _, program in entries(file):
         if entry["arch"] != device.arch:
             raise Error(f"{file} is for {entry['arch']}, and {device.text} is {device.arch or device.kind}")
@@ -134,11 +134,11 @@ def _archived(
     for w in workloads:
         (entry, program), where = there[w.text][0], "the first of the archive"
         where = entry.get("origin", where)
-        for nearness, record in serving(logs, w, device) if logs else ():
+        for nearness, record in iterate_applicable_records(logs, w, device) if logs else ():
             config = {name: list(v) if isinstance(v, tuple) else v for name, v in record.config.items()}
             same = [e for e in there[w.text] if (e[0]["schedule"], e[0]["config"]) == (record.schedule, config)]
             if same:
-                (entry, program), where = same[0], origin(nearness, record, w)
+                (entry, program), where = same[0], describe_config_source(nearness, record, w)
                 break
-        found[w] = Built(entry["schedule"], where, program, entry.get("versions"))
+        found[w] = ChainKernel(entry["schedule"], where, program, entry.get("versions"))
     return found

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from tvmconv import devices
-from tvmconv.cli.options import count, tell_choice, update_page
+from tvmconv.cli.options import parse_count, print_auto_device, update_page
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError
-from tvmconv.reports.tables import NOTHING, Table, significant
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 
 RESULTS = Path("results")
 
@@ -34,10 +34,10 @@ def find_device(args: argparse.Namespace, cuda_for: str = "") -> Device:
     Raises:
         DeviceError: There is no such device, or it is no NVIDIA GPU and has to be one.
     """
-    device = devices.find(args.device)
+    device = devices.find_device(args.device)
     if cuda_for and (device.kind != "cuda" or isinstance(device, devices.Arch)):
         raise DeviceError(f"{cuda_for}: expected --device cuda:N instead of {device.text}")
-    tell_choice(args.device, device)
+    print_auto_device(args.device, device)
     return device
 
 
@@ -71,7 +71,7 @@ def add_min_configs(parser: argparse.ArgumentParser, default: int) -> None:
         "--min-configs",
         "--least",
         dest="min_configs",
-        type=count,
+        type=parse_count,
         default=default,
         metavar="N",
         help="leave out layers with fewer measured configs (default: %(default)s)",
@@ -81,19 +81,23 @@ def add_min_configs(parser: argparse.ArgumentParser, default: int) -> None:
 def add_rounds(parser: argparse.ArgumentParser, default: int) -> None:
     """Add `--rounds`, how often each kernel is timed."""
     parser.add_argument(
-        "--rounds", type=count, default=default, metavar="N", help="rounds of timing in turn (default: %(default)s)"
+        "--rounds",
+        type=parse_count,
+        default=default,
+        metavar="N",
+        help="rounds of timing in turn (default: %(default)s)",
     )
 
 
 def show(table: Table, args: argparse.Namespace, section: str, legend: str) -> None:
     """Print a table, and put it with its legend into the page that `--update-page` names."""
-    print(table.text())
-    update_page(args.page, section, f"{table.markdown()}\n\n{legend}")
+    print(table.format_text())
+    update_page(args.page, section, f"{table.format_markdown()}\n\n{legend}")
 
 
 def micros(seconds: float | None) -> str:
     """Return microseconds in three significant digits; a dash for no time."""
-    return significant(seconds * 1e6) if seconds else NOTHING
+    return format_significant(seconds * 1e6) if seconds else EMPTY_CELL
 
 
 def make_table(rows: Iterable[Any], columns: Mapping[str, Callable[[Any], str]], left: Iterable[str] = ()) -> Table:
@@ -104,17 +108,17 @@ def make_table(rows: Iterable[Any], columns: Mapping[str, Callable[[Any], str]],
         columns: Headers, and what gives a row's cell.
         left: Headers of the columns that are aligned to the left.
     """
-    return Table([*columns], [[cell(row) for cell in columns.values()] for row in rows], left=frozenset(left))
+    return Table([*columns], [[cell(row) for cell in columns.values()] for row in rows], left_aligned=frozenset(left))
 
 
 def report(
     folder: Path | None, name: str, tables: Sequence[Table], notes: Sequence[str], data: Any, title: str
 ) -> None:
     """Print tables and notes; write NAME.md and NAME.json to a folder, which is made, if one was named."""
-    print("\n\n".join([title, *(table.text() for table in tables), "\n".join(notes)]), flush=True)
+    print("\n\n".join([title, *(table.format_text() for table in tables), "\n".join(notes)]), flush=True)
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
-        page = "\n\n".join([f"# {title}", *(table.markdown() for table in tables), *notes])
+        page = "\n\n".join([f"# {title}", *(table.format_markdown() for table in tables), *notes])
         (folder / f"{name}.md").write_text(f"{page}\n", encoding="utf-8")
         text = json.dumps(data, indent=1, ensure_ascii=False)
         (folder / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")

@@ -19,23 +19,23 @@ from typing import Any
 
 import tvmconv as tc
 from tvmconv import baselines as libraries
-from tvmconv.baselines.base import WrongDeviceError
+from tvmconv.baselines.base import UnsupportedDeviceError
 from tvmconv.benchmarks.common import add_device, add_logs, add_output, add_rounds, find_device, micros
-from tvmconv.cli.errors import UsageError, note
-from tvmconv.cli.options import add_baseline, add_suite, epilogue_names
+from tvmconv.cli.errors import UsageError, print_note
+from tvmconv.cli.options import add_baseline_option, add_suite_options, parse_epilogue_names
 from tvmconv.cli.progress import progress_line
 from tvmconv.devices import Device
 from tvmconv.errors import Error
-from tvmconv.experiments.provenance import provenance
-from tvmconv.experiments.run import Progress, exceeds_cache
-from tvmconv.experiments.sweep import Selection, select_layers
-from tvmconv.logs.best import best, best_of_each, log_files
-from tvmconv.logs.lines import BadLines
+from tvmconv.experiments.provenance import describe_provenance
+from tvmconv.experiments.run import ProgressCallback, exceeds_cache
+from tvmconv.experiments.sweep import LayerSelection, select_layers
+from tvmconv.logs.lines import InvalidLines
+from tvmconv.logs.ranking import find_best_per_workload, find_best_record, list_log_files
 from tvmconv.logs.record import Record
-from tvmconv.reports.tables import ALL, NOTHING, Table, significant, total_seconds
-from tvmconv.verify import Problem
+from tvmconv.reports.tables import EMPTY_CELL, NETWORK_ROW, Table, format_significant, sum_seconds
+from tvmconv.verification import Problem
 from tvmconv.workloads import Conv, Layer, Workload, dtypes
-from tvmconv.workloads.suites import Variant
+from tvmconv.workloads.suites import SuiteVariant
 
 EPILOGUES = (("bias", "relu"), ("bias", "add", "relu"))
 KERNEL_SECONDS, LIBRARY_SECONDS = 0.05, 0.1  # of timing a kernel in each round, and a library in all
@@ -72,7 +72,10 @@ def run(args: argparse.Namespace) -> int:
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
     measured: list[EpilogueTimes] = []
-    found = {label: best(args.logs, layer.workload, device=device.name) for label, layer in selection.layers.items()}
+    found = {
+        label: find_best_record(args.logs, layer.workload, device=device.name)
+        for label, layer in selection.layers.items()
+    }
     records = {label: record for label, record in found.items() if record}
     missing = [label for label in found if label not in records]
     for number, (label, record) in enumerate(records.items(), 1):
@@ -83,12 +86,12 @@ def run(args: argparse.Namespace) -> int:
         table, said = _report(measured, missing, [BARE, *map(",".join, epilogues)], args, device)
         if args.out:  # after each layer, as all of them take long
             name = f"{selection.name}-epilogue.md" if args.suite else "epilogue.md"
-            (args.out / name).write_text(f"{table.markdown()}\n\n{said}\n", encoding="utf-8")
+            (args.out / name).write_text(f"{table.format_markdown()}\n\n{said}\n", encoding="utf-8")
     if missing:
-        note(f"no record on {device.name} of {', '.join(missing)}")
+        print_note(f"no record on {device.name} of {', '.join(missing)}")
     if not measured:
         raise Error(f"no record of {device.name} in {', '.join(map(str, args.logs))} is of these convolutions")
-    print(f"{table.text()}\n\n{said}")
+    print(f"{table.format_text()}\n\n{said}")
     return 1 if any(times.failures for times in measured) else 0
 
 
@@ -101,7 +104,7 @@ def _report(
 ) -> tuple[Table, str]:
     """Return the table and the remarks below it, for measured convolutions and those without a record."""
     common = {library: _common(measured, library) for library in args.baseline}
-    source = provenance(device, args.command, ", ".join(part for parts in common.values() for part in parts))
+    source = describe_provenance(device, args.command, ", ".join(part for parts in common.values() for part in parts))
     failures = [f"{times.label}: {line}" for times in measured for line in times.failures]
     absent = [f"Without a record, and not in the table: {', '.join(missing)}."] if missing else []
     said = "\n\n".join([*absent, *failures, source])
@@ -111,39 +114,39 @@ def _report(
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
     add_logs(parser)
-    add_suite(parser, epilogues=False)
+    add_suite_options(parser, epilogues=False)
     parser.add_argument(
         "--epilogue",
         metavar="E",
         action="append",
-        type=epilogue_names,
+        type=parse_epilogue_names,
         help="epilogue; may be given several times (default: bias,relu and bias,add,relu)",
     )
-    add_baseline(parser)
+    add_baseline_option(parser)
     add_device(parser)
     add_rounds(parser, 7)
     add_output(parser, None)
 
 
-def _select(args: argparse.Namespace, device: Device) -> Selection:
+def _select(args: argparse.Namespace, device: Device) -> LayerSelection:
     """Return the selected bare convolutions: of a suite, or of the logs, where `--only` matches the texts."""
     if args.suite is not None:
-        dtype = dtypes.BY_TEXT[args.dtype].name if args.dtype else None
-        found = select_layers(args.suite, Variant(args.batch, dtype, args.layout, ()), args.only, args.skip)
+        dtype = dtypes.DTYPES_BY_TEXT[args.dtype].name if args.dtype else None
+        found = select_layers(args.suite, SuiteVariant(args.batch, dtype, args.layout, ()), args.only, args.skip)
         return replace(found, layers={k: v for k, v in found.layers.items() if isinstance(v.workload, Conv)})
     for name in ("batch", "dtype", "layout"):
         if getattr(args, name) is not None:
             raise UsageError(f"--{name} is for the layers of a --suite")
-    files = {file: BadLines() for file in log_files(args.logs)}
+    files = {file: InvalidLines() for file in list_log_files(args.logs)}
     texts = {
         record.workload.text: record.workload
-        for record in best_of_each(files, device=device.name)
+        for record in find_best_per_workload(files, device_name=device.name)
         if isinstance(record.workload, Conv) and not record.workload.epilogue
     }
     chosen = {t: w for t, w in texts.items() if (args.only or "") in t and not (args.skip and args.skip in t)}
     if not chosen:
         raise Error(f"no record of {device.name} is of a convolution with {args.only or 'conv'!r} in its text")
-    return Selection("logs", {text: Layer(text, workload, 1) for text, workload in chosen.items()})
+    return LayerSelection("logs", {text: Layer(text, workload, 1) for text, workload in chosen.items()})
 
 
 def _measure(
@@ -152,7 +155,7 @@ def _measure(
     epilogues: Sequence[tuple[str, ...]],
     args: argparse.Namespace,
     device: Device,
-    on_progress: Progress,
+    on_progress: ProgressCallback,
 ) -> None:
     """Time a record's kernel and those with epilogues, in turns, then the libraries."""
     bare = Problem(record.workload)
@@ -163,7 +166,7 @@ def _measure(
     kernels: dict[tuple[str, str], tuple[tc.Kernel, Problem]] = {}  # by epilogue, and which config
     for name, problem in problems.items():
         asked = {"same": record}
-        if name != BARE and (own := best(args.logs, problem.workload, device=device.name)):
+        if name != BARE and (own := find_best_record(args.logs, problem.workload, device=device.name)):
             asked["own"] = own
         for config, each in asked.items():
             on_progress(f"building and verifying {name}")
@@ -195,18 +198,18 @@ def _measure_library(
     problems: Mapping[str, Problem],
     device: Device,
     cold: bool,
-    on_progress: Progress,
+    on_progress: ProgressCallback,
 ) -> None:
     """Time a library on the same inputs."""
     for name, problem in problems.items():
         on_progress(f"{library}: {name}")
         try:
-            ran: Any = libraries.known()[library](
+            ran: Any = libraries.load_baselines()[library](
                 problem.workload, problem.inputs, device=device, cold=cold, seconds=LIBRARY_SECONDS
             )
             if ran.output is not None and not (found := problem.check(ran.output)).ok:
                 raise Error(f"wrong by {found.error:.2g}")
-        except WrongDeviceError:
+        except UnsupportedDeviceError:
             raise
         except Error as error:
             times.failures.append(f"{library}, {name} failed: {error}")
@@ -244,8 +247,8 @@ def _table(
         "schedule": [times.schedule for times in measured],
     }
     left = [*columns]
-    ends = [ALL] * summed + ["geometric mean"]
-    blank = [NOTHING] * len(ends)
+    ends = [NETWORK_ROW] * summed + ["geometric mean"]
+    blank = [EMPTY_CELL] * len(ends)
     columns[left[0]] += ends
     columns["schedule"] += blank
     for library_name in (OURS, *common):
@@ -254,7 +257,7 @@ def _table(
             title = f"{library_name} {name}".strip()
             seconds = [times.seconds.get((library_name, name)) for times in measured]
             total = _total(measured, seconds)
-            columns[f"{title} [µs]"] = [*map(micros, seconds), *[micros(total)] * summed, NOTHING]
+            columns[f"{title} [µs]"] = [*map(micros, seconds), *[micros(total)] * summed, EMPTY_CELL]
             if name != BARE:
                 costs = [*map(_ratio, seconds, bare)]
                 sums = [_ratio(total, _total(measured, bare))] * summed
@@ -264,19 +267,19 @@ def _table(
                 speedups = [*map(_ratio, seconds, ours)]
                 sums = [_ratio(total, _total(measured, ours))] * summed
                 columns[f"{name}: × {library_name}"] = [
-                    significant(each) if each else NOTHING for each in (*speedups, *sums, _mean(speedups))
+                    format_significant(each) if each else EMPTY_CELL for each in (*speedups, *sums, _mean(speedups))
                 ]
             remarks = [times.how.get((library_name, name), []) for times in measured]
             how = [", ".join(part for part in parts if part not in common.get(library_name, ())) for parts in remarks]
             if any(how):
-                columns[f"{title}, how"] = [*(each or NOTHING for each in how), *blank]
+                columns[f"{title}, how"] = [*(each or EMPTY_CELL for each in how), *blank]
                 left.append(f"{title}, how")
-    return Table([*columns], [*zip(*columns.values(), strict=True)], left=frozenset(left))
+    return Table([*columns], [*zip(*columns.values(), strict=True)], left_aligned=frozenset(left))
 
 
 def _total(measured: Sequence[EpilogueTimes], seconds: Sequence[float | None]) -> float | None:
     """Return the seconds of all layers of the network; None if a layer has no time."""
-    return total_seconds(seconds, [times.count for times in measured])
+    return sum_seconds(seconds, [times.count for times in measured])
 
 
 def _ratio(time: float | None, other: float | None) -> float | None:
@@ -289,4 +292,4 @@ def _mean(ratios: Sequence[float | None]) -> float | None:
 
 
 def _percent(ratio: float | None) -> str:
-    return NOTHING if ratio is None else f"{ratio - 1:+.1%}"
+    return EMPTY_CELL if ratio is None else f"{ratio - 1:+.1%}"

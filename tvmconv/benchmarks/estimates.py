@@ -13,14 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from tvmconv import gpu, library
+from tvmconv import gpu_specs, registry
 from tvmconv.benchmarks.common import add_logs, add_min_configs, add_output
 from tvmconv.cli.errors import UsageError
+from tvmconv.cost_model.train import read_valid_records
 from tvmconv.errors import KnobError, ScheduleError
-from tvmconv.logs.best import log_files
+from tvmconv.logs.ranking import list_log_files
 from tvmconv.logs.record import Record
-from tvmconv.reports.tables import Table, significant
-from tvmconv.training import measured
+from tvmconv.reports.tables import Table, format_significant
 from tvmconv.version import VERSION
 from tvmconv.workloads import Workload
 
@@ -42,13 +42,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the logs, print the table and write it."""
-    table = _table(_layers(record for log in log_files(args.logs) for record in measured(log)), args.min_configs)
+    table = _table(
+        _layers(record for log in list_log_files(args.logs) for record in read_valid_records(log)), args.min_configs
+    )
     if not table.rows:
         raise UsageError(f"no layer has {args.min_configs} configs of a schedule that estimates")
-    print(table.text())
+    print(table.format_text())
     if args.out:
         source = f"tvmconv {VERSION}, `{args.command}`"
-        args.out.write_text(f"{table.markdown()}\n\n{LEGEND}\n\n{source}\n", encoding="utf-8")
+        args.out.write_text(f"{table.format_markdown()}\n\n{LEGEND}\n\n{source}\n", encoding="utf-8")
     return 0
 
 
@@ -74,7 +76,7 @@ def _table(layers: Mapping[tuple[str, str, Workload], Costs], least: int) -> Tab
         counts = (f"{len(found)}", f"{sum(configs):,}")
         rows.append((name, device, *counts, *map(_three, (correlations, times))))
     headers = ("schedule", "device", "layers", "configs", "ρ: least, median, most", "best tenth: least, median, most")
-    return Table(headers, rows, left=frozenset({"schedule", "device"}))
+    return Table(headers, rows, left_aligned=frozenset({"schedule", "device"}))
 
 
 def _agreement(name: str, workload: Workload, costs: Costs, least: int) -> tuple[int, float, float] | None:
@@ -82,17 +84,17 @@ def _agreement(name: str, workload: Workload, costs: Costs, least: int) -> tuple
     from scipy.stats import spearmanr
 
     try:
-        space = library.find(workload, name).space(workload, gpu.limits("sm_90"))
+        space = registry.find_schedule(workload, name).space(workload, gpu_specs.get_block_limits("sm_90"))
     except ScheduleError:
         return None
     points, took = [], []
     for config, seconds in costs.items():
         try:
-            points.append(space.point(dict(config)))
+            points.append(space.point_from_config(dict(config)))
         except KnobError:  # no longer searched
             continue
         took.append(seconds)
-    usage = space.usage(np.stack(points)) if len(points) >= least else None
+    usage = space.compute_usage(np.stack(points)) if len(points) >= least else None
     if usage is None or usage.estimate is None:
         return None
     first = np.argsort(usage.estimate, kind="stable")[: max(1, round(BEST * len(took)))]
@@ -101,5 +103,5 @@ def _agreement(name: str, workload: Workload, costs: Costs, least: int) -> tuple
 
 def _three(values: Sequence[float]) -> str:
     return " ".join(
-        significant(value) if value > 0 else f"{value:.3f}" for value in np.percentile(values, [0, 50, 100])
+        format_significant(value) if value > 0 else f"{value:.3f}" for value in np.percentile(values, [0, 50, 100])
     )

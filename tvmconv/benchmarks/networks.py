@@ -16,8 +16,8 @@ from pathlib import Path
 from tvmconv.benchmarks.common import show
 from tvmconv.cli.options import add_page
 from tvmconv.experiments.sweep import Sweep
-from tvmconv.reports.networks import networks
-from tvmconv.reports.predicted import predictions, slower_layers
+from tvmconv.reports.networks import make_networks_table
+from tvmconv.reports.predictions import make_predictions_table, make_slower_layers_table
 
 LEGEND = (
     "Distinct layers, and how many of them are slower than the library; how many times as fast ours are; times of all "
@@ -35,9 +35,9 @@ SLOWER_LEGEND = (
     "fast as cuDNN's a kernel without any loss would be."
 )
 TABLES = {  # by the section of a page
-    "networks": (networks, LEGEND),
-    "predicted": (predictions, PREDICTED_LEGEND),
-    "slower": (slower_layers, SLOWER_LEGEND),
+    "networks": (make_networks_table, LEGEND),
+    "predicted": (make_predictions_table, PREDICTED_LEGEND),
+    "slower": (make_slower_layers_table, SLOWER_LEGEND),
 }
 
 

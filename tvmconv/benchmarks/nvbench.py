@@ -22,18 +22,18 @@ from typing import Any
 import tvmconv as tc
 from tvmconv.benchmarks.common import add_device, add_output, find_device, make_table, micros
 from tvmconv.cli.errors import UsageError
-from tvmconv.cli.options import positive, seed_number
+from tvmconv.cli.options import parse_positive, parse_seed
 from tvmconv.cli.progress import progress_line
-from tvmconv.devices.base import first_line
 from tvmconv.devices.cuda.device import CudaDevice
-from tvmconv.devices.cuda.kernel import Arrays, CudaLoaded
+from tvmconv.devices.cuda.loaded_kernel import CudaLoadedKernel, DeviceArrays
+from tvmconv.devices.device import get_first_line
 from tvmconv.errors import DeviceError, Error
-from tvmconv.experiments.provenance import provenance
-from tvmconv.experiments.readings import Readings
-from tvmconv.experiments.run import Progress, choose
-from tvmconv.extras import how_to_install
-from tvmconv.reports.tables import NOTHING, significant
-from tvmconv.verify import Problem
+from tvmconv.experiments.kernel_metrics import KernelMetricsFile
+from tvmconv.experiments.provenance import describe_provenance
+from tvmconv.experiments.run import ProgressCallback, select_schedules
+from tvmconv.optional_packages import format_install_command
+from tvmconv.reports.tables import EMPTY_CELL, format_significant
+from tvmconv.verification import Problem
 from tvmconv.workloads import Workload
 
 NAME, SCHEDULE, WORKLOAD = "tvmconv", "schedule", "workload"  # names of the benchmark and its axes
@@ -68,8 +68,8 @@ COLUMNS: dict[str, Callable[[NvbenchRow], str]] = {
     WORKLOAD: lambda row: row.workload,
     SCHEDULE: lambda row: row.schedule,
     "NVBench [µs]": lambda row: micros(row.nvbench),
-    "noise": lambda row: NOTHING if row.noise is None else f"{row.noise:.1%}",
-    "GB/s": lambda row: significant(row.bandwidth / 1e9),
+    "noise": lambda row: EMPTY_CELL if row.noise is None else f"{row.noise:.1%}",
+    "GB/s": lambda row: format_significant(row.bandwidth / 1e9),
     "of memory's peak": lambda row: f"{row.bandwidth_share:.1%}",
     "tvmconv [µs]": lambda row: micros(row.ours),
     "NVBench / tvmconv": lambda row: f"{row.nvbench / row.ours:.3f}",
@@ -87,9 +87,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_device(parser)
     parser.add_argument(
-        "--seconds", metavar="S", type=positive, default=0.2, help="seconds of our timing per kernel (default: 0.2)"
+        "--seconds",
+        metavar="S",
+        type=parse_positive,
+        default=0.2,
+        help="seconds of our timing per kernel (default: 0.2)",
     )
-    parser.add_argument("--seed", metavar="N", type=seed_number, default=0, help="seed of the inputs (default: 0)")
+    parser.add_argument("--seed", metavar="N", type=parse_seed, default=0, help="seed of the inputs (default: 0)")
     add_output(parser, None)
 
 
@@ -106,16 +110,16 @@ def run(args: argparse.Namespace) -> int:
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)  # before measuring: it may not be allowed
 
-    chosen = {w: [schedule.name for schedule in choose(w, args.schedule, device)] for w in workloads}
+    chosen = {w: [schedule.name for schedule in select_schedules(w, args.schedule, device)] for w in workloads}
     with progress_line(f"{device.text}: ") as progress:
         rows, failures = measure(chosen, device, seed=args.seed, seconds=args.seconds, progress=progress)
     table = make_table(rows, COLUMNS, [WORKLOAD, SCHEDULE])
-    source = provenance(device, args.command, f"NVBench of {version}")
+    source = describe_provenance(device, args.command, f"NVBench of {version}")
     notes = [*failures, source]
-    print("\n".join([table.text(), "", *notes]))
+    print("\n".join([table.format_text(), "", *notes]))
     if args.out:
         name = f"{workloads[0].operator}-nvbench"
-        Readings(name, source, rows).write(args.out, "\n\n".join([table.markdown(), *notes]))
+        KernelMetricsFile(name, source, rows).write(args.out, "\n\n".join([table.format_markdown(), *notes]))
     return 1 if failures else 0
 
 
@@ -124,12 +128,17 @@ def nvbench_version() -> str:
     try:
         import cuda.bench
     except ImportError as error:
-        raise DeviceError(f"NVBench's Python bindings are missing: {how_to_install('cuda.bench')}") from error
+        raise DeviceError(f"NVBench's Python bindings are missing: {format_install_command('cuda.bench')}") from error
     return f"cuda-bench {cuda.bench.__version__}"
 
 
 def measure(
-    chosen: Mapping[Workload, Sequence[str]], device: CudaDevice, *, seed: int, seconds: float, progress: Progress
+    chosen: Mapping[Workload, Sequence[str]],
+    device: CudaDevice,
+    *,
+    seed: int,
+    seconds: float,
+    progress: ProgressCallback,
 ) -> tuple[list[NvbenchRow], list[str]]:
     """Have NVBench run a benchmark with workloads and schedules as its axes, which it does once in a process.
 
@@ -173,7 +182,7 @@ def measure(
         try:
             bench.run_all_benchmarks(["nvbench", "--devices", str(device.index), "--json", str(file), "--quiet"])
         except bench.NVBenchRuntimeError as error:
-            raise DeviceError(f"NVBench: {first_line(error)}") from error
+            raise DeviceError(f"NVBench: {get_first_line(error)}") from error
         return read_states(file, ours)
 
 
@@ -187,15 +196,15 @@ def _time(kernel: tc.Kernel, problem: Problem, seconds: float) -> float:
 
 def _exec(kernel: tc.Kernel, problem: Problem, state: Any) -> None:
     """Let NVBench launch a kernel on its stream."""
-    loaded = kernel.loaded
-    assert isinstance(loaded, CudaLoaded)
-    output = loaded.program.output
+    loaded = kernel.loaded_kernel
+    assert isinstance(loaded, CudaLoadedKernel)
+    output = loaded.executable.output
     state.add_global_memory_reads(kernel.workload.min_bytes - output.nbytes)
     state.add_global_memory_writes(output.nbytes)
     with (
-        loaded.border(),
-        Arrays() as arrays,
-        loaded.bind(arrays.uploaded(problem.inputs, output), state.get_stream().addressof()) as bound,
+        loaded.translate_errors(),
+        DeviceArrays() as arrays,
+        loaded.bind(arrays.upload_all(problem.inputs, output), state.get_stream().addressof()) as bound,
     ):
         state.exec(lambda launch: bound.launch(), batched=False)  # a batch runs back to back, with the L2 as it is
 
@@ -206,7 +215,7 @@ def read_states(file: Path, ours: Mapping[tuple[str, str], float]) -> tuple[list
 
     rows, failures = [], []
     for state in BenchmarkResult.from_json(file)[NAME].states:
-        names = state.point[WORKLOAD], state.point[SCHEDULE]
+        names = state.point_from_config[WORKLOAD], state.point_from_config[SCHEDULE]
         if state.skip_reason == OTHERS:
             continue
         if state.is_skipped:

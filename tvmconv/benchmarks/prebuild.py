@@ -6,10 +6,10 @@
 
 A search spends most of its time on compilers. `build` takes the configs that a search would propose first, or continues
 a search with the measurements of --log, and compiles them on all processors. The same command continues after an
-interruption. `measure` verifies and times each kernel, and appends its record to a log; it needs no TVM. Then
-`tvmconv bench tune-suite --compare-only` compares the fastest kernels with libraries. With --best, `build` compiles the
-fastest config of each layer in logs, for `tvmconv bench chain --kernel-archive`: without a record of its epilogue that
-of the bare layer, without any record a default. The archive has plain data in it: JSON and machine code.
+interruption. `measure_executable` verifies and times each kernel, and appends its record to a log; it needs no TVM.
+Then `tvmconv bench tune-suite --compare-only` compares the fastest kernels with libraries. With --best, `build`
+compiles the fastest config of each layer in logs, for `tvmconv bench chain --kernel-archive`: without a record of its
+epilogue that of the bare layer, without any record a default. The archive has plain data in it: JSON and machine code.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ from pathlib import Path
 from typing import Any
 
 import tvmconv as tc
-from tvmconv import devices, library
+from tvmconv import devices, registry
 from tvmconv.benchmarks.common import add_device, find_device
-from tvmconv.cli.errors import Parser, UsageError, note
-from tvmconv.cli.options import add_suite, chosen_layers, count, workers
+from tvmconv.cli.errors import CommandParser, UsageError, print_note
+from tvmconv.cli.options import add_suite_options, parse_count, parse_layers, parse_workers
 from tvmconv.cli.progress import progress_line
 from tvmconv.compiler import nvrtc
-from tvmconv.compiler.program import Program
+from tvmconv.compiler.executable import Executable
 from tvmconv.devices import Device
-from tvmconv.devices.base import Bench
+from tvmconv.devices.device import Benchmark
 from tvmconv.errors import Error
-from tvmconv.knobs import Config
-from tvmconv.logs.lines import BadLines
-from tvmconv.logs.log import Log, read
+from tvmconv.logs.lines import InvalidLines
+from tvmconv.logs.log import Log, read_records
 from tvmconv.logs.record import Record
-from tvmconv.measuring.bench_process import measure
-from tvmconv.measuring.outcome import FINAL_ROUNDS, FINALISTS, Measurement, Outcome, together
-from tvmconv.measuring.pipeline import target_text
-from tvmconv.measuring.wire import decode_program, encode_program
-from tvmconv.verify import Problem
+from tvmconv.measure.pipeline import format_target
+from tvmconv.measure.results import NUM_FINAL_ROUNDS, NUM_FINALISTS, MeasureResult, RunnerResult, merge_results
+from tvmconv.measure.runner_process import measure_executable
+from tvmconv.measure.serialization import decode_executable, encode_executable
+from tvmconv.space import Config
+from tvmconv.verification import Problem
 from tvmconv.version import VERSION
 from tvmconv.workloads import Workload
 
-ArchivedKernel = tuple[dict[str, Any], Program]  # entry of an archive, and its program
+ArchivedKernel = tuple[dict[str, Any], Executable]  # entry of an archive, and its program
 
 
 def add_options(parser: ArgumentParser) -> None:
     """Add the options of the benchmark."""
-    parts = parser.add_subparsers(metavar="build|measure", required=True, parser_class=Parser)
+    parts = parser.add_subparsers(metavar="build|measure", required=True, parser_class=CommandParser)
     build = parts.add_parser("build", help="compile the configs that a search would try first")
-    add_suite(build, "d2l")
+    add_suite_options(build, "d2l")
     build.add_argument("--schedule", action="append", metavar="S", help="schedule (default: those that a search tries)")
     build.add_argument(
-        "--configs", type=count, default=24, metavar="N", help="configs per schedule (default: %(default)s)"
+        "--configs", type=parse_count, default=24, metavar="N", help="configs per schedule (default: %(default)s)"
     )
     source = build.add_mutually_exclusive_group()
     source.add_argument("--log", type=Path, metavar="FILE", help="earlier measurements for the tuner to learn from")
@@ -71,7 +71,10 @@ def add_options(parser: ArgumentParser) -> None:
     )
     build.add_argument("--arch", default="sm_90", help="CUDA architecture (default: %(default)s)")
     build.add_argument(
-        "--workers", type=workers, default=len(os.sched_getaffinity(0)), help="processes (default: all processors)"
+        "--workers",
+        type=parse_workers,
+        default=len(os.sched_getaffinity(0)),
+        help="processes (default: all processors)",
     )
     build.add_argument(
         "-o", "--output", dest="out", type=Path, required=True, metavar="FILE", help="add the kernels to this .zip"
@@ -120,7 +123,7 @@ def _build(args: Namespace) -> int:
             entry, code = done.result()
             if code is None:
                 failed += 1
-                note(f"{entry['workload']} {entry['schedule']}: {entry['error']}")
+                print_note(f"{entry['workload']} {entry['schedule']}: {entry['error']}")
             else:
                 archive.writestr(f"{len(known) + number}.bin", code)
                 archive.writestr(f"{len(known) + number}.json", json.dumps(entry))
@@ -131,31 +134,31 @@ def _build(args: Namespace) -> int:
 
 
 def _jobs(args: Namespace) -> Iterator[dict[str, Any]]:
-    from tvmconv.searching.tuners import make  # not where kernels are measured, which needs no xgboost
+    from tvmconv.search.tuners import create_tuner  # not where kernels are measured, which needs no xgboost
 
-    limits = devices.find(args.arch).limits
-    for workload in dict.fromkeys(layer.workload for layer in chosen_layers(args).layers.values()):
-        chosen = [library.find(workload, name) for name in args.schedule or ()]
-        for schedule in chosen or library.to_tune(workload, "cuda", args.arch):
+    limits = devices.find_device(args.arch).limits
+    for workload in dict.fromkeys(layer.workload for layer in parse_layers(args).layers.values()):
+        chosen = [registry.find_schedule(workload, name) for name in args.schedule or ()]
+        for schedule in chosen or registry.schedules_to_tune(workload, "cuda", args.arch):
             space = schedule.space(workload, limits)
-            tuner = make("xgb", space, seed=0)
+            tuner = create_tuner("xgb", space, seed=0)
             if args.log:
-                records = read(args.log, BadLines())
-                tuner.learn(r for r in records if (r.workload, r.schedule) == (workload, schedule.name))
-            for config in tuner.propose(args.configs):
+                records = read_records(args.log, InvalidLines())
+                tuner.tell(r for r in records if (r.workload, r.schedule) == (workload, schedule.name))
+            for config in tuner.ask(args.configs):
                 yield _job(workload, schedule.name, config, args.arch)
 
 
 def _best(args: Namespace) -> Iterator[dict[str, Any]]:
     """Yield the best candidate of each layer, and its origin."""
-    from tvmconv.logs.candidates import PREDICTED, UNTUNED, candidates
+    from tvmconv.logs.candidates import DEFAULT_CONFIG, PREDICTED, iterate_candidates
 
-    device = devices.find(args.arch)
-    for workload in dict.fromkeys(layer.workload for layer in chosen_layers(args).layers.values()):
-        best = next(candidates(args.best, workload, device))
-        if best.origin in (PREDICTED, UNTUNED):
-            note(f"no record of {workload}: {best.schedule.name}, {best.origin} knobs")
-        yield _job(workload, best.schedule.name, best.config, args.arch, origin=best.origin)
+    device = devices.find_device(args.arch)
+    for workload in dict.fromkeys(layer.workload for layer in parse_layers(args).layers.values()):
+        best = next(iterate_candidates(args.best, workload, device))
+        if best.config_source in (PREDICTED, DEFAULT_CONFIG):
+            print_note(f"no record of {workload}: {best.schedule.name}, {best.config_source} knobs")
+        yield _job(workload, best.schedule.name, best.config, args.arch, origin=best.config_source)
 
 
 def _job(workload: Workload, schedule: str, config: Config, arch: str, **more: str) -> dict[str, Any]:
@@ -178,24 +181,24 @@ def _built(job: dict[str, Any]) -> tuple[dict[str, Any], bytes | None]:
     begun = time.monotonic()
     try:
         kernel = tc.build(tc.parse(job["workload"]), job["schedule"], arch=job["arch"], config=_config(job))
-        program, resources = kernel.program, kernel.resources
+        program, resources = kernel.executable, kernel.resources
     except Error as error:
         return {**job, "error": str(error)}, None
-    header, code = encode_program(program, math.inf)
-    versions = {"tvmconv": VERSION, "tvm": metadata.version("apache-tvm"), "nvrtc": nvrtc.version()}
+    header, code = encode_executable(program, math.inf)
+    versions = {"tvmconv": VERSION, "tvm": metadata.version("apache-tvm"), "nvrtc": nvrtc.get_version()}
     taken = {
         "registers": resources.registers,
         "spills": resources.spills,
-        "dynamic_shared_bytes": max(step.dynamic_shared_bytes for step in program.steps),
-        "shared_bytes": max(step.shared_bytes for step in program.steps),
-        "threads": max(step.launch.threads for step in program.steps),
-        "blocks": max(step.launch.blocks for step in program.steps),
+        "dynamic_shared_bytes": max(step.dynamic_shared_bytes for step in program.kernels),
+        "shared_bytes": max(step.shared_bytes for step in program.kernels),
+        "threads": max(step.launch.threads_per_block for step in program.kernels),
+        "blocks": max(step.launch.num_blocks for step in program.kernels),
     }
     seconds = time.monotonic() - begun
     return {**job, "header": header, "resources": taken, "versions": versions, "seconds": seconds}, code
 
 
-def entries(path: Path) -> Iterator[tuple[dict[str, Any], bytes, Program]]:
+def entries(path: Path) -> Iterator[tuple[dict[str, Any], bytes, Executable]]:
     """Yield the entry of each kernel of an archive, its code and its program; kernels of a workload are adjacent.
 
     Raises:
@@ -208,7 +211,7 @@ def entries(path: Path) -> Iterator[tuple[dict[str, Any], bytes, Program]]:
             order = list(dict.fromkeys(entry["workload"] for entry in found))
             for entry in sorted(found, key=lambda entry: order.index(entry["workload"])):
                 code = archive.read(entry["code"])
-                yield entry, code, decode_program(entry["header"], code)[0]
+                yield entry, code, decode_executable(entry["header"], code)[0]
     except (OSError, zipfile.BadZipFile, ValueError, KeyError) as error:
         raise Error(f"cannot read {path}: {error}") from error
 
@@ -234,17 +237,17 @@ def _records(
     problem: Problem, kernels: Sequence[ArchivedKernel], device: Device, log: Log, path: Path
 ) -> Iterator[Record]:
     """Measure a workload's kernels and append their records to a log; then time the fastest once more."""
-    bench = device.bench(problem.inputs, problem.expected)
+    bench = device.create_benchmark(problem.inputs, problem.expected_output)
     fastest: list[tuple[float, ArchivedKernel]] = []
     for entry, program in kernels:
         if entry["arch"] != device.arch:
             raise Error(f"{path} is for {entry['arch']}, and {device.text} is {device.arch or device.kind}")
         best = fastest[0][0] if fastest else math.inf
-        outcome = measure(device, bench, program, best, problem.workload.tolerance)
+        outcome = measure_executable(device, bench, program, best, problem.workload.tolerance)
         record = _record(problem.workload, device, entry, outcome)
         log.append(record)
         if record.ok:
-            fastest = sorted([*fastest, (record.cost, (entry, program))], key=lambda each: each[0])[:FINALISTS]
+            fastest = sorted([*fastest, (record.cost, (entry, program))], key=lambda each: each[0])[:NUM_FINALISTS]
         yield record
     for entry, outcome in _race(device, bench, problem, [kernel for _, kernel in fastest]):
         log.append(_record(problem.workload, device, entry, outcome, final=True))
@@ -252,32 +255,32 @@ def _records(
 
 
 def _race(
-    device: Device, bench: Bench, problem: Problem, kernels: Sequence[ArchivedKernel]
-) -> Iterator[tuple[dict[str, Any], Outcome]]:
+    device: Device, bench: Benchmark, problem: Problem, kernels: Sequence[ArchivedKernel]
+) -> Iterator[tuple[dict[str, Any], RunnerResult]]:
     """Time the fastest kernels once more, in turn and for longer; yield the outcomes."""
     rounds = [
-        [measure(device, bench, program, None, problem.workload.tolerance) for _, program in kernels]
-        for _ in range(FINAL_ROUNDS if len(kernels) > 1 else 0)
+        [measure_executable(device, bench, program, None, problem.workload.tolerance) for _, program in kernels]
+        for _ in range(NUM_FINAL_ROUNDS if len(kernels) > 1 else 0)
     ]
     for (entry, _), outcomes in zip(kernels, zip(*rounds, strict=True), strict=False):
-        yield entry, together(outcomes)
+        yield entry, merge_results(outcomes)
 
 
 def _record(
-    workload: Workload, device: Device, entry: Mapping[str, Any], outcome: Outcome, *, final: bool = False
+    workload: Workload, device: Device, entry: Mapping[str, Any], outcome: RunnerResult, *, final: bool = False
 ) -> Record:
     """Return the record of a kernel of an archive."""
-    found = Measurement(
+    found = MeasureResult(
         workload=workload,
         schedule=entry["schedule"],
         config=_config(entry),
         device=device.name,
-        target=target_text(device),
-        outcome=outcome,
+        target=format_target(device),
+        runner_result=outcome,
         seconds=entry["seconds"] + outcome.seconds,
         timestamp=time.time(),
         resources=entry["resources"],
         versions=entry["versions"],
-        final=final,
+        is_final=final,
     )
-    return Record.of(found)
+    return Record.from_measurement(found)

@@ -27,19 +27,19 @@ from typing import TYPE_CHECKING
 from tvmconv import devices, workloads
 from tvmconv.benchmarks.common import add_device, add_output, find_device, make_table, micros
 from tvmconv.cli.errors import UsageError
-from tvmconv.cli.options import positive
+from tvmconv.cli.options import parse_positive
 from tvmconv.cli.progress import progress_line
+from tvmconv.cost_model.model import cost_model_for
 from tvmconv.errors import Error
-from tvmconv.experiments.provenance import provenance
-from tvmconv.knowledge.model import known_for
-from tvmconv.predicted import CHECK_SECONDS, contenders
-from tvmconv.reports.tables import NOTHING, significant
-from tvmconv.verify import Problem
+from tvmconv.experiments.provenance import describe_provenance
+from tvmconv.predicted_kernel import SECONDS_PER_CHECK, build_contenders
+from tvmconv.reports.tables import EMPTY_CELL, format_significant
+from tvmconv.verification import Problem
 
 if TYPE_CHECKING:
-    from tvmconv.compiler.program import Program
+    from tvmconv.compiler.executable import Executable
     from tvmconv.devices import Device
-    from tvmconv.devices.base import Loaded
+    from tvmconv.devices.device import LoadedKernel
 
 _HERE = Path(__file__)
 _FOLDERS = (_HERE.parents[1] / "shipped", _HERE.parents[2] / "tuning_logs")  # an installation; a checkout
@@ -61,7 +61,7 @@ class BuiltContender:
 
     schedule: str
     expected_seconds: float | None
-    program: Program
+    program: Executable
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,10 @@ class LayerSafety:
     """
 
     text: str
-    chosen: str = NOTHING
+    chosen: str = EMPTY_CELL
     seconds: float = math.nan
     predicted: float | None = None
-    untuned: str = NOTHING
+    untuned: str = EMPTY_CELL
     untuned_seconds: float = math.nan
     failure: str = ""
 
@@ -99,18 +99,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         *names, default=str(LAYERS), metavar="S", help="suite (default: tuning_logs/unseen-layers.json)"
     )
     add_device(parser)
-    parser.add_argument("--limit", type=positive, default=1.3, metavar="X", help="largest ratio (default: %(default)g)")
+    parser.add_argument(
+        "--limit", type=parse_positive, default=1.3, metavar="X", help="largest ratio (default: %(default)g)"
+    )
     add_output(parser, None, "FILE")
 
 
 def run(args: argparse.Namespace) -> int:
     """Build and time; print and write the table."""
     device = find_device(args)
-    known = known_for(device.arch)
+    known = cost_model_for(device.arch)
     if known is None:
         raise UsageError(f"no model knows {device.text} ({device.arch or device.kind})")
     layers = {layer.workload.text: layer.workload for layer in workloads.suite(args.suite)}
-    texts = [text for text, w in layers.items() if not known.seen([w])]
+    texts = [text for text, w in layers.items() if not known.count_training_layers([w])]
     with progress_line() as show:
         outcomes = []
         context = multiprocessing.get_context("spawn")
@@ -120,20 +122,20 @@ def run(args: argparse.Namespace) -> int:
                 show(f"{number} of {len(texts)}: {text}")
                 outcomes.append(_measured(text, future.result(), device))
     table, note = make_table(outcomes, COLUMNS, LEFT), _note(outcomes, len(layers) - len(texts), device, args.limit)
-    print(f"{table.text()}\n\n{note}")
+    print(f"{table.format_text()}\n\n{note}")
     if args.out:
-        source = provenance(device, args.command)
-        args.out.write_text(f"{table.markdown()}\n\n{note}\n\n{source}\n", encoding="utf-8")
+        source = describe_provenance(device, args.command)
+        args.out.write_text(f"{table.format_markdown()}\n\n{note}\n\n{source}\n", encoding="utf-8")
     return 0 if all(outcome.ratio <= args.limit for outcome in outcomes) else 1
 
 
 def build(text: str, arch: str) -> list[BuiltContender] | str:
     """Build the kernels of a layer that a check on a device compares; return an error's message where that fails."""
     try:
-        kernels = list(contenders(workloads.parse(text), devices.find(arch)))
+        kernels = list(build_contenders(workloads.parse(text), devices.find_device(arch)))
         predictions = [kernel.prediction.seconds if kernel.prediction else None for kernel in kernels]
         return [
-            BuiltContender(kernel.schedule.name, seconds, kernel.program)
+            BuiltContender(kernel.schedule.name, seconds, kernel.executable)
             for kernel, seconds in zip(kernels, predictions, strict=True)
         ]
     except Error as error:
@@ -145,12 +147,12 @@ def _measured(text: str, built: list[BuiltContender] | str, device: Device) -> L
     if isinstance(built, str):
         return LayerSafety(text, failure=built)
     problem = Problem(workloads.parse(text), 0)
-    loaded: dict[int, Loaded] = {}
+    loaded: dict[int, LoadedKernel] = {}
     checked: dict[int, float] = {}
     for index, each in enumerate(built):
         with contextlib.suppress(Error):
             loaded[index] = device.load(each.program)
-            checked[index] = loaded[index].time(problem.inputs, seconds=CHECK_SECONDS).median
+            checked[index] = loaded[index].time(problem.inputs, seconds=SECONDS_PER_CHECK).median
     defaults = [index for index in checked if built[index].expected_seconds is None]
     if not defaults:
         return LayerSafety(text, failure="no default config runs")
@@ -174,11 +176,11 @@ def _measured(text: str, built: list[BuiltContender] | str, device: Device) -> L
 COLUMNS: dict[str, Callable[[LayerSafety], str]] = {
     "layer": lambda each: each.text,
     "built": lambda each: each.failure or each.chosen,
-    "built [µs]": lambda each: NOTHING if each.failure else micros(each.seconds),
+    "built [µs]": lambda each: EMPTY_CELL if each.failure else micros(each.seconds),
     "prediction alone [µs]": lambda each: micros(each.predicted),
     "best untuned": lambda each: each.untuned,
-    "untuned [µs]": lambda each: NOTHING if each.failure else micros(each.untuned_seconds),
-    "built / untuned": lambda each: NOTHING if each.failure else significant(each.ratio),
+    "untuned [µs]": lambda each: EMPTY_CELL if each.failure else micros(each.untuned_seconds),
+    "built / untuned": lambda each: EMPTY_CELL if each.failure else format_significant(each.ratio),
 }
 
 

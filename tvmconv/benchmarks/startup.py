@@ -26,13 +26,13 @@ from pathlib import Path
 
 from tvmconv import devices, workloads
 from tvmconv.benchmarks.common import add_output, make_table, report
-from tvmconv.cli.options import positive, workers
+from tvmconv.cli.options import parse_positive, parse_workers
 from tvmconv.errors import Error
-from tvmconv.experiments.provenance import provenance
-from tvmconv.logs.lines import BadLines
-from tvmconv.logs.log import read
+from tvmconv.experiments.provenance import describe_provenance
+from tvmconv.logs.lines import InvalidLines
+from tvmconv.logs.log import read_records
 from tvmconv.logs.record import Record
-from tvmconv.reports.tables import NOTHING, significant
+from tvmconv.reports.tables import EMPTY_CELL, format_significant
 
 LAYERS = ("conv2d:1x128x40x40,128x128x3x3,s1,p1", "conv2d:1x64x56x56,64x64x3x3,s1,p1", "conv2d:1x384x40x40,256x384x1x1")
 FULL = 0.8  # fraction of the median rate
@@ -70,8 +70,8 @@ class LayerArrivals:
 COLUMNS = {
     "layer": lambda layer: layer.workload,
     "first record [s]": lambda layer: f"{layer.first:.1f}",
-    "full rate [s]": lambda layer: NOTHING if layer.full is None else f"{layer.full:.0f}",
-    "records/s": lambda layer: significant(layer.rate),
+    "full rate [s]": lambda layer: EMPTY_CELL if layer.full is None else f"{layer.full:.0f}",
+    "records/s": lambda layer: format_significant(layer.rate),
     "verified": lambda layer: f"{layer.trials:,}",
     "last [s]": lambda layer: f"{layer.last:.1f}",
 }
@@ -81,8 +81,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
     parser.add_argument("workloads", metavar="WORKLOAD", nargs="*", default=LAYERS, help="(default: three layers)")
     parser.add_argument("--device", metavar="D", default="auto", help="device, as for tvmconv tune (default: auto)")
-    parser.add_argument("--seconds", metavar="S", type=positive, default=10.0, help="seconds per layer (default: 10)")
-    parser.add_argument("--workers", metavar="N", type=workers, help="processes that build (default: cores - 1)")
+    parser.add_argument(
+        "--seconds", metavar="S", type=parse_positive, default=10.0, help="seconds per layer (default: 10)"
+    )
+    parser.add_argument("--workers", metavar="N", type=parse_workers, help="processes that build (default: cores - 1)")
     parser.add_argument("--no-parts", action="store_true", help="leave out the times of the imports")
     parser.add_argument("--name", default="startup", help="name of the files (default: startup)")
     add_output(parser)
@@ -91,7 +93,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the search; print and write the times."""
     texts = [workloads.parse(text).text for text in args.workloads]
-    device = devices.find("cuda:0" if args.device == "cuda" else args.device)
+    device = devices.find_device("cuda:0" if args.device == "cuda" else args.device)
     args.out.mkdir(parents=True, exist_ok=True)
     layers = tuned(texts, args.device, args.seconds, args.workers)
     imports = {} if args.no_parts else PARTS
@@ -100,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     if parts:
         columns = {"to start": lambda part: part[0], "s": lambda part: f"{part[1]:.2f}"}
         tables.append(make_table(parts.items(), columns, ["to start"]))
-    source = provenance(device, args.command)
+    source = describe_provenance(device, args.command)
     data = {"device_name": device.name, "layers": [asdict(layer) for layer in layers], "seconds": parts, "note": source}
     title = f"A search from its command on, {args.device}, {device.name}"
     report(args.out, args.name, tables, [source], data, title)
@@ -118,7 +120,7 @@ def tuned(texts: Sequence[str], device: str, seconds: float, workers: int | None
         ended = subprocess.run(command, capture_output=True, text=True)
         if ended.returncode:
             raise Error(f"{shlex.join(command)} ended with {ended.returncode}: {ended.stderr.strip()}")
-        records = list(read(log, BadLines()))
+        records = list(read_records(log, InvalidLines()))
     layers = []
     for text in texts:
         own = [record for record in records if record.workload.text == text]

@@ -14,24 +14,31 @@ import argparse
 from pathlib import Path
 
 from tvmconv.benchmarks.common import add_output, find_device
-from tvmconv.cli.options import add_page, add_suite, add_timing, chosen_layers, how_to_time, update_page
+from tvmconv.cli.options import (
+    add_page,
+    add_suite_options,
+    add_timing_options,
+    parse_layers,
+    timing_kwargs,
+    update_page,
+)
 from tvmconv.cli.progress import progress_line
 from tvmconv.experiments.sweep import CHANNELS_SUITE, Sweep, measure_sweep
-from tvmconv.reports.sweep import markdown, table, write, write_again
-from tvmconv.reports.tables import result_text
+from tvmconv.reports.sweep import format_markdown, make_table, rewrite_page, write_sweep
+from tvmconv.reports.tables import format_result
 
 LADDER = ("default", "tiling", "columns", "vthread", "conflict_free")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
-    add_suite(parser, CHANNELS_SUITE)
+    add_suite_options(parser, CHANNELS_SUITE)
     parser.add_argument(
         "--from", dest="files", nargs="+", type=Path, metavar="FILE", help="read these NAME.json instead of measuring"
     )
     add_output(parser, default=None)
     add_page(parser)
-    add_timing(parser)
+    add_timing_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,29 +48,29 @@ def run(args: argparse.Namespace) -> int:
     sweeps = [Sweep.read(file) for file in args.files] if args.files else [_measure(args)]
     for sweep in sweeps:
         _show(sweep, args)
-    return 0 if all(result.ok for sweep in sweeps for result in sweep.results) else 1
+    return 0 if all(result.has_all_times for sweep in sweeps for result in sweep.results) else 1
 
 
 def _show(sweep: Sweep, args: argparse.Namespace) -> None:
     """Print a sweep, and write it to the folder and the page that were named."""
-    print(table(sweep).text())
+    print(make_table(sweep).format_text())
     print(sweep.provenance)
     if args.out:
         is_there = (args.out / f"{sweep.name}.json").resolve() in [file.resolve() for file in args.files or ()]
-        (write_again if is_there else write)(sweep, args.out)
-    update_page(args.page, sweep.name, markdown(sweep))
+        (rewrite_page if is_there else write_sweep)(sweep, args.out)
+    update_page(args.page, sweep.name, format_markdown(sweep))
 
 
 def _measure(args: argparse.Namespace) -> Sweep:
-    selection = chosen_layers(args)
+    selection = parse_layers(args)
     return measure_sweep(
         selection.name,
         selection.workloads,
         find_device(args),
         args.command,
         progress=progress_line,
-        done=lambda sweep: print(result_text(sweep.results[-1]), end="\n\n", flush=True),
+        on_result=lambda sweep: print(format_result(sweep.results[-1]), end="\n\n", flush=True),
         schedules=LADDER,
         counts=selection.counts,
-        **how_to_time(args),
+        **timing_kwargs(args),
     )

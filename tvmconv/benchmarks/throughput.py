@@ -18,15 +18,15 @@ from pathlib import Path
 
 from tvmconv import workloads
 from tvmconv.baselines import metaschedule
-from tvmconv.baselines.metaschedule import Searched
+from tvmconv.baselines.metaschedule import MetaScheduleResult
 from tvmconv.benchmarks.common import add_device, add_output, find_device, make_table, micros, report
-from tvmconv.cli.options import EXAMPLE, count, positive, seed_number, workers
+from tvmconv.cli.options import EXAMPLE_WORKLOAD, parse_count, parse_positive, parse_seed, parse_workers
 from tvmconv.cli.progress import progress_line
-from tvmconv.cli.tune import progress_text
+from tvmconv.cli.tune import format_progress
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError, Error
-from tvmconv.experiments.provenance import provenance
-from tvmconv.reports.tables import Table, significant
+from tvmconv.experiments.provenance import describe_provenance
+from tvmconv.reports.tables import Table, format_significant
 from tvmconv.workloads import Workload
 
 OURS, THEIRS = "tvmconv", "MetaSchedule"
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         notes += comparison(searches[OURS], searches[THEIRS])
         ok &= searches[THEIRS].succeeded > 0
-    notes.append(provenance(device, args.command))
+    notes.append(describe_provenance(device, args.command))
 
     data = {
         "workload": workload.text,
@@ -64,33 +64,37 @@ def run(args: argparse.Namespace) -> int:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
-    parser.add_argument("workload", metavar="WORKLOAD", nargs="?", default=EXAMPLE, help="(default: %(default)s)")
     parser.add_argument(
-        "--trials", metavar="N", type=count, default=2000, help="trials of tvmconv (default: %(default)s)"
+        "workload", metavar="WORKLOAD", nargs="?", default=EXAMPLE_WORKLOAD, help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--trials", metavar="N", type=parse_count, default=2000, help="trials of tvmconv (default: %(default)s)"
     )
     parser.add_argument(
         "--meta-trials",
         metavar="N",
-        type=count,
-        default=metaschedule.TRIALS_A_ROUND,
+        type=parse_count,
+        default=metaschedule.TRIALS_PER_ROUND,
         help="trials of MetaSchedule (default: %(default)s, one of its rounds)",
     )
     parser.add_argument(
         "--meta-seconds",
         metavar="S",
-        type=positive,
+        type=parse_positive,
         default=300.0,
         help="end MetaSchedule after S seconds; the rounds that it completed count (default: %(default)g)",
     )
     add_device(parser)
-    parser.add_argument("--workers", metavar="N", type=workers, help="processes that build for tvmconv")
-    parser.add_argument("--seed", metavar="N", type=seed_number, default=0, help="seed of both (default: %(default)s)")
+    parser.add_argument("--workers", metavar="N", type=parse_workers, help="processes that build for tvmconv")
+    parser.add_argument("--seed", metavar="N", type=parse_seed, default=0, help="seed of both (default: %(default)s)")
     add_output(parser)
 
 
-def measure_ours(workload: Workload, device: Device, args: argparse.Namespace) -> tuple[Searched, dict[str, float]]:
+def measure_ours(
+    workload: Workload, device: Device, args: argparse.Namespace
+) -> tuple[MetaScheduleResult, dict[str, float]]:
     """Tune into a temporary log; return the result, and mean milliseconds per trial by phase."""
-    from tvmconv.searching.tune import tune
+    from tvmconv.search.tune import tune
 
     with tempfile.TemporaryDirectory() as folder, progress_line(f"{OURS}: ") as show:
         tuned = tune(
@@ -101,19 +105,21 @@ def measure_ours(workload: Workload, device: Device, args: argparse.Namespace) -
             seed=args.seed,
             workers=args.workers,
             compare=False,
-            progress=lambda status: show(progress_text(status)),
+            progress=lambda status: show(format_progress(status)),
         )
     status = tuned.status
-    succeeded = status.done - status.errors.total()
-    return Searched(status.done, succeeded, tuned.seconds, tuned.final.cost if tuned.final else None), tuned.phases
+    succeeded = status.num_trials - status.error_counts.total()
+    return MetaScheduleResult(
+        status.num_trials, succeeded, tuned.seconds, tuned.final.cost if tuned.final else None
+    ), tuned.phases
 
 
-def measure_metaschedule(workload: Workload, device: Device, args: argparse.Namespace) -> Searched:
-    """Run `metaschedule.search` and show its progress."""
-    metaschedule.check_runs(device)
+def measure_metaschedule(workload: Workload, device: Device, args: argparse.Namespace) -> MetaScheduleResult:
+    """Run `metaschedule.run_search` and show its progress."""
+    metaschedule.check_device(device)
     with progress_line(f"{THEIRS}: ") as show:
         show(f"{args.meta_trials} trials, at most {args.meta_seconds:g} s")
-        return metaschedule.search(
+        return metaschedule.run_search(
             workload,
             device,
             args.meta_trials,
@@ -123,14 +129,14 @@ def measure_metaschedule(workload: Workload, device: Device, args: argparse.Name
         )
 
 
-def searches_table(searches: Mapping[str, Searched]) -> Table:
+def searches_table(searches: Mapping[str, MetaScheduleResult]) -> Table:
     """Return a table with one line per tuner."""
-    columns: dict[str, Callable[[tuple[str, Searched]], str]] = {
+    columns: dict[str, Callable[[tuple[str, MetaScheduleResult]], str]] = {
         "tuner": lambda row: row[0],
         "trials": lambda row: f"{row[1].trials:,}",
         "succeeded": lambda row: f"{row[1].succeeded:,}",
         "seconds": lambda row: f"{row[1].seconds:,.1f}",
-        "trials/s": lambda row: significant(row[1].trials / row[1].seconds),
+        "trials/s": lambda row: format_significant(row[1].trials / row[1].seconds),
         "best [µs]": lambda row: micros(row[1].best),
     }
     return make_table(searches.items(), columns, ["tuner"])
@@ -142,12 +148,12 @@ def phases_table(phases: Mapping[str, float]) -> Table:
     return make_table(phases.items(), columns, ["stage of a trial"])
 
 
-def comparison(ours: Searched, theirs: Searched) -> list[str]:
+def comparison(ours: MetaScheduleResult, theirs: MetaScheduleResult) -> list[str]:
     """Return in sentences how the two rates compare, and what differs between the searches."""
     lines = []
     if theirs.succeeded:
         trials, succeeded = (
-            significant(getattr(ours, what) / ours.seconds / (getattr(theirs, what) / theirs.seconds))
+            format_significant(getattr(ours, what) / ours.seconds / (getattr(theirs, what) / theirs.seconds))
             for what in ("trials", "succeeded")
         )
         lines.append(f"{OURS} makes {trials} × the trials a second of {THEIRS}, and {succeeded} × those that succeed.")

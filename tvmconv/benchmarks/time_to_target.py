@@ -15,14 +15,15 @@ from pathlib import Path
 
 from tvmconv.benchmarks.common import show
 from tvmconv.cli.options import add_page
+from tvmconv.cost_model.train import read_valid_records
 from tvmconv.experiments.sweep import Sweep
-from tvmconv.reports.reach import NEARLY, reach
-from tvmconv.training import measured
+from tvmconv.reports.time_to_target import NEAR_BEST_FRACTION, make_time_to_target_table
 
 SECTION = "reach"
 LEGEND = (
     "Seconds from the begin of a layer's search to the first record that is as fast; median over all layers, and the "
-    f"latest of those that get there. The best is the fastest config that any of the searches found; {NEARLY:.0%} is "
+    "latest of those that get there. The best is the fastest config that any of the searches found; "
+    f"{NEAR_BEST_FRACTION:.0%} is "
     "of its speed. *Seconds a layer*: when its last record came in, on average."
 )
 
@@ -37,6 +38,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read logs and comparisons, print the table and write it into a page."""
-    searches = {log.name.partition(".")[0]: list(measured(log)) for log in args.logs}
-    show(reach(searches, [Sweep.read(file) for file in args.beside], args.library), args, SECTION, LEGEND)
+    searches = {log.name.partition(".")[0]: list(read_valid_records(log)) for log in args.logs}
+    show(
+        make_time_to_target_table(searches, [Sweep.read(file) for file in args.beside], args.library),
+        args,
+        SECTION,
+        LEGEND,
+    )
     return 0

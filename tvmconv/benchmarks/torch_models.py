@@ -23,10 +23,10 @@ from typing import Any
 from tvmconv import devices
 from tvmconv.benchmarks.common import add_device, add_output, find_device, make_table, micros, report
 from tvmconv.cli.errors import UsageError
-from tvmconv.cli.options import count, positive
+from tvmconv.cli.options import parse_count, parse_positive
 from tvmconv.cli.progress import progress_line
-from tvmconv.experiments.provenance import provenance
-from tvmconv.reports.tables import NOTHING, Table, significant
+from tvmconv.experiments.provenance import describe_provenance
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 from tvmconv.workloads import dtypes
 
 OWN = {"yolov8s_backbone": (3, 640, 640), "sd_vae_decoder": (4, 64, 64)}  # networks of torch_networks.py
@@ -59,10 +59,14 @@ class NetworkTiming:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
     parser.add_argument("networks", nargs="+", metavar="NAME", help=f"network of torchvision, or {', '.join(OWN)}")
-    parser.add_argument("--dtype", choices=dtypes.BY_TEXT, default="f16", help="dtype (default: %(default)s)")
-    parser.add_argument("--batch", type=count, default=1, metavar="N", help="images per call (default: %(default)s)")
-    parser.add_argument("--side", type=count, metavar="N", help="height and width of the images")
-    parser.add_argument("--seconds", type=positive, metavar="S", help="seconds of search for kernels, per network")
+    parser.add_argument("--dtype", choices=dtypes.DTYPES_BY_TEXT, default="f16", help="dtype (default: %(default)s)")
+    parser.add_argument(
+        "--batch", type=parse_count, default=1, metavar="N", help="images per call (default: %(default)s)"
+    )
+    parser.add_argument("--side", type=parse_count, metavar="N", help="height and width of the images")
+    parser.add_argument(
+        "--seconds", type=parse_positive, metavar="S", help="seconds of search for kernels, per network"
+    )
     parser.add_argument(
         "--compile", action="append", default=[], metavar="MODE", help="mode of torch.compile, such as default"
     )
@@ -78,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     if isinstance(device, devices.Arch):
         raise UsageError(f"{device.text} is to compile for only")
     args.out.mkdir(parents=True, exist_ok=True)
-    source = provenance(device, args.command, _library())
+    source = describe_provenance(device, args.command, _library())
     for name in args.networks:
         timed, layers = _network(name, device, args)
         title = "-".join(["torch", name, args.dtype, *([f"b{args.batch}"] if args.batch > 1 else [])])
@@ -102,9 +106,9 @@ def _table(timed: Sequence[NetworkTiming]) -> Table:
     columns: dict[str, Callable[[NetworkTiming], str]] = {
         "by": lambda each: each.name,
         "graph [µs]": lambda each: micros(each.graph),
-        "× PyTorch": lambda each: significant(first / each.graph),
+        "× PyTorch": lambda each: format_significant(first / each.graph),
         "eager [µs]": lambda each: micros(each.eager),
-        "made in [s]": lambda each: significant(each.made) if each.made else NOTHING,
+        "made in [s]": lambda each: format_significant(each.made) if each.made else EMPTY_CELL,
         "rel. error": lambda each: f"{each.error:.1e}",
     }
     return make_table(timed, columns, ["by"])
@@ -121,7 +125,7 @@ def _network(name: str, device: Any, args: Any) -> tuple[list[NetworkTiming], An
     torch.backends.cudnn.allow_tf32 = args.dtype == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = args.dtype == "tf32"
     torch.backends.cudnn.benchmark = True
-    dtype = getattr(torch, dtypes.BY_TEXT[args.dtype].storage)
+    dtype = getattr(torch, dtypes.DTYPES_BY_TEXT[args.dtype].storage)
     model, shape = _made(name)
     if args.side:
         shape = (shape[0], args.side, args.side)
@@ -136,10 +140,10 @@ def _network(name: str, device: Any, args: Any) -> tuple[list[NetworkTiming], An
         with torch.no_grad():
             error = _deviation(run(x)[:1], expected)
             made = time.perf_counter() - begun if begun is not None else 0.0
-            from tvmconv.torch.timing import on_the_clock, seconds_of, wait_for
+            from tvmconv.torch.timing import make_waiter, time_call, time_wall_clock
 
-            graph = seconds_of(lambda: run(x), torch_device)
-            eager = on_the_clock(lambda: run(x), wait_for(torch_device))
+            graph = time_call(lambda: run(x), torch_device)
+            eager = time_wall_clock(lambda: run(x), make_waiter(torch_device))
         return NetworkTiming(label, graph, eager, made, error)
 
     found = []

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tvmconv.benchmarks.common import add_device, add_output, find_device, micros, report
-from tvmconv.experiments.provenance import provenance
+from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.reports.tables import Table
 
 TITLE = "torch-overhead"
@@ -32,13 +32,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure; print and write the times."""
     device = find_device(args, "calls must not wait for their kernels")
-    source = provenance(device, args.command)
+    source = describe_provenance(device, args.command)
     rows, data = [], []
     for name, (dtype, size, bias) in CASES.items():
         taken = _taken(device.text, dtype, size, bias)
         data.append({"case": name, "seconds": taken})
         rows += [(name, how, micros(seconds)) for how, seconds in taken.items()]
-    table = Table(("convolution", "call", "host [µs]"), rows, left=frozenset({"convolution", "call"}))
+    table = Table(("convolution", "call", "host [µs]"), rows, left_aligned=frozenset({"convolution", "call"}))
     legend = f"A call's time on the host: median of {ROUNDS} rounds of {CALLS:,} calls. {source}"
     report(args.out, TITLE, [table], [legend], {"name": TITLE, "provenance": source, "cases": data}, TITLE)
     return 0

@@ -12,7 +12,7 @@ from pathlib import Path
 from tvmconv.benchmarks.common import show
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.options import add_page
-from tvmconv.reports.torch_models import torch_models
+from tvmconv.reports.torch_models import make_torch_models_table
 
 SECTION = "torch-models"
 LEGEND = (
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         if isinstance(result, dict) and "network" in result:  # torch-overhead.json has none
             results.append(result)
     try:
-        table = torch_models(results)
+        table = make_torch_models_table(results)
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"the files were not written by tvmconv bench torch-models: {error!r}") from error
     show(table, args, SECTION, LEGEND)

@@ -7,11 +7,11 @@
 
 `scripts/tune_suite.py` is the same, and `tune_d2l.py` and `tune_resnet50.py` have a suite and a time per layer as
 defaults. Measurements go to a log, DIR/NAME.jsonl or --log, where NAME has the layers and the variant:
-`resnet50-f16-nhwc-b32`. Then the naive schedule, the best one without tuning, the best kernel of the log (`tuned`) and
-the libraries, cuDNN by default, are timed side by side: DIR/NAME-tuned.json, .md and .png, with the speed-up over each
-library, layer by layer and as geometric mean, and the times of the network. The same command continues after an
-interruption, also in the comparison: a layer is not compared again if its kernel in NAME-tuned.json is still the best
-of the log and took what the log's last timing says.
+`resnet50-f16-nhwc-b32`. Then the naive schedule, the best one without tuning, the best kernel of the log
+(`tvmconv.reports.library_comparison`) and the libraries, cuDNN by default, are timed side by side: DIR/NAME-tuned.json,
+.md and .png, with the speed-up over each library, layer by layer and as geometric mean, and the times of the network.
+The same command continues after an interruption, also in the comparison: a layer is not compared again if its kernel in
+NAME-tuned.json is still the best of the log and took what the log's last timing says.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from pathlib import Path
 from typing import Any
 
 from tvmconv import baselines as libraries
-from tvmconv import devices, library, naive
+from tvmconv import devices, naive_cost, registry
 from tvmconv.benchmarks.common import add_output
-from tvmconv.cli.errors import UsageError, note
-from tvmconv.cli.options import add_suite, chosen_layers, tell_choice, told_fallbacks, verify_lines
+from tvmconv.cli.errors import UsageError, print_note
+from tvmconv.cli.options import add_suite_options, describe_sampled, parse_layers, print_auto_device, report_fallbacks
 from tvmconv.cli.progress import progress_line
-from tvmconv.cli.tune import add_search, phase_lines, results_table, search_all, take_where_they_apply
+from tvmconv.cli.tune import add_search_options, assign_schedules, describe_phases, make_results_table, search_all
+from tvmconv.cost_model.model import cost_model_for
+from tvmconv.cost_model.similarity import layer_key
 from tvmconv.devices import Device
-from tvmconv.experiments.results import Result, Row
+from tvmconv.experiments.results import Result, ResultRow
 from tvmconv.experiments.run import PREDICTED, TUNED, UNTUNED
-from tvmconv.experiments.sweep import Selection, Sweep, measure_sweep
-from tvmconv.knowledge.likeness import layer_of
-from tvmconv.knowledge.model import known_for
-from tvmconv.logs.best import best
+from tvmconv.experiments.sweep import LayerSelection, Sweep, measure_sweep
+from tvmconv.logs.ranking import find_best_record
 from tvmconv.logs.record import Record
-from tvmconv.reports import tuned
-from tvmconv.reports.sweep import table, write, write_numbers
+from tvmconv.reports import library_comparison
+from tvmconv.reports.sweep import make_table, write_numbers, write_sweep
 from tvmconv.workloads import Workload
 
 # Schedules that are compared beside the naive one: the last that computes the workload.
@@ -60,9 +60,9 @@ def run(args: argparse.Namespace) -> int:
     if args.device.startswith("rpc:") and not args.tune_only:
         raise UsageError(f"kernels cannot be compared on {args.device}: tune there with --tune-only")
 
-    selection = chosen_layers(args)
+    selection = parse_layers(args)
     workloads = list(dict.fromkeys(selection.workloads.values()))
-    take_where_they_apply(args.schedule or (), workloads)  # or say which does not
+    assign_schedules(args.schedule or (), workloads)  # or say which does not
     args.out.mkdir(parents=True, exist_ok=True)
     args.log = args.log or args.out / f"{selection.name}.jsonl"
 
@@ -73,12 +73,12 @@ def run(args: argparse.Namespace) -> int:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
-    add_suite(parser, "d2l")
+    add_suite_options(parser, "d2l")
     add_output(parser)
     parser.add_argument(
         "--baseline",
         action="append",
-        choices=(*libraries.known(), "none"),
+        choices=(*libraries.load_baselines(), "none"),
         help="library to compare with, or none; may be given several times (default: cudnn)",
     )
     parser.add_argument(
@@ -95,11 +95,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--tune-only", action="store_true", help="tune without comparing afterwards")
     part.add_argument("--compare-only", action="store_true", help="compare what the log has without tuning")
-    add_search(parser)
+    add_search_options(parser)
     parser.set_defaults(log=None)
 
 
-def _tune(args: argparse.Namespace, selection: Selection, workloads: Sequence[Workload]) -> None:
+def _tune(args: argparse.Namespace, selection: LayerSelection, workloads: Sequence[Workload]) -> None:
     """Search for the fastest configs, one workload after another, and print the results."""
 
     def show_layer(number: int, workload: Workload) -> None:
@@ -107,64 +107,70 @@ def _tune(args: argparse.Namespace, selection: Selection, workloads: Sequence[Wo
 
     counts = {workload: selection.network.get(workload, 1) for workload in workloads}
     results = search_all(args, counts, show_layer, compare=False)  # the comparison follows
-    print(results_table(results, selection.network).text())
-    print("\n".join(phase_lines(results)), end="\n\n", flush=True)
+    print(make_results_table(results, selection.network).format_text())
+    print("\n".join(describe_phases(results)), end="\n\n", flush=True)
 
 
-def _compare(args: argparse.Namespace, selection: Selection, baselines: Sequence[str]) -> int:
+def _compare(args: argparse.Namespace, selection: LayerSelection, baselines: Sequence[str]) -> int:
     """Time all side by side, write and print the results; return the exit status."""
-    device = devices.find(args.device)
-    tell_choice(args.device, device)
+    device = devices.find_device(args.device)
+    print_auto_device(args.device, device)
     workloads = selection.workloads
     ladder = args.ladder
     if ladder is None:
-        ladder = all(naive.is_affordable(workload, device) for workload in workloads.values())
+        ladder = all(naive_cost.is_affordable(workload, device) for workload in workloads.values())
         if not ladder:
-            note("schedules without tuning are left out; --ladder compares them, too")
+            print_note("schedules without tuning are left out; --ladder compares them, too")
     name = f"{selection.name}-tuned"
-    with told_fallbacks():
+    with report_fallbacks():
         sweep = measure_sweep(
             name,
             workloads,
             device,
             args.command,
             progress=progress_line,
-            done=lambda sweep: write_numbers(sweep, args.out),
-            known=_known(args.out / f"{name}.json", args.log, device, ladder, baselines, predicted=args.predicted),
+            on_result=lambda sweep: write_numbers(sweep, args.out),
+            previous_sweep=_known(
+                args.out / f"{name}.json", args.log, device, ladder, baselines, predicted=args.predicted
+            ),
             counts=selection.counts,
-            each=lambda workload: _ladder(workload, device) if ladder else {"ladder": False},
+            workload_arguments=lambda workload: _ladder(workload, device) if ladder else {"ladder": False},
             log=args.log,
             predicted=args.predicted,
-            remark=_describe_model([*workloads.values()], device) if args.predicted else "",
+            extra_provenance=_describe_model([*workloads.values()], device) if args.predicted else "",
             baselines=baselines,
             cold=None,  # where the arrays exceed the cache
             seconds=TIMING_SECONDS,
             verify=args.verify,
         )
-    write(sweep, args.out)
-    if tuned.has_ladder(sweep):
-        print(table(sweep).text(), end="\n\n")
-    remarks = [*tuned.remarks(sweep), *verify_lines(dict.fromkeys(workloads.values()), args.verify), sweep.provenance]
-    print("\n".join([tuned.comparison(sweep).text(), "", *remarks]))
-    return 0 if all(result.ok for result in sweep.results) else 1
+    write_sweep(sweep, args.out)
+    if library_comparison.has_other_schedules(sweep):
+        print(make_table(sweep).format_text(), end="\n\n")
+    remarks = [
+        *library_comparison.list_remarks(sweep),
+        *describe_sampled(dict.fromkeys(workloads.values()), args.verify),
+        sweep.provenance,
+    ]
+    print("\n".join([library_comparison.make_comparison_table(sweep).format_text(), "", *remarks]))
+    return 0 if all(result.has_all_times for result in sweep.results) else 1
 
 
 def _describe_model(workloads: Sequence[Workload], device: Device) -> str:
     """Return how many of the layers the model was trained on: its predictions for those test nothing."""
-    knowledge = known_for(device.arch)
+    knowledge = cost_model_for(device.arch)
     if knowledge is None:
         return ""
-    layers = {layer_of(w): w for w in workloads}.values()
-    seen = knowledge.seen(layers)
+    layers = {layer_key(w): w for w in workloads}.values()
+    seen = knowledge.count_training_layers(layers)
     if seen:
-        note(f"the model has seen records of {seen} of these {len(layers)} layers")
+        print_note(f"the model has seen records of {seen} of these {len(layers)} layers")
     return f"a model that has seen {seen or 'none'} of the {len(layers)} layers"
 
 
 def _ladder(workload: Workload, device: Device) -> dict[str, Any]:
     """Return the arguments of `run_ladder` for the naive schedule and the best one without tuning."""
-    available = {s.name for s in library.schedules(workload) if device.kind in s.kinds}
-    reference = library.naive(workload)
+    available = {s.name for s in registry.schedules(workload) if device.kind in s.device_kinds}
+    reference = registry.get_baseline_schedule(workload)
     best_one = [name for name in COMPARED.get(workload.operator, ()) if name in available][-1:]
     names = [*([reference.name] if reference else []), *best_one]
     return {"schedules": names} if names else {"ladder": False}
@@ -181,10 +187,10 @@ def _known(
     def is_current(result: Result) -> bool:
         names = [row.name for row in result.rows]
         own = _ladder(result.workload, device).get("schedules", []) if ladder else []
-        record = best(log, result.workload, device=device.name)
+        record = find_best_record(log, result.workload, device=device.name)
         row = next((row for row in result.rows if row.name == TUNED), None)
         return (
-            result.ok
+            result.has_all_times
             and result.device_name == device.name
             and [name for name in names if name not in (PREDICTED, UNTUNED)] == [*own, TUNED, *baselines]
             and (not predicted or PREDICTED in names)
@@ -199,11 +205,11 @@ def _known(
     if not kept:
         return None
     labels, results = zip(*kept, strict=True)
-    note(f"not compared again, as {file} has them: {', '.join(labels)}")
+    print_note(f"not compared again, as {file} has them: {', '.join(labels)}")
     return replace(sweep, labels=[*labels], results=[*results], counts=[])
 
 
-def is_far(row: Row, record: Record) -> bool:
+def is_far(row: ResultRow, record: Record) -> bool:
     """Return whether a row's time deviates from the log's last timing of the same config, both with a hot cache."""
     if row.timing is None or row.timing.cold or not record.final:
         return False

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from tvmconv.benchmarks.common import add_output, show
 from tvmconv.cli.options import add_page
+from tvmconv.cost_model.train import read_valid_records
 from tvmconv.experiments.sweep import Sweep
-from tvmconv.logs.best import log_files
-from tvmconv.reports.winners import contests, draw, layers_table, networks_table
-from tvmconv.training import measured
+from tvmconv.logs.ranking import list_log_files
+from tvmconv.reports.winners import compare_layers, draw_winners, make_layers_table, make_networks_table
 
 SECTION = "winners"
 LEGEND = (
@@ -41,13 +41,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read results and logs; print and write the tables."""
     sweeps = [Sweep.read(file) for file in args.files]
-    records = (record for log in log_files(args.log) for record in measured(log)) if args.log else ()
-    layers = contests(sweeps, records, args.kind)
-    show(networks_table(layers), args, args.section, LEGEND)
+    records = (record for log in list_log_files(args.log) for record in read_valid_records(log)) if args.log else ()
+    layers = compare_layers(sweeps, records, args.kind)
+    show(make_networks_table(layers), args, args.section, LEGEND)
     if args.out:
-        draw(layers, args.kind, args.out.with_name(f"{args.out.name}.png"))
+        draw_winners(layers, args.kind, args.out.with_name(f"{args.out.name}.png"))
         sources = "\n".join(f"* {sweep.name}: {sweep.provenance}" for sweep in sweeps)
         made = f"Written by `{args.command}` from these:"
-        page = "\n\n".join([layers_table(layers, args.kind).markdown(), LEGEND, made, sources])
+        page = "\n\n".join([make_layers_table(layers, args.kind).format_markdown(), LEGEND, made, sources])
         args.out.with_name(f"{args.out.name}.md").write_text(f"{page}\n", encoding="utf-8")
     return 0

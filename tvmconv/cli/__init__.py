@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-from tvmconv.cli.errors import INTERRUPTED, Parser, guarded
+from tvmconv.cli.errors import INTERRUPTED_STATUS, CommandParser, run_guarded
 from tvmconv.version import VERSION
 
 COMMANDS = (
@@ -36,7 +36,7 @@ COMMANDS = (
     "worker",
     "bench",
 )
-SEARCH = "tune"
+SEARCH_COMMAND = "tune"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,13 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0, 1 if a schedule failed, 2 if the request cannot be served.
     """
     words = sys.argv[1:] if argv is None else argv
-    return guarded("tvmconv", lambda: _dispatch(words))
+    return run_guarded("tvmconv", lambda: _dispatch(words))
 
 
 def command_line() -> NoReturn:
     """Run this process's command line, and end it; one that was interrupted at once, whatever its threads are at."""
     status = main()
-    if status == INTERRUPTED:
+    if status == INTERRUPTED_STATUS:
         with contextlib.suppress(OSError):
             sys.stdout.flush()
         os._exit(status)
@@ -63,17 +63,17 @@ def command_line() -> NoReturn:
 
 
 def _dispatch(words: Sequence[str]) -> int:
-    searches = [*words[:1]] == [SEARCH] and not {"-h", "--help"} & {*words}
-    with _builders_on_their_way() if searches else contextlib.nullcontext():
+    is_search = [*words[:1]] == [SEARCH_COMMAND] and not {"-h", "--help"} & {*words}
+    with _prestart_builders() if is_search else contextlib.nullcontext():
         return _run(words)
 
 
 @contextlib.contextmanager
-def _builders_on_their_way() -> Iterator[None]:
-    from tvmconv.measuring import standing
+def _prestart_builders() -> Iterator[None]:
+    from tvmconv.measure.workers import pool
 
-    with standing.standing():
-        standing.begin_origin()
+    with pool.keep_workers_alive():
+        pool.prestart_fork_server()
         yield
 
 
@@ -94,20 +94,20 @@ def parse_words(words: Sequence[str]) -> argparse.Namespace:
     Raises:
         UsageError: the words are no command line of tvmconv's.
     """
-    parser, commands = _parser([word for word in words[:1] if word in COMMANDS] or COMMANDS)
-    args, rest = parser.parse_known_args(words)
-    if any(word.startswith("-") for word in rest) or (rest and "words" not in args):
-        commands.get(words[0], parser).error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:
-        args.words += rest  # argparse ends a list of words at the first option, and leaves the others over
+    parser, commands = _make_parser([word for word in words[:1] if word in COMMANDS] or COMMANDS)
+    args, unparsed = parser.parse_known_args(words)
+    if any(word.startswith("-") for word in unparsed) or (unparsed and "words" not in args):
+        commands.get(words[0], parser).error(f"unrecognized arguments: {' '.join(unparsed)}")
+    if unparsed:
+        args.words += unparsed  # argparse ends a list of words at the first option, and leaves the others over
     return args
 
 
-def _parser(named: Sequence[str]) -> tuple[Parser, dict[str, Parser]]:
+def _make_parser(command_names: Sequence[str]) -> tuple[CommandParser, dict[str, CommandParser]]:
     """Return what reads a command line of these commands, and what reads the words of each of them."""
-    parser = Parser(prog="tvmconv", description="Explore schedules of GPU convolutions on Apache TVM.")
+    parser = CommandParser(prog="tvmconv", description="Explore schedules of GPU convolutions on Apache TVM.")
     parser.add_argument("--version", action="version", version=f"tvmconv {VERSION}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in named:
+    for command in command_names:
         importlib.import_module(f"tvmconv.cli.{command}").add_parser(commands)
     return parser, commands.choices

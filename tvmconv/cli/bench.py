@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tvmconv.cli.errors import Parser, guarded
+from tvmconv.cli.errors import CommandParser, run_guarded
 
 BENCHMARKS = {
     "tune-suite": "tune every layer of a suite, then compare the suite with libraries",
@@ -36,7 +36,7 @@ BENCHMARKS = {
 }
 
 
-class BenchmarkParser(Parser):
+class BenchmarkParser(CommandParser):
     """A parser that gets its options from the benchmark's module when a command line is parsed."""
 
     benchmark = ""
@@ -86,4 +86,4 @@ def run_script(name: str, script: str, argv: Sequence[str] | None = None, **defa
         args = parser.parse_args(argv)
         return args.run(args)
 
-    return guarded(script, command)
+    return run_guarded(script, command)

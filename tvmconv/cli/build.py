@@ -6,17 +6,25 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tvmconv import library, workloads
-from tvmconv.cli.errors import UsageError, note
-from tvmconv.cli.options import EXAMPLE, add_knowledge, add_place, add_set, find_place, tell_place, told_fallbacks
+from tvmconv import registry, workloads
+from tvmconv.cli.errors import UsageError, print_note
+from tvmconv.cli.options import (
+    EXAMPLE_WORKLOAD,
+    add_cost_model_option,
+    add_device_options,
+    add_set_option,
+    find_target_device,
+    print_device,
+    report_fallbacks,
+)
 from tvmconv.devices import Arch
-from tvmconv.devices.rpc import Remote
+from tvmconv.devices.rpc import RPCDevice
 from tvmconv.errors import CompileError
-from tvmconv.export import Exported, export
+from tvmconv.export import ExportResult, export
 from tvmconv.kernel import Kernel
 from tvmconv.logs.build import build
-from tvmconv.verify import Verification
-from tvmconv.without_torch import import_tvm
+from tvmconv.tvm_import import import_tvm
+from tvmconv.verification import Verification
 
 
 def add_parser(commands: Any) -> None:
@@ -32,15 +40,15 @@ def add_parser(commands: Any) -> None:
         "words",
         metavar="WORKLOAD SCHEDULE",
         nargs="*",
-        help=f"such as {EXAMPLE} vthread; without a schedule, the fastest of the log, else the one for tuning",
+        help=f"such as {EXAMPLE_WORKLOAD} vthread; without a schedule, the fastest of the log, else the one for tuning",
     )
     parser.add_argument(
         "--log", metavar="F", action="append", help="a log, or a folder of logs, whose fastest kernel is built"
     )
     parser.add_argument("-o", dest="out", type=Path, metavar="DIR", required=True, help="the folder to write to")
-    add_place(parser)
-    add_knowledge(parser)
-    add_set(parser)
+    add_device_options(parser)
+    add_cost_model_option(parser)
+    add_set_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -50,30 +58,31 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("expected a workload, and perhaps a schedule; see tvmconv build --help")
     workload = workloads.parse(args.words[0])
     import_tvm()
-    schedule = library.find(workload, args.words[1]) if len(args.words) > 1 else None
-    place = find_place(args)
-    with told_fallbacks():
-        built = build(workload, schedule, device=place, config=dict(args.set) or None, log=args.log)
-        exported = export(built, args.out, verification=_verify(built))
-    tell_place(args, place)
-    _print(exported)
+    schedule = registry.find_schedule(workload, args.words[1]) if len(args.words) > 1 else None
+    target_device = find_target_device(args)
+    with report_fallbacks():
+        built_kernel = build(workload, schedule, device=target_device, config=dict(args.set) or None, log=args.log)
+        exported = export(built_kernel, args.out, verification=_verify_kernel(built_kernel))
+    print_device(args, target_device)
+    _print_files(exported)
     return 0
 
 
-def _verify(built: Kernel) -> Verification | None:
+def _verify_kernel(built_kernel: Kernel) -> Verification | None:
     """The verification of a kernel that can run here; raises CompileError if its results are wrong."""
-    if isinstance(built.device, (Arch, Remote)):
+    if isinstance(built_kernel.device, (Arch, RPCDevice)):
         return None
-    verification = built.verify()
+    verification = built_kernel.verify()
     if not verification.ok:
         raise CompileError(
-            f"{built} is wrong by {verification.error:.2g} (relative L2) and is not exported: {verification.fault}"
+            f"{built_kernel} is wrong by {verification.error:.2g} (relative L2) and is not exported: "
+            f"{verification.fault}"
         )
     return verification
 
 
-def _print(exported: Exported) -> None:
+def _print_files(exported: ExportResult) -> None:
     for file in exported.files:
         print(file)
-    if exported.no_library:
-        note(f"kernel.so was left out, as {exported.no_library}")
+    if exported.library_error:
+        print_note(f"kernel.so was left out, as {exported.library_error}")

@@ -12,19 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 from tvmconv import devices, workloads
 from tvmconv.cli.errors import UsageError
-from tvmconv.cli.options import EXAMPLE, add_page, add_place, find_place, told_fallbacks, update_page
+from tvmconv.cli.options import (
+    EXAMPLE_WORKLOAD,
+    add_device_options,
+    add_page,
+    find_target_device,
+    report_fallbacks,
+    update_page,
+)
 from tvmconv.cli.progress import progress_line
-from tvmconv.errors import Error, printable
+from tvmconv.errors import Error, escape_unprintable
 
 if TYPE_CHECKING:
-    from tvmconv.compiler.program import Program
+    from tvmconv.compiler.executable import Executable
     from tvmconv.devices import Device
-    from tvmconv.experiments.beside import Beside
+    from tvmconv.experiments.counter_comparison import CounterComparison
     from tvmconv.experiments.counters import Counters
-    from tvmconv.experiments.readings import Readings
+    from tvmconv.experiments.kernel_metrics import KernelMetricsFile
     from tvmconv.kernel import Kernel
 
-NAME = "counters"
+FILE_STEM = "counters"
 AGREEMENT = "agreement"  # section of a page
 
 
@@ -39,7 +46,7 @@ def add_parser(commands: Any) -> None:
         "is one. With --stalls, the counters say why one schedule is faster than another: how busy each unit is, "
         "how many bytes move, and what warps wait for.",
     )
-    parser.add_argument("workloads", metavar="WORKLOAD", nargs="*", help=f"such as {EXAMPLE}")
+    parser.add_argument("workloads", metavar="WORKLOAD", nargs="*", help=f"such as {EXAMPLE_WORKLOAD}")
     parser.add_argument("--schedules", metavar="A,B", help="these (default: all that apply)")
     parser.add_argument("--log", metavar="F", type=Path, action="append", help="and the fastest kernel of these logs")
     parser.add_argument("--programs", metavar="F", type=Path, help="kernels that were built before, or go there")
@@ -49,36 +56,36 @@ def add_parser(commands: Any) -> None:
         metavar="F",
         type=Path,
         action="append",
-        help=f"read {NAME}.json again; several are put together",
+        help=f"read {FILE_STEM}.json again; several are put together",
     )
     parser.add_argument(
         "--stalls",
         action="store_true",
-        help=f"read busy units, traffic and stall reasons; the files are OPERATOR-{NAME}.json and .md",
+        help=f"read busy units, traffic and stall reasons; the files are OPERATOR-{FILE_STEM}.json and .md",
     )
     parser.add_argument("--launch-only", action="store_true", help=argparse.SUPPRESS)  # the command that ncu runs
     parser.add_argument("--recount", action="store_true", help="of these, build and count the kernels anew")
     parser.add_argument("--all", action="store_true", help="print every count of each kernel and each access")
     parser.add_argument(
-        "-o", "--output", dest="out", metavar="DIR", type=Path, help=f"write {NAME}.json and {NAME}.md there"
+        "-o", "--output", dest="out", metavar="DIR", type=Path, help=f"write {FILE_STEM}.json and {FILE_STEM}.md there"
     )
     add_page(parser)
-    add_place(parser)
+    add_device_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, or read; print and write."""
-    from tvmconv.reports.beside import (
+    from tvmconv.reports.counter_comparison import (
         ACCESS_LEGEND,
+        COUNT_TOLERANCE,
         LEGEND,
-        NEAR,
-        by_access,
-        differences,
-        largest_differences,
-        overview,
-        summary,
-        table,
+        make_access_table,
+        make_differences_table,
+        make_largest_differences_table,
+        make_overview_table,
+        make_summary_table,
+        make_table,
     )
 
     if args.recount and not args.files:
@@ -86,65 +93,77 @@ def run(args: argparse.Namespace) -> int:
     if args.stalls or args.launch_only:
         return _run_stalls(args)
     if args.files:
-        several = _read(args.files)
-        if isinstance(several, tuple):
-            return _show_stalls(args, *several)
-        rows = [row for each in several for row in each.kernels]
+        metrics_files = _read(args.files)
+        if isinstance(metrics_files, tuple):
+            return _show_stalls(args, *metrics_files)
+        comparisons = [comparison for metrics_file in metrics_files for comparison in metrics_file.kernels]
         if args.recount:
-            rows = list(_recounted(rows, args.arch or "sm_90"))
-        readings = replace(several[0], kernels=rows)
+            comparisons = list(_recount(comparisons, args.arch or "sm_90"))
+        loaded_metrics = replace(metrics_files[0], kernels=comparisons)
     else:
-        device = find_place(args)
+        device = find_target_device(args)
         if args.arch or isinstance(device, devices.Arch):
-            return _save(args, device)
-        readings = _measured(args, device)
-    parts = [table(readings.kernels), summary(readings.kernels)]
-    accesses = by_access(readings.kernels)
+            return _save_programs(args, device)
+        loaded_metrics = _measure(args, device)
+    tables = [make_table(loaded_metrics.kernels), make_summary_table(loaded_metrics.kernels)]
+    accesses = make_access_table(loaded_metrics.kernels)
     if args.out:
-        page = [f"# {readings.name}", *(part.markdown() for part in reversed(parts)), f"{LEGEND} {readings.provenance}"]
-        page += [accesses.markdown(), ACCESS_LEGEND] if accesses.rows else []
+        page = [
+            f"# {loaded_metrics.name}",
+            *(part.format_markdown() for part in reversed(tables)),
+            f"{LEGEND} {loaded_metrics.provenance}",
+        ]
+        page += [accesses.format_markdown(), ACCESS_LEGEND] if accesses.rows else []
         try:
-            readings.write(args.out, "\n\n".join(page))
+            loaded_metrics.write(args.out, "\n\n".join(page))
         except OSError as error:
             raise UsageError(f"cannot write to {args.out}: {error.strerror}") from error
     if args.page:
-        agree, differ = summary(readings.kernels).markdown(), differences(readings.kernels).markdown()
+        agree, differ = (
+            make_summary_table(loaded_metrics.kernels).format_markdown(),
+            make_differences_table(loaded_metrics.kernels).format_markdown(),
+        )
         differ = f"Those that differ by more, counted over measured:\n\n{differ}"
-        update_page(args.page, AGREEMENT, "\n\n".join([agree, differ, f"{LEGEND} {readings.provenance}"]))
+        update_page(args.page, AGREEMENT, "\n\n".join([agree, differ, f"{LEGEND} {loaded_metrics.provenance}"]))
     if args.all:
-        parts += [accesses] if accesses.rows else []
-        print("\n\n".join([*(part.text() for part in parts), printable(readings.provenance)]))
+        tables += [accesses] if accesses.rows else []
+        print("\n\n".join([*(part.format_text() for part in tables), escape_unprintable(loaded_metrics.provenance)]))
         return 0
-    texts = [overview(readings.kernels).text(), summary(readings.kernels).text()]
-    different = largest_differences(readings.kernels)
-    if different.rows:
-        texts.append(f"The accesses that differ most, by more than {NEAR:.0%}:\n{different.text()}")
+    sections = [
+        make_overview_table(loaded_metrics.kernels).format_text(),
+        make_summary_table(loaded_metrics.kernels).format_text(),
+    ]
+    differences = make_largest_differences_table(loaded_metrics.kernels)
+    if differences.rows:
+        sections.append(
+            f"The accesses that differ most, by more than {COUNT_TOLERANCE:.0%}:\n{differences.format_text()}"
+        )
     if accesses.rows:
-        texts.append(f"--all prints each of the {len(accesses.rows):,} accesses.")
-    print("\n\n".join([*texts, printable(readings.provenance)]))
+        sections.append(f"--all prints each of the {len(accesses.rows):,} accesses.")
+    print("\n\n".join([*sections, escape_unprintable(loaded_metrics.provenance)]))
     return 0
 
 
-def _read(files: Sequence[Path]) -> list[Readings[Beside]] | tuple[Readings[Counters]]:
+def _read(files: Sequence[Path]) -> list[KernelMetricsFile[CounterComparison]] | tuple[KernelMetricsFile[Counters]]:
     """Read files of one kind; of --stalls there may be one."""
-    from tvmconv.experiments.beside import Beside
+    from tvmconv.experiments.counter_comparison import CounterComparison
     from tvmconv.experiments.counters import Counters
-    from tvmconv.experiments.readings import Readings
+    from tvmconv.experiments.kernel_metrics import KernelMetricsFile
 
     try:
-        return [Readings.read(file, Beside) for file in files]
+        return [KernelMetricsFile.read(file, CounterComparison) for file in files]
     except Error:
         if len(files) > 1:
             raise
-        return (Readings.read(files[0], Counters),)
+        return (KernelMetricsFile.read(files[0], Counters),)
 
 
 def _run_stalls(args: argparse.Namespace) -> int:
     """Read the counters of --stalls on a GPU, each kernel launched once by a child of ncu."""
     from tvmconv.analysis.nsight import ncu
-    from tvmconv.experiments.counters import METRICS, STALLS, counters
-    from tvmconv.experiments.provenance import provenance
-    from tvmconv.experiments.readings import Readings
+    from tvmconv.experiments.counters import METRICS, STALLS, make_counters
+    from tvmconv.experiments.kernel_metrics import KernelMetricsFile
+    from tvmconv.experiments.provenance import describe_provenance
 
     if not args.workloads:
         raise UsageError("--stalls: expected workloads to measure")
@@ -152,38 +171,42 @@ def _run_stalls(args: argparse.Namespace) -> int:
         for _, kernel in _default_kernels(args):
             kernel(*kernel.workload.inputs(seed=0))
         return 0
-    device = find_place(args)
+    device = find_target_device(args)
     words = ["counters", *_words(args), "--stalls", "--device", device.text]
-    profiled = ncu.profile([sys.executable, "-m", "tvmconv", *words, "--launch-only"], {**METRICS, **STALLS})
-    with told_fallbacks():
-        rows = [counters(*built, read) for built, read in zip(_default_kernels(args), profiled, strict=True)]
+    profiled = ncu.profile_command([sys.executable, "-m", "tvmconv", *words, "--launch-only"], {**METRICS, **STALLS})
+    with report_fallbacks():
+        rows = [make_counters(*built, read) for built, read in zip(_default_kernels(args), profiled, strict=True)]
     operators = dict.fromkeys(workloads.parse(text).operator for text in args.workloads)
-    note = provenance(device, shlex.join(["tvmconv", *words]))
-    return _show_stalls(args, Readings(f"{'-'.join(operators)}-{NAME}", note, rows))
+    note = describe_provenance(device, shlex.join(["tvmconv", *words]))
+    return _show_stalls(args, KernelMetricsFile(f"{'-'.join(operators)}-{FILE_STEM}", note, rows))
 
 
 def _default_kernels(args: argparse.Namespace) -> Iterator[tuple[str, Kernel]]:
     """Yield the schedules and kernels of --stalls for each workload."""
-    from tvmconv.experiments.counters import kernels
+    from tvmconv.experiments.counters import iterate_kernels
 
     names = args.schedules.split(",") if args.schedules else None
-    return kernels([workloads.parse(text) for text in args.workloads], names, find_place(args), args.log)
+    return iterate_kernels(
+        [workloads.parse(text) for text in args.workloads], names, find_target_device(args), args.log
+    )
 
 
-def _show_stalls(args: argparse.Namespace, measured: Readings[Counters]) -> int:
+def _show_stalls(args: argparse.Namespace, measured: KernelMetricsFile[Counters]) -> int:
     """Print the tables of --stalls, a section for each workload, and write them."""
-    from tvmconv.reports.counters import LEGEND, SUMMARY_LEGEND, summary, tables
+    from tvmconv.reports.counters import LEGEND, SUMMARY_LEGEND, make_summary_table, make_tables
 
     texts = dict.fromkeys(row.workload for row in measured.kernels)
     sections = {text: [row for row in measured.kernels if row.workload == text] for text in texts}
     for text, rows in sections.items():
-        print("\n\n".join([text, *(table.text() for table in tables(rows))]), end="\n\n")
-    print(printable(measured.provenance))
+        print("\n\n".join([text, *(table.format_text() for table in make_tables(rows))]), end="\n\n")
+    print(escape_unprintable(measured.provenance))
     if args.out:
-        parts = [["## " + text, *(table.markdown() for table in tables(rows))] for text, rows in sections.items()]
+        parts = [
+            ["## " + text, *(table.format_markdown() for table in make_tables(rows))] for text, rows in sections.items()
+        ]
         pages = ["\n\n".join(part) for part in parts]
         measured.write(args.out, "\n\n".join([*pages, f"{LEGEND} {measured.provenance}"]))
-    summaries = [f"`{text}`:\n\n{summary(rows).markdown()}" for text, rows in sections.items()]
+    summaries = [f"`{text}`:\n\n{make_summary_table(rows).format_markdown()}" for text, rows in sections.items()]
     update_page(args.page, measured.name, "\n\n".join([*summaries, f"{SUMMARY_LEGEND} {measured.provenance}"]))
     return 0
 
@@ -197,54 +220,56 @@ def _words(args: argparse.Namespace) -> list[str]:
     ]
 
 
-def _recounted(rows: Sequence[Beside], arch: str) -> Iterator[Beside]:
-    from tvmconv.experiments.beside import recounted
+def _recount(comparisons: Sequence[CounterComparison], arch: str) -> Iterator[CounterComparison]:
+    from tvmconv.experiments.counter_comparison import recount
 
     with progress_line("counting: ") as show:
-        for number, row in enumerate(recounted(rows, arch), start=1):
-            show(f"{number} of {len(rows)}: {row.workload} by {row.schedule}")
-            yield row
+        for number, comparison in enumerate(recount(comparisons, arch), start=1):
+            show(f"{number} of {len(comparisons)}: {comparison.workload} by {comparison.schedule}")
+            yield comparison
 
 
-def _save(args: argparse.Namespace, device: Device) -> int:
-    from tvmconv.measuring import programs
+def _save_programs(args: argparse.Namespace, device: Device) -> int:
+    from tvmconv.measure import kernel_archive
 
     if not (args.programs and args.workloads):
         raise UsageError(f"{device.text} is to compile for only: --programs FILE takes kernels to measure on a GPU")
     try:
-        programs.save(args.programs, _built(args, device))
+        kernel_archive.save_kernels(args.programs, _build_kernels(args, device))
     except OSError as error:
         raise UsageError(f"cannot write {args.programs}: {error.strerror}") from error
     print(f"tvmconv counters --programs {args.programs} --device cuda:0  measures them")
     return 0
 
 
-def _measured(args: argparse.Namespace, device: Device) -> Any:
-    from tvmconv.experiments.beside import measured
-    from tvmconv.experiments.provenance import provenance
-    from tvmconv.experiments.readings import Readings
-    from tvmconv.measuring import programs
+def _measure(args: argparse.Namespace, device: Device) -> Any:
+    from tvmconv.experiments.counter_comparison import measure_counters
+    from tvmconv.experiments.kernel_metrics import KernelMetricsFile
+    from tvmconv.experiments.provenance import describe_provenance
+    from tvmconv.measure import kernel_archive
 
     if bool(args.workloads) == bool(args.programs):
         raise UsageError("expected workloads, or --programs FILE with kernels that were built before")
-    built = list(programs.load(args.programs) if args.programs else _built(args, device))
+    described_programs = list(
+        kernel_archive.load_kernels(args.programs) if args.programs else _build_kernels(args, device)
+    )
     words = [*_words(args), *(["--programs", str(args.programs)] if args.programs else [])]
-    note = provenance(device, shlex.join(["tvmconv", "counters", *words, "--device", device.text]))
-    return Readings(NAME, note, measured(built, device))
+    provenance_text = describe_provenance(device, shlex.join(["tvmconv", "counters", *words, "--device", device.text]))
+    return KernelMetricsFile(FILE_STEM, provenance_text, measure_counters(described_programs, device))
 
 
-def _built(args: argparse.Namespace, device: Device) -> Iterator[tuple[dict[str, Any], Program]]:
+def _build_kernels(args: argparse.Namespace, device: Device) -> Iterator[tuple[dict[str, Any], Executable]]:
     """The kernels that were asked for, one after another, with what is counted of each."""
-    from tvmconv.experiments.beside import told_of
-    from tvmconv.experiments.run import choose
+    from tvmconv.experiments.counter_comparison import describe_kernel
+    from tvmconv.experiments.run import select_schedules
     from tvmconv.logs.build import build
 
-    wanted = [workloads.parse(text) for text in args.workloads]
+    parsed_workloads = [workloads.parse(text) for text in args.workloads]
     names = args.schedules.split(",") if args.schedules else None
     with progress_line("counters: ") as show:
-        for number, workload in enumerate(wanted, start=1):
-            for schedule in choose(workload, names, device):
-                show(f"{number} of {len(wanted)}: {workload.text} by {schedule.name}")
+        for number, workload in enumerate(parsed_workloads, start=1):
+            for schedule in select_schedules(workload, names, device):
+                show(f"{number} of {len(parsed_workloads)}: {workload.text} by {schedule.name}")
                 try:
                     kernel = build(workload, schedule, device=device)
                 except Error as error:
@@ -252,7 +277,7 @@ def _built(args: argparse.Namespace, device: Device) -> Iterator[tuple[dict[str,
                         raise
                     show(f"{schedule.name}: {error}")
                     continue
-                yield told_of(kernel), kernel.program
+                yield describe_kernel(kernel), kernel.executable
             if args.log:
                 kernel = build(workload, device=device, log=args.log)
-                yield told_of(kernel), kernel.program
+                yield describe_kernel(kernel), kernel.executable

@@ -6,8 +6,8 @@ import argparse
 import json
 from typing import Any
 
-from tvmconv.devices import Entry, inventory
-from tvmconv.reports.tables import NOTHING, Table
+from tvmconv.devices import DeviceStatus, list_devices
+from tvmconv.reports.tables import EMPTY_CELL, Table
 
 
 def add_parser(commands: Any) -> None:
@@ -19,38 +19,50 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the devices; for what is not there, the reason and the remedy."""
-    entries = inventory()
+    entries = list_devices()
     if args.json:
-        print(json.dumps([_json(entry) for entry in entries]))
+        print(json.dumps([_to_json(entry) for entry in entries]))
         return 0
-    there = [entry for entry in entries if entry.name]
+    available = [entry for entry in entries if entry.name]
     headers = ("device", "name", "memory [GB]", "multiprocessors", "architecture")
-    print(Table(headers, [_cells(entry) for entry in there], left=frozenset({"device", "name", "architecture"})).text())
+    print(
+        Table(
+            headers,
+            [_make_cells(entry) for entry in available],
+            left_aligned=frozenset({"device", "name", "architecture"}),
+        ).format_text()
+    )
     for entry in entries:
         if not entry.name:
             print(f"\nno {entry.text}: {entry.reason}\n  remedy: {entry.remedy}")
     return 0
 
 
-def _cells(entry: Entry) -> list[str]:
+def _make_cells(entry: DeviceStatus) -> list[str]:
     device = entry.device
     memory = device and device.memory_bytes and f"{device.memory_bytes / 1e9:.1f}"
     multiprocessors = device and device.multiprocessors and str(device.multiprocessors)
-    return [entry.text, entry.name or NOTHING, memory or NOTHING, multiprocessors or NOTHING, _arch(entry) or NOTHING]
+    return [
+        entry.text,
+        entry.name or EMPTY_CELL,
+        memory or EMPTY_CELL,
+        multiprocessors or EMPTY_CELL,
+        _find_arch(entry) or EMPTY_CELL,
+    ]
 
 
-def _arch(entry: Entry) -> str | None:
+def _find_arch(entry: DeviceStatus) -> str | None:
     return entry.device.arch if entry.device else None
 
 
-def _json(entry: Entry) -> dict[str, Any]:
+def _to_json(entry: DeviceStatus) -> dict[str, Any]:
     device = entry.device
     return {
         "device": entry.text,
         "name": entry.name,
         "memory_bytes": device and device.memory_bytes,
         "multiprocessors": device and device.multiprocessors,
-        "architecture": _arch(entry),
+        "architecture": _find_arch(entry),
         "peak_flops": device and device.peak_flops,
         "peak_bandwidth": device and device.peak_bandwidth,
         "reason": entry.reason,

@@ -5,17 +5,24 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from tvmconv import devices, kernel, library, workloads
-from tvmconv.cli.errors import UsageError, note
-from tvmconv.cli.kernels import NAMED, add_log, named
-from tvmconv.cli.options import EXAMPLE, add_place, add_set, find_place, tell_place, told_fallbacks
+from tvmconv import devices, kernel, registry, workloads
+from tvmconv.cli.errors import UsageError, print_note
+from tvmconv.cli.kernels import KERNEL_NAME_HELP, add_log_option, build_named_kernel
+from tvmconv.cli.options import (
+    EXAMPLE_WORKLOAD,
+    add_device_options,
+    add_set_option,
+    find_target_device,
+    print_device,
+    report_fallbacks,
+)
 from tvmconv.cli.progress import progress_line
-from tvmconv.cli.run import FAILED
+from tvmconv.cli.run import FAILED_STATUS
+from tvmconv.cost_model.features import DeviceSpec
 from tvmconv.errors import ScheduleFailure, log_traceback
-from tvmconv.knowledge.features import Machine
-from tvmconv.logs.best import log_files
-from tvmconv.logs.shipped import shipped_logs
-from tvmconv.without_torch import import_tvm
+from tvmconv.logs.packaged import packaged_logs
+from tvmconv.logs.ranking import list_log_files
+from tvmconv.tvm_import import import_tvm
 
 if TYPE_CHECKING:
     from tvmconv.devices import Device
@@ -30,15 +37,15 @@ def add_parser(commands: Any) -> None:
         description="Occupancy, waves, the wavefronts and sectors of each access, and the least time of each unit: "
         "counted from a kernel's code. Of several schedules, what differs.",
     )
-    parser.add_argument("workload", metavar="WORKLOAD", help=f"such as {EXAMPLE}")
-    parser.add_argument("schedules", metavar="SCHEDULE", nargs="+", help=f"{NAMED}; several to compare them")
+    parser.add_argument("workload", metavar="WORKLOAD", help=f"such as {EXAMPLE_WORKLOAD}")
+    parser.add_argument("schedules", metavar="SCHEDULE", nargs="+", help=f"{KERNEL_NAME_HELP}; several to compare them")
     parser.add_argument("--steps", action="store_true", help="of one schedule: what one step of each knob would change")
     parser.add_argument(
         "--waterfall", action="store_true", help="of one schedule: what each knob buys, from the default to the best"
     )
-    add_log(parser, "of the best of --waterfall and ")
-    add_place(parser)
-    add_set(parser)
+    add_log_option(parser, "of the best of --waterfall and ")
+    add_device_options(parser)
+    add_set_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -46,72 +53,76 @@ def run(args: argparse.Namespace) -> int:
     """Print a page."""
     workload = workloads.parse(args.workload)
     import_tvm()
-    from tvmconv.analysis.machine_code.linked import begin
+    from tvmconv.analysis.sass.linked_sources import prefetch_listings
 
-    device = find_place(args)
+    device = find_target_device(args)
     if device.arch is None:
         raise UsageError(f"what is counted is of NVIDIA's architectures: {device.text} is none, try --arch")
-    machine = machine_of(device)
+    device_spec = find_device_spec(device)
     for option in ("steps", "waterfall"):
-        if getattr(args, option) and (len(args.schedules) > 1 or machine is None):
+        if getattr(args, option) and (len(args.schedules) > 1 or device_spec is None):
             raise UsageError(f"--{option} is for one schedule, on a GPU whose numbers are known")
     if args.waterfall and args.steps:
         raise UsageError("--steps and --waterfall are two pages: ask for one of them")
-    if args.waterfall and machine:
-        _print_waterfall(args, workload, device, machine)
-        tell_place(args, device)
+    if args.waterfall and device_spec:
+        _print_waterfall(args, workload, device, device_spec)
+        print_device(args, device)
         return 0
-    built, names, failures = [], [], []
+    built_kernels, names, failures = [], [], []
     for name in args.schedules:
         try:
-            built.append(named(name, workload, device, dict(args.set), args.log))
+            built_kernels.append(build_named_kernel(name, workload, device, dict(args.set), args.log))
         except ScheduleFailure as failure:
             failures.append(failure)
             continue
         names.append(name)
-        begin(built[-1])  # while the next one is built, and what follows is imported
-    if not built:
+        prefetch_listings(built_kernels[-1])  # while the next one is built, and what follows is imported
+    if not built_kernels:
         raise failures[0]
     for error in failures:
         log_traceback(error)
-        note(str(error))
-    from tvmconv.reports.comparison import comparison
-    from tvmconv.reports.explain import explanation, knob_steps
+        print_note(str(error))
+    from tvmconv.reports.explanation import explain_kernel, make_sensitivity_report
+    from tvmconv.reports.kernel_comparison import compare_kernels
 
-    print(explanation(built[0], machine) if len(built) == 1 else comparison(built, machine, names))
-    if args.steps and machine:
+    print(
+        explain_kernel(built_kernels[0], device_spec)
+        if len(built_kernels) == 1
+        else compare_kernels(built_kernels, device_spec, names)
+    )
+    if args.steps and device_spec:
         with progress_line("explain: ") as show:
-            table = knob_steps(built[0], machine, show)
+            table = make_sensitivity_report(built_kernels[0], device_spec, show)
         print(f"\n{table}")
-    tell_place(args, device)
-    return FAILED if failures else 0
+    print_device(args, device)
+    return FAILED_STATUS if failures else 0
 
 
-def _print_waterfall(args: argparse.Namespace, workload: Workload, device: Device, machine: Machine) -> None:
+def _print_waterfall(args: argparse.Namespace, workload: Workload, device: Device, device_spec: DeviceSpec) -> None:
     """Print the way from the default config to what `--set` says, or else to the log's fastest."""
-    from tvmconv.analysis.waterfall import waterfall
-    from tvmconv.reports.gather import fastest, read_logs
-    from tvmconv.reports.waterfall import known_times, waterfall_text
+    from tvmconv.analysis.waterfall import compute_waterfall
+    from tvmconv.reports.page_data import build_fastest, read_logs
+    from tvmconv.reports.waterfall import format_waterfall, make_time_lookup
 
-    schedule = library.find(workload, args.schedules[0])
-    found = read_logs(log_files(args.log) if args.log else shipped_logs(), [workload], device)
-    with told_fallbacks(), progress_line("explain: ") as show:
+    schedule = registry.find_schedule(workload, args.schedules[0])
+    log_records = read_logs(list_log_files(args.log) if args.log else packaged_logs(), [workload], device)
+    with report_fallbacks(), progress_line("explain: ") as show:
         if args.set:
-            best = kernel.build(workload, schedule, device=device, config=dict(args.set))
+            best_kernel = kernel.build(workload, schedule, device=device, config=dict(args.set))
         else:
-            best = fastest(workload, schedule.name, found, device)
-        known = known_times(found.records.get(workload, []), schedule.name)
-        way = waterfall(best, machine, known, show)
-    print(waterfall_text(best, way))
+            best_kernel = build_fastest(workload, schedule.name, log_records, device)
+        known_seconds = make_time_lookup(log_records.records.get(workload, []), schedule.name)
+        waterfall_steps = compute_waterfall(best_kernel, device_spec, known_seconds, show)
+    print(format_waterfall(best_kernel, waterfall_steps))
 
 
-def machine_of(device: Device) -> Machine | None:
+def find_device_spec(device: Device) -> DeviceSpec | None:
     """A device's numbers; of an architecture alone, those of the GPU that the model was taught on, if it is of it."""
-    from tvmconv.knowledge.model import known_for
+    from tvmconv.cost_model.model import cost_model_for
 
     if isinstance(device, devices.Arch):
-        known = known_for(device.arch)
-        return known.machine if known else None
+        cost_model = cost_model_for(device.arch)
+        return cost_model.device_spec if cost_model else None
     if not (device.arch and device.multiprocessors and device.peak_flops and device.peak_bandwidth):
         return None
-    return Machine(device.name, device.arch, device.multiprocessors, device.peak_flops, device.peak_bandwidth)
+    return DeviceSpec(device.name, device.arch, device.multiprocessors, device.peak_flops, device.peak_bandwidth)

@@ -5,44 +5,44 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 
-from tvmconv import kernel, library
-from tvmconv.cli.options import assignment, told_fallbacks
+from tvmconv import kernel, registry
+from tvmconv.cli.options import parse_assignment, report_fallbacks
+from tvmconv.cost_model.recommend import recommend_configs
 from tvmconv.devices import Device
 from tvmconv.errors import Error
 from tvmconv.kernel import Kernel
-from tvmconv.knobs import Value
-from tvmconv.knowledge.choose import promising
-from tvmconv.logs.best import Rankings, log_files
 from tvmconv.logs.build import build
-from tvmconv.logs.shipped import shipped_logs
-from tvmconv.predicted import build_predicted
+from tvmconv.logs.packaged import packaged_logs
+from tvmconv.logs.ranking import RecordIndex, list_log_files
+from tvmconv.predicted_kernel import build_predicted
+from tvmconv.space import Value
 from tvmconv.workloads import Workload
 
 TUNED, PREDICTED = "tuned", "predicted"
-NAMED = (
+KERNEL_NAME_HELP = (
     f"such as vthread; tiling:tile_rc=-1,1,4:tile_rh=-1,1,1 with these knobs; {TUNED}, the fastest of the logs; "
     f"direct:{TUNED}, that of a schedule; {PREDICTED}, what the model takes to be the fastest"
 )
 
 
-def add_log(parser: argparse.ArgumentParser, what: str = "") -> None:
+def add_log_option(parser: argparse.ArgumentParser, help_prefix: str = "") -> None:
     """Add `--log`, any number of times, where `tuned` looks."""
     parser.add_argument(
         "--log",
         metavar="F",
         action="append",
         default=[],
-        help=f"a log, or a folder of logs, {what}of {TUNED} (default: the logs that come with tvmconv)",
+        help=f"a log, or a folder of logs, {help_prefix}of {TUNED} (default: the logs that come with tvmconv)",
     )
 
 
-def named(
+def build_named_kernel(
     name: str, workload: Workload, device: Device, knobs: Mapping[str, Value], logs: list[str] | None = None
 ) -> Kernel:
     """Build the kernel of a name.
 
     Args:
-        name: as `NAMED` has it.
+        name: as `KERNEL_NAME_HELP` has it.
         workload: what to compute.
         device: where it is to run.
         knobs: values that it gets whatever its name says of them.
@@ -52,34 +52,36 @@ def named(
         Error: no schedule, knob or value is called so, the logs have no record or the model knows nothing of the
             workload, or it cannot be built.
     """
-    schedule, _, rest = name.partition(":")
-    if schedule == PREDICTED and not rest:
-        found = build_predicted(workload, device, check=False)
-        if not found.prediction and not promising(workload, device, 1):
+    schedule, _, config_text = name.partition(":")
+    if schedule == PREDICTED and not config_text:
+        named_kernel = build_predicted(workload, device, time_candidates=False)
+        if not named_kernel.prediction and not recommend_configs(workload, device, 1):
             raise Error(f"the model knows nothing of {workload} on {device.text}")
-    elif TUNED in (name, rest):
-        found = _tuned(workload, device, schedule if rest else None, logs)
+    elif TUNED in (name, config_text):
+        named_kernel = _build_tuned(workload, device, schedule if config_text else None, logs)
     else:
-        config = dict(map(_assigned, rest.split(":"))) if rest else {}
-        return kernel.build(workload, library.find(workload, schedule), device=device, config={**config, **knobs})
+        config = dict(map(_parse_assignment, config_text.split(":"))) if config_text else {}
+        return kernel.build(
+            workload, registry.find_schedule(workload, schedule), device=device, config={**config, **knobs}
+        )
     if not knobs:
-        return found
-    return kernel.build(workload, found.schedule, device=device, config={**found.config, **knobs})
+        return named_kernel
+    return kernel.build(workload, named_kernel.schedule, device=device, config={**named_kernel.config, **knobs})
 
 
-def _tuned(workload: Workload, device: Device, schedule: str | None, logs: list[str] | None) -> Kernel:
-    chosen = library.find(workload, schedule) if schedule else None
-    rankings = Rankings(log_files(logs) if logs else shipped_logs(), workload)
-    if next(rankings.nearest_first(workload, device, schedule), None) is None:
-        of = f" by {schedule}" if schedule else ""
-        where = ", ".join(logs) if logs else "the logs that come with tvmconv"
-        raise Error(f"{where}: no record of {workload}{of} on a device like {device.text}")
-    with told_fallbacks():
-        return build(workload, chosen, device=device, log=rankings)
+def _build_tuned(workload: Workload, device: Device, schedule: str | None, logs: list[str] | None) -> Kernel:
+    chosen_schedule = registry.find_schedule(workload, schedule) if schedule else None
+    record_index = RecordIndex(list_log_files(logs) if logs else packaged_logs(), workload)
+    if next(record_index.iterate_by_device_match(workload, device, schedule), None) is None:
+        schedule_text = f" by {schedule}" if schedule else ""
+        log_names = ", ".join(logs) if logs else "the logs that come with tvmconv"
+        raise Error(f"{log_names}: no record of {workload}{schedule_text} on a device like {device.text}")
+    with report_fallbacks():
+        return build(workload, chosen_schedule, device=device, log=record_index)
 
 
-def _assigned(text: str) -> tuple[str, Value]:
+def _parse_assignment(text: str) -> tuple[str, Value]:
     try:
-        return assignment(text)
+        return parse_assignment(text)
     except argparse.ArgumentTypeError as error:
         raise Error(str(error)) from error

@@ -11,15 +11,15 @@ from typing import Any
 
 from tvmconv import workloads
 from tvmconv.cli import options
-from tvmconv.cli.errors import note
-from tvmconv.errors import Error, printable
-from tvmconv.knobs import format_value
-from tvmconv.logs.best import fastest_first, index_each, log_files, unconfirmed
-from tvmconv.logs.lines import BadLines
-from tvmconv.logs.merge import import_logs, merge, new_log
+from tvmconv.cli.errors import print_note
+from tvmconv.errors import Error, escape_unprintable
+from tvmconv.logs.lines import InvalidLines
+from tvmconv.logs.merge import import_logs, merge_logs, write_new_log
+from tvmconv.logs.ranking import find_unconfirmed_trial, index_logs_by_workload, iterate_fastest_first, list_log_files
 from tvmconv.logs.record import ErrorKind, Record
-from tvmconv.logs.stats import Stats, Tally, trials_per_second
-from tvmconv.reports.tables import NOTHING, Table, significant
+from tvmconv.logs.stats import LogStats, SearchStats, trials_per_second
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
+from tvmconv.space import format_value
 
 FINAL, TRIAL = "final", "trial"  # what the time of a search's best record is
 
@@ -29,174 +29,195 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("log", help="what tuning logs hold; merge them, import AutoTVM's")
     actions = parser.add_subparsers(metavar="ACTION", required=True)
 
-    best = _add(actions, "best", _best, "the fastest valid records of each workload on each device")
+    best = _add_action(actions, "best", _run_best, "the fastest valid records of each workload on each device")
     best.add_argument(
-        "--top", metavar="N", type=options.count, default=1, help="how many of each (default: %(default)s)"
+        "--top", metavar="N", type=options.parse_count, default=1, help="how many of each (default: %(default)s)"
     )
     best.add_argument("--workload", metavar="W", help="only of this workload")
     best.add_argument("--device", metavar="D", help='only of the device of this name, such as "NVIDIA H200"')
     best.add_argument("--json", action="store_true", help="print the records as they stand in a log")
     best.add_argument("-o", dest="out", metavar="OUT", type=Path, help="write them to a log, times with five digits")
 
-    stats = _add(actions, "stats", _stats, "how many records, errors and bad lines; the best of each search")
+    stats = _add_action(actions, "stats", _run_stats, "how many records, errors and bad lines; the best of each search")
     stats.add_argument("--json", action="store_true", help="print JSON")
 
-    importing = _add(actions, "import", _import, "rewrite AutoTVM's logs as ours, and tell what has no schedule")
+    importing = _add_action(
+        actions, "import", _run_import, "rewrite AutoTVM's logs as ours, and tell what has no schedule"
+    )
     importing.add_argument("-o", dest="out", metavar="OUT", type=Path, required=True, help="the log to write")
 
-    merging = _add(actions, "merge", _merge, "one log of several, each measurement once")
+    merging = _add_action(actions, "merge", _run_merge, "one log of several, each measurement once")
     merging.add_argument("-o", dest="out", metavar="OUT", type=Path, required=True, help="the log to write")
 
 
-def _add(actions: Any, name: str, run: Any, summary: str) -> Any:
+def _add_action(actions: Any, name: str, run: Any, summary: str) -> Any:
     parser = actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help="a log, or a folder of logs (*.jsonl)")
     parser.set_defaults(run=run)
     return parser
 
 
-def _best(args: argparse.Namespace) -> int:
+def _run_best(args: argparse.Namespace) -> int:
     workload = None if args.workload is None else workloads.parse(args.workload)
-    files = log_files(args.files)
-    bad = {file: BadLines() for file in files}
-    groups = index_each(bad, workload, args.device).values()
-    records = [record for group in groups for record in itertools.islice(fastest_first(group), args.top)]
-    _tell_bad(bad)
+    files = list_log_files(args.files)
+    invalid_lines = {file: InvalidLines() for file in files}
+    groups = index_logs_by_workload(invalid_lines, workload, args.device).values()
+    records = [record for group in groups for record in itertools.islice(iterate_fastest_first(group), args.top)]
+    _print_invalid_lines(invalid_lines)
     if not records:
-        asked = f" of {workload}" * (workload is not None) + f" on {args.device}" * (args.device is not None)
-        raise Error(f"no valid record{asked} in {_names(files)}")
+        restriction = f" of {workload}" * (workload is not None) + f" on {args.device}" * (args.device is not None)
+        raise Error(f"no valid record{restriction} in {_join_names(files)}")
     if args.out is not None:
-        with new_log(args.out, files) as write:
+        with write_new_log(args.out, files) as write:
             for record in records:
-                write(record.thinned().line().encode())
+                write(record.rounded().line().encode())
     elif args.json:
         print("\n".join(record.line() for record in records))
     else:
-        print(_best_table(records).text())
-    for trial in filter(None, map(unconfirmed, groups)):
-        note(_unconfirmed_text(trial))
+        print(_make_best_table(records).format_text())
+    for trial in filter(None, map(find_unconfirmed_trial, groups)):
+        print_note(_describe_unconfirmed(trial))
     return 0
 
 
-def _unconfirmed_text(trial: Record) -> str:
-    time = f"{significant(trial.cost * 1e6)} µs"
+def _describe_unconfirmed(trial: Record) -> str:
+    time = f"{format_significant(trial.cost * 1e6)} µs"
     return (
         f"{trial.workload} on {trial.device}: a trial of {trial.schedule} took {time}, less than all final "
         "timings; it counts once tvmconv tune has timed it again"
     )
 
 
-def _best_table(records: Iterable[Record]) -> Table:
+def _make_best_table(records: Iterable[Record]) -> Table:
     headers = ("workload", "schedule", "device", "time [µs]", "GFLOP/s", "config")
     rows = [
-        [record.workload.text, record.schedule, record.device, *_speed(record), _config(record)] for record in records
+        [record.workload.text, record.schedule, record.device, *_format_speed(record), _format_config(record)]
+        for record in records
     ]
-    return Table(headers, rows, left=frozenset({"workload", "schedule", "device", "config"}))
+    return Table(headers, rows, left_aligned=frozenset({"workload", "schedule", "device", "config"}))
 
 
-def _speed(record: Record | None) -> tuple[str, str]:
-    return (significant(record.cost * 1e6), significant(record.gflops)) if record else (NOTHING, NOTHING)
+def _format_speed(record: Record | None) -> tuple[str, str]:
+    return (
+        (format_significant(record.cost * 1e6), format_significant(record.gflops))
+        if record
+        else (EMPTY_CELL, EMPTY_CELL)
+    )
 
 
-def _config(record: Record) -> str:
+def _format_config(record: Record) -> str:
     return " ".join(f"{name}={format_value(value)}" for name, value in record.config.items())
 
 
-def _stats(args: argparse.Namespace) -> int:
-    bad = {file: BadLines() for file in log_files(args.files)}
-    stats = Stats.read(bad)
+def _run_stats(args: argparse.Namespace) -> int:
+    invalid_lines = {file: InvalidLines() for file in list_log_files(args.files)}
+    log_stats = LogStats.from_logs(invalid_lines)
     if args.json:
-        print(json.dumps(_stats_json(stats, bad)))
+        print(json.dumps(_stats_to_json(log_stats, invalid_lines)))
         return 0
-    errors = [f"{count:,} {_kind(kind)}" for kind, count in stats.errors.most_common() if kind is not ErrorKind.NONE]
-    print(f"records    {stats.errors.total():,}")
-    if finals := sum(tally.finals for tally in stats.tallies.values()):
+    errors = [
+        f"{count:,} {_format_kind(kind)}"
+        for kind, count in log_stats.error_counts.most_common()
+        if kind is not ErrorKind.NONE
+    ]
+    print(f"records    {log_stats.error_counts.total():,}")
+    if finals := sum(search.num_finals for search in log_stats.searches.values()):
         print(f"finals     {finals:,}")
     print(f"errors     {', '.join(errors) or 'none'}")
-    print(f"workloads  {len({subject.workload for subject in stats.tallies}):,}")
-    devices = ", ".join(sorted({subject.device for subject in stats.tallies})) or "none"
-    print(f"devices    {printable(devices)}")
-    print(f"trials/s   {_rate(stats.tallies.values())}")
-    for file, lines in bad.items():
+    print(f"workloads  {len({key.workload for key in log_stats.searches}):,}")
+    devices = ", ".join(sorted({key.device for key in log_stats.searches})) or "none"
+    print(f"devices    {escape_unprintable(devices)}")
+    print(f"trials/s   {_format_rate(log_stats.searches.values())}")
+    for file, lines in invalid_lines.items():
         if lines.count:
-            print(printable(f"{file}: {lines}"))
+            print(escape_unprintable(f"{file}: {lines}"))
     print()
-    print(_stats_table(stats).text())
+    print(_make_stats_table(log_stats).format_text())
     return 0
 
 
-def _stats_table(stats: Stats) -> Table:
+def _make_stats_table(stats: LogStats) -> Table:
     headers = ("workload", "schedule", "device", "records", "errors", "trials/s", "best [µs]", "GFLOP/s", "timing")
     rows = []
-    for subject, tally in stats.tallies.items():
-        failed = tally.trials - tally.errors[ErrorKind.NONE]
-        counts = f"{tally.trials:,}", f"{failed:,}", _rate([tally])
-        timing = NOTHING if tally.best is None else FINAL if tally.best.final else TRIAL
-        rows.append([subject.workload.text, subject.schedule, subject.device, *counts, *_speed(tally.best), timing])
-    return Table(headers, rows, left=frozenset({"workload", "schedule", "device", "timing"}))
+    for key, search in stats.searches.items():
+        num_failed = search.num_trials - search.error_counts[ErrorKind.NONE]
+        counts = f"{search.num_trials:,}", f"{num_failed:,}", _format_rate([search])
+        timing = EMPTY_CELL if search.best_record is None else FINAL if search.best_record.final else TRIAL
+        rows.append([key.workload.text, key.schedule, key.device, *counts, *_format_speed(search.best_record), timing])
+    return Table(headers, rows, left_aligned=frozenset({"workload", "schedule", "device", "timing"}))
 
 
-def _stats_json(stats: Stats, bad: dict[Path, BadLines]) -> dict[str, Any]:
+def _stats_to_json(stats: LogStats, invalid_lines: dict[Path, InvalidLines]) -> dict[str, Any]:
     return {
-        "records": stats.errors.total(),
-        "finals": sum(tally.finals for tally in stats.tallies.values()),
-        "errors": {_kind(kind): count for kind, count in stats.errors.items() if kind is not ErrorKind.NONE},
-        "trials_per_second": trials_per_second(stats.tallies.values()),
-        "bad_lines": {str(file): {"count": lines.count, "numbers": lines.numbers} for file, lines in bad.items()},
+        "records": stats.error_counts.total(),
+        "finals": sum(search.num_finals for search in stats.searches.values()),
+        "errors": {
+            _format_kind(kind): count for kind, count in stats.error_counts.items() if kind is not ErrorKind.NONE
+        },
+        "trials_per_second": trials_per_second(stats.searches.values()),
+        "bad_lines": {
+            str(file): {"count": lines.count, "numbers": lines.numbers} for file, lines in invalid_lines.items()
+        },
         "searches": [
             {
-                "workload": subject.workload.text,
-                "schedule": subject.schedule,
-                "device": subject.device,
-                "records": tally.trials,
-                "finals": tally.finals,
-                "errors": tally.trials - tally.errors[ErrorKind.NONE],
-                "trials_per_second": trials_per_second([tally]),
-                "best_seconds": tally.best and tally.best.cost,
-                "best_config": tally.best and tally.best.config,
-                "best_final": tally.best and tally.best.final,
+                "workload": key.workload.text,
+                "schedule": key.schedule,
+                "device": key.device,
+                "records": search.num_trials,
+                "finals": search.num_finals,
+                "errors": search.num_trials - search.error_counts[ErrorKind.NONE],
+                "trials_per_second": trials_per_second([search]),
+                "best_seconds": search.best_record and search.best_record.cost,
+                "best_config": search.best_record and search.best_record.config,
+                "best_final": search.best_record and search.best_record.final,
             }
-            for subject, tally in stats.tallies.items()
+            for key, search in stats.searches.items()
         ],
     }
 
 
-def _kind(kind: ErrorKind) -> str:
+def _format_kind(kind: ErrorKind) -> str:
     return kind.name.lower().replace("_", " ")
 
 
-def _rate(tallies: Iterable[Tally]) -> str:
-    rate = trials_per_second(tallies)
-    return NOTHING if rate is None else significant(rate)
+def _format_rate(searches: Iterable[SearchStats]) -> str:
+    rate = trials_per_second(searches)
+    return EMPTY_CELL if rate is None else format_significant(rate)
 
 
-def _import(args: argparse.Namespace) -> int:
-    bad = BadLines()
-    files = log_files(args.files)
+def _run_import(args: argparse.Namespace) -> int:
+    invalid_lines = InvalidLines()
+    files = list_log_files(args.files)
     try:
-        count = import_logs(files, args.out, bad)
+        count = import_logs(files, args.out, invalid_lines)
     finally:
-        for kind in bad.kinds.values():
+        for kind in invalid_lines.kinds.values():
             lines = f"{kind.count} line{'s' * (kind.count > 1)}"
-            note(f"refused {lines}, the first line {kind.number}: {kind.error}")
-    print(f"{printable(str(args.out))}: {count:,} record{'s' * (count != 1)} imported, {bad.count:,} refused")
+            print_note(f"refused {lines}, the first line {kind.number}: {kind.error}")
+    print(
+        f"{escape_unprintable(str(args.out))}: {count:,} record{'s' * (count != 1)} imported, "
+        f"{invalid_lines.count:,} refused"
+    )
     return 0
 
 
-def _merge(args: argparse.Namespace) -> int:
-    bad = BadLines()
-    count, repeated = merge(log_files(args.files), args.out, bad)
-    if bad.count:
-        note(f"left out {bad}")
-    print(f"{printable(str(args.out))}: {count:,} record{'s' * (count != 1)}, {repeated:,} left out as repeated")
+def _run_merge(args: argparse.Namespace) -> int:
+    invalid_lines = InvalidLines()
+    count, num_repeated = merge_logs(list_log_files(args.files), args.out, invalid_lines)
+    if invalid_lines.count:
+        print_note(f"left out {invalid_lines}")
+    print(
+        f"{escape_unprintable(str(args.out))}: {count:,} record{'s' * (count != 1)}, {num_repeated:,} "
+        "left out as repeated"
+    )
     return 0
 
 
-def _tell_bad(bad: dict[Path, BadLines]) -> None:
-    for file, lines in bad.items():
+def _print_invalid_lines(invalid_lines: dict[Path, InvalidLines]) -> None:
+    for file, lines in invalid_lines.items():
         if lines.count:
-            note(f"{file}: {lines}")
+            print_note(f"{file}: {lines}")
 
 
-def _names(files: Sequence[Path]) -> str:
+def _join_names(files: Sequence[Path]) -> str:
     return ", ".join(map(str, files))

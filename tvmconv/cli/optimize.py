@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tvmconv.cli.errors import UsageError, note
-from tvmconv.cli.options import model_input, positive
+from tvmconv.cli.errors import UsageError, print_note
+from tvmconv.cli.options import parse_model_input, parse_positive
 from tvmconv.cli.progress import progress_line
-from tvmconv.errors import as_model_error
-from tvmconv.models.inputs import EXAMPLE, Input
+from tvmconv.errors import translate_to_model_error
+from tvmconv.models.input_spec import EXAMPLE_TEXT, InputSpec
 from tvmconv.workloads import dtypes
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST, LAYOUTS
 
@@ -35,14 +35,14 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--input",
         metavar="SIZES",
-        type=_input,
+        type=_parse_input,
         action="append",
         required=True,
-        help=f"an argument of the model, such as {EXAMPLE}; several in order",
+        help=f"an argument of the model, such as {EXAMPLE_TEXT}; several in order",
     )
     parser.add_argument(
         "--dtype",
-        choices=dtypes.BY_TEXT,
+        choices=dtypes.DTYPES_BY_TEXT,
         default="f32",
         help="of the model and its input; f32 is without TF32, tf32 is float32 with it (default: %(default)s)",
     )
@@ -54,7 +54,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--seconds",
         metavar="T",
-        type=positive,
+        type=parse_positive,
         help="search for kernels, and take so long for all, from the command on (writing the model comes after it)",
     )
     parser.add_argument("--log", metavar="F", type=Path, help="take kernels from it, and append what is measured")
@@ -66,29 +66,29 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def _input(text: str) -> Input:
-    given = model_input(text)
-    if given.name:
+def _parse_input(text: str) -> InputSpec:
+    parsed_input = parse_model_input(text)
+    if parsed_input.name:
         raise argparse.ArgumentTypeError(f"{text!r} has a name: arguments are given in order")
-    return given
+    return parsed_input
 
 
 def run(args: argparse.Namespace) -> int:
     """Optimise, print and write."""
     if args.out:
-        with _writing(args.out):
+        with _translate_write_errors(args.out):
             args.out.mkdir(parents=True, exist_ok=True)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # what the model's code prints
-            optimized = _optimized(args)
+            optimized = _optimize(args)
     except KeyboardInterrupt:
         if args.seconds is not None:
-            note("interrupted; the log has what was measured")
+            print_note("interrupted; the log has what was measured")
         raise
     report = optimized.report()
     print(report)
     if args.out:
-        with _writing(args.out):
+        with _translate_write_errors(args.out):
             (args.out / REPORT).write_text(f"{report}\n", encoding="utf-8")
         optimized.save(args.out / MODEL)
         print(f"tvmconv.torch.load({str(args.out / MODEL)!r}) loads the model.")
@@ -96,55 +96,56 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def _translate_write_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise UsageError(f"cannot write {os.fspath(folder)}: {error.strerror}") from error
 
 
-def _tensor(given: Input, dtype: Any, place: Any) -> Any:
+def _make_tensor(model_input: InputSpec, dtype: Any, torch_device: Any) -> Any:
     """Zeros, where an input has a dtype of its own; else random numbers in that of the model."""
     import torch
 
-    if given.dtype:
-        return torch.zeros(given.shape, dtype=getattr(torch, given.dtype), device=place)
-    return torch.randn(given.shape, dtype=torch.float32, device=place).to(dtype)
+    if model_input.dtype:
+        return torch.zeros(model_input.shape, dtype=getattr(torch, model_input.dtype), device=torch_device)
+    return torch.randn(model_input.shape, dtype=torch.float32, device=torch_device).to(dtype)
 
 
-def _optimized(args: argparse.Namespace) -> Any:
-    from tvmconv.torch.optimize import ON_THE_CPU, optimize_within  # noqa: I001  first, as it says what is missing
+def _optimize(args: argparse.Namespace) -> Any:
+    from tvmconv.torch.optimize import CPU_MODEL_WARNING, optimize_within  # noqa: I001  first, as it says what is missing
     import torch
 
     from tvmconv import devices
-    from tvmconv.deadline import Deadline, process_begun
-    from tvmconv.models.torch_module import make
-    from tvmconv.torch.form import MEMORY_FORMATS
-    from tvmconv.torch.formats import lay_weights
+    from tvmconv.deadline import Deadline, get_process_start
+    from tvmconv.models.torch_module import make_module
+    from tvmconv.torch.signature import MEMORY_FORMATS
+    from tvmconv.torch.memory_format import convert_weight_memory_format
 
-    device = devices.find(args.device or "auto")
+    device = devices.find_device(args.device or "auto")
     if isinstance(device, devices.Arch):
         raise UsageError(f"{device.text} is to compile for only: a model runs on cuda:N or opencl:N")
-    place = torch.device(device.text if device.kind == "cuda" else "cpu")
+    torch_device = torch.device(device.text if device.kind == "cuda" else "cpu")
     torch.backends.cudnn.allow_tf32 = args.dtype == "tf32"
     torch.backends.cudnn.benchmark = True
-    dtype = getattr(torch, dtypes.BY_TEXT[args.dtype].storage)
+    dtype = getattr(torch, dtypes.DTYPES_BY_TEXT[args.dtype].storage)
     layout = args.layout or (CHANNELS_FIRST if args.dtype == "f32" else CHANNELS_LAST)
     formats = MEMORY_FORMATS if layout == CHANNELS_LAST else {}
-    model = make(args.model)
-    with as_model_error(f"{args.model} on {place}"):  # which may have too little memory
-        model = model.to(place, dtype)
-        lay_weights(model, formats)
-        inputs = [_tensor(each, dtype, place) for each in args.input]
+    model = make_module(args.model)
+    with translate_to_model_error(f"{args.model} on {torch_device}"):  # which may have too little memory
+        model = model.to(torch_device, dtype)
+        convert_weight_memory_format(model, formats)
+        inputs = [_make_tensor(input_tensor, dtype, torch_device) for input_tensor in args.input]
         inputs = [
-            each.contiguous(memory_format=formats.get(each.dim() - 2, torch.contiguous_format)) for each in inputs
+            input_tensor.contiguous(memory_format=formats.get(input_tensor.dim() - 2, torch.contiguous_format))
+            for input_tensor in inputs
         ]
     choose: Any = "tuned" if args.all else "fastest"
     if device.kind != "cuda" and args.seconds is not None and not args.all:
-        note(ON_THE_CPU)
+        print_note(CPU_MODEL_WARNING)
     with progress_line(f"{args.model}: ") as show:
         return optimize_within(
-            None if args.seconds is None else Deadline.after(args.seconds, process_begun()),
+            None if args.seconds is None else Deadline.after(args.seconds, get_process_start()),
             model,
             tuple(inputs),
             log=args.log,

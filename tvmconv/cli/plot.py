@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from tvmconv import workloads
-from tvmconv.cli.errors import UsageError, note
-from tvmconv.cli.options import EXAMPLE, image
-from tvmconv.errors import Error, printable
+from tvmconv.cli.errors import UsageError, print_note
+from tvmconv.cli.options import EXAMPLE_WORKLOAD, parse_image_path
+from tvmconv.errors import Error, escape_unprintable
 from tvmconv.experiments.sweep import Sweep, is_run_output
 from tvmconv.files import open_regular
-from tvmconv.logs.lines import BadLines
-from tvmconv.reports.charts import draw_history, draw_sweep, sweep_info
-from tvmconv.reports.history import Trace, history_info, merge_into_sweep, read_traces
-from tvmconv.reports.sweep import draw
+from tvmconv.logs.lines import InvalidLines
+from tvmconv.reports.charts import compute_sweep_info, draw_history, draw_sweep
+from tvmconv.reports.history import Trace, compute_history_info, merge_into_sweep, read_traces
+from tvmconv.reports.sweep import draw_chart
 from tvmconv.workloads import Workload
 
 
@@ -36,54 +36,56 @@ def add_parser(commands: Any) -> None:
         type=Path,
         help="a tuning log, a sweep's JSON, or what tvmconv run --json prints",
     )
-    parser.add_argument("-o", dest="out", metavar="IMAGE", type=image, required=True, help="a PNG, SVG or PDF file")
-    parser.add_argument("--workload", metavar="W", help=f"only this workload's searches, such as {EXAMPLE}")
+    parser.add_argument(
+        "-o", dest="out", metavar="IMAGE", type=parse_image_path, required=True, help="a PNG, SVG or PDF file"
+    )
+    parser.add_argument("--workload", metavar="W", help=f"only this workload's searches, such as {EXAMPLE_WORKLOAD}")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Draw; print the image's name."""
-    sweeps = [Sweep.read(file) for file in args.files if _is_sweep(file)]
-    found = [trace for file in args.files if not _is_sweep(file) for trace in _read_log(file, args.files)]
-    chosen = _choose(args, found)
-    if chosen is not None:
-        draw_history(history_info(chosen, found, sweeps), args.out)
-    elif len(sweeps) == 1 and not found:
-        draw(sweeps[0], args.out)
+    sweeps = [Sweep.read(file) for file in args.files if _is_sweep_file(file)]
+    traces = [trace for file in args.files if not _is_sweep_file(file) for trace in _read_log_traces(file, args.files)]
+    chosen_workload = _select_workload(args, traces)
+    if chosen_workload is not None:
+        draw_history(compute_history_info(chosen_workload, traces, sweeps), args.out)
+    elif len(sweeps) == 1 and not traces:
+        draw_chart(sweeps[0], args.out)
     else:
-        labels, results = merge_into_sweep(found, sweeps)
+        labels, results = merge_into_sweep(traces, sweeps)
         names = dict.fromkeys(result.device_name for result in results)
         axis = sweeps[0].axis if sweeps else "workload"
-        draw_sweep(sweep_info(f"Best on {', '.join(names)}", axis, labels, results), args.out)
-    print(printable(str(args.out)))
+        draw_sweep(compute_sweep_info(f"Best on {', '.join(names)}", axis, labels, results), args.out)
+    print(escape_unprintable(str(args.out)))
     return 0
 
 
-def _choose(args: argparse.Namespace, found: Sequence[Trace]) -> Workload | None:
+def _select_workload(args: argparse.Namespace, traces: Sequence[Trace]) -> Workload | None:
     """The workload whose searches are drawn trial by trial: the one asked for, or the only one."""
-    there = {trace.workload for trace in found}
+    workloads_of_traces = {trace.workload for trace in traces}
     if args.workload is None:
-        return there.pop() if len(there) == 1 else None
+        return workloads_of_traces.pop() if len(workloads_of_traces) == 1 else None
     workload = workloads.parse(args.workload)
-    if workload not in there:
+    if workload not in workloads_of_traces:
         raise UsageError(f"no record of {workload} in {', '.join(map(str, args.files))}")
     return workload
 
 
-def _is_sweep(file: Path) -> bool:
+def _is_sweep_file(file: Path) -> bool:
     """Whether a file begins like a sweep's JSON or what `run --json` prints; a log's lines begin otherwise."""
     with open_regular(file) as opened:
-        begin = opened.read(1 << 16)
-    return begin.startswith(b'{"name":') or is_run_output(begin)
+        first_bytes = opened.read(1 << 16)
+    return first_bytes.startswith(b'{"name":') or is_run_output(first_bytes)
 
 
-def _read_log(file: Path, files: Sequence[Path]) -> list[Trace]:
+def _read_log_traces(file: Path, files: Sequence[Path]) -> list[Trace]:
     """The searches of a log, named by as much of its path as tells it from the others."""
-    bad = BadLines()
-    short = sum(other.name == file.name for other in files) == 1
-    found = read_traces(file.stem if short else str(file), file, bad)
-    if not found:
-        raise Error(f"{file}: no record in it" + (f": {bad}" if bad.count else ""))
-    if bad.count:
-        note(f"{file}: {bad}")
-    return found
+    invalid_lines = InvalidLines()
+    is_unique_name = sum(other.name == file.name for other in files) == 1
+    traces = read_traces(file.stem if is_unique_name else str(file), file, invalid_lines)
+    if not traces:
+        raise Error(f"{file}: no record in it" + (f": {invalid_lines}" if invalid_lines.count else ""))
+    if invalid_lines.count:
+        print_note(f"{file}: {invalid_lines}")
+    return traces

@@ -7,22 +7,22 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tvmconv.errors import printable
-from tvmconv.experiments.run import Progress
+from tvmconv.errors import escape_unprintable
+from tvmconv.experiments.run import ProgressCallback
 
 _ERASE_LINE = "\r\x1b[K"  # ECMA-48: erase from the cursor to the end of the line
 
 
 @contextmanager
-def progress_line(prefix: str = "") -> Iterator[Progress]:
+def progress_line(prefix: str = "") -> Iterator[ProgressCallback]:
     """Give a function that shows a step in place of the one before; it is silent where stderr is no terminal."""
     if not sys.stderr.isatty():
-        yield lambda step: None
+        yield lambda message: None
         return
 
-    def show(step: str) -> None:
+    def show(message: str) -> None:
         width = shutil.get_terminal_size().columns - 1
-        sys.stderr.write(_ERASE_LINE + printable(f"{prefix}{step}")[:width])
+        sys.stderr.write(_ERASE_LINE + escape_unprintable(f"{prefix}{message}")[:width])
         sys.stderr.flush()
 
     try:

@@ -7,28 +7,28 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from tvmconv import library, workloads
-from tvmconv.cli.errors import UsageError, note
-from tvmconv.cli.explain import machine_of
+from tvmconv import registry, workloads
+from tvmconv.cli.errors import UsageError, print_note
+from tvmconv.cli.explain import find_device_spec
 from tvmconv.cli.options import (
-    EXAMPLE,
-    add_place,
-    add_suite,
-    chosen_layers,
-    find_place,
-    refuse_layers_options,
-    tell_place,
-    told_fallbacks,
+    EXAMPLE_WORKLOAD,
+    add_device_options,
+    add_suite_options,
+    find_target_device,
+    parse_layers,
+    print_device,
+    reject_layer_options,
+    report_fallbacks,
 )
 from tvmconv.cli.progress import progress_line
-from tvmconv.errors import printable
+from tvmconv.errors import escape_unprintable
 from tvmconv.experiments.sweep import Sweep
-from tvmconv.logs.best import log_files
-from tvmconv.logs.shipped import shipped_logs
-from tvmconv.without_torch import import_tvm
+from tvmconv.logs.packaged import packaged_logs
+from tvmconv.logs.ranking import list_log_files
+from tvmconv.tvm_import import import_tvm
 from tvmconv.workloads import Layer
 
-SHIPPED = "the logs that come with tvmconv"
+PACKAGED_LOGS_TEXT = "the logs that come with tvmconv"
 
 
 def add_parser(commands: Any) -> None:
@@ -40,8 +40,8 @@ def add_parser(commands: Any) -> None:
         "the roofline, what the kernels' code costs, how the search went, and what each knob bought.",
         usage="%(prog)s WORKLOAD [options] -o FILE.html\n       %(prog)s --suite S [options] -o FILE.html",
     )
-    parser.add_argument("workload", metavar="WORKLOAD", nargs="?", help=f"such as {EXAMPLE}")
-    add_suite(parser)
+    parser.add_argument("workload", metavar="WORKLOAD", nargs="?", help=f"such as {EXAMPLE_WORKLOAD}")
+    add_suite_options(parser)
     parser.add_argument(
         "--log", metavar="F", action="append", help="a log, or a folder of logs (default: those that come with tvmconv)"
     )
@@ -62,55 +62,57 @@ def add_parser(commands: Any) -> None:
         help="those to look into, and whose times to show (default: the fastest, and conflict_free or the naive)",
     )
     parser.add_argument("-o", dest="out", type=Path, metavar="FILE", required=True, help="the HTML file to write")
-    add_place(parser)
+    add_device_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Gather, write; print the file's name and size."""
     import_tvm()
-    from tvmconv.reports.gather import Sources, gather
-    from tvmconv.reports.page.contents import page
+    from tvmconv.reports.page.contents import render_page
+    from tvmconv.reports.page_data import ReportSources, collect_contents
 
-    name, layers = _chosen(args)
-    place = find_place(args)
-    if place.arch is None:
-        raise UsageError(f"what is counted is of NVIDIA's architectures: {place.text} is none, try --arch")
+    name, layers = _parse_subject_layers(args)
+    target_device = find_target_device(args)
+    if target_device.arch is None:
+        raise UsageError(f"what is counted is of NVIDIA's architectures: {target_device.text} is none, try --arch")
     if not args.out.parent.is_dir():
         raise UsageError(f"{args.out}: there is no folder {args.out.parent}")
     schedules = args.schedules.split(",") if args.schedules else None
     if len(layers) == 1:
-        for each in schedules or ():
-            library.find(layers[0].workload, each)
-    called = ", ".join(Path(each).name for each in args.log) if args.log else SHIPPED
-    logs = log_files(args.log) if args.log else shipped_logs()
-    sources = Sources(
-        logs, called, bool(args.log), [Sweep.read(file) for file in args.results], args.counters, schedules
+        for schedule_name in schedules or ():
+            registry.find_schedule(layers[0].workload, schedule_name)
+    log_names = ", ".join(Path(schedule_name).name for schedule_name in args.log) if args.log else PACKAGED_LOGS_TEXT
+    logs = list_log_files(args.log) if args.log else packaged_logs()
+    sources = ReportSources(
+        logs, log_names, bool(args.log), [Sweep.read(file) for file in args.results], args.counters, schedules
     )
-    with told_fallbacks(), progress_line("report: ") as show:
-        contents = gather(name, layers, place, machine_of(place), sources, _command(args), show)
-    for bad in contents.bad:
-        note(f"{bad}")
-    text = page(contents)
+    with report_fallbacks(), progress_line("report: ") as show:
+        contents = collect_contents(
+            name, layers, target_device, find_device_spec(target_device), sources, _make_command(args), show
+        )
+    for invalid_lines in contents.invalid_lines:
+        print_note(f"{invalid_lines}")
+    text = render_page(contents)
     args.out.write_text(text, encoding="utf-8", newline="\n")
-    tell_place(args, place)
-    print(f"{printable(str(args.out))}  {args.out.stat().st_size / 1e3:,.0f} kB")
+    print_device(args, target_device)
+    print(f"{escape_unprintable(str(args.out))}  {args.out.stat().st_size / 1e3:,.0f} kB")
     return 0
 
 
-def _chosen(args: argparse.Namespace) -> tuple[str, list[Layer]]:
+def _parse_subject_layers(args: argparse.Namespace) -> tuple[str, list[Layer]]:
     """What the page is about: a name, and its layers."""
     if (args.workload is None) == (args.suite is None):
         raise UsageError("expected a workload or --suite; see tvmconv report --help")
     if args.workload is not None:
-        refuse_layers_options(args)
+        reject_layer_options(args)
         workload = workloads.parse(args.workload)
         return workload.text, [Layer(workload.text, workload, 1)]
-    selection = chosen_layers(args)
+    selection = parse_layers(args)
     return selection.name, list(selection.layers.values())
 
 
-def _command(args: argparse.Namespace) -> str:
+def _make_command(args: argparse.Namespace) -> str:
     """What was typed, but for where the page goes: the same page wherever it is written."""
     words = ["tvmconv", "report", *([args.workload] if args.workload else [])]
     for option in ("suite", "only", "skip", "batch", "dtype", "layout", "schedules", "arch", "device"):
@@ -119,6 +121,6 @@ def _command(args: argparse.Namespace) -> str:
     if args.epilogue:
         words += ["--epilogue", ",".join(args.epilogue)]
     for option in ("log", "results", "counters"):
-        for each in getattr(args, option) or ():
-            words += [f"--{option}", str(each)]
+        for file in getattr(args, option) or ():
+            words += [f"--{option}", str(file)]
     return shlex.join(words)

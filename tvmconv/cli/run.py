@@ -7,35 +7,35 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from tvmconv import devices, naive, workloads
-from tvmconv.cli.errors import UsageError, note
+from tvmconv import devices, naive_cost, workloads
+from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.cli.options import (
-    EXAMPLE,
-    add_knowledge,
-    add_set,
-    add_suite,
-    add_timing,
-    add_verify,
-    chosen_layers,
-    how_to_time,
-    refuse_layers_options,
-    tell_choice,
-    tell_left_out,
-    told_fallbacks,
+    EXAMPLE_WORKLOAD,
+    add_cost_model_option,
+    add_set_option,
+    add_suite_options,
+    add_timing_options,
+    add_verify_option,
+    parse_layers,
+    print_auto_device,
+    print_skipped_schedules,
+    reject_layer_options,
+    report_fallbacks,
+    timing_kwargs,
 )
 from tvmconv.cli.progress import progress_line
 from tvmconv.experiments.results import Result
-from tvmconv.experiments.run import omitted_naive, run_ladder
-from tvmconv.experiments.sweep import Selection, Sweep
+from tvmconv.experiments.run import find_omitted_naive, run_schedules
+from tvmconv.experiments.sweep import LayerSelection, Sweep
 from tvmconv.files import open_regular
-from tvmconv.logs.best import log_files
-from tvmconv.logs.lines import in_one_line
-from tvmconv.reports.sweep import text
-from tvmconv.reports.tables import result_text
-from tvmconv.without_torch import import_tvm
+from tvmconv.logs.lines import translate_os_errors
+from tvmconv.logs.ranking import list_log_files
+from tvmconv.reports.sweep import format_text
+from tvmconv.reports.tables import format_result
+from tvmconv.tvm_import import import_tvm
 from tvmconv.workloads import Workload
 
-FAILED = 1
+FAILED_STATUS = 1
 
 
 def add_parser(commands: Any) -> None:
@@ -51,11 +51,11 @@ def add_parser(commands: Any) -> None:
         "words",
         metavar="WORKLOAD SCHEDULE",
         nargs="*",
-        help=f"such as {EXAMPLE} vthread; without "
+        help=f"such as {EXAMPLE_WORKLOAD} vthread; without "
         "schedules, all that apply; the first of the list is among them, for the speed-up, unless a "
         "launch of it would take seconds",
     )
-    add_suite(parser)
+    add_suite_options(parser)
     parser.add_argument(
         "--log",
         metavar="F",
@@ -63,25 +63,25 @@ def add_parser(commands: Any) -> None:
         help="a log, or a folder of logs, whose fastest kernel for the device runs as well, as the row tuned; may be "
         "given several times",
     )
-    add_timing(parser)
-    add_knowledge(parser)
-    add_set(parser)
-    add_verify(parser)
+    add_timing_options(parser)
+    add_cost_model_option(parser)
+    add_set_option(parser)
+    add_verify_option(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON object a workload, in a line of its own")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a table, or a line of JSON, for each workload; of a suite's layers, one of all of them at the end."""
-    selection = None if args.suite is None else chosen_layers(args)
-    chosen, schedules = _workloads(args, selection)
+    selection = None if args.suite is None else parse_layers(args)
+    chosen_workloads, schedules = _parse_workloads(args, selection)
     _check_readable(args.log or ())
-    device = devices.find(args.device)
+    device = devices.find_device(args.device)
     import_tvm()
     results = []
-    for number, workload in enumerate(chosen, 1):
-        with told_fallbacks(), progress_line(f"{device.text}: {workload.text}, ") as progress:
-            result = run_ladder(
+    for number, workload in enumerate(chosen_workloads, 1):
+        with report_fallbacks(), progress_line(f"{device.text}: {workload.text}, ") as progress:
+            result = run_schedules(
                 workload,
                 schedules,
                 device=device,
@@ -90,41 +90,41 @@ def run(args: argparse.Namespace) -> int:
                 predicted=not schedules,
                 progress=progress,
                 verify=args.verify,
-                **how_to_time(args),
+                **timing_kwargs(args),
             )
         if number == 1:
-            tell_choice(args.device, device)
+            print_auto_device(args.device, device)
         if not schedules:
-            tell_left_out(workload, device)
-        if omitted := omitted_naive(workload, schedules, device):
-            note(f"{naive.describe_omission(omitted, [workload], device)}; name it to run it")
-        _print(result, as_json=args.json, more=number < len(chosen))
+            print_skipped_schedules(workload, device)
+        if omitted_schedule := find_omitted_naive(workload, schedules, device):
+            print_note(f"{naive_cost.describe_omission(omitted_schedule, [workload], device)}; name it to run it")
+        _print_result(result, as_json=args.json, has_next=number < len(chosen_workloads))
         results.append(result)
     if selection and len(results) > 1 and not args.json:
         counts = [*(selection.counts or {}).values()]
-        print(f"\n{text(Sweep(selection.name, [*selection.layers], results, '', counts))}")
-    return 0 if all(result.ok for result in results) else FAILED
+        print(f"\n{format_text(Sweep(selection.name, [*selection.layers], results, '', counts))}")
+    return 0 if all(result.has_all_times for result in results) else FAILED_STATUS
 
 
-def _workloads(args: argparse.Namespace, selection: Selection | None) -> tuple[list[Workload], list[str]]:
+def _parse_workloads(args: argparse.Namespace, selection: LayerSelection | None) -> tuple[list[Workload], list[str]]:
     """The workloads and the names of schedules that were asked for."""
     if selection:
         return list(selection.workloads.values()), args.words
     if not args.words:
         raise UsageError("expected a workload or --suite; see tvmconv run --help")
-    refuse_layers_options(args)
+    reject_layer_options(args)
     return [workloads.parse(args.words[0])], args.words[1:]
 
 
 def _check_readable(logs: Sequence[str]) -> None:
     """Raise Error if a log cannot be read, before anything is measured."""
-    for file in log_files(logs):
-        with in_one_line(file, "read"):
+    for file in list_log_files(logs):
+        with translate_os_errors(file, "read"):
             open_regular(file).close()
 
 
-def _print(result: Result, *, as_json: bool, more: bool) -> None:
+def _print_result(result: Result, *, as_json: bool, has_next: bool) -> None:
     if as_json:
         print(json.dumps(result.to_json()), flush=True)
     else:
-        print(result_text(result), end="\n\n" if more else "\n", flush=True)
+        print(format_result(result), end="\n\n" if has_next else "\n", flush=True)

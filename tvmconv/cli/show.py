@@ -6,31 +6,31 @@ import argparse
 from typing import Any
 
 from tvmconv import workloads
-from tvmconv.cli.kernels import NAMED, add_log, named
-from tvmconv.cli.options import EXAMPLE, add_place, add_set, find_place, tell_place
-from tvmconv.reports.stages import STAGES, stage_text
-from tvmconv.without_torch import import_tvm
+from tvmconv.cli.kernels import KERNEL_NAME_HELP, add_log_option, build_named_kernel
+from tvmconv.cli.options import EXAMPLE_WORKLOAD, add_device_options, add_set_option, find_target_device, print_device
+from tvmconv.reports.ir_levels import IR_LEVELS, format_ir_level
+from tvmconv.tvm_import import import_tvm
 
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser("show", help="a kernel at one of its stages, as text")
-    parser.add_argument("workload", metavar="WORKLOAD", help=f"such as {EXAMPLE}")
-    parser.add_argument("schedule", metavar="SCHEDULE", help=NAMED)
-    parser.add_argument("--stage", choices=STAGES, default="source", help="which (default: %(default)s)")
+    parser.add_argument("workload", metavar="WORKLOAD", help=f"such as {EXAMPLE_WORKLOAD}")
+    parser.add_argument("schedule", metavar="SCHEDULE", help=KERNEL_NAME_HELP)
+    parser.add_argument("--stage", choices=IR_LEVELS, default="source", help="which (default: %(default)s)")
     parser.add_argument("--full", action="store_true", help="the source with its preamble, so that it compiles")
-    add_log(parser)
-    add_place(parser)
-    add_set(parser)
+    add_log_option(parser)
+    add_device_options(parser)
+    add_set_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a stage of a kernel."""
     workload = workloads.parse(args.workload)
-    device = find_place(args)
+    device = find_target_device(args)
     import_tvm()
-    built = named(args.schedule, workload, device, dict(args.set), args.log)
-    print(stage_text(built, args.stage, full=args.full))
-    tell_place(args, device)
+    built_kernel = build_named_kernel(args.schedule, workload, device, dict(args.set), args.log)
+    print(format_ir_level(built_kernel, args.stage, is_full=args.full))
+    print_device(args, device)
     return 0

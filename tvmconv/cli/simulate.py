@@ -8,14 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tvmconv.cli.options import count, count_up_to, image
+from tvmconv.cli.options import make_count_parser, parse_count, parse_image_path
 from tvmconv.cli.progress import progress_line
-from tvmconv.errors import printable
-from tvmconv.reports.simulation import Comparison, draw, means, panels, shares_table
-from tvmconv.searching.recordings import FEWEST, find
-from tvmconv.searching.simulate import Summary, checkpoints, search
-from tvmconv.searching.tuners import TUNERS
-from tvmconv.without_torch import import_tvm
+from tvmconv.errors import escape_unprintable
+from tvmconv.reports.simulation import (
+    TunerComparison,
+    compute_mean_summaries,
+    compute_panels,
+    draw_panels,
+    make_relative_throughput_table,
+)
+from tvmconv.search.recorded_files import MIN_CONFIGS, find_recorded_spaces
+from tvmconv.search.simulation import SimulationSummary, select_checkpoints, simulate_search
+from tvmconv.search.tuners import TUNERS
+from tvmconv.tvm_import import import_tvm
 
 MAX_TRIALS, MAX_SEEDS = 100_000, 10_000
 
@@ -44,25 +50,27 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--trials",
         metavar="N",
-        type=count_up_to(MAX_TRIALS),
+        type=make_count_parser(MAX_TRIALS),
         default=100,
         help="measurements (default: %(default)s)",
     )
     parser.add_argument(
         "--seeds",
         metavar="N",
-        type=count_up_to(MAX_SEEDS),
+        type=make_count_parser(MAX_SEEDS),
         default=10,
         help="searches each (default: %(default)s)",
     )
     parser.add_argument(
         "--fewest",
         metavar="N",
-        type=count,
-        default=FEWEST,
+        type=parse_count,
+        default=MIN_CONFIGS,
         help="of a log, only workloads and schedules of as many configs (default: %(default)s)",
     )
-    parser.add_argument("-o", dest="out", metavar="IMAGE", type=image, help="draw the searches: a PNG, SVG or PDF file")
+    parser.add_argument(
+        "-o", dest="out", metavar="IMAGE", type=parse_image_path, help="draw the searches: a PNG, SVG or PDF file"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -70,38 +78,44 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print tables, or a JSON object; draw."""
     import_tvm()
-    spaces = dict(find(args.files, args.fewest))
+    spaces = dict(find_recorded_spaces(args.files, args.fewest))
     tuners = list(dict.fromkeys(args.tuner or TUNERS))
     comparisons = []
-    for place, (name, recording) in enumerate(spaces.items(), start=1):
-        with progress_line(f"{name}: " if len(spaces) == 1 else f"{place} of {len(spaces)}, {name}: ") as progress:
+    for space_number, (name, recording) in enumerate(spaces.items(), start=1):
+        with progress_line(
+            f"{name}: " if len(spaces) == 1 else f"{space_number} of {len(spaces)}, {name}: "
+        ) as progress:
             summaries = []
             for tuner in tuners:
                 runs = []
                 for seed in range(args.seeds):
                     progress(f"{tuner}, seed {seed + 1} of {args.seeds}")
-                    runs.append(search(recording, tuner, args.trials, seed))
-                summaries.append(Summary(tuner, runs))
-        comparisons.append(Comparison(name, recording, summaries))
+                    runs.append(simulate_search(recording, tuner, args.trials, seed))
+                summaries.append(SimulationSummary(tuner, runs))
+        comparisons.append(TunerComparison(name, recording, summaries))
         if not args.json:
-            print(printable(comparisons[-1].text()), end="\n\n" if len(spaces) > 1 else "\n", flush=True)
+            print(
+                escape_unprintable(comparisons[-1].format_text()), end="\n\n" if len(spaces) > 1 else "\n", flush=True
+            )
     if args.json:
-        print(json.dumps(_json(comparisons)))
+        print(json.dumps(_comparisons_to_json(comparisons)))
     elif len(comparisons) > 1:
-        print(f"mean of {len(comparisons)} spaces\n\n{shares_table(means(comparisons), args.trials).text()}")
+        table = make_relative_throughput_table(compute_mean_summaries(comparisons), args.trials)
+        print(f"mean of {len(comparisons)} spaces\n\n{table.format_text()}")
     if args.out:
-        draw(panels(comparisons), Path(args.out))
+        draw_panels(compute_panels(comparisons), Path(args.out))
     return 0
 
 
-def _json(comparisons: Sequence[Comparison]) -> dict[str, Any]:
+def _comparisons_to_json(comparisons: Sequence[TunerComparison]) -> dict[str, Any]:
     """Of one space its object; of several all, and the mean shares by tuner and number of trials."""
     if len(comparisons) == 1:
         return comparisons[0].to_json()
-    counts = checkpoints(comparisons[0].trials)
+    counts = select_checkpoints(comparisons[0].num_trials)
     return {
-        "spaces": [each.to_json() for each in comparisons],
+        "spaces": [comparison.to_json() for comparison in comparisons],
         "mean_share": {
-            mean.tuner: {str(n): float(mean.after(n).mean()) for n in counts} for mean in means(comparisons)
+            mean.tuner: {str(n): float(mean.get_throughput_after(n).mean()) for n in counts}
+            for mean in compute_mean_summaries(comparisons)
         },
     }

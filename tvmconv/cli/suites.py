@@ -7,11 +7,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tvmconv.cli.errors import UsageError, note
-from tvmconv.cli.options import add_selection, chosen_layers, chosen_of, model_input, refuse_layers_options
+from tvmconv.cli.errors import UsageError, print_note
+from tvmconv.cli.options import (
+    add_layer_filters,
+    filter_model_layers,
+    parse_layers,
+    parse_model_input,
+    reject_layer_options,
+)
 from tvmconv.errors import ModelError
-from tvmconv.models.derive import derive
-from tvmconv.models.inputs import DTYPES, EXAMPLE
+from tvmconv.models.input_spec import DTYPES, EXAMPLE_TEXT
+from tvmconv.models.model_layers import derive_layers
 from tvmconv.reports.tables import Table
 from tvmconv.workloads import Layer, suite
 from tvmconv.workloads.suites import SUITES, write_suite
@@ -37,14 +43,14 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--input",
         metavar="[NAME=]SIZES[,DTYPE]",
-        type=model_input,
+        type=parse_model_input,
         action="append",
         default=[],
-        help=f"an input of the model, such as {EXAMPLE}, in order or by name; may be given several times. Sets dynamic "
-        f"dimensions of ONNX; PyTorch needs all, and takes a dtype: {', '.join(DTYPES)} (default: f32)",
+        help=f"an input of the model, such as {EXAMPLE_TEXT}, in order or by name; may be given several times. Sets "
+        f"dynamic dimensions of ONNX; PyTorch needs all, and takes a dtype: {', '.join(DTYPES)} (default: f32)",
     )
     parser.add_argument("-o", dest="out", metavar="FILE", type=Path, help="write the layers to a file, as JSON")
-    add_selection(parser)
+    add_layer_filters(parser)
     parser.set_defaults(run=run)
 
 
@@ -53,37 +59,37 @@ def run(args: argparse.Namespace) -> int:
     if args.model is None and args.input:
         raise UsageError("--input is for a model: name one by --from")
     if args.suite is None and args.model is None:
-        return _list(args)
+        return _list_suites(args)
     if args.suite is not None and args.model is not None:
         raise UsageError(f"expected {args.suite} or --from {args.model}, not both")
-    layers = chosen_layers(args).layers.values() if args.model is None else _of_model(args)
+    layers = parse_layers(args).layers.values() if args.model is None else _derive_model_layers(args)
     if args.out:
         write_suite(layers, args.out)
     else:
-        _print(layers)
+        _print_layers(layers)
     return 0
 
 
-def _list(args: argparse.Namespace) -> int:
-    refuse_layers_options(args)
+def _list_suites(args: argparse.Namespace) -> int:
+    reject_layer_options(args)
     if args.out:
         raise UsageError("-o is for the layers of a suite: name one, or a model by --from")
     rows = [[name, str(len(suite(name)))] for name in SUITES]
-    print(Table(("suite", "workloads"), rows, left=frozenset({"suite"})).text())
+    print(Table(("suite", "workloads"), rows, left_aligned=frozenset({"suite"})).format_text())
     return 0
 
 
-def _of_model(args: argparse.Namespace) -> list[Layer]:
+def _derive_model_layers(args: argparse.Namespace) -> list[Layer]:
     """The layers of a model, after telling on stderr which convolutions are left out."""
-    derived = derive(args.model, args.input)
-    for line in derived.left_out:
-        note(f"left out: {line}")
+    derived = derive_layers(args.model, args.input)
+    for line in derived.skipped_layers:
+        print_note(f"left out: {line}")
     if not derived.layers:
-        other = " that is a workload" if derived.left_out else ""
-        raise ModelError(f"{args.model} has no convolution{other}")
-    return chosen_of(args.model, derived.layers, args)
+        other_text = " that is a workload" if derived.skipped_layers else ""
+        raise ModelError(f"{args.model} has no convolution{other_text}")
+    return filter_model_layers(args.model, derived.layers, args)
 
 
-def _print(layers: Iterable[Layer]) -> None:
+def _print_layers(layers: Iterable[Layer]) -> None:
     rows = [[layer.name, str(layer.count), layer.workload.text] for layer in layers]
-    print(Table(("layer", "times", "workload"), rows, left=frozenset({"layer", "workload"})).text())
+    print(Table(("layer", "times", "workload"), rows, left_aligned=frozenset({"layer", "workload"})).format_text())

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from tvmconv.cli.progress import progress_line
-from tvmconv.errors import Error, printable
-from tvmconv.knowledge.likeness import layer_of
-from tvmconv.logs.best import log_files
+from tvmconv.cost_model.similarity import layer_key
+from tvmconv.cost_model.train import collect_samples, find_record_device_spec, read_valid_records, train
+from tvmconv.errors import Error, escape_unprintable
+from tvmconv.logs.packaged import packaged_logs, packaged_samples
+from tvmconv.logs.ranking import list_log_files
 from tvmconv.logs.record import Record
-from tvmconv.logs.shipped import shipped_logs, shipped_samples
 from tvmconv.reports.tables import Table
-from tvmconv.training import machine_of, measured, samples, train
 from tvmconv.version import VERSION
 from tvmconv.workloads import suite
 
@@ -47,37 +47,37 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, write, print what of."""
-    logs = [*log_files(args.logs), *([] if args.no_shipped else [*shipped_logs(), *shipped_samples()])]
+    logs = [*list_log_files(args.logs), *([] if args.no_shipped else [*packaged_logs(), *packaged_samples()])]
     if not logs:
         raise Error("no logs to learn from")
-    records = _records(logs, args.device)
-    left_out = {layer_of(layer.workload) for name in args.without for layer in suite(name)}
-    kept = [record for record in records if layer_of(record.workload) not in left_out]
-    machine = machine_of(records[0])
+    records = _read_records(logs, args.device)
+    excluded_layers = {layer_key(layer.workload) for name in args.without for layer in suite(name)}
+    kept_records = [record for record in records if layer_key(record.workload) not in excluded_layers]
+    device_spec = find_record_device_spec(records[0])
     date = time.strftime("%Y-%m-%d")
-    note = f"{len(kept):,} records of {machine.name}; tvmconv {VERSION}; {date}; `{_command(args)}`"
+    note = f"{len(kept_records):,} records of {device_spec.name}; tvmconv {VERSION}; {date}; `{_make_command(args)}`"
     with progress_line("train: ") as show:
-        made = samples(kept, lambda text: show(f"reading {text}"))
-        knowledge = train(made, machine, note, lambda name: show(f"learning {name}"))
+        training_samples = collect_samples(kept_records, lambda text: show(f"reading {text}"))
+        cost_model = train(training_samples, device_spec, note, lambda name: show(f"learning {name}"))
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    knowledge.save(args.out)
+    cost_model.save(args.out)
     rows = [
         (
             operator,
             name,
-            f"{len(own):,}",
-            f"{sum(len(sample.points) for sample in own):,}",
-            _yes(name in knowledge.experts),
+            f"{len(samples_of_schedule):,}",
+            f"{sum(len(sample.points) for sample in samples_of_schedule):,}",
+            _format_learnt(name in cost_model.schedule_models),
         )
-        for (operator, name), own in sorted(made.items())
+        for (operator, name), samples_of_schedule in sorted(training_samples.items())
     ]
     headers = ("operator", "schedule", "workloads", "configs", "learnt")
-    print(Table(headers, rows, left=frozenset({"operator", "schedule", "learnt"})).text())
-    print(f"{printable(str(args.out))}: {args.out.stat().st_size / 1e6:.1f} MB")
+    print(Table(headers, rows, left_aligned=frozenset({"operator", "schedule", "learnt"})).format_text())
+    print(f"{escape_unprintable(str(args.out))}: {args.out.stat().st_size / 1e6:.1f} MB")
     return 0
 
 
-def _command(args: argparse.Namespace) -> str:
+def _make_command(args: argparse.Namespace) -> str:
     """What makes the same model of the same logs."""
     options = [f"--device={args.device}"] if args.device else []
     options += [f"--without={name}" for name in args.without]
@@ -85,21 +85,23 @@ def _command(args: argparse.Namespace) -> str:
     return shlex.join(["tvmconv", "train", *map(str, args.logs), *options])
 
 
-def _yes(value: bool) -> str:
+def _format_learnt(value: bool) -> str:
     return "yes" if value else "too little"
 
 
-def _records(logs: Sequence[Path], name: str | None) -> list[Record]:
+def _read_records(logs: Sequence[Path], name: str | None) -> list[Record]:
     """The valid records of the device of a name, or of the one that has most."""
-    found: list[Record] = []
+    records: list[Record] = []
     with progress_line("train: ") as show:
         for number, log in enumerate(logs, 1):
             show(f"log {number} of {len(logs)}")
-            found += measured(log)
-    if not found:
+            records += read_valid_records(log)
+    if not records:
         raise Error("no valid records in these logs")
-    chosen = name or Counter(record.device for record in found).most_common(1)[0][0]
-    kept = [record for record in found if record.device == chosen]
-    if not kept:
-        raise Error(f"no records of {chosen}; there are {', '.join(sorted({record.device for record in found}))}")
-    return kept
+    device_name = name or Counter(record.device for record in records).most_common(1)[0][0]
+    device_records = [record for record in records if record.device == device_name]
+    if not device_records:
+        raise Error(
+            f"no records of {device_name}; there are {', '.join(sorted({record.device for record in records}))}"
+        )
+    return device_records

@@ -12,39 +12,39 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvmconv import library, naive, workloads
-from tvmconv.cli.errors import UsageError, note
+from tvmconv import naive_cost, registry, workloads
+from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.cli.options import (
-    EXAMPLE,
-    add_knowledge,
-    add_suite,
-    add_tracker,
-    add_verify,
-    chosen_layers,
-    count,
-    positive,
-    refuse_layers_options,
-    seed_number,
-    tell_choice,
-    verify_lines,
-    workers,
+    EXAMPLE_WORKLOAD,
+    add_cost_model_option,
+    add_suite_options,
+    add_tracker_option,
+    add_verify_option,
+    describe_sampled,
+    parse_count,
+    parse_layers,
+    parse_positive,
+    parse_seed,
+    parse_workers,
+    print_auto_device,
+    reject_layer_options,
 )
 from tvmconv.cli.progress import progress_line
-from tvmconv.deadline import Deadline, process_begun
-from tvmconv.reports.tables import ALL, NOTHING, Table, significant, total_seconds
-from tvmconv.searching.tuners import TUNERS
-from tvmconv.without_torch import import_tvm
+from tvmconv.deadline import Deadline, get_process_start
+from tvmconv.reports.tables import EMPTY_CELL, NETWORK_ROW, Table, format_significant, sum_seconds
+from tvmconv.search.tuners import TUNERS
+from tvmconv.tvm_import import import_tvm
 from tvmconv.workloads import Workload
 
 if TYPE_CHECKING:
     from tvmconv.devices import Device
-    from tvmconv.measuring.outcome import ErrorKind
-    from tvmconv.searching.search import Tuned
-    from tvmconv.searching.status import Status
+    from tvmconv.measure.results import ErrorKind
+    from tvmconv.search.progress import Status
+    from tvmconv.search.search import Tuned
 
-LOG = "tuning.jsonl"
-FAILED = 1
-LINE_SECONDS = 15.0  # between two lines of progress where there is no terminal
+DEFAULT_LOG = "tuning.jsonl"
+FAILED_STATUS = 1
+SECONDS_PER_LINE = 15.0  # between two lines of progress where there is no terminal
 
 
 def add_parser(commands: Any) -> None:
@@ -56,14 +56,14 @@ def add_parser(commands: Any) -> None:
         "command goes on where it was interrupted. Exit status 1 says that nothing ran for some workload.",
         usage="%(prog)s (WORKLOAD | --suite S) [options]",
     )
-    parser.add_argument("workload", metavar="WORKLOAD", nargs="?", help=f"such as {EXAMPLE}")
-    add_suite(parser)
-    add_search(parser)
+    parser.add_argument("workload", metavar="WORKLOAD", nargs="?", help=f"such as {EXAMPLE_WORKLOAD}")
+    add_suite_options(parser)
+    add_search_options(parser)
     parser.add_argument("--json", action="store_true", help="print the best record of each search, as in the log")
     parser.set_defaults(run=run)
 
 
-def add_search(parser: argparse.ArgumentParser) -> None:
+def add_search_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how to search."""
     parser.add_argument(
         "--schedule",
@@ -76,24 +76,28 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trials",
         metavar="N",
-        type=count,
+        type=parse_count,
         help="measure so many configs, those in the log included (default: 512 without --seconds)",
     )
     time_limit = parser.add_mutually_exclusive_group()
     time_limit.add_argument(
         "--seconds",
         metavar="T",
-        type=positive,
+        type=parse_positive,
         help="take so long for each workload, from the command on, with the last timings",
     )
     time_limit.add_argument(
         "--seconds-total",
         metavar="T",
-        type=positive,
+        type=parse_positive,
         help="take so long for all workloads, from the command on, shared out by what each costs the network",
     )
-    parser.add_argument("--patience", metavar="N", type=count, help="stop after so many configs that are no better")
-    parser.add_argument("--log", metavar="F", type=Path, default=Path(LOG), help="append to it (default: %(default)s)")
+    parser.add_argument(
+        "--patience", metavar="N", type=parse_count, help="stop after so many configs that are no better"
+    )
+    parser.add_argument(
+        "--log", metavar="F", type=Path, default=Path(DEFAULT_LOG), help="append to it (default: %(default)s)"
+    )
     parser.add_argument(
         "--transfer",
         metavar="F",
@@ -108,46 +112,46 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="cuda:N, cuda for all GPUs of this host, opencl:N, rpc:KEY or auto (default: %(default)s)",
     )
-    add_tracker(parser)
-    add_knowledge(parser)
-    add_verify(parser)
-    parser.add_argument("--workers", metavar="N", type=workers, help="processes that build (default: cores - 1)")
-    parser.add_argument("--seed", metavar="N", type=seed_number, default=0, help="of the tuner (default: %(default)s)")
+    add_tracker_option(parser)
+    add_cost_model_option(parser)
+    add_verify_option(parser)
+    parser.add_argument("--workers", metavar="N", type=parse_workers, help="processes that build (default: cores - 1)")
+    parser.add_argument("--seed", metavar="N", type=parse_seed, default=0, help="of the tuner (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Tune, and print a table of what came of it."""
-    chosen, network = _workloads(args)
+    chosen_workloads, network = _parse_workloads(args)
     try:
-        results = search_all(args, {workload: network.get(workload, 1) for workload in chosen})
+        results = search_all(args, {workload: network.get(workload, 1) for workload in chosen_workloads})
     except KeyboardInterrupt:
-        note(f"interrupted; {args.log} is whole, and the same command goes on with it")
+        print_note(f"interrupted; {args.log} is whole, and the same command goes on with it")
         raise
     if args.json:
         for _, _, tuned in results:
             if tuned.final:
                 print(tuned.final.line())
-        for line in omitted_lines(results):
+        for line in describe_skipped(results):
             print(f"tvmconv: {line}", file=sys.stderr)
     else:
-        print(results_table(results, network).text())
+        print(make_results_table(results, network).format_text())
         for line in (
-            *omitted_lines(results),
-            *unconfirmed_lines(results),
-            *phase_lines(results),
-            *verify_lines(chosen, args.verify),
+            *describe_skipped(results),
+            *describe_unconfirmed(results),
+            *describe_phases(results),
+            *describe_sampled(chosen_workloads, args.verify),
         ):
             print(line)
-    for line in failure_lines(results):
+    for line in describe_failures(results):
         print(line, file=sys.stderr)
-    return 0 if all(tuned.final for _, _, tuned in results) else FAILED
+    return 0 if all(tuned.final for _, _, tuned in results) else FAILED_STATUS
 
 
 def search_all(
     args: argparse.Namespace,
     network: Mapping[Workload, int],
-    told: Callable[[int, Workload], None] | None = None,
-    **more: Any,
+    on_workload: Callable[[int, Workload], None] | None = None,
+    **option_values: Any,
 ) -> list[tuple[Workload, str, Tuned]]:
     """Tune workloads one after another, by processes that start once.
 
@@ -155,100 +159,111 @@ def search_all(
     most are searched first.
 
     Args:
-        args: what `add_search` read.
+        args: what `add_search_options` read.
         network: what to compute, and how often the network has each.
-        told: is called before each with its number, from 1, and with the workload.
-        more: fields of the `Request`.
+        on_workload: is called before each with its number, from 1, and with the workload.
+        option_values: fields of the `TuneOptions`.
 
     Returns:
         Of each the workload, the schedule that won, and what came of the search; in the order of the network.
     """
-    from tvmconv.measuring.ready import begin_processes
-    from tvmconv.measuring.standing import standing
-    from tvmconv.searching.network import one_after_another
-    from tvmconv.searching.request import Request
-    from tvmconv.searching.tune import find_devices
+    from tvmconv.measure.workers.pool import keep_workers_alive
+    from tvmconv.measure.workers.prestart import prestart_workers
+    from tvmconv.search.options import TuneOptions
+    from tvmconv.search.task_scheduler import tune_tasks
+    from tvmconv.search.tune import find_devices
 
-    begun, results = process_begun(), []
-    deadline = None if args.seconds_total is None else Deadline.after(args.seconds_total, begun)
-    options = {
+    started_at, results = get_process_start(), []
+    deadline = None if args.seconds_total is None else Deadline.after(args.seconds_total, started_at)
+    parsed_options = {
         name: getattr(args, name)
         for name in ("tuner", "trials", "log", "seed", "patience", "transfer", "workers", "verify")
     }
-    request = Request(**options, seconds=args.seconds, begun=begun, **more)
-    with standing():
-        places = find_devices(args.device, args.tracker)
-        tell_choice(args.device, *places)
-        begin_processes(args.workers, places)  # they load what they need while this process does
+    tune_options = TuneOptions(**parsed_options, seconds=args.seconds, started_at=started_at, **option_values)
+    with keep_workers_alive():
+        measuring_devices = find_devices(args.device, args.tracker)
+        print_auto_device(args.device, *measuring_devices)
+        prestart_workers(args.workers, measuring_devices)  # they load what they need while this process does
         import_tvm()
-        named = take_where_they_apply(args.schedule or (), [*network])
-        if request.compare:
-            _tell_omitted_naive(network, named, places[0])
-        searches = one_after_another(network, places, request, named=named, deadline=deadline)
+        schedule_names = assign_schedules(args.schedule or (), [*network])
+        if tune_options.compare:
+            _print_omitted_naive(network, schedule_names, measuring_devices[0])
+        searches = tune_tasks(
+            network, measuring_devices, tune_options, schedule_names=schedule_names, deadline=deadline
+        )
         for number, (workload, search) in enumerate(searches, 1):
-            if told:
-                told(number, workload)
-            with _shown(f"{workload.text} on {places[0].text}: ") as show:
-                tuned = search(lambda status, show=show: show(progress_text(status)))  # type: ignore[misc]
-            results.append((workload, tuned.final.schedule if tuned.final else NOTHING, tuned))
-    places_of = {workload: place for place, workload in enumerate(network)}
-    return sorted(results, key=lambda result: places_of[result[0]])
+            if on_workload:
+                on_workload(number, workload)
+            with _show_progress(f"{workload.text} on {measuring_devices[0].text}: ") as show:
+                result = search(lambda status, show=show: show(format_progress(status)))  # type: ignore[misc]
+            results.append((workload, result.final.schedule if result.final else EMPTY_CELL, result))
+    order_of_workload = {workload: order for order, workload in enumerate(network)}
+    return sorted(results, key=lambda result: order_of_workload[result[0]])
 
 
-def _tell_omitted_naive(network: Iterable[Workload], named: Mapping[Workload, Sequence[str]], device: Device) -> None:
+def _print_omitted_naive(
+    network: Iterable[Workload], schedule_names: Mapping[Workload, Sequence[str]], device: Device
+) -> None:
     """Say in one line on stderr that the naive schedule is not measured where that would take too long."""
-    omitted = {
-        workload: reference
+    omitted_schedules = {
+        workload: naive_schedule
         for workload in network
-        if (reference := library.naive(workload))
-        and reference.name not in named[workload]
-        and not naive.is_affordable(workload, device)
+        if (naive_schedule := registry.get_baseline_schedule(workload))
+        and naive_schedule.name not in schedule_names[workload]
+        and not naive_cost.is_affordable(workload, device)
     }
-    if omitted:
-        reference = next(iter(omitted.values()))
-        note(naive.describe_omission(reference, [*omitted], device))
+    if omitted_schedules:
+        naive_schedule = next(iter(omitted_schedules.values()))
+        print_note(naive_cost.describe_omission(naive_schedule, [*omitted_schedules], device))
 
 
-def take_where_they_apply(names: Sequence[str], chosen: Sequence[Workload]) -> dict[Workload, list[str]]:
+def assign_schedules(names: Sequence[str], chosen_workloads: Sequence[Workload]) -> dict[Workload, list[str]]:
     """Of schedules that were named for several workloads, those that compute each; none where none of them does.
 
     Raises:
         ScheduleError: one computes none of the workloads.
     """
-    named: dict[Workload, list[str]] = {}
-    for workload in chosen:
-        there = {schedule.name for schedule in library.schedules(workload)}
-        named[workload] = [name for name in dict.fromkeys(names) if name in there]
+    names_by_workload: dict[Workload, list[str]] = {}
+    for workload in chosen_workloads:
+        applicable_names = {schedule.name for schedule in registry.schedules(workload)}
+        names_by_workload[workload] = [name for name in dict.fromkeys(names) if name in applicable_names]
     for name in names:
-        if not any(name in own for own in named.values()):
-            library.find(chosen[0], name)  # which says what there is
-    return named
+        if not any(name in workload_names for workload_names in names_by_workload.values()):
+            registry.find_schedule(chosen_workloads[0], name)  # which says what there is
+    return names_by_workload
 
 
-def progress_text(status: Status) -> str:
+def format_progress(progress: Status) -> str:
     """How far a search is, in one line."""
-    asked = f"/{status.asked:,}" if status.asked is not None else ""
-    parts = [f"{status.done:,}{asked} configs", f"{status.rate:.1f}/s"]
-    if status.best:
-        over = status.reference
-        speedup = f", {significant(status.speedup)} × {over.schedule}" if over and status.speedup else ""
-        parts.append(
-            f"best trial {significant(status.best.cost * 1e6)} µs ({status.best.schedule}, "
-            f"{significant(status.best.gflops)} GFLOP/s{speedup})"
+    max_text = f"/{progress.max_trials:,}" if progress.max_trials is not None else ""
+    parts = [f"{progress.num_trials:,}{max_text} configs", f"{progress.trials_per_second:.1f}/s"]
+    if progress.best:
+        reference = progress.reference
+        speedup = (
+            f", {format_significant(progress.speedup)} × {reference.schedule}" if reference and progress.speedup else ""
         )
-    if status.errors:
-        parts.append("failed: " + ", ".join(f"{n} {kind_text(kind)}" for kind, n in status.errors.most_common()))
-    if status.seconds_left is not None:
-        parts.append(f"{status.seconds_left:.0f} s left")
+        parts.append(
+            f"best trial {format_significant(progress.best.cost * 1e6)} µs ({progress.best.schedule}, "
+            f"{format_significant(progress.best.gflops)} GFLOP/s{speedup})"
+        )
+    if progress.error_counts:
+        parts.append(
+            "failed: "
+            + ", ".join(
+                f"{num_failed} {format_error_kind(kind)}" for kind, num_failed in progress.error_counts.most_common()
+            )
+        )
+    if progress.remaining_seconds is not None:
+        parts.append(f"{progress.remaining_seconds:.0f} s left")
     return ", ".join(parts)
 
 
-def kind_text(kind: ErrorKind) -> str:
+def format_error_kind(kind: ErrorKind) -> str:
     """An `ErrorKind` in words."""
     return kind.name.lower().replace("_", " ")
 
 
-def results_table(
+def make_results_table(
     results: Sequence[tuple[Workload, str, Tuned]], network: Mapping[Workload, int] | None = None
 ) -> Table:
     """One line a search; of a network the last line has the time of all its layers, each by its fastest kernel.
@@ -257,8 +272,10 @@ def results_table(
         results: what came of the searches for each workload by each schedule.
         network: how often there is each workload, if that is known.
     """
-    references = dict.fromkeys(schedule.name for workload, _, _ in results if (schedule := library.naive(workload)))
-    over = " or ".join(references) or "naive"
+    references = dict.fromkeys(
+        schedule.name for workload, _, _ in results if (schedule := registry.get_baseline_schedule(workload))
+    )
+    naive_names = " or ".join(references) or "naive"
     headers = (
         "workload",
         "schedule",
@@ -266,46 +283,46 @@ def results_table(
         "failed",
         "best [µs]",
         "GFLOP/s",
-        f"{over} [µs]",
-        f"× {over}",
+        f"{naive_names} [µs]",
+        f"× {naive_names}",
         "rel. error",
         "configs/s",
     )
     rows: list[tuple[str, ...]] = []
-    for workload, name, tuned in results:
-        status, final, reference = tuned.status, tuned.final, tuned.reference
-        fresh = status.done - status.resumed
+    for workload, schedule_name, result in results:
+        status, best_record, reference = result.status, result.final, result.reference
+        num_new_trials = status.num_trials - status.num_resumed
         rows.append(
             (
                 workload.text,
-                name,
-                f"{status.done:,}",
-                f"{status.errors.total():,}",
-                significant(final.cost * 1e6) if final else NOTHING,
-                significant(final.gflops) if final else NOTHING,
-                significant(reference.cost * 1e6) if reference and reference.ok else NOTHING,
-                significant(tuned.speedup) if tuned.speedup else NOTHING,
-                f"{final.deviation:.1e}" if final and final.deviation is not None else NOTHING,
-                f"{fresh / tuned.seconds:.1f}" if fresh and tuned.seconds else NOTHING,
+                schedule_name,
+                f"{status.num_trials:,}",
+                f"{status.error_counts.total():,}",
+                format_significant(best_record.cost * 1e6) if best_record else EMPTY_CELL,
+                format_significant(best_record.gflops) if best_record else EMPTY_CELL,
+                format_significant(reference.cost * 1e6) if reference and reference.ok else EMPTY_CELL,
+                format_significant(result.speedup) if result.speedup else EMPTY_CELL,
+                f"{best_record.deviation:.1e}" if best_record and best_record.deviation is not None else EMPTY_CELL,
+                f"{num_new_trials / result.seconds:.1f}" if num_new_trials and result.seconds else EMPTY_CELL,
             )
         )
     if network:
         total = _network_seconds(results, network)
-        cells = {headers[0]: ALL, "best [µs]": NOTHING if total is None else significant(total * 1e6)}
-        rows.append(tuple(cells.get(header, NOTHING) for header in headers))
-    return Table(headers, rows, left=frozenset({"workload", "schedule"}))
+        cells = {headers[0]: NETWORK_ROW, "best [µs]": EMPTY_CELL if total is None else format_significant(total * 1e6)}
+        rows.append(tuple(cells.get(header, EMPTY_CELL) for header in headers))
+    return Table(headers, rows, left_aligned=frozenset({"workload", "schedule"}))
 
 
 def _network_seconds(results: Sequence[tuple[Workload, str, Tuned]], network: Mapping[Workload, int]) -> float | None:
     """Seconds of all layers by the fastest kernel of each; None if nothing ran for one."""
-    found: dict[Workload, float] = {}
-    for workload, _, tuned in results:
-        if tuned.final:
-            found[workload] = min(tuned.final.cost, found.get(workload, math.inf))
-    return total_seconds([found.get(workload) for workload in network], [*network.values()])
+    best_seconds: dict[Workload, float] = {}
+    for workload, _, result in results:
+        if result.final:
+            best_seconds[workload] = min(result.final.cost, best_seconds.get(workload, math.inf))
+    return sum_seconds([best_seconds.get(workload) for workload in network], [*network.values()])
 
 
-def unconfirmed_lines(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
+def describe_unconfirmed(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
     """Return one line for each search whose result is a trial, as it has no valid final timing."""
     return [
         f"{workload.text} {name}: there is no valid final timing; the time is the median of the config's trials"
@@ -314,20 +331,20 @@ def unconfirmed_lines(results: Sequence[tuple[Workload, str, Tuned]]) -> list[st
     ]
 
 
-def omitted_lines(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
+def describe_skipped(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
     """What there was no time left for, in one line; none where there was time for all."""
-    counts = Counter(what.value for _, _, tuned in results for what in tuned.omitted)
+    counts = Counter(phase.value for _, _, result in results for phase in result.omitted)
     if not counts:
         return []
-    several = len(results) > 1
-    named = [
-        f"the {what}" + (f" of {number} of {len(results)} workloads" if several else "")
-        for what, number in sorted(counts.items())
+    has_several = len(results) > 1
+    skipped_texts = [
+        f"the {phase}" + (f" of {number} of {len(results)} workloads" if has_several else "")
+        for phase, number in sorted(counts.items())
     ]
-    return [f"No time was left for {', '.join(named)}."]
+    return [f"No time was left for {', '.join(skipped_texts)}."]
 
 
-def phase_lines(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
+def describe_phases(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
     """Where the time of a trial went, one line for each search that measured something."""
     return [
         f"{workload.text} {name}, ms a trial: " + ", ".join(f"{phase} {ms:.1f}" for phase, ms in tuned.phases.items())
@@ -336,42 +353,44 @@ def phase_lines(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
     ]
 
 
-def failure_lines(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
+def describe_failures(results: Sequence[tuple[Workload, str, Tuned]]) -> list[str]:
     """Return a line for each search in which nothing ran, with the message that most of its configs failed with."""
     lines = []
-    for workload, _, tuned in results:
-        status = tuned.status
-        if not tuned.final and status.messages:
-            ((message, count),) = status.messages.most_common(1)
-            failed = f"{count:,} of {status.done:,} configs failed"
-            lines.append(f"tvmconv: nothing ran for {workload.text}: {failed}: {message or 'no reason is recorded'}")
+    for workload, _, result in results:
+        progress = result.status
+        if not result.final and progress.message_counts:
+            ((message, count),) = progress.message_counts.most_common(1)
+            failed_text = f"{count:,} of {progress.num_trials:,} configs failed"
+            lines.append(
+                f"tvmconv: nothing ran for {workload.text}: {failed_text}: {message or 'no reason is recorded'}"
+            )
     return lines
 
 
-def _workloads(args: argparse.Namespace) -> tuple[list[Workload], dict[Workload, int]]:
+def _parse_workloads(args: argparse.Namespace) -> tuple[list[Workload], dict[Workload, int]]:
     """The workloads that were asked for, each once; and of a network how often it has each."""
     if (args.workload is None) == (args.suite is None):
         raise UsageError("expected a workload or --suite; see tvmconv tune --help")
     if args.workload is not None:
-        refuse_layers_options(args)
+        reject_layer_options(args)
         return [workloads.parse(args.workload)], {}
-    selection = chosen_layers(args)
+    selection = parse_layers(args)
     return list(dict.fromkeys(selection.workloads.values())), selection.network
 
 
 @contextmanager
-def _shown(prefix: str) -> Iterator[Callable[[str], None]]:
+def _show_progress(prefix: str) -> Iterator[Callable[[str], None]]:
     """Show progress on a terminal in place; elsewhere as a line on stderr at the beginning and now and then."""
     if sys.stderr.isatty():
         with progress_line(prefix) as show:
             yield show
         return
-    last = -math.inf
+    last_time = -math.inf
 
     def show_line(text: str) -> None:
-        nonlocal last
-        if time.monotonic() - last >= LINE_SECONDS:
-            last = time.monotonic()
+        nonlocal last_time
+        if time.monotonic() - last_time >= SECONDS_PER_LINE:
+            last_time = time.monotonic()
             print(prefix + text, file=sys.stderr, flush=True)
 
     yield show_line

@@ -7,11 +7,11 @@ import os
 from typing import Any
 
 from tvmconv import devices
-from tvmconv.cli.errors import INTERRUPTED
-from tvmconv.cli.options import add_tracker, port_number, tell_choice
+from tvmconv.cli.errors import INTERRUPTED_STATUS
+from tvmconv.cli.options import add_tracker_option, parse_port, print_auto_device
 from tvmconv.devices import rpc
 from tvmconv.errors import DeviceError
-from tvmconv.without_torch import import_tvm
+from tvmconv.tvm_import import import_tvm
 
 
 def add_parser(commands: Any) -> None:
@@ -23,29 +23,29 @@ def add_parser(commands: Any) -> None:
         "tvmconv tune --device rpc:KEY on any host to measure on. Ends with Ctrl-C. TVM's RPC asks for no password: "
         "whoever reaches the port can run code here.",
     )
-    add_tracker(parser)
+    add_tracker_option(parser)
     parser.add_argument("--key", metavar="K", required=True, help="the name to register under")
     parser.add_argument("--device", metavar="D", default="auto", help="cuda:N, opencl:N or auto (default: %(default)s)")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=port_number, default=9091, help="the first port to try (default: %(default)s)")
+    parser.add_argument("--port", type=parse_port, default=9091, help="the first port to try (default: %(default)s)")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until interrupted."""
-    from tvmconv.measuring.worker import serve
+    from tvmconv.measure.rpc_worker import serve_sessions
 
-    tracker = rpc.tracker_address(args.tracker)
-    device = devices.find(args.device)
-    if isinstance(device, (devices.Arch, rpc.Remote)):
+    tracker = rpc.parse_tracker_address(args.tracker)
+    device = devices.find_device(args.device)
+    if isinstance(device, (devices.Arch, rpc.RPCDevice)):
         raise DeviceError(f"{device.text} is no device of this host: lend cuda:N, opencl:N or auto")
-    tell_choice(args.device, device)
+    print_auto_device(args.device, device)
 
-    def tell(port: int) -> None:
+    def print_address(port: int) -> None:
         print(f"{device.text}, {device.name}: lent as rpc:{args.key} at {args.host}:{port}", flush=True)
 
     import_tvm()
     try:
-        serve(device, args.key, tracker, args.host, args.port, tell)
+        serve_sessions(device, args.key, tracker, args.host, args.port, print_address)
     except KeyboardInterrupt:
-        os._exit(INTERRUPTED)  # TVM's listening thread would keep the process alive
+        os._exit(INTERRUPTED_STATUS)  # TVM's listening thread would keep the process alive

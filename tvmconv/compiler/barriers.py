@@ -18,25 +18,25 @@ from tvmconv.errors import AnalysisError
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
-BARRIER = "tirx.tvm_storage_sync"
+BARRIER_OP = "tirx.tvm_storage_sync"
 
 
 @dataclass(frozen=True, order=True)
-class Race:
+class SharedMemoryRace:
     """A store and a load of one element by several threads, with no barrier between them.
 
     Attributes:
         buffer: the shared buffer's name.
         index: of the element, as text.
-        axes: the thread axes that tell those threads apart, such as `threadIdx.y`.
+        thread_axes: the thread axes that tell those threads apart, such as `threadIdx.y`.
     """
 
     buffer: str
     index: str
-    axes: tuple[str, ...]
+    thread_axes: tuple[str, ...]
 
 
-def unsynchronised(function: PrimFunc) -> list[Race]:
+def find_missing_barriers(function: PrimFunc) -> list[SharedMemoryRace]:
     """The stores and loads of shared memory that need a barrier between them and have none.
 
     Looked for is what TVM's rule misses: accesses with one index, which lacks a thread axis of more than one thread.
@@ -54,142 +54,154 @@ def unsynchronised(function: PrimFunc) -> list[Race]:
     Raises:
         AnalysisError: the function has shared memory, and a statement of which it is not known what it does to it.
     """
-    if not _has_shared_memory(function):
+    if not _uses_shared_memory(function):
         return []
-    races = _summarise(function.body, {}).races
-    return sorted(Race(str(element.buffer.name), str(element.index.key), element.axes) for element in races)
+    races = _summarize_statement(function.body, {}).races
+    return sorted(
+        SharedMemoryRace(str(element.buffer.name), str(element.index.key), element.missing_axes) for element in races
+    )
 
 
-class _Element(NamedTuple):
+class _SharedElement(NamedTuple):
     """An element of a shared buffer, and the thread axes that its index, a `StructuralKey`, lacks."""
 
     buffer: Any
     index: Any
-    axes: tuple[str, ...]
+    missing_axes: tuple[str, ...]
 
 
-_Access = tuple[str, _Element]  # "load" or "store" of what
-_OPPOSITE = {"load": "store", "store": "load"}
+_Access = tuple[str, _SharedElement]  # "load" or "store" of what
+_CONFLICTING_ACCESS = {"load": "store", "store": "load"}
 
 
-class _Summary(NamedTuple):
+class _AccessSummary(NamedTuple):
     """What a statement does to elements that several threads share.
 
     Attributes:
-        head: the accesses before its first barrier; all if it has none.
-        tail: the accesses behind its last barrier; all if it has none.
-        synchronises: whether it has a barrier.
+        accesses_before_barrier: the accesses before its first barrier; all if it has none.
+        accesses_after_barrier: the accesses behind its last barrier; all if it has none.
+        has_barrier: whether it has a barrier.
         races: what it stores and loads with no barrier between.
     """
 
-    head: Set[_Access] = frozenset()
-    tail: Set[_Access] = frozenset()
-    synchronises: bool = False
-    races: Set[_Element] = frozenset()
+    accesses_before_barrier: Set[_Access] = frozenset()
+    accesses_after_barrier: Set[_Access] = frozenset()
+    has_barrier: bool = False
+    races: Set[_SharedElement] = frozenset()
 
 
-def _summarise(node: Any, axes: Mapping[str, Any]) -> _Summary:
+def _summarize_statement(node: Any, axes: Mapping[str, Any]) -> _AccessSummary:
     """Summarise a statement that runs inside the thread axes, variables by name, of more than one thread."""
     match type(node).__name__:
         case "SeqStmt":
-            return _in_sequence(_summarise(statement, axes) for statement in node.seq)
+            return _merge_sequence(_summarize_statement(statement, axes) for statement in node.seq)
         case "AttrStmt":
             if node.attr_key == "thread_extent" and int(node.value) > 1:
                 tag = str(node.node.thread_tag)
                 axes = {**axes, tag: node.node.var} if tag.startswith("threadIdx") else axes
-            return _summarise(node.body, axes)
+            return _summarize_statement(node.body, axes)
         case "For":
-            body = _summarise(node.body, axes)
-            once = type(node.extent).__name__ == "IntImm" and int(node.extent) <= 1
-            return body if once else _in_sequence([body, body])
+            body = _summarize_statement(node.body, axes)
+            is_single_iteration = type(node.extent).__name__ == "IntImm" and int(node.extent) <= 1
+            return body if is_single_iteration else _merge_sequence([body, body])
         case "While":  # its body may run any number of times, or not at all
-            condition, body = _evaluated([node.condition], axes), _summarise(node.body, axes)
-            return _in_branches([_in_sequence([condition, body, condition, body, condition])])
+            condition, body = _summarize_loads([node.condition], axes), _summarize_statement(node.body, axes)
+            return _merge_branches([_merge_sequence([condition, body, condition, body, condition])])
         case "IfThenElse":  # TVM puts no barrier inside
-            branches = [_summarise(branch, axes) for branch in (node.then_case, node.else_case) if branch is not None]
-            return _in_sequence([_evaluated([node.condition], axes), _in_branches(branches)])
+            branches = [
+                _summarize_statement(branch, axes) for branch in (node.then_case, node.else_case) if branch is not None
+            ]
+            return _merge_sequence([_summarize_loads([node.condition], axes), _merge_branches(branches)])
         case "BufferStore":
-            stores = {("store", element) for element in _shared_elements([(node.buffer, node.indices[0])], axes)}
-            accesses = _evaluated([node.value, *node.indices], axes).head | stores
-            return _Summary(head=accesses, tail=accesses)
+            stores = {("store", element) for element in _find_shared_elements([(node.buffer, node.indices[0])], axes)}
+            accesses = _summarize_loads([node.value, *node.indices], axes).accesses_before_barrier | stores
+            return _AccessSummary(accesses_before_barrier=accesses, accesses_after_barrier=accesses)
         case "Bind":
-            return _evaluated([node.value], axes)
+            return _summarize_loads([node.value], axes)
         case "Evaluate":
-            return _Summary(synchronises=True) if _is_barrier(node.value) else _Summary()
+            return _AccessSummary(has_barrier=True) if _is_barrier(node.value) else _AccessSummary()
         case "AllocBuffer" | "DeclBuffer":
-            return _Summary()
+            return _AccessSummary()
         case kind:
             raise AnalysisError(f"a kernel with shared memory and a statement of the kind {kind}")
 
 
-def _in_branches(parts: Iterable[_Summary]) -> _Summary:
+def _merge_branches(summaries: Iterable[_AccessSummary]) -> _AccessSummary:
     """Summarise statements of which one runs, or none."""
-    branches = list(parts)
-    return _Summary(
-        head=frozenset().union(*(branch.head for branch in branches)),
-        tail=frozenset().union(*(branch.tail for branch in branches)),
+    branches = list(summaries)
+    return _AccessSummary(
+        accesses_before_barrier=frozenset().union(*(branch.accesses_before_barrier for branch in branches)),
+        accesses_after_barrier=frozenset().union(*(branch.accesses_after_barrier for branch in branches)),
         races=frozenset().union(*(branch.races for branch in branches)),
     )
 
 
-def _in_sequence(parts: Iterable[_Summary]) -> _Summary:
+def _merge_sequence(summaries: Iterable[_AccessSummary]) -> _AccessSummary:
     """Summarise statements that run one after another."""
-    head: set[_Access] = set()
-    tail: set[_Access] = set()
-    races: set[_Element] = set()
-    synchronises = False
-    for part in parts:
-        races |= part.races
-        races |= {element for kind, element in part.head if (_OPPOSITE[kind], element) in tail}
-        if not synchronises:
-            head |= part.head
-        if part.synchronises:
-            tail = set()
-        tail |= part.tail
-        synchronises |= part.synchronises
-    return _Summary(head, tail, synchronises, races)
+    accesses_before: set[_Access] = set()
+    accesses_after: set[_Access] = set()
+    races: set[_SharedElement] = set()
+    has_barrier = False
+    for summary in summaries:
+        races |= summary.races
+        races |= {
+            element
+            for kind, element in summary.accesses_before_barrier
+            if (_CONFLICTING_ACCESS[kind], element) in accesses_after
+        }
+        if not has_barrier:
+            accesses_before |= summary.accesses_before_barrier
+        if summary.has_barrier:
+            accesses_after = set()
+        accesses_after |= summary.accesses_after_barrier
+        has_barrier |= summary.has_barrier
+    return _AccessSummary(accesses_before, accesses_after, has_barrier, races)
 
 
-def _evaluated(expressions: Iterable[Any], axes: Mapping[str, Any]) -> _Summary:
+def _summarize_loads(expressions: Iterable[Any], axes: Mapping[str, Any]) -> _AccessSummary:
     """Summarise the loads of expressions."""
     from tvm.ir import TensorLoad
 
-    loads = [(load.source, load.indices[0]) for each in expressions for load in _nodes(each, TensorLoad)]
-    accesses = frozenset({("load", element) for element in _shared_elements(loads, axes)})
-    return _Summary(head=accesses, tail=accesses)
+    loads = [
+        (load.source, load.indices[0]) for expression in expressions for load in _collect_nodes(expression, TensorLoad)
+    ]
+    accesses = frozenset({("load", element) for element in _find_shared_elements(loads, axes)})
+    return _AccessSummary(accesses_before_barrier=accesses, accesses_after_barrier=accesses)
 
 
-def _shared_elements(accesses: Iterable[tuple[Any, Any]], axes: Mapping[str, Any]) -> Iterator[_Element]:
+def _find_shared_elements(accesses: Iterable[tuple[Any, Any]], axes: Mapping[str, Any]) -> Iterator[_SharedElement]:
     """Of what is accessed, each a buffer and an index, the elements of shared memory that several threads touch."""
     import tvm_ffi
     from tvm import tirx
 
     for buffer, index in accesses:
         if _is_shared(buffer):
-            used = _nodes(index, tirx.Var)
-            lacking = tuple(tag for tag, axis in axes.items() if not any(axis.same_as(variable) for variable in used))
-            if lacking:
-                yield _Element(buffer, tvm_ffi.StructuralKey(index), lacking)
+            variables = _collect_nodes(index, tirx.Var)
+            missing_axes = tuple(
+                tag for tag, axis in axes.items() if not any(axis.same_as(variable) for variable in variables)
+            )
+            if missing_axes:
+                yield _SharedElement(buffer, tvm_ffi.StructuralKey(index), missing_axes)
 
 
-def _has_shared_memory(function: PrimFunc) -> bool:
+def _uses_shared_memory(function: PrimFunc) -> bool:
     from tvm import tirx
 
-    return any(_is_shared(node.buffer) for node in _nodes(function.body, tirx.AllocBuffer))
+    return any(_is_shared(node.buffer) for node in _collect_nodes(function.body, tirx.AllocBuffer))
 
 
 def _is_shared(buffer: Any) -> bool:
     return str(buffer.scope()).startswith("shared")  # or "shared.dyn"
 
 
-def _nodes(expression: Any, kind: type) -> list[Any]:
+def _collect_nodes(expression: Any, node_type: type) -> list[Any]:
     """The parts of a statement or an expression that are of one kind."""
     import tvm_ffi
 
-    found: list[Any] = []
-    tvm_ffi.structural_walk(expression, (kind, found.append), order="post")
-    return found
+    nodes: list[Any] = []
+    tvm_ffi.structural_walk(expression, (node_type, nodes.append), order="post")
+    return nodes
 
 
 def _is_barrier(expression: Any) -> bool:
-    return type(expression).__name__ == "Call" and expression.op.name == BARRIER
+    return type(expression).__name__ == "Call" and expression.op.name == BARRIER_OP

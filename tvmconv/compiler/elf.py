@@ -9,12 +9,12 @@ import struct
 
 from tvmconv.errors import CompileError
 
-_CODE = b".text"
-_SECTIONS_AT, _COUNTS_AT = 0x28, 0x3A  # in the file's header
-_SECTION = struct.Struct("<IIQQQQIIQQ")
+_CODE_SECTION_PREFIX = b".text"
+_SECTION_TABLE_OFFSET, _SECTION_COUNTS_OFFSET = 0x28, 0x3A  # in the file's header
+_SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
 
 
-def code(image: bytes) -> dict[str, bytes]:
+def extract_code_sections(image: bytes) -> dict[str, bytes]:
     """The machine code of a cubin, by section.
 
     Raises:
@@ -23,15 +23,17 @@ def code(image: bytes) -> dict[str, bytes]:
     try:
         if image[:5] != b"\x7fELF\x02":
             raise CompileError(f"the {len(image)} bytes given are no ELF file of 64 bits")
-        (first,) = struct.unpack_from("<Q", image, _SECTIONS_AT)
-        size, count, names = struct.unpack_from("<HHH", image, _COUNTS_AT)
-        sections = [_SECTION.unpack_from(image, first + number * size) for number in range(count)]
+        (table_offset,) = struct.unpack_from("<Q", image, _SECTION_TABLE_OFFSET)
+        header_size, num_sections, names_index = struct.unpack_from("<HHH", image, _SECTION_COUNTS_OFFSET)
+        sections = [
+            _SECTION_HEADER.unpack_from(image, table_offset + index * header_size) for index in range(num_sections)
+        ]
     except (struct.error, IndexError) as error:
         raise CompileError(f"the {len(image)} bytes given are no whole ELF file: {error}") from error
-    start = sections[names][4]
-    found = {}
+    names_offset = sections[names_index][4]
+    code_sections = {}
     for name, _, _, _, offset, length, *_ in sections:
-        text = image[start + name : image.index(b"\0", start + name)]
-        if text.startswith(_CODE):
-            found[text.decode()] = image[offset : offset + length]
-    return found
+        text = image[names_offset + name : image.index(b"\0", names_offset + name)]
+        if text.startswith(_CODE_SECTION_PREFIX):
+            code_sections[text.decode()] = image[offset : offset + length]
+    return code_sections

@@ -1,8 +1,17 @@
 """Devices: where kernels run and are timed, and what they are compiled for."""
 
 from tvmconv.devices.arch import Arch
-from tvmconv.devices.base import AbsentError, Device, Loaded, Timing
-from tvmconv.devices.find import find
-from tvmconv.devices.inventory import Entry, inventory
+from tvmconv.devices.device import Device, DeviceNotFoundError, LoadedKernel, Timing
+from tvmconv.devices.discovery import DeviceStatus, list_devices
+from tvmconv.devices.lookup import find_device
 
-__all__ = ["AbsentError", "Arch", "Device", "Entry", "Loaded", "Timing", "find", "inventory"]
+__all__ = [
+    "Arch",
+    "Device",
+    "DeviceNotFoundError",
+    "DeviceStatus",
+    "LoadedKernel",
+    "Timing",
+    "find_device",
+    "list_devices",
+]

@@ -6,15 +6,15 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from tvmconv import gpu
+from tvmconv import gpu_specs
 from tvmconv.compiler import nvrtc
-from tvmconv.devices.base import Device
+from tvmconv.devices.device import Device
 from tvmconv.errors import DeviceError
 
 if TYPE_CHECKING:
     from tvm.target import Target
 
-    from tvmconv.compiler.program import Program
+    from tvmconv.compiler.executable import Executable
 
 
 class Arch(Device):
@@ -24,11 +24,11 @@ class Arch(Device):
 
     def __init__(self, text: str) -> None:
         match = re.fullmatch(r"sm_([0-9]{2,3})a?", text)
-        known = nvrtc.architectures()
-        if match is None or (known and int(match[1]) not in known):
-            expected = ", ".join(f"sm_{number}" for number in known) or "one such as sm_90"
+        supported = nvrtc.list_architectures()
+        if match is None or (supported and int(match[1]) not in supported):
+            expected = ", ".join(f"sm_{number}" for number in supported) or "one such as sm_90"
             raise DeviceError(f"unknown architecture {text!r}: expected {expected}")
-        limits = gpu.limits(text)
+        limits = gpu_specs.get_block_limits(text)
         super().__init__(
             text=text,
             name=f"{text}, to compile for only",
@@ -43,23 +43,23 @@ class Arch(Device):
             opt_in_shared_bytes_per_block=limits.opt_in_shared_bytes,
         )
 
-    def target(self) -> Target:
+    def make_target(self) -> Target:
         """The CUDA target of this architecture."""
-        return cuda_target(self.text, self.max_threads_per_block, self.shared_bytes_per_block)
+        return make_cuda_target(self.text, self.max_threads_per_block, self.shared_bytes_per_block)
 
-    def load(self, program: Program) -> NoReturn:
+    def load(self, executable: Executable) -> NoReturn:
         """Refuse."""
-        self._refuse()
+        self._refuse_to_run()
 
-    def bench(self, inputs: Sequence[Any], reference: Any) -> NoReturn:
+    def create_benchmark(self, inputs: Sequence[Any], reference: Any) -> NoReturn:
         """Refuse."""
-        self._refuse()
+        self._refuse_to_run()
 
-    def _refuse(self) -> NoReturn:
+    def _refuse_to_run(self) -> NoReturn:
         raise DeviceError(f"{self.text} is to compile for only: to run the kernel choose cuda:N, opencl:N or auto")
 
 
-def cuda_target(arch: str, threads_per_block: int, shared_bytes_per_block: int) -> Target:
+def make_cuda_target(arch: str, threads_per_block: int, shared_bytes_per_block: int) -> Target:
     """A CUDA target of TVM with the LLVM host."""
     from tvm.target import Target
 
@@ -69,7 +69,7 @@ def cuda_target(arch: str, threads_per_block: int, shared_bytes_per_block: int) 
             "arch": arch,
             "max_threads_per_block": threads_per_block,
             "max_shared_memory_per_block": shared_bytes_per_block,
-            "thread_warp_size": gpu.WARP,
+            "thread_warp_size": gpu_specs.WARP_SIZE,
             "host": "llvm",
         }
     )

@@ -22,27 +22,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from tvmconv import jsonfile
-from tvmconv.devices.base import Device, first_line
 from tvmconv.devices.cuda.device import CudaDevice
+from tvmconv.devices.device import Device, get_first_line
 from tvmconv.devices.opencl.device import OpenclDevice
 from tvmconv.errors import DeviceError
-from tvmconv.jsonfile import JsonError, Value
+from tvmconv.jsonfile import JsonError, JsonValue
 
 if TYPE_CHECKING:
-    from tvmconv.compiler.program import Program
+    from tvmconv.compiler.executable import Executable
 
-DESCRIBE = "tvmconv.describe"  # the worker's function that tells its device
+DESCRIBE_FUNCTION = "tvmconv.describe"  # the worker's function that tells its device
 TRACKER_SECONDS = 10.0
 MAX_ANSWER_BYTES = 1 << 24  # of a tracker
 _CHUNK_BYTES = 1 << 16
-FREE_SECONDS = 60.0  # for a worker to be free: another search may be using it
+MAX_WAIT_SECONDS = 60.0  # for a worker to be free: another search may be using it
 
 Address = tuple[str, int]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Remote(Device):
+class RPCDevice(Device):
     """A worker's device, to be compiled for here and measured on there.
 
     Attributes:
@@ -53,39 +53,41 @@ class Remote(Device):
     key: str
     tracker: Address
 
-    def load(self, program: Program) -> NoReturn:
-        """Refuse: kernels are measured there, by `tvmconv.measuring.remote`, and run nowhere else."""
-        self._refuse()
+    def load(self, executable: Executable) -> NoReturn:
+        """Refuse: kernels are measured there, by `tvmconv.measure.rpc_runner`, and run nowhere else."""
+        self._refuse_to_run()
 
-    def bench(self, inputs: Sequence[Any], reference: Any) -> NoReturn:
+    def create_benchmark(self, inputs: Sequence[Any], reference: Any) -> NoReturn:
         """Refuse, as `load` does."""
-        self._refuse()
+        self._refuse_to_run()
 
-    def _refuse(self) -> NoReturn:
+    def _refuse_to_run(self) -> NoReturn:
         raise DeviceError(f"{self.text} is to tune on: to run a kernel there, use tvmconv on that host")
 
 
 @dataclass(frozen=True)
-class RemoteCuda(Remote, CudaDevice):
+class RPCCudaDevice(RPCDevice, CudaDevice):
     """An NVIDIA GPU of another host."""
 
 
 @dataclass(frozen=True)
-class RemoteOpencl(Remote, OpenclDevice):
+class RPCOpenclDevice(RPCDevice, OpenclDevice):
     """An OpenCL device of another host."""
 
 
-_KINDS = {"cuda": RemoteCuda, "opencl": RemoteOpencl}
-_OWN = ("text", "index", "key", "tracker")  # what each host has its own of
+_DEVICE_CLASSES = {"cuda": RPCCudaDevice, "opencl": RPCOpenclDevice}
+_HOST_SPECIFIC_FIELDS = ("text", "index", "key", "tracker")  # what each host has its own of
 
 
-def describe(device: Device) -> str:
+def describe_device(device: Device) -> str:
     """What a worker tells of its device, as JSON."""
-    known = {name: value for name, value in dataclasses.asdict(device).items() if name not in _OWN}
-    return json.dumps({"kind": device.kind, **known})
+    properties = {
+        name: value for name, value in dataclasses.asdict(device).items() if name not in _HOST_SPECIFIC_FIELDS
+    }
+    return json.dumps({"kind": device.kind, **properties})
 
 
-def devices(key: str, tracker: Address | None = None) -> list[Device]:
+def list_rpc_devices(key: str, tracker: Address | None = None) -> list[Device]:
     """One device for each worker that is registered under a key, at least one; all are taken to be of one kind.
 
     Args:
@@ -95,49 +97,51 @@ def devices(key: str, tracker: Address | None = None) -> list[Device]:
     Raises:
         DeviceError: there is no tracker or no worker, or none becomes free; with the remedy.
     """
-    tracker = tracker or tracker_address()
+    tracker = tracker or parse_tracker_address()
     count = count_workers(tracker, key)
     if not count:
         host, port = tracker
         start = f"tvmconv worker --tracker {host}:{port} --key {key}"
         raise DeviceError(f"no worker under key {key!r} at the tracker {host}:{port}: start one with {start}")
-    description = _within(FREE_SECONDS + TRACKER_SECONDS, lambda: described(connect(tracker, key)))
+    description = _call_with_timeout(
+        MAX_WAIT_SECONDS + TRACKER_SECONDS, lambda: read_description(connect_worker(tracker, key))
+    )
     try:
-        return [_device(description, key, tracker, index) for index in range(count)]
+        return [_make_device(description, key, tracker, index) for index in range(count)]
     except JsonError as error:
         reason = f"a worker of rpc:{key} tells of its device what is not known here ({error})"
         raise DeviceError(f"{reason}: have the same version of tvmconv on all hosts") from error
 
 
-def _device(description: Value, key: str, tracker: Address, index: int) -> Device:
-    """Return the device that a worker described; raises `JsonError` for what `describe` does not write."""
+def _make_device(description: JsonValue, key: str, tracker: Address, index: int) -> Device:
+    """Return the device that a worker described; raises `JsonError` for what `describe_device` does not write."""
     members = description.members()
-    kind = _KINDS.get(members.pop("kind").value)
+    kind = _DEVICE_CLASSES.get(members.pop("kind").value)
     if kind is None:
-        description["kind"].refuse(f"one of {', '.join(_KINDS)}")
+        description["kind"].refuse(f"one of {', '.join(_DEVICE_CLASSES)}")
     for name, value in members.items():
         if type(value.value) in (int, float):
-            value.number(1 if name in ("max_threads_per_block", "shared_bytes_per_block") else 0)
-    given = {"text": f"rpc:{key}", "index": index, "key": key, "tracker": tracker}
-    return Value({name: value.value for name, value in members.items()}).decode(kind, given)
+            value.decode_number(1 if name in ("max_threads_per_block", "shared_bytes_per_block") else 0)
+    host_fields = {"text": f"rpc:{key}", "index": index, "key": key, "tracker": tracker}
+    return JsonValue({name: value.value for name, value in members.items()}).decode(kind, host_fields)
 
 
-def described(session: Any) -> Value:
-    """Return what `describe` told at the other end of a session, an object with a kind and a name.
+def read_description(session: Any) -> JsonValue:
+    """Return what `describe_device` told at the other end of a session, an object with a kind and a name.
 
     Raises:
         DeviceError: the other end is no worker of tvmconv.
     """
     try:
-        description = jsonfile.parse(str(session.get_function(DESCRIBE)()))
+        description = jsonfile.parse_json(str(session.get_function(DESCRIBE_FUNCTION)()))
         description["kind"].decode(str)
         description["name"].decode(str)
     except (RuntimeError, AttributeError, ValueError) as error:  # TVM's errors have no class of their own in common
-        raise DeviceError(f"the server is no tvmconv worker: {first_line(error)}") from error
+        raise DeviceError(f"the server is no tvmconv worker: {get_first_line(error)}") from error
     return description
 
 
-def tracker_address(text: str | None = None) -> Address:
+def parse_tracker_address(text: str | None = None) -> Address:
     """Host and port of a tracker.
 
     Args:
@@ -161,33 +165,33 @@ def count_workers(tracker: Address, key: str) -> int:
     """How many servers are registered under a key, free or taken; raises `DeviceError`."""
     from tvm.rpc.base import TrackerCode
 
-    with _of_a_tracker(tracker):
-        servers = _ask(tracker, [TrackerCode.SUMMARY], TRACKER_SECONDS)["server_info"].elements()
+    with _translate_tracker_errors(tracker):
+        servers = _request_tracker(tracker, [TrackerCode.SUMMARY], TRACKER_SECONDS)["server_info"].elements()
         keys = [server["key"].decode(str) for server in servers]
     return keys.count(f"server:{key}")
 
 
-def connect(tracker: Address, key: str) -> Any:
+def connect_worker(tracker: Address, key: str) -> Any:
     """A session of TVM's RPC with a worker that is free, for as long as the object lives.
 
     Raises:
-        DeviceError: none becomes free in `FREE_SECONDS`, or the one that the tracker names does not answer.
+        DeviceError: none becomes free in `MAX_WAIT_SECONDS`, or the one that the tracker names does not answer.
     """
     from tvm import rpc
     from tvm.rpc.base import TrackerCode
 
-    with _of_a_tracker(tracker):
-        answer = _ask(tracker, [TrackerCode.REQUEST, key, "", 1], FREE_SECONDS)
+    with _translate_tracker_errors(tracker):
+        answer = _request_tracker(tracker, [TrackerCode.REQUEST, key, "", 1], MAX_WAIT_SECONDS)
         answer.check(len(answer.elements()) == 3, "host, port and key of a worker")
-        url, matchkey = (answer.elements()[place].decode(str) for place in (0, 2))
-        port = answer.elements()[1].integer(1, (1 << 16) - 1)
+        url, matchkey = (answer.elements()[index].decode(str) for index in (0, 2))
+        port = answer.elements()[1].decode_integer(1, (1 << 16) - 1)
     try:
         return rpc.connect(url, port, matchkey)
     except RuntimeError as error:
-        raise DeviceError(f"the worker {key!r} at {url}:{port} does not answer: {first_line(error)}") from error
+        raise DeviceError(f"the worker {key!r} at {url}:{port} does not answer: {get_first_line(error)}") from error
 
 
-def _within(seconds: float, function: Callable[[], T]) -> T:
+def _call_with_timeout(seconds: float, function: Callable[[], T]) -> T:
     """What a function returns, or a DeviceError after a while: TVM's calls have no time limit and no ear for Ctrl-C."""
     answers: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
 
@@ -199,15 +203,15 @@ def _within(seconds: float, function: Callable[[], T]) -> T:
 
     threading.Thread(target=call, daemon=True).start()
     try:
-        good, answer = answers.get(timeout=seconds)
+        succeeded, answer = answers.get(timeout=seconds)
     except queue.Empty:
         raise DeviceError(f"a worker has not answered for {seconds:g} s") from None
-    if not good:
+    if not succeeded:
         raise answer
     return answer
 
 
-def _ask(tracker: Address, request: list[Any], seconds: float) -> Value:
+def _request_tracker(tracker: Address, request: list[Any], seconds: float) -> JsonValue:
     """Ask a tracker, in the protocol of `tvm.rpc.base`.
 
     Args:
@@ -228,18 +232,20 @@ def _ask(tracker: Address, request: list[Any], seconds: float) -> Value:
     try:
         with socket.create_connection(tracker, timeout=TRACKER_SECONDS) as connection:
             connection.sendall(struct.pack("<i", base.RPC_TRACKER_MAGIC))
-            if _receive(connection, 4, TRACKER_SECONDS) != struct.pack("<i", base.RPC_TRACKER_MAGIC):
+            if _receive_bytes(connection, 4, TRACKER_SECONDS) != struct.pack("<i", base.RPC_TRACKER_MAGIC):
                 raise JsonError("it begins with other bytes")
             base.sendjson(connection, request)
-            (size,) = struct.unpack("<i", _receive(connection, 4, seconds))
+            (size,) = struct.unpack("<i", _receive_bytes(connection, 4, seconds))
             if not 0 < size <= MAX_ANSWER_BYTES:
                 raise JsonError(f"expected an answer of at most {MAX_ANSWER_BYTES} bytes, got {size}")
-            answer = jsonfile.parse(_receive(connection, size, TRACKER_SECONDS))
+            answer = jsonfile.parse_json(_receive_bytes(connection, size, TRACKER_SECONDS))
     except TimeoutError as error:
-        free = ": no worker is free" if request[0] == base.TrackerCode.REQUEST else ""
-        raise DeviceError(f"the tracker {host}:{port} has no answer within {seconds:g} s{free}") from error
+        hint = ": no worker is free" if request[0] == base.TrackerCode.REQUEST else ""
+        raise DeviceError(f"the tracker {host}:{port} has no answer within {seconds:g} s{hint}") from error
     except UnicodeError as error:
-        raise DeviceError(f"{host!r}, of the tracker's address, is no name of a host: {first_line(error)}") from error
+        raise DeviceError(
+            f"{host!r}, of the tracker's address, is no name of a host: {get_first_line(error)}"
+        ) from error
     except OSError as error:
         start = f"python -m tvm.exec.rpc_tracker --host {host} --port {port} --port-end {port + 1}"
         raise DeviceError(f"no tracker at {host}:{port} ({error.strerror or error}): start one with {start}") from error
@@ -249,29 +255,29 @@ def _ask(tracker: Address, request: list[Any], seconds: float) -> Value:
 
 
 @contextlib.contextmanager
-def _of_a_tracker(tracker: Address) -> Iterator[None]:
+def _translate_tracker_errors(tracker: Address) -> Iterator[None]:
     """Raise a `JsonError` of the block, in which a tracker is asked, as `DeviceError`."""
     host, port = tracker
-    with jsonfile.refused(f"what listens at {host}:{port} is no tracker of TVM's RPC", DeviceError):
+    with jsonfile.translate_json_errors(f"what listens at {host}:{port} is no tracker of TVM's RPC", DeviceError):
         yield
 
 
-def _receive(connection: socket.socket, size: int, seconds: float) -> bytes:
+def _receive_bytes(connection: socket.socket, num_bytes: int, seconds: float) -> bytes:
     """Receive so many bytes.
 
     Raises:
         TimeoutError: they are not there after so many seconds, however many came one by one.
         JsonError: the connection ends before.
     """
-    received = bytearray()
-    end = time.monotonic() + seconds
-    while len(received) < size:
-        remaining = end - time.monotonic()
+    received_bytes = bytearray()
+    deadline = time.monotonic() + seconds
+    while len(received_bytes) < num_bytes:
+        remaining = deadline - time.monotonic()
         if remaining <= 0:
             raise TimeoutError
         connection.settimeout(remaining)
-        chunk = connection.recv(min(size - len(received), _CHUNK_BYTES))
+        chunk = connection.recv(min(num_bytes - len(received_bytes), _CHUNK_BYTES))
         if not chunk:
             raise JsonError("it ended the connection")
-        received += chunk
-    return bytes(received)
+        received_bytes += chunk
+    return bytes(received_bytes)

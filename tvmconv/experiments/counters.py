@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tvmconv.analysis.memory.traffic import traffic
+from tvmconv.analysis.memory.traffic import count_traffic
 from tvmconv.devices import Device
 from tvmconv.errors import AnalysisError
-from tvmconv.experiments.run import TUNED, choose
-from tvmconv.gpu import WARP
+from tvmconv.experiments.run import TUNED, select_schedules
+from tvmconv.gpu_specs import WARP_SIZE
 from tvmconv.kernel import Kernel
-from tvmconv.logs.best import Paths
 from tvmconv.logs.build import build
+from tvmconv.logs.ranking import LogPaths
 from tvmconv.workloads import Workload
 
 METRICS = {
@@ -90,15 +90,15 @@ class Counters:
         if self.outputs < 1:
             raise AnalysisError(f"outputs: expected at least 1, got {self.outputs}")
 
-    def each(self, metrics: Sequence[str], scale: float) -> float | None:
+    def compute_per_output(self, metrics: Sequence[str], scale: float) -> float | None:
         """The sum of metrics, times a scale, for each output; None if ncu lacks one."""
         if any(metric not in self.metrics for metric in metrics):
             return None
         return sum(self.metrics[metric] for metric in metrics) * scale / self.outputs
 
 
-def kernels(
-    workloads: Sequence[Workload], schedules: Sequence[str] | None, device: Device, log: Paths | None = None
+def iterate_kernels(
+    workloads: Sequence[Workload], schedules: Sequence[str] | None, device: Device, log: LogPaths | None = None
 ) -> Iterator[tuple[str, Kernel]]:
     """The kernels to count, built with their default configs, each with its schedule's name.
 
@@ -109,27 +109,30 @@ def kernels(
         log: logs, whose fastest kernel of each workload comes last, as `tuned`.
     """
     for workload in workloads:
-        for schedule in choose(workload, schedules, device):
+        for schedule in select_schedules(workload, schedules, device):
             yield schedule.name, build(workload, schedule, device=device)
         if log:
             yield TUNED, build(workload, device=device, log=log)
 
 
-def counters(schedule: str, kernel: Kernel, read: Mapping[str, float]) -> Counters:
+def make_counters(schedule: str, kernel: Kernel, metrics: Mapping[str, float]) -> Counters:
     """What was read of a launch, and what its code says.
 
     Args:
         schedule: its name.
         kernel: what was launched.
-        read: by the names of `METRICS` and `STALLS`, as far as the GPU has them.
+        metrics: by the names of `METRICS` and `STALLS`, as far as the GPU has them.
     """
-    counted = traffic(kernel)
+    predicted_traffic = count_traffic(kernel)
     return Counters(
         workload=kernel.workload.text,
         schedule=schedule,
         outputs=math.prod(kernel.workload.argument_shapes[-1]),
-        metrics={name: read[name] for name in METRICS if name in read},
-        stalls={reason: read[reason] for reason in STALLS if reason in read},
-        code={name: count.requests * WARP / counted.outputs for name, count in counted.counts.items()},
-        ratio=counted.ratio if math.isfinite(counted.ratio) else None,
+        metrics={name: metrics[name] for name in METRICS if name in metrics},
+        stalls={reason: metrics[reason] for reason in STALLS if reason in metrics},
+        code={
+            name: access_count.num_requests * WARP_SIZE / predicted_traffic.num_outputs
+            for name, access_count in predicted_traffic.counts.items()
+        },
+        ratio=predicted_traffic.flops_per_load if math.isfinite(predicted_traffic.flops_per_load) else None,
     )

@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tvmconv import jsonfile
-from tvmconv.compiler.program import Launch
+from tvmconv.compiler.executable import LaunchConfig
 from tvmconv.devices import Timing
-from tvmconv.knobs import JSON_VALUE, Config
+from tvmconv.space import JSON_VALUE_TYPES, Config
 from tvmconv.workloads import Workload, parse
 
-TYPICAL_RIDGE = 10.0  # FLOP/byte at which a roofline bends, where the device's peaks are not known
-LEAST_SECONDS, MOST_SECONDS = 1e-12, 1e9  # that a launch may have taken: all that is computed from it is finite
-MEASURED = (  # fields of a row that are no less than 0
+DEFAULT_RIDGE = 10.0  # FLOP/byte at which a roofline bends, where the device's peaks are not known
+MIN_SECONDS, MAX_SECONDS = 1e-12, 1e9  # that a launch may have taken: all that is computed from it is finite
+NON_NEGATIVE_FIELDS = (  # fields of a row that are no less than 0
     "error",
     "gflops",
     "peak_share",
@@ -30,7 +30,7 @@ MEASURED = (  # fields of a row that are no less than 0
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """What one schedule, or a library to compare with, did on a workload.
 
     Attributes:
@@ -67,7 +67,7 @@ class Row:
     bandwidth: float | None = None
     bandwidth_share: float | None = None
     speedup: float | None = None
-    launch: Launch | None = None
+    launch: LaunchConfig | None = None
     shared_bytes: int | None = None
     registers: int | None = None
     spills: int | None = None
@@ -78,7 +78,7 @@ class Row:
     unstable: bool = False
     sampled: int | None = None
 
-    def called(self, name: str) -> Row:
+    def with_name(self, name: str) -> ResultRow:
         """The row of what nobody named by its schedule, under a name of its own."""
         return self if self.name == name else replace(self, name=name, schedule=self.name)
 
@@ -92,16 +92,16 @@ class Row:
         return data
 
     @classmethod
-    def from_json(cls, data: jsonfile.Value) -> Row:
+    def from_json(cls, data: jsonfile.JsonValue) -> ResultRow:
         """Return the row that `to_json` wrote; raises `JsonError` for anything else."""
-        config = {name: value.decode(JSON_VALUE) for name, value in data["config"].members().items()}
-        row: Row = data.decode(cls, given={"timing": _timing(data["timing"]), "config": config})
-        data["name"].line()
-        for name in MEASURED:
+        config = {name: value.decode(JSON_VALUE_TYPES) for name, value in data["config"].members().items()}
+        row: ResultRow = data.decode(cls, provided_fields={"timing": _parse_timing(data["timing"]), "config": config})
+        data["name"].decode_line()
+        for name in NON_NEGATIVE_FIELDS:
             if getattr(row, name) is not None:
-                data[name].number(0)
+                data[name].decode_number(0)
         for seconds in data["rounds"].elements() if row.rounds else ():
-            seconds.number(LEAST_SECONDS, MOST_SECONDS)
+            seconds.decode_number(MIN_SECONDS, MAX_SECONDS)
         if row.launch:
             extents = (*row.launch.grid, *row.launch.block, *row.launch.cluster)
             data["launch"].check(min(extents) >= 1, "extents of at least 1")
@@ -126,63 +126,77 @@ class Result:
     device: str
     device_name: str
     seed: int
-    rows: tuple[Row, ...]
+    rows: tuple[ResultRow, ...]
     peak_flops: float | None = None
     peak_bandwidth: float | None = None
 
     @property
-    def memory_bound(self) -> bool:
+    def is_memory_bound(self) -> bool:
         """Whether the memory's peak limits the workload, not the multipliers': left of the roofline's ridge."""
         flops, bandwidth = self.peak_flops, self.peak_bandwidth
-        ridge = flops / bandwidth if flops and bandwidth else TYPICAL_RIDGE
+        ridge = flops / bandwidth if flops and bandwidth else DEFAULT_RIDGE
         return self.workload.arithmetic_intensity < ridge
 
     @property
-    def cold(self) -> bool:
+    def is_cold(self) -> bool:
         """Whether the times were taken with arrays outside the cache."""
         return any(row.timing.cold for row in self.rows if row.timing)
 
     @property
-    def ok(self) -> bool:
+    def has_all_times(self) -> bool:
         """Whether every row is verified and has a time."""
         return all(row.failure is None for row in self.rows)
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON has it."""
         rows = [row.to_json() for row in self.rows]
-        own = {"device": self.device, "device_name": self.device_name, "seed": self.seed}
+        device_fields = {"device": self.device, "device_name": self.device_name, "seed": self.seed}
         peaks = {"peak_flops": self.peak_flops, "peak_bandwidth": self.peak_bandwidth}
-        return {"workload": self.workload.text, **own, **peaks, "rows": rows}
+        return {"workload": self.workload.text, **device_fields, **peaks, "rows": rows}
 
     @classmethod
-    def from_json(cls, data: jsonfile.Value) -> Result:
+    def from_json(cls, data: jsonfile.JsonValue) -> Result:
         """Return the result that `to_json` wrote; raises `JsonError` for anything else."""
-        rows = tuple(map(Row.from_json, data["rows"].elements()))
+        rows = tuple(map(ResultRow.from_json, data["rows"].elements()))
         data["rows"].check(bool(rows), "at least one row")
-        known = {"workload": data["workload"].convert(parse), "seed": data["seed"].integer(0), "rows": rows}
-        known |= {name: data[name].line() for name in ("device", "device_name")}
-        result: Result = data.decode(cls, given=known)
+        decoded_fields = {
+            "workload": data["workload"].convert(parse),
+            "seed": data["seed"].decode_integer(0),
+            "rows": rows,
+        }
+        decoded_fields |= {name: data[name].decode_line() for name in ("device", "device_name")}
+        result: Result = data.decode(cls, provided_fields=decoded_fields)
         for peak in (data.get("peak_flops"), data.get("peak_bandwidth")):  # files of version 0.1.0 do not have them
             if peak and peak.value is not None:
-                peak.number(1)
+                peak.decode_number(1)
         return result
 
 
-def _timing(data: jsonfile.Value) -> Timing | None:
+def _parse_timing(data: jsonfile.JsonValue) -> Timing | None:
     """Return the timing of a row, which is None where there is none; the median and the spread follow from it."""
     if data.value is None:
         return None
-    seconds = tuple(sample.number(LEAST_SECONDS, MOST_SECONDS) for sample in data["seconds"].elements())
+    seconds = tuple(sample.decode_number(MIN_SECONDS, MAX_SECONDS) for sample in data["seconds"].elements())
     data["seconds"].check(bool(seconds), "at least one time")
     return Timing(seconds, data["method"].decode(str), data["cold"].decode(bool))
 
 
-def libraries(results: Sequence[Result]) -> list[str]:
+def list_libraries(results: Sequence[Result]) -> list[str]:
     """The names of the libraries that ran, in the order of the rows."""
     return list(dict.fromkeys(row.name for result in results for row in result.rows if row.library))
 
 
-def in_common(results: Sequence[Result], name: str) -> list[str]:
+def find_common_settings(results: Sequence[Result], name: str) -> list[str]:
     """What a library ran, its version and settings, as far as that is the same wherever it ran."""
-    ran = [row.library.split(", ") for result in results for row in result.rows if row.name == name and row.library]
-    return [what for what in ran[0] if all(what in other for other in ran)] if ran else []
+    settings_of_rows = [
+        row.library.split(", ") for result in results for row in result.rows if row.name == name and row.library
+    ]
+    return (
+        [
+            setting
+            for setting in settings_of_rows[0]
+            if all(setting in other_settings for other_settings in settings_of_rows)
+        ]
+        if settings_of_rows
+        else []
+    )

@@ -12,31 +12,31 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tvmconv import baselines as libraries
-from tvmconv import library, naive
-from tvmconv.baselines.base import WrongDeviceError
+from tvmconv import naive_cost, registry
+from tvmconv.baselines.base import UnsupportedDeviceError
+from tvmconv.cost_model.model import cost_model_for
+from tvmconv.default_kernel import build_fastest_default, default_candidate_schedules, fastest_default_name
 from tvmconv.devices import Device, Timing
-from tvmconv.errors import Error, KnobError, ScheduleError, log_traceback, reason_of
-from tvmconv.experiments.results import Result, Row
+from tvmconv.errors import Error, KnobError, ScheduleError, get_reason, log_traceback
+from tvmconv.experiments.results import Result, ResultRow
 from tvmconv.kernel import Kernel
-from tvmconv.knobs import Config, Knob, Value
-from tvmconv.knowledge.model import known_for
-from tvmconv.library import Schedule
-from tvmconv.logs.best import Paths
 from tvmconv.logs.build import build
-from tvmconv.measuring.rounds import ROUNDS, Rounds, measure_rounds
-from tvmconv.untuned import build_untuned, fastest_untuned, untuned_schedules
-from tvmconv.verify import Problem
+from tvmconv.logs.ranking import LogPaths
+from tvmconv.measure.timing_rounds import NUM_ROUNDS, TimingRounds, measure_in_rounds
+from tvmconv.registry import Schedule
+from tvmconv.space import Config, Knob, Value
+from tvmconv.verification import Problem
 from tvmconv.workloads import Conv, Workload
 
 TUNED = "tuned"  # the name of what a log has
 PREDICTED = "predicted"  # of what the model takes to be the fastest, without any trial
 UNTUNED = "untuned"  # the row of the schedule that is the fastest with its default config
-QUANTILES = 21
+NUM_QUANTILES = 21
 
-Progress = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 
 
-def run_ladder(
+def run_schedules(
     workload: Workload,
     schedules: Sequence[str] | None = None,
     *,
@@ -46,26 +46,26 @@ def run_ladder(
     cold: bool | None = False,
     seconds: float = 0.5,
     seed: int | None = None,
-    log: Paths | None = None,
+    log: LogPaths | None = None,
     ladder: bool = True,
     predicted: bool = False,
-    progress: Progress | None = None,
-    prepared: Prepared | None = None,
+    progress: ProgressCallback | None = None,
+    prepared: PreparedExperiment | None = None,
     verify: str = "auto",
 ) -> Result:
     """Build, verify and time schedules of a workload, all on the same inputs.
 
     A schedule or library that fails is a row with the reason. A wrong kernel is not timed. All are built and verified
-    first; then schedules and libraries are timed in turn, for `ROUNDS` rounds, and those whose rounds deviate by more
-    than 10 % for some more (`measure_rounds`). The time of a row is that of its median round.
+    first; then schedules and libraries are timed in turn, for `NUM_ROUNDS` rounds, and those whose rounds deviate by
+    more than 10 % for some more (`measure_in_rounds`). The time of a row is that of its median round.
 
     Args:
         workload: what to compute.
         schedules: names; by default all that apply. The naive one is added, for the speed-ups to be over it, unless it
-            would take too long (`tvmconv.naive`).
+            would take too long (`tvmconv.naive_cost`).
         device: where to run.
         config: values by knob name; each schedule takes those of the knobs that it has.
-        baselines: libraries to time as well, of `tvmconv.baselines.known`.
+        baselines: libraries to time as well, of `tvmconv.baselines.load_baselines`.
         cold: time with inputs and outputs outside the cache; None for so if they exceed it.
         seconds: about how long to time each kernel, in all rounds together.
         seed: of the inputs; a fresh one by default.
@@ -76,16 +76,16 @@ def run_ladder(
         progress: is told each step in a few words.
         prepared: what the other arguments ask for, made by a thread meanwhile; made here by default.
         verify: "full" to compare all outputs with float64, "sample" to compare a random sample of them, "auto" for a
-            sample of convolutions above 20 GFLOP; see `tvmconv.verify`.
+            sample of convolutions above 20 GFLOP; see `tvmconv.verification`.
 
     Raises:
         ScheduleError: no such schedule for this workload, or not for devices of this kind.
         KnobError: no schedule has such a knob, or none that has it takes the value.
         WorkloadError: the problem does not fit in this machine's memory, or there is no such way to verify.
-        WrongDeviceError: a library is not for devices of this kind.
+        UnsupportedDeviceError: a library is not for devices of this kind.
         Error: all schedules fail for the same reason.
     """
-    ready = prepared or Prepared(
+    experiment = prepared or PreparedExperiment(
         workload,
         schedules,
         device=device,
@@ -96,47 +96,53 @@ def run_ladder(
         predicted=predicted,
         verify=verify,
     )
-    chosen = ready.schedules
+    schedules_to_run = experiment.schedules
     is_cold = exceeds_cache(workload, device) if cold is None else cold
-    bench = _Bench(ready.problem, device, is_cold, seconds / ROUNDS)
-    report = progress or (lambda step: None)
+    benchmark = _ExperimentBenchmark(experiment.problem, device, is_cold, seconds / NUM_ROUNDS)
+    on_progress = progress or (lambda message: None)
     with ExitStack() as stack:
         # Libraries first: they may not be for this device.
-        compared = [bench.prepare_library(name, report, stack) for name in baselines]
-        candidates: list[_Candidate] = []
-        for number, schedule in enumerate(chosen, 1):
-            tell = _prefixed(report, f"schedule {number} of {len(chosen)}, {schedule.name}: ")
-            made = functools.partial(ready.kernel, schedule.name)
-            candidates.append(_or_failed(schedule.name, functools.partial(bench.prepare, made, tell)))
-        for name in ready.chosen_by_others:
-            made = functools.partial(ready.kernel, name)
-            candidate = _or_failed(name, functools.partial(bench.prepare, made, _prefixed(report, f"{name}: ")))
-            candidates.append(replace(candidate, row=candidate.row.called(name)))
-        candidates = _time_in_turn([*candidates, *compared], bench, report)
-    errors = [candidate.error for candidate in candidates[: len(chosen)] if candidate.error]
-    if len(errors) == len(chosen) and len({str(error) for error in errors}) == 1:
+        library_rows = [benchmark.prepare_library(name, on_progress, stack) for name in baselines]
+        untimed_rows: list[_UntimedRow] = []
+        for number, schedule in enumerate(schedules_to_run, 1):
+            schedule_progress = _prefix_progress(
+                on_progress, f"schedule {number} of {len(schedules_to_run)}, {schedule.name}: "
+            )
+            build_kernel = functools.partial(experiment.get_kernel, schedule.name)
+            untimed_rows.append(
+                _prepare_or_fail(schedule.name, functools.partial(benchmark.prepare, build_kernel, schedule_progress))
+            )
+        for name in experiment.automatic_rows:
+            build_kernel = functools.partial(experiment.get_kernel, name)
+            untimed_row = _prepare_or_fail(
+                name, functools.partial(benchmark.prepare, build_kernel, _prefix_progress(on_progress, f"{name}: "))
+            )
+            untimed_rows.append(replace(untimed_row, row=untimed_row.row.with_name(name)))
+        untimed_rows = _time_interleaved([*untimed_rows, *library_rows], benchmark, on_progress)
+    errors = [untimed_row.error for untimed_row in untimed_rows[: len(schedules_to_run)] if untimed_row.error]
+    if len(errors) == len(schedules_to_run) and len({str(error) for error in errors}) == 1:
         raise errors[0]  # not a schedule's fault: too little memory, say
-    rows = [candidate.row for candidate in candidates]
-    if PREDICTED in ready.chosen_by_others:
-        rows = with_untuned(rows, ready.at_default)
+    rows = [untimed_row.row for untimed_row in untimed_rows]
+    if PREDICTED in experiment.automatic_rows:
+        rows = add_untuned_row(rows, experiment.default_config_names)
     return Result(
         workload,
         device.text,
         device.name,
-        bench.problem.seed,
-        _with_speedups(rows, over=library.naive(workload)),
+        benchmark.problem.seed,
+        _add_speedups(rows, naive_schedule=registry.get_baseline_schedule(workload)),
         device.peak_flops,
         device.peak_bandwidth,
     )
 
 
-class Prepared:
-    """What an experiment needs before it can measure; arguments and errors are those of `run_ladder`.
+class PreparedExperiment:
+    """What an experiment needs before it can measure; arguments and errors are those of `run_schedules`.
 
     Attributes:
         schedules: that will run.
-        chosen_by_others: further rows, whose schedules nobody named: of a log, of the model.
-        at_default: the names of the schedules among those that run with their default config.
+        automatic_rows: further rows, whose schedules nobody named: of a log, of the model.
+        default_config_names: the names of the schedules among those that run with their default config.
         problem: they are verified on.
     """
 
@@ -148,104 +154,113 @@ class Prepared:
         device: Device,
         config: Mapping[str, Value] | None = None,
         seed: int | None = None,
-        log: Paths | None = None,
+        log: LogPaths | None = None,
         ladder: bool = True,
         predicted: bool = False,
         verify: str = "auto",
     ) -> None:
-        self.schedules = choose(workload, schedules, device) if ladder else []
-        configs = share_config(workload, self.schedules, config or {}, named=schedules)
-        self.at_default = frozenset(name for name, own in configs.items() if not own)
+        self.schedules = select_schedules(workload, schedules, device) if ladder else []
+        configs = distribute_config(workload, self.schedules, config or {}, schedule_names=schedules)
+        self.default_config_names = frozenset(name for name, own_config in configs.items() if not own_config)
         self.problem = Problem(workload, seed, mode=verify)
-        self._made: dict[str, Kernel | Error] = {}
-        self._makes: dict[str, Callable[[], Kernel]] = {}
+        self._results: dict[str, Kernel | Error] = {}
+        self._builders: dict[str, Callable[[], Kernel]] = {}
         for schedule in self.schedules:
-            own = configs[schedule.name]
-            self._makes[schedule.name] = functools.partial(build, workload, schedule, device=device, config=own)
-        others: dict[str, Callable[[], Kernel]] = {}
-        if predicted and known_for(device.arch) and isinstance(workload, Conv):
-            others[PREDICTED] = functools.partial(build, workload, device=device, check=False)  # others are timed now
-            untuned = {schedule.name for schedule in untuned_schedules(workload, device)}
-            if not untuned <= self.at_default:  # else the fastest of them is measured anyway
-                others[UNTUNED] = functools.partial(build_untuned, workload, device)
+            own_config = configs[schedule.name]
+            self._builders[schedule.name] = functools.partial(
+                build, workload, schedule, device=device, config=own_config
+            )
+        automatic_builders: dict[str, Callable[[], Kernel]] = {}
+        if predicted and cost_model_for(device.arch) and isinstance(workload, Conv):
+            automatic_builders[PREDICTED] = functools.partial(
+                build, workload, device=device, check=False
+            )  # others are timed now
+            untuned_names = {schedule.name for schedule in default_candidate_schedules(workload, device)}
+            if not untuned_names <= self.default_config_names:  # else the fastest of them is measured anyway
+                automatic_builders[UNTUNED] = functools.partial(build_fastest_default, workload, device)
         if log is not None:
-            others[TUNED] = functools.partial(build, workload, device=device, log=log)
-        self.chosen_by_others = [*others]
-        self._makes |= others
+            automatic_builders[TUNED] = functools.partial(build, workload, device=device, log=log)
+        self.automatic_rows = [*automatic_builders]
+        self._builders |= automatic_builders
 
-    def kernel(self, name: str) -> Kernel:
+    def get_kernel(self, name: str) -> Kernel:
         """The kernel of a schedule, or of the log, built when it is first asked for."""
-        if name not in self._made:
+        if name not in self._results:
             try:
-                self._made[name] = self._makes[name]()
+                self._results[name] = self._builders[name]()
             except Error as error:
-                self._made[name] = error
-        made = self._made[name]
-        if isinstance(made, Error):
-            raise made
-        return made
+                self._results[name] = error
+        result = self._results[name]
+        if isinstance(result, Error):
+            raise result
+        return result
 
-    def make(self) -> Prepared:
+    def build_all_kernels(self) -> PreparedExperiment:
         """Itself, with inputs and reference computed, and all kernels built and compiled."""
-        _ = self.problem.expected
-        for name in self._makes:
+        _ = self.problem.expected_output
+        for name in self._builders:
             with contextlib.suppress(Error):  # which is told where the kernel is asked for
-                _ = self.kernel(name).program
+                _ = self.get_kernel(name).executable
         return self
 
 
-def with_untuned(rows: Sequence[Row], at_default: frozenset[str]) -> list[Row]:
+def add_untuned_row(rows: Sequence[ResultRow], default_config_names: frozenset[str]) -> list[ResultRow]:
     """The rows with one `UNTUNED`: the fastest of what ran with a default config, what was built for it included."""
-    timed = {row.name: row for row in rows if row.timing and row.name in (UNTUNED, *at_default)}
-    seconds = {name: row.timing.median for name, row in timed.items() if row.timing}
+    timed_rows = {row.name: row for row in rows if row.timing and row.name in (UNTUNED, *default_config_names)}
+    seconds = {name: row.timing.median for name, row in timed_rows.items() if row.timing}
     if not seconds:
         return list(rows)
-    fastest = timed[fastest_untuned(seconds)]
-    untuned = replace(fastest, name=UNTUNED, schedule=fastest.schedule or fastest.name)
-    place = 1 + next(index for index, row in enumerate(rows) if row.name == PREDICTED)
-    others = [row for row in rows if row.name != UNTUNED]
-    return [*others[:place], untuned, *others[place:]]
+    fastest = timed_rows[fastest_default_name(seconds)]
+    untuned_row = replace(fastest, name=UNTUNED, schedule=fastest.schedule or fastest.name)
+    insert_index = 1 + next(index for index, row in enumerate(rows) if row.name == PREDICTED)
+    other_rows = [row for row in rows if row.name != UNTUNED]
+    return [*other_rows[:insert_index], untuned_row, *other_rows[insert_index:]]
 
 
-def choose(workload: Workload, names: Sequence[str] | None, device: Device) -> list[Schedule]:
+def select_schedules(workload: Workload, names: Sequence[str] | None, device: Device) -> list[Schedule]:
     """The schedules of these names, with the naive one first; where no names are given all that run on the device.
 
-    Where others run, a naive schedule that was not named and is not affordable is left out (`tvmconv.naive`).
+    Where others run, a naive schedule that was not named and is not affordable is left out (`tvmconv.naive_cost`).
 
     Raises:
         ScheduleError: no such schedule for this workload, or not for devices of this kind, or none at all.
     """
-    there = library.schedules(workload)
-    if not there:
+    available = registry.schedules(workload)
+    if not available:
         raise ScheduleError(f"no schedule computes {workload.operator} in {workload.dtype}")
-    reference, omitted = library.naive(workload), omitted_naive(workload, names, device)
+    naive_schedule, omitted_schedule = (
+        registry.get_baseline_schedule(workload),
+        find_omitted_naive(workload, names, device),
+    )
     if not names:
-        chosen = [schedule for schedule in there if schedule.runs_on(device.kind, device.arch)]
-        if not chosen:
-            there[0].check_runs_on(device.kind, device.arch, device.text)
-        kept = [schedule for schedule in chosen if schedule != omitted]
-        return sorted(kept, key=lambda schedule: schedule != reference)
-    wanted = [library.find(workload, name) for name in names]
-    for schedule in wanted:
+        selected = [schedule for schedule in available if schedule.can_run_on(device.kind, device.arch)]
+        if not selected:
+            available[0].check_runs_on(device.kind, device.arch, device.text)
+        kept_schedules = [schedule for schedule in selected if schedule != omitted_schedule]
+        return sorted(kept_schedules, key=lambda schedule: schedule != naive_schedule)
+    requested = [registry.find_schedule(workload, name) for name in names]
+    for schedule in requested:
         schedule.check_runs_on(device.kind, device.arch, device.text)
-    chosen = [schedule for schedule in there if schedule in (reference, *wanted) and schedule != omitted]
-    return sorted(chosen, key=lambda schedule: schedule != reference)
+    selected = [
+        schedule for schedule in available if schedule in (naive_schedule, *requested) and schedule != omitted_schedule
+    ]
+    return sorted(selected, key=lambda schedule: schedule != naive_schedule)
 
 
-def omitted_naive(workload: Workload, names: Sequence[str] | None, device: Device) -> Schedule | None:
+def find_omitted_naive(workload: Workload, names: Sequence[str] | None, device: Device) -> Schedule | None:
     """Return the naive schedule if it was not named and takes too long to be compared with, else None."""
-    reference = library.naive(workload)
-    if reference is None or reference.name in (names or ()) or naive.is_affordable(workload, device):
+    naive_schedule = registry.get_baseline_schedule(workload)
+    if naive_schedule is None or naive_schedule.name in (names or ()) or naive_cost.is_affordable(workload, device):
         return None
-    others = [each for each in library.schedules(workload) if each != reference]
-    if not names and not any(each.runs_on(device.kind, device.arch) for each in others):
+    other_schedules = [schedule for schedule in registry.schedules(workload) if schedule != naive_schedule]
+    if not names and not any(schedule.can_run_on(device.kind, device.arch) for schedule in other_schedules):
         return None  # there is nothing else to run
-    return reference
+    return naive_schedule
 
 
-def left_out(workload: Workload, device: Device) -> list[Schedule]:
-    """The schedules that `choose` leaves out where no names are given: those that are not for the device."""
-    return [schedule for schedule in library.schedules(workload) if not schedule.runs_on(device.kind, device.arch)]
+def list_unsupported_schedules(workload: Workload, device: Device) -> list[Schedule]:
+    """The schedules that `select_schedules` leaves out where no names are given: those that are not for the device."""
+    return [schedule for schedule in registry.schedules(workload) if not schedule.can_run_on(device.kind, device.arch)]
 
 
 def exceeds_cache(workload: Workload, device: Device) -> bool:
@@ -253,12 +268,12 @@ def exceeds_cache(workload: Workload, device: Device) -> bool:
     return device.l2_bytes is not None and workload.min_bytes > device.l2_bytes
 
 
-def share_config(
+def distribute_config(
     workload: Workload,
     schedules: Sequence[Schedule],
     config: Mapping[str, Value],
     *,
-    named: Sequence[str] | None = None,
+    schedule_names: Sequence[str] | None = None,
 ) -> dict[str, Config]:
     """Give each schedule the values of those knobs that it has.
 
@@ -266,7 +281,7 @@ def share_config(
         workload: what is computed.
         schedules: those that will run.
         config: values by knob name.
-        named: names of the schedules that the config is for; by default of all.
+        schedule_names: names of the schedules that the config is for; by default of all.
 
     Returns:
         A config for each schedule, by its name.
@@ -274,35 +289,35 @@ def share_config(
     Raises:
         KnobError: no schedule has such a knob, or none that has it takes the value.
     """
-    shares: dict[str, Config] = {schedule.name: {} for schedule in schedules}
+    configs: dict[str, Config] = {schedule.name: {} for schedule in schedules}
     if not config:
-        return shares
-    receivers = [schedule for schedule in schedules if not named or schedule.name in named]
+        return configs
+    receivers = [schedule for schedule in schedules if not schedule_names or schedule.name in schedule_names]
     knobs: dict[str, Mapping[str, Knob]] = {}
     for schedule in receivers:
         try:
             knobs[schedule.name] = schedule.space(workload).knobs
         except ScheduleError:  # it fails again where it is built, and is a row with the reason
-            shares[schedule.name] = dict(config)
+            configs[schedule.name] = dict(config)
     if not knobs:
-        return shares
-    there = dict.fromkeys(name for own in knobs.values() for name in own)
+        return configs
+    knob_names = dict.fromkeys(name for own_knobs in knobs.values() for name in own_knobs)
     for name in config:
-        if name not in there:
-            raise KnobError(f"no knob {name!r} in {', '.join(knobs)}; there are: {', '.join(there) or 'none'}")
-    for name, own in knobs.items():
-        shares[name] = {knob: value for knob, value in config.items() if knob in own}
-    _check_taken(workload, [schedule for schedule in receivers if schedule.name in knobs], shares)
-    return shares
+        if name not in knob_names:
+            raise KnobError(f"no knob {name!r} in {', '.join(knobs)}; there are: {', '.join(knob_names) or 'none'}")
+    for name, own_knobs in knobs.items():
+        configs[name] = {knob: value for knob, value in config.items() if knob in own_knobs}
+    _check_values(workload, [schedule for schedule in receivers if schedule.name in knobs], configs)
+    return configs
 
 
-def _check_taken(workload: Workload, schedules: Sequence[Schedule], shares: Mapping[str, Config]) -> None:
+def _check_values(workload: Workload, schedules: Sequence[Schedule], configs: Mapping[str, Config]) -> None:
     """Raise the first schedule's KnobError if no schedule takes its share."""
     errors: list[KnobError] = []
     for schedule in schedules:
-        if shares[schedule.name]:
+        if configs[schedule.name]:
             try:
-                schedule.apply(workload, shares[schedule.name])
+                schedule.apply(workload, configs[schedule.name])
             except KnobError as error:
                 errors.append(error)
             except ScheduleError:  # for which the values are not to blame
@@ -314,7 +329,7 @@ def _check_taken(workload: Workload, schedules: Sequence[Schedule], shares: Mapp
 
 
 @dataclass(frozen=True)
-class _Candidate:
+class _UntimedRow:
     """A row before it is timed.
 
     Attributes:
@@ -323,169 +338,174 @@ class _Candidate:
         error: why it failed.
     """
 
-    row: Row
+    row: ResultRow
     time: Callable[[], Timing] | None = None
     error: Error | None = None
 
 
 @dataclass(frozen=True)
-class _Bench:
-    """What all rows of an experiment have in common; `seconds` is the time of a round."""
+class _ExperimentBenchmark:
+    """What all rows of an experiment have in common; `round_seconds` is the time of a round."""
 
     problem: Problem
     device: Device
-    cold: bool
-    seconds: float
+    uses_cold_cache: bool
+    round_seconds: float
 
-    def prepare(self, made: Callable[[], Kernel], tell: Progress) -> _Candidate:
+    def prepare(self, build_kernel: Callable[[], Kernel], on_progress: ProgressCallback) -> _UntimedRow:
         """Build and verify a kernel."""
-        tell("building")
-        built = made()
-        _ = built.loaded  # the device's own compiler is part of building, and may refuse
-        resources = built.resources if self.device.arch else None
-        tell("verifying")
-        verification = built.verify(self.problem)
-        row = Row(
-            built.schedule.name,
+        on_progress("building")
+        built_kernel = build_kernel()
+        _ = built_kernel.loaded_kernel  # the device's own compiler is part of building, and may refuse
+        resources = built_kernel.resources if self.device.arch else None
+        on_progress("verifying")
+        verification = built_kernel.verify(self.problem)
+        row = ResultRow(
+            built_kernel.schedule.name,
             verified=verification.ok,
             error=verification.error,
-            launch=built.launch,
-            shared_bytes=built.shared_bytes,
+            launch=built_kernel.launch,
+            shared_bytes=built_kernel.shared_bytes,
             registers=resources.registers if resources else None,
             spills=resources.spills if resources else None,
-            config=built.config,
+            config=built_kernel.config,
             sampled=verification.sampled,
         )
         if not verification.ok:
-            return _Candidate(replace(row, failure=f"wrong result: {verification.fault}"))
-        return _Candidate(row, functools.partial(built.time, self.problem, cold=self.cold, seconds=self.seconds))
+            return _UntimedRow(replace(row, failure=f"wrong result: {verification.fault}"))
+        return _UntimedRow(
+            row,
+            functools.partial(built_kernel.time, self.problem, cold=self.uses_cold_cache, seconds=self.round_seconds),
+        )
 
-    def prepare_library(self, name: str, tell: Progress, stack: ExitStack) -> _Candidate:
+    def prepare_library(self, name: str, on_progress: ProgressCallback, stack: ExitStack) -> _UntimedRow:
         """Have a library ready to be timed, and verify it.
 
         Args:
             name: of the library.
-            tell: is told what goes on.
+            on_progress: is told what goes on.
             stack: frees what the library holds.
 
         Raises:
-            WrongDeviceError: it is not for devices of this kind.
+            UnsupportedDeviceError: it is not for devices of this kind.
         """
-        tell(f"{name}: verifying")
+        on_progress(f"{name}: verifying")
         workload, inputs = self.problem.workload, self.problem.inputs
-        how = {"device": self.device, "cold": self.cold, "seconds": self.seconds}
-        call = functools.partial(libraries.known()[name], workload, inputs, **how)
+        timing_arguments = {"device": self.device, "cold": self.uses_cold_cache, "seconds": self.round_seconds}
+        run_library = functools.partial(libraries.load_baselines()[name], workload, inputs, **timing_arguments)
         try:
-            ran = call()
-        except WrongDeviceError:
+            library_run = run_library()
+        except UnsupportedDeviceError:
             raise
         except Error as error:
-            return _Candidate(Row(name, failure=str(error)), error=error)
-        stack.callback(ran.close)
-        row = Row(name, library=ran.text)
-        if ran.output is not None:
-            verification = self.problem.check(ran.output)
+            return _UntimedRow(ResultRow(name, failure=str(error)), error=error)
+        stack.callback(library_run.close)
+        row = ResultRow(name, library=library_run.description)
+        if library_run.output is not None:
+            verification = self.problem.check(library_run.output)
             row = replace(row, verified=verification.ok, error=verification.error, sampled=verification.sampled)
             if not verification.ok:
-                return _Candidate(replace(row, failure=f"wrong result: {verification.fault}"))
-        time_again = ran.time_again
+                return _UntimedRow(replace(row, failure=f"wrong result: {verification.fault}"))
+        time_again = library_run.time_again
         if time_again is None:
-            return _Candidate(row, lambda: call().timing)
-        return _Candidate(row, functools.partial(time_again, self.seconds))
+            return _UntimedRow(row, lambda: run_library().timing)
+        return _UntimedRow(row, functools.partial(time_again, self.round_seconds))
 
-    def timed(self, row: Row, rounds: Rounds[Timing | Error]) -> Row:
+    def add_timing(self, row: ResultRow, rounds: TimingRounds[Timing | Error]) -> ResultRow:
         """The row with the time of its median round."""
-        timing = rounds.median
+        timing = rounds.median_measurement
         assert isinstance(timing, Timing)
-        timing = replace(timing, seconds=_thinned(timing.seconds))
+        timing = replace(timing, seconds=_reduce_samples(timing.seconds))
         workload, device = self.problem.workload, self.device
         rate, bandwidth = workload.flops / timing.median, workload.min_bytes / timing.median
-        computes = not row.library or row.verified  # a copy of as many bytes does not
+        computes_convolution = not row.library or row.verified  # a copy of as many bytes does not
         return replace(
             row,
             timing=timing,
-            gflops=rate / 1e9 if computes else None,
-            peak_share=rate / device.peak_flops if device.peak_flops and computes else None,
+            gflops=rate / 1e9 if computes_convolution else None,
+            peak_share=rate / device.peak_flops if device.peak_flops and computes_convolution else None,
             bandwidth=bandwidth,
             bandwidth_share=bandwidth / device.peak_bandwidth if device.peak_bandwidth else None,
-            rounds=_shortened(rounds.seconds),
+            rounds=_round_seconds(rounds.seconds),
             unstable=not rounds.is_stable,
         )
 
 
-def _or_failed(name: str, prepare: Callable[[], _Candidate]) -> _Candidate:
+def _prepare_or_fail(name: str, prepare: Callable[[], _UntimedRow]) -> _UntimedRow:
     """What is prepared, or a row with the reason why not."""
     try:
         return prepare()
     except Error as error:
-        return _Candidate(_failed(name, error), error=error)
+        return _UntimedRow(_make_failed_row(name, error), error=error)
 
 
-def _time_in_turn(candidates: Sequence[_Candidate], bench: _Bench, tell: Progress) -> list[_Candidate]:
+def _time_interleaved(
+    untimed_rows: Sequence[_UntimedRow], benchmark: _ExperimentBenchmark, on_progress: ProgressCallback
+) -> list[_UntimedRow]:
     """The candidates with their times, those that can be timed."""
-    timed = [candidate for candidate in candidates if candidate.time]
-    finished = 0
+    timeable_rows = [untimed_row for untimed_row in untimed_rows if untimed_row.time]
+    num_rounds = 0
 
-    def measure(wanted: Sequence[_Candidate]) -> list[Timing | Error]:
-        nonlocal finished
-        finished += 1
-        return [_time_once(one, _prefixed(tell, f"round {finished}, ")) for one in wanted]
+    def measure(rows: Sequence[_UntimedRow]) -> list[Timing | Error]:
+        nonlocal num_rounds
+        num_rounds += 1
+        return [_time_once(untimed_row, _prefix_progress(on_progress, f"round {num_rounds}, ")) for untimed_row in rows]
 
-    found = iter(measure_rounds(timed, measure, _seconds_of))
-    ended = []
-    for candidate in candidates:
-        if candidate.time:
-            rounds = next(found)
-            last = rounds.measurements[-1]
-            if isinstance(last, Error):
-                row = replace(candidate.row, failure=reason_of(last))
-                candidate = replace(candidate, row=row, error=last)
+    measured_rounds = iter(measure_in_rounds(timeable_rows, measure, _get_median_seconds))
+    finished_rows = []
+    for untimed_row in untimed_rows:
+        if untimed_row.time:
+            rounds = next(measured_rounds)
+            last_measurement = rounds.measurements[-1]
+            if isinstance(last_measurement, Error):
+                row = replace(untimed_row.row, failure=get_reason(last_measurement))
+                untimed_row = replace(untimed_row, row=row, error=last_measurement)
             else:
-                candidate = replace(candidate, row=bench.timed(candidate.row, rounds))
-        ended.append(candidate)
-    return ended
+                untimed_row = replace(untimed_row, row=benchmark.add_timing(untimed_row.row, rounds))
+        finished_rows.append(untimed_row)
+    return finished_rows
 
 
-def _time_once(candidate: _Candidate, tell: Progress) -> Timing | Error:
+def _time_once(untimed_row: _UntimedRow, on_progress: ProgressCallback) -> Timing | Error:
     """The time of one round, or why there is none."""
-    assert candidate.time
-    tell(f"{candidate.row.name}: timing")
+    assert untimed_row.time
+    on_progress(f"{untimed_row.row.name}: timing")
     try:
-        return candidate.time()
+        return untimed_row.time()
     except Error as error:
         return error
 
 
-def _seconds_of(measured: Timing | Error) -> float:
-    return math.inf if isinstance(measured, Error) else measured.median
+def _get_median_seconds(measurement: Timing | Error) -> float:
+    return math.inf if isinstance(measurement, Error) else measurement.median
 
 
-def _shortened(seconds: Sequence[float]) -> tuple[float, ...]:
+def _round_seconds(seconds: Sequence[float]) -> tuple[float, ...]:
     """Seconds to five digits, which is more than any clock here resolves."""
-    return tuple(float(f"{each:.5g}") for each in seconds)
+    return tuple(float(f"{value:.5g}") for value in seconds)
 
 
-def _thinned(samples: Sequence[float]) -> tuple[float, ...]:
+def _reduce_samples(samples: Sequence[float]) -> tuple[float, ...]:
     """The samples, or so many of their quantiles, the median and the quartiles among them; to five digits.
 
     A file of results stays small.
     """
-    if len(samples) > QUANTILES:
-        samples = np.quantile(samples, np.linspace(0, 1, QUANTILES)).tolist()
-    return _shortened(samples)
+    if len(samples) > NUM_QUANTILES:
+        samples = np.quantile(samples, np.linspace(0, 1, NUM_QUANTILES)).tolist()
+    return _round_seconds(samples)
 
 
-def _failed(name: str, error: Error) -> Row:
+def _make_failed_row(name: str, error: Error) -> ResultRow:
     log_traceback(error)
-    return Row(name, failure=reason_of(error))
+    return ResultRow(name, failure=get_reason(error))
 
 
-def _with_speedups(rows: Sequence[Row], over: Schedule | None) -> tuple[Row, ...]:
-    reference = next((row.timing for row in rows if over and row.name == over.name), None)
-    if reference is None:
+def _add_speedups(rows: Sequence[ResultRow], naive_schedule: Schedule | None) -> tuple[ResultRow, ...]:
+    naive_timing = next((row.timing for row in rows if naive_schedule and row.name == naive_schedule.name), None)
+    if naive_timing is None:
         return tuple(rows)
-    return tuple(replace(r, speedup=reference.median / r.timing.median) if r.timing else r for r in rows)
+    return tuple(replace(row, speedup=naive_timing.median / row.timing.median) if row.timing else row for row in rows)
 
 
-def _prefixed(tell: Progress, prefix: str) -> Progress:
-    return lambda step: tell(prefix + step)
+def _prefix_progress(on_progress: ProgressCallback, prefix: str) -> ProgressCallback:
+    return lambda message: on_progress(prefix + message)

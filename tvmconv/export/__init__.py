@@ -1,5 +1,5 @@
 """Kernels as files: what another program needs to call one, without tvmconv."""
 
-from tvmconv.export.folder import Exported, export
+from tvmconv.export.export_folder import ExportResult, export
 
-__all__ = ["Exported", "export"]
+__all__ = ["ExportResult", "export"]

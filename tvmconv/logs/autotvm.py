@@ -17,39 +17,47 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvmconv.errors import RecordError, WorkloadError
-from tvmconv.knobs import Config, Value
-from tvmconv.logs import fields
+from tvmconv.logs import json_checks
+from tvmconv.space import Config, Value
 from tvmconv.workloads import Conv2d, Workload, parse
 from tvmconv.workloads.layout import CHANNELS_FIRST
 from tvmconv.workloads.text import quote
 
 DIRECT, DEPTHWISE, WINOGRAD = "conv2d_nchw.cuda", "depthwise_conv2d_nchw.cuda", "conv2d_nchw_winograd.cuda"
 WINOGRAD_OF_TRANSFORMED = "conv2d_nchw_winograd_without_weight_transform.cuda"  # whose weight is (α, α, C, O)
-_SCHEDULES = {DIRECT: "direct", DEPTHWISE: "depthwise", WINOGRAD: "winograd", WINOGRAD_OF_TRANSFORMED: "winograd"}
-_OWN = "tvmconv"  # tasks of our own: tvmconv.OPERATOR.SCHEDULE
-_SPLIT, _OTHER = "sp", "ot"  # the kinds of knob that GPU templates have; AutoTVM also had orders and annotations
+_SCHEDULE_BY_TASK = {
+    DIRECT: "direct",
+    DEPTHWISE: "depthwise",
+    WINOGRAD: "winograd",
+    WINOGRAD_OF_TRANSFORMED: "winograd",
+}
+_TASK_PREFIX = "tvmconv"  # tasks of our own: tvmconv.OPERATOR.SCHEDULE
+_SPLIT_KIND, _CHOICE_KIND = (
+    "sp",
+    "ot",
+)  # the kinds of knob that GPU templates have; AutoTVM also had orders and annotations
 
 
 def encode_task(workload: Workload, schedule: str) -> tuple[str, list[Any]]:
     """The task's name and its arguments, as JSON has them."""
-    if isinstance(workload, Conv2d) and _is_autotvms(workload):
+    if isinstance(workload, Conv2d) and _is_autotvm_compatible(workload):
         w = workload
         options = [list(w.stride), list(w.padding), list(w.dilation), w.dtype]
         if schedule in ("direct", "winograd") and w.groups == 1:
             return DIRECT if schedule == "direct" else WINOGRAD, [
-                _tensor(w.input_shape, w.dtype),
-                _tensor(w.weight_shape, w.dtype),
+                _encode_tensor(w.input_shape, w.dtype),
+                _encode_tensor(w.weight_shape, w.dtype),
                 *options,
             ]
         if schedule == "depthwise" and w.groups == w.C:
             weight = (w.C, w.O // w.C, w.R, w.S)
-            return DEPTHWISE, [_tensor(w.input_shape, w.dtype), _tensor(weight, w.dtype), *options]
-    return f"{_OWN}.{workload.operator}.{schedule}", [workload.text]
+            return DEPTHWISE, [_encode_tensor(w.input_shape, w.dtype), _encode_tensor(weight, w.dtype), *options]
+    return f"{_TASK_PREFIX}.{workload.operator}.{schedule}", [workload.text]
 
 
-def _is_autotvms(w: Conv2d) -> bool:
+def _is_autotvm_compatible(workload: Conv2d) -> bool:
     """Whether AutoTVM's templates for NCHW could compute it."""
-    return w.layout == CHANNELS_FIRST and not w.epilogue and w.dtype == w.storage
+    return workload.layout == CHANNELS_FIRST and not workload.epilogue and workload.dtype == workload.storage
 
 
 def decode_task(task: str, args: Sequence[Any]) -> tuple[Workload, str]:
@@ -63,61 +71,66 @@ def decode_task(task: str, args: Sequence[Any]) -> tuple[Workload, str]:
     Raises:
         RecordError: there is no schedule for the task, or its arguments make no workload.
     """
-    if task in _SCHEDULES:
-        return _convolution(task, args), _SCHEDULES[task]
-    if task.startswith(f"{_OWN}.") and task.count(".") == 2 and len(args) == 1:
-        return parse_workload(fields.text(args[0], "the task's argument")), task.rpartition(".")[2]
-    raise RecordError(f"there is no schedule for task {quote(task)}: expected one of {', '.join(_SCHEDULES)}")
+    if task in _SCHEDULE_BY_TASK:
+        return _decode_convolution(task, args), _SCHEDULE_BY_TASK[task]
+    if task.startswith(f"{_TASK_PREFIX}.") and task.count(".") == 2 and len(args) == 1:
+        return parse_workload(json_checks.check_text(args[0], "the task's argument")), task.rpartition(".")[2]
+    raise RecordError(f"there is no schedule for task {quote(task)}: expected one of {', '.join(_SCHEDULE_BY_TASK)}")
 
 
-def _tensor(shape: Sequence[int], dtype: str) -> list[Any]:
+def _encode_tensor(shape: Sequence[int], dtype: str) -> list[Any]:
     return ["TENSOR", list(shape), dtype]
 
 
-def _convolution(task: str, args: Sequence[Any]) -> Conv2d:
+def _decode_convolution(task: str, args: Sequence[Any]) -> Conv2d:
     if not 4 <= len(args) <= 6:
         raise RecordError(f"task {task} takes 4 to 6 arguments", f"there are {len(args)}")
-    (N, C, H, W), dtype = _read_tensor(args[0], "the input")
-    weight, weight_dtype = _read_tensor(args[1], "the weight")
+    (N, C, H, W), dtype = _decode_tensor(args[0], "the input")
+    weight, weight_dtype = _decode_tensor(args[1], "the weight")
     options, out_dtype = list(args[2:]), dtype
     if len(args) == 6 or isinstance(options[-1], str):
-        out_dtype = fields.text(options.pop(), "the output's dtype")
+        out_dtype = json_checks.check_text(options.pop(), "the output's dtype")
     if not dtype == weight_dtype == out_dtype:
         dtypes = ", ".join(map(quote, (dtype, weight_dtype, out_dtype)))
         raise RecordError("input, weight and output differ in their dtypes", dtypes)
-    O, channels, R, S = weight  # noqa: E741
+    O, channels_per_group, R, S = weight  # noqa: E741
     groups = 1
     if task == WINOGRAD_OF_TRANSFORMED:
-        alpha, _, channels, O = weight  # noqa: E741
-        R = S = _taps(alpha, H)
+        alpha, _, channels_per_group, O = weight  # noqa: E741
+        R = S = _infer_filter_size(alpha, H)
     if task == DEPTHWISE:  # its weight is (C, multiplier, R, S)
-        O, channels, groups = O * channels, O, C  # noqa: E741
-    if channels != C:
+        O, channels_per_group, groups = O * channels_per_group, O, C  # noqa: E741
+    if channels_per_group != C:
         raise RecordError("the weight does not fit the input", f"{weight} and {C} channels in task {task}")
     names = ("stride", "padding", "dilation")[: len(options)]
-    steps: dict[str, Any] = {name: _read_integers(option, name) for name, option in zip(names, options, strict=True)}
+    geometry: dict[str, Any] = {
+        name: _decode_integers(option, name) for name, option in zip(names, options, strict=True)
+    }
     try:
-        return Conv2d(N, C, H, W, O, R, S, **steps, groups=groups, dtype=dtype)
+        return Conv2d(N, C, H, W, O, R, S, **geometry, groups=groups, dtype=dtype)
     except WorkloadError as error:
         raise RecordError(f"the arguments of task {task} make no workload", str(error)) from error
 
 
-def _taps(alpha: int, height: int) -> int:
+def _infer_filter_size(alpha: int, height: int) -> int:
     """The taps of a filter that was transformed to α: AutoTVM's tiles went by the height of the image."""
     return alpha + 1 - (4 if height % 8 == 0 else 2)
 
 
-def _read_tensor(value: object, name: str) -> tuple[list[int], str]:
-    tag, shape, dtype = fields.array(value, name, 3)
-    if tag != "TENSOR":
-        raise RecordError(f"{name} is no tensor", fields.shown(tag))
-    sizes = [fields.integer(size, f"the shape of {name}") for size in fields.array(shape, f"the shape of {name}", 4)]
-    return sizes, fields.text(dtype, f"the dtype of {name}")
+def _decode_tensor(value: object, name: str) -> tuple[list[int], str]:
+    tensor_tag, shape, dtype = json_checks.check_list(value, name, 3)
+    if tensor_tag != "TENSOR":
+        raise RecordError(f"{name} is no tensor", json_checks.abbreviate(tensor_tag))
+    sizes = [
+        json_checks.check_integer(size, f"the shape of {name}")
+        for size in json_checks.check_list(shape, f"the shape of {name}", 4)
+    ]
+    return sizes, json_checks.check_text(dtype, f"the dtype of {name}")
 
 
-def _read_integers(value: object, name: str) -> tuple[int, ...]:
+def _decode_integers(value: object, name: str) -> tuple[int, ...]:
     """One integer or a list of them; how many there may be is known to the workload."""
-    return tuple(fields.integer(number, name) for number in (value if isinstance(value, list) else [value]))
+    return tuple(json_checks.check_integer(number, name) for number in (value if isinstance(value, list) else [value]))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -132,7 +145,7 @@ def parse_workload(text: str) -> Workload:
 def encode_config(config: Mapping[str, Value]) -> list[Any]:
     """A config as AutoTVM's entities: `[name, "sp", factors]` for a split, `[name, "ot", value]` for a choice."""
     return [
-        [name, _SPLIT, list(value)] if isinstance(value, (tuple, list)) else [name, _OTHER, value]
+        [name, _SPLIT_KIND, list(value)] if isinstance(value, (tuple, list)) else [name, _CHOICE_KIND, value]
         for name, value in config.items()
     ]
 
@@ -144,37 +157,41 @@ def decode_config(entities: object) -> Config:
         RecordError: it is malformed, has a knob twice, or one of a kind that no schedule has.
     """
     config: Config = {}
-    for entity in fields.array(entities, "the config's entity"):
-        name, kind, value = fields.array(entity, "a knob", 3)
-        if fields.line(name, "a knob's name") in config:
+    for entity in json_checks.check_list(entities, "the config's entity"):
+        name, kind, value = json_checks.check_list(entity, "a knob", 3)
+        if json_checks.check_line(name, "a knob's name") in config:
             raise RecordError("the config has a knob twice", quote(name))
-        if kind == _SPLIT:
-            factors = fields.array(value, "the value of a split")
-            config[name] = _split(factors)
-        elif kind == _OTHER and isinstance(value, (bool, int, float, str)):
-            config[name] = _choice(value)
+        if kind == _SPLIT_KIND:
+            factors = json_checks.check_list(value, "the value of a split")
+            config[name] = _decode_split(factors)
+        elif kind == _CHOICE_KIND and isinstance(value, (bool, int, float, str)):
+            config[name] = _decode_choice(value)
         else:
-            raise RecordError("the config has a knob that is neither a split nor a choice", fields.shown(entity))
+            raise RecordError(
+                "the config has a knob that is neither a split nor a choice", json_checks.abbreviate(entity)
+            )
     return config
 
 
-def _split(factors: Sequence[object]) -> tuple[int, ...]:
-    """Integers whose product is one that `fields.integer` takes, too."""
-    checked = tuple(fields.integer(factor, "a split's factor") for factor in factors)
-    if not abs(math.prod(map(float, checked))) < 2.0**fields.MAX_BITS:
-        raise RecordError(f"the factors of a split make more than {fields.MAX_BITS} bits", fields.shown(factors))
-    return checked
+def _decode_split(factors: Sequence[object]) -> tuple[int, ...]:
+    """Integers whose product is one that `fields.check_integer` takes, too."""
+    integers = tuple(json_checks.check_integer(factor, "a split's factor") for factor in factors)
+    if not abs(math.prod(map(float, integers))) < 2.0**json_checks.MAX_BITS:
+        raise RecordError(
+            f"the factors of a split make more than {json_checks.MAX_BITS} bits", json_checks.abbreviate(factors)
+        )
+    return integers
 
 
-def _choice(value: bool | int | float | str) -> Value:
+def _decode_choice(value: bool | int | float | str) -> Value:
     if isinstance(value, str):
-        return fields.line(value, "a choice")
+        return json_checks.check_line(value, "a choice")
     if isinstance(value, float):
-        return fields.number(value, "a choice")
-    return value if isinstance(value, bool) else fields.integer(value, "a choice")
+        return json_checks.check_number(value, "a choice")
+    return value if isinstance(value, bool) else json_checks.check_integer(value, "a choice")
 
 
-def model(target: str) -> str:
+def parse_model_name(target: str) -> str:
     """The device that a target names with `-model=`, as in `cuda -model=v100`; else `unknown`."""
     match = re.search(r"(?:^|\s)-model=(\S+)", target)
     return match[1] if match else "unknown"

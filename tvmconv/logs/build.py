@@ -5,25 +5,25 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 
-from tvmconv import kernel, library
+from tvmconv import kernel, registry
 from tvmconv.devices import Device
 from tvmconv.errors import Error, FallbackWarning, KnobError
 from tvmconv.kernel import Kernel
-from tvmconv.knobs import Value
-from tvmconv.logs.best import Nearness, Paths, Rankings
-from tvmconv.predicted import build_predicted
+from tvmconv.logs.ranking import DeviceMatch, LogPaths, RecordIndex
+from tvmconv.predicted_kernel import build_predicted
+from tvmconv.space import Value
 from tvmconv.workloads import Workload
 from tvmconv.workloads.registry import as_workload
 
 
 def build(
     workload: Workload | str,
-    schedule: str | library.Schedule | None = None,
+    schedule: str | registry.Schedule | None = None,
     *,
     device: str | Device | None = None,
     arch: str | None = None,
     config: Mapping[str, Value] | None = None,
-    log: Paths | Rankings | None = None,
+    log: LogPaths | RecordIndex | None = None,
     check: bool = True,
 ) -> Kernel:
     """Build the kernel of a schedule for a workload.
@@ -57,34 +57,50 @@ def build(
         return kernel.build(workload, schedule, device=device, arch=arch, config=config)
     if config is not None:
         raise KnobError("give a config or a log, not both")
-    place = kernel.find_place(device, arch)
+    target_device = kernel.resolve_device(device, arch)
     if log is None:
-        kernel.check_memory(workload, place)
-        return build_predicted(workload, place, check=check)
-    chosen = None if schedule is None else library.as_schedule(workload, schedule)
-    kernel.check_memory(workload, place)
+        kernel.check_device_memory(workload, target_device)
+        return build_predicted(workload, target_device, time_candidates=check)
+    chosen_schedule = None if schedule is None else registry.as_schedule(workload, schedule)
+    kernel.check_device_memory(workload, target_device)
     failures: list[Error] = []
-    rankings = log if isinstance(log, Rankings) else Rankings(log, workload)
-    for nearness, record in rankings.nearest_first(workload, place, chosen.name if chosen else None):
+    record_index = log if isinstance(log, RecordIndex) else RecordIndex(log, workload)
+    for device_match, record in record_index.iterate_by_device_match(
+        workload, target_device, chosen_schedule.name if chosen_schedule else None
+    ):
         try:
-            built = kernel.build_on(workload, chosen or library.find(workload, record.schedule), place, record.config)
+            built_kernel = kernel.build_for_device(
+                workload,
+                chosen_schedule or registry.find_schedule(workload, record.schedule),
+                target_device,
+                record.config,
+            )
         except Error as error:  # the schedule has changed since, or this device has other limits
             failures.append(error)
             continue
-        built.record = record
-        if nearness is not Nearness.DEVICE:
-            _warn(f"no record of {workload} on {place.name} applies: built is the fastest on {record.device}", failures)
+        built_kernel.record = record
+        if device_match is not DeviceMatch.DEVICE:
+            _warn(
+                f"no record of {workload} on {target_device.name} applies: built is the fastest on {record.device}",
+                failures,
+            )
         elif failures:
             _warn(f"a faster record of {workload} does not apply", failures)
-        return built
-    built = kernel.build_on(workload, chosen, place, None) if chosen else build_predicted(workload, place, check=check)
-    how = "predicted" if built.prediction else "default"
-    _warn(
-        f"no record of {workload} for {place.name} applies: built is {built.schedule.name} with {how} knobs", failures
+        return built_kernel
+    built_kernel = (
+        kernel.build_for_device(workload, chosen_schedule, target_device, None)
+        if chosen_schedule
+        else build_predicted(workload, target_device, time_candidates=check)
     )
-    return built
+    config_kind = "predicted" if built_kernel.prediction else "default"
+    _warn(
+        f"no record of {workload} for {target_device.name} applies: built is "
+        f"{built_kernel.schedule.name} with {config_kind} knobs",
+        failures,
+    )
+    return built_kernel
 
 
 def _warn(message: str, failures: Sequence[Error]) -> None:
-    first = f"; {len(failures)} skipped, the first: {failures[0]}" if failures else ""
-    warnings.warn(message + first, FallbackWarning, stacklevel=3)
+    first_failure = f"; {len(failures)} skipped, the first: {failures[0]}" if failures else ""
+    warnings.warn(message + first_failure, FallbackWarning, stacklevel=3)

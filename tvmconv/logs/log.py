@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tvmconv.errors import RecordError
-from tvmconv.logs.lines import BadLines, Line, in_one_line, read_lines, sync_folder
+from tvmconv.logs.header_scan import HeaderScanner
+from tvmconv.logs.lines import InvalidLines, LogLine, read_lines, sync_folder, translate_os_errors
 from tvmconv.logs.record import Record
-from tvmconv.logs.scan import Glancer
 from tvmconv.workloads import Workload
 
 
@@ -20,15 +20,15 @@ class Log:
 
     Attributes:
         path: the file.
-        bad: the lines that `new_records` has met and that are no records.
+        invalid_lines: the lines that `new_records` has met and that are no records.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.bad = BadLines()
-        self._glancer = Glancer(lambda subject: subject.workload)
+        self.invalid_lines = InvalidLines()
+        self._scanner = HeaderScanner(lambda key: key.workload)
         self._offset, self._number = 0, 1  # of the line that `new_records` goes on with
-        self._read_file: tuple[int, int] | None = None  # device and inode of the file that it has read from
+        self._file_identity: tuple[int, int] | None = None  # device and inode of the file that it has read from
 
     def append(self, record: Record) -> None:
         """Put a record on disk: once this returns it is there, whatever happens to the process or the machine.
@@ -39,19 +39,19 @@ class Log:
         Raises:
             Error: the file cannot be written: it is read-only, the disk is full.
         """
-        with in_one_line(self.path, "write"), _locked(self.path) as file:
-            size = os.fstat(file).st_size
-            torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
-            data = memoryview(b"\n" * torn + record.line().encode() + b"\n")
+        with translate_os_errors(self.path, "write"), _locked(self.path) as descriptor:
+            size = os.fstat(descriptor).st_size
+            has_torn_line = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+            data = memoryview(b"\n" * has_torn_line + record.line().encode() + b"\n")
             try:
                 while data:
-                    data = data[os.write(file, data) :]
-                os.fsync(file)
+                    data = data[os.write(descriptor, data) :]
+                os.fsync(descriptor)
                 if size == 0:
                     sync_folder(self.path)
             except OSError:
                 with contextlib.suppress(OSError):
-                    os.ftruncate(file, size)
+                    os.ftruncate(descriptor, size)
                 raise
 
     def new_records(self, workload: Workload | None = None) -> Iterator[Record]:
@@ -66,55 +66,59 @@ class Log:
         Raises:
             Error: the file cannot be read.
         """
-        with in_one_line(self.path, "read"):
+        with translate_os_errors(self.path, "read"):
             try:
                 file = self.path.open("rb", buffering=0)
             except FileNotFoundError:
                 return
         status = os.fstat(file.fileno())
-        if self._read_file != (status.st_dev, status.st_ino) or status.st_size < self._offset:
+        if self._file_identity != (status.st_dev, status.st_ino) or status.st_size < self._offset:
             self._offset, self._number = 0, 1
-        self._read_file = status.st_dev, status.st_ino
+        self._file_identity = status.st_dev, status.st_ino
         for line in read_lines(self.path, offset=self._offset, number=self._number, opener=lambda path: file):
-            bad = BadLines() if line.end is None else self.bad
-            record = _read(line, bad, self._glancer, workload)
-            if line.end is not None:
-                self._offset, self._number = line.end, line.number + 1
+            invalid_lines = InvalidLines() if line.next_offset is None else self.invalid_lines
+            record = _read_record(line, invalid_lines, self._scanner, workload)
+            if line.next_offset is not None:
+                self._offset, self._number = line.next_offset, line.number + 1
             elif record is not None:  # whole but for its newline, which the next append supplies
                 self._offset += len(line.text)
             if record is not None:
                 yield record
 
 
-def read(path: str | os.PathLike[str], bad: BadLines, workload: Workload | None = None) -> Iterator[Record]:
+def read_records(
+    path: str | os.PathLike[str], invalid_lines: InvalidLines, workload: Workload | None = None
+) -> Iterator[Record]:
     """The records of a log.
 
     Args:
         path: the file.
-        bad: the lines that are no records are skipped and added here.
+        invalid_lines: the lines that are no records are skipped and added here.
         workload: only records of this one, as in `Log.new_records`.
 
     Raises:
         Error: the file cannot be read.
     """
-    glancer = Glancer(lambda subject: subject.workload)
+    scanner = HeaderScanner(lambda key: key.workload)
     for line in read_lines(Path(path)):
-        record = _read(line, bad, glancer, workload)
+        record = _read_record(line, invalid_lines, scanner, workload)
         if record is not None:
             yield record
 
 
-def _read(line: Line, bad: BadLines, glancer: Glancer[Workload], workload: Workload | None) -> Record | None:
+def _read_record(
+    line: LogLine, invalid_lines: InvalidLines, scanner: HeaderScanner[Workload], workload: Workload | None
+) -> Record | None:
     """The record of a line, if it is one of the workload."""
-    if line.blank:
+    if line.is_blank:
         return None
     try:
-        glance = glancer.look(line.text) if workload is not None else None
-        if glance is not None and glance.made != workload:
+        scanned = scanner.scan_line(line.text) if workload is not None else None
+        if scanned is not None and scanned.header != workload:
             return None
         record = Record.parse(line.text)
     except RecordError as error:
-        bad.add(line.number, error)
+        invalid_lines.add_line(line.number, error)
         return None
     return record if workload in (None, record.workload) else None
 
@@ -127,19 +131,19 @@ def _locked(path: Path) -> Iterator[int]:
     appended to the old one would be lost.
     """
     while True:
-        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if _is_at(path, file):
-                yield file
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _is_same_file(path, descriptor):
+                yield descriptor
                 return
         finally:
-            os.close(file)  # which unlocks
+            os.close(descriptor)  # which unlocks
 
 
-def _is_at(path: Path, file: int) -> bool:
+def _is_same_file(path: Path, descriptor: int) -> bool:
     """Whether an open file is the one at the path."""
     try:
-        return os.path.samestat(os.fstat(file), path.stat())
+        return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False

@@ -17,15 +17,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tvmconv.errors import RecordError
-from tvmconv.knobs import Config, format_value
-from tvmconv.logs import autotvm, fields
-from tvmconv.logs.subject import Subject
-from tvmconv.measuring.outcome import ErrorKind, Measurement, cost
+from tvmconv.logs import autotvm, json_checks
+from tvmconv.logs.record_key import RecordKey
+from tvmconv.measure.results import ErrorKind, MeasureResult, compute_cost_seconds
+from tvmconv.space import Config, format_value
 from tvmconv.workloads import Workload
 
 VERSION = 0.2
 FAILED_SECONDS = 1e9  # AutoTVM's cost of what failed
-LEAST_SECONDS, MOST_SECONDS = 1e-12, FAILED_SECONDS  # that a launch may have taken: all that is made of it is finite
+MIN_SECONDS, MAX_SECONDS = 1e-12, FAILED_SECONDS  # that a launch may have taken: all that is made of it is finite
 MAX_ELAPSED_SECONDS = 1e9  # of tuning, which is thirty years
 
 
@@ -73,9 +73,9 @@ class Record:
 
     def __repr__(self) -> str:
         config = " ".join(f"{name}={format_value(value)}" for name, value in self.config.items())
-        how = " ".join(filter(None, [self.schedule, config]))
-        came = f"{self.cost * 1e6:.4g} µs" if self.ok else f"failed, {self.error.name}: {self.message}"
-        return f"<Record {self.workload} by {how} on {self.device}: {came}>"
+        description = " ".join(filter(None, [self.schedule, config]))
+        result_text = f"{self.cost * 1e6:.4g} µs" if self.ok else f"failed, {self.error.name}: {self.message}"
+        return f"<Record {self.workload} by {description} on {self.device}: {result_text}>"
 
     @property
     def ok(self) -> bool:
@@ -85,7 +85,7 @@ class Record:
     @property
     def cost(self) -> float:
         """Seconds a launch, the median of the repeats; `math.inf` for an error."""
-        return cost(self.error, self.times)
+        return compute_cost_seconds(self.error, self.times)
 
     @property
     def gflops(self) -> float:
@@ -93,16 +93,16 @@ class Record:
         return self.workload.flops / self.cost / 1e9
 
     @property
-    def subject(self) -> Subject:
+    def key(self) -> RecordKey:
         """What was measured, and where, whatever the config."""
-        return Subject(self.workload, self.schedule, self.device, self.target)
+        return RecordKey(self.workload, self.schedule, self.device, self.target)
 
     @property
     def identity(self) -> tuple[str, str, str, str]:
         """The same for two measurements of one config on one device."""
         return self.workload.text, self.schedule, self.device, json.dumps(self.config, sort_keys=True)
 
-    def thinned(self) -> Record:
+    def rounded(self) -> Record:
         """The same in fewer digits, as logs are kept: times with five, moments to the second."""
         return replace(
             self,
@@ -114,39 +114,39 @@ class Record:
         )
 
     @classmethod
-    def of(cls, measured: Measurement, elapsed: float | None = None) -> Record:
+    def from_measurement(cls, measurement: MeasureResult, elapsed_seconds: float | None = None) -> Record:
         """The record of a measurement.
 
         Args:
-            measured: what came of a config.
-            elapsed: seconds of tuning when it came in.
+            measurement: what came of a config.
+            elapsed_seconds: seconds of tuning when it came in.
         """
-        outcome = measured.outcome
+        outcome = measurement.runner_result
         return cls(
-            measured.workload,
-            measured.schedule,
-            measured.config,
-            measured.device,
-            measured.target,
+            measurement.workload,
+            measurement.schedule,
+            measurement.config,
+            measurement.device,
+            measurement.target,
             times=outcome.times,
             error=outcome.error,
             message=outcome.message,
             deviation=outcome.deviation,
-            cost_seconds=measured.seconds,
-            timestamp=measured.timestamp,
-            elapsed=elapsed,
-            resources=measured.resources,
-            versions=measured.versions,
-            final=measured.final,
+            cost_seconds=measurement.seconds,
+            timestamp=measurement.timestamp,
+            elapsed=elapsed_seconds,
+            resources=measurement.resources,
+            versions=measurement.versions,
+            final=measurement.is_final,
         )
 
     def line(self) -> str:
         """The record as a line of a log, without the newline: ASCII, and the same for equal records."""
-        failed = self.error is not ErrorKind.NONE
-        costs = [FAILED_SECONDS] if failed else self.times
+        has_failed = self.error is not ErrorKind.NONE
+        costs = [FAILED_SECONDS] if has_failed else self.times
         versions = dict(self.versions)
-        row = {
-            **self.subject.to_json(),
+        data = {
+            **self.key.to_json(),
             "config": {"index": self.index, "code_hash": None, "entity": autotvm.encode_config(self.config)},
             "result": [costs, int(self.error), self.cost_seconds, self.timestamp],
             "version": VERSION,
@@ -158,7 +158,7 @@ class Record:
             "versions": versions or None,
             "final": self.final or None,
         }
-        return json.dumps({key: value for key, value in row.items() if value is not None}, allow_nan=False)
+        return json.dumps({key: value for key, value in data.items() if value is not None}, allow_nan=False)
 
     @classmethod
     def parse(cls, line: str | bytes) -> Record:
@@ -167,76 +167,78 @@ class Record:
         Raises:
             RecordError: the line is no record, or is one of a task that there is no schedule for.
         """
-        row = fields.read_object(line)
-        if "input" not in row and "v" in row:
+        data = json_checks.parse_object(line)
+        if "input" not in data and "v" in data:
             raise RecordError("the line is in AutoTVM's log format 0.1: expected 0.2")
-        if row.get("version", VERSION) != VERSION:
-            raise RecordError(f"the log format is not {VERSION}", fields.shown(row["version"]))
-        subject = Subject.from_json(row)
-        config = fields.table(row.get("config"), "config")
-        costs, error_no, cost_seconds, timestamp = fields.array(row.get("result"), "result", 4)
-        error = _error_kind(error_no)
-        costs = fields.array(costs, "the costs")
+        if data.get("version", VERSION) != VERSION:
+            raise RecordError(f"the log format is not {VERSION}", json_checks.abbreviate(data["version"]))
+        key = RecordKey.from_json(data)
+        config = json_checks.check_object(data.get("config"), "config")
+        costs, error_no, cost_seconds, timestamp = json_checks.check_list(data.get("result"), "result", 4)
+        error = _parse_error_kind(error_no)
+        costs = json_checks.check_list(costs, "the costs")
         return cls(
-            *subject[:2],
+            *key[:2],
             autotvm.decode_config(config.get("entity")),
-            *subject[2:],
-            times=() if error else _times(costs),
+            *key[2:],
+            times=() if error else _parse_times(costs),
             error=error,
-            message=_message(row, costs if error else ()),
-            deviation=_optional_number(row, "deviation"),
-            cost_seconds=fields.number(cost_seconds, "all_cost"),
-            timestamp=fields.number(timestamp, "timestamp"),
-            elapsed=_elapsed(row),
-            resources=_table_of(fields.integer, row, "resources"),
-            versions=_versions(row),
-            index=fields.integer(config.get("index", 0), "the config's index"),
-            final=row.get("final") is True,
+            message=_parse_message(data, costs if error else ()),
+            deviation=_parse_optional_number(data, "deviation"),
+            cost_seconds=json_checks.check_number(cost_seconds, "all_cost"),
+            timestamp=json_checks.check_number(timestamp, "timestamp"),
+            elapsed=_parse_elapsed(data),
+            resources=_parse_table(json_checks.check_integer, data, "resources"),
+            versions=_parse_versions(data),
+            index=json_checks.check_integer(config.get("index", 0), "the config's index"),
+            final=data.get("final") is True,
         )
 
 
-def _error_kind(value: object) -> ErrorKind:
+def _parse_error_kind(value: object) -> ErrorKind:
     try:
-        return ErrorKind(fields.integer(value, "error_no"))
+        return ErrorKind(json_checks.check_integer(value, "error_no"))
     except ValueError as error:
         if isinstance(error, RecordError):
             raise
-        raise RecordError("error_no is none of AutoTVM's", fields.shown(value)) from error
+        raise RecordError("error_no is none of AutoTVM's", json_checks.abbreviate(value)) from error
 
 
-def _times(costs: list[Any]) -> tuple[float, ...]:
-    times = tuple(fields.number(cost, "a time") for cost in costs)
-    if not times or min(times) < LEAST_SECONDS or max(times) > MOST_SECONDS:
-        wanted = f"a record without an error has times of {LEAST_SECONDS:g} to {MOST_SECONDS:g} seconds"
-        raise RecordError(wanted, fields.shown(costs))
+def _parse_times(costs: list[Any]) -> tuple[float, ...]:
+    times = tuple(json_checks.check_number(cost, "a time") for cost in costs)
+    if not times or min(times) < MIN_SECONDS or max(times) > MAX_SECONDS:
+        expectation = f"a record without an error has times of {MIN_SECONDS:g} to {MAX_SECONDS:g} seconds"
+        raise RecordError(expectation, json_checks.abbreviate(costs))
     return times
 
 
-def _message(row: Mapping[str, Any], costs: list[Any] | tuple[()]) -> str:
+def _parse_message(data: Mapping[str, Any], costs: list[Any] | tuple[()]) -> str:
     """Our own message, or the text that AutoTVM put in place of the times of an error."""
-    if row.get("message") is not None:
-        return fields.text(row["message"], "message")
-    return " ".join(fields.text(next((cost for cost in costs if isinstance(cost, str)), ""), "message").split())
+    if data.get("message") is not None:
+        return json_checks.check_text(data["message"], "message")
+    return " ".join(
+        json_checks.check_text(next((cost for cost in costs if isinstance(cost, str)), ""), "message").split()
+    )
 
 
-def _optional_number(row: Mapping[str, Any], name: str) -> float | None:
-    return None if row.get(name) is None else fields.number(row[name], name)
+def _parse_optional_number(data: Mapping[str, Any], name: str) -> float | None:
+    return None if data.get(name) is None else json_checks.check_number(data[name], name)
 
 
-def _elapsed(row: Mapping[str, Any]) -> float | None:
-    seconds = _optional_number(row, "elapsed")
+def _parse_elapsed(data: Mapping[str, Any]) -> float | None:
+    seconds = _parse_optional_number(data, "elapsed")
     if seconds is not None and not 0 <= seconds <= MAX_ELAPSED_SECONDS:
-        raise RecordError(f"elapsed is not 0 to {MAX_ELAPSED_SECONDS:g} seconds", fields.shown(seconds))
+        raise RecordError(f"elapsed is not 0 to {MAX_ELAPSED_SECONDS:g} seconds", json_checks.abbreviate(seconds))
     return seconds
 
 
-def _table_of(check: Any, row: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found = fields.table(row.get(name) or {}, name)
-    return {fields.text(key, f"a key of {name}"): check(value, name) for key, value in found.items()}
+def _parse_table(check_value: Any, data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    table = json_checks.check_object(data.get(name) or {}, name)
+    return {json_checks.check_text(key, f"a key of {name}"): check_value(value, name) for key, value in table.items()}
 
 
-def _versions(row: Mapping[str, Any]) -> dict[str, str]:
-    versions = _table_of(fields.text, row, "versions")
-    if row.get("tvm_version") is not None:
-        versions["tvm"] = fields.text(row["tvm_version"], "tvm_version")
+def _parse_versions(data: Mapping[str, Any]) -> dict[str, str]:
+    versions = _parse_table(json_checks.check_text, data, "versions")
+    if data.get("tvm_version") is not None:
+        versions["tvm"] = json_checks.check_text(data["tvm_version"], "tvm_version")
     return versions

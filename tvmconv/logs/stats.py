@@ -7,81 +7,84 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tvmconv.logs.best import fastest_first, index_each
-from tvmconv.logs.lines import BadLines
-from tvmconv.logs.log import read
-from tvmconv.logs.record import LEAST_SECONDS, ErrorKind, Record
-from tvmconv.logs.subject import Subject
+from tvmconv.logs.lines import InvalidLines
+from tvmconv.logs.log import read_records
+from tvmconv.logs.ranking import index_logs_by_workload, iterate_fastest_first
+from tvmconv.logs.record import MIN_SECONDS, ErrorKind, Record
+from tvmconv.logs.record_key import RecordKey
 
 
 @dataclass
-class Tally:
+class SearchStats:
     """Trials and final timings of one schedule for one workload on one device.
 
     Attributes:
-        errors: number of trials that ended in each way; those of `ErrorKind.NONE` were timed.
-        best: the best record of the schedule, by the rule of `fastest_first`; None if nothing valid was timed.
-        finals: number of final timings, which are no trials.
-        timed_trials: those that tell when in the search they came in.
-        seconds: of tuning, when the last of them came in.
+        error_counts: number of trials that ended in each way; those of `ErrorKind.NONE` were timed.
+        best_record: the best record of the schedule, by the rule of `iterate_fastest_first`; None if nothing valid was
+            timed.
+        num_finals: number of final timings, which are no trials.
+        num_timed_trials: those that tell when in the search they came in.
+        last_elapsed: of tuning, when the last of them came in.
     """
 
-    errors: Counter[ErrorKind] = field(default_factory=Counter)
-    best: Record | None = None
-    finals: int = 0
-    timed_trials: int = 0
-    seconds: float = 0.0
+    error_counts: Counter[ErrorKind] = field(default_factory=Counter)
+    best_record: Record | None = None
+    num_finals: int = 0
+    num_timed_trials: int = 0
+    last_elapsed: float = 0.0
 
     @property
-    def trials(self) -> int:
+    def num_trials(self) -> int:
         """How many there are."""
-        return self.errors.total()
+        return self.error_counts.total()
 
-    def add(self, record: Record) -> None:
-        """Count a record; `best` is left as it is."""
+    def add_record(self, record: Record) -> None:
+        """Count a record; `best_record` is left as it is."""
         if record.final:
-            self.finals += 1
+            self.num_finals += 1
             return
-        self.errors[record.error] += 1
+        self.error_counts[record.error] += 1
         if record.elapsed is not None:
-            self.timed_trials += 1
-            self.seconds = max(self.seconds, record.elapsed)
+            self.num_timed_trials += 1
+            self.last_elapsed = max(self.last_elapsed, record.elapsed)
 
 
 @dataclass(frozen=True)
-class Stats:
+class LogStats:
     """The searches of logs, in the order in which they began."""
 
-    tallies: dict[Subject, Tally]
+    searches: dict[RecordKey, SearchStats]
 
     @classmethod
-    def read(cls, logs: Mapping[Path, BadLines]) -> Stats:
+    def from_logs(cls, invalid_lines_by_log: Mapping[Path, InvalidLines]) -> LogStats:
         """Count the records of logs, and find the best record of each search.
 
         Args:
-            logs: the files; their lines that are no records are added to the file's bad lines.
+            invalid_lines_by_log: the files; their lines that are no records are added to the file's bad lines.
 
         Raises:
             Error: a log cannot be read.
         """
-        tallies: dict[Subject, Tally] = {}
-        for path, bad in logs.items():
-            for record in read(path, bad):
-                tallies.setdefault(record.subject, Tally()).add(record)
-        for group in index_each({path: BadLines() for path in logs}).values():
-            for subject in {subject for subject, _ in group} & tallies.keys():
-                own = [(other, each) for other, each in group if other.schedule == subject.schedule]
-                tallies[subject].best = next(fastest_first(own), None)
-        return cls(tallies)
+        searches: dict[RecordKey, SearchStats] = {}
+        for path, invalid_lines in invalid_lines_by_log.items():
+            for record in read_records(path, invalid_lines):
+                searches.setdefault(record.key, SearchStats()).add_record(record)
+        for group in index_logs_by_workload({path: InvalidLines() for path in invalid_lines_by_log}).values():
+            for key in {key for key, _ in group} & searches.keys():
+                schedule_indexes = [
+                    (other_key, log_index) for other_key, log_index in group if other_key.schedule == key.schedule
+                ]
+                searches[key].best_record = next(iterate_fastest_first(schedule_indexes), None)
+        return cls(searches)
 
     @property
-    def errors(self) -> Counter[ErrorKind]:
+    def error_counts(self) -> Counter[ErrorKind]:
         """How many trials ended in each way."""
-        return sum((tally.errors for tally in self.tallies.values()), Counter())
+        return sum((search.error_counts for search in self.searches.values()), Counter())
 
 
-def trials_per_second(tallies: Iterable[Tally]) -> float | None:
+def trials_per_second(searches: Iterable[SearchStats]) -> float | None:
     """The rate of searches, one after the other; None if the trials do not tell when they came in."""
-    found = list(tallies)
-    seconds = sum(tally.seconds for tally in found)
-    return sum(tally.timed_trials for tally in found) / seconds if seconds >= LEAST_SECONDS else None
+    search_list = list(searches)
+    seconds = sum(search.last_elapsed for search in search_list)
+    return sum(search.num_timed_trials for search in search_list) / seconds if seconds >= MIN_SECONDS else None

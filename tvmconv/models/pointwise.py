@@ -80,33 +80,33 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def bound(kind: str, operands: Sequence[str | float], **how: Any) -> Callable[..., Any]:
+def bind_operands(kind: str, operands: Sequence[str | float], **options: Any) -> Callable[..., Any]:
     """A function of those operands alone that are tensors.
 
     Args:
         kind: a name in `FUNCTIONS`.
         operands: numbers, and names of tensors.
-        how: keyword arguments of the function.
+        options: keyword arguments of the function.
     """
-    function = functools.partial(FUNCTIONS[kind], **how)
+    function = functools.partial(FUNCTIONS[kind], **options)
 
     def compute(*tensors: Any) -> Any:
-        given = iter(tensors)
-        return function(*(next(given) if isinstance(operand, str) else operand for operand in operands))
+        remaining = iter(tensors)
+        return function(*(next(remaining) if isinstance(operand, str) else operand for operand in operands))
 
     return compute
 
 
-def activation(y: Any) -> str | None:
+def match_activation(y: Any) -> str | None:
     """The operation of an epilogue that makes `y` of `SAMPLES`: its name, "" if `y` is the same, None for neither."""
     y = np.asarray(y)
     if y.shape != SAMPLES.shape:
         return None
-    for name, reference in {"": FUNCTIONS["same"], **_references()}.items():
+    for name, reference in {"": FUNCTIONS["same"], **_collect_references()}.items():
         if np.allclose(y, reference(SAMPLES), rtol=0, atol=TOLERANCE):
             return name
     return None
 
 
-def _references() -> dict[str, Callable[..., Any]]:
-    return {each.name: each.reference for each in epilogue.operations().values() if each.takes is None}
+def _collect_references() -> dict[str, Callable[..., Any]]:
+    return {op.name: op.reference for op in epilogue.load_ops().values() if op.argument_kind is None}

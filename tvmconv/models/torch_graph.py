@@ -17,23 +17,25 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from tvmconv.errors import WorkloadError
-from tvmconv.models.graph import Graph, Op, convolution
+from tvmconv.models.model_graph import ModelGraph, ModelOp, make_convolution
 from tvmconv.workloads import Conv
 
-UNARY = ("neg", "exp", "erf", "tanh", "mish", "sigmoid", "relu", "relu6", "silu", "hardswish", "hardsigmoid")
-BINARY = {"add": "add", "sub": "sub", "mul": "mul", "div": "div", "minimum": "min", "maximum": "max"}
-SAME = ("clone", "alias", "detach", "lift_fresh", "_to_copy")
-NORMS = ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm")
-LIMITS = {
+UNARY_OPS = ("neg", "exp", "erf", "tanh", "mish", "sigmoid", "relu", "relu6", "silu", "hardswish", "hardsigmoid")
+BINARY_OPS = {"add": "add", "sub": "sub", "mul": "mul", "div": "div", "minimum": "min", "maximum": "max"}
+IDENTITY_OPS = ("clone", "alias", "detach", "lift_fresh", "_to_copy")
+NORM_OPS = ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm")
+LIMIT_ARGUMENTS = {
     "hardtanh": {"min_val": "low", "max_val": "high"},
     "clamp": {"min": "low", "max": "high"},
     "clamp_min": {"min": "low"},
     "clamp_max": {"max": "high"},
 }
-OTHER_CONVOLUTIONS = re.compile(r"conv(?!ert)")
+OTHER_CONVOLUTION_PATTERN = re.compile(r"conv(?!ert)")
 
 
-def record(module: torch.nn.Module, positional: Sequence[torch.Tensor], named: Mapping[str, torch.Tensor]) -> Graph:
+def record_module(
+    module: torch.nn.Module, positional: Sequence[torch.Tensor], keyword: Mapping[str, torch.Tensor]
+) -> ModelGraph:
     """Run a module and write down what it executes.
 
     What the module gives, and whatever else is still there when it has returned, is seen by others than its operations.
@@ -41,29 +43,29 @@ def record(module: torch.nn.Module, positional: Sequence[torch.Tensor], named: M
     Args:
         module: in evaluation mode.
         positional: arguments of its forward pass.
-        named: keyword arguments.
+        keyword: keyword arguments.
     """
-    recorder = _Recorder()
-    for tensor in (*positional, *named.values()):
-        recorder.know(tensor)
-    with recorder.in_modules(module), recorder:
-        result = module(*positional, **named)
-    recorder.graph.outputs.update(recorder.alive())
+    recorder = _GraphRecorder()
+    for tensor in (*positional, *keyword.values()):
+        recorder.name_tensor(tensor)
+    with recorder.track_modules(module), recorder:
+        result = module(*positional, **keyword)
+    recorder.graph.outputs.update(recorder.list_live_tensors())
     del result
     return recorder.graph
 
 
-class _Recorder(TorchDispatchMode):
+class _GraphRecorder(TorchDispatchMode):
     """Writes down each operation; names of tensors are numbers, a new one whenever a tensor is written to."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.graph = Graph()
+        self.graph = ModelGraph()
         self._values: Any = WeakTensorKeyDictionary()
         self._count = 0
         self._path = [""]
 
-    def know(self, tensor: torch.Tensor) -> str:
+    def name_tensor(self, tensor: torch.Tensor) -> str:
         """Give a tensor a name of its own."""
         self._count += 1
         value = str(self._count)
@@ -71,27 +73,27 @@ class _Recorder(TorchDispatchMode):
         self.graph.shapes[value] = tuple(tensor.shape)
         return value
 
-    def alive(self) -> list[str]:
+    def list_live_tensors(self) -> list[str]:
         """The names of all tensors that are still there."""
         return list(self._values.values())
 
     @contextmanager
-    def in_modules(self, root: torch.nn.Module) -> Iterator[None]:
+    def track_modules(self, root: torch.nn.Module) -> Iterator[None]:
         """Know at each operation which module is executing."""
         with ExitStack() as hooks:
             for path, module in root.named_modules():
                 if isinstance(module, torch.jit.ScriptModule):  # takes no hooks
                     continue
-                before = module.register_forward_pre_hook(partial(self._enter, path))
-                behind = module.register_forward_hook(self._leave, always_call=True)
-                hooks.callback(before.remove)
-                hooks.callback(behind.remove)
+                pre_hook = module.register_forward_pre_hook(partial(self._enter_module, path))
+                post_hook = module.register_forward_hook(self._exit_module, always_call=True)
+                hooks.callback(pre_hook.remove)
+                hooks.callback(post_hook.remove)
             yield
 
-    def _enter(self, path: str, *_: object) -> None:
+    def _enter_module(self, path: str, *_: object) -> None:
         self._path.append(path)
 
-    def _leave(self, *_: object) -> None:
+    def _exit_module(self, *_: object) -> None:
         self._path.pop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -101,90 +103,104 @@ class _Recorder(TorchDispatchMode):
             result = func.decompose(*args, **kwargs)
         if result is not NotImplemented:
             return result
-        reads = tuple(self._value(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+        reads = tuple(
+            self._get_value_name(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
+        )
         result = func(*args, **kwargs)
         if func.namespace != "prim":  # asks for properties, not for elements
-            writes = tuple(self.know(leaf) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
-            self._write_down(func, _arguments(func, args, kwargs), reads, writes)
+            writes = tuple(self.name_tensor(leaf) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
+            self._record_operation(func, _bind_arguments(func, args, kwargs), reads, writes)
         return result
 
-    def _value(self, tensor: torch.Tensor) -> str:
+    def _get_value_name(self, tensor: torch.Tensor) -> str:
         """A tensor's name; one that nothing has made and that is no input is a parameter, or another constant."""
         value = self._values.get(tensor)
         if value is None:
-            value = self.know(tensor)
+            value = self.name_tensor(tensor)
             self.graph.constants.add(value)
         return value
 
-    def _write_down(self, func: Any, given: dict[str, Any], reads: tuple[str, ...], writes: tuple[str, ...]) -> None:
+    def _record_operation(
+        self, func: Any, arguments: dict[str, Any], reads: tuple[str, ...], writes: tuple[str, ...]
+    ) -> None:
         kind = func._schema.name.partition("::")[2].removesuffix("_")
-        if func.namespace == "aten" and kind == "convolution" and not given["transposed"]:
-            self.graph.add_conv(self._name(), reads, writes, lambda: _workload(given))
-        elif func.namespace == "aten" and kind in NORMS and not given.get("training", False):
-            self.graph.add(Op("norm", reads, writes))
-        elif func.namespace == "aten" and writes and (translated := _pointwise(kind, given)):
-            name, operands, how = translated
-            named = iter(reads)
-            values = [next(named) if isinstance(each, torch.Tensor) else float(each) for each in operands]
-            self.graph.add_pointwise(name, values, writes, **how)
+        if func.namespace == "aten" and kind == "convolution" and not arguments["transposed"]:
+            self.graph.add_conv(self._get_module_name(), reads, writes, lambda: _make_workload(arguments))
+        elif func.namespace == "aten" and kind in NORM_OPS and not arguments.get("training", False):
+            self.graph.add(ModelOp("norm", reads, writes))
+        elif func.namespace == "aten" and writes and (match := _match_pointwise(kind, arguments)):
+            name, operands, options = match
+            remaining_reads = iter(reads)
+            values = [
+                next(remaining_reads) if isinstance(operand, torch.Tensor) else float(operand) for operand in operands
+            ]
+            self.graph.add_pointwise(name, values, writes, **options)
         else:
-            if OTHER_CONVOLUTIONS.search(kind):
-                what = "a transposed convolution" if kind == "convolution" else func._schema.name
-                self.graph.leave_out(self._name(), f"{what} is no workload of tvmconv")
-            self.graph.add(Op("", reads, writes))
+            if OTHER_CONVOLUTION_PATTERN.search(kind):
+                description = "a transposed convolution" if kind == "convolution" else func._schema.name
+                self.graph.skip_layer(self._get_module_name(), f"{description} is no workload of tvmconv")
+            self.graph.add(ModelOp("", reads, writes))
 
-    def _name(self) -> str:
+    def _get_module_name(self) -> str:
         """A name for a convolution: of the module that is executing."""
         return self._path[-1] or "conv"
 
 
-def _arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _bind_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """An operation's arguments by name, with those that are left out at their defaults."""
     schema = func._schema.arguments
-    defaults = {each.name: each.default_value for each in schema if each.has_default_value()}
-    return {**defaults, **dict(zip((each.name for each in schema), args, strict=False)), **kwargs}
+    defaults = {parameter.name: parameter.default_value for parameter in schema if parameter.has_default_value()}
+    return {**defaults, **dict(zip((parameter.name for parameter in schema), args, strict=False)), **kwargs}
 
 
-def _workload(given: Mapping[str, Any]) -> Conv:
+def _make_workload(arguments: Mapping[str, Any]) -> Conv:
     """The workload of a convolution; raises WorkloadError."""
-    x, weight = given["input"], given["weight"]
+    x, weight = arguments["input"], arguments["weight"]
     if weight.dtype != x.dtype:
         raise WorkloadError(f"its input is of {x.dtype}, its weight of {weight.dtype}")
-    return convolution(
+    return make_convolution(
         tuple(x.shape),
         tuple(weight.shape),
-        stride=tuple(given["stride"]),
-        padding=tuple(given["padding"]),
-        dilation=tuple(given["dilation"]),
-        groups=given["groups"],
+        stride=tuple(arguments["stride"]),
+        padding=tuple(arguments["padding"]),
+        dilation=tuple(arguments["dilation"]),
+        groups=arguments["groups"],
         dtype=str(x.dtype).removeprefix("torch."),
-        bias=given["bias"] is not None,
+        bias=arguments["bias"] is not None,
     )
 
 
-def _pointwise(kind: str, given: Mapping[str, Any]) -> tuple[str, list[Any], dict[str, Any]] | None:
+def _match_pointwise(kind: str, arguments: Mapping[str, Any]) -> tuple[str, list[Any], dict[str, Any]] | None:
     """An operation on each element: its name in the graph, its operands and options; None if it is something else."""
-    x = given.get("self")
-    if kind in UNARY:
+    x = arguments.get("self")
+    if kind in UNARY_OPS:
         return kind, [x], {}
-    if kind in SAME:
-        return ("same", [x], {}) if given.get("dtype") in (None, given["self"].dtype) else None
+    if kind in IDENTITY_OPS:
+        return ("same", [x], {}) if arguments.get("dtype") in (None, arguments["self"].dtype) else None
     if kind == "leaky_relu":
-        return kind, [x], {"slope": given["negative_slope"]}
-    if kind == "elu" and given["scale"] == given["input_scale"] == 1:
-        return kind, [x], {"alpha": given["alpha"]}
-    if kind == "softplus" and given["threshold"] >= 20:
-        return kind, [x], {"beta": given["beta"]}
+        return kind, [x], {"slope": arguments["negative_slope"]}
+    if kind == "elu" and arguments["scale"] == arguments["input_scale"] == 1:
+        return kind, [x], {"alpha": arguments["alpha"]}
+    if kind == "softplus" and arguments["threshold"] >= 20:
+        return kind, [x], {"beta": arguments["beta"]}
     if kind == "gelu":
-        return "gelu", [x], {"by_tanh": given["approximate"] == "tanh"}
-    if kind in BINARY:
-        plain = given.get("alpha", 1) == 1 and given.get("rounding_mode") is None
-        return (BINARY[kind], [x, given["other"]], {}) if plain and _is_number_or_tensor(given["other"]) else None
-    if kind == "rsub" and given.get("alpha", 1) == 1 and _is_number_or_tensor(given["other"]):
-        return "sub", [given["other"], x], {}
-    if kind in LIMITS:
-        limits = {to: given[name] for name, to in LIMITS[kind].items() if given[name] is not None}
-        return None if any(isinstance(each, torch.Tensor) for each in limits.values()) else ("clip", [x], limits)
+        return "gelu", [x], {"by_tanh": arguments["approximate"] == "tanh"}
+    if kind in BINARY_OPS:
+        has_default_options = arguments.get("alpha", 1) == 1 and arguments.get("rounding_mode") is None
+        return (
+            (BINARY_OPS[kind], [x, arguments["other"]], {})
+            if has_default_options and _is_number_or_tensor(arguments["other"])
+            else None
+        )
+    if kind == "rsub" and arguments.get("alpha", 1) == 1 and _is_number_or_tensor(arguments["other"]):
+        return "sub", [arguments["other"], x], {}
+    if kind in LIMIT_ARGUMENTS:
+        limits = {
+            limit_name: arguments[name]
+            for name, limit_name in LIMIT_ARGUMENTS[kind].items()
+            if arguments[name] is not None
+        }
+        return None if any(isinstance(limit, torch.Tensor) for limit in limits.values()) else ("clip", [x], limits)
     return None
 
 

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tvmconv.errors import ModelError, as_model_error
-from tvmconv.models.graph import Graph
-from tvmconv.models.inputs import EXAMPLE, Input
-from tvmconv.models.torch_graph import record
+from tvmconv.errors import ModelError, translate_to_model_error
+from tvmconv.models.input_spec import EXAMPLE_TEXT, InputSpec
+from tvmconv.models.model_graph import ModelGraph
+from tvmconv.models.torch_graph import record_module
 
 
-def trace(source: str, inputs: Sequence[Input]) -> Graph:
+def trace_module(source: str, inputs: Sequence[InputSpec]) -> ModelGraph:
     """The operations of a module's forward pass, in evaluation mode.
 
     Args:
@@ -32,61 +32,61 @@ def trace(source: str, inputs: Sequence[Input]) -> Graph:
         ModelError: there is no such module, or it does not run on these inputs.
     """
     if not inputs:
-        raise ModelError(f"{source}: a PyTorch module needs --input, such as --input {EXAMPLE}")
+        raise ModelError(f"{source}: a PyTorch module needs --input, such as --input {EXAMPLE_TEXT}")
     with contextlib.redirect_stdout(sys.stderr):
-        with as_model_error(source):
-            found = _find(source)
+        with translate_to_model_error(source):
+            target = _import_target(source)
         with contextlib.suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True):
-            return _run(source, found, inputs)
-        return _run(source, found, inputs)
+            return _run_module(source, target, inputs)
+        return _run_module(source, target, inputs)
 
 
-def _find(source: str) -> Any:
+def _import_target(source: str) -> Any:
     """What the text names; modules in the current folder are found as well."""
     package, _, path = source.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")
-    found: Any = importlib.import_module(package)
+    target: Any = importlib.import_module(package)
     for name in path.split("."):
-        found = getattr(found, name)
-    return found
+        target = getattr(target, name)
+    return target
 
 
-def make(source: str, found: Any = None) -> torch.nn.Module:
+def make_module(source: str, target: Any = None) -> torch.nn.Module:
     """The module that a text names, in evaluation mode.
 
     Args:
-        source: `package.module:callable`, as for `trace`.
-        found: what the text names, if that was found before.
+        source: `package.module:callable`, as for `trace_module`.
+        target: what the text names, if that was found before.
 
     Raises:
         ModelError: there is none.
     """
-    with as_model_error(source):
-        found = _find(source) if found is None else found
-        module = found if isinstance(found, torch.nn.Module) else found()
+    with translate_to_model_error(source):
+        target = _import_target(source) if target is None else target
+        module = target if isinstance(target, torch.nn.Module) else target()
     if not isinstance(module, torch.nn.Module):
         raise ModelError(f"{source} gave {type(module).__name__}, expected a torch.nn.Module")
     return module.eval()
 
 
-def _run(source: str, found: Any, inputs: Sequence[Input]) -> Graph:
+def _run_module(source: str, target: Any, inputs: Sequence[InputSpec]) -> ModelGraph:
     """Make the module, and run it once."""
     with torch.no_grad():
-        module = make(source, found)
-        tensors = _tensors(module, inputs)
+        module = make_module(source, target)
+        tensors = _make_zero_tensors(module, inputs)
         positional = [tensor for name, tensor in tensors if name is None]
-        named = {name: tensor for name, tensor in tensors if name is not None}
-        texts = ", ".join(f"{each.name}={each.text}" if each.name else each.text for each in inputs)
-        with as_model_error(f"{source} on {texts}"):
-            return record(module, positional, named)
+        keyword = {name: tensor for name, tensor in tensors if name is not None}
+        input_texts = ", ".join(f"{spec.name}={spec.text}" if spec.name else spec.text for spec in inputs)
+        with translate_to_model_error(f"{source} on {input_texts}"):
+            return record_module(module, positional, keyword)
 
 
-def _tensors(module: torch.nn.Module, inputs: Sequence[Input]) -> list[tuple[str | None, torch.Tensor]]:
+def _make_zero_tensors(module: torch.nn.Module, inputs: Sequence[InputSpec]) -> list[tuple[str | None, torch.Tensor]]:
     """Inputs, all zero, where the module's weights are."""
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
-    made = []
-    for each in inputs:
-        dtype = getattr(torch, each.dtype or "float32")
-        made.append((each.name, torch.zeros(each.shape, dtype=dtype, device=device)))
-    return made
+    tensors = []
+    for spec in inputs:
+        dtype = getattr(torch, spec.dtype or "float32")
+        tensors.append((spec.name, torch.zeros(spec.shape, dtype=dtype, device=device)))
+    return tensors

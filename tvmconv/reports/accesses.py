@@ -7,108 +7,126 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from tvmconv.analysis.asked import asked_by
-from tvmconv.analysis.machine_code.linked import Linked
-from tvmconv.analysis.machine_code.mix import widths
+from tvmconv.analysis.block_accesses import count_block_accesses
+from tvmconv.analysis.sass.instruction_mix import count_access_widths
+from tvmconv.analysis.sass.linked_sources import LinkedSources
 from tvmconv.kernel import Kernel
-from tvmconv.reports.tables import NOTHING, Table, significant
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 
-WORST = 3  # accesses that are named at the end
-_FEW = 3  # lines that are told of one access
-_WIDE = 120  # characters of a line that are shown
+MAX_WORST_ACCESSES = 3  # accesses that are named at the end
+_MAX_LISTED_LINES = 3  # lines that are told of one access
+_MAX_LINE_CHARACTERS = 120  # characters of a line that are shown
 
 
 @dataclass(frozen=True)
-class Cost:
+class AccessCost:
     """An access, or several that are alike: what it takes of its unit, and what it has to.
 
     Attributes:
         memory: shared or global.
         array: the name of the buffer or the array, and of the step where there are several.
         kind: load or store.
-        nbytes: that a thread accesses at once, at most.
+        access_bytes: that a thread accesses at once, at most.
         unit: wavefronts or sectors.
         requests: of warps, in one block.
-        takes: of the unit, in one block.
-        least: that would do.
+        units_taken: of the unit, in one block.
+        min_units: that would do.
         lines: of the stage `lowered`.
         widths: what the compiler made: instructions by name, such as `LDS.128`, and how many.
-        places: of the text.
+        num_occurrences: of the text.
     """
 
     memory: Literal["shared", "global"]
     array: str
     kind: Literal["load", "store"]
-    nbytes: int
+    access_bytes: int
     unit: str
     requests: int
-    takes: int
-    least: int
+    units_taken: int
+    min_units: int
     lines: tuple[int, ...] = ()
     widths: Counter[str] = field(default_factory=Counter)
-    places: int = 1
+    num_occurrences: int = 1
 
     @property
-    def times(self) -> float:
+    def cost_ratio(self) -> float:
         """How many times as much as it has to."""
-        return self.takes / self.least if self.least else 1.0
+        return self.units_taken / self.min_units if self.min_units else 1.0
 
     @property
-    def alike(self) -> tuple[str, str, str, int, float]:
+    def similarity_key(self) -> tuple[str, str, str, int, float]:
         """The same for accesses of which one line tells as much as several."""
-        return self.memory, self.array, self.kind, self.nbytes, self.times
+        return self.memory, self.array, self.kind, self.access_bytes, self.cost_ratio
 
-    def with_another(self, other: Cost) -> Cost:
+    def merge(self, other_cost: AccessCost) -> AccessCost:
         """Both together; the instructions of one line count once."""
-        added = {name: getattr(self, name) + getattr(other, name) for name in ("requests", "takes", "least", "places")}
-        if set(other.lines) <= set(self.lines):
-            return replace(self, **added)
-        return replace(self, **added, lines=self.lines + other.lines, widths=self.widths + other.widths)
+        sums = {
+            name: getattr(self, name) + getattr(other_cost, name) for name in ("requests", "takes", "least", "places")
+        }
+        if set(other_cost.lines) <= set(self.lines):
+            return replace(self, **sums)
+        return replace(self, **sums, lines=self.lines + other_cost.lines, widths=self.widths + other_cost.widths)
 
 
-def costs(kernel: Kernel, linked: list[Linked] | None) -> list[Cost]:
+def compute_access_costs(kernel: Kernel, linked_sources: list[LinkedSources] | None) -> list[AccessCost]:
     """The accesses of a kernel's steps in one block, those that are alike together.
 
     Args:
         kernel: for an NVIDIA architecture.
-        linked: its statements; without them neither lines nor widths are told.
+        linked_sources: its statements; without them neither lines nor widths are told.
 
     Raises:
         AnalysisError: what the kernel does cannot be counted.
     """
-    found: dict[tuple[str, str, str, int, float], Cost] = {}
-    for _, cost in _placed(kernel, linked):
-        found[cost.alike] = found[cost.alike].with_another(cost) if cost.alike in found else cost
-    return list(found.values())
+    costs_by_key: dict[tuple[str, str, str, int, float], AccessCost] = {}
+    for _, cost in _iterate_access_costs(kernel, linked_sources):
+        costs_by_key[cost.similarity_key] = (
+            costs_by_key[cost.similarity_key].merge(cost) if cost.similarity_key in costs_by_key else cost
+        )
+    return list(costs_by_key.values())
 
 
-def costs_text(kernel: Kernel, found: list[Cost]) -> str:
+def format_access_costs(kernel: Kernel, access_costs: list[AccessCost]) -> str:
     """What accesses cost as a table, and below it those that cost most beyond what they have to."""
     headers = ("memory", "array", "access", "bytes", "line", "as", "places", "requests", "takes", "of", "at least", "×")
     rows = [
         (
-            *(each.memory, each.array, each.kind, str(each.nbytes), _lines(each.lines), _made(each), str(each.places)),
-            *(f"{each.requests:,}", f"{each.takes:,}", each.unit, f"{each.least:,}", significant(each.times)),
+            *(
+                cost.memory,
+                cost.array,
+                cost.kind,
+                str(cost.access_bytes),
+                _format_lines(cost.lines),
+                _format_instructions(cost),
+                str(cost.num_occurrences),
+            ),
+            *(
+                f"{cost.requests:,}",
+                f"{cost.units_taken:,}",
+                cost.unit,
+                f"{cost.min_units:,}",
+                format_significant(cost.cost_ratio),
+            ),
         )
-        for each in found
+        for cost in access_costs
     ]
-    table = Table(headers, rows, left=frozenset({"memory", "array", "access", "as", "of"}))
-    lines = ["One block (lines of `--stage lowered`, and what the compiler made of them):", table.text()]
-    shown = kernel.stage("lowered").split("\n")
-    for number, each in enumerate(worst(found)):
-        lines += ["Most is lost by"] if number == 0 else []
-        lines.append(f"  {each.kind} of {each.array}: {each.takes:,} {each.unit}, {each.least:,} would do")
-        lines += [f"    {line}: {_cut(shown[line - 1].strip())}" for line in each.lines[:1]]
+    table = Table(headers, rows, left_aligned=frozenset({"memory", "array", "access", "as", "of"}))
+    lines = ["One block (lines of `--stage lowered`, and what the compiler made of them):", table.format_text()]
+    lowered_lines = kernel.format_ir_level("lowered").split("\n")
+    for index, cost in enumerate(select_worst(access_costs)):
+        lines += ["Most is lost by"] if index == 0 else []
+        lines.append(f"  {cost.kind} of {cost.array}: {cost.units_taken:,} {cost.unit}, {cost.min_units:,} would do")
+        lines += [f"    {line}: {_truncate(lowered_lines[line - 1].strip())}" for line in cost.lines[:1]]
     return "\n".join(lines)
 
 
-def worst(found: list[Cost]) -> list[Cost]:
-    """The accesses that cost most beyond what they have to, at most `WORST`."""
-    losing = [each for each in found if each.takes > each.least]
-    return sorted(losing, key=lambda each: each.least - each.takes)[:WORST]
+def select_worst(access_costs: list[AccessCost]) -> list[AccessCost]:
+    """The accesses that cost most beyond what they have to, at most `MAX_WORST_ACCESSES`."""
+    wasteful_costs = [cost for cost in access_costs if cost.units_taken > cost.min_units]
+    return sorted(wasteful_costs, key=lambda cost: cost.min_units - cost.units_taken)[:MAX_WORST_ACCESSES]
 
 
-class Governing:
+class DominantKnob:
     """Of the accesses of a kernel that cost most, which of the steps of its knobs changes the cost most.
 
     Args:
@@ -116,67 +134,100 @@ class Governing:
     """
 
     def __init__(self, kernel: Kernel) -> None:
-        self._names = [(each.memory, each.array, each.kind, each.unit) for each in worst(costs(kernel, None))]
-        self._now = _whole(kernel)
-        self._steps: list[tuple[str, Counter[tuple[str, str, str]]]] = []
+        self._access_names = [
+            (cost.memory, cost.array, cost.kind, cost.unit) for cost in select_worst(compute_access_costs(kernel, None))
+        ]
+        self._current_costs = _sum_kernel_costs(kernel)
+        self._neighbor_costs: list[tuple[str, Counter[tuple[str, str, str]]]] = []
 
-    def look(self, step: str, kernel: Kernel) -> None:
+    def add_neighbor(self, neighbor_name: str, kernel: Kernel) -> None:
         """Take a step into account, of which the kernel came."""
-        self._steps.append((step, _whole(kernel)))
+        self._neighbor_costs.append((neighbor_name, _sum_kernel_costs(kernel)))
 
-    def lines(self) -> list[str]:
+    def format_lines(self) -> list[str]:
         """For each access the step that changes it most, and to what; nothing of those that no step changes."""
-        found = []
-        for *name, unit in self._names:
+        lines = []
+        for *name, unit in self._access_names:
             memory, array, kind = key = name[0], name[1], name[2]
-            now = self._now[key]
-            changes = [(abs(then[key] - now), step, then[key]) for step, then in self._steps if then[key]]
+            current_cost = self._current_costs[key]
+            changes = [
+                (abs(neighbor_costs[key] - current_cost), neighbor_name, neighbor_costs[key])
+                for neighbor_name, neighbor_costs in self._neighbor_costs
+                if neighbor_costs[key]
+            ]
             if changes and max(changes)[0]:
-                _, step, then = max(changes)
-                found.append(f"  {kind} of {array}, {memory} memory: {step} makes {then:,} {unit} of {now:,}")
-        return ["What governs the accesses that lose most, of the whole kernel:", *found] if found else []
+                _, neighbor_name, neighbor_costs = max(changes)
+                lines.append(
+                    f"  {kind} of {array}, {memory} memory: {neighbor_name} makes {neighbor_costs:,} "
+                    f"{unit} of {current_cost:,}"
+                )
+        return ["What governs the accesses that lose most, of the whole kernel:", *lines] if lines else []
 
 
-def _whole(kernel: Kernel) -> Counter[tuple[str, str, str]]:
+def _sum_kernel_costs(kernel: Kernel) -> Counter[tuple[str, str, str]]:
     """What the accesses to each array take in all blocks, by memory, array and kind."""
-    taken: Counter[tuple[str, str, str]] = Counter()
-    blocks = {place: step.launch.blocks for place, step in enumerate(kernel.steps)}
-    for place, cost in _placed(kernel, None):
-        taken[cost.memory, cost.array, cost.kind] += cost.takes * blocks[place]
-    return taken
+    costs_by_access: Counter[tuple[str, str, str]] = Counter()
+    blocks = {
+        kernel_index: lowered_kernel.launch.num_blocks for kernel_index, lowered_kernel in enumerate(kernel.kernels)
+    }
+    for kernel_index, cost in _iterate_access_costs(kernel, None):
+        costs_by_access[cost.memory, cost.array, cost.kind] += cost.units_taken * blocks[kernel_index]
+    return costs_by_access
 
 
-def _placed(kernel: Kernel, linked: list[Linked] | None) -> Iterator[tuple[int, Cost]]:
+def _iterate_access_costs(
+    kernel: Kernel, linked_sources: list[LinkedSources] | None
+) -> Iterator[tuple[int, AccessCost]]:
     """Each access with the place of its step."""
-    for place, step in enumerate(kernel.steps):
-        of = f" of {step.name}" if len(kernel.steps) > 1 else ""
-        own = linked[place] if linked else None
-        done = asked_by(kernel, step)
-        for held in done.shared:
-            numbers = (held.requests, held.wavefronts, held.least)
-            cost = Cost("shared", held.buffer + of, held.kind, held.nbytes, "wavefronts", *numbers)
-            yield place, _linked(cost, own, held.statement)
-        for touched in done.touched:
-            numbers = (touched.requests, touched.sectors, touched.least)
-            cost = Cost("global", touched.array + of, touched.kind, touched.nbytes, "sectors", *numbers)
-            yield place, _linked(cost, own, touched.statement)
+    for kernel_index, lowered_kernel in enumerate(kernel.kernels):
+        kernel_suffix = f" of {lowered_kernel.name}" if len(kernel.kernels) > 1 else ""
+        sources = linked_sources[kernel_index] if linked_sources else None
+        access_counts = count_block_accesses(kernel, lowered_kernel)
+        for shared_access in access_counts.shared_accesses:
+            amounts = (shared_access.num_requests, shared_access.wavefronts, shared_access.min_wavefronts)
+            cost = AccessCost(
+                "shared",
+                shared_access.buffer + kernel_suffix,
+                shared_access.kind,
+                shared_access.nbytes,
+                "wavefronts",
+                *amounts,
+            )
+            yield kernel_index, _add_source_lines(cost, sources, shared_access.statement_index)
+        for global_access in access_counts.global_accesses:
+            amounts = (global_access.num_requests, global_access.sectors, global_access.min_sectors)
+            cost = AccessCost(
+                "global",
+                global_access.array + kernel_suffix,
+                global_access.kind,
+                global_access.nbytes,
+                "sectors",
+                *amounts,
+            )
+            yield kernel_index, _add_source_lines(cost, sources, global_access.statement_index)
 
 
-def _linked(cost: Cost, own: Linked | None, statement: int) -> Cost:
-    if own is None or statement not in own.lowered:
+def _add_source_lines(cost: AccessCost, sources: LinkedSources | None, statement: int) -> AccessCost:
+    if sources is None or statement not in sources.lowered_lines:
         return cost
-    made = widths(own.by_statement.get(statement, ()), cost.memory, cost.kind)
-    return replace(cost, lines=(own.lowered[statement].start,), widths=Counter(made))
+    width_counts = count_access_widths(sources.instructions_by_statement.get(statement, ()), cost.memory, cost.kind)
+    return replace(cost, lines=(sources.lowered_lines[statement].start,), widths=Counter(width_counts))
 
 
-def _made(cost: Cost) -> str:
+def _format_instructions(cost: AccessCost) -> str:
     """The instructions of an access, the most frequent first."""
-    return " ".join(name if count == 1 else f"{count}×{name}" for name, count in cost.widths.most_common()) or NOTHING
+    return (
+        " ".join(name if count == 1 else f"{count}×{name}" for name, count in cost.widths.most_common()) or EMPTY_CELL
+    )
 
 
-def _lines(lines: tuple[int, ...]) -> str:
-    return ",".join(map(str, lines[:_FEW])) + ("…" if len(lines) > _FEW else "") if lines else NOTHING
+def _format_lines(lines: tuple[int, ...]) -> str:
+    return (
+        ",".join(map(str, lines[:_MAX_LISTED_LINES])) + ("…" if len(lines) > _MAX_LISTED_LINES else "")
+        if lines
+        else EMPTY_CELL
+    )
 
 
-def _cut(line: str) -> str:
-    return line if len(line) <= _WIDE else line[: _WIDE - 1] + "…"
+def _truncate(line: str) -> str:
+    return line if len(line) <= _MAX_LINE_CHARACTERS else line[: _MAX_LINE_CHARACTERS - 1] + "…"

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tvmconv.experiments.chain import CUDNN_GRAPH, GRAPH, OVERLAPPING, Link
-from tvmconv.experiments.readings import Readings
-from tvmconv.reports.tables import NOTHING, Table, significant
+from tvmconv.experiments.chain import CUDNN_GRAPH, GRAPH, OVERLAPPING, ChainLayer
+from tvmconv.experiments.kernel_metrics import KernelMetricsFile
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 
-SUM, CUDNN_SUM = "sum", "cudnn sum"
+SEPARATE_SUM, CUDNN_SEPARATE_SUM = "sum", "cudnn sum"
 TITLES = {
-    SUM: "each alone, summed",
+    SEPARATE_SUM: "each alone, summed",
     GRAPH: "one graph",
     OVERLAPPING: "one graph, overlapping",
-    CUDNN_SUM: "cuDNN, each alone, summed",
+    CUDNN_SEPARATE_SUM: "cuDNN, each alone, summed",
     CUDNN_GRAPH: "cuDNN, one graph",
 }
-BESIDE = {SUM: CUDNN_SUM, GRAPH: CUDNN_GRAPH, OVERLAPPING: CUDNN_GRAPH}
-BEHIND = {GRAPH: SUM, OVERLAPPING: SUM, CUDNN_GRAPH: CUDNN_SUM}
+LIBRARY_COUNTERPARTS = {SEPARATE_SUM: CUDNN_SEPARATE_SUM, GRAPH: CUDNN_GRAPH, OVERLAPPING: CUDNN_GRAPH}
+SEPARATE_COUNTERPARTS = {GRAPH: SEPARATE_SUM, OVERLAPPING: SEPARATE_SUM, CUDNN_GRAPH: CUDNN_SEPARATE_SUM}
 LEGEND = (
     "Alone: launches of one kernel in a graph, hot cache. One graph: every layer once, each with weights of its own. "
     "Overlapping: kernels that wait by themselves for the one before them begin before it has ended. Input: what the "
@@ -25,46 +25,53 @@ LEGEND = (
 )
 
 
-def totals_table(measured: Readings[Link]) -> Table:
+def make_totals_table(metrics: KernelMetricsFile[ChainLayer]) -> Table:
     """What all layers take together, each alone and in one graph: a line each, ours and cuDNN's."""
-    links = measured.kernels
-    seconds = {SUM: sum(link.seconds for link in links)}
-    if all(link.cudnn is not None for link in links):
-        seconds[CUDNN_SUM] = sum(link.cudnn or 0 for link in links)
-    seconds |= {name: median for name, (median, _) in measured.totals.items()}
+    layers = metrics.kernels
+    seconds = {SEPARATE_SUM: sum(layer.seconds for layer in layers)}
+    if all(layer.cudnn is not None for layer in layers):
+        seconds[CUDNN_SEPARATE_SUM] = sum(layer.cudnn or 0 for layer in layers)
+    seconds |= {name: median for name, (median, _) in metrics.totals.items()}
     rows = []
-    for name, what in TITLES.items():
+    for name, title in TITLES.items():
         if name not in seconds:
             continue
-        alone, beside = seconds.get(BEHIND.get(name, "")), seconds.get(BESIDE.get(name, ""))
-        spread = measured.totals.get(name)
-        early = f" ({sum(link.overlaps for link in links)} of {len(links)})" if name == OVERLAPPING else ""
+        separate_seconds, library_seconds = (
+            seconds.get(SEPARATE_COUNTERPARTS.get(name, "")),
+            seconds.get(LIBRARY_COUNTERPARTS.get(name, "")),
+        )
+        total = metrics.totals.get(name)
+        overlap_note = f" ({sum(layer.overlaps for layer in layers)} of {len(layers)})" if name == OVERLAPPING else ""
         rows.append(
             (
-                what + early,
-                significant(seconds[name] * 1e6) + (f" ± {spread[1]:.1%}" if spread else ""),
-                NOTHING if alone is None else f"{(seconds[name] - alone) * 1e6 / len(links):+.2f}",
-                NOTHING if beside is None else significant(beside / seconds[name]),
+                title + overlap_note,
+                format_significant(seconds[name] * 1e6) + (f" ± {total[1]:.1%}" if total else ""),
+                EMPTY_CELL
+                if separate_seconds is None
+                else f"{(seconds[name] - separate_seconds) * 1e6 / len(layers):+.2f}",
+                EMPTY_CELL if library_seconds is None else format_significant(library_seconds / seconds[name]),
             )
         )
     return Table(
-        (f"{len(links)} layers", "time [µs]", "over the sum, a layer [µs]", "× cuDNN"),
+        (f"{len(layers)} layers", "time [µs]", "over the sum, a layer [µs]", "× cuDNN"),
         rows,
-        frozenset([f"{len(links)} layers"]),
+        frozenset([f"{len(layers)} layers"]),
     )
 
 
-def layers_table(links: Sequence[Link]) -> Table:
+def make_layers_table(layers: Sequence[ChainLayer]) -> Table:
     """The layers in their order, a line each."""
     columns = {
-        "layer": [link.layer for link in links],
-        "schedule": [link.schedule for link in links],
-        "config": [link.origin for link in links],
-        "input": ["the layer before's" if link.linked else "its own" for link in links],
-        "overlaps": ["yes" if link.overlaps else NOTHING for link in links],
-        "alone [µs]": [significant(link.seconds * 1e6) for link in links],
-        "cuDNN [µs]": [NOTHING if link.cudnn is None else significant(link.cudnn * 1e6) for link in links],
-        "cuDNN, how": [link.how or NOTHING for link in links],
+        "layer": [layer.layer for layer in layers],
+        "schedule": [layer.schedule for layer in layers],
+        "config": [layer.origin for layer in layers],
+        "input": ["the layer before's" if layer.linked else "its own" for layer in layers],
+        "overlaps": ["yes" if layer.overlaps else EMPTY_CELL for layer in layers],
+        "alone [µs]": [format_significant(layer.seconds * 1e6) for layer in layers],
+        "cuDNN [µs]": [
+            EMPTY_CELL if layer.cudnn is None else format_significant(layer.cudnn * 1e6) for layer in layers
+        ],
+        "cuDNN, how": [layer.how or EMPTY_CELL for layer in layers],
     }
     rows = [*zip(*columns.values(), strict=True)]
     return Table([*columns], rows, frozenset(("layer", "schedule", "config", "input", "overlaps", "cuDNN, how")))

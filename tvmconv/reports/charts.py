@@ -1,4 +1,6 @@
-"""Charts: first the numbers that they show (`sweep_info`, `size_info`, `history_info`, pure), then the drawing."""
+"""Charts: first the numbers that they show (`compute_sweep_info`, `compute_size_info`, `compute_history_info`, pure),
+then the drawing.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmconv.experiments.results import Result, Row
+from tvmconv.experiments.results import Result, ResultRow
 
 if TYPE_CHECKING:
     from tvmconv.reports.history import HistoryInfo
 
 FORMATS = (".png", ".svg", ".pdf")
-STYLES = ("--", ":", "-.")  # of what is compared with, in black
-RESULT_STYLE = (0, (8, 3))  # of the result of a search
-DPI, PALETTE = 150, 64  # dots an inch, and colours, of a PNG
+LIBRARY_LINE_STYLES = ("--", ":", "-.")  # of what is compared with, in black
+RESULT_LINE_STYLE = (0, (8, 3))  # of the result of a search
+DOTS_PER_INCH, NUM_PALETTE_COLORS = 150, 64  # dots an inch, and colours, of a PNG
 SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 FLOPS, BYTES = "GFLOP/s", "GB/s"
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartSeries:
     """The rates of one schedule or library.
 
     Attributes:
@@ -50,23 +52,23 @@ class SweepInfo:
         axis: what the x axis is, such as "channels".
         ticks: positions on the x axis.
         labels: one a tick.
-        log_x: whether positions are numbers to be shown on a logarithmic axis, not places in a list.
-        lines: one a schedule or library.
+        is_log_x: whether positions are numbers to be shown on a logarithmic axis, not places in a list.
+        series: one a schedule or library.
         unit: of the rates, `FLOPS` or `BYTES`.
-        peak: of the device's memory, in that unit; None where it is not known or says nothing.
+        peak_rate: of the device's memory, in that unit; None where it is not known or says nothing.
     """
 
     title: str
     axis: str
     ticks: tuple[float, ...]
     labels: tuple[str, ...]
-    log_x: bool
-    lines: tuple[Line, ...]
+    is_log_x: bool
+    series: tuple[ChartSeries, ...]
     unit: str = FLOPS
-    peak: float | None = None
+    peak_rate: float | None = None
 
 
-def sweep_info(title: str, axis: str, labels: Sequence[str], results: Sequence[Result]) -> SweepInfo:
+def compute_sweep_info(title: str, axis: str, labels: Sequence[str], results: Sequence[Result]) -> SweepInfo:
     """GFLOP/s over the workloads of a sweep, one line a schedule; rows without a time are left out.
 
     Args:
@@ -75,12 +77,14 @@ def sweep_info(title: str, axis: str, labels: Sequence[str], results: Sequence[R
         labels: one for each result; if all are numbers, they are the positions on the axis, too.
         results: one a workload.
     """
-    log_x = all(label.isdigit() for label in labels)
-    ticks = tuple(float(label) if log_x else float(place) for place, label in enumerate(labels))
-    return SweepInfo(title, axis, ticks, tuple(labels), log_x, _lines(ticks, results, lambda row: row.gflops))
+    is_log_x = all(label.isdigit() for label in labels)
+    ticks = tuple(float(label) if is_log_x else float(index) for index, label in enumerate(labels))
+    return SweepInfo(
+        title, axis, ticks, tuple(labels), is_log_x, _collect_series(ticks, results, lambda row: row.gflops)
+    )
 
 
-def size_info(title: str, results: Sequence[Result]) -> SweepInfo:
+def compute_size_info(title: str, results: Sequence[Result]) -> SweepInfo:
     """Rates over the elements of the input, one line a schedule; rows without a time are left out.
 
     Rates are of what limits the workloads: bytes beside the memory's peak, or operations where any is bound by them.
@@ -89,28 +93,34 @@ def size_info(title: str, results: Sequence[Result]) -> SweepInfo:
         title: on top of the chart.
         results: one a size.
     """
-    ordered = sorted(results, key=_elements)
-    ticks = tuple(map(_elements, ordered))
-    labels = tuple(f"{_power(_elements(result))}\n{'cold' if result.cold else 'hot'}" for result in ordered)
+    sorted_results = sorted(results, key=_count_elements)
+    ticks = tuple(map(_count_elements, sorted_results))
+    labels = tuple(
+        f"{_format_power(_count_elements(result))}\n{'cold' if result.is_cold else 'hot'}" for result in sorted_results
+    )
     axis = "elements; hot: in the L2 cache, cold: not"
-    if not all(result.memory_bound for result in results):
-        return SweepInfo(title, axis, ticks, labels, True, _lines(ticks, ordered, lambda row: row.gflops))
-    lines = _lines(ticks, ordered, lambda row: None if row.bandwidth is None else row.bandwidth / 1e9)
+    if not all(result.is_memory_bound for result in results):
+        return SweepInfo(
+            title, axis, ticks, labels, True, _collect_series(ticks, sorted_results, lambda row: row.gflops)
+        )
+    lines = _collect_series(ticks, sorted_results, lambda row: None if row.bandwidth is None else row.bandwidth / 1e9)
     peak = results[0].peak_bandwidth
     return SweepInfo(title, axis, ticks, labels, True, lines, BYTES, peak / 1e9 if peak else None)
 
 
-def _elements(result: Result) -> float:
+def _count_elements(result: Result) -> float:
     return float(math.prod(result.workload.argument_shapes[0]))
 
 
-def _power(elements: float) -> str:
+def _format_power(elements: float) -> str:
     """Return 65536 as 2¹⁶; what is no power of two in digits."""
     mantissa, exponent = math.frexp(elements)
     return f"2{str(exponent - 1).translate(SUPERSCRIPTS)}" if mantissa == 0.5 else f"{elements:,.0f}"
 
 
-def _lines(ticks: Sequence[float], results: Sequence[Result], rate: Callable[[Row], float | None]) -> tuple[Line, ...]:
+def _collect_series(
+    ticks: Sequence[float], results: Sequence[Result], rate: Callable[[ResultRow], float | None]
+) -> tuple[ChartSeries, ...]:
     points: dict[str, list[tuple[float, float]]] = {}
     libraries = set()
     for tick, result in zip(ticks, results, strict=True):
@@ -120,11 +130,11 @@ def _lines(ticks: Sequence[float], results: Sequence[Result], rate: Callable[[Ro
                 points.setdefault(row.name, []).append((tick, value))
             if row.library:
                 libraries.add(row.name)
-    lines = []
-    for name, line in points.items():
-        x, y = zip(*line, strict=True)
-        lines.append(Line(name, x, y, name in libraries))
-    return tuple(lines)
+    series = []
+    for name, series_points in points.items():
+        x, y = zip(*series_points, strict=True)
+        series.append(ChartSeries(name, x, y, name in libraries))
+    return tuple(series)
 
 
 def draw_sweep(info: SweepInfo, path: Path) -> None:
@@ -136,28 +146,35 @@ def draw_sweep(info: SweepInfo, path: Path) -> None:
         info: what to draw.
         path: the file to write; its suffix, one of `FORMATS`, tells the format.
     """
-    figure = new_figure(9 if info.log_x else max(9, 0.5 * len(info.ticks)))
+    figure = create_figure(9 if info.is_log_x else max(9, 0.5 * len(info.ticks)))
     axes = figure.add_subplot()
-    styles = itertools.cycle(STYLES)
-    for line in info.lines:
-        color, style, marker = ("black", next(styles), "s") if line.is_library else (None, "-", "o")
-        style = style if info.log_x else "none"
+    styles = itertools.cycle(LIBRARY_LINE_STYLES)
+    for series in info.series:
+        color, style, marker = ("black", next(styles), "s") if series.is_library else (None, "-", "o")
+        style = style if info.is_log_x else "none"
         axes.plot(
-            line.x, line.y, color=color, linestyle=style, marker=marker, markersize=5, linewidth=2, label=line.name
+            series.x,
+            series.y,
+            color=color,
+            linestyle=style,
+            marker=marker,
+            markersize=5,
+            linewidth=2,
+            label=series.name,
         )
-    if info.peak is not None:
+    if info.peak_rate is not None:
         axes.axhline(
-            info.peak,
+            info.peak_rate,
             color="black",
             linewidth=1,
             linestyle=(0, (8, 4)),
-            label=f"memory's peak, {info.peak:,.0f} {info.unit}",
+            label=f"memory's peak, {info.peak_rate:,.0f} {info.unit}",
         )
-    if info.log_x:
+    if info.is_log_x:
         axes.set_xscale("log", base=2)
         axes.minorticks_off()
     axes.set_xticks(info.ticks, info.labels)
-    if not info.log_x:
+    if not info.is_log_x:
         axes.tick_params("x", rotation=90)
     _scale_rates(axes, info.unit)
     axes.set_xlabel(info.axis)
@@ -165,7 +182,7 @@ def draw_sweep(info: SweepInfo, path: Path) -> None:
     axes.set_title(info.title)
     axes.grid(alpha=0.4)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, reverse=True)
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def _scale_rates(axes: Any, unit: str) -> None:
@@ -187,33 +204,35 @@ def draw_history(info: HistoryInfo, path: Path) -> None:
         info: what to draw.
         path: the file to write; its suffix, one of `FORMATS`, tells the format.
     """
-    timed = [history for history in info.histories if history.elapsed]
-    figure = new_figure(12 if timed else 9)
-    panels = figure.subplots(1, 2 if timed else 1, sharey=True, squeeze=False)[0]
-    colors = {history.name: f"C{place}" for place, history in enumerate(info.histories)}
-    for history in info.histories:
-        trials = range(1, len(history.best) + 1)
-        panels[0].step(trials, history.best, where="post", color=colors[history.name], label=history.summary)
-    panels[0].set_xlabel("trials")
-    panels[0].set_ylabel("GFLOP/s of the best trial so far")
-    for history in timed:
-        panels[1].step(history.elapsed, history.best, where="post", color=colors[history.name])
-        panels[1].set_xlabel("seconds of tuning")
-    for axes in panels:
+    timed_histories = [history for history in info.curves if history.elapsed]
+    figure = create_figure(12 if timed_histories else 9)
+    panel_axes = figure.subplots(1, 2 if timed_histories else 1, sharey=True, squeeze=False)[0]
+    colors = {history.name: f"C{index}" for index, history in enumerate(info.curves)}
+    for history in info.curves:
+        trials = range(1, len(history.best_gflops) + 1)
+        panel_axes[0].step(trials, history.best_gflops, where="post", color=colors[history.name], label=history.summary)
+    panel_axes[0].set_xlabel("trials")
+    panel_axes[0].set_ylabel("GFLOP/s of the best trial so far")
+    for history in timed_histories:
+        panel_axes[1].step(history.elapsed, history.best_gflops, where="post", color=colors[history.name])
+        panel_axes[1].set_xlabel("seconds of tuning")
+    for panel in panel_axes:
         for name, record in info.results:
-            label = f"result: {name}" if axes is panels[0] else None
-            axes.axhline(record.gflops, color="C3", linestyle=RESULT_STYLE, linewidth=1, label=label)
-        for place, (name, rate) in enumerate(info.compared):
-            style = STYLES[place % len(STYLES)]
-            axes.axhline(rate, color="black", linestyle=style, linewidth=1, label=name if axes is panels[0] else None)
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.4)
+            label = f"result: {name}" if panel is panel_axes[0] else None
+            panel.axhline(record.gflops, color="C3", linestyle=RESULT_LINE_STYLE, linewidth=1, label=label)
+        for index, (name, rate) in enumerate(info.targets):
+            style = LIBRARY_LINE_STYLES[index % len(LIBRARY_LINE_STYLES)]
+            panel.axhline(
+                rate, color="black", linestyle=style, linewidth=1, label=name if panel is panel_axes[0] else None
+            )
+        panel.set_ylim(bottom=0)
+        panel.grid(alpha=0.4)
     figure.suptitle(info.title)
     figure.legend(loc="outside lower center", ncols=3, frameon=False)
-    save(figure, path)
+    save_figure(figure, path)
 
 
-def save(figure: Any, path: Path, colors: int = PALETTE) -> None:
+def save_figure(figure: Any, path: Path, colors: int = NUM_PALETTE_COLORS) -> None:
     """Write a figure; a PNG with a palette of so many colours, which takes a third of the bytes.
 
     A text is what it says: Matplotlib would take what names of files have between two `$` for a formula.
@@ -227,13 +246,13 @@ def save(figure: Any, path: Path, colors: int = PALETTE) -> None:
         return
     from PIL import Image
 
-    figure.set_dpi(DPI)
+    figure.set_dpi(DOTS_PER_INCH)
     figure.canvas.draw()
     image = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB")
-    image.quantize(colors).save(path, optimize=True, dpi=(DPI, DPI))
+    image.quantize(colors).save(path, optimize=True, dpi=(DOTS_PER_INCH, DOTS_PER_INCH))
 
 
-def new_figure(width: float, height: float = 5.5) -> Any:
+def create_figure(width: float, height: float = 5.5) -> Any:
     """A figure that needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from tvmconv.analysis.lowered.operations import (
+from tvmconv.analysis.tir.operations import (
     CONSTANT_LOADS,
     GLOBAL_LOADS,
     SHARED_LOADS,
@@ -14,11 +14,11 @@ from tvmconv.analysis.lowered.operations import (
     TEXTURE_FETCHES,
 )
 from tvmconv.experiments.counters import Counters
-from tvmconv.gpu import WARP
-from tvmconv.reports.tables import NOTHING, Table, significant
+from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 
 SECTOR_BYTES = 32
-TOP = 2  # stall reasons that the table names
+MAX_STALL_REASONS = 2  # stall reasons that the table names
 
 LEGEND = (
     "One launch under ncu, with cold caches and free clocks: its time is not that of a benchmark. Busy: the share of "
@@ -35,68 +35,72 @@ SUMMARY_LEGEND = (
 )
 
 
-def tables(rows: Sequence[Counters]) -> list[Table]:
+def make_tables(rows: Sequence[Counters]) -> list[Table]:
     """One line a schedule: what moved and what warps waited for; then the instructions and requests."""
-    return [_table(rows, columns) for columns in (MOVED, EXECUTED)]
+    return [_make_table(rows, columns) for columns in (MEMORY_COLUMNS, INSTRUCTION_COLUMNS)]
 
 
-def summary(rows: Sequence[Counters]) -> Table:
+def make_summary_table(rows: Sequence[Counters]) -> Table:
     """One line a schedule, the fastest first: what was busy, and how much there was to do."""
-    return _table(sorted(rows, key=lambda row: row.metrics.get("nanoseconds", math.inf)), SUMMARY)
+    return _make_table(sorted(rows, key=lambda row: row.metrics.get("nanoseconds", math.inf)), SUMMARY_COLUMNS)
 
 
-def _table(rows: Sequence[Counters], columns: Cells) -> Table:
+def _make_table(rows: Sequence[Counters], columns: CellFormatters) -> Table:
     lines = [[row.schedule, *(cell(row) for cell in columns.values())] for row in rows]
-    return Table(["schedule", *columns], lines, left=frozenset({"schedule", "stalled"}))
+    return Table(["schedule", *columns], lines, left_aligned=frozenset({"schedule", "stalled"}))
 
 
-def _stalled(row: Counters) -> str:
-    first = sorted(row.stalls.items(), key=lambda stall: stall[1], reverse=True)[:TOP]
-    return ", ".join(f"{reason.replace('_', ' ')} {warps:.2f}" for reason, warps in first) or NOTHING
+def _format_stalls(row: Counters) -> str:
+    top_stalls = sorted(row.stalls.items(), key=lambda stall: stall[1], reverse=True)[:MAX_STALL_REASONS]
+    return ", ".join(f"{reason.replace('_', ' ')} {warps:.2f}" for reason, warps in top_stalls) or EMPTY_CELL
 
 
-def _shown(value: float | None, scale: float = 1) -> str:
-    return NOTHING if value is None else significant(value * scale)
+def _format_value(value: float | None, scale: float = 1) -> str:
+    return EMPTY_CELL if value is None else format_significant(value * scale)
 
 
-def _percent(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.1f}%"
+def _format_percent(value: float | None) -> str:
+    return EMPTY_CELL if value is None else f"{value:.1f}%"
 
 
-Cells = dict[str, Callable[[Counters], str]]  # of a line, by the headers of their columns
+CellFormatters = dict[str, Callable[[Counters], str]]  # of a line, by the headers of their columns
 
-MOVED: Cells = {
-    "time [µs]": lambda row: _shown(row.metrics.get("nanoseconds"), 1e-3),
-    "DRAM busy": lambda row: _percent(row.metrics.get("dram_busy_percent")),
-    "L1 busy": lambda row: _percent(row.metrics.get("l1_busy_percent")),
-    "issue busy": lambda row: _percent(row.metrics.get("issue_busy_percent")),
-    "DRAM read [B]": lambda row: _shown(row.each(["dram_read_bytes"], 1)),
-    "DRAM written [B]": lambda row: _shown(row.each(["dram_write_bytes"], 1)),
-    "L2 [B]": lambda row: _shown(row.each(["l2_sectors"], SECTOR_BYTES)),
-    "L2 hits": lambda row: _percent(row.metrics.get("l2_hit_percent")),
-    "L1 loads [B]": lambda row: _shown(row.each(["global_load_sectors", "texture_sectors"], SECTOR_BYTES)),
-    "L1 hits": lambda row: _percent(row.metrics.get("l1_hit_percent")),
-    "registers": lambda row: _shown(row.metrics.get("registers")),
-    "warps active": lambda row: _percent(row.metrics.get("occupancy_percent")),
-    "stalled": _stalled,
+MEMORY_COLUMNS: CellFormatters = {
+    "time [µs]": lambda row: _format_value(row.metrics.get("nanoseconds"), 1e-3),
+    "DRAM busy": lambda row: _format_percent(row.metrics.get("dram_busy_percent")),
+    "L1 busy": lambda row: _format_percent(row.metrics.get("l1_busy_percent")),
+    "issue busy": lambda row: _format_percent(row.metrics.get("issue_busy_percent")),
+    "DRAM read [B]": lambda row: _format_value(row.compute_per_output(["dram_read_bytes"], 1)),
+    "DRAM written [B]": lambda row: _format_value(row.compute_per_output(["dram_write_bytes"], 1)),
+    "L2 [B]": lambda row: _format_value(row.compute_per_output(["l2_sectors"], SECTOR_BYTES)),
+    "L2 hits": lambda row: _format_percent(row.metrics.get("l2_hit_percent")),
+    "L1 loads [B]": lambda row: _format_value(
+        row.compute_per_output(["global_load_sectors", "texture_sectors"], SECTOR_BYTES)
+    ),
+    "L1 hits": lambda row: _format_percent(row.metrics.get("l1_hit_percent")),
+    "registers": lambda row: _format_value(row.metrics.get("registers")),
+    "warps active": lambda row: _format_percent(row.metrics.get("occupancy_percent")),
+    "stalled": _format_stalls,
 }
-EXECUTED: Cells = {
-    "instructions": lambda row: _shown(row.each(["warp_instructions"], WARP)),
-    "FMA": lambda row: _shown(row.each(["thread_fmas"], 1)),
-    "global loads": lambda row: _shown(row.each(["global_load_requests"], WARP)),
-    "global, code": lambda row: _shown(row.code[GLOBAL_LOADS]),
-    "texture": lambda row: _shown(row.each(["texture_requests"], WARP)),
-    "texture, code": lambda row: _shown(row.code[TEXTURE_FETCHES]),
-    "shared wavefronts": lambda row: _shown(row.each(["shared_load_wavefronts", "shared_store_wavefronts"], WARP)),
-    "shared, code": lambda row: _shown(row.code[SHARED_LOADS] + row.code[SHARED_STORES]),
-    "constant": lambda row: _shown(row.each(["constant_requests"], WARP)),
-    "constant misses": lambda row: _shown(row.each(["constant_misses"], WARP)),
-    "constant, code": lambda row: _shown(row.code[CONSTANT_LOADS]),
-    "shuffles, code": lambda row: _shown(row.code[SHUFFLES]),
-    "flop/load, code": lambda row: _shown(row.ratio),
+INSTRUCTION_COLUMNS: CellFormatters = {
+    "instructions": lambda row: _format_value(row.compute_per_output(["warp_instructions"], WARP_SIZE)),
+    "FMA": lambda row: _format_value(row.compute_per_output(["thread_fmas"], 1)),
+    "global loads": lambda row: _format_value(row.compute_per_output(["global_load_requests"], WARP_SIZE)),
+    "global, code": lambda row: _format_value(row.code[GLOBAL_LOADS]),
+    "texture": lambda row: _format_value(row.compute_per_output(["texture_requests"], WARP_SIZE)),
+    "texture, code": lambda row: _format_value(row.code[TEXTURE_FETCHES]),
+    "shared wavefronts": lambda row: _format_value(
+        row.compute_per_output(["shared_load_wavefronts", "shared_store_wavefronts"], WARP_SIZE)
+    ),
+    "shared, code": lambda row: _format_value(row.code[SHARED_LOADS] + row.code[SHARED_STORES]),
+    "constant": lambda row: _format_value(row.compute_per_output(["constant_requests"], WARP_SIZE)),
+    "constant misses": lambda row: _format_value(row.compute_per_output(["constant_misses"], WARP_SIZE)),
+    "constant, code": lambda row: _format_value(row.code[CONSTANT_LOADS]),
+    "shuffles, code": lambda row: _format_value(row.code[SHUFFLES]),
+    "flop/load, code": lambda row: _format_value(row.ratio),
 }
-SUMMARY: Cells = {
-    header: {**MOVED, **EXECUTED}[header]
+SUMMARY_COLUMNS: CellFormatters = {
+    header: {**MEMORY_COLUMNS, **INSTRUCTION_COLUMNS}[header]
     for header in (
         "time [µs]",
         "DRAM busy",

@@ -9,20 +9,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tvmconv import library
+from tvmconv import registry
 from tvmconv.errors import RecordError
-from tvmconv.experiments.results import Result, Row
+from tvmconv.experiments.results import Result, ResultRow
 from tvmconv.experiments.sweep import Sweep
-from tvmconv.logs.best import best_of_records, fastest_first
-from tvmconv.logs.index import Index, Indexer, index_records
-from tvmconv.logs.lines import BadLines
+from tvmconv.logs.header_scan import parse_medians, scan_log
+from tvmconv.logs.index import LogIndex, LogIndexer, index_records
+from tvmconv.logs.lines import InvalidLines
+from tvmconv.logs.ranking import find_best_of_records, iterate_fastest_first
 from tvmconv.logs.record import Record
-from tvmconv.logs.scan import medians, scan
-from tvmconv.logs.subject import Subject
-from tvmconv.reports.tables import significant
+from tvmconv.logs.record_key import RecordKey
+from tvmconv.reports.tables import format_significant
 from tvmconv.workloads import Workload
 
-_BATCH = 4096  # texts of times that are parsed together
+_COSTS_PER_BATCH = 4096  # texts of times that are parsed together
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Trace:
         device: the device's name.
         costs: seconds a launch of each trial; infinite for one that failed.
         elapsed: seconds of tuning at the end of each trial; None where the log does not tell.
-        result: the best record of the schedule, by the rule of `tvmconv.logs.best`; None if nothing valid was timed.
+        result: the best record of the schedule, by the rule of `tvmconv.logs.ranking`; None if nothing valid was timed.
     """
 
     log: str
@@ -54,18 +54,18 @@ class Trace:
         return [flops / seconds / 1e9 for seconds in self.costs]
 
     @property
-    def failed(self) -> int:
+    def num_failed(self) -> int:
         """How many trials failed."""
         return self.costs.count(math.inf)
 
     @property
     def is_naive(self) -> bool:
         """Whether it is no search, but the naive schedule, which a tuner measures to compare with."""
-        naive = library.naive(self.workload)
+        naive = registry.get_baseline_schedule(self.workload)
         return naive is not None and self.schedule == naive.name
 
 
-class _Clock:
+class _TuningClock:
     """Seconds of tuning of one workload on one device, over all its sessions in a log.
 
     A search writes the seconds since it began. In a log that was merged from several, these begin again with each of
@@ -74,20 +74,20 @@ class _Clock:
     """
 
     def __init__(self) -> None:
-        self._begin = self._end = 0.0  # of this session, on the clock of all sessions
-        self._elapsed = self._timestamp = 0.0  # of the record before
+        self._session_start = self._session_end = 0.0  # of this session, on the clock of all sessions
+        self._last_elapsed = self._last_timestamp = 0.0  # of the record before
 
-    def read(self, elapsed: float, timestamp: float) -> float:
+    def advance(self, elapsed: float, timestamp: float) -> float:
         """Return the seconds on the clock of all sessions when a record came in."""
-        at_once = self._timestamp < timestamp and timestamp - elapsed < self._timestamp
-        if elapsed < self._elapsed and not at_once:
-            self._begin = self._end
-        self._end = max(self._end, self._begin + elapsed)
-        self._elapsed, self._timestamp = elapsed, timestamp
-        return self._end
+        is_concurrent = self._last_timestamp < timestamp and timestamp - elapsed < self._last_timestamp
+        if elapsed < self._last_elapsed and not is_concurrent:
+            self._session_start = self._session_end
+        self._session_end = max(self._session_end, self._session_start + elapsed)
+        self._last_elapsed, self._last_timestamp = elapsed, timestamp
+        return self._session_end
 
 
-class _Search:
+class _TraceSearch:
     """The records of one subject on their way into traces.
 
     Attributes:
@@ -95,20 +95,20 @@ class _Search:
         clock: what its records were taken by.
     """
 
-    def __init__(self, subject: Subject, index: Index, traces: _Traces) -> None:
+    def __init__(self, subject: RecordKey, index: LogIndex, traces: _TraceCollector) -> None:
         self.index = index
-        self.clock = traces.clock(subject)
+        self.clock = traces.get_clock(subject)
         self._subject, self._traces = subject, traces
-        self._found: dict[bool, Trace] = {}
+        self._trace_by_kind: dict[bool, Trace] = {}
 
-    def trace(self, *, final: bool) -> Trace:
+    def get_trace(self, *, final: bool) -> Trace:
         """Return the trace of its final timings, or of its trials."""
-        if final not in self._found:
-            self._found[final] = self._traces.trace(self._subject, final=final)
-        return self._found[final]
+        if final not in self._trace_by_kind:
+            self._trace_by_kind[final] = self._traces.get_trace(self._subject, final=final)
+        return self._trace_by_kind[final]
 
 
-class _Traces:
+class _TraceCollector:
     """Sorts the records of a log into searches, in the order in which these began.
 
     Final timings are no trials; only where a log was thinned to them they are listed in place of trials.
@@ -118,105 +118,107 @@ class _Traces:
         self._log = log
         self._trials: dict[tuple[Workload, str, str], Trace] = {}
         self._finals: dict[tuple[Workload, str, str], Trace] = {}
-        self._clocks: dict[tuple[Workload, str], _Clock] = {}
+        self._clocks: dict[tuple[Workload, str], _TuningClock] = {}
 
-    def trace(self, subject: Subject, *, final: bool) -> Trace:
+    def get_trace(self, subject: RecordKey, *, final: bool) -> Trace:
         """Return the trace of a subject's trials or final timings."""
-        kept = self._finals if final else self._trials
-        return kept.setdefault(subject[:3], Trace(self._log, *subject[:3]))
+        traces = self._finals if final else self._trials
+        return traces.setdefault(subject[:3], Trace(self._log, *subject[:3]))
 
-    def clock(self, subject: Subject) -> _Clock:
+    def get_clock(self, subject: RecordKey) -> _TuningClock:
         """Return the clock that a subject's records were taken by."""
-        return self._clocks.setdefault((subject.workload, subject.device), _Clock())
+        return self._clocks.setdefault((subject.workload, subject.device), _TuningClock())
 
-    def finish(self, indexes: Mapping[Subject, Index]) -> list[Trace]:
+    def finish(self, indexes: Mapping[RecordKey, LogIndex]) -> list[Trace]:
         """Return the traces, with the result of each."""
-        kept = self._trials | {key: trace for key, trace in self._finals.items() if key not in self._trials}
-        found: dict[tuple[Workload, str, str], list[tuple[Subject, Index]]] = {}
-        for subject, each in indexes.items():
-            found.setdefault(subject[:3], []).append((subject, each))
-        for key, trace in kept.items():
-            trace.result = next(fastest_first(found[key]), None)
-        return [*kept.values()]
+        traces = self._trials | {key: trace for key, trace in self._finals.items() if key not in self._trials}
+        indexes_by_key: dict[tuple[Workload, str, str], list[tuple[RecordKey, LogIndex]]] = {}
+        for subject, index in indexes.items():
+            indexes_by_key.setdefault(subject[:3], []).append((subject, index))
+        for key, trace in traces.items():
+            trace.result = next(iterate_fastest_first(indexes_by_key[key]), None)
+        return [*traces.values()]
 
 
-def traces(log: str, records: Iterable[Record]) -> list[Trace]:
+def collect_traces(log: str, records: Iterable[Record]) -> list[Trace]:
     """Return the searches that records are of, in the order in which these began.
 
     Args:
         log: name of the log that the records are from.
         records: trials and final timings, in the order in which they came in.
     """
-    kept, found = list(records), _Traces(log)
-    for record in kept:
-        trace, elapsed = found.trace(record.subject, final=record.final), record.elapsed
+    record_list, collector = list(records), _TraceCollector(log)
+    for record in record_list:
+        trace, elapsed = collector.get_trace(record.key, final=record.final), record.elapsed
         trace.costs.append(record.cost)
-        clock = found.clock(record.subject)
-        trace.elapsed.append(None if elapsed is None else clock.read(elapsed, record.timestamp))
-    return found.finish(index_records(kept))
+        clock = collector.get_clock(record.key)
+        trace.elapsed.append(None if elapsed is None else clock.advance(elapsed, record.timestamp))
+    return collector.finish(index_records(record_list))
 
 
-def read_traces(log: str, path: Path, bad: BadLines) -> list[Trace]:
+def read_traces(log: str, path: Path, invalid_lines: InvalidLines) -> list[Trace]:
     """Return the searches of a log, in the order in which these began; lines are looked at, but not parsed in full.
 
     Args:
         log: name of the log.
         path: the file.
-        bad: lines that are seen to be no records are added here.
+        invalid_lines: lines that are seen to be no records are added here.
 
     Raises:
         Error: the file cannot be read.
     """
-    indexer, found = Indexer(path), _Traces(log)
-    waiting: list[tuple[Trace, bytes | None]] = []  # texts of times, None for a failure
-    searches = scan(path, bad, lambda subject: _Search(subject, indexer.index(subject), found))
-    for number, (line, glance) in enumerate(searches, 1):
+    indexer, collector = LogIndexer(path), _TraceCollector(log)
+    pending_costs: list[tuple[Trace, bytes | None]] = []  # texts of times, None for a failure
+    searches = scan_log(
+        path, invalid_lines, lambda subject: _TraceSearch(subject, indexer.index_of_key(subject), collector)
+    )
+    for number, (line, scanned) in enumerate(searches, 1):
         try:
-            elapsed, timestamp = glance.when()
-        except RecordError as refused:
-            bad.add(line.number, refused)
+            elapsed, timestamp = scanned.parse_times()
+        except RecordError as error:
+            invalid_lines.add_line(line.number, error)
             continue
-        search = glance.made
-        search.index.add(glance, line.offset)
-        trace = search.trace(final=glance.final)
-        trace.elapsed.append(None if elapsed is None else search.clock.read(elapsed, timestamp))
-        waiting.append((trace, None if glance.error else glance.costs))
-        if number % _BATCH == 0:
-            _add_costs(waiting)
-    _add_costs(waiting)
-    return found.finish(indexer.found)
+        search = scanned.header
+        search.index.add_scanned(scanned, line.offset)
+        trace = search.get_trace(final=scanned.is_final)
+        trace.elapsed.append(None if elapsed is None else search.clock.advance(elapsed, timestamp))
+        pending_costs.append((trace, None if scanned.error else scanned.costs))
+        if number % _COSTS_PER_BATCH == 0:
+            _add_costs(pending_costs)
+    _add_costs(pending_costs)
+    return collector.finish(indexer.indexes)
 
 
-def _add_costs(waiting: list[tuple[Trace, bytes | None]]) -> None:
+def _add_costs(pending_costs: list[tuple[Trace, bytes | None]]) -> None:
     """Move trials to the costs of their traces."""
-    costs = iter(medians([text for _, text in waiting if text is not None]).tolist())
-    for trace, text in waiting:
+    costs = iter(parse_medians([text for _, text in pending_costs if text is not None]).tolist())
+    for trace, text in pending_costs:
         trace.costs.append(math.inf if text is None else next(costs))
-    waiting.clear()
+    pending_costs.clear()
 
 
 @dataclass(frozen=True)
-class History:
+class BestSoFarCurve:
     """The best rate of a search, as it rose.
 
     Attributes:
         name: what tells the search from the others.
-        best: GFLOP/s of the best trial so far, after each trial; 0 as long as all have failed.
+        best_gflops: GFLOP/s of the best trial so far, after each trial; 0 as long as all have failed.
         elapsed: seconds of tuning after each trial; empty if it is not known of all.
-        failed: how many trials failed.
+        num_failed: how many trials failed.
         result: the best record of the schedule, which seldom is the fastest trial; None if nothing valid was timed.
     """
 
     name: str
-    best: tuple[float, ...]
+    best_gflops: tuple[float, ...]
     elapsed: tuple[float, ...]
-    failed: int
+    num_failed: int
     result: Record | None = None
 
     @property
     def summary(self) -> str:
         """For a legend: "direct, 512 trials, 4% failed"."""
-        return _summary(self.name, len(self.best), self.failed)
+        return _format_summary(self.name, len(self.best_gflops), self.num_failed)
 
 
 @dataclass(frozen=True)
@@ -225,81 +227,81 @@ class HistoryInfo:
 
     Attributes:
         title: on top of the chart.
-        histories: one a search.
-        compared: names and GFLOP/s of what the searches are to beat.
+        curves: one a search.
+        targets: names and GFLOP/s of what the searches are to beat.
         results: names and records of the best of each log and device.
     """
 
     title: str
-    histories: tuple[History, ...]
-    compared: tuple[tuple[str, float], ...]
+    curves: tuple[BestSoFarCurve, ...]
+    targets: tuple[tuple[str, float], ...]
     results: tuple[tuple[str, Record], ...] = ()
 
 
-def history_info(workload: Workload, found: Sequence[Trace], sweeps: Sequence[Sweep] = ()) -> HistoryInfo:
+def compute_history_info(workload: Workload, traces: Sequence[Trace], sweeps: Sequence[Sweep] = ()) -> HistoryInfo:
     """The searches for a workload, beside the libraries and the fastest schedule that sweeps measured for it.
 
     The naive schedule, which a tuner measures once to compare with, is no search but one of those beside.
 
     Args:
         workload: whose searches.
-        found: searches for this and other workloads.
+        traces: searches for this and other workloads.
         sweeps: of this and other workloads.
     """
-    own = [trace for trace in found if trace.workload == workload]
-    chosen = [trace for trace in own if not trace.is_naive] or own
-    naive = [trace for trace in own if trace.is_naive and trace not in chosen]
-    beside = best_of_records(trace.result for trace in naive if trace.result)
-    devices = list(dict.fromkeys(trace.device for trace in chosen))
-    names = _names(chosen)
+    workload_traces = [trace for trace in traces if trace.workload == workload]
+    search_traces = [trace for trace in workload_traces if not trace.is_naive] or workload_traces
+    naive_traces = [trace for trace in workload_traces if trace.is_naive and trace not in search_traces]
+    naive_record = find_best_of_records(trace.result for trace in naive_traces if trace.result)
+    devices = list(dict.fromkeys(trace.device for trace in search_traces))
+    names = _make_names(search_traces)
     results = [result for sweep in sweeps for result in sweep.results if result.workload == workload]
     return HistoryInfo(
         title=f"{workload} on {', '.join(devices)}",
-        histories=tuple(_history(name, trace) for name, trace in zip(names, chosen, strict=True)),
-        compared=(
-            *([(beside.schedule, beside.gflops)] if beside else []),
-            *(rate for result in results for rate in _to_beat(result)),
+        curves=tuple(_make_curve(name, trace) for name, trace in zip(names, search_traces, strict=True)),
+        targets=(
+            *([(naive_record.schedule, naive_record.gflops)] if naive_record else []),
+            *(rate for result in results for rate in _list_targets(result)),
         ),
-        results=_results(own),
+        results=_find_best_results(workload_traces),
     )
 
 
-def _results(own: Sequence[Trace]) -> tuple[tuple[str, Record], ...]:
+def _find_best_results(workload_traces: Sequence[Trace]) -> tuple[tuple[str, Record], ...]:
     """Return the best record of each log and device, by a text that names it and says how it was timed."""
     groups: dict[tuple[str, str], list[tuple[str, Record]]] = {}
-    for name, trace in zip(_names(own), own, strict=True):
+    for name, trace in zip(_make_names(workload_traces), workload_traces, strict=True):
         if trace.result is not None:
             groups.setdefault((trace.log, trace.device), []).append((name, trace.result))
-    found = []
+    best_records = []
     for group in groups.values():
-        record = best_of_records(record for _, record in group)
-        found += [(name, each) for name, each in group if each is record]
-    return tuple((f"{name}: {result_text(record)}", record) for name, record in found)
+        record = find_best_of_records(record for _, record in group)
+        best_records += [(name, candidate) for name, candidate in group if candidate is record]
+    return tuple((f"{name}: {format_result(record)}", record) for name, record in best_records)
 
 
-def result_text(record: Record) -> str:
+def format_result(record: Record) -> str:
     """Return the rate of the best record and how it was timed: "12.8 GFLOP/s, final timing"."""
-    return f"{significant(record.gflops)} GFLOP/s, {'final timing' if record.final else 'median of its trials'}"
+    return f"{format_significant(record.gflops)} GFLOP/s, {'final timing' if record.final else 'median of its trials'}"
 
 
-def _to_beat(result: Result) -> list[tuple[str, float]]:
+def _list_targets(result: Result) -> list[tuple[str, float]]:
     schedules = [(row.name, row.gflops) for row in result.rows if row.gflops and not row.library]
     libraries = [(row.name, row.gflops) for row in result.rows if row.gflops and row.library]
     return [*sorted(schedules, key=lambda row: row[1])[-1:], *libraries]
 
 
-def _history(name: str, trace: Trace) -> History:
+def _make_curve(name: str, trace: Trace) -> BestSoFarCurve:
     elapsed = tuple(seconds for seconds in trace.elapsed if seconds is not None)
-    return History(
+    return BestSoFarCurve(
         name=name,
-        best=tuple(itertools.accumulate(trace.rates, max)),
+        best_gflops=tuple(itertools.accumulate(trace.rates, max)),
         elapsed=elapsed if len(elapsed) == len(trace.costs) else (),
-        failed=trace.failed,
+        num_failed=trace.num_failed,
         result=trace.result,
     )
 
 
-def merge_into_sweep(found: Sequence[Trace], sweeps: Sequence[Sweep] = ()) -> tuple[list[str], list[Result]]:
+def merge_into_sweep(traces: Sequence[Trace], sweeps: Sequence[Sweep] = ()) -> tuple[list[str], list[Result]]:
     """The result of each search beside the rows of sweeps, workload by workload.
 
     Returns:
@@ -311,39 +313,41 @@ def merge_into_sweep(found: Sequence[Trace], sweeps: Sequence[Sweep] = ()) -> tu
     for sweep in sweeps:
         for label, result in zip(sweep.labels, sweep.results, strict=True):
             labels.setdefault(result.workload, label)
-            _add(results, result)
-    names = _names(found)
-    measured = {(row.name, result.workload) for result in results.values() for row in result.rows}
+            _add_result(results, result)
+    names = _make_names(traces)
+    measured_keys = {(row.name, result.workload) for result in results.values() for row in result.rows}
     trials: Counter[str] = Counter()
     failed: Counter[str] = Counter()
-    for name, trace in zip(names, found, strict=True):
+    for name, trace in zip(names, traces, strict=True):
         trials[name] += len(trace.costs)
-        failed[name] += trace.failed
-    for name, trace in zip(names, found, strict=True):
+        failed[name] += trace.num_failed
+    for name, trace in zip(names, traces, strict=True):
         labels.setdefault(trace.workload, trace.workload.text.partition(":")[2])
-        label = trace.schedule if trace.is_naive else _summary(name, trials[name], failed[name])
-        if trace.result is not None and (label, trace.workload) not in measured:
-            row = Row(label, verified=True, gflops=trace.result.gflops)
-            _add(results, Result(trace.workload, trace.device, trace.device, 0, (row,)))
+        label = trace.schedule if trace.is_naive else _format_summary(name, trials[name], failed[name])
+        if trace.result is not None and (label, trace.workload) not in measured_keys:
+            row = ResultRow(label, verified=True, gflops=trace.result.gflops)
+            _add_result(results, Result(trace.workload, trace.device, trace.device, 0, (row,)))
     return [labels[workload] for workload in results], list(results.values())
 
 
-def _add(results: dict[Workload, Result], more: Result) -> None:
-    known = results.get(more.workload)
-    rows = (*known.rows, *more.rows) if known else more.rows
-    results[more.workload] = Result(more.workload, more.device, more.device_name, more.seed, rows)
+def _add_result(results: dict[Workload, Result], added_result: Result) -> None:
+    existing = results.get(added_result.workload)
+    rows = (*existing.rows, *added_result.rows) if existing else added_result.rows
+    results[added_result.workload] = Result(
+        added_result.workload, added_result.device, added_result.device_name, added_result.seed, rows
+    )
 
 
-def _summary(name: str, trials: int, failed: int) -> str:
-    share = f", {failed / trials:.0%} failed" if failed else ""
-    return f"{name}, {trials:,} trial{'' if trials == 1 else 's'}{share}"
+def _format_summary(name: str, trials: int, failed: int) -> str:
+    failure_text = f", {failed / trials:.0%} failed" if failed else ""
+    return f"{name}, {trials:,} trial{'' if trials == 1 else 's'}{failure_text}"
 
 
-def _names(found: Sequence[Trace]) -> list[str]:
+def _make_names(traces: Sequence[Trace]) -> list[str]:
     """The schedule of each search, with its device and its log as far as the searches differ in them."""
-    devices, logs = {trace.device for trace in found}, {trace.log for trace in found}
+    devices, logs = {trace.device for trace in traces}, {trace.log for trace in traces}
     names = []
-    for trace in found:
+    for trace in traces:
         device = f" on {trace.device}" if len(devices) > 1 else ""
         log = f"{trace.log}: " if len(logs) > 1 else ""
         names.append(f"{log}{trace.schedule}{device}")

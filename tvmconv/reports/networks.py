@@ -8,16 +8,16 @@ from typing import Any
 
 from tvmconv.experiments.run import TUNED
 from tvmconv.experiments.sweep import Sweep
-from tvmconv.reports.suite import Total, suite_info
-from tvmconv.reports.tables import NOTHING, Table, significant
+from tvmconv.reports.suite import LibraryTotal, compute_suite_info
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 from tvmconv.workloads import Conv, dtypes
 
-MIXED = "mixed"
+MIXED_VALUE = "mixed"
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What all convolutions of a network have in common, as workloads' texts have it; `MIXED` where they differ.
+class NetworkVariant:
+    """What all convolutions of a network have in common, as workloads' texts have it; `MIXED_VALUE` where they differ.
 
     Attributes:
         dtype: such as `f16`.
@@ -30,52 +30,74 @@ class Kind:
     batch: str
 
 
-def networks(sweeps: Sequence[Sweep]) -> Table:
+def make_networks_table(sweeps: Sequence[Sweep]) -> Table:
     """One line a network and library, by name, dtype, layout and batch; filters, which are no network, are left out."""
     lines = []
     for sweep in sweeps:
-        info = suite_info("", sweep)
+        info = compute_suite_info("", sweep)
         if info and all(isinstance(result.workload, Conv) for result in sweep.results):
-            kind = kind_of(sweep)
+            variant = find_variant(sweep)
             for total in info.totals:
-                lines.append((order(sweep, kind), _line(suite_name(sweep, kind), kind, total)))
+                lines.append(
+                    (make_sort_key(sweep, variant), _format_row(make_suite_name(sweep, variant), variant, total))
+                )
     lines.sort(key=lambda line: line[0])
-    headers = ("suite", *(each.name for each in fields(Kind)), "beside", "layers", "slower", "× geometric mean")
+    headers = (
+        "suite",
+        *(variant_field.name for variant_field in fields(NetworkVariant)),
+        "beside",
+        "layers",
+        "slower",
+        "× geometric mean",
+    )
     times = ("network [µs]", "beside it [µs]", "×")
     return Table(
-        (*headers, *times), [line for _, line in lines], left=frozenset({"suite", "dtype", "layout", "beside"})
+        (*headers, *times), [line for _, line in lines], left_aligned=frozenset({"suite", "dtype", "layout", "beside"})
     )
 
 
-def _line(name: str, kind: Kind, total: Total) -> tuple[str, ...]:
-    layers = str(total.layers), str(total.slower), _shown(total.mean)
-    micros = [seconds and seconds * 1e6 for seconds in (total.ours, total.theirs)]
-    return (name, kind.dtype, kind.layout, kind.batch, total.name, *layers, *map(_shown, (*micros, total.speedup)))
+def _format_row(name: str, variant: NetworkVariant, total: LibraryTotal) -> tuple[str, ...]:
+    layers = str(total.num_layers), str(total.num_slower), _format_value(total.mean_speedup)
+    micros = [seconds and seconds * 1e6 for seconds in (total.kernel_seconds, total.library_seconds)]
+    return (
+        name,
+        variant.dtype,
+        variant.layout,
+        variant.batch,
+        total.name,
+        *layers,
+        *map(_format_value, (*micros, total.speedup)),
+    )
 
 
-def _shown(value: float | None) -> str:
-    return significant(value) if value else NOTHING
+def _format_value(value: float | None) -> str:
+    return format_significant(value) if value else EMPTY_CELL
 
 
-def kind_of(sweep: Sweep) -> Kind:
+def find_variant(sweep: Sweep) -> NetworkVariant:
     """What all its convolutions have in common."""
     workloads: list[Any] = [result.workload for result in sweep.results]  # of operators' dataclasses
-    found = (
-        {dtypes.DTYPES[w.dtype].text for w in workloads},
-        {w.layout for w in workloads},
-        {str(w.N) for w in workloads},
+    values_by_property = (
+        {dtypes.DTYPES[workload.dtype].text for workload in workloads},
+        {workload.layout for workload in workloads},
+        {str(workload.N) for workload in workloads},
     )
-    return Kind(*(each.pop() if len(each) == 1 else MIXED for each in found))
+    return NetworkVariant(*(values.pop() if len(values) == 1 else MIXED_VALUE for values in values_by_property))
 
 
-def suite_name(sweep: Sweep, kind: Kind) -> str:
+def make_suite_name(sweep: Sweep, variant: NetworkVariant) -> str:
     """The sweep's name without what the columns behind it say."""
-    said = {TUNED, kind.dtype, kind.layout, f"b{kind.batch}"}
-    own, *words = sweep.name.split("-")
-    return "-".join([own, *(word for word in words if word not in said)])
+    shown_words = {TUNED, variant.dtype, variant.layout, f"b{variant.batch}"}
+    base_name, *words = sweep.name.split("-")
+    return "-".join([base_name, *(word for word in words if word not in shown_words)])
 
 
-def order(sweep: Sweep, kind: Kind) -> tuple[str, int, str, int]:
+def make_sort_key(sweep: Sweep, variant: NetworkVariant) -> tuple[str, int, str, int]:
     """By suite, then from float32 to 16 bits, then by batch; what is mixed comes first."""
-    dtype = [*dtypes.BY_TEXT].index(kind.dtype) if kind.dtype != MIXED else -1
-    return suite_name(sweep, kind), dtype, kind.layout, int(kind.batch) if kind.batch != MIXED else 0
+    dtype = [*dtypes.DTYPES_BY_TEXT].index(variant.dtype) if variant.dtype != MIXED_VALUE else -1
+    return (
+        make_suite_name(sweep, variant),
+        dtype,
+        variant.layout,
+        int(variant.batch) if variant.batch != MIXED_VALUE else 0,
+    )

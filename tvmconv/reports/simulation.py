@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from tvmconv.reports.charts import new_figure, save
+from tvmconv.reports.charts import create_figure, save_figure
 from tvmconv.reports.tables import Table
-from tvmconv.searching.replay import Recording
-from tvmconv.searching.simulate import Run, Summary, checkpoints
+from tvmconv.search.recorded_space import RecordedSpaceRunner
+from tvmconv.search.simulation import SimulatedSearch, SimulationSummary, select_checkpoints
 
-MOST_PANELS = 9  # of a chart; of more spaces it has one panel, for all searches
+MAX_PANELS = 9  # of a chart; of more spaces it has one panel, for all searches
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TunerComparison:
     """Tuners on one recorded space.
 
     Attributes:
@@ -29,74 +29,85 @@ class Comparison:
     """
 
     name: str
-    recording: Recording
-    summaries: Sequence[Summary]
+    recording: RecordedSpaceRunner
+    summaries: Sequence[SimulationSummary]
 
     @property
-    def seeds(self) -> int:
+    def num_seeds(self) -> int:
         """Searches by each tuner."""
-        return len(self.summaries[0].runs)
+        return len(self.summaries[0].searches)
 
     @property
-    def trials(self) -> int:
+    def num_trials(self) -> int:
         """Measurements of each search."""
-        return len(self.summaries[0].runs[0].shares)
+        return len(self.summaries[0].searches[0].relative_throughput)
 
-    def text(self) -> str:
+    def format_text(self) -> str:
         """A heading, and a table with one line a tuner."""
         heading = (
-            f"{self.name}: {len(self.recording.space.listed):,} configs, {self.recording.failed:,} of them failed, "
-            f"the best takes {self.recording.best * 1e3:.4g} ms; share of its speed over {self.seeds} seeds"
+            f"{self.name}: {len(self.recording.space.enumerated_legal):,} configs, "
+            f"{self.recording.num_failed:,} of them failed, "
+            f"the best takes {self.recording.best_seconds * 1e3:.4g} ms; share of its speed over {self.num_seeds} seeds"
         )
-        return f"{heading}\n\n{shares_table(self.summaries, self.trials).text()}"
+        return f"{heading}\n\n{make_relative_throughput_table(self.summaries, self.num_trials).format_text()}"
 
     def to_json(self) -> dict[str, Any]:
         """The table's numbers, and the share that each seed reached."""
-        counts = checkpoints(self.trials)
+        counts = select_checkpoints(self.num_trials)
         return {
             "file": self.name,
-            "configs": len(self.recording.space.listed),
-            "failed": self.recording.failed,
-            "best_seconds": self.recording.best,
-            "trials": self.trials,
-            "seeds": self.seeds,
+            "configs": len(self.recording.space.enumerated_legal),
+            "failed": self.recording.num_failed,
+            "best_seconds": self.recording.best_seconds,
+            "trials": self.num_trials,
+            "seeds": self.num_seeds,
             "tuners": [
                 {
                     "tuner": summary.tuner,
-                    "seconds": summary.seconds,
-                    "shares": {str(n): summary.after(n).tolist() for n in counts},
-                    "mean_share": {str(n): float(summary.after(n).mean()) for n in counts},
+                    "seconds": summary.mean_seconds,
+                    "shares": {
+                        str(num_trials): summary.get_throughput_after(num_trials).tolist() for num_trials in counts
+                    },
+                    "mean_share": {
+                        str(num_trials): float(summary.get_throughput_after(num_trials).mean()) for num_trials in counts
+                    },
                 }
                 for summary in self.summaries
             ],
         }
 
 
-def shares_table(summaries: Sequence[Summary], trials: int) -> Table:
+def make_relative_throughput_table(summaries: Sequence[SimulationSummary], trials: int) -> Table:
     """Mean ± standard deviation of the shares over the searches, one line a tuner."""
-    counts = checkpoints(trials)
+    counts = select_checkpoints(trials)
     headers = ("tuner", *(f"after {n}" for n in counts), "tuner [s]")
-    rows = [[summary.tuner, *(_share(summary, n) for n in counts), f"{summary.seconds:.2f}"] for summary in summaries]
-    return Table(headers, rows, left=frozenset({"tuner"}))
+    rows = [
+        [summary.tuner, *(_format_relative_throughput(summary, n) for n in counts), f"{summary.mean_seconds:.2f}"]
+        for summary in summaries
+    ]
+    return Table(headers, rows, left_aligned=frozenset({"tuner"}))
 
 
-def _share(summary: Summary, trials: int) -> str:
-    shares = summary.after(trials)
-    return f"{shares.mean():.3f} ± {shares.std():.3f}"
+def _format_relative_throughput(summary: SimulationSummary, trials: int) -> str:
+    relative_throughput = summary.get_throughput_after(trials)
+    return f"{relative_throughput.mean():.3f} ± {relative_throughput.std():.3f}"
 
 
-def means(comparisons: Sequence[Comparison]) -> list[Summary]:
+def compute_mean_summaries(comparisons: Sequence[TunerComparison]) -> list[SimulationSummary]:
     """For each tuner, for each seed the mean over the spaces: the deviation is that of the mean, not of the spaces."""
-    return [_mean(several) for several in zip(*(each.summaries for each in comparisons), strict=True)]
+    return [
+        _average_summaries(space_summaries)
+        for space_summaries in zip(*(comparison.summaries for comparison in comparisons), strict=True)
+    ]
 
 
-def _mean(summaries: Sequence[Summary]) -> Summary:
-    runs = zip(*(summary.runs for summary in summaries), strict=True)
-    return Summary(summaries[0].tuner, [Run.mean(each) for each in runs])
+def _average_summaries(summaries: Sequence[SimulationSummary]) -> SimulationSummary:
+    runs = zip(*(summary.searches for summary in summaries), strict=True)
+    return SimulationSummary(summaries[0].tuner, [SimulatedSearch.average(seed_runs) for seed_runs in runs])
 
 
 @dataclass(frozen=True)
-class Curve:
+class TunerCurve:
     """How one tuner's searches went.
 
     Attributes:
@@ -110,50 +121,54 @@ class Curve:
     quartiles: np.ndarray
 
 
-def curves(summaries: Sequence[Summary]) -> list[Curve]:
+def compute_curves(summaries: Sequence[SimulationSummary]) -> list[TunerCurve]:
     """The mean and the quartiles over the searches of each tuner."""
-    found = []
+    tuner_curves = []
     for summary in summaries:
-        shares = np.stack([run.shares for run in summary.runs])
-        found.append(Curve(summary.tuner, shares.mean(axis=0), np.quantile(shares, (0.25, 0.75), axis=0)))
-    return found
+        relative_throughput = np.stack([run.relative_throughput for run in summary.searches])
+        tuner_curves.append(
+            TunerCurve(
+                summary.tuner, relative_throughput.mean(axis=0), np.quantile(relative_throughput, (0.25, 0.75), axis=0)
+            )
+        )
+    return tuner_curves
 
 
-def panels(comparisons: Sequence[Comparison]) -> Mapping[str, list[Curve]]:
+def compute_panels(comparisons: Sequence[TunerComparison]) -> Mapping[str, list[TunerCurve]]:
     """What a chart of comparisons shows, by the titles: a panel a space, or, where they are many, one of their mean."""
-    if len(comparisons) > MOST_PANELS:
-        return {f"mean of {len(comparisons)} spaces": curves(means(comparisons))}
-    return {each.name: curves(each.summaries) for each in comparisons}
+    if len(comparisons) > MAX_PANELS:
+        return {f"mean of {len(comparisons)} spaces": compute_curves(compute_mean_summaries(comparisons))}
+    return {comparison.name: compute_curves(comparison.summaries) for comparison in comparisons}
 
 
-def draw(shown: Mapping[str, list[Curve]], path: Path) -> None:
+def draw_panels(curves_by_title: Mapping[str, list[TunerCurve]], path: Path) -> None:
     """Draw the share of the optimum's speed over the trials: lines for means, bands between the quartiles.
 
     Args:
-        shown: what `panels` says.
+        curves_by_title: what `compute_panels` says.
         path: the file to write; its suffix, one of `charts.FORMATS`, tells the format.
     """
-    columns = math.ceil(math.sqrt(len(shown)))
-    rows = math.ceil(len(shown) / columns)
-    figure = new_figure(max(8.0, 4.5 * columns), 1.5 + 3.5 * rows)
-    places = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
-    for axes, (title, lines) in zip(places, shown.items(), strict=False):
-        for place, curve in enumerate(lines):
+    columns = math.ceil(math.sqrt(len(curves_by_title)))
+    rows = math.ceil(len(curves_by_title) / columns)
+    figure = create_figure(max(8.0, 4.5 * columns), 1.5 + 3.5 * rows)
+    panel_axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
+    for panel, (title, lines) in zip(panel_axes, curves_by_title.items(), strict=False):
+        for index, curve in enumerate(lines):
             trials = np.arange(1, len(curve.mean) + 1)
-            axes.plot(trials, curve.mean, color=f"C{place}", linewidth=2, label=curve.tuner)
-            axes.fill_between(trials, *curve.quartiles, color=f"C{place}", alpha=0.15, linewidth=0)
-        axes.set_title(_short(title), fontsize="medium")
-        axes.set_ylim(0, 1.02)
-        axes.set_xlabel("measurements")
-        axes.set_ylabel("share of the optimum's speed")
-        axes.label_outer()
-        axes.grid(alpha=0.4)
-    for axes in list(figure.axes)[len(shown) :]:
-        axes.set_visible(False)
+            panel.plot(trials, curve.mean, color=f"C{index}", linewidth=2, label=curve.tuner)
+            panel.fill_between(trials, *curve.quartiles, color=f"C{index}", alpha=0.15, linewidth=0)
+        panel.set_title(_shorten_title(title), fontsize="medium")
+        panel.set_ylim(0, 1.02)
+        panel.set_xlabel("measurements")
+        panel.set_ylabel("share of the optimum's speed")
+        panel.label_outer()
+        panel.grid(alpha=0.4)
+    for panel in list(figure.axes)[len(curves_by_title) :]:
+        panel.set_visible(False)
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    save(figure, path)
+    save_figure(figure, path)
 
 
-def _short(title: str, most: int = 48) -> str:
+def _shorten_title(title: str, max_characters: int = 48) -> str:
     """The end of a long title, which tells a space from others in its folder."""
-    return title if len(title) <= most else f"…{title[-most:]}"
+    return title if len(title) <= max_characters else f"…{title[-max_characters:]}"

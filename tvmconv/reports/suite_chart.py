@@ -8,19 +8,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tvmconv.reports.charts import new_figure, save
-from tvmconv.reports.suite import Bar, SuiteInfo, heading
-from tvmconv.reports.tables import significant
-from tvmconv.reports.tuned import FAILED
+from tvmconv.reports.charts import create_figure, save_figure
+from tvmconv.reports.library_comparison import FAILED
+from tvmconv.reports.suite import LayerBar, SuiteInfo, format_heading
+from tvmconv.reports.tables import format_significant
 
-WIDTH, LINE, MARGINS = 11.0, 0.235, 1.6  # inches: of a chart, of a layer's line, of what is above and below the lines
-BAR, SMALL = 0.7, 8  # of a line's height; points
-FASTER, SLOWER, SHARE = "#4c8cbf", "#e07b39", "#8c8c8c"
-COLORS = 32  # of a PNG: these, and what lies between them and white
-HATCH = "////"  # of slower bars, which tells them in grey, too
+CHART_WIDTH, LINE_HEIGHT, MARGIN_HEIGHT = (
+    11.0,
+    0.235,
+    1.6,
+)  # inches: of a chart, of a layer's line, of what is above and below the lines
+BAR_HEIGHT, SMALL_FONT_POINTS = 0.7, 8  # of a line's height; points
+FASTER_COLOR, SLOWER_COLOR, FRACTION_COLOR = "#4c8cbf", "#e07b39", "#8c8c8c"
+NUM_PALETTE_COLORS = 32  # of a PNG: these, and what lies between them and white
+SLOWER_HATCH = "////"  # of slower bars, which tells them in grey, too
 MARKERS = "Dsv^"  # of the libraries behind the first
-TEXT_ROOM = 0.3  # of the axis behind the longest bar, for the times
-TICKS = (
+TEXT_SPACE_FRACTION = 0.3  # of the axis behind the longest bar, for the times
+TICKS_BY_RANGE = (
     (4.0, (1, 1.1, 1.2, 1.4, 1.7, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)),
     (20.0, (1, 1.4, 2, 3, 5, 7)),
     (math.inf, (1, 2, 5)),
@@ -34,94 +38,116 @@ def draw_suite(info: SuiteInfo, path: Path) -> None:
         info: what to draw.
         path: the file to write; its suffix, one of `charts.FORMATS`, tells the format.
     """
-    figure = new_figure(WIDTH, MARGINS + LINE * (len(info.bars) + len(info.totals)))
-    costs = any(bar.share is not None for bar in info.bars)
-    panels = figure.subplots(1, 2 if costs else 1, sharey=True, squeeze=False, width_ratios=[5, 1][: 1 + costs])[0]
+    figure = create_figure(CHART_WIDTH, MARGIN_HEIGHT + LINE_HEIGHT * (len(info.bars) + len(info.totals)))
+    has_time_fractions = any(bar.time_fraction is not None for bar in info.bars)
+    panels = figure.subplots(
+        1, 2 if has_time_fractions else 1, sharey=True, squeeze=False, width_ratios=[5, 1][: 1 + has_time_fractions]
+    )[0]
     _draw_speedups(panels[0], info)
-    if costs:
-        _draw_shares(panels[1], info.bars)
-    figure.suptitle(heading(info), fontsize=10)
-    save(figure, path, colors=COLORS)
+    if has_time_fractions:
+        _draw_time_fractions(panels[1], info.bars)
+    figure.suptitle(format_heading(info), fontsize=10)
+    save_figure(figure, path, colors=NUM_PALETTE_COLORS)
 
 
 def _draw_speedups(axes: Any, info: SuiteInfo) -> None:
     """Bars from 1, to the right where we are faster; behind each its speed-up and both times."""
     _scale_speedups(axes, info)
-    _draw_bars(axes, info, slower=False, color=FASTER)
-    _draw_bars(axes, info, slower=True, color=SLOWER, hatch=HATCH)
-    for number, (total, marker) in enumerate(zip(info.totals[1:], itertools.cycle(MARKERS)), 1):
-        points = [(speedup, place) for place, bar in enumerate(info.bars) if (speedup := bar.speedups[number])]
+    _draw_bars(axes, info, is_slower=False, color=FASTER_COLOR)
+    _draw_bars(axes, info, is_slower=True, color=SLOWER_COLOR, hatch=SLOWER_HATCH)
+    for library_index, (total, marker) in enumerate(zip(info.totals[1:], itertools.cycle(MARKERS)), 1):
+        points = [
+            (speedup, bar_index) for bar_index, bar in enumerate(info.bars) if (speedup := bar.speedups[library_index])
+        ]
         x, y = zip(*points, strict=True) if points else ((), ())
-        axes.plot(x, y, "k", linestyle="none", marker=marker, markersize=4, label=f"{info.ours} over {total.name}")
-    for place, bar in enumerate(info.bars):
-        behind = max(1.0, *(speedup or 1.0 for speedup in bar.speedups))
-        around = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # hides the grid
-        text = axes.annotate(_times_text(bar, info.beside), (behind, place), (5, 0), textcoords="offset points")
-        text.set(verticalalignment="center", fontsize=SMALL, bbox=around)
+        axes.plot(
+            x, y, "k", linestyle="none", marker=marker, markersize=4, label=f"{info.kernel_name} over {total.name}"
+        )
+    for bar_index, bar in enumerate(info.bars):
+        text_x = max(1.0, *(speedup or 1.0 for speedup in bar.speedups))
+        text_box = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # hides the grid
+        text = axes.annotate(
+            _format_times(bar, info.library_name), (text_x, bar_index), (5, 0), textcoords="offset points"
+        )
+        text.set(verticalalignment="center", fontsize=SMALL_FONT_POINTS, bbox=text_box)
     axes.axvline(1, color="black", linewidth=1.5)
-    axes.set_xlabel(f"times as fast as {info.beside}; behind the bar: {info.ours} / {info.beside} [µs]")
+    axes.set_xlabel(
+        f"times as fast as {info.library_name}; behind the bar: {info.kernel_name} / {info.library_name} [µs]"
+    )
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="upper right", fontsize=SMALL)
+        axes.legend(loc="upper right", fontsize=SMALL_FONT_POINTS)
 
 
-def _draw_bars(axes: Any, info: SuiteInfo, *, slower: bool, color: str, hatch: str = "") -> None:
+def _draw_bars(axes: Any, info: SuiteInfo, *, is_slower: bool, color: str, hatch: str = "") -> None:
     """The bars of those layers that are slower, or of those that are not."""
-    there = [(place, speedup) for place, bar in enumerate(info.bars) if (speedup := bar.speedups[0])]
-    chosen = {place: speedup - 1 for place, speedup in there if (speedup < 1) == slower}
-    if chosen:
-        label = f"{'slower' if slower else 'faster'} than {info.beside}"
-        how = {"left": 1, "height": BAR, "edgecolor": "white", "label": label}
-        axes.barh([*chosen], [*chosen.values()], color=color, hatch=hatch, **how)
+    indexed_speedups = [(bar_index, speedup) for bar_index, bar in enumerate(info.bars) if (speedup := bar.speedups[0])]
+    selected_bars = {bar_index: speedup - 1 for bar_index, speedup in indexed_speedups if (speedup < 1) == is_slower}
+    if selected_bars:
+        label = f"{'slower' if is_slower else 'faster'} than {info.library_name}"
+        bar_style = {"left": 1, "height": BAR_HEIGHT, "edgecolor": "white", "label": label}
+        axes.barh([*selected_bars], [*selected_bars.values()], color=color, hatch=hatch, **bar_style)
 
 
 def _scale_speedups(axes: Any, info: SuiteInfo) -> None:
     from matplotlib.ticker import FuncFormatter, NullLocator
 
-    low, high = _limits([speedup for bar in info.bars for speedup in bar.speedups if speedup])
+    axis_min, axis_max = _compute_axis_limits([speedup for bar in info.bars for speedup in bar.speedups if speedup])
     axes.set_xscale("log")
-    axes.set_xlim(low, high)
-    axes.set_xticks(_ticks(low, high))
+    axes.set_xlim(axis_min, axis_max)
+    axes.set_xticks(_compute_ticks(axis_min, axis_max))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_yticks(range(len(info.bars)), [_layer_text(bar) for bar in info.bars], fontsize=SMALL)
+    axes.set_yticks(range(len(info.bars)), [_format_layer(bar) for bar in info.bars], fontsize=SMALL_FONT_POINTS)
     axes.set_ylim(len(info.bars) - 0.4, -0.6)  # the first on top
     axes.grid(axis="x", alpha=0.4)
     axes.set_axisbelow(True)
 
 
-def _draw_shares(axes: Any, bars: Sequence[Bar]) -> None:
-    shares = [bar.share or 0.0 for bar in bars]
-    drawn = axes.barh(range(len(bars)), [share * 100 for share in shares], height=BAR, color=SHARE)
-    axes.bar_label(drawn, [f"{share:.1%}" for share in shares], padding=3, fontsize=SMALL)
-    axes.set_xlim(0, max(shares) * 150)
+def _draw_time_fractions(axes: Any, bars: Sequence[LayerBar]) -> None:
+    time_fractions = [bar.time_fraction or 0.0 for bar in bars]
+    bar_container = axes.barh(
+        range(len(bars)), [fraction * 100 for fraction in time_fractions], height=BAR_HEIGHT, color=FRACTION_COLOR
+    )
+    axes.bar_label(
+        bar_container, [f"{fraction:.1%}" for fraction in time_fractions], padding=3, fontsize=SMALL_FONT_POINTS
+    )
+    axes.set_xlim(0, max(time_fractions) * 150)
     axes.set_xlabel("share of our time [%]")
     axes.grid(axis="x", alpha=0.4)
     axes.set_axisbelow(True)
 
 
-def _layer_text(bar: Bar) -> str:
+def _format_layer(bar: LayerBar) -> str:
     """The layer's name, and its number where it is not the only one."""
     return bar.label if bar.count in (None, 1) else f"{bar.label} ×{bar.count}"
 
 
-def _times_text(bar: Bar, beside: str) -> str:
+def _format_times(bar: LayerBar, library_name: str) -> str:
     """The speed-up and both times, "1.50 ×  2.00 / 3.00"; or what failed."""
-    if bar.ours is None:
+    if bar.kernel_seconds is None:
         return FAILED
-    theirs, speedup = bar.theirs[0], bar.speedups[0]
-    if theirs is None or speedup is None:
-        return f"{significant(bar.ours * 1e6)} / {beside} {FAILED}"
-    return f"{significant(speedup)} ×   {significant(bar.ours * 1e6)} / {significant(theirs * 1e6)}"
+    library_seconds, speedup = bar.library_seconds[0], bar.speedups[0]
+    if library_seconds is None or speedup is None:
+        return f"{format_significant(bar.kernel_seconds * 1e6)} / {library_name} {FAILED}"
+    return (
+        f"{format_significant(speedup)} ×   {format_significant(bar.kernel_seconds * 1e6)} / "
+        f"{format_significant(library_seconds * 1e6)}"
+    )
 
 
-def _limits(speedups: Sequence[float]) -> tuple[float, float]:
+def _compute_axis_limits(speedups: Sequence[float]) -> tuple[float, float]:
     """Where the axis begins and ends: with 1 and all speed-ups in it, and room for the texts."""
-    low, high = min([0.9, *speedups]), max([1.5, *speedups])
-    return low / 1.05, high * (high / low) ** TEXT_ROOM
+    min_speedup, max_speedup = min([0.9, *speedups]), max([1.5, *speedups])
+    return min_speedup / 1.05, max_speedup * (max_speedup / min_speedup) ** TEXT_SPACE_FRACTION
 
 
-def _ticks(low: float, high: float) -> list[float]:
+def _compute_ticks(axis_min: float, axis_max: float) -> list[float]:
     """Steps of each decade on the axis, as many as do not run into each other."""
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
-    steps = next(steps for reach, steps in TICKS if high / low < reach)
-    return [tick for decade in decades for step in steps if low <= (tick := step * 10.0**decade) <= high]
+    decades = range(math.floor(math.log10(axis_min)), math.ceil(math.log10(axis_max)))
+    decade_steps = next(decade_steps for max_ratio, decade_steps in TICKS_BY_RANGE if axis_max / axis_min < max_ratio)
+    return [
+        value
+        for decade in decades
+        for decade_step in decade_steps
+        if axis_min <= (value := decade_step * 10.0**decade) <= axis_max
+    ]

@@ -5,103 +5,114 @@ from __future__ import annotations
 from pathlib import Path
 
 from tvmconv.experiments.run import TUNED
-from tvmconv.experiments.sweep import Sweep, counted, size_and_rest
-from tvmconv.reports import tuned
-from tvmconv.reports.charts import SweepInfo, draw_sweep, size_info, sweep_info
-from tvmconv.reports.suite import SuiteInfo, heading, suite_info
+from tvmconv.experiments.sweep import Sweep, fill_counts, split_input_shape
+from tvmconv.reports import library_comparison
+from tvmconv.reports.charts import SweepInfo, compute_size_info, compute_sweep_info, draw_sweep
+from tvmconv.reports.suite import SuiteInfo, compute_suite_info, format_heading
 from tvmconv.reports.suite_chart import draw_suite
-from tvmconv.reports.tables import Table, bandwidth_table, sweep_table
+from tvmconv.reports.tables import Table, make_bandwidth_table, make_sweep_table
 from tvmconv.workloads.filters import Filter
 
 
-def title(sweep: Sweep) -> str:
+def make_title(sweep: Sweep) -> str:
     """What a chart of the sweep shows."""
-    first = sweep.results[0]
-    if sweep.over_sizes:
-        _, what = size_and_rest(first.workload)
+    first_result = sweep.results[0]
+    if sweep.is_size_sweep:
+        _, subject = split_input_shape(first_result.workload)
     else:
         filters = {isinstance(result.workload, Filter) for result in sweep.results}
         kind = "Workloads" if len(filters) > 1 else "Filters" if filters == {True} else "Convolutions"
-        what = f"{kind} of suite {sweep.name}"
-    return f"{what}, {first.workload.dtype}, on {first.device_name}"
+        subject = f"{kind} of suite {sweep.name}"
+    return f"{subject}, {first_result.workload.dtype}, on {first_result.device_name}"
 
 
-def table(sweep: Sweep) -> Table:
+def make_table(sweep: Sweep) -> Table:
     """Bandwidths, if the workloads differ in their size alone and memory bounds them all; else times, and their sum."""
     if sweep.shows_bandwidth:
-        return bandwidth_table(sweep.labels, sweep.results)
-    return sweep_table(sweep.axis, sweep.labels, sweep.results, counted(sweep).counts)
+        return make_bandwidth_table(sweep.labels, sweep.results)
+    return make_sweep_table(sweep.axis, sweep.labels, sweep.results, fill_counts(sweep).counts)
 
 
-def text(sweep: Sweep) -> str:
+def format_text(sweep: Sweep) -> str:
     """The table for a terminal; of a network whose tuned kernels are in it, these beside libraries as well."""
-    beside = [tuned.comparison(sweep)] if tuned.is_comparison(sweep) else []
-    return "\n\n".join(each.text() for each in (table(sweep), *beside))
+    comparison_tables = (
+        [library_comparison.make_comparison_table(sweep)] if library_comparison.is_comparison(sweep) else []
+    )
+    return "\n\n".join(shown_table.format_text() for shown_table in (make_table(sweep), *comparison_tables))
 
 
-def markdown(sweep: Sweep) -> str:
+def format_markdown(sweep: Sweep) -> str:
     """The table, and on what it was measured; of a network's tuned layers also what comes of them."""
     references = [result.rows[0].name for result in sweep.results if any(row.speedup for row in result.rows)]
-    over = f"; in parentheses the speed-up over `{references[0]}`" if references else ""
-    caption = f"Median times{over}."
+    reference_note = f"; in parentheses the speed-up over `{references[0]}`" if references else ""
+    caption = f"Median times{reference_note}."
     if sweep.shows_bandwidth:
         peak = sweep.results[0].peak_bandwidth
-        known = f"; in parentheses its share of the memory's peak, {peak / 1e9:,.0f} GB/s" if peak else ""
+        peak_note = f"; in parentheses its share of the memory's peak, {peak / 1e9:,.0f} GB/s" if peak else ""
         caption = (
-            f"Bandwidth: input and output once over the median time{known}. "
+            f"Bandwidth: input and output once over the median time{peak_note}. "
             "Hot: the arrays are in the L2 cache; cold: they are not, or exceed it."
         )
-    parts = [table(sweep).markdown(), f"{caption} {sweep.provenance}"]
-    if tuned.is_comparison(sweep):
-        ladder = tuned.has_ladder(sweep)
-        beside = ["Beside schedules that are not tuned:", parts[0]] if ladder else []
-        said = [*tuned.remarks(sweep), *beside, "The schedules and configs:", tuned.configs(sweep).markdown()]
-        parts = [tuned.comparison(sweep).markdown(), *said, parts[1] if ladder else f"Median times. {sweep.provenance}"]
-    return "\n\n".join(parts) + "\n"
+    paragraphs = [make_table(sweep).format_markdown(), f"{caption} {sweep.provenance}"]
+    if library_comparison.is_comparison(sweep):
+        has_other_schedules = library_comparison.has_other_schedules(sweep)
+        ladder_paragraphs = ["Beside schedules that are not tuned:", paragraphs[0]] if has_other_schedules else []
+        remark_paragraphs = [
+            *library_comparison.list_remarks(sweep),
+            *ladder_paragraphs,
+            "The schedules and configs:",
+            library_comparison.make_configs_table(sweep).format_markdown(),
+        ]
+        paragraphs = [
+            library_comparison.make_comparison_table(sweep).format_markdown(),
+            *remark_paragraphs,
+            paragraphs[1] if has_other_schedules else f"Median times. {sweep.provenance}",
+        ]
+    return "\n\n".join(paragraphs) + "\n"
 
 
-def chart(sweep: Sweep) -> SweepInfo | SuiteInfo:
+def compute_chart(sweep: Sweep) -> SweepInfo | SuiteInfo:
     """Lines over sizes or channels, if the workloads differ in nothing else; else a bar a layer beside a library.
 
     What comes of all tuned layers is said above either.
     """
-    if sweep.over_sizes:
-        return size_info(title(sweep), sweep.results)
-    bars = suite_info(title(sweep), sweep)
-    if bars and sweep.axis == "layer":
-        return bars
-    said = heading(bars) if bars and bars.ours == TUNED else title(sweep)
-    return sweep_info(said, sweep.axis, sweep.labels, sweep.results)
+    if sweep.is_size_sweep:
+        return compute_size_info(make_title(sweep), sweep.results)
+    suite = compute_suite_info(make_title(sweep), sweep)
+    if suite and sweep.axis == "layer":
+        return suite
+    chart_title = format_heading(suite) if suite and suite.kernel_name == TUNED else make_title(sweep)
+    return compute_sweep_info(chart_title, sweep.axis, sweep.labels, sweep.results)
 
 
-def draw(sweep: Sweep, path: Path) -> None:
+def draw_chart(sweep: Sweep, path: Path) -> None:
     """Draw the chart; the suffix of the file to write, one of `charts.FORMATS`, tells the format."""
-    info = chart(sweep)
+    info = compute_chart(sweep)
     if isinstance(info, SuiteInfo):
         draw_suite(info, path)
     else:
         draw_sweep(info, path)
 
 
-def write(sweep: Sweep, folder: Path) -> None:
+def write_sweep(sweep: Sweep, folder: Path) -> None:
     """Write NAME.json, and of its numbers NAME.md and the chart NAME.png."""
     write_numbers(sweep, folder)
-    write_again(Sweep.read(folder / f"{sweep.name}.json"), folder)
+    rewrite_page(Sweep.read(folder / f"{sweep.name}.json"), folder)
 
 
 def write_numbers(sweep: Sweep, folder: Path) -> None:
     """Write NAME.json and NAME.md."""
-    part = folder / f"{sweep.name}.json.part"
-    part.write_text(sweep.to_json(), encoding="utf-8")
-    part.replace(folder / f"{sweep.name}.json")  # whole or not at all: what took long to measure is read again
-    _write_page(sweep, folder)
+    partial_file = folder / f"{sweep.name}.json.part"
+    partial_file.write_text(sweep.to_json(), encoding="utf-8")
+    partial_file.replace(folder / f"{sweep.name}.json")  # whole or not at all: what took long to measure is read again
+    _write_markdown(sweep, folder)
 
 
-def write_again(sweep: Sweep, folder: Path) -> None:
+def rewrite_page(sweep: Sweep, folder: Path) -> None:
     """Write NAME.md and the chart NAME.png beside NAME.json, which stays as it was measured."""
-    _write_page(sweep, folder)
-    draw(sweep, folder / f"{sweep.name}.png")
+    _write_markdown(sweep, folder)
+    draw_chart(sweep, folder / f"{sweep.name}.png")
 
 
-def _write_page(sweep: Sweep, folder: Path) -> None:
-    (folder / f"{sweep.name}.md").write_text(markdown(sweep), encoding="utf-8")
+def _write_markdown(sweep: Sweep, folder: Path) -> None:
+    (folder / f"{sweep.name}.md").write_text(format_markdown(sweep), encoding="utf-8")

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tvmconv.analysis.memory.swizzles import Tile
-from tvmconv.reports.tables import NOTHING, Table, significant
+from tvmconv.analysis.memory.swizzles import SwizzledSmemTile
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 
 
-def tiles_text(tiles: Sequence[Tile]) -> str:
+def format_tiles(tiles: Sequence[SwizzledSmemTile]) -> str:
     """One line a tile: its swizzle, what wgmma takes it to be, and the wavefronts of 8 rows of 16 bytes."""
     headers = ("tile of", "TMA", "swizzle", "wgmma reads it as", "wavefronts of 8 rows")
     rows = [
         (
-            each.array,
-            f"{each.kind}s it",
-            _swizzle(each.swizzle),
-            _read(each),
-            significant(each.wavefronts / each.matrices) if each.matrices else NOTHING,
+            tile.array,
+            f"{tile.kind}s it",
+            _format_swizzle(tile.tma_swizzle),
+            _format_reader(tile),
+            format_significant(tile.num_wavefronts / tile.num_core_matrices) if tile.num_core_matrices else EMPTY_CELL,
         )
-        for each in tiles
+        for tile in tiles
     ]
-    table = Table(headers, rows, left=frozenset(headers[:4]))
-    return "\n".join(["Tiles in shared memory, by TMA and wgmma:", table.text()])
+    table = Table(headers, rows, left_aligned=frozenset(headers[:4]))
+    return "\n".join(["Tiles in shared memory, by TMA and wgmma:", table.format_text()])
 
 
-def _swizzle(nbytes: int) -> str:
+def _format_swizzle(nbytes: int) -> str:
     return f"{nbytes} bytes" if nbytes else "none"
 
 
-def _read(tile: Tile) -> str:
-    if not tile.read_with:
-        return NOTHING
-    told = " and ".join(map(_swizzle, sorted(tile.read_with)))
-    return told if tile.agrees else f"{told}: it does not lie so"
+def _format_reader(tile: SwizzledSmemTile) -> str:
+    if not tile.wgmma_swizzles:
+        return EMPTY_CELL
+    swizzle_text = " and ".join(map(_format_swizzle, sorted(tile.wgmma_swizzles)))
+    return swizzle_text if tile.is_consistent else f"{swizzle_text}: it does not lie so"

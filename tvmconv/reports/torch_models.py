@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tvmconv.reports.tables import NOTHING, Table, significant
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 
-THEIRS, OURS, COMPILED, AGAIN = "PyTorch", "tvmconv", "compiled", "from the log"
+PYTORCH, TVMCONV, COMPILED_LABEL, FROM_LOG_LABEL = "PyTorch", "tvmconv", "compiled", "from the log"
 
 
-def torch_models(results: Sequence[Mapping[str, Any]]) -> Table:
+def make_torch_models_table(results: Sequence[Mapping[str, Any]]) -> Table:
     """One line a network, and the geometric mean last.
 
     Args:
@@ -20,36 +20,51 @@ def torch_models(results: Sequence[Mapping[str, Any]]) -> Table:
     Raises:
         KeyError: they are not of that script.
     """
-    lines, shares = [], []
-    for result in sorted(results, key=lambda each: (each["network"], each["batch"], each["dtype"])):
-        timed = {each["name"]: each for each in result["timed"]}
-        theirs, ours = _least(timed, THEIRS, compiled=False), _least(timed, OURS, compiled=False)
-        compiled = _least(timed, THEIRS, compiled=True), _least(timed, OURS, compiled=True)
-        share = min(ours, compiled[1]) / min(theirs, compiled[0])
-        shares.append(share)
-        again = timed.get(f"{OURS}, {AGAIN}")
+    lines, time_ratios = [], []
+    for result in sorted(results, key=lambda item: (item["network"], item["batch"], item["dtype"])):
+        timings_by_name = {item["name"]: item for item in result["timed"]}
+        pytorch_seconds, tvmconv_seconds = (
+            _find_min_seconds(timings_by_name, PYTORCH, is_compiled=False),
+            _find_min_seconds(timings_by_name, TVMCONV, is_compiled=False),
+        )
+        compiled_seconds = (
+            _find_min_seconds(timings_by_name, PYTORCH, is_compiled=True),
+            _find_min_seconds(timings_by_name, TVMCONV, is_compiled=True),
+        )
+        time_ratio = min(tvmconv_seconds, compiled_seconds[1]) / min(pytorch_seconds, compiled_seconds[0])
+        time_ratios.append(time_ratio)
+        from_log = timings_by_name.get(f"{TVMCONV}, {FROM_LOG_LABEL}")
         lines.append(
             (
                 result["network"],
                 result["dtype"],
                 str(result["batch"]),
-                *(significant(seconds * 1e6) for seconds in (theirs, compiled[0], ours, compiled[1])),
-                significant(share),
-                significant(timed[OURS]["made"]),
-                significant(again["made"]) if again else NOTHING,
-                f"{timed[THEIRS]['error']:.1e}",
-                f"{timed[OURS]['error']:.1e}",
+                *(
+                    format_significant(seconds * 1e6)
+                    for seconds in (pytorch_seconds, compiled_seconds[0], tvmconv_seconds, compiled_seconds[1])
+                ),
+                format_significant(time_ratio),
+                format_significant(timings_by_name[TVMCONV]["made"]),
+                format_significant(from_log["made"]) if from_log else EMPTY_CELL,
+                f"{timings_by_name[PYTORCH]['error']:.1e}",
+                f"{timings_by_name[TVMCONV]['error']:.1e}",
             )
         )
-    if shares:
-        mean = significant(statistics.geometric_mean(shares))
-        lines.append(("geometric mean", *(NOTHING,) * 6, mean, *(NOTHING,) * 4))
+    if time_ratios:
+        mean = format_significant(statistics.geometric_mean(time_ratios))
+        lines.append(("geometric mean", *(EMPTY_CELL,) * 6, mean, *(EMPTY_CELL,) * 4))
     headers = ("network", "dtype", "batch", "PyTorch [µs]", "compiled [µs]", "tvmconv [µs]", "compiled [µs] ")
-    more = ("time ×", "made in [s]", "again in [s]", "error, PyTorch", "error, tvmconv")
-    return Table((*headers, *more), lines, left=frozenset({"network", "dtype"}))
+    second_headers = ("time ×", "made in [s]", "again in [s]", "error, PyTorch", "error, tvmconv")
+    return Table((*headers, *second_headers), lines, left_aligned=frozenset({"network", "dtype"}))
 
 
-def _least(timed: Mapping[str, Mapping[str, Any]], whose: str, *, compiled: bool) -> float:
+def _find_min_seconds(
+    timings_by_name: Mapping[str, Mapping[str, Any]], name_prefix: str, *, is_compiled: bool
+) -> float:
     """The least time in a CUDA graph of one's ways to run a network."""
-    own = [each for name, each in timed.items() if name.startswith(whose) and (COMPILED in name) == compiled]
-    return min((float(each["graph"]) for each in own), default=float("inf"))
+    matching_timings = [
+        timing
+        for name, timing in timings_by_name.items()
+        if name.startswith(name_prefix) and (COMPILED_LABEL in name) == is_compiled
+    ]
+    return min((float(timing["graph"]) for timing in matching_timings), default=float("inf"))

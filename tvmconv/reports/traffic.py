@@ -4,32 +4,39 @@ from __future__ import annotations
 
 import math
 
-from tvmconv.analysis.memory.traffic import Traffic
-from tvmconv.reports.tables import NOTHING, Table, significant
+from tvmconv.analysis.memory.traffic import BlockTraffic
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 
 
-def table(counted: Traffic) -> Table:
+def make_table(block_traffic: BlockTraffic) -> Table:
     """One line an operation that happens."""
     headers = ("operation", "an output", "a block", "warp-wide")
     rows = [
-        (name, significant(counted.an_output(name)), f"{count.elements:,}", f"{count.requests:,}")
-        for name, count in counted.counts.items()
-        if count.elements
+        (
+            name,
+            format_significant(block_traffic.count_per_output(name)),
+            f"{count.num_elements:,}",
+            f"{count.num_requests:,}",
+        )
+        for name, count in block_traffic.counts.items()
+        if count.num_elements
     ]
-    return Table(headers, rows, left=frozenset(headers[:1]))
+    return Table(headers, rows, left_aligned=frozenset(headers[:1]))
 
 
-def text(counted: Traffic) -> str:
+def format_text(block_traffic: BlockTraffic) -> str:
     """The table under what was counted, and the ratios."""
-    ratio, bytes_ratio = (
-        significant(value) if math.isfinite(value) else NOTHING for value in (counted.ratio, counted.bytes_ratio)
+    flops_per_load, flops_per_byte = (
+        format_significant(value) if math.isfinite(value) else EMPTY_CELL
+        for value in (block_traffic.flops_per_load, block_traffic.flops_per_byte)
     )
     return "\n".join(
         [
-            f"the busiest block: {counted.threads:,} threads, {counted.outputs:,} outputs",
+            f"the busiest block: {block_traffic.num_threads:,} threads, {block_traffic.num_outputs:,} outputs",
             "",
-            table(counted).text(),
+            make_table(block_traffic).format_text(),
             "",
-            f"FLOP for each element read from global memory: {ratio}; for each byte read and written: {bytes_ratio}",
+            f"FLOP for each element read from global memory: {flops_per_load}; for each byte read and "
+            f"written: {flops_per_byte}",
         ]
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tvmconv.analysis.waterfall import Fall
+from tvmconv.analysis.waterfall import WaterfallStep
 from tvmconv.kernel import Kernel
-from tvmconv.knobs import Config, format_value
 from tvmconv.logs.record import Record
-from tvmconv.reports.tables import NOTHING, Table, significant
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
+from tvmconv.space import Config, format_value
 
 LEGEND = (
     "Each line has the knobs of all lines above it. Estimate: the time of the unit that takes the longest, by the "
@@ -17,37 +17,37 @@ LEGEND = (
 )
 
 
-def known_times(records: Iterable[Record], schedule: str) -> Callable[[Config], float | None]:
+def make_time_lookup(records: Iterable[Record], schedule: str) -> Callable[[Config], float | None]:
     """How long the configs of a schedule take that records have: the fastest of each.
 
     Args:
         records: of one workload on one device.
         schedule: the schedule's name.
     """
-    known: dict[tuple[tuple[str, object], ...], float] = {}
+    seconds_by_config: dict[tuple[tuple[str, object], ...], float] = {}
     for record in records:
         if record.ok and record.schedule == schedule:
-            key = _key(record.config)
-            known[key] = min(record.cost, known.get(key, record.cost))
-    return lambda config: known.get(_key(config))
+            key = _make_config_key(record.config)
+            seconds_by_config[key] = min(record.cost, seconds_by_config.get(key, record.cost))
+    return lambda config: seconds_by_config.get(_make_config_key(config))
 
 
-def _key(config: Config) -> tuple[tuple[str, object], ...]:
+def _make_config_key(config: Config) -> tuple[tuple[str, object], ...]:
     return tuple(sorted(config.items(), key=lambda item: item[0]))
 
 
-def changed(fall: Fall) -> str:
+def format_changes(step: WaterfallStep) -> str:
     """What changed at a line: "tile_f=-1,1,8,2"; at the first, that nothing did."""
-    return ", ".join(f"{name}={format_value(value)}" for name, value in fall.knobs) or "the default config"
+    return ", ".join(f"{name}={format_value(value)}" for name, value in step.knobs) or "the default config"
 
 
-def waterfall_text(best: Kernel, way: Sequence[Fall]) -> str:
+def format_waterfall(best: Kernel, steps: Sequence[WaterfallStep]) -> str:
     """The table with a heading and a legend, for a terminal."""
     heading = f"{best.workload} by {best.schedule.name} on {best.device.text}, one knob at a time"
-    return "\n".join([heading, "", waterfall_table(way).text(), "", LEGEND])
+    return "\n".join([heading, "", make_waterfall_table(steps).format_text(), "", LEGEND])
 
 
-def waterfall_table(way: Sequence[Fall]) -> Table:
+def make_waterfall_table(steps: Sequence[WaterfallStep]) -> Table:
     """A line a config, from the default to the best."""
     headers = [
         "knob",
@@ -61,18 +61,18 @@ def waterfall_table(way: Sequence[Fall]) -> Table:
         "sectors",
     ]
     rows = []
-    for before, fall in zip([None, *way], way, strict=False):
+    for previous, step in zip([None, *steps], steps, strict=False):
         rows.append(
             (
-                changed(fall),
-                significant(fall.seconds * 1e6),
-                significant(fall.seconds / before.seconds) if before else "",
-                fall.unit,
-                significant(fall.measured * 1e6) if fall.measured else NOTHING,
-                f"{fall.occupancy:.0%}",
-                str(fall.registers),
-                f"{fall.wavefronts:,}",
-                f"{fall.sectors:,}",
+                format_changes(step),
+                format_significant(step.seconds * 1e6),
+                format_significant(step.seconds / previous.seconds) if previous else "",
+                step.unit,
+                format_significant(step.measured_seconds * 1e6) if step.measured_seconds else EMPTY_CELL,
+                f"{step.occupancy:.0%}",
+                str(step.registers),
+                f"{step.wavefronts:,}",
+                f"{step.sectors:,}",
             )
         )
     return Table(headers, rows, frozenset({"knob", "bound by"}))

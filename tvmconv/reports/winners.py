@@ -10,59 +10,59 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from tvmconv.experiments.results import Row
+from tvmconv.experiments.results import ResultRow
 from tvmconv.experiments.run import TUNED
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.logs.record import Record
-from tvmconv.reports.charts import new_figure, save
-from tvmconv.reports.tables import NOTHING, Table, significant
+from tvmconv.reports.charts import create_figure, save_figure
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 from tvmconv.workloads import Conv2d, Workload
 
-OTHERS = "others"  # the kind of all schedules that are named in none
-WIDTH, HEIGHT, SMALL = 5.0, 5.6, 7  # inches of a panel, points
-STYLES = ("s", "#2f6fab"), ("D", "#6a9f58"), ("o", "#e07b39"), ("^", "#8c5fa8"), ("v", "#7f7f7f")
-COLORS = 128
-BATCHES = (1, 8, math.inf)  # the most of each panel
+OTHER_KINDS = "others"  # the kind of all schedules that are named in none
+PANEL_WIDTH, PANEL_HEIGHT, SMALL_FONT_POINTS = 5.0, 5.6, 7  # inches of a panel, points
+MARKER_STYLES = ("s", "#2f6fab"), ("D", "#6a9f58"), ("o", "#e07b39"), ("^", "#8c5fa8"), ("v", "#7f7f7f")
+NUM_PALETTE_COLORS = 128
+PANEL_MAX_BATCHES = (1, 8, math.inf)  # the most of each panel
 
 
 @dataclass(frozen=True)
-class Contest:
+class LayerComparison:
     """A layer.
 
     Attributes:
         label: of the layer, ending with its batch.
         workload: the layer.
-        ours: the fastest kernel, as it was compared with the library.
-        theirs: the library's.
-        seconds: of the fastest kernel of each kind in any log.
+        tuned_row: the fastest kernel, as it was compared with the library.
+        library_row: the library's.
+        seconds_by_kind: of the fastest kernel of each kind in any log.
     """
 
     label: str
     workload: Conv2d
-    ours: Row
-    theirs: Row
-    seconds: Mapping[str, float]
+    tuned_row: ResultRow
+    library_row: ResultRow
+    seconds_by_kind: Mapping[str, float]
 
     @property
     def winner(self) -> str:
         """The fastest kind."""
-        return min(self.seconds, key=self.seconds.__getitem__)
+        return min(self.seconds_by_kind, key=self.seconds_by_kind.__getitem__)
 
     @property
-    def lead(self) -> float | None:
+    def lead_ratio(self) -> float | None:
         """How many times as long the next kind takes; None where there is no other."""
-        first, *rest = sorted(self.seconds.values())
-        return rest[0] / first if rest else None
+        first_seconds, *remaining_seconds = sorted(self.seconds_by_kind.values())
+        return remaining_seconds[0] / first_seconds if remaining_seconds else None
 
     @property
     def speedup(self) -> float:
         """Over the library."""
-        return _seconds(self.theirs) / _seconds(self.ours)
+        return _get_seconds(self.library_row) / _get_seconds(self.tuned_row)
 
 
-def contests(
+def compare_layers(
     sweeps: Iterable[Sweep], records: Iterable[Record], kinds: Collection[str], library: str = "cudnn"
-) -> list[Contest]:
+) -> list[LayerComparison]:
     """The layers of comparisons that have both a tuned kernel and the library's.
 
     Args:
@@ -71,125 +71,139 @@ def contests(
         kinds: schedules that are kinds of their own; all others are one.
         library: its name in the comparisons.
     """
-    found = []
-    for label, result in ((label, result) for s in sweeps for label, result in zip(s.labels, s.results, strict=True)):
+    compared_rows = []
+    for label, result in (
+        (label, result) for sweep in sweeps for label, result in zip(sweep.labels, sweep.results, strict=True)
+    ):
         rows = {row.name: row for row in result.rows if row.timing}
         if isinstance(result.workload, Conv2d) and {TUNED, library} <= rows.keys():
-            found.append((label, result.workload, rows[TUNED], rows[library]))
+            compared_rows.append((label, result.workload, rows[TUNED], rows[library]))
     seconds: dict[Workload, dict[str, float]] = {}
-    for label, workload, ours, _ in found:
-        seconds[workload] = {_kind(ours.schedule or label, kinds): _seconds(ours)}
+    for label, workload, tuned_row, _ in compared_rows:
+        seconds[workload] = {_classify_schedule(tuned_row.schedule or label, kinds): _get_seconds(tuned_row)}
     for record in records:
-        if record.ok and (known := seconds.get(record.workload)) is not None:
-            kind = _kind(record.schedule, kinds)
-            known[kind] = min(record.cost, known.get(kind, math.inf))
-    return [Contest(label, w, ours, theirs, seconds[w]) for label, w, ours, theirs in found]
+        if record.ok and (seconds_of_workload := seconds.get(record.workload)) is not None:
+            kind = _classify_schedule(record.schedule, kinds)
+            seconds_of_workload[kind] = min(record.cost, seconds_of_workload.get(kind, math.inf))
+    return [
+        LayerComparison(label, compared_workload, tuned_row, library_row, seconds[compared_workload])
+        for label, compared_workload, tuned_row, library_row in compared_rows
+    ]
 
 
-def layers_table(found: Sequence[Contest], kinds: Sequence[str]) -> Table:
+def make_layers_table(layers: Sequence[LayerComparison], kinds: Sequence[str]) -> Table:
     """A line a layer: what won, its time and error beside the library's, and the best time of each kind."""
     headers = ("layer", "workload", "schedule", "ours [µs]", "library [µs]", "×", "TFLOP/s", "error", "library's error")
-    shown = [*kinds, OTHERS]
+    shown_kinds = [*kinds, OTHER_KINDS]
     rows = [
         (
-            each.label,
-            f"`{each.workload.text}`",
-            each.ours.schedule or NOTHING,
-            _micros(_seconds(each.ours)),
-            _micros(_seconds(each.theirs)),
-            significant(each.speedup),
-            significant((each.ours.gflops or 0) / 1e3),
-            *(f"{row.error:.1e}" for row in (each.ours, each.theirs)),
-            *(_micros(each.seconds.get(kind)) for kind in shown),
+            layer.label,
+            f"`{layer.workload.text}`",
+            layer.tuned_row.schedule or EMPTY_CELL,
+            _format_microseconds(_get_seconds(layer.tuned_row)),
+            _format_microseconds(_get_seconds(layer.library_row)),
+            format_significant(layer.speedup),
+            format_significant((layer.tuned_row.gflops or 0) / 1e3),
+            *(f"{row.error:.1e}" for row in (layer.tuned_row, layer.library_row)),
+            *(_format_microseconds(layer.seconds_by_kind.get(kind)) for kind in shown_kinds),
         )
-        for each in found
+        for layer in layers
     ]
-    return Table((*headers, *(f"{kind} [µs]" for kind in shown)), rows, left=frozenset(headers[:3]))
+    return Table((*headers, *(f"{kind} [µs]" for kind in shown_kinds)), rows, left_aligned=frozenset(headers[:3]))
 
 
-def networks_table(found: Sequence[Contest]) -> Table:
+def make_networks_table(comparisons: Sequence[LayerComparison]) -> Table:
     """A line a network and batch; a layer's label begins with its network."""
     headers = ("network", "batch", "layers", "×", "least ×", "slower", "most TFLOP/s", "largest error", "library's")
 
-    def key(each: Contest) -> tuple[str, int]:
-        return each.label.partition(" ")[0], each.workload.N
+    def key(layer: LayerComparison) -> tuple[str, int]:
+        return layer.label.partition(" ")[0], layer.workload.N
 
-    groups = [(*name, list(layers)) for name, layers in groupby(sorted(found, key=key), key)]
-    rows = [(network, str(batch), *_summary(layers)) for network, batch, layers in groups]
-    return Table(headers, [*rows, ("all", "", *_summary(found))], left=frozenset(headers[:1]))
+    groups = [(*name, list(layers)) for name, layers in groupby(sorted(comparisons, key=key), key)]
+    rows = [(network, str(batch), *_summarize_layers(layers)) for network, batch, layers in groups]
+    return Table(headers, [*rows, ("all", "", *_summarize_layers(comparisons))], left_aligned=frozenset(headers[:1]))
 
 
-def _summary(layers: Sequence[Contest]) -> tuple[str, ...]:
-    ratios = [each.speedup for each in layers]
-    errors = (max(row.error or 0 for row in rows) for rows in zip(*((e.ours, e.theirs) for e in layers), strict=True))
+def _summarize_layers(layers: Sequence[LayerComparison]) -> tuple[str, ...]:
+    ratios = [layer.speedup for layer in layers]
+    errors = (
+        max(row.error or 0 for row in rows)
+        for rows in zip(
+            *((compared_layer.tuned_row, compared_layer.library_row) for compared_layer in layers), strict=True
+        )
+    )
     return (
         str(len(layers)),
-        significant(statistics.geometric_mean(ratios)),
-        significant(min(ratios)),
+        format_significant(statistics.geometric_mean(ratios)),
+        format_significant(min(ratios)),
         str(sum(ratio < 1 for ratio in ratios)),
-        significant(max(each.ours.gflops or 0 for each in layers) / 1e3),
+        format_significant(max(layer.tuned_row.gflops or 0 for layer in layers) / 1e3),
         *(f"{error:.1e}" for error in errors),
     )
 
 
-def draw(found: Sequence[Contest], kinds: Sequence[str], path: Path) -> None:
+def draw_winners(layers: Sequence[LayerComparison], kinds: Sequence[str], path: Path) -> None:
     """A panel for each size of batch: channels across, the output's side up, the winners' marks.
 
     Beside each mark is how many times as long the next kind takes; of several layers in one place the least.
 
     Args:
-        found: the layers.
-        kinds: as for `contests`.
+        layers: the layers.
+        kinds: as for `compare_layers`.
         path: the file to write; its suffix, one of `charts.FORMATS`, tells the format.
     """
-    panels = {most: inside for most in BATCHES if (inside := [each for each in found if _panel(each) == most])}
-    figure = new_figure(WIDTH * len(panels), HEIGHT)
-    drawn = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
-    for axes, inside in zip(drawn, panels.values(), strict=True):
-        _draw_panel(axes, inside, (*kinds, OTHERS))
-    drawn[0].set_ylabel("side of the output [pixels]")
-    drawn[0].legend(loc="lower left", fontsize=SMALL + 1)
+    panels = {
+        max_batch: panel_layers
+        for max_batch in PANEL_MAX_BATCHES
+        if (panel_layers := [layer for layer in layers if _select_panel(layer) == max_batch])
+    }
+    figure = create_figure(PANEL_WIDTH * len(panels), PANEL_HEIGHT)
+    panel_axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
+    for axes, panel_layers in zip(panel_axes, panels.values(), strict=True):
+        _draw_panel(axes, panel_layers, (*kinds, OTHER_KINDS))
+    panel_axes[0].set_ylabel("side of the output [pixels]")
+    panel_axes[0].legend(loc="lower left", fontsize=SMALL_FONT_POINTS + 1)
     figure.suptitle("The fastest kind of schedule, and how many times as long the next one takes", fontsize=11)
-    save(figure, path, colors=COLORS)
+    save_figure(figure, path, colors=NUM_PALETTE_COLORS)
 
 
-def _draw_panel(axes: Any, inside: Sequence[Contest], kinds: Sequence[str]) -> None:
-    for kind, (marker, color) in zip(kinds, STYLES, strict=False):
-        points = [_place(each.workload) for each in inside if each.winner == kind]
+def _draw_panel(axes: Any, panel_layers: Sequence[LayerComparison], kinds: Sequence[str]) -> None:
+    for kind, (marker, color) in zip(kinds, MARKER_STYLES, strict=False):
+        points = [_compute_position(layer.workload) for layer in panel_layers if layer.winner == kind]
         x, y = zip(*points, strict=True) if points else ((), ())
         axes.plot(x, y, linestyle="none", marker=marker, color=color, markersize=5, alpha=0.8, label=kind)
-    leads: dict[tuple[float, float], float] = {}
-    for each in inside:
-        place = _place(each.workload)
-        leads[place] = min(each.lead or math.inf, leads.get(place, math.inf))
-    for place, lead in leads.items():
+    min_lead_by_position: dict[tuple[float, float], float] = {}
+    for layer in panel_layers:
+        position = _compute_position(layer.workload)
+        min_lead_by_position[position] = min(layer.lead_ratio or math.inf, min_lead_by_position.get(position, math.inf))
+    for position, lead in min_lead_by_position.items():
         if lead < math.inf:
-            text = significant(lead, 2)
-            axes.annotate(text, place, (1, 5), textcoords="offset points", fontsize=SMALL, rotation=50)
+            text = format_significant(lead, 2)
+            axes.annotate(text, position, (1, 5), textcoords="offset points", fontsize=SMALL_FONT_POINTS, rotation=50)
     for axis, scale in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
         scale("log", base=2)
         axis.set_major_formatter("{x:g}")
     axes.grid(alpha=0.3)
-    axes.set_title("batch " + ", ".join(map(str, sorted({each.workload.N for each in inside}))), fontsize=10)
+    axes.set_title("batch " + ", ".join(map(str, sorted({layer.workload.N for layer in panel_layers}))), fontsize=10)
     axes.set_xlabel("channels: root of inputs' times outputs'")
 
 
-def _panel(each: Contest) -> float:
+def _select_panel(layer: LayerComparison) -> float:
     """The most images of a layer's panel."""
-    return next(most for most in BATCHES if most >= each.workload.N)
+    return next(max_batch for max_batch in PANEL_MAX_BATCHES if max_batch >= layer.workload.N)
 
 
-def _place(w: Conv2d) -> tuple[float, float]:
-    return math.sqrt(w.C * w.O), math.sqrt(w.P * w.Q)
+def _compute_position(workload: Conv2d) -> tuple[float, float]:
+    return math.sqrt(workload.C * workload.O), math.sqrt(workload.P * workload.Q)
 
 
-def _kind(schedule: str, kinds: Collection[str]) -> str:
-    return schedule if schedule in kinds else OTHERS
+def _classify_schedule(schedule: str, kinds: Collection[str]) -> str:
+    return schedule if schedule in kinds else OTHER_KINDS
 
 
-def _seconds(row: Row) -> float:
+def _get_seconds(row: ResultRow) -> float:
     return row.timing.median if row.timing else math.inf
 
 
-def _micros(seconds: float | None) -> str:
-    return significant(seconds * 1e6) if seconds else NOTHING
+def _format_microseconds(seconds: float | None) -> str:
+    return format_significant(seconds * 1e6) if seconds else EMPTY_CELL

@@ -7,12 +7,12 @@
 """
 
 from tvmconv.errors import ModelError
-from tvmconv.extras import how_to_install
+from tvmconv.optional_packages import format_install_command
 
 try:
     import torch as _torch
 except ImportError as error:
-    raise ModelError(f"PyTorch is missing: {how_to_install('torch')}") from error
+    raise ModelError(f"PyTorch is missing: {format_install_command('torch')}") from error
 
 if tuple(map(int, _torch.__version__.split("+")[0].split(".")[:2])) < (2, 4):
     raise ModelError(f'PyTorch {_torch.__version__} is too old: pip install "torch>=2.4"')

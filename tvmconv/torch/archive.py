@@ -18,60 +18,60 @@ from typing import Any
 import torch
 
 from tvmconv import devices, jsonfile
-from tvmconv.compiler.program import ArrayType, Program
+from tvmconv.compiler.executable import ArrayType, Executable
 from tvmconv.devices import Device
-from tvmconv.errors import DeviceError, Error, ModelError, as_model_error
+from tvmconv.errors import DeviceError, Error, ModelError, translate_to_model_error
 from tvmconv.files import check_archive, open_regular
-from tvmconv.measuring.wire import decode_program, encode_program
+from tvmconv.measure.serialization import decode_executable, encode_executable
 from tvmconv.torch import operator
-from tvmconv.torch.form import form_of
-from tvmconv.torch.launch import launcher_of
+from tvmconv.torch.launch import make_launcher
+from tvmconv.torch.signature import parse_signature
 
 VERSION = 1
 MAX_NAME = 100  # characters of the name of a device or an architecture
-HEAD, MODEL, CODE = "tvmconv.json", "model.pt2", "kernels/{}.bin"
+HEADER_FILE, MODEL_FILE, CODE_FILE = "tvmconv.json", "model.pt2", "kernels/{}.bin"
 
 
 def save(
     model: torch.nn.Module,
-    example: Sequence[Any],
-    names: Sequence[str],
-    place: torch.device,
+    example_arguments: Sequence[Any],
+    kernel_names: Sequence[str],
+    torch_device: torch.device,
     path: str | os.PathLike[str],
 ) -> None:
     """Write an optimised model.
 
     Args:
         model: what to write.
-        example: its arguments; the file computes inputs of these shapes.
-        names: of the kernels that it runs.
-        place: where it runs.
+        example_arguments: its arguments; the file computes inputs of these shapes.
+        kernel_names: of the kernels that it runs.
+        torch_device: where it runs.
         path: of the file.
 
     Raises:
         ModelError: `torch.export` does not take the model.
         Error: the file cannot be written.
     """
-    packed = io.BytesIO()
-    with as_model_error(f"{type(model).__name__} cannot be saved"), torch.no_grad():
-        torch.export.save(torch.export.export(model, tuple(example), strict=False), packed)
+    model_buffer = io.BytesIO()
+    with translate_to_model_error(f"{type(model).__name__} cannot be saved"), torch.no_grad():
+        torch.export.save(torch.export.export(model, tuple(example_arguments), strict=False), model_buffer)
     kernels, device = [], None
-    for name in names:
-        launcher: Any = operator.launcher(name, place)
+    for name in kernel_names:
+        launcher: Any = operator.find_launcher(name, torch_device)
         device = launcher.device
-        kernels.append((name, *encode_program(launcher.program, None)))
-    head = {
+        kernels.append((name, *encode_executable(launcher.program, None)))
+    header = {
         "version": VERSION,
-        "place": str(place),
+        "place": str(torch_device),
         "device": None if device is None else {"name": device.name, "arch": device.arch},
         "kernels": [{"workload": name, "program": header} for name, header, _ in kernels],
     }
     try:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr(HEAD, json.dumps(head))
-            archive.writestr(MODEL, packed.getvalue())
-            for number, (_, _, code) in enumerate(kernels):
-                archive.writestr(CODE.format(number), code)
+            archive.writestr(HEADER_FILE, json.dumps(header))
+            archive.writestr(MODEL_FILE, model_buffer.getvalue())
+            for kernel_index, (_, _, code) in enumerate(kernels):
+                archive.writestr(CODE_FILE.format(kernel_index), code)
     except OSError as error:
         raise Error(f"cannot write {os.fspath(path)}: {error.strerror}") from error
 
@@ -88,24 +88,27 @@ def load(path: str | os.PathLike[str], *, device: str | None = None, rebuild: bo
         DeviceError: there is no such device, or it is of another architecture.
         ModelError: this is no such file, or of another version.
     """
-    shown = os.fspath(path)
-    with as_model_error(f"cannot read {shown}"):
-        saved = _read(path)
-        place = torch.device(saved.place)
-        if saved.kernels:
-            ours = devices.find(device or (f"cuda:{place.index}" if place.type == "cuda" else "opencl:0"))
-            if ours.arch != saved.arch and not rebuild:
+    path_text = os.fspath(path)
+    with translate_to_model_error(f"cannot read {path_text}"):
+        archived = _read_archive(path)
+        torch_device = torch.device(archived.torch_device_text)
+        if archived.kernels:
+            target_device = devices.find_device(
+                device or (f"cuda:{torch_device.index}" if torch_device.type == "cuda" else "opencl:0")
+            )
+            if target_device.arch != archived.arch and not rebuild:
                 raise DeviceError(
-                    f"{shown} has kernels of {saved.device} ({saved.arch}), and {ours.text} is {ours.name} "
-                    f"({ours.arch}): rebuild=True"
+                    f"{path_text} has kernels of {archived.device_name} ({archived.arch}), and "
+                    f"{target_device.text} is {target_device.name} "
+                    f"({target_device.arch}): rebuild=True"
                 )
-            for kernel in saved.kernels:
-                _install(kernel, ours, place, anew=ours.arch != saved.arch)
-        return torch.export.load(io.BytesIO(saved.model)).module()
+            for kernel in archived.kernels:
+                _install_kernel(kernel, target_device, torch_device, rebuild=target_device.arch != archived.arch)
+        return torch.export.load(io.BytesIO(archived.model)).module()
 
 
 @dataclass(frozen=True)
-class _Kernel:
+class _ArchivedKernel:
     """A kernel of a file.
 
     Attributes:
@@ -114,61 +117,69 @@ class _Kernel:
     """
 
     name: str
-    program: Program
+    program: Executable
 
 
 @dataclass(frozen=True)
-class _Saved:
+class _ArchivedModel:
     """What a file has.
 
     Attributes:
-        place: text of PyTorch's device.
-        device: name of the device that the kernels were built for; None without kernels.
+        torch_device_text: text of PyTorch's device.
+        device_name: name of the device that the kernels were built for; None without kernels.
         arch: its architecture; None on OpenCL.
         kernels: all that the model calls.
         model: what `torch.export.save` wrote.
     """
 
-    place: str
-    device: str | None
+    torch_device_text: str
+    device_name: str | None
     arch: str | None
-    kernels: list[_Kernel]
+    kernels: list[_ArchivedKernel]
     model: bytes
 
 
-def _read(path: str | os.PathLike[str]) -> _Saved:
+def _read_archive(path: str | os.PathLike[str]) -> _ArchivedModel:
     """Read a file, and check all but the model itself, which PyTorch reads; raises `ModelError`."""
-    shown = os.fspath(path)
+    path_text = os.fspath(path)
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             check_archive(archive, _memory_bytes())
-            head = jsonfile.parse(archive.read(HEAD))
-            if head["version"].value != VERSION:
-                version = head["version"].decode(int)
-                raise ModelError(f"{shown} is of version {version}, and this library reads {VERSION}: save it anew")
+            header = jsonfile.parse_json(archive.read(HEADER_FILE))
+            if header["version"].value != VERSION:
+                version = header["version"].decode(int)
+                raise ModelError(f"{path_text} is of version {version}, and this library reads {VERSION}: save it anew")
             device, arch = None, None
-            if head["kernels"].elements():
-                device = head["device"]["name"].line(MAX_NAME)
-                named = head["device"]["arch"]
-                arch = None if named.value is None else named.line(MAX_NAME)
-            codes = (archive.read(CODE.format(number)) for number in itertools.count())
-            kernels = [_kernel(each, code) for each, code in zip(head["kernels"].elements(), codes, strict=False)]
-            return _Saved(head["place"].line(MAX_NAME), device, arch, kernels, archive.read(MODEL))
+            if header["kernels"].elements():
+                device = header["device"]["name"].decode_line(MAX_NAME)
+                arch_value = header["device"]["arch"]
+                arch = None if arch_value.value is None else arch_value.decode_line(MAX_NAME)
+            codes = (archive.read(CODE_FILE.format(kernel_index)) for kernel_index in itertools.count())
+            kernels = [
+                _parse_kernel(kernel_data, code)
+                for kernel_data, code in zip(header["kernels"].elements(), codes, strict=False)
+            ]
+            return _ArchivedModel(
+                header["place"].decode_line(MAX_NAME), device, arch, kernels, archive.read(MODEL_FILE)
+            )
     except ModelError:
         raise
     except (Error, OSError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ModelError(f"cannot read {shown}: {reason}") from error
+        raise ModelError(f"cannot read {path_text}: {reason}") from error
 
 
-def _kernel(data: jsonfile.Value, code: bytes) -> _Kernel:
+def _parse_kernel(data: jsonfile.JsonValue, code: bytes) -> _ArchivedKernel:
     """Read a kernel, whose program has to take the tensors of its workload."""
     name = data["workload"].decode(str)
-    w = form_of(name).workload
-    program, _ = decode_program(data["program"].decode(str), code)
-    expected = [ArrayType(*each).nbytes for each in zip(w.argument_shapes, w.argument_dtypes, strict=True)]
-    data["program"].check([array.nbytes for array in program.arrays] == expected, f"a program for {w.text}")
-    return _Kernel(name, program)
+    workload = parse_signature(name).workload
+    program, _ = decode_executable(data["program"].decode(str), code)
+    expected = [
+        ArrayType(*array_type).nbytes
+        for array_type in zip(workload.argument_shapes, workload.argument_dtypes, strict=True)
+    ]
+    data["program"].check([array.nbytes for array in program.arrays] == expected, f"a program for {workload.text}")
+    return _ArchivedKernel(name, program)
 
 
 def _memory_bytes() -> int:
@@ -176,10 +187,10 @@ def _memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _install(kernel: _Kernel, device: Device, place: torch.device, *, anew: bool) -> None:
-    form, program = form_of(kernel.name), kernel.program
-    if anew:
-        from tvmconv.predicted import build_predicted
+def _install_kernel(kernel: _ArchivedKernel, device: Device, torch_device: torch.device, *, rebuild: bool) -> None:
+    signature, program = parse_signature(kernel.name), kernel.program
+    if rebuild:
+        from tvmconv.predicted_kernel import build_predicted
 
-        program = build_predicted(form.workload, device).program
-    operator.install(kernel.name, place, launcher_of(form, program, device, place))
+        program = build_predicted(signature.workload, device).executable
+    operator.install_kernel(kernel.name, torch_device, make_launcher(signature, program, device, torch_device))

@@ -14,110 +14,112 @@ from pathlib import Path
 
 import torch
 
-from tvmconv import library
-from tvmconv.compiler.program import Program
+from tvmconv import registry
+from tvmconv.compiler.executable import Executable
 from tvmconv.deadline import Deadline
 from tvmconv.devices import Device
 from tvmconv.errors import Error, ScheduleError
-from tvmconv.knobs import Config
-from tvmconv.logs.best import Nearness, Rankings, log_files
-from tvmconv.logs.candidates import TUNED, Candidate, candidates
+from tvmconv.logs.candidates import TUNED, Candidate, iterate_candidates
+from tvmconv.logs.packaged import packaged_logs
+from tvmconv.logs.ranking import DeviceMatch, RecordIndex, list_log_files
 from tvmconv.logs.record import Record
-from tvmconv.logs.shipped import shipped_logs
-from tvmconv.measuring import kept
-from tvmconv.measuring.build_all import NO_TIME, Choice, build_all
-from tvmconv.measuring.pool import workers_of
-from tvmconv.measuring.ready import begin_processes
-from tvmconv.measuring.standing import standing
-from tvmconv.measuring.wire import encode_program
-from tvmconv.searching.network import one_after_another
-from tvmconv.searching.request import Request
-from tvmconv.searching.search import Omitted, Tuned
-from tvmconv.searching.shares import by_cost
-from tvmconv.torch.form import MARK, form_of
-from tvmconv.torch.launch import launcher_of
+from tvmconv.measure import kernel_cache
+from tvmconv.measure.build_all import NO_TIME_MESSAGE, BuilderInput, build_all
+from tvmconv.measure.builder_pool import resolve_num_workers
+from tvmconv.measure.serialization import encode_executable
+from tvmconv.measure.workers.pool import keep_workers_alive
+from tvmconv.measure.workers.prestart import prestart_workers
+from tvmconv.search.options import TuneOptions
+from tvmconv.search.search import SkippedPhase, Tuned
+from tvmconv.search.task_scheduler import tune_tasks
+from tvmconv.search.time_budget import sort_by_cost
+from tvmconv.space import Config
+from tvmconv.torch.launch import make_launcher
 from tvmconv.torch.operator import Launcher
-from tvmconv.torch.rounding import truncates
+from tvmconv.torch.rounding import is_truncating
+from tvmconv.torch.signature import KERNEL_NAME_SEPARATOR, parse_signature
 from tvmconv.workloads import Workload, dtypes, parse
 
-LOG = "tuning.jsonl"
+DEFAULT_LOG = "tuning.jsonl"
 BUILD_SECONDS = 1.0  # that a builder takes for a kernel, about
-TAKE_OVER_SECONDS = 1.0  # until builders have ended what a search had them do
-FEW = 4  # kernels that are compared for a workload that was not measured on this device
+BUILDER_HANDOVER_SECONDS = 1.0  # until builders have ended what a search had them do
+MAX_CANDIDATES = 4  # kernels that are compared for a workload that was not measured on this device
 
 
 @dataclass
-class Ready:
+class AvailableKernel:
     """A kernel that was built.
 
     Attributes:
-        text: of its workload.
+        workload_text: of its workload.
         schedule: its name.
-        origin: where the config is from, in a few words.
+        config_source: where the config is from, in a few words.
         program: for the device.
     """
 
-    text: str
+    workload_text: str
     schedule: str
-    origin: str
-    program: Program
+    config_source: str
+    program: Executable
     _launcher: Launcher | None = None
     _truncates: bool | None = None
 
-    def launcher(self, device: Device, place: torch.device) -> Launcher:
+    def load_launcher(self, device: Device, torch_device: torch.device) -> Launcher:
         """What runs it, loaded once; raises DeviceError if it does not load."""
         if self._launcher is None:
-            self._launcher = launcher_of(form_of(self.text), self.program, device, place)
+            self._launcher = make_launcher(parse_signature(self.workload_text), self.program, device, torch_device)
         return self._launcher
 
     @property
     def name(self) -> str:
         """What the operator calls it."""
-        return f"{self.text}{MARK}{self.digest[:16]}"
+        return f"{self.workload_text}{KERNEL_NAME_SEPARATOR}{self.digest[:16]}"
 
     @functools.cached_property
     def digest(self) -> str:
         """The same for the same program."""
-        header, code = encode_program(self.program, None)
+        header, code = encode_executable(self.program, None)
         return hashlib.sha256(header.encode() + code).hexdigest()
 
-    def truncates(self, device: Device, place: torch.device) -> bool:
-        """Whether it truncates its inputs to TF32; raises DeviceError as `launcher` does."""
+    def is_truncating(self, device: Device, torch_device: torch.device) -> bool:
+        """Whether it truncates its inputs to TF32; raises DeviceError as `load_launcher` does."""
         if self._truncates is None:
-            form = form_of(self.text)
-            tf32 = form.workload.dtype == dtypes.TF32.name
-            self._truncates = tf32 and truncates(form, self.launcher(device, place), place)
+            signature = parse_signature(self.workload_text)
+            uses_tf32 = signature.workload.dtype == dtypes.TF32.name
+            self._truncates = uses_tf32 and is_truncating(
+                signature, self.load_launcher(device, torch_device), torch_device
+            )
         return self._truncates
 
 
-class Kernels:
+class KernelProvider:
     """Kernels for workloads on a device.
 
     Args:
         device: ours.
-        place: PyTorch's.
+        torch_device: PyTorch's.
         log: what was measured, and where a search writes.
-        told: is called with a line of text now and then.
+        on_progress: is called with a line of text now and then.
 
     Attributes:
-        unsearched: workloads that a search was asked for and had no time for, by their texts.
+        unsearched_workloads: workloads that a search was asked for and had no time for, by their texts.
     """
 
     def __init__(
         self,
         device: Device,
-        place: torch.device,
+        torch_device: torch.device,
         log: str | os.PathLike[str] | None,
-        told: Callable[[str], None],
+        on_progress: Callable[[str], None],
     ) -> None:
-        self.device, self.place = device, place
-        self._log, self._told = log, told
-        self._ready: dict[str, list[Ready]] = {}
-        self._failed: dict[str, str] = {}
-        self._built: dict[str, Program] = {}  # by a search, under what `_spelt` gives
-        self.unsearched: list[str] = []
+        self.device, self.torch_device = device, torch_device
+        self._log, self._on_progress = log, on_progress
+        self._available: dict[str, list[AvailableKernel]] = {}
+        self._failure_reasons: dict[str, str] = {}
+        self._built_programs: dict[str, Executable] = {}  # by a search, under what `_config_key` gives
+        self.unsearched_workloads: list[str] = []
 
-    def find(self, counts: Mapping[str, int], deadline: Deadline | None) -> None:
+    def find_kernels(self, counts: Mapping[str, int], deadline: Deadline | None) -> None:
         """Build kernels for each workload: the one that was measured to be the fastest here, or some that promise most.
 
         Args:
@@ -130,125 +132,169 @@ class Kernels:
             Error: the log is not there and nothing is searched, or it cannot be read or written.
             DeviceError: the device is lost.
         """
-        with standing():
+        with keep_workers_alive():
             if deadline is not None:
-                self._search(counts, deadline)
-            there = self._log is not None and (
+                self._search_workloads(counts, deadline)
+            has_log = self._log is not None and (
                 deadline is None or Path(self._log).exists()
             )  # a search may find nothing
-            logs = log_files([self._log]) if there and self._log is not None else []
-            texts = [w.text for w in by_cost({parse(text): count for text, count in counts.items()}, self.device)]
-            self._build(texts, Rankings([*logs, *shipped_logs()]), deadline)
+            logs = list_log_files([self._log]) if has_log and self._log is not None else []
+            texts = [
+                workload.text
+                for workload in sort_by_cost({parse(text): count for text, count in counts.items()}, self.device)
+            ]
+            self._build_candidates(texts, RecordIndex([*logs, *packaged_logs()]), deadline)
 
-    def ready(self, text: str) -> list[Ready]:
+    def list_available_kernels(self, text: str) -> list[AvailableKernel]:
         """The kernels of a workload, the most promising first; none if none could be built."""
-        return self._ready.get(text, [])
+        return self._available.get(text, [])
 
-    def why_not(self, text: str) -> str:
+    def failure_reason(self, text: str) -> str:
         """Why there is none."""
-        return self._failed.get(text, "")
+        return self._failure_reasons.get(text, "")
 
-    def _search(self, counts: Mapping[str, int], deadline: Deadline) -> None:
-        log = LOG if self._log is None else self._log
+    def _search_workloads(self, counts: Mapping[str, int], deadline: Deadline) -> None:
+        log = DEFAULT_LOG if self._log is None else self._log
         self._log = log
         workloads = {parse(text): count for text, count in counts.items()}
-        known = Rankings([log]) if Path(log).exists() else None
-        left = {w: count for w, count in workloads.items() if not (known and self._measured(w, known))}
-        if not left:
+        log_records = RecordIndex([log]) if Path(log).exists() else None
+        remaining = {
+            workload: count
+            for workload, count in workloads.items()
+            if not (log_records and self._find_measured_record(workload, log_records))
+        }
+        if not remaining:
             return
-        begin_processes(None, [self.device])
-        request = Request(log=log, compare=False)
-        building = min(deadline.left / 3, TAKE_OVER_SECONDS + BUILD_SECONDS * math.ceil(len(left) / workers_of(None)))
-        searching = deadline.reserving(building)
-        searches = one_after_another(left, [self.device], request, deadline=searching)
-        for number, (w, search) in enumerate(searches, len(workloads) - len(left) + 1):
-            line = f"{number} of {len(workloads)}: {w.text}"
+        prestart_workers(None, [self.device])
+        tune_options = TuneOptions(log=log, compare=False)
+        building_seconds = min(
+            deadline.remaining_seconds / 3,
+            BUILDER_HANDOVER_SECONDS + BUILD_SECONDS * math.ceil(len(remaining) / resolve_num_workers(None)),
+        )
+        search_deadline = deadline.reserve_seconds(building_seconds)
+        searches = tune_tasks(remaining, [self.device], tune_options, deadline=search_deadline)
+        for number, (workload, search) in enumerate(searches, len(workloads) - len(remaining) + 1):
+            prefix = f"{number} of {len(workloads)}: {workload.text}"
             try:
-                tuned = search(
-                    lambda status, line=line: self._told(  # type: ignore[misc]
-                        f"{line}: {status.done:,} configs, {searching.left:.0f} s left for all"
+                result = search(
+                    lambda progress, prefix=prefix: self._on_progress(  # type: ignore[misc]
+                        f"{prefix}: {progress.done:,} configs, {search_deadline.remaining_seconds:.0f} s left for all"
                     )
                 )
             except ScheduleError as error:  # nothing computes it there
-                self._told(f"{line}: {error}")
+                self._on_progress(f"{prefix}: {error}")
             else:
-                self._count(w, tuned)
+                self._keep_search_result(workload, result)
 
-    def _count(self, w: Workload, tuned: Tuned) -> None:
+    def _keep_search_result(self, workload: Workload, result: Tuned) -> None:
         """Note what came of a search, with the kernels that it built."""
-        if Omitted.SEARCH in tuned.omitted:
-            self.unsearched.append(w.text)
-        for trial in tuned.built:
-            if trial.program is not None:
-                self._built[_spelt(w, trial.schedule, trial.config)] = trial.program
+        if SkippedPhase.SEARCH in result.omitted:
+            self.unsearched_workloads.append(workload.text)
+        for trial in result.built:
+            if trial.executable is not None:
+                self._built_programs[_config_key(workload, trial.schedule, trial.config)] = trial.executable
 
-    def _build(self, texts: list[str], rankings: Rankings, deadline: Deadline | None) -> None:
+    def _build_candidates(self, texts: list[str], record_index: RecordIndex, deadline: Deadline | None) -> None:
         """Build the candidates of each workload, and others where all of them fail."""
-        left: dict[str, Iterator[Candidate]] = {
-            text: candidates(rankings, parse(text), self.device) for text in texts if not self._recall(text, rankings)
+        remaining: dict[str, Iterator[Candidate]] = {
+            text: iterate_candidates(record_index, parse(text), self.device)
+            for text in texts
+            if not self._load_cached(text, record_index)
         }
-        while left:
+        while remaining:
             # To predict takes a while for each workload: half of the time is for building.
-            predicting = deadline.cut_off.reserving(deadline.cut_off.left / 2) if deadline else Deadline()
-            ranked: list[tuple[int, str, Candidate]] = []
-            for text, several in left.items():
-                if predicting.has_passed:
-                    self._failed[text] = NO_TIME
-                else:
-                    ranked += [(rank, text, each) for rank, each in enumerate(self._next(text, several))]
-            begun = [(text, each) for _, text, each in sorted(ranked, key=lambda one: one[0])]
-            left = {text: several for text, several in left.items() if any(text == other for other, _ in begun)}
-            choices = [Choice(parse(text), each.schedule, each.config) for text, each in begun]
-            told = f"of {len(choices)} kernels are built"
-            results = build_all(
-                choices,
-                self.device,
-                told=lambda done, told=told: self._told(f"{done} {told}"),  # type: ignore[misc]
-                deadline=deadline,
-                num_needed=sum(rank == 0 for rank, _, _ in ranked),
+            prediction_deadline = (
+                deadline.cut_off.reserve_seconds(deadline.cut_off.remaining_seconds / 2) if deadline else Deadline()
             )
-            for (text, each), built in zip(begun, results, strict=True):
-                if built.program is None:
-                    self._failed[text] = built.message
+            ranked_candidates: list[tuple[int, str, Candidate]] = []
+            for text, candidate_iterator in remaining.items():
+                if prediction_deadline.has_passed:
+                    self._failure_reasons[text] = NO_TIME_MESSAGE
                 else:
-                    ready = Ready(text, each.schedule.name, each.origin, built.program)
-                    self._ready.setdefault(text, []).append(ready)
-                    if each.origin == TUNED:
-                        kept.keep(parse(text), each.schedule, each.config, self.device, built.program)
-            left = {text: several for text, several in left.items() if text not in self._ready}
+                    ranked_candidates += [
+                        (candidate_rank, text, candidate)
+                        for candidate_rank, candidate in enumerate(self._next_candidates(text, candidate_iterator))
+                    ]
+            batch = [
+                (text, candidate)
+                for _, text, candidate in sorted(ranked_candidates, key=lambda ranked_candidate: ranked_candidate[0])
+            ]
+            remaining = {
+                text: candidate_iterator
+                for text, candidate_iterator in remaining.items()
+                if any(text == other_text for other_text, _ in batch)
+            }
+            builder_inputs = [
+                BuilderInput(parse(text), candidate.schedule, candidate.config) for text, candidate in batch
+            ]
+            progress_suffix = f"of {len(builder_inputs)} kernels are built"
+            results = build_all(
+                builder_inputs,
+                self.device,
+                on_progress=lambda num_built, progress_suffix=progress_suffix: self._on_progress(
+                    f"{num_built} {progress_suffix}"
+                ),  # type: ignore[misc]
+                deadline=deadline,
+                num_needed=sum(candidate_rank == 0 for candidate_rank, _, _ in ranked_candidates),
+            )
+            for (text, candidate), builder_result in zip(batch, results, strict=True):
+                if builder_result.executable is None:
+                    self._failure_reasons[text] = builder_result.message
+                else:
+                    kernel = AvailableKernel(
+                        text, candidate.schedule.name, candidate.config_source, builder_result.executable
+                    )
+                    self._available.setdefault(text, []).append(kernel)
+                    if candidate.config_source == TUNED:
+                        kernel_cache.store(
+                            parse(text), candidate.schedule, candidate.config, self.device, builder_result.executable
+                        )
+            remaining = {
+                text: candidate_iterator
+                for text, candidate_iterator in remaining.items()
+                if text not in self._available
+            }
 
-    def _measured(self, w: Workload, rankings: Rankings) -> Record | None:
+    def _find_measured_record(self, workload: Workload, record_index: RecordIndex) -> Record | None:
         """The fastest record of a workload on this device."""
-        nearness, record = next(rankings.nearest_first(w, self.device), (None, None))
-        return record if nearness is Nearness.DEVICE else None
+        device_match, record = next(record_index.iterate_by_device_match(workload, self.device), (None, None))
+        return record if device_match is DeviceMatch.DEVICE else None
 
-    def _recall(self, text: str, rankings: Rankings) -> bool:
+    def _load_cached(self, text: str, record_index: RecordIndex) -> bool:
         """Take the kernel that was measured to be the fastest, if it was built before; whether it was."""
-        w = parse(text)
-        record = self._measured(w, rankings)
+        workload = parse(text)
+        record = self._find_measured_record(workload, record_index)
         if record is None:
             return False
-        program = self._built.get(_spelt(w, record.schedule, record.config))
+        program = self._built_programs.get(_config_key(workload, record.schedule, record.config))
         if program is not None:
-            kept.keep(w, library.find(w, record.schedule), record.config, self.device, program)
+            kernel_cache.store(
+                workload, registry.find_schedule(workload, record.schedule), record.config, self.device, program
+            )
         else:
-            program = kept.find(w, record.schedule, record.config, self.device)
+            program = kernel_cache.lookup(workload, record.schedule, record.config, self.device)
         if program is not None:
-            self._ready[text] = [Ready(text, record.schedule, TUNED, program)]
+            self._available[text] = [AvailableKernel(text, record.schedule, TUNED, program)]
         return program is not None
 
-    def _next(self, text: str, several: Iterator[Candidate]) -> list[Candidate]:
+    def _next_candidates(self, text: str, candidate_iterator: Iterator[Candidate]) -> list[Candidate]:
         """The candidates to build next: one that was measured, or a few."""
         try:
-            first = next(several, None)
-            if first is None or first.origin == TUNED:
-                return [first] if first else []
-            return [first, *islice((each for each in several if each.origin != TUNED), FEW - 1)]
+            first_candidate = next(candidate_iterator, None)
+            if first_candidate is None or first_candidate.config_source == TUNED:
+                return [first_candidate] if first_candidate else []
+            return [
+                first_candidate,
+                *islice(
+                    (candidate for candidate in candidate_iterator if candidate.config_source != TUNED),
+                    MAX_CANDIDATES - 1,
+                ),
+            ]
         except Error as error:  # nothing computes it there
-            self._failed[text] = str(error)
+            self._failure_reasons[text] = str(error)
             return []
 
 
-def _spelt(w: Workload, schedule: str, config: Config) -> str:
+def _config_key(workload: Workload, schedule: str, config: Config) -> str:
     """The same for the same config of a schedule for a workload."""
-    return json.dumps([w.text, schedule, sorted(config.items())])
+    return json.dumps([workload.text, schedule, sorted(config.items())])

@@ -9,33 +9,35 @@ from typing import Any
 
 import torch
 
-from tvmconv.torch.form import ACTIVATIONS, form_of
 from tvmconv.torch.operator import conv as operator
-from tvmconv.torch.operator import watch
-from tvmconv.torch.rounding import for_truncated_inputs
+from tvmconv.torch.operator import register_weight_refresh
+from tvmconv.torch.rounding import compensate_truncation
+from tvmconv.torch.signature import ACTIVATIONS, parse_signature
 
 CONVOLUTIONS = {torch.nn.Conv1d: 1, torch.nn.Conv2d: 2, torch.nn.Conv3d: 3}
 NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm)
 
-Stamp = tuple[weakref.ref[torch.Tensor], int, int]  # of a tensor: itself, its memory, and how often it was written to
-Key = tuple[tuple[int, ...], torch.dtype, torch.device, bool]
+TensorStamp = tuple[
+    weakref.ref[torch.Tensor], int, int
+]  # of a tensor: itself, its memory, and how often it was written to
+InputKey = tuple[tuple[int, ...], torch.dtype, torch.device, bool]
 
 
-def key_of(x: torch.Tensor) -> Key:
+def make_input_key(x: torch.Tensor) -> InputKey:
     """What an input has to be for a kernel, and PyTorch to be set to.
 
     Returns:
         Its shape; the dtype that PyTorch computes the convolution in, its own or autocast's; its device; and whether
         PyTorch may round operands in float32 to TF32.
     """
-    dtype, kind = x.dtype, x.device.type
-    if dtype.is_floating_point and torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
-    tf32 = kind == "cuda" and dtype is torch.float32 and tf32_allowed()
-    return tuple(x.shape), dtype, x.device, tf32
+    dtype, device_type = x.dtype, x.device.type
+    if dtype.is_floating_point and torch.is_autocast_enabled(device_type):
+        dtype = torch.get_autocast_dtype(device_type)
+    uses_tf32 = device_type == "cuda" and dtype is torch.float32 and is_tf32_allowed()
+    return tuple(x.shape), dtype, x.device, uses_tf32
 
 
-def tf32_allowed() -> bool:
+def is_tf32_allowed() -> bool:
     """Whether convolutions in float32 may round their operands to TF32."""
     try:
         return bool(torch.backends.cudnn.allow_tf32)
@@ -52,39 +54,43 @@ class TunedConv(torch.nn.Module):
     Args:
         conv: the model's convolution.
         norm: the batch normalisation behind it, which in evaluation mode is a factor and a summand for each channel.
-        names: what follows: names of activations, and `add` for a residual; in their order.
+        followed_by: what follows: names of activations, and `add` for a residual; in their order.
     """
 
-    def __init__(self, conv: torch.nn.Module, norm: Any, names: Sequence[str]) -> None:
+    def __init__(self, conv: torch.nn.Module, norm: Any, followed_by: Sequence[str]) -> None:
         super().__init__()
-        self._own: tuple[Any, Any] = (conv, norm)  # in a tuple, as the model has registered them
-        self.names = tuple(names)
-        self.kernels: dict[Key, str] = {}  # their names
-        self._names: dict[str, tuple[str, str]] = {}  # of the buffers with its weight and bias
+        self._conv_and_norm: tuple[Any, Any] = (conv, norm)  # in a tuple, as the model has registered them
+        self.epilogue_names = tuple(followed_by)
+        self.kernels: dict[InputKey, str] = {}  # their names
+        self._buffer_names: dict[str, tuple[str, str]] = {}  # of the buffers with its weight and bias
         self._formats: dict[str, torch.memory_format] = {}
         self._truncates: dict[str, bool] = {}
-        self._stamps: dict[str, list[Stamp]] = {}
+        self._stamps: dict[str, list[TensorStamp]] = {}
 
     @property
     def conv(self) -> Any:
         """The model's convolution."""
-        return self._own[0]
+        return self._conv_and_norm[0]
 
     @property
     def norm(self) -> Any:
         """The model's normalisation, if there is one."""
-        return self._own[1]
+        return self._conv_and_norm[1]
 
     def forward(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
         """The output, from the input and the residual, if there is one."""
-        key = key_of(x)
+        key = make_input_key(x)
         kernel = self.kernels.get(key)
-        if kernel is None or self._is_otherwise() or (torch.is_grad_enabled() and self._asks_for_gradients(x, add)):
-            return self.plain(x, add)
+        if (
+            kernel is None
+            or self._has_module_changed()
+            or (torch.is_grad_enabled() and self._is_gradient_needed(x, add))
+        ):
+            return self.run_eager(x, add)
         dtype = key[1]
         if add is not None and add.dtype is not dtype:
-            return self.plain(x, add)  # which promotes the sum
-        weight, bias = self._names[kernel]
+            return self.run_eager(x, add)  # which promotes the sum
+        weight, bias = self._buffer_names[kernel]
         if x.dtype is not dtype:  # as autocast does
             x = x.to(dtype)
         # Here, and not only in the operator: what is compiled writes it so in the first place.
@@ -94,34 +100,37 @@ class TunedConv(torch.nn.Module):
             add = add.contiguous(memory_format=memory_format)
         return operator(x, self._buffers[weight], self._buffers[bias], add, kernel)
 
-    def _is_otherwise(self) -> bool:
+    def _has_module_changed(self) -> bool:
         """Whether somebody has since set the normalisation to training, or put a hook on one of the modules."""
-        conv, norm = self._own
+        conv, norm = self._conv_and_norm
         return bool(
             conv._forward_hooks
             or conv._forward_pre_hooks
             or (norm is not None and (norm.training or norm._forward_hooks or norm._forward_pre_hooks))
         )
 
-    def _asks_for_gradients(self, x: torch.Tensor, add: torch.Tensor | None) -> bool:
-        conv, norm = self._own
+    def _is_gradient_needed(self, x: torch.Tensor, add: torch.Tensor | None) -> bool:
+        conv, norm = self._conv_and_norm
         return (
             x.requires_grad
             or (add is not None and add.requires_grad)
-            or any(each is not None and each.requires_grad for each in conv._parameters.values())
-            or (norm is not None and any(each is not None and each.requires_grad for each in norm._parameters.values()))
+            or any(parameter is not None and parameter.requires_grad for parameter in conv._parameters.values())
+            or (
+                norm is not None
+                and any(parameter is not None and parameter.requires_grad for parameter in norm._parameters.values())
+            )
         )
 
-    def plain(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
+    def run_eager(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
         """The same by PyTorch."""
         y = self.conv(x)
         if self.norm is not None:
             y = self.norm(y)
-        for name in self.names:
+        for name in self.epilogue_names:
             y = y + add if name == "add" else ACTIVATIONS[name](y)
         return y
 
-    def take(self, key: Key, kernel: str, *, truncates: bool = False) -> None:
+    def assign_kernel(self, key: InputKey, kernel: str, *, truncates: bool = False) -> None:
         """Compute inputs of this key by a kernel, which has to be installed.
 
         Args:
@@ -129,29 +138,29 @@ class TunedConv(torch.nn.Module):
             kernel: its name.
             truncates: whether it truncates its inputs to TF32.
         """
-        if kernel not in self._names:
-            self._formats[kernel], self._truncates[kernel] = form_of(kernel).memory_format, truncates
+        if kernel not in self._buffer_names:
+            self._formats[kernel], self._truncates[kernel] = parse_signature(kernel).memory_format, truncates
             number = next(number for number in itertools.count() if f"weight{number}" not in self._buffers)
-            names = self._names[kernel] = f"weight{number}", f"bias{number}"
-            for name, packed in zip(names, self._pack(kernel), strict=True):
+            names = self._buffer_names[kernel] = f"weight{number}", f"bias{number}"
+            for name, packed in zip(names, self._pack_weights(kernel), strict=True):
                 self.register_buffer(name, packed, persistent=False)
-            self._stamps[kernel] = self._stamp()
-            self._watch(kernel)
+            self._stamps[kernel] = self._stamp_sources()
+            self._register_refresh(kernel)
         self.kernels[key] = kernel
 
     def refresh(self) -> None:
         """Bring packed weights up to date, as each launch does."""
-        for kernel in self._names:
+        for kernel in self._buffer_names:
             self._refresh(kernel)
 
-    def leave(self, key: Key) -> None:
+    def clear_kernel(self, key: InputKey) -> None:
         """Leave inputs of this key to PyTorch."""
         kernel = self.kernels.pop(key, None)
         if kernel is not None and kernel not in self.kernels.values():
-            for name in self._names.pop(kernel):
+            for name in self._buffer_names.pop(kernel):
                 del self._buffers[name]
-            for told in (self._formats, self._truncates, self._stamps):
-                del told[kernel]
+            for kernel_state in (self._formats, self._truncates, self._stamps):
+                del kernel_state[kernel]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_stamps": {kernel: [] for kernel in self._stamps}}
@@ -159,58 +168,58 @@ class TunedConv(torch.nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy has to be brought up to date by itself."""
         super().__setstate__(state)
-        for kernel in self._names:
-            self._watch(kernel)
+        for kernel in self._buffer_names:
+            self._register_refresh(kernel)
 
-    def _watch(self, kernel: str) -> None:
-        own = weakref.ref(self)
+    def _register_refresh(self, kernel: str) -> None:
+        weak_self = weakref.ref(self)
 
         def refresh() -> None:
-            if (module := own()) is not None and kernel in module._names:
+            if (module := weak_self()) is not None and kernel in module._buffer_names:
                 module._refresh(kernel)
 
-        watch(getattr(self, self._names[kernel][0]), refresh)
+        register_weight_refresh(getattr(self, self._buffer_names[kernel][0]), refresh)
 
     def _refresh(self, kernel: str) -> None:
         """Make weight and bias anew, in the same memory, if the model's have changed."""
         if self._is_current(kernel):
             return
-        stamp = self._stamp()
-        for name, new in zip(self._names[kernel], self._pack(kernel), strict=True):
-            old = self._buffers[name]
-            if old is not None and new is not None:
+        stamp = self._stamp_sources()
+        for name, new_value in zip(self._buffer_names[kernel], self._pack_weights(kernel), strict=True):
+            buffer = self._buffers[name]
+            if buffer is not None and new_value is not None:
                 with torch.no_grad():
-                    old.copy_(new)
+                    buffer.copy_(new_value)
         self._stamps[kernel] = stamp
 
-    def sources(self) -> list[torch.Tensor]:
+    def weight_sources(self) -> list[torch.Tensor]:
         """All tensors that weight and bias are made from."""
-        conv, norm = self._own
-        found = [*conv._parameters.values()]
+        conv, norm = self._conv_and_norm
+        tensors = [*conv._parameters.values()]
         if norm is not None:
-            found += [*norm._parameters.values(), norm._buffers["running_mean"], norm._buffers["running_var"]]
-        return [tensor for tensor in found if tensor is not None]
+            tensors += [*norm._parameters.values(), norm._buffers["running_mean"], norm._buffers["running_var"]]
+        return [tensor for tensor in tensors if tensor is not None]
 
-    def _stamp(self) -> list[Stamp]:
+    def _stamp_sources(self) -> list[TensorStamp]:
         """What changes when one of the sources does: is written to, replaced, or moved."""
-        return [(weakref.ref(tensor), tensor.data_ptr(), tensor._version) for tensor in self.sources()]
+        return [(weakref.ref(tensor), tensor.data_ptr(), tensor._version) for tensor in self.weight_sources()]
 
     def _is_current(self, kernel: str) -> bool:
         """Whether the sources are those that weight and bias were made from."""
-        then, now = self._stamps[kernel], self.sources()
-        for (of, pointer, version), tensor in zip(then, now, strict=False):
-            if version != tensor._version or pointer != tensor.data_ptr() or of() is not tensor:
+        packed_stamps, current_sources = self._stamps[kernel], self.weight_sources()
+        for (tensor_ref, pointer, version), tensor in zip(packed_stamps, current_sources, strict=False):
+            if version != tensor._version or pointer != tensor.data_ptr() or tensor_ref() is not tensor:
                 return False
-        return len(then) == len(now)
+        return len(packed_stamps) == len(current_sources)
 
-    def expire(self) -> None:
+    def invalidate_packed_weights(self) -> None:
         """Have weights packed anew before the next launch: memory of old ones may be that of others by now."""
         self._stamps = {kernel: [] for kernel in self._stamps}
 
     @torch.no_grad()
-    def _pack(self, kernel: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _pack_weights(self, kernel: str) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The weight and the bias as a kernel reads them, in memory of their own."""
-        form, (conv, norm) = form_of(kernel), self._own
+        signature, (conv, norm) = parse_signature(kernel), self._conv_and_norm
         weight, bias = conv.weight, conv.bias
         if norm is not None:  # in float64, to be rounded once
             factor = (norm.running_var.double() + norm.eps).rsqrt()
@@ -222,6 +231,6 @@ class TunedConv(torch.nn.Module):
             weight = weight.double() * factor.view(-1, *(1,) * (weight.dim() - 1))
             bias = shift if bias is None else bias.double() * factor + shift
         if self._truncates[kernel]:
-            weight = for_truncated_inputs(weight.double())
-        packed = torch.empty_like(weight, dtype=form.dtype, memory_format=form.memory_format).copy_(weight)
-        return packed, None if bias is None else torch.empty_like(bias, dtype=form.bias_dtype).copy_(bias)
+            weight = compensate_truncation(weight.double())
+        packed = torch.empty_like(weight, dtype=signature.dtype, memory_format=signature.memory_format).copy_(weight)
+        return packed, None if bias is None else torch.empty_like(bias, dtype=signature.bias_dtype).copy_(bias)

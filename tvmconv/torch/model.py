@@ -11,8 +11,8 @@ import torch
 from torch import fx
 
 from tvmconv.torch.archive import save
-from tvmconv.torch.formats import laid, lay_weights
 from tvmconv.torch.layer import TunedConv
+from tvmconv.torch.memory_format import convert_weight_memory_format, to_memory_format
 from tvmconv.torch.report import Report
 
 
@@ -25,11 +25,11 @@ class Optimized(torch.nn.Module):
         model: what it is of; it becomes part of this.
         graph: what runs otherwise, and reads the parameters of the model's modules; None for a model that cannot be
             traced, whose parts are optimised one by one.
-        deciding: the arguments that the graph is for, as of `deciding`; others are left to the model.
+        static_values: the arguments that the graph is for, as of `static_values`; others are left to the model.
     """
 
     def __init__(
-        self, model: torch.nn.Module, graph: fx.GraphModule | None, deciding: Mapping[str, Any] | None = None
+        self, model: torch.nn.Module, graph: fx.GraphModule | None, static_values: Mapping[str, Any] | None = None
     ) -> None:
         super().__init__()
         self._parameters = model._parameters
@@ -39,20 +39,20 @@ class Optimized(torch.nn.Module):
         self.training = model.training
         self._plain: tuple[torch.nn.Module, ...] = (model,)  # in tuples, as its modules are registered here
         self._graph: tuple[fx.GraphModule, ...] = () if graph is None else (graph,)
-        self._takes = {} if deciding is None else parameters(model)
-        self._deciding = None if deciding is None else dict(deciding)
-        self._run: Callable[..., Any] | None = None
-        self._left = False
-        self._inside: torch.memory_format | None = None
-        self._outside: torch.memory_format | None = None
+        self._forward_defaults = {} if static_values is None else get_forward_defaults(model)
+        self._static_arguments = None if static_values is None else dict(static_values)
+        self._interpreter: Callable[..., Any] | None = None
+        self._uses_eager = False
+        self._inner_format: torch.memory_format | None = None
+        self._outer_format: torch.memory_format | None = None
         # Some people set dropout alone to training, to draw samples.
-        self._training = tuple(module for module in model.modules() if _trains(module))
+        self._mode_dependent_modules = tuple(module for module in model.modules() if _uses_training_mode(module))
         self._report = Report(())
         self._example: tuple[Any, ...] = ()
-        self._place = torch.device("cpu")
+        self._torch_device = torch.device("cpu")
 
     @property
-    def plain(self) -> torch.nn.Module:
+    def original(self) -> torch.nn.Module:
         """The model itself, which PyTorch runs."""
         return self._plain[0]
 
@@ -61,49 +61,56 @@ class Optimized(torch.nn.Module):
         """What runs where PyTorch does not."""
         return self._graph[0]
 
-    def run_by(self, run: Callable[..., Any] | None) -> None:
+    def set_interpreter(self, interpreter: Callable[..., Any] | None) -> None:
         """Have the graph run by somebody else; None ends it."""
-        self._run = run
+        self._interpreter = interpreter
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As of the model."""
-        if self._run is None and (self.training or self._left or any(module.training for module in self._training)):
+        if self._interpreter is None and (
+            self.training or self._uses_eager or any(module.training for module in self._mode_dependent_modules)
+        ):
             return self._plain[0](*args, **kwargs)
-        if self._deciding is not None and deciding(self._takes, args, kwargs) != self._deciding:
+        if (
+            self._static_arguments is not None
+            and static_arguments(self._forward_defaults, args, kwargs) != self._static_arguments
+        ):
             return self._plain[0](*args, **kwargs)
-        run = self._run or (self._graph or self._plain)[0]
-        if self._inside is None:
-            return run(*args, **kwargs)
-        result = run(*laid(args, self._inside), **laid(kwargs, self._inside))
-        return result if self._outside is None else laid(result, self._outside)
+        call = self._interpreter or (self._graph or self._plain)[0]
+        if self._inner_format is None:
+            return call(*args, **kwargs)
+        result = call(*to_memory_format(args, self._inner_format), **to_memory_format(kwargs, self._inner_format))
+        return result if self._outer_format is None else to_memory_format(result, self._outer_format)
 
-    def lie(self, inside: torch.memory_format, outside: torch.memory_format | None) -> None:
+    def set_memory_format(self, inner_format: torch.memory_format, outer_format: torch.memory_format | None) -> None:
         """Have images, and weights, in this memory format inside, and give them in another; None for as they come."""
-        lay_weights(self.plain, {2: inside})
-        self._inside, self._outside = inside, outside
+        convert_weight_memory_format(self.original, {2: inner_format})
+        self._inner_format, self._outer_format = inner_format, outer_format
 
-    def lie_as_before(self) -> None:
+    def restore_memory_format(self) -> None:
         """End that."""
-        if self._inside is not None:
-            last = self._inside is torch.channels_last
-            lay_weights(self.plain, {2: torch.contiguous_format if last else torch.channels_last})
-            self._inside = self._outside = None
+        if self._inner_format is not None:
+            is_channels_last = self._inner_format is torch.channels_last
+            convert_weight_memory_format(
+                self.original, {2: torch.contiguous_format if is_channels_last else torch.channels_last}
+            )
+            self._inner_format = self._outer_format = None
 
-    def leave(self, left: bool = True) -> None:
+    def use_eager(self, enabled: bool = True) -> None:
         """Leave all to PyTorch, or end that."""
-        self._left = left
+        self._uses_eager = enabled
 
     def report(self) -> Report:
         """What runs, layer by layer, and what it takes."""
         return self._report
 
-    def tell(self, report: Report) -> None:
+    def set_report(self, report: Report) -> None:
         """Have this told by `report`."""
         self._report = report
 
-    def made_for(self, example: tuple[Any, ...], place: torch.device) -> None:
+    def set_example(self, example: tuple[Any, ...], torch_device: torch.device) -> None:
         """Say for what arguments this was made, and where it runs."""
-        self._example, self._place = example, place
+        self._example, self._torch_device = example, torch_device
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file that `tvmconv.torch.load` reads: this model for inputs of the example's shapes.
@@ -112,28 +119,38 @@ class Optimized(torch.nn.Module):
             ModelError: `torch.export` does not take the model.
             Error: the file cannot be written.
         """
-        for convolution in self._convolutions():
+        for convolution in self._list_tuned_convs():
             convolution.refresh()  # nothing is launched when the model is exported
-        save(self, self._example, self._kernels(), self._place, path)
+        save(self, self._example, self._list_kernel_names(), self._torch_device, path)
 
-    def _kernels(self) -> list[str]:
+    def _list_kernel_names(self) -> list[str]:
         """The names of the kernels that run."""
-        ours = [each for part in self._parts() if not part._left for each in part._convolutions()]
-        return list(dict.fromkeys(name for each in ours for name in each.kernels.values()))
+        tuned_convs = [
+            tuned_conv
+            for traced_part in self._list_traced_parts()
+            if not traced_part._uses_eager
+            for tuned_conv in traced_part._list_tuned_convs()
+        ]
+        return list(dict.fromkeys(name for tuned_conv in tuned_convs for name in tuned_conv.kernels.values()))
 
-    def _convolutions(self) -> list[TunedConv]:
-        return [each for part in self._parts() for each in part.graph.modules() if isinstance(each, TunedConv)]
+    def _list_tuned_convs(self) -> list[TunedConv]:
+        return [
+            module
+            for traced_part in self._list_traced_parts()
+            for module in traced_part.graph.modules()
+            if isinstance(module, TunedConv)
+        ]
 
-    def _parts(self) -> list[Optimized]:
+    def _list_traced_parts(self) -> list[Optimized]:
         """Those that are graphs: the whole model, or modules of it."""
-        return [part for part in self.modules() if isinstance(part, Optimized) and part.traced]
+        return [module for module in self.modules() if isinstance(module, Optimized) and module.is_traced]
 
-    def codes(self) -> list[str]:
+    def graph_code(self) -> list[str]:
         """What the graphs do, in Python."""
-        return [part.graph.code for part in self._parts()]
+        return [traced_part.graph.code for traced_part in self._list_traced_parts()]
 
     @property
-    def traced(self) -> bool:
+    def is_traced(self) -> bool:
         """Whether the model as a whole is a graph."""
         return bool(self._graph)
 
@@ -145,8 +162,8 @@ class Optimized(torch.nn.Module):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Optimized:
         self._plain[0]._apply(fn, recurse)  # owns the same tensors in the same places
-        for convolution in self._convolutions():
-            convolution.expire()
+        for convolution in self._list_tuned_convs():
+            convolution.invalidate_packed_weights()
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -154,37 +171,41 @@ class Optimized(torch.nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            plain = self.__dict__.get("_plain")
-            if plain is None or name.startswith("_"):
+            original = self.__dict__.get("_plain")
+            if original is None or name.startswith("_"):
                 raise
-            return getattr(plain[0], name)
+            return getattr(original[0], name)
 
 
-def parameters(model: torch.nn.Module) -> dict[str, Any]:
+def get_forward_defaults(model: torch.nn.Module) -> dict[str, Any]:
     """What `forward` takes by name, with the defaults."""
-    found = inspect.signature(model.forward).parameters.values()
-    return {each.name: each.default for each in found if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
+    signature_parameters = inspect.signature(model.forward).parameters.values()
+    return {
+        parameter.name: parameter.default
+        for parameter in signature_parameters
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    }
 
 
-def deciding(parameters: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def static_arguments(defaults: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments by which a model decides what to compute: flags, names, and those that are left out.
 
     Args:
-        parameters: of its `forward`.
+        defaults: of its `forward`.
         args: of a call.
         kwargs: of the call.
     """
-    given = {**parameters, **dict(zip(parameters, args, strict=False)), **kwargs}
-    return {name: value for name, value in given.items() if value is None or type(value) in (bool, str)}
+    arguments = {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
+    return {name: value for name, value in arguments.items() if value is None or type(value) in (bool, str)}
 
 
-def _trains(module: torch.nn.Module) -> bool:
+def _uses_training_mode(module: torch.nn.Module) -> bool:
     """Whether the graph is of what a module does in evaluation mode: dropout, and what looks at its mode by itself.
 
     Modules of PyTorch's own are called by the graph, in whatever mode they are.
     """
-    kind = type(module)
-    if kind.__module__.startswith("torch."):
-        return "Drop" in kind.__name__
-    code = getattr(inspect.unwrap(kind.forward), "__code__", None)
+    module_type = type(module)
+    if module_type.__module__.startswith("torch."):
+        return "Drop" in module_type.__name__
+    code = getattr(inspect.unwrap(module_type.forward), "__code__", None)
     return code is not None and "training" in code.co_names

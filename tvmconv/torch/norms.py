@@ -8,8 +8,8 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-PARAMETERS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
-EPS = 1e-5  # PyTorch's default
+NORM_PARAMETERS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+DEFAULT_EPS = 1e-5  # PyTorch's default
 
 
 class FunctionalNorm:
@@ -27,29 +27,29 @@ class FunctionalNorm:
     def __init__(self, owner: torch.nn.Module, names: dict[str, str | None], eps: float) -> None:
         self.owner, self.names, self.eps = owner, names, eps
 
-    def _tensor(self, name: str) -> Any:
-        own = self.names[name]
-        return None if own is None else getattr(self.owner, own)
+    def _get_tensor(self, name: str) -> Any:
+        attribute_name = self.names[name]
+        return None if attribute_name is None else getattr(self.owner, attribute_name)
 
     @property
     def running_mean(self) -> torch.Tensor:
         """The mean of each channel."""
-        return self._tensor("running_mean")
+        return self._get_tensor("running_mean")
 
     @property
     def running_var(self) -> torch.Tensor:
         """The variance of each channel."""
-        return self._tensor("running_var")
+        return self._get_tensor("running_var")
 
     @property
     def weight(self) -> torch.Tensor | None:
         """The factor of each channel."""
-        return self._tensor("weight")
+        return self._get_tensor("weight")
 
     @property
     def bias(self) -> torch.Tensor | None:
         """The summand of each channel."""
-        return self._tensor("bias")
+        return self._get_tensor("bias")
 
     @property
     def _parameters(self) -> dict[str, torch.Tensor | None]:
@@ -77,7 +77,7 @@ class FunctionalNorm:
         return functional.batch_norm(y, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
 
-def functional_norm(node: fx.Node, modules: dict[str, Any]) -> FunctionalNorm | None:
+def match_functional_norm(node: fx.Node, modules: dict[str, Any]) -> FunctionalNorm | None:
     """The normalisation that a node of a graph is, if it is one whose statistics are constant.
 
     Args:
@@ -86,22 +86,22 @@ def functional_norm(node: fx.Node, modules: dict[str, Any]) -> FunctionalNorm | 
     """
     if node.op != "call_function" or node.target is not functional.batch_norm:
         return None
-    arguments = dict(zip(PARAMETERS, node.args, strict=False)) | node.kwargs
-    eps = arguments.get("eps", EPS)
+    arguments = dict(zip(NORM_PARAMETERS, node.args, strict=False)) | node.kwargs
+    eps = arguments.get("eps", DEFAULT_EPS)
     if arguments.get("training", False) or not isinstance(eps, float):
         return None
     tensors = {name: arguments.get(name) for name in ("running_mean", "running_var", "weight", "bias")}
-    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    if not {"running_mean", "running_var"} <= given.keys():
+    given_tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    if not {"running_mean", "running_var"} <= given_tensors.keys():
         return None
-    if not all(isinstance(tensor, fx.Node) and tensor.op == "get_attr" for tensor in given.values()):
+    if not all(isinstance(tensor, fx.Node) and tensor.op == "get_attr" for tensor in given_tensors.values()):
         return None  # a tensor that is computed at each call
-    owners = {str(tensor.target).rpartition(".")[0] for tensor in given.values()}
+    owners = {str(tensor.target).rpartition(".")[0] for tensor in given_tensors.values()}
     owner = modules.get(owners.pop()) if len(owners) == 1 else None
     if owner is None or owner.training:
         return None
-    return FunctionalNorm(owner, {name: _attribute(tensor) for name, tensor in tensors.items()}, eps)
+    return FunctionalNorm(owner, {name: _get_attribute_name(tensor) for name, tensor in tensors.items()}, eps)
 
 
-def _attribute(tensor: Any) -> str | None:
+def _get_attribute_name(tensor: Any) -> str | None:
     return None if tensor is None else str(tensor.target).rpartition(".")[2]

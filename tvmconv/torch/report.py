@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tvmconv.reports.tables import NOTHING, Table, significant
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
 
-PYTORCH = "PyTorch"
-WHOLE = "the whole model"
+PYTORCH_NAME = "PyTorch"
+WHOLE_MODEL = "the whole model"
 
 
 @dataclass(frozen=True)
-class Line:
+class LayerReport:
     """A convolution of a model, with what follows it.
 
     Attributes:
         path: of its module.
         workload: what it computes with what follows it; its text, or "" where it is none.
-        runs: the schedule of the kernel that runs, or `PYTORCH`.
+        runs: the schedule of the kernel that runs, or `PYTORCH_NAME`.
         reason: why it is PyTorch's.
         before: seconds by PyTorch; None where it was not timed.
         after: seconds by our kernel.
@@ -36,10 +36,10 @@ class Line:
     followed_by: str = ""
 
     @property
-    def why(self) -> str:
+    def explanation(self) -> str:
         """Where the kernel's config is from, or why PyTorch runs; and what the kernel leaves to PyTorch."""
-        left = f"followed by {self.followed_by}, which no kernel does" if self.followed_by else ""
-        return "; ".join(filter(None, (self.reason or self.origin, left)))
+        unfused_note = f"followed by {self.followed_by}, which no kernel does" if self.followed_by else ""
+        return "; ".join(filter(None, (self.reason or self.origin, unfused_note)))
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Report:
         notes: what else is worth telling.
     """
 
-    lines: tuple[Line, ...]
+    lines: tuple[LayerReport, ...]
     before: float | None = None
     after: float | None = None
     difference: float | None = None
@@ -68,24 +68,29 @@ class Report:
         rows = [
             (
                 line.path,
-                line.workload or NOTHING,
+                line.workload or EMPTY_CELL,
                 line.runs,
-                *_times(line.before, line.after),
-                line.why or NOTHING,
+                *_format_times(line.before, line.after),
+                line.explanation or EMPTY_CELL,
             )
             for line in self.lines
         ]
         if self.before is not None:
-            rows.append((WHOLE, NOTHING, NOTHING, *_times(self.before, self.after), NOTHING))
-        return Table(headers, rows, left=frozenset({"layer", "workload", "runs", "config, or why"}))
+            rows.append((WHOLE_MODEL, EMPTY_CELL, EMPTY_CELL, *_format_times(self.before, self.after), EMPTY_CELL))
+        return Table(headers, rows, left_aligned=frozenset({"layer", "workload", "runs", "config, or why"}))
 
     def __str__(self) -> str:
-        told = []
+        text_lines = []
         if self.difference is not None:
-            told = [f"For the example, outputs differ from PyTorch's own by {self.difference:.1e} (relative L2)."]
-        return "\n".join([self.table.text(), *told, *self.notes])
+            text_lines = [f"For the example, outputs differ from PyTorch's own by {self.difference:.1e} (relative L2)."]
+        return "\n".join([self.table.format_text(), *text_lines, *self.notes])
 
 
-def _times(before: float | None, after: float | None) -> Sequence[str]:
-    times = [NOTHING if seconds is None else significant(seconds * 1e6) for seconds in (before, after)]
-    return *times, significant(before / after) if before and after else NOTHING
+def _format_times(pytorch_seconds: float | None, tvmconv_seconds: float | None) -> Sequence[str]:
+    times = [
+        EMPTY_CELL if seconds is None else format_significant(seconds * 1e6)
+        for seconds in (pytorch_seconds, tvmconv_seconds)
+    ]
+    return *times, format_significant(
+        pytorch_seconds / tvmconv_seconds
+    ) if pytorch_seconds and tvmconv_seconds else EMPTY_CELL

@@ -16,38 +16,46 @@ import math
 
 import torch
 
-from tvmconv.torch.form import Form
 from tvmconv.torch.operator import Launcher
+from tvmconv.torch.signature import ConvSignature
 
-LOSS = 2.0**-11 / (2 * math.log(2))  # by truncation to 10 bits of mantissa, on average
-DROPPED = 13  # bits
+MEAN_TRUNCATION_LOSS = 2.0**-11 / (2 * math.log(2))  # by truncation to 10 bits of mantissa, on average
+NUM_DROPPED_BITS = 13  # bits
 
 
-def to_tf32(tensor: torch.Tensor) -> torch.Tensor:
+def round_to_tf32(tensor: torch.Tensor) -> torch.Tensor:
     """A float32 tensor rounded to TF32, to nearest, ties to even."""
     bits = tensor.contiguous().view(torch.int32)
-    rounded = bits + (1 << DROPPED - 1) - 1 + ((bits >> DROPPED) & 1)
+    rounded = bits + (1 << NUM_DROPPED_BITS - 1) - 1 + ((bits >> NUM_DROPPED_BITS) & 1)
     rounded = torch.where(tensor.isfinite(), rounded, bits)
-    return (rounded & -(1 << DROPPED)).view(torch.float32)
+    return (rounded & -(1 << NUM_DROPPED_BITS)).view(torch.float32)
 
 
-def for_truncated_inputs(weight: torch.Tensor) -> torch.Tensor:
+def compensate_truncation(weight: torch.Tensor) -> torch.Tensor:
     """A weight in float64 as a kernel reads it that truncates its inputs: in float32, rounded to TF32."""
-    return to_tf32((weight * (1 + LOSS)).float())
+    return round_to_tf32((weight * (1 + MEAN_TRUNCATION_LOSS)).float())
 
 
-def truncates(form: Form, launch: Launcher, place: torch.device) -> bool:
+def is_truncating(signature: ConvSignature, launcher_function: Launcher, torch_device: torch.device) -> bool:
     """Whether a kernel for TF32 truncates its inputs: schedules without tensor cores compute in float32.
 
     It is seen by one run, of an input just above a number of TF32, and a weight that is an identity.
     """
-    below, between = 0.25, 0.25 * (1 + 2.0**-11 + 2.0**-12)  # which would be rounded up
-    x = torch.full(form.x_shape, between, device=place)
-    centre = [size // 2 for size in form.workload.kernel]
-    weight = torch.zeros(form.weight_shape, device=place)
+    representable, unrepresentable = 0.25, 0.25 * (1 + 2.0**-11 + 2.0**-12)  # which would be rounded up
+    x = torch.full(signature.x_shape, unrepresentable, device=torch_device)
+    centre = [size // 2 for size in signature.workload.kernel]
+    weight = torch.zeros(signature.weight_shape, device=torch_device)
     weight[tuple([slice(None), 0, *centre])] = 1
-    bias = torch.zeros(form.workload.O, device=place) if form.takes_bias else None
-    add = form.output(place).zero_() if form.takes_add else None
-    got = launch(form.laid(x), form.laid(weight), bias, add).max().double().cpu()
-    low, high = (form.activated(torch.tensor(value, dtype=torch.float64)) for value in (below, between))
-    return bool((got - low).abs() < (got - high).abs())
+    bias = torch.zeros(signature.workload.O, device=torch_device) if signature.takes_bias else None
+    add = signature.allocate_output(torch_device).zero_() if signature.takes_add else None
+    result = (
+        launcher_function(signature.to_kernel_layout(x), signature.to_kernel_layout(weight), bias, add)
+        .max()
+        .double()
+        .cpu()
+    )
+    distance_below, distance_above = (
+        signature.apply_activations(torch.tensor(value, dtype=torch.float64))
+        for value in (representable, unrepresentable)
+    )
+    return bool((result - distance_below).abs() < (result - distance_above).abs())

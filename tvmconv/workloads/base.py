@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Points:
+class OutputSample:
     """Some outputs of a workload.
 
     Attributes:
         positions: where each lies in the output's memory, counted in elements.
         values: what is right, in float64.
-        allowed: the largest error of a right kernel at each, positive, in float32.
+        max_errors: the largest error of a right kernel at each, positive, in float32.
     """
 
     positions: NDArray[np.int64]
     values: NDArray[np.float64]
-    allowed: NDArray[np.float32]
+    max_errors: NDArray[np.float32]
 
 
 class Workload(Protocol):

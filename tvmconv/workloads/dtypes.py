@@ -25,23 +25,23 @@ class Dtype:
         name: `Workload.dtype`.
         text: in a workload's text.
         storage: element type of the tensors in memory.
-        rounding: unit roundoff of an element before it is multiplied, or of a result as it is stored, whichever is
+        unit_roundoff: unit roundoff of an element before it is multiplied, or of a result as it is stored, whichever is
             coarser: 2^-p for p bits of precision, the leading one included.
     """
 
     name: str
     text: str
     storage: str
-    rounding: float
+    unit_roundoff: float
 
     @property
     def tolerance(self) -> float:
         """The largest relative L2 error of a right result, against float64 on the rounded inputs.
 
-        A store rounds each element by at most `rounding`, and by less than that on average; a product of two operands
-        that are cut off instead of rounded errs by up to four times as much. What is wrong errs by far more.
+        A store rounds each element by at most `unit_roundoff`, and by less than that on average; a product of two
+        operands that are cut off instead of rounded errs by up to four times as much. What is wrong errs by far more.
         """
-        return SUM_TOLERANCE + 4 * self.rounding
+        return SUM_TOLERANCE + 4 * self.unit_roundoff
 
 
 FLOAT32 = Dtype("float32", "f32", "float32", 0.0)
@@ -50,7 +50,7 @@ FLOAT16 = Dtype("float16", "f16", "float16", 2.0**-11)
 BFLOAT16 = Dtype("bfloat16", "bf16", "bfloat16", 2.0**-8)
 
 DTYPES = {dtype.name: dtype for dtype in (FLOAT32, TF32, FLOAT16, BFLOAT16)}
-BY_TEXT = {dtype.text: dtype for dtype in DTYPES.values()}
+DTYPES_BY_TEXT = {dtype.text: dtype for dtype in DTYPES.values()}
 
 
 def round_operand(name: str, array: NDArray[np.float32]) -> NDArray[Any]:
@@ -59,14 +59,14 @@ def round_operand(name: str, array: NDArray[np.float32]) -> NDArray[Any]:
     Those of TF32 lie in memory as float32, with the lower 13 of 23 bits of their mantissa zero.
     """
     if name not in (TF32.name, BFLOAT16.name):
-        return array.astype(numpy_dtype(DTYPES[name].storage), copy=False)
+        return array.astype(get_numpy_dtype(DTYPES[name].storage), copy=False)
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
     if name == BFLOAT16.name:  # as `astype` rounds, which would hold Python's lock
-        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16).view(numpy_dtype("bfloat16"))
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16).view(get_numpy_dtype("bfloat16"))
     return ((bits + 0xFFF + (bits >> 13 & 1)) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
-def widen(array: NDArray[Any]) -> NDArray[np.float64]:
+def widen_to_float64(array: NDArray[Any]) -> NDArray[np.float64]:
     """The same numbers in float64, in an array of their own and in C order."""
     if array.dtype.name != "bfloat16":
         return array.astype(np.float64, order="C")
@@ -74,14 +74,14 @@ def widen(array: NDArray[Any]) -> NDArray[np.float64]:
     return (bits << 16).view(np.float32).astype(np.float64)
 
 
-def checked(name: object) -> Dtype:
+def validate_dtype(name: object) -> Dtype:
     """The dtype of that name; raises WorkloadError."""
     if not isinstance(name, str) or name not in DTYPES:
         raise WorkloadError(f"dtype={quote(name)}: expected one of {', '.join(DTYPES)}")
     return DTYPES[name]
 
 
-def numpy_dtype(name: str) -> np.dtype:
+def get_numpy_dtype(name: str) -> np.dtype:
     """NumPy's dtype of an element type; bfloat16 is the one of ml_dtypes."""
     if name == "bfloat16":
         import ml_dtypes

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Operation:
+class EpilogueOp:
     """One step of an epilogue.
 
     Attributes:
@@ -33,60 +33,60 @@ class Operation:
         compute: from a value in the accumulation dtype, and the argument's element for it if it takes one, to such a
             value, in tensor expressions; imports TVM by itself, if it needs more than operators.
         reference: the same of float64 arrays, which broadcast against each other.
-        takes: what it reads besides: `channel` is a number for each output channel, in the accumulation dtype, and
-            `output` a tensor like the output.
-        adds: whether it adds what it reads, and does nothing else: a sum may begin with that.
+        argument_kind: what it reads besides: `channel` is a number for each output channel, in the accumulation dtype,
+            and `output` a tensor like the output.
+        is_addition: whether it adds what it reads, and does nothing else: a sum may begin with that.
     """
 
     name: str
     compute: Callable[..., tirx.Expr] = field(repr=False)
     reference: Callable[..., NDArray[np.float64]] = field(repr=False)
-    takes: Literal["channel", "output"] | None = None
-    adds: bool = False
+    argument_kind: Literal["channel", "output"] | None = None
+    is_addition: bool = False
 
 
-_registry: dict[str, Operation] = {}
+_registry: dict[str, EpilogueOp] = {}
 
 
-def register(operation: Operation) -> None:
+def register_op(op: EpilogueOp) -> None:
     """Make an operation known, also one of a user's own; raises WorkloadError if its name is taken."""
-    known = _registry.get(operation.name)
-    if known and known.compute.__code__.co_filename != operation.compute.__code__.co_filename:
-        raise WorkloadError(f"there is an epilogue {quote(operation.name)} already")
-    _registry[operation.name] = operation
+    existing = _registry.get(op.name)
+    if existing and existing.compute.__code__.co_filename != op.compute.__code__.co_filename:
+        raise WorkloadError(f"there is an epilogue {quote(op.name)} already")
+    _registry[op.name] = op
 
 
 @functools.cache
-def _load() -> None:
+def _load_op_modules() -> None:
     for module in pkgutil.iter_modules(epilogues.__path__):
         importlib.import_module(f"{epilogues.__name__}.{module.name}")
 
 
-def operations() -> dict[str, Operation]:
+def load_ops() -> dict[str, EpilogueOp]:
     """All operations by name, in alphabetical order, whatever imported them first."""
-    _load()
+    _load_op_modules()
     return dict(sorted(_registry.items()))
 
 
-def checked(names: object) -> tuple[str, ...]:
+def validate_epilogue(names: object) -> tuple[str, ...]:
     """The names of an epilogue's operations, in order; raises WorkloadError."""
-    given = (names,) if isinstance(names, str) else names
-    if not isinstance(given, (tuple, list)):
-        raise WorkloadError(f"epilogue={quote(names)}: expected a list of {', '.join(operations())}")
-    for name in given:
-        if name not in operations():
-            raise WorkloadError(f"epilogue={quote(names)}: expected operations of {', '.join(operations())}")
-        if given.count(name) > 1:
+    op_names = (names,) if isinstance(names, str) else names
+    if not isinstance(op_names, (tuple, list)):
+        raise WorkloadError(f"epilogue={quote(names)}: expected a list of {', '.join(load_ops())}")
+    for name in op_names:
+        if name not in load_ops():
+            raise WorkloadError(f"epilogue={quote(names)}: expected operations of {', '.join(load_ops())}")
+        if op_names.count(name) > 1:
             raise WorkloadError(f"epilogue={quote(names)}: expected {name} at most once")
-    return tuple(given)
+    return tuple(op_names)
 
 
-def steps(names: Sequence[str]) -> list[Operation]:
+def get_ops(names: Sequence[str]) -> list[EpilogueOp]:
     """The operations of an epilogue, in order."""
-    return [operations()[name] for name in names]
+    return [load_ops()[name] for name in names]
 
 
-def compute(names: Sequence[str], value: tirx.Expr, read: Callable[[str], tirx.Expr]) -> tirx.Expr:
+def apply_to_expression(names: Sequence[str], value: tirx.Expr, read: Callable[[str], tirx.Expr]) -> tirx.Expr:
     """Apply an epilogue in tensor expressions.
 
     Args:
@@ -94,12 +94,12 @@ def compute(names: Sequence[str], value: tirx.Expr, read: Callable[[str], tirx.E
         value: a sum, in the accumulation dtype.
         read: from an operation's name to its argument's element for this output, in the accumulation dtype.
     """
-    for operation in steps(names):
-        value = operation.compute(value, read(operation.name)) if operation.takes else operation.compute(value)
+    for op in get_ops(names):
+        value = op.compute(value, read(op.name)) if op.argument_kind else op.compute(value)
     return value
 
 
-def reference(names: Sequence[str], y: NDArray[np.float64], arguments: dict[str, Any]) -> NDArray[np.float64]:
+def apply_to_array(names: Sequence[str], y: NDArray[np.float64], arguments: dict[str, Any]) -> NDArray[np.float64]:
     """Apply an epilogue in float64.
 
     Args:
@@ -107,6 +107,6 @@ def reference(names: Sequence[str], y: NDArray[np.float64], arguments: dict[str,
         y: the sums.
         arguments: of the operations that take one, in float64, by name; they broadcast against `y`.
     """
-    for operation in steps(names):
-        y = operation.reference(y, arguments[operation.name]) if operation.takes else operation.reference(y)
+    for op in get_ops(names):
+        y = op.reference(y, arguments[op.name]) if op.argument_kind else op.reference(y)
     return y

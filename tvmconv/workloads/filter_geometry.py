@@ -11,7 +11,7 @@ import numpy as np
 
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads import dtypes
-from tvmconv.workloads.text import by, check_elements, checked_integers, quote
+from tvmconv.workloads.text import check_elements, join_sizes, quote, validate_integers
 
 CLAMP = "clamp"
 
@@ -51,23 +51,25 @@ class FilterGeometry(ABC):
         """Shape of K."""
 
     def __post_init__(self) -> None:
-        for own in fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
-            if own.name != CLAMP:
-                (number,) = checked_integers(own.name, getattr(self, own.name))
-                object.__setattr__(self, own.name, number)
+        for spec in fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
+            if spec.name != CLAMP:
+                (number,) = validate_integers(spec.name, getattr(self, spec.name))
+                object.__setattr__(self, spec.name, number)
         if not isinstance(self.clamp, (bool, np.bool_)):
             raise WorkloadError(f"clamp={quote(self.clamp)}: expected True or False")
         object.__setattr__(self, CLAMP, bool(self.clamp))
         if any(size % 2 == 0 for size in self.mask):
-            raise WorkloadError(f"mask {quote(by(self.mask_shape))}: expected odd sizes, so that it has a middle")
+            raise WorkloadError(
+                f"mask {quote(join_sizes(self.mask_shape))}: expected odd sizes, so that it has a middle"
+            )
         check_elements("the padded X", self.padded_shape)
 
     @abstractmethod
-    def at(self, line: Any, element: Any) -> tuple[Any, ...]:
+    def element_index(self, row: Any, element: Any) -> tuple[Any, ...]:
         """Where an element of a row of the image lies in X and Y; numbers, or expressions of TVM."""
 
     @abstractmethod
-    def tap(self, r: Any, s: Any) -> tuple[Any, ...]:
+    def mask_index(self, r: Any, s: Any) -> tuple[Any, ...]:
         """Where a tap of the mask lies in K."""
 
     @property
@@ -79,9 +81,9 @@ class FilterGeometry(ABC):
     @property
     def padded_shape(self) -> tuple[int, ...]:
         """Shape of X with the ghost cells that the mask reaches: (n + k - 1,) or (H + R - 1, W + S - 1, C)."""
-        taps = len(self.mask_shape)  # the axes that the mask slides along; what is behind them are channels
-        slid = (n + size - 1 for n, size in zip(self.signal_shape, self.mask_shape, strict=False))
-        return *slid, *self.signal_shape[taps:]
+        num_mask_axes = len(self.mask_shape)  # the axes that the mask slides along; what is behind them are channels
+        padded_sizes = (n + size - 1 for n, size in zip(self.signal_shape, self.mask_shape, strict=False))
+        return *padded_sizes, *self.signal_shape[num_mask_axes:]
 
     @property
     def epilogue(self) -> tuple[str, ...]:

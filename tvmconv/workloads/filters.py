@@ -46,7 +46,7 @@ class Filter(FilterGeometry):
         """
         x, k = inputs
         y = correlate(x.reshape(self.image), k.reshape(self.mask)).reshape(self.signal_shape)
-        return epilogue.reference(self.epilogue, y, {})
+        return epilogue.apply_to_array(self.epilogue, y, {})
 
     def declare(self) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
         """Declare the filter in tensor expressions.
@@ -70,7 +70,7 @@ class Filter(FilterGeometry):
 
         return te.create_prim_func(list(self.declare()))
 
-    def _spell(self, signal: str, mask: str) -> str:
+    def _format_text(self, signal: str, mask: str) -> str:
         return ",".join([f"{self.operator}:{signal}", mask, *([CLAMP] if self.clamp else [])])
 
     @classmethod
@@ -83,7 +83,7 @@ class Filter(FilterGeometry):
         """
 
     @classmethod
-    def _split(cls, text: str) -> tuple[str, str, bool]:
+    def _split_text(cls, text: str) -> tuple[str, str, bool]:
         """The signal and the mask in a text, and whether it ends in the clamp."""
         operator, colon, sizes = text.partition(":")
         pieces = sizes.split(",")

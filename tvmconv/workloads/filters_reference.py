@@ -12,7 +12,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-PIECE = 1 << 17  # elements of float64 that a thread works on at a time
+PIECE_ELEMENTS = 1 << 17  # elements of float64 that a thread works on at a time
 
 
 def correlate(x: NDArray[Any], k: NDArray[Any]) -> NDArray[np.float64]:
@@ -26,34 +26,37 @@ def correlate(x: NDArray[Any], k: NDArray[Any]) -> NDArray[np.float64]:
         The correlation, of the image's shape.
     """
     y = np.empty(x.shape, np.float64)
-    mask = _reaching(k.astype(np.float64), x.shape)
+    mask = _crop_mask(k.astype(np.float64), x.shape)
     with ThreadPoolExecutor() as threads:  # NumPy lets go of the interpreter's lock
-        for _ in threads.map(lambda piece: _fill(y, piece, x, mask), _pieces(x.shape)):
+        for _ in threads.map(lambda piece: _correlate_piece(y, piece, x, mask), _split_image(x.shape)):
             pass
     return y
 
 
-def _reaching(k: NDArray[np.float64], image: tuple[int, ...]) -> NDArray[np.float64]:
+def _crop_mask(k: NDArray[np.float64], image: tuple[int, ...]) -> NDArray[np.float64]:
     """The mask without the taps that, as far from its middle as the image is long, only ever meet zeros."""
     middles = [size // 2 for size in k.shape]
     return k[tuple(slice(max(middle - n + 1, 0), middle + n) for middle, n in zip(middles, image, strict=False))]
 
 
-def _pieces(image: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:
-    """The image's rows and columns in pieces of about `PIECE` elements."""
+def _split_image(image: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:
+    """The image's rows and columns in pieces of about `PIECE_ELEMENTS` elements."""
     height, width, channels = image
-    columns = max(1, min(width, PIECE // channels))
-    rows = max(1, PIECE // (columns * channels))
+    columns = max(1, min(width, PIECE_ELEMENTS // channels))
+    rows = max(1, PIECE_ELEMENTS // (columns * channels))
     for top, left in product(range(0, height, rows), range(0, width, columns)):
         yield slice(top, min(top + rows, height)), slice(left, min(left + columns, width))
 
 
-def _fill(y: NDArray[np.float64], piece: tuple[slice, slice], x: NDArray[Any], k: NDArray[np.float64]) -> None:
+def _correlate_piece(
+    y: NDArray[np.float64], piece: tuple[slice, slice], x: NDArray[Any], k: NDArray[np.float64]
+) -> None:
     """Compute a piece of `y` from the same piece of `x` and its halo."""
-    (rows, above), (columns, beside) = (
-        _reach(part, taps // 2, size) for part, taps, size in zip(piece, k.shape, x.shape, strict=False)
+    (rows, row_padding), (columns, column_padding) = (
+        _clip_halo(piece_slice, taps // 2, size)
+        for piece_slice, taps, size in zip(piece, k.shape, x.shape, strict=False)
     )
-    padded = np.pad(x[rows, columns].astype(np.float64), (above, beside, (0, 0)))
+    padded = np.pad(x[rows, columns].astype(np.float64), (row_padding, column_padding, (0, 0)))
     out = y[piece]
     height, width, _ = out.shape
     out[:] = 0
@@ -61,7 +64,7 @@ def _fill(y: NDArray[np.float64], piece: tuple[slice, slice], x: NDArray[Any], k
         out += tap * padded[r : r + height, s : s + width]
 
 
-def _reach(part: slice, radius: int, size: int) -> tuple[slice, tuple[int, int]]:
+def _clip_halo(piece_slice: slice, radius: int, size: int) -> tuple[slice, tuple[int, int]]:
     """What is there, along one axis, of a part and its halo, and how many zeros are missing before and behind it."""
-    first, last = part.start - radius, part.stop + radius
+    first, last = piece_slice.start - radius, piece_slice.stop + radius
     return slice(max(first, 0), min(last, size)), (max(-first, 0), max(last - size, 0))

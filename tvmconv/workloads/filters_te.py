@@ -17,18 +17,18 @@ def declare(w: FilterGeometry) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
     """Declare X, K and Y; `Filter.declare` tells the stages."""
     X = te.placeholder(w.signal_shape, w.storage, name="X")
     K = te.placeholder(w.mask_shape, w.storage, name="K")
-    taps = len(w.mask_shape)  # the axes that the mask slides along; what is behind them are channels
-    radius = w.radius[-taps:]
-    padded = te.compute(w.padded_shape, lambda *at: _read_padded(X, radius, at), name="padded")
+    num_mask_axes = len(w.mask_shape)  # the axes that the mask slides along; what is behind them are channels
+    radius = w.radius[-num_mask_axes:]
+    padded = te.compute(w.padded_shape, lambda *indices: _read_padded(X, radius, indices), name="padded")
 
-    def read(at: tuple[tirx.Var, ...], tap: tuple[tirx.Var, ...]) -> tirx.Expr:
-        moved = (*(i + j for i, j in zip(at, tap, strict=False)), *at[taps:])
-        return padded[moved]
+    def read_tap(indices: tuple[tirx.Var, ...], tap_indices: tuple[tirx.Var, ...]) -> tirx.Expr:
+        shifted = (*(i + j for i, j in zip(indices, tap_indices, strict=False)), *indices[num_mask_axes:])
+        return padded[shifted]
 
-    return X, K, correlation(w, K, read)
+    return X, K, declare_correlation(w, K, read_tap)
 
 
-def correlation(
+def declare_correlation(
     w: FilterGeometry, K: te.Tensor, read: Callable[[tuple[tirx.Var, ...], tuple[tirx.Var, ...]], tirx.Expr]
 ) -> te.Tensor:
     """Y, and `sum` before it.
@@ -36,26 +36,28 @@ def correlation(
     Args:
         w: the workload.
         K: the mask.
-        read: `f(at, tap)`, what the tap with an index of K is multiplied by for the output with an index of Y.
+        read: `f(indices, tap)`, what the tap with an index of K is multiplied by for the output with an index of Y.
     """
     names = ("r", "s")[-len(w.mask_shape) :]
     axes = tuple(te.reduce_axis((0, size), name) for size, name in zip(w.mask_shape, names, strict=True))
     taps = tuple(axis.var for axis in axes)
-    total = te.compute(w.signal_shape, lambda *at: te.sum(read(at, taps) * K[taps], axis=list(axes)), name="sum")
-    return te.compute(w.signal_shape, lambda *at: finished(w, total[at]), name="Y")
+    sum_tensor = te.compute(
+        w.signal_shape, lambda *indices: te.sum(read(indices, taps) * K[taps], axis=list(axes)), name="sum"
+    )
+    return te.compute(w.signal_shape, lambda *indices: apply_epilogue(w, sum_tensor[indices]), name="Y")
 
 
-def finished(w: FilterGeometry, value: tirx.Expr) -> tirx.Expr:
+def apply_epilogue(w: FilterGeometry, value: tirx.Expr) -> tirx.Expr:
     """A sum with the filter's epilogue, whose operations have no arguments."""
 
     def read(name: str) -> tirx.Expr:
         raise ValueError(f"{name} is no argument of {w.operator}")
 
-    return epilogue.compute(w.epilogue, value, read)
+    return epilogue.apply_to_expression(w.epilogue, value, read)
 
 
-def _read_padded(X: te.Tensor, radius: tuple[int, ...], at: tuple[tirx.Var, ...]) -> tirx.Expr:
+def _read_padded(X: te.Tensor, radius: tuple[int, ...], indices: tuple[tirx.Var, ...]) -> tirx.Expr:
     """X at a place among its ghost cells, tested along those axes only that have any."""
-    moved = (*(i - r for i, r in zip(at, radius, strict=False)), *at[len(radius) :])
-    tests = [te.all(i >= r, i < r + n) for i, r, n in zip(at, radius, X.shape, strict=False) if r]
-    return te.if_then_else(te.all(*tests), X[moved], tirx.const(0.0, X.dtype)) if tests else X[moved]
+    shifted = (*(i - r for i, r in zip(indices, radius, strict=False)), *indices[len(radius) :])
+    tests = [te.all(i >= r, i < r + n) for i, r, n in zip(indices, radius, X.shape, strict=False) if r]
+    return te.if_then_else(te.all(*tests), X[shifted], tirx.const(0.0, X.dtype)) if tests else X[shifted]

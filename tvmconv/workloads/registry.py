@@ -25,23 +25,23 @@ def operator(workload: W) -> W:
     Raises:
         WorkloadError: there is another one of that name.
     """
-    known = _registry.get(workload.operator)
-    if known and known.__module__ != workload.__module__:
+    existing = _registry.get(workload.operator)
+    if existing and existing.__module__ != workload.__module__:
         name = quote(workload.operator)
-        raise WorkloadError(f"operator {name} is defined in {known.__module__} and {workload.__module__}")
+        raise WorkloadError(f"operator {name} is defined in {existing.__module__} and {workload.__module__}")
     _registry[workload.operator] = workload
     return workload
 
 
 @functools.cache
-def _load() -> None:
+def _load_operators() -> None:
     for module in pkgutil.iter_modules(folder.__path__):
         importlib.import_module(f"{folder.__name__}.{module.name}")
 
 
 def operators() -> dict[str, type[Workload]]:
     """All classes of workloads by the names of their operators."""
-    _load()
+    _load_operators()
     return dict(_registry)
 
 
@@ -51,15 +51,17 @@ def parse(text: str) -> Workload:
     Raises:
         WorkloadError: the operator is unknown, the text malformed, or its numbers contradict each other.
     """
-    known = operators()
+    workload_classes = operators()
     if not isinstance(text, str):
-        raise WorkloadError(f"expected the text of a workload, as in {known['conv2d'].EXAMPLE}, not {quote(text)}")
+        raise WorkloadError(
+            f"expected the text of a workload, as in {workload_classes['conv2d'].EXAMPLE}, not {quote(text)}"
+        )
     name, colon, _ = text.partition(":")
     if not colon:
-        raise WorkloadError(f"{quote(text)}: expected OPERATOR:SIZES, as in {known['conv2d'].EXAMPLE}")
-    if name not in known:
-        raise WorkloadError(f"unknown operator {quote(name)}: expected one of {', '.join(known)}")
-    return known[name].parse(text)
+        raise WorkloadError(f"{quote(text)}: expected OPERATOR:SIZES, as in {workload_classes['conv2d'].EXAMPLE}")
+    if name not in workload_classes:
+        raise WorkloadError(f"unknown operator {quote(name)}: expected one of {', '.join(workload_classes)}")
+    return workload_classes[name].parse(text)
 
 
 def as_workload(workload: Workload | str) -> Workload:

@@ -21,9 +21,9 @@ from tvmconv.workloads.registry import parse
 from tvmconv.workloads.text import quote
 
 FILE_EXAMPLE = '[{"name": "conv1", "text": "conv2d:1x3x224x224,64x3x7x7,s2,p3", "count": 1}]'
-LONGEST_NAME = 100
+MAX_NAME_LENGTH = 100
 MAX_COUNT = 10**6  # layers of a network that compute the same
-FILTERS_HAVE = {"N": 1, "dtype": dtypes.FLOAT32.name, "epilogue": ()}
+FILTER_OPTIONS = {"N": 1, "dtype": dtypes.FLOAT32.name, "epilogue": ()}
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Variant:
+class SuiteVariant:
     """What all convolutions of a suite shall have instead of their own; None for what they have.
 
     Attributes:
@@ -57,36 +57,36 @@ class Variant:
     layout: str | None = None
     epilogue: tuple[str, ...] | None = None
 
-    def of(self, w: Workload) -> Workload:
+    def apply_to(self, w: Workload) -> Workload:
         """A workload with what this says; raises WorkloadError for a filter, which has nothing of it."""
-        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        options = {option_field.name: getattr(self, option_field.name) for option_field in fields(self)}
         changed: dict[str, Any] = {
-            ("N" if name == "batch" else name): value for name, value in given.items() if value is not None
+            ("N" if name == "batch" else name): value for name, value in options.items() if value is not None
         }
         if isinstance(w, Conv):
             convolution: Any = w  # of an operator's dataclass
             return replace(convolution, **changed)
-        if others := {name: value for name, value in changed.items() if value != FILTERS_HAVE.get(name)}:
-            name, value = next(iter(others.items()))
+        if unsupported := {name: value for name, value in changed.items() if value != FILTER_OPTIONS.get(name)}:
+            name, value = next(iter(unsupported.items()))
             raise WorkloadError(f"{name}={quote(value)} is for convolutions alone, not for {w.operator}")
         return w
 
-    def text(self, layers: Iterable[Layer]) -> str:
+    def format_suffix(self, layers: Iterable[Layer]) -> str:
         """What tells the variant of these layers from the layers themselves: `f16-nhwc-b32-bias-relu`; "" for nothing.
 
         A filter is what it is in any variant.
         """
         convolutions = [layer.workload for layer in layers if isinstance(layer.workload, Conv)]
-        parts = []
+        words = []
         if self.dtype is not None and any(w.dtype != self.dtype for w in convolutions):
-            parts.append(dtypes.checked(self.dtype).text)
+            words.append(dtypes.validate_dtype(self.dtype).text)
         if self.layout is not None and any(w.layout != self.layout for w in convolutions):
-            parts.append(self.layout)
+            words.append(self.layout)
         if self.batch is not None and any(self.batch != w.N for w in convolutions):
-            parts.append(f"b{self.batch}")
+            words.append(f"b{self.batch}")
         if self.epilogue is not None and any(w.epilogue != self.epilogue for w in convolutions):
-            parts += self.epilogue or ("bare",)
-        return "-".join(parts)
+            words += self.epilogue or ("bare",)
+        return "-".join(words)
 
 
 def suite(
@@ -113,10 +113,10 @@ def suite(
     """
     if not isinstance(name, str):
         raise WorkloadError(f"expected the name of a suite or of a file NAME.json, not {quote(name)}")
-    return distinct(walk(name, Variant(batch, dtype, layout, epilogue)))
+    return merge_equal_layers(iterate_layers(name, SuiteVariant(batch, dtype, layout, epilogue)))
 
 
-def walk(name: str, variant: Variant | None = None) -> tuple[Layer, ...]:
+def iterate_layers(name: str, variant: SuiteVariant | None = None) -> tuple[Layer, ...]:
     """All layers of a suite, in the network's order, equal ones as well; of a file, its own with their counts.
 
     Args:
@@ -127,22 +127,25 @@ def walk(name: str, variant: Variant | None = None) -> tuple[Layer, ...]:
         WorkloadError: as for `suite`.
         OSError: the file cannot be read.
     """
-    how = variant or Variant()
+    suite_variant = variant or SuiteVariant()
     if name in SUITES:
-        walked = [Layer(layer, workload, 1) for layer, workload in SUITES[name](1 if how.batch is None else how.batch)]
-    elif is_file(name):
-        walked = list(read_suite(Path(name)))
+        layers = [
+            Layer(layer, workload, 1)
+            for layer, workload in SUITES[name](1 if suite_variant.batch is None else suite_variant.batch)
+        ]
+    elif is_suite_file(name):
+        layers = list(read_suite(Path(name)))
     else:
         raise WorkloadError(f"unknown suite {quote(name)}: expected one of {', '.join(SUITES)}, or a file NAME.json")
-    return in_variant(walked, how)
+    return apply_variant(layers, suite_variant)
 
 
-def in_variant(layers: Iterable[Layer], variant: Variant) -> tuple[Layer, ...]:
+def apply_variant(layers: Iterable[Layer], variant: SuiteVariant) -> tuple[Layer, ...]:
     """Layers with what a variant says; raises WorkloadError where a workload has no such variant."""
-    return tuple(replace(layer, workload=variant.of(layer.workload)) for layer in layers)
+    return tuple(replace(layer, workload=variant.apply_to(layer.workload)) for layer in layers)
 
 
-def is_file(name: str) -> bool:
+def is_suite_file(name: str) -> bool:
     """Whether a suite's name is the path of a file."""
     return name not in SUITES and (name.endswith(".json") or Path(name).is_file())
 
@@ -157,37 +160,39 @@ def read_suite(file: Path) -> tuple[Layer, ...]:
         OSError: it cannot be read.
     """
     try:
-        given = jsonfile.read(file).value
+        data = jsonfile.read_json(file).value
     except JsonError as error:
         raise WorkloadError(f"{file} is no suite, expected JSON such as {FILE_EXAMPLE}: {error}") from error
-    if not isinstance(given, list) or not given:
+    if not isinstance(data, list) or not data:
         raise WorkloadError(f"{file} is no suite: expected a list of layers, as in {FILE_EXAMPLE}")
     layers = []
-    for number, each in enumerate(given, 1):
+    for number, entry in enumerate(data, 1):
         try:
-            layers.append(_layer(each))
+            layers.append(_parse_layer(entry))
         except WorkloadError as error:
             raise WorkloadError(f"{file}, layer {number}: {error}") from error
-    name, times = Counter(layer.name for layer in layers).most_common(1)[0]
-    if times > 1:
-        raise WorkloadError(f"{file}: {times} layers are named {quote(name)}, expected a name of its own for each")
+    name, num_duplicates = Counter(layer.name for layer in layers).most_common(1)[0]
+    if num_duplicates > 1:
+        raise WorkloadError(
+            f"{file}: {num_duplicates} layers are named {quote(name)}, expected a name of its own for each"
+        )
     return tuple(layers)
 
 
 def write_suite(layers: Iterable[Layer], file: Path) -> None:
     """Write layers to a file as `read_suite` reads it, one a line; raises OSError."""
-    given = ({"name": layer.name, "text": layer.workload.text, "count": layer.count} for layer in layers)
-    lines = ",\n".join(json.dumps(each, ensure_ascii=False) for each in given)
+    entries = ({"name": layer.name, "text": layer.workload.text, "count": layer.count} for layer in layers)
+    lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in entries)
     file.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
-def _layer(given: Any) -> Layer:
+def _parse_layer(data: Any) -> Layer:
     """A layer as a file has it."""
-    if not isinstance(given, dict):
-        raise WorkloadError(f"{quote(given)}: expected an object, as in {FILE_EXAMPLE}")
-    name, text, count = given.get("name"), given.get("text"), given.get("count", 1)
-    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable() or "|" in name:
-        raise WorkloadError(f"name={quote(name)}: expected up to {LONGEST_NAME} printable characters without |")
+    if not isinstance(data, dict):
+        raise WorkloadError(f"{quote(data)}: expected an object, as in {FILE_EXAMPLE}")
+    name, text, count = data.get("name"), data.get("text"), data.get("count", 1)
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable() or "|" in name:
+        raise WorkloadError(f"name={quote(name)}: expected up to {MAX_NAME_LENGTH} printable characters without |")
     if not isinstance(text, str):
         raise WorkloadError(f"text={quote(text)}: expected the text of a workload, as in {Conv2d.EXAMPLE}")
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -197,10 +202,10 @@ def _layer(given: Any) -> Layer:
     return Layer(name, parse(text), count)
 
 
-def distinct(layers: Iterable[Layer]) -> tuple[Layer, ...]:
+def merge_equal_layers(layers: Iterable[Layer]) -> tuple[Layer, ...]:
     """Each workload once, under the name of the first layer that has it."""
-    found: dict[Workload, Layer] = {}
+    layer_by_workload: dict[Workload, Layer] = {}
     for layer in layers:
-        first = found.get(layer.workload)
-        found[layer.workload] = replace(first, count=first.count + layer.count) if first else layer
-    return tuple(found.values())
+        first = layer_by_workload.get(layer.workload)
+        layer_by_workload[layer.workload] = replace(first, count=first.count + layer.count) if first else layer
+    return tuple(layer_by_workload.values())

@@ -13,7 +13,7 @@ QUOTED_LENGTH = 60
 MAX_DIGITS = 10  # enough for every number that a 32-bit index reaches
 
 
-def by(numbers: Sequence[int]) -> str:
+def join_sizes(numbers: Sequence[int]) -> str:
     """(1, 64, 56, 56) as `1x64x56x56`."""
     return "x".join(map(str, numbers))
 
@@ -27,49 +27,49 @@ def quote(value: object) -> str:
     return printed if len(printed) <= QUOTED_LENGTH else printed[:QUOTED_LENGTH] + "…"
 
 
-def integers(piece: str, lengths: Container[int], expected: str) -> tuple[int, ...]:
+def parse_integers(text: str, lengths: Container[int], expected: str) -> tuple[int, ...]:
     """Read integers joined by `x`, such as `1x64x56x56`.
 
     Args:
-        piece: the text to read.
+        text: the text to read.
         lengths: how many integers there may be.
         expected: what would be right, for the message.
 
     Raises:
-        WorkloadError: `piece` holds anything but ASCII digits and `x`, or another number of integers.
+        WorkloadError: `text` holds anything but ASCII digits and `x`, or another number of integers.
     """
-    fields = piece.split("x")
+    fields = text.split("x")
     if len(fields) not in lengths or not all(field.isascii() and field.isdigit() for field in fields):
-        raise WorkloadError(f"{quote(piece)}: expected {expected}")
+        raise WorkloadError(f"{quote(text)}: expected {expected}")
     if any(len(field) > MAX_DIGITS for field in fields):
-        raise WorkloadError(f"{quote(piece)}: expected numbers of at most {MAX_DIGITS} digits")
+        raise WorkloadError(f"{quote(text)}: expected numbers of at most {MAX_DIGITS} digits")
     return tuple(int(field) for field in fields)
 
 
-def checked_integers(name: str, given: object, lengths: Sequence[int] = (1,), least: int = 1) -> tuple[int, ...]:
+def validate_integers(name: str, value: object, lengths: Sequence[int] = (1,), minimum: int = 1) -> tuple[int, ...]:
     """The integers of a workload's field, as plain ints.
 
     Args:
         name: of the field.
-        given: an integer, also one of NumPy's, or a tuple or list of them.
+        value: an integer, also one of NumPy's, or a tuple or list of them.
         lengths: how many there may be, in ascending order.
-        least: the smallest that each may be.
+        minimum: the smallest that each may be.
 
     Raises:
         WorkloadError: it is something else, or a number is out of range.
     """
-    values = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     if len(values) not in lengths or any(isinstance(v, bool) or not isinstance(v, Integral) for v in values):
-        raise WorkloadError(f"{name}={quote(given)}: expected {count(lengths)}")
-    if any(abs(value) > MAX_ELEMENTS for value in values):
+        raise WorkloadError(f"{name}={quote(value)}: expected {describe_count(lengths)}")
+    if any(abs(number) > MAX_ELEMENTS for number in values):
         raise WorkloadError(f"{name} is past {MAX_ELEMENTS}, the largest that TVM's 32-bit index reaches")
-    if min(values) < least:
-        raise WorkloadError(f"{name}={quote(given)}: expected at least {least}")
-    return tuple(int(value) for value in values)
+    if min(values) < minimum:
+        raise WorkloadError(f"{name}={quote(value)}: expected at least {minimum}")
+    return tuple(int(number) for number in values)
 
 
-def count(lengths: Sequence[int]) -> str:
-    """(1, 2) as `1 or 2 integers`."""
+def describe_count(lengths: Sequence[int]) -> str:
+    """(1, 2) as `1 or 2 parse_integers`."""
     return f"{' or '.join(map(str, lengths))} integer{'s' if lengths[-1] > 1 else ''}"
 
 
@@ -77,6 +77,6 @@ def check_elements(name: str, shape: Sequence[int]) -> None:
     """Raise WorkloadError for a tensor with more elements than TVM indexes."""
     if math.prod(shape) > MAX_ELEMENTS:
         raise WorkloadError(
-            f"{name} of {by(shape)} has {math.prod(shape)} elements: expected at most {MAX_ELEMENTS}, "
+            f"{name} of {join_sizes(shape)} has {math.prod(shape)} elements: expected at most {MAX_ELEMENTS}, "
             "which TVM's 32-bit index reaches"
         )

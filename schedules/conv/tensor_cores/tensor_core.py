@@ -32,29 +32,45 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import IndexMap, const
 
-from tvmconv import gpu
-from tvmconv.gpu import WARP
-from tvmconv.knobs import Knobs
-from tvmconv.library import schedule
+from tvmconv import gpu_specs
+from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.registry import schedule
+from tvmconv.space import Knobs
 from tvmconv.workloads import Conv
-from tvmconv.workloads.declaration import OUTPUT, TAPS
+from tvmconv.workloads.conv_te import OUTPUT_AXES, TAP_AXES
 from tvmconv.workloads.layout import CHANNELS_FIRST
 
-from ...vocabulary import bind_grid, inline_consumers, inline_producers
-from ..plan import ASYNC_BYTES
-from ..sums import add_up
-from ..tiles import element_bytes
-from .intrinsics import REGISTERS, SHARED, SIDE, Layout, intrinsics, sums_layout
-from .tensor_plan import AHEAD, COPIED, SUM_ROW, ask, channels_last, copies_16_bytes, summed, usage
+from ...primitives import bind_grid, inline_consumers, inline_producers
+from ..axis_tiles import get_element_bytes
+from ..direct_config import MIN_ASYNC_COPY_BYTES
+from ..reduction import reduce_partials
+from .tensor_intrinsics import (
+    SHARED_SCOPE,
+    TILE_SIZE,
+    WARP_SCOPE,
+    FragmentLayout,
+    accumulator_layout,
+    register_intrinsics,
+)
+from .tensorized_config import (
+    ACCUMULATOR_ROW_PADDING_WORDS,
+    COPY_BYTES,
+    PREFETCH,
+    can_copy_16_bytes,
+    compute_usage,
+    declare_knobs,
+    get_reduction_extents,
+    is_channels_last,
+)
 
-ROWS = 8  # of 16 bytes, that ldmatrix reads together, and eight lanes copy
-STORED = 4  # neighbouring sums that a lane stores
+LDMATRIX_ROWS = 8  # of 16 bytes, that ldmatrix reads together, and eight lanes copy
+STORE_VECTOR = 4  # neighbouring sums that a lane stores
 ZERO = const(0, "int32")
 
 
-def sums_products(w: Conv) -> bool:
+def has_reduction(w: Conv) -> bool:
     """Whether an output is the sum of several products."""
-    return math.prod(summed(w)) > 1
+    return math.prod(get_reduction_extents(w)) > 1
 
 
 @schedule(
@@ -62,81 +78,91 @@ def sums_products(w: Conv) -> bool:
     "conv2d",
     "conv3d",
     dtypes=("float16", "bfloat16", "tf32"),
-    usage=usage,
-    condition=sums_products,
-    promising=lambda w: w.layout == CHANNELS_FIRST and w.groups < w.O,  # of others, `mma_sync` is faster
-    kinds=("cuda",),
-    since=80,
+    usage=compute_usage,
+    condition=has_reduction,
+    search_if=lambda w: w.layout == CHANNELS_FIRST and w.groups < w.O,  # of others, `mma_sync` is faster
+    device_kinds=("cuda",),
+    min_arch=80,
 )
 def tensor_core(s: Schedule, w: Conv, k: Knobs) -> None:
     """Rows and columns are tiled as (block, warp, tile, row or column of it), the reduction as (step, slice, depth)."""
-    plan, tensor = ask(k, w), intrinsics(w.storage)
-    (rows, row_warps), (columns, column_warps) = plan.sides(w)
+    config, tensor_intrinsics = declare_knobs(k, w), register_intrinsics(w.storage)
+    (block_rows, row_warps), (columns, column_warps) = config.rows_and_columns(w)
 
     # A product of matrices, padded to whole tiles, of operands that are staged in shared memory.
-    product = as_product(s, w)
-    s.pad_einsum(product, [1, rows, columns, 1, plan.block_k * plan.split_k])
-    if plan.split_k > 1:
-        product = split_over_blocks(s, product, plan.split_k)
-    copies = [s.cache_read(product, operand, SHARED) for operand in (0, 1)]
-    for copy in copies:
-        inline_producers(s, copy)
+    product = convert_to_matrix_product(s, w)
+    s.pad_einsum(product, [1, block_rows, columns, 1, config.block_k * config.split_k])
+    if config.split_k > 1:
+        product = split_k_over_blocks(s, product, config.split_k)
+    smem_copies = [s.cache_read(product, operand, SHARED_SCOPE) for operand in (0, 1)]
+    for smem_copy in smem_copies:
+        inline_producers(s, smem_copy)
 
     # Blocks, warps and steps, around the product of two tiles.
-    *outer, row, column, tap, depth = s.get_loops(product)
-    row, row_warp, row_tile, i = s.split(row, [None, row_warps, rows // row_warps // SIDE, SIDE])
-    column, column_warp, column_tile, j = s.split(column, [None, column_warps, columns // column_warps // SIDE, SIDE])
-    step, piece, d = s.split(depth, [None, plan.block_k // tensor.depth, tensor.depth])
-    grid = (column, row) if channels_last(w) else (row, column)
-    s.reorder(*outer, *grid, row_warp, column_warp, tap, step, piece, row_tile, column_tile, i, j, d)
+    *outer_loops, row, column, tap, depth = s.get_loops(product)
+    row, row_warp, row_tile, i = s.split(row, [None, row_warps, block_rows // row_warps // TILE_SIZE, TILE_SIZE])
+    column, column_warp, column_tile, j = s.split(
+        column, [None, column_warps, columns // column_warps // TILE_SIZE, TILE_SIZE]
+    )
+    k_tile, mma_k_slice, d = s.split(depth, [None, config.block_k // tensor_intrinsics.mma_k, tensor_intrinsics.mma_k])
+    grid = (column, row) if is_channels_last(w) else (row, column)
+    s.reorder(*outer_loops, *grid, row_warp, column_warp, tap, k_tile, mma_k_slice, row_tile, column_tile, i, j, d)
     product = s.blockize(i)
-    step = s.fuse(tap, step)
-    bind_grid(s, s.fuse(*outer), *grid)
+    k_tile = s.fuse(tap, k_tile)
+    bind_grid(s, s.fuse(*outer_loops), *grid)
     warp = s.fuse(row_warp, column_warp)
     s.bind(warp, "threadIdx.y")
 
     # The way of the operands: shared memory at each step, registers at each slice. The way of the sums back.
-    store = s.cache_write(product, 0, SHARED)
-    sums = s.cache_write(product, 0, REGISTERS)
-    for block in (sums, store):
+    smem_store = s.cache_write(product, 0, SHARED_SCOPE)
+    accumulators = s.cache_write(product, 0, WARP_SCOPE)
+    for block in (accumulators, smem_store):
         s.reverse_compute_at(block, warp)
-    loads = [s.cache_read(product, operand, REGISTERS) for operand in (0, 1)]
-    for load in loads:
-        s.compute_at(load, piece)
-    for copy, by_row in zip(copies, (w.layout == "nhwc", True), strict=True):
-        s.compute_at(copy, step)
-        copy_together(s, w, copy, plan.warps, by_row=by_row)
-    store_together(s, w, store, is_final=plan.split_k == 1)
+    fragment_loads = [s.cache_read(product, operand, WARP_SCOPE) for operand in (0, 1)]
+    for fragment_load in fragment_loads:
+        s.compute_at(fragment_load, mma_k_slice)
+    for smem_copy, by_row in zip(smem_copies, (w.layout == "nhwc", True), strict=True):
+        s.compute_at(smem_copy, k_tile)
+        cooperative_copy_rows(s, w, smem_copy, config.warps, is_row_contiguous=by_row)
+    cooperative_store(s, w, smem_store, is_final=config.split_k == 1)
 
     # Tiles become instructions.
-    sides = [(tensor.rows, tensor.rows_layout), (tensor.columns, tensor.columns_layout)]
-    for load, (name, layout) in zip(loads, sides if channels_last(w) else reversed(sides), strict=True):
-        s.transform_layout(load, ("write", 0), spread_over_lanes(layout, tensor.depth))
-        s.tensorize(tiles(s, load, tensor.depth), name)
-    s.transform_layout(sums, ("read", 0), spread_over_lanes(sums_layout, SIDE))
-    sums = tiles(s, sums, SIDE)
-    s.storage_align(sums, 0, axis=-2, factor=gpu.BANKS, offset=SUM_ROW)
-    s.tensorize(sums, tensor.store)
-    (clear,) = s.get_child_blocks(s.decompose_reduction(product, step))
-    s.tensorize(s.get_loops(clear)[-2], tensor.clear)
+    fragment_loaders = [
+        (tensor_intrinsics.rows, tensor_intrinsics.rows_layout),
+        (tensor_intrinsics.columns, tensor_intrinsics.columns_layout),
+    ]
+    for fragment_load, (name, layout) in zip(
+        fragment_loads, fragment_loaders if is_channels_last(w) else reversed(fragment_loaders), strict=True
+    ):
+        s.transform_layout(fragment_load, ("write", 0), make_lane_map(layout, tensor_intrinsics.mma_k))
+        s.tensorize(blockize_tiles(s, fragment_load, tensor_intrinsics.mma_k), name)
+    s.transform_layout(accumulators, ("read", 0), make_lane_map(accumulator_layout, TILE_SIZE))
+    accumulators = blockize_tiles(s, accumulators, TILE_SIZE)
+    s.storage_align(accumulators, 0, axis=-2, factor=gpu_specs.NUM_BANKS, offset=ACCUMULATOR_ROW_PADDING_WORDS)
+    s.tensorize(accumulators, tensor_intrinsics.store)
+    (clear,) = s.get_child_blocks(s.decompose_reduction(product, k_tile))
+    s.tensorize(s.get_loops(clear)[-2], tensor_intrinsics.clear)
     (multiply,) = s.get_child_blocks(product)
-    s.tensorize(s.get_loops(multiply)[-3], tensor.multiply if channels_last(w) else tensor.multiply_columns)
+    s.tensorize(
+        s.get_loops(multiply)[-3],
+        tensor_intrinsics.multiply if is_channels_last(w) else tensor_intrinsics.multiply_columns,
+    )
 
     # Copies run ahead of the products.
-    last = plan.stages - 1
-    if plan.fragments == AHEAD:
-        pipeline(s, piece, stages=[0, 0, 1], order=[0, 1, 2])
-        pipeline(s, step, stages=[0, 0, last - 1, last, last], order=[0, 1, 3, 2, 4])
+    last_stage = config.stages - 1
+    if config.fragments == PREFETCH:
+        annotate_pipeline(s, mma_k_slice, stages=[0, 0, 1], order=[0, 1, 2])
+        annotate_pipeline(s, k_tile, stages=[0, 0, last_stage - 1, last_stage, last_stage], order=[0, 1, 3, 2, 4])
     else:
-        s.unroll(piece)
-        pipeline(s, step, stages=[0, 0, last], order=[0, 1, 2])
-    if copies_16_bytes(w) or element_bytes(w) >= ASYNC_BYTES:
-        s.annotate(step, "software_pipeline_async_stages", [0])
+        s.unroll(mma_k_slice)
+        annotate_pipeline(s, k_tile, stages=[0, 0, last_stage], order=[0, 1, 2])
+    if can_copy_16_bytes(w) or get_element_bytes(w) >= MIN_ASYNC_COPY_BYTES:
+        s.annotate(k_tile, "software_pipeline_async_stages", [0])
     for loop in (row_tile, column_tile):
         s.unroll(loop)
 
 
-def as_product(s: Schedule, w: Conv) -> SBlockRV:
+def convert_to_matrix_product(s: Schedule, w: Conv) -> SBlockRV:
     """Turn the convolution into a product of matrices.
 
     Returns:
@@ -145,129 +171,136 @@ def as_product(s: Schedule, w: Conv) -> SBlockRV:
     """
     conv = s.get_sblock("sum")
     group, channel = {"v_g": 1}, {"v_o": 1}
-    pixel = strides({"n": w.N, **dict(zip(OUTPUT[w.rank], w.out, strict=True))})
-    taps, channels = dict(zip(TAPS[w.rank], w.kernel, strict=True)), {"rc": w.C // w.groups}
-    if copies_16_bytes(w):
-        tap, depth = strides(taps), strides(channels)
+    pixel = make_axis_strides({"n": w.N, **dict(zip(OUTPUT_AXES[w.spatial_ndim], w.output_size, strict=True))})
+    taps, channels = dict(zip(TAP_AXES[w.spatial_ndim], w.kernel, strict=True)), {"rc": w.C // w.groups}
+    if can_copy_16_bytes(w):
+        tap, depth = make_axis_strides(taps), make_axis_strides(channels)
     else:  # in the order in which the weight lies in memory
-        tap, depth = {}, strides({**taps, **channels} if channels_last(w) else {**channels, **taps})
-    rows, columns = (pixel, channel) if channels_last(w) else (channel, pixel)
+        tap, depth = {}, make_axis_strides({**taps, **channels} if is_channels_last(w) else {**channels, **taps})
+    rows, columns = (pixel, channel) if is_channels_last(w) else (channel, pixel)
     operands = ((group, tap, pixel, depth), (group, tap, channel, depth))
-    for kind, number, roles in (
+    for kind, operand_idx, roles in (
         ("read", 0, operands[0]),
         ("read", 1, operands[1]),
         ("write", 0, (group, rows, columns)),
     ):
-        s.reindex(conv, (kind, number))
+        s.reindex(conv, (kind, operand_idx))
         block = s.get(conv)
-        region = (block.reads if kind == "read" else block.writes)[number].region
-        s.transform_layout(conv, (kind, number), flattened([index.min.name for index in region], roles))
-    own = [axis.var.name for axis in s.get(conv).iter_vars]
-    s.transform_block_layout(conv, flattened(own, (group, rows, columns, tap, depth)))
+        region = (block.reads if kind == "read" else block.writes)[operand_idx].region
+        s.transform_layout(conv, (kind, operand_idx), make_flattening_map([index.min.name for index in region], roles))
+    iter_var_names = [axis.var.name for axis in s.get(conv).iter_vars]
+    s.transform_block_layout(conv, make_flattening_map(iter_var_names, (group, rows, columns, tap, depth)))
     # The output is written over (group, channel) from now on. Over all channels, TVM would forget which of a group's
     # are padding, as soon as some are, and store them to the next group.
-    (result,) = s.get_consumers(conv)
-    inline_consumers(s, result)
+    (output_block,) = s.get_consumers(conv)
+    inline_consumers(s, output_block)
     return conv
 
 
-Role = Mapping[str, int]  # axes that are flattened into one, and how far apart their neighbours are there
+AxisStrides = Mapping[str, int]  # axes that are flattened into one, and how far apart their neighbours are there
 
 
-def strides(sizes: Mapping[str, int]) -> Role:
+def make_axis_strides(extents_by_axis: Mapping[str, int]) -> AxisStrides:
     """The role that all of these axes have together, the last of them innermost.
 
     Axes of extent 1 have no part in it: TVM would find no index in it where all are. One of them that a view always has
     is there for them.
     """
-    names, extents = list(sizes), list(sizes.values())
-    role = {f"v_{name}": math.prod(extents[place + 1 :]) for place, name in enumerate(names) if extents[place] > 1}
-    return role or {f"v_{name}": 1 for name in names if name in ("n", "rc")}
+    names, extents = list(extents_by_axis), list(extents_by_axis.values())
+    axis_strides = {
+        f"v_{name}": math.prod(extents[axis_idx + 1 :]) for axis_idx, name in enumerate(names) if extents[axis_idx] > 1
+    }
+    return axis_strides or {f"v_{name}": 1 for name in names if name in ("n", "rc")}
 
 
-def flattened(axes: Sequence[str], roles: Sequence[Role]) -> IndexMap:
+def make_flattening_map(axis_names: Sequence[str], axis_strides: Sequence[AxisStrides]) -> IndexMap:
     """The map from axes to one for each role."""
 
     def index_map(*indices: Expr) -> list[Expr]:
-        at = dict(zip(axes, indices, strict=True))
-        return [sum((at[axis] * stride for axis, stride in role.items() if axis in at), ZERO) for role in roles]
+        index_by_axis = dict(zip(axis_names, indices, strict=True))
+        return [
+            sum((index_by_axis[axis] * stride for axis, stride in role.items() if axis in index_by_axis), ZERO)
+            for role in axis_strides
+        ]
 
-    return IndexMap.from_func(index_map, ndim=len(axes), index_dtype="int32")
+    return IndexMap.from_func(index_map, ndim=len(axis_names), index_dtype="int32")
 
 
-def split_over_blocks(s: Schedule, total: SBlockRV, parts: int) -> SBlockRV:
+def split_k_over_blocks(s: Schedule, reduction_block: SBlockRV, num_parts: int) -> SBlockRV:
     """Split a reduction into parts that are summed to scratch memory, and add these up in a step of its own.
 
     Returns:
         The block of the partial sums, over (part, group, row, column; tap, depth).
     """
-    *output, tap, depth = s.get_loops(total)
-    part, rest = s.split(depth, [parts, None])
-    s.reorder(part, *output, tap, rest)
-    partial = s.rfactor(part, 0)
-    add_up(s, total)
+    *output, tap, depth = s.get_loops(reduction_block)
+    part_loop, rest_loop = s.split(depth, [num_parts, None])
+    s.reorder(part_loop, *output, tap, rest_loop)
+    partial = s.rfactor(part_loop, 0)
+    reduce_partials(s, reduction_block)
     return partial
 
 
-def copy_together(s: Schedule, w: Conv, copy: SBlockRV, warps: int, *, by_row: bool) -> None:
+def cooperative_copy_rows(s: Schedule, w: Conv, copy: SBlockRV, num_warps: int, *, is_row_contiguous: bool) -> None:
     """Share a copy to shared memory among all warps, 16 bytes or one element at a time, to rows of odd lengths.
 
     Args:
         s: the schedule.
         w: the workload.
         copy: the block.
-        warps: of a block.
-        by_row: whether elements of a row are neighbours in memory, rather than those of a column.
+        num_warps: of a block.
+        is_row_contiguous: whether elements of a row are neighbours in memory, rather than those of a column.
     """
     row, column = s.get_loops(copy)[-2:]
-    chunk = COPIED // element_bytes(w)
-    if copies_16_bytes(w):
-        row, eight = s.split(row, [None, ROWS])
-        column, vector = s.split(column, [None, chunk])
-        s.reorder(row, column, eight, vector)
+    chunk_elements = COPY_BYTES // get_element_bytes(w)
+    if can_copy_16_bytes(w):
+        row, row_in_group = s.split(row, [None, LDMATRIX_ROWS])
+        column, vector = s.split(column, [None, chunk_elements])
+        s.reorder(row, column, row_in_group, vector)
         s.vectorize(vector)
-        order = [row, column, eight]
+        loop_order = [row, column, row_in_group]
     else:
-        order = [row, column] if by_row else [column, row]
-        s.reorder(*order)
-    _, warp, lane = s.split(s.fuse(*order), [None, warps, WARP])
+        loop_order = [row, column] if is_row_contiguous else [column, row]
+        s.reorder(*loop_order)
+    _, warp, lane = s.split(s.fuse(*loop_order), [None, num_warps, WARP_SIZE])
     s.bind(warp, "threadIdx.y")
     s.bind(lane, "threadIdx.x")
-    s.storage_align(copy, 0, axis=-2, factor=2 * chunk, offset=chunk)
+    s.storage_align(copy, 0, axis=-2, factor=2 * chunk_elements, offset=chunk_elements)
 
 
-def store_together(s: Schedule, w: Conv, store: SBlockRV, *, is_final: bool) -> None:
+def cooperative_store(s: Schedule, w: Conv, store: SBlockRV, *, is_final: bool) -> None:
     """Let the lanes of a warp store its tile, with the epilogue if the sums are final, neighbours to neighbours."""
-    whole = not is_final or (channels_last(w) and w.O // w.groups % STORED == 0)
+    is_vectorizable = not is_final or (is_channels_last(w) and w.O // w.groups % STORE_VECTOR == 0)
     if is_final:
         inline_consumers(s, store)
-    _, lane, vector = s.split(s.fuse(*s.get_loops(store)[-2:]), [None, WARP, STORED if whole else 1])
+    _, lane, vector = s.split(
+        s.fuse(*s.get_loops(store)[-2:]), [None, WARP_SIZE, STORE_VECTOR if is_vectorizable else 1]
+    )
     s.bind(lane, "threadIdx.x")
     s.vectorize(vector)
 
 
-def tiles(s: Schedule, block: SBlockRV, columns: int) -> SBlockRV:
+def blockize_tiles(s: Schedule, block: SBlockRV, num_columns: int) -> SBlockRV:
     """Cut the last two axes of a copy into tiles of 16 rows; returns the block of one tile."""
     i, j = s.get_loops(block)[-2:]
-    i, row = s.split(i, [None, SIDE])
-    j, column = s.split(j, [None, columns])
+    i, row = s.split(i, [None, TILE_SIZE])
+    j, column = s.split(j, [None, num_columns])
     s.reorder(i, j, row, column)
     s.unroll(i)
     s.unroll(j)
     return s.blockize(row)
 
 
-def spread_over_lanes(layout: Layout, columns: int) -> Callable[..., list[Expr]]:
+def make_lane_map(layout: FragmentLayout, num_columns: int) -> Callable[..., list[Expr]]:
     """The map from a matrix, its last two axes, to its tiles, each as (lane, register)."""
 
     def index_map(*indices: Expr) -> list[Expr]:
         *outer, i, j = indices
-        return [*outer, i // SIDE, j // columns, *layout(i % SIDE, j % columns)]
+        return [*outer, i // TILE_SIZE, j // num_columns, *layout(i % TILE_SIZE, j % num_columns)]
 
     return index_map
 
 
-def pipeline(s: Schedule, loop: LoopRV, *, stages: Sequence[int], order: Sequence[int]) -> None:
+def annotate_pipeline(s: Schedule, loop: LoopRV, *, stages: Sequence[int], order: Sequence[int]) -> None:
     """Let the statements in a loop run ahead: each in its stage, within an iteration in this order."""
     s.annotate(loop, "software_pipeline_stage", list(stages))
     s.annotate(loop, "software_pipeline_order", list(order))

@@ -18,19 +18,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-Matrix = tuple[tuple[Fraction, ...], ...]
+FractionMatrix = tuple[tuple[Fraction, ...], ...]
 
 _HALF, _QUARTER = Fraction(1, 2), Fraction(1, 4)
 # Taken in this order, so many as are needed; those of TVM's templates. At six and more, points that are each other's
 # negatives or reciprocals err least.
-POINTS = {
+INTERPOLATION_POINTS = {
     **dict.fromkeys(range(3, 7), (0, -1, 1, _HALF, -2, -_HALF)),
     **dict.fromkeys(range(7, 11), (0, -1, 1, _HALF, -_HALF, 2, -2, -_QUARTER, 4, Fraction(3, 4))),
     11: (0, -1, 1, _HALF, -_HALF, 2, -2, -_QUARTER, 4, Fraction(3, 4), Fraction(-4, 3)),
 }
 
 
-class Transforms(NamedTuple):
+class WinogradMatrices(NamedTuple):
     """The matrices of F(m, r): for inputs d (α) and a filter g (r), the outputs are Aᵀ ((G g) · (Bᵀ d)).
 
     Attributes:
@@ -39,54 +39,56 @@ class Transforms(NamedTuple):
         G: of the filter, (α, r).
     """
 
-    A: Matrix
-    B: Matrix
-    G: Matrix
+    A: FractionMatrix
+    B: FractionMatrix
+    G: FractionMatrix
 
 
 @functools.cache
-def transforms(m: int, r: int, at: tuple[Fraction, ...] | None = None) -> Transforms:
-    """The matrices for m outputs of a filter of r taps, from m + r - 2 points, by default the first of the `POINTS`."""
+def make_winograd_matrices(m: int, r: int, points: tuple[Fraction, ...] | None = None) -> WinogradMatrices:
+    """The matrices for m outputs of a filter of r taps, from m + r - 2 points, by default the first of the
+    `INTERPOLATION_POINTS`.
+    """
     alpha = m + r - 1
-    points = [Fraction(point) for point in at or POINTS[alpha - 1][: alpha - 1]]
-    scales = [math.prod((a - b for b in points if b != a), start=Fraction(1)) for a in points]
-    last = [Fraction(0)]
-    return Transforms(
-        A=(*(_powers(a, m) for a in points), (*last * (m - 1), Fraction(1))),
-        B=_transposed(
+    fractions = [Fraction(point) for point in points or INTERPOLATION_POINTS[alpha - 1][: alpha - 1]]
+    scales = [math.prod((a - b for b in fractions if b != a), start=Fraction(1)) for a in fractions]
+    zero_row = [Fraction(0)]
+    return WinogradMatrices(
+        A=(*(_list_powers(a, m) for a in fractions), (*zero_row * (m - 1), Fraction(1))),
+        B=_transpose(
             [
-                *([*_with_roots([b for b in points if b != a]), *last] for a in points),
-                _with_roots(points),
+                *([*_polynomial_from_roots([b for b in fractions if b != a]), *zero_row] for a in fractions),
+                _polynomial_from_roots(fractions),
             ]
         ),
         G=(
-            *(tuple(x / scale for x in _powers(a, r)) for a, scale in zip(points, scales, strict=True)),
-            (*last * (r - 1), Fraction(1)),
+            *(tuple(x / scale for x in _list_powers(a, r)) for a, scale in zip(fractions, scales, strict=True)),
+            (*zero_row * (r - 1), Fraction(1)),
         ),
     )
 
 
-def error_growth(own: Transforms) -> float:
+def compute_error_growth(matrices: WinogradMatrices) -> float:
     """How many times as large an error of the size of the products is in the outputs, relatively: along each axis.
 
     That is the root of Σ A²·|B|²·|G|² / r: what the transforms enlarge, they have to cancel in the end.
     """
-    A, B, G = (np.array(matrix, np.float64) ** 2 for matrix in own)
+    A, B, G = (np.array(matrix, np.float64) ** 2 for matrix in matrices)
     return float((A * (B.sum(axis=0) * G.sum(axis=1))[:, None]).sum(axis=0).mean() / G.shape[1])
 
 
-def _powers(point: Fraction, count: int) -> tuple[Fraction, ...]:
-    return tuple(point**i for i in range(count))
+def _list_powers(point: Fraction, num_powers: int) -> tuple[Fraction, ...]:
+    return tuple(point**i for i in range(num_powers))
 
 
-def _with_roots(roots: list[Fraction]) -> list[Fraction]:
+def _polynomial_from_roots(polynomial_roots: list[Fraction]) -> list[Fraction]:
     """The coefficients, constant first, of the polynomial with these roots whose leading coefficient is 1."""
     polynomial = [Fraction(1)]
-    for root in roots:
+    for root in polynomial_roots:
         shifted, scaled = [Fraction(0), *polynomial], [*(-root * c for c in polynomial), Fraction(0)]
         polynomial = [a + b for a, b in zip(shifted, scaled, strict=True)]
     return polynomial
 
 
-def _transposed(rows: list[list[Fraction]]) -> Matrix:
+def _transpose(rows: list[list[Fraction]]) -> FractionMatrix:
     return tuple(zip(*rows, strict=True))

@@ -26,222 +26,273 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 from tvm.tirx.script.builder import ir
 
 from tvmconv.arithmetic import ceil_div
-from tvmconv.knobs import Knobs
-from tvmconv.library import schedule
+from tvmconv.registry import schedule
 from tvmconv.requirements import DILATION_1, ONE_GROUP, STRIDE_1, all_of
+from tvmconv.space import Knobs
 from tvmconv.workloads import Conv2d, epilogue
 from tvmconv.workloads.dtypes import ACCUMULATOR
-from tvmconv.workloads.layout import stored
+from tvmconv.workloads.layout import to_storage_order
 
-from ...program import (
+from ...primitives import keep_allocated_sizes, mark_constant_args
+from ...tir_builder import (
     Buffer,
     Expr,
     allocate,
-    block,
-    both,
-    parallel,
-    parallel_blocks,
-    serial,
+    block_axes,
+    build_schedule,
+    fill_zeros,
+    if_,
+    logical_and,
+    open_block,
+    serial_loop,
     store,
-    unrolled,
-    vectorized,
-    when,
-    write,
-    zeros,
+    thread_axis,
+    unrolled_loop,
+    vectorized_loop,
 )
-from ...vocabulary import as_allocated, keep
-from ..plan import SUM_BYTES
-from ..sums import DTYPES
-from .cook_toom import Matrix, transforms
-from .fused_tile import Tile, ask, usage
-from .plan import applies
-from .stages import transposed, weighted
+from ..direct_config import ACCUMULATOR_BYTES
+from ..reduction import DTYPES
+from .cook_toom import FractionMatrix, make_winograd_matrices
+from .fused_config import WinogradTileConfig, compute_usage, declare_knobs
+from .knobs import is_supported
+from .te_stages import transpose, weighted_sum
 
-TRANSFORMING = 128  # threads of a block that transforms filters
+FILTER_TRANSFORM_THREADS = 128  # threads of a block that transforms filters
 
 
-@schedule("conv2d", dtypes=DTYPES, usage=usage, condition=all_of(ONE_GROUP, STRIDE_1, DILATION_1, applies))
+@schedule("conv2d", dtypes=DTYPES, usage=compute_usage, condition=all_of(ONE_GROUP, STRIDE_1, DILATION_1, is_supported))
 def winograd_fused(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """A block's tile is output channels × output tiles, each (thread, local), for all places."""
-    written = write(w, Program(ask(w, k)).emit)
-    keep(written, "K")
-    as_allocated(written)
-    return written
+    fused_schedule = build_schedule(w, WinogradFusedKernels(declare_knobs(w, k)).emit)
+    mark_constant_args(fused_schedule, "K")
+    keep_allocated_sizes(fused_schedule)
+    return fused_schedule
 
 
-class Program:
+class WinogradFusedKernels:
     """The kernels of a tile."""
 
-    def __init__(self, tile: Tile) -> None:
-        self.tile = tile
-        self.w, self.grid = tile.w, tile.grid
+    def __init__(self, config: WinogradTileConfig) -> None:
+        self.config = config
+        self.w, self.grid = config.w, config.grid
         self.alpha = self.grid.alpha
-        self.A, self.B, self.G = transforms(self.grid.m, self.w.R)
+        self.A, self.B, self.G = make_winograd_matrices(self.grid.m, self.w.R)
 
     def emit(self, arguments: dict[str, Buffer]) -> None:
         """Write both kernels."""
         self.arguments = arguments
-        tile = self.tile
-        down, across = tile.blocks
-        self.channels = down * tile.channels  # with those of zeros that fill the last block
-        self.filters = allocate("U", tile.all_places * tile.depth * self.channels, ACCUMULATOR, "global")
-        self._transform_filters()
+        config = self.config
+        channel_blocks, tile_blocks = config.grid_shape
+        self.padded_output_channels = (
+            channel_blocks * config.block_channels
+        )  # with those of zeros that fill the last block
+        self.transformed_filters = allocate(
+            "U", config.num_points * config.padded_channels * self.padded_output_channels, ACCUMULATOR, "global"
+        )
+        self.transform_filters()
         with ExitStack() as stack:
-            block_y, block_x = stack.enter_context(parallel_blocks(down, across))
-            thread = stack.enter_context(parallel(tile.threads, "threadIdx.x"))
-            self._compute(block_x, block_y, thread)
+            block_y, block_x = stack.enter_context(block_axes(channel_blocks, tile_blocks))
+            thread = stack.enter_context(thread_axis(config.num_threads, "threadIdx.x"))
+            self.emit_main_kernel(block_x, block_y, thread)
 
     # The filters
 
-    def _transform_filters(self) -> None:
+    def transform_filters(self) -> None:
         """Each thread transforms one filter of one channel, or writes zeros beyond the last of them."""
-        tile, w = self.tile, self.w
-        count = tile.depth * self.channels
-        blocks = ceil_div(count, TRANSFORMING)
-        with parallel(blocks, "blockIdx.x") as of_grid, parallel(TRANSFORMING, "threadIdx.x") as thread:
-            at = of_grid * TRANSFORMING + thread
-            c, o = at // self.channels, at % self.channels
-            there = both(c < w.C, o < w.O)
-            with when(at < count), block("filters"):
-                values = along_both(lambda r, s: self._read("K", there, (o, c, r, s)), transposed(self.G))
-                for place, value in enumerate(values):
-                    store(self.filters, place * count + at, value)
+        config, w = self.config, self.w
+        num_filters = config.padded_channels * self.padded_output_channels
+        num_blocks = ceil_div(num_filters, FILTER_TRANSFORM_THREADS)
+        with (
+            thread_axis(num_blocks, "blockIdx.x") as block_idx,
+            thread_axis(FILTER_TRANSFORM_THREADS, "threadIdx.x") as thread,
+        ):
+            filter_idx = block_idx * FILTER_TRANSFORM_THREADS + thread
+            channel_in, channel_out = (
+                filter_idx // self.padded_output_channels,
+                filter_idx % self.padded_output_channels,
+            )
+            is_inside = logical_and(channel_in < w.C, channel_out < w.O)
+            with if_(filter_idx < num_filters), open_block("filters"):
+                values = transform_both_axes(
+                    lambda r, s: self.read_element("K", is_inside, (channel_out, channel_in, r, s)), transpose(self.G)
+                )
+                for point, value in enumerate(values):
+                    store(self.transformed_filters, point * num_filters + filter_idx, value)
 
-    def _read(self, name: str, there: Expr, index: Sequence[Expr]) -> Expr:
+    def read_element(self, name: str, is_inside: Expr, index: Sequence[Expr]) -> Expr:
         """An element of X or K, whose axes are given channels second; zero where it is not there."""
-        value = T.Cast(ACCUMULATOR, self.arguments[name][tuple(stored(self.w.layout, index))])
-        return T.if_then_else(there, value, T.float32(0))
+        value = T.Cast(ACCUMULATOR, self.arguments[name][tuple(to_storage_order(self.w.layout, index))])
+        return T.if_then_else(is_inside, value, T.float32(0))
 
     # The products
 
-    def _compute(self, block_x: Expr, block_y: Expr, thread: Expr) -> None:
-        tile = self.tile
-        self.thread = thread
-        self.first_tile, self.first_channel = block_x * tile.tiles, block_y * tile.channels
-        self.shared = allocate("staged", tile.shared_bytes // SUM_BYTES, ACCUMULATOR, "shared")
-        self.inputs_at = tile.all_places * tile.taps * tile.channels  # behind the filters
-        across, down = tile.threads_x, tile.threads_y
-        self.of_tile, self.of_channel = thread % across, thread // across % down
-        self.of_place = thread // (across * down)
-        self.sums = allocate("sums", tile.accumulators, ACCUMULATOR)
-        zeros(self.sums, tile.accumulators)
-        with serial(tile.depth // tile.taps, "step") as step:
-            self._copy_filters(step)
-            self._transform_inputs(step)
-            self._multiply()
-        self._transform_outputs()
+    def emit_main_kernel(self, block_x: Expr, block_y: Expr, thread: Expr) -> None:
+        """Emit the body of the kernel that transforms, multiplies and transforms back."""
+        config = self.config
+        self.thread_idx = thread
+        self.tile_offset, self.channel_offset = block_x * config.block_tiles, block_y * config.block_channels
+        self.smem = allocate("staged", config.shared_bytes // ACCUMULATOR_BYTES, ACCUMULATOR, "shared")
+        self.inputs_offset = config.num_points * config.block_k * config.block_channels  # behind the filters
+        threads_x, threads_y = config.threads_x, config.threads_y
+        self.thread_tile_idx, self.thread_channel_idx = thread % threads_x, thread // threads_x % threads_y
+        self.thread_point_idx = thread // (threads_x * threads_y)
+        self.accum = allocate("sums", config.num_accumulators, ACCUMULATOR)
+        fill_zeros(self.accum, config.num_accumulators)
+        with serial_loop(config.padded_channels // config.block_k, "step") as k_tile:
+            self.load_filters(k_tile)
+            self.transform_inputs(k_tile)
+            self.multiply_points()
+        self.transform_outputs()
 
-    def _copy_filters(self, step: Expr) -> None:
+    def load_filters(self, k_tile: Expr) -> None:
         """Copy the filters of some input channels, four neighbouring output channels a thread at a time."""
-        tile = self.tile
-        row, vector = tile.channels, tile.vector
-        vectors = tile.all_places * tile.taps * row // vector
-        with unrolled(ceil_div(vectors, tile.threads), "i") as i:
-            unit = i * tile.threads + self.thread
-            with when(unit < vectors if vectors % tile.threads else True):
-                o, rest = unit % (row // vector) * vector, unit // (row // vector)
-                c, place = rest % tile.taps, rest // tile.taps
-                source = (place * tile.depth + step * tile.taps + c) * self.channels + self.first_channel + o
-                with vectorized(vector) as lane:
-                    store(self.shared, unit * vector + lane, self.filters[source + lane])
+        config = self.config
+        row_elements, vector_elements = config.block_channels, config.vector_elements
+        num_vectors = config.num_points * config.block_k * row_elements // vector_elements
+        with unrolled_loop(ceil_div(num_vectors, config.num_threads), "i") as i:
+            vector_idx = i * config.num_threads + self.thread_idx
+            with if_(vector_idx < num_vectors if num_vectors % config.num_threads else True):
+                channel_out, point_and_channel = (
+                    vector_idx % (row_elements // vector_elements) * vector_elements,
+                    vector_idx // (row_elements // vector_elements),
+                )
+                channel_in, point = point_and_channel % config.block_k, point_and_channel // config.block_k
+                source = (
+                    (point * config.padded_channels + k_tile * config.block_k + channel_in)
+                    * self.padded_output_channels
+                    + self.channel_offset
+                    + channel_out
+                )
+                with vectorized_loop(vector_elements) as lane:
+                    store(self.smem, vector_idx * vector_elements + lane, self.transformed_filters[source + lane])
 
-    def _transform_inputs(self, step: Expr) -> None:
+    def transform_inputs(self, k_tile: Expr) -> None:
         """Each thread transforms the inputs of one tile and channel, or of several."""
-        tile, grid, w = self.tile, self.grid, self.w
-        count = tile.taps * tile.tiles
-        with serial(ceil_div(count, tile.threads), "i") as i:
-            unit = i * tile.threads + self.thread
-            with when(unit < count if count % tile.threads else True), block("transform"):
-                c = step * tile.taps + unit // tile.tiles
-                p = self.first_tile + unit % tile.tiles
-                n, top, left = grid.place(p)
-                there = both(p < grid.count, c < w.C)
+        config, grid, w = self.config, self.grid, self.w
+        num_transforms = config.block_k * config.block_tiles
+        with serial_loop(ceil_div(num_transforms, config.num_threads), "i") as i:
+            transform_idx = i * config.num_threads + self.thread_idx
+            with (
+                if_(transform_idx < num_transforms if num_transforms % config.num_threads else True),
+                open_block("transform"),
+            ):
+                channel_in = k_tile * config.block_k + transform_idx // config.block_tiles
+                tile_idx = self.tile_offset + transform_idx % config.block_tiles
+                image, top, left = grid.tile_origin(tile_idx)
+                is_inside = logical_and(tile_idx < grid.count, channel_in < w.C)
 
-                def read(i: int, j: int) -> Expr:
-                    row, column = top + (i - w.before[0]), left + (j - w.before[1])
-                    inside = both(there, row >= 0, row < w.H, column >= 0, column < w.W)
-                    return self._read("X", inside, (n, c, row, column))
+                def read_input(i: int, j: int) -> Expr:
+                    row, column = top + (i - w.pad_low[0]), left + (j - w.pad_low[1])
+                    is_inside_image = logical_and(is_inside, row >= 0, row < w.H, column >= 0, column < w.W)
+                    return self.read_element("X", is_inside_image, (image, channel_in, row, column))
 
-                for place, value in enumerate(along_both(read, self.B)):
-                    store(self.shared, self.inputs_at + place * count + unit, value)
+                for point, value in enumerate(transform_both_axes(read_input, self.B)):
+                    store(self.smem, self.inputs_offset + point * num_transforms + transform_idx, value)
 
-    def _multiply(self) -> None:
+    def multiply_points(self) -> None:
         """Add the products of the input channels in shared memory to the sums."""
-        tile = self.tile
-        channels, tiles = tile.local_y, tile.local_x
-        u, v = allocate("u", channels, ACCUMULATOR), allocate("v", tiles, ACCUMULATOR)
-        with unrolled(tile.places, "b") as b, unrolled(tile.taps, "c") as c:
-            row = (self.of_place * tile.places + b) * tile.taps + c
-            with unrolled(channels, "i") as i:
-                store(u, i, self.shared[row * tile.channels + self.of_channel * channels + i])
-            with unrolled(tiles, "j") as j:
-                store(v, j, self.shared[self.inputs_at + row * tile.tiles + self.of_tile * tiles + j])
-            with unrolled(channels, "i") as i, unrolled(tiles, "j") as j:
-                at = (b * channels + i) * tiles + j
-                store(self.sums, at, self.sums[at] + u[i] * v[j])
+        config = self.config
+        num_channels, num_tiles = config.local_y, config.local_x
+        filter_regs, input_regs = allocate("u", num_channels, ACCUMULATOR), allocate("v", num_tiles, ACCUMULATOR)
+        with unrolled_loop(config.points_per_thread, "b") as b, unrolled_loop(config.block_k, "c") as c:
+            row = (self.thread_point_idx * config.points_per_thread + b) * config.block_k + c
+            with unrolled_loop(num_channels, "i") as i:
+                store(
+                    filter_regs, i, self.smem[row * config.block_channels + self.thread_channel_idx * num_channels + i]
+                )
+            with unrolled_loop(num_tiles, "j") as j:
+                store(
+                    input_regs,
+                    j,
+                    self.smem[self.inputs_offset + row * config.block_tiles + self.thread_tile_idx * num_tiles + j],
+                )
+            with unrolled_loop(num_channels, "i") as i, unrolled_loop(num_tiles, "j") as j:
+                accum_idx = (b * num_channels + i) * num_tiles + j
+                store(self.accum, accum_idx, self.accum[accum_idx] + filter_regs[i] * input_regs[j])
 
     # The outputs
 
-    def _transform_outputs(self) -> None:
+    def transform_outputs(self) -> None:
         """Let the products of some channels meet in shared memory, and each thread make the outputs of a tile there."""
-        tile, width = self.tile, self.tile.tiles
-        each = tile.together // tile.threads_y  # of a thread's channels
-        items = tile.together * width
-        for part in range(tile.local_y // each):
-            with unrolled(tile.places, "b") as b, unrolled(each, "i") as i, unrolled(tile.local_x, "j") as j:
-                place = self.of_place * tile.places + b
-                row = place * tile.together + self.of_channel * each + i
-                at = (b * tile.local_y + part * each + i) * tile.local_x + j
-                store(self.shared, row * width + self.of_tile * tile.local_x + j, self.sums[at])
-            with serial(ceil_div(items, tile.threads), "i") as i:
-                unit = i * tile.threads + self.thread
-                with when(unit < items if items % tile.threads else True), block("outputs"):
-                    met = unit // width
-                    channel = met // each * tile.local_y + part * each + met % each
-                    self._store_outputs(unit, items, self.first_channel + channel, self.first_tile + unit % width)
+        config, tiles_per_block = self.config, self.config.block_tiles
+        channels_per_thread = config.exchanged_channels // config.threads_y  # of a thread's channels
+        num_items = config.exchanged_channels * tiles_per_block
+        for exchange_idx in range(config.local_y // channels_per_thread):
+            with (
+                unrolled_loop(config.points_per_thread, "b") as b,
+                unrolled_loop(channels_per_thread, "i") as i,
+                unrolled_loop(config.local_x, "j") as j,
+            ):
+                point = self.thread_point_idx * config.points_per_thread + b
+                row = point * config.exchanged_channels + self.thread_channel_idx * channels_per_thread + i
+                accum_idx = (b * config.local_y + exchange_idx * channels_per_thread + i) * config.local_x + j
+                store(
+                    self.smem, row * tiles_per_block + self.thread_tile_idx * config.local_x + j, self.accum[accum_idx]
+                )
+            with serial_loop(ceil_div(num_items, config.num_threads), "i") as i:
+                item_idx = i * config.num_threads + self.thread_idx
+                with if_(item_idx < num_items if num_items % config.num_threads else True), open_block("outputs"):
+                    exchanged_channel = item_idx // tiles_per_block
+                    channel = (
+                        exchanged_channel // channels_per_thread * config.local_y
+                        + exchange_idx * channels_per_thread
+                        + exchanged_channel % channels_per_thread
+                    )
+                    self.store_outputs(
+                        item_idx,
+                        num_items,
+                        self.channel_offset + channel,
+                        self.tile_offset + item_idx % tiles_per_block,
+                    )
 
-    def _store_outputs(self, unit: Expr, items: int, o: Expr, p: Expr) -> None:
+    def store_outputs(self, item_idx: Expr, num_items: int, output_channel: Expr, tile_idx: Expr) -> None:
         """Transform the products of one tile and channel, and store them with the epilogue."""
         w, grid = self.w, self.grid
-        values = along_both(lambda i, j: self.shared[(i * self.alpha + j) * items + unit], self.A)
-        outputs = hold("y", values)
-        n, top, left = grid.place(p)
-        with when(both(o < w.O, p < grid.count)):
+        values = transform_both_axes(lambda i, j: self.smem[(i * self.alpha + j) * num_items + item_idx], self.A)
+        output_regs = store_in_registers("y", values)
+        image, top, left = grid.tile_origin(tile_idx)
+        with if_(logical_and(output_channel < w.O, tile_idx < grid.count)):
             for i, j in itertools.product(range(grid.m), repeat=2):
                 row, column = top + i, left + j
-                with when(both(row < w.P if w.P % grid.m else True, column < w.Q if w.Q % grid.m else True)):
-                    at = tuple(stored(w.layout, (n, o, row, column)))
-                    ir.buffer_store(self.arguments["Y"], self._finished(outputs[i * grid.m + j], at, o), list(at))
+                with if_(logical_and(row < w.P if w.P % grid.m else True, column < w.Q if w.Q % grid.m else True)):
+                    output_index = tuple(to_storage_order(w.layout, (image, output_channel, row, column)))
+                    ir.buffer_store(
+                        self.arguments["Y"],
+                        self.apply_epilogue_ops(output_regs[i * grid.m + j], output_index, output_channel),
+                        list(output_index),
+                    )
 
-    def _finished(self, value: Expr, at: Sequence[Expr], o: Expr) -> Expr:
-        def read(name: str) -> Expr:
+    def apply_epilogue_ops(self, value: Expr, output_index: Sequence[Expr], output_channel: Expr) -> Expr:
+        """Return the value after the epilogue operations of one output."""
+
+        def read_argument(name: str) -> Expr:
             tensor = self.arguments[name]
-            return T.Cast(ACCUMULATOR, tensor[tuple(at)] if len(tensor.shape) > 1 else tensor[o])
+            return T.Cast(ACCUMULATOR, tensor[tuple(output_index)] if len(tensor.shape) > 1 else tensor[output_channel])
 
-        return T.Cast(self.w.storage, epilogue.compute(self.w.epilogue, value, read))
+        return T.Cast(self.w.storage, epilogue.apply_to_expression(self.w.epilogue, value, read_argument))
 
 
-def along_both(read: Callable[[int, int], Expr], matrix: Matrix) -> Iterator[Expr]:
+def transform_both_axes(read: Callable[[int, int], Expr], matrix: FractionMatrix) -> Iterator[Expr]:
     """The elements of matrixᵀ · X · matrix, one row after another.
 
     X is read a column at a time, so that few of its elements are in registers together.
     """
-    columns, size = transposed(matrix), len(matrix)
+    columns, size = transpose(matrix), len(matrix)
     half = allocate("half", len(columns) * size, ACCUMULATOR)
     for j in range(size):
-        column = hold("column", (read(i, j) for i in range(size)))
+        column = store_in_registers("column", (read(i, j) for i in range(size)))
         for u, weights in enumerate(columns):
-            store(half, u * size + j, weighted(column.__getitem__, weights))
+            store(half, u * size + j, weighted_sum(column.__getitem__, weights))
     for u in range(len(columns)):
         row = [half[u * size + j] for j in range(size)]
         for weights in columns:
-            yield weighted(row.__getitem__, weights)
+            yield weighted_sum(row.__getitem__, weights)
 
 
-def hold(name: str, values: Iterable[Expr]) -> list[Expr]:
+def store_in_registers(name: str, values: Iterable[Expr]) -> list[Expr]:
     """Values in registers, computed in their order."""
-    found = list(values)
-    held = allocate(name, len(found), ACCUMULATOR)
-    for i, value in enumerate(found):
-        store(held, i, value)
-    return [held[i] for i in range(len(found))]
+    expressions = list(values)
+    registers = allocate(name, len(expressions), ACCUMULATOR)
+    for i, value in enumerate(expressions):
+        store(registers, i, value)
+    return [registers[i] for i in range(len(expressions))]

@@ -23,100 +23,100 @@ from tvm import te
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tvmconv.knobs import Knobs
-from tvmconv.library import schedule
+from tvmconv.registry import schedule
 from tvmconv.requirements import DILATION_1, ONE_GROUP, STRIDE_1, all_of
+from tvmconv.space import Knobs
 from tvmconv.workloads import Conv2d
 from tvmconv.workloads.dtypes import ACCUMULATOR
-from tvmconv.workloads.layout import CHANNELS_FIRST, stored
+from tvmconv.workloads.layout import CHANNELS_FIRST, to_storage_order
 
-from ...vocabulary import extent, hoist_guards, inline_producers, keep
-from ..blocked import copy_in_steps, share_out, tile_output
-from ..plan import VECTOR, Plan
-from ..sums import DTYPES
-from .plan import Grid, applies, ask, is_promising, usage
-from .stages import declare
+from ...primitives import get_loop_extent, hoist_guards, inline_producers, mark_constant_args
+from ..block_tiling import pipeline_operand_copies, split_reduction, tile_output
+from ..direct_config import VECTOR_ELEMENTS, DirectTileConfig
+from ..reduction import DTYPES
+from .knobs import WinogradTileGrid, compute_usage, declare_knobs, is_promising, is_supported
+from .te_stages import declare_winograd
 
-THREADS = 128  # of a block that transforms
+TRANSFORM_THREADS = 128  # of a block that transforms
 
 
 @schedule(
     "conv2d",
     dtypes=DTYPES,
-    usage=usage,
-    condition=all_of(ONE_GROUP, STRIDE_1, DILATION_1, applies),
-    promising=is_promising,
+    usage=compute_usage,
+    condition=all_of(ONE_GROUP, STRIDE_1, DILATION_1, is_supported),
+    search_if=is_promising,
 )
 def winograd(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """Tiles of channels and of output tiles are (block, virtual thread, thread, local); reduction tiles (step, tap)."""
-    grid, plan = ask(k, w)
-    channels, tiles = (tile.extent for tile in plan.output)
-    s = Schedule(te.create_prim_func(list(declare(w, grid, channels, tiles))))
-    _transform(s, "g", "gG", "U")
-    _transform(s, "d", "Bd", "V")
-    _multiply(s, plan)
-    _transform_outputs(s, w, grid)
-    keep(s, "K")
+    grid, config = declare_knobs(k, w)
+    channels, tiles = (tile.extent for tile in config.output)
+    s = Schedule(te.create_prim_func(list(declare_winograd(w, grid, channels, tiles))))
+    _schedule_transform(s, "g", "gG", "U")
+    _schedule_transform(s, "d", "Bd", "V")
+    _schedule_product(s, config)
+    _schedule_output_transform(s, w, grid)
+    mark_constant_args(s, "K")
     hoist_guards(s)
     return s
 
 
-def _transform(s: Schedule, operand: str, half: str, whole: str) -> None:
+def _schedule_transform(s: Schedule, source_name: str, half_name: str, whole_name: str) -> None:
     """Let each thread transform one channel's part of an operand, along both axes."""
-    source, along_columns, along_both = (s.get_sblock(name) for name in (operand, half, whole))
-    u, v, *place = s.get_loops(along_both)
+    source, along_columns, along_both = (s.get_sblock(name) for name in (source_name, half_name, whole_name))
+    u, v, *position_loops = s.get_loops(along_both)
     store = s.cache_write(along_both, 0, "local")
-    s.reorder(*place, u, v)
-    thread = _share(s, place)
+    s.reorder(*position_loops, u, v)
+    thread = _bind_threads(s, position_loops)
     s.reverse_compute_at(store, thread)
     inline_producers(s, source)
     for block in (along_columns, source):
         s.compute_at(block, thread)
         s.set_scope(block, 0, "local")
-    _unroll_below(s, thread, [source, along_columns, along_both, store])
+    _unroll_inside_thread(s, thread, [source, along_columns, along_both, store])
 
 
-def _multiply(s: Schedule, plan: Plan) -> None:
+def _schedule_product(s: Schedule, config: DirectTileConfig) -> None:
     """Multiply the matrices of all places, each by blocks of its own, from shared memory."""
     products = s.get_sblock("M")
-    u, v, channel, tile, depth = s.get_loops(products)
-    sums = share_out(s, products, s.fuse(u, v), [channel, tile], [depth], plan, to_output=False)
-    copies = [s.cache_read(sums.products, operand, "shared") for operand in (0, 1)]
-    nest = tile_output(s, sums, plan)
-    if plan.fetch == "vectors" and plan.slices == 1 and plan.output[1].local % VECTOR == 0:
-        (store,) = s.get_consumers(sums.products)
-        s.vectorize(s.split(s.get_loops(store)[-1], [None, VECTOR])[1])
-    copy_in_steps(s, sums.products, copies, [list, list], nest, plan)
+    u, v, channel, tile, channel_loop = s.get_loops(products)
+    blocks = split_reduction(s, products, s.fuse(u, v), [channel, tile], [channel_loop], config, stores_output=False)
+    copies = [s.cache_read(blocks.multiply_block, operand, "shared") for operand in (0, 1)]
+    nest = tile_output(s, blocks, config)
+    if config.copy_order == "vectors" and config.sliced_k == 1 and config.output[1].local % VECTOR_ELEMENTS == 0:
+        (store,) = s.get_consumers(blocks.multiply_block)
+        s.vectorize(s.split(s.get_loops(store)[-1], [None, VECTOR_ELEMENTS])[1])
+    pipeline_operand_copies(s, blocks.multiply_block, copies, [list, list], nest, config)
 
 
-def _transform_outputs(s: Schedule, w: Conv2d, grid: Grid) -> None:
+def _schedule_output_transform(s: Schedule, w: Conv2d, grid: WinogradTileGrid) -> None:
     """Let each thread transform one tile of outputs, and store it with the epilogue."""
     s.compute_inline(s.get_sblock("sum"))
     outputs = s.get_sblock("Y")
-    axes = dict(zip(stored(w.layout, "nopq"), s.get_loops(outputs), strict=True))
+    axes = dict(zip(to_storage_order(w.layout, "nopq"), s.get_loops(outputs), strict=True))
     image, channel, row, column = (axes[name] for name in "nopq")
     (row, u), (column, v) = (s.split(axis, [None, grid.m]) for axis in (row, column))
     s.reorder(image, channel, row, column, u, v)
-    thread = _share(s, [image, channel, row, column])
+    thread = _bind_threads(s, [image, channel, row, column])
     stages = [s.get_sblock(name) for name in ("AMA", "MA")]
     for block in stages:
         s.compute_at(block, thread)
         s.set_scope(block, 0, "local")
-    _unroll_below(s, thread, [outputs, *stages])
-    if w.layout == CHANNELS_FIRST and w.storage == ACCUMULATOR and w.Q % grid.m == 0 and grid.m <= VECTOR:
+    _unroll_inside_thread(s, thread, [outputs, *stages])
+    if w.layout == CHANNELS_FIRST and w.storage == ACCUMULATOR and w.Q % grid.m == 0 and grid.m <= VECTOR_ELEMENTS:
         s.vectorize(v)
 
 
-def _share(s: Schedule, loops: list[LoopRV]) -> LoopRV:
-    """Share these loops out to threads, in blocks of `THREADS`; returns the threads' loop."""
+def _bind_threads(s: Schedule, loops: list[LoopRV]) -> LoopRV:
+    """Share these loops out to threads, in blocks of `TRANSFORM_THREADS`; returns the threads' loop."""
     fused = s.fuse(*loops)
-    block, thread = s.split(fused, [None, min(THREADS, extent(s, fused))])
+    block, thread = s.split(fused, [None, min(TRANSFORM_THREADS, get_loop_extent(s, fused))])
     s.bind(block, "blockIdx.x")
     s.bind(thread, "threadIdx.x")
     return thread
 
 
-def _unroll_below(s: Schedule, thread: LoopRV, blocks: list[SBlockRV]) -> None:
+def _unroll_inside_thread(s: Schedule, thread: LoopRV, blocks: list[SBlockRV]) -> None:
     """Let TVM unroll all that a thread does, so that each statement knows which of a matrix's entries it has."""
     outer = s.get(thread).loop_var
     for block in blocks:

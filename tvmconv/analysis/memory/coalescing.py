@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.emulation.blocks import Block, lanes_of
-from tvmconv.analysis.emulation.observe import observe
-from tvmconv.analysis.emulation.watch import Accessed, Place, Watch
-from tvmconv.analysis.lowered.accesses import Access, accesses
-from tvmconv.analysis.lowered.tir import executions, has_instructions, warps
+from tvmconv.analysis.tir.accesses import Access, iterate_accesses
+from tvmconv.analysis.tir.scopes import execute_scope, group_by_warp, has_instructions
 from tvmconv.arithmetic import ceil_div
-from tvmconv.gpu import VECTOR_BYTES, WARP
+from tvmconv.emulator.blocks import BlockIndex, count_lanes
+from tvmconv.emulator.observation import run_with_observer
+from tvmconv.emulator.observers import AccessObserver, AccessSite, MemoryAccess
+from tvmconv.gpu_specs import VECTOR_BYTES, WARP_SIZE
 
 if TYPE_CHECKING:
-    from tvmconv.compiler.lowered import LoweredStep
-    from tvmconv.compiler.program import Launch
+    from tvmconv.compiler.executable import LaunchConfig
+    from tvmconv.compiler.lowered_module import LoweredKernel
     from tvmconv.kernel import Kernel
 
 SECTOR_BYTES = 32
@@ -48,77 +48,86 @@ class GlobalAccess:
     Attributes:
         kind: load or store.
         array: its name.
-        requests: how often a warp executes it, with at least one thread taking part.
+        num_requests: how often a warp executes it, with at least one thread taking part.
         sectors: that these touch.
-        least: how many it would be if the bytes that each request touches lay side by side.
+        min_sectors: how many it would be if the bytes that each request touches lay side by side.
         nbytes: that a thread accesses.
-        lines: of 128 bytes that the requests touch; L1 looks one up at a time.
-        statement: the index of the statement that it is of, in the order of `tvmconv.analysis.lowered.tir.statements`.
+        num_lines: of 128 bytes that the requests touch; L1 looks one up at a time.
+        statement_index: the index of the statement that it is of, in the order of
+            `tvmconv.analysis.tir.scopes.iterate_statements`.
     """
 
     kind: Literal["load", "store"]
     array: str
-    requests: int
+    num_requests: int
     sectors: int
-    least: int
+    min_sectors: int
     nbytes: int
-    lines: int
-    statement: int
+    num_lines: int
+    statement_index: int
 
     @property
     def efficiency(self) -> float:
         """The share of what is moved that is asked for, 0 to 1."""
-        return self.least / self.sectors if self.sectors else 1.0
+        return self.min_sectors / self.sectors if self.sectors else 1.0
 
 
-def global_accesses(kernel: Kernel, step: LoweredStep | None = None, block: Block | None = None) -> list[GlobalAccess]:
+def count_global_accesses(
+    kernel: Kernel, lowered_kernel: LoweredKernel | None = None, block: BlockIndex | None = None
+) -> list[GlobalAccess]:
     """Every global access of a kernel's step, each counted over one block.
 
     Args:
         kernel: a built kernel, for any target.
-        step: one of `kernel.steps`; the first by default.
+        lowered_kernel: one of `kernel.steps`; the first by default.
         block: of the grid, as (x, y, z); the one in the middle by default.
 
     Raises:
-        AnalysisError: an access cannot be executed (`tvmconv.analysis.lowered.tir.executions`,
-            `tvmconv.analysis.emulation.execute.execute`), or it depends on the data.
+        AnalysisError: an access cannot be executed (`tvmconv.analysis.tir.scopes.execute_scope`,
+            `tvmconv.emulator.execution.execute`), or it depends on the data.
     """
-    step = step or kernel.steps[0]
-    return next(accesses_of_each(kernel, step, [block or middle_block(step)]))
+    lowered_kernel = lowered_kernel or kernel.kernels[0]
+    return next(iterate_block_accesses(kernel, lowered_kernel, [block or select_middle_block(lowered_kernel)]))
 
 
-def accesses_of_each(kernel: Kernel, step: LoweredStep, blocks: Iterable[Block]) -> Iterator[list[GlobalAccess]]:
-    """What `global_accesses` counts over each of several blocks of a step: its text is read but once."""
-    if has_instructions(step.function):
-        yield from (_executed(step, kernel, block) for block in blocks)
+def iterate_block_accesses(
+    kernel: Kernel, lowered_kernel: LoweredKernel, blocks: Iterable[BlockIndex]
+) -> Iterator[list[GlobalAccess]]:
+    """What `count_global_accesses` counts over each of several blocks of a step: its text is read but once."""
+    if has_instructions(lowered_kernel.function):
+        yield from (_count_by_execution(lowered_kernel, kernel, block) for block in blocks)
         return
 
     def is_global(buffer: Any) -> bool:
-        return str(buffer.scope()) == GLOBAL and kernel.spaces.get(str(buffer.name), GLOBAL) == GLOBAL
+        return str(buffer.scope()) == GLOBAL and kernel.memory_scopes.get(str(buffer.name), GLOBAL) == GLOBAL
 
-    found = list(accesses(step.function, is_global))
-    yield from ([_count(access, step.launch, block) for access in found] for block in blocks)
+    global_loads_and_stores = list(iterate_accesses(lowered_kernel.function, is_global))
+    yield from (
+        [_count_access(access, lowered_kernel.launch, block) for access in global_loads_and_stores] for block in blocks
+    )
 
 
-def middle_block(step: LoweredStep) -> Block:
+def select_middle_block(lowered_kernel: LoweredKernel) -> BlockIndex:
     """The block in the middle of a step's grid, as (x, y, z)."""
-    x, y, z = step.launch.grid
+    x, y, z = lowered_kernel.launch.grid
     return x // 2, y // 2, z // 2
 
 
-def _count(access: Access, launch: Launch, block: Block) -> GlobalAccess:
-    total = np.zeros(4, np.int64)
-    for executed in executions(access.scope, [access.index], launch, block, sampled=True):
-        (elements,) = executed.values
-        addresses, active = warps(elements * access.itemsize), warps(executed.active)
-        total += executed.repeats * np.array(sectors(addresses, active, access.nbytes))
-    requests, found, least, lines = total.tolist()
+def _count_access(access: Access, launch: LaunchConfig, block: BlockIndex) -> GlobalAccess:
+    totals = np.zeros(4, np.int64)
+    for execution in execute_scope(access.scope, [access.index], launch, block, allow_sampling=True):
+        (elements,) = execution.values
+        addresses, active = group_by_warp(elements * access.itemsize), group_by_warp(execution.is_active)
+        totals += execution.num_repeats * np.array(count_sectors(addresses, active, access.nbytes))
+    requests, num_sectors, min_sectors, lines = totals.tolist()
     name = str(access.buffer.name)
-    return GlobalAccess(access.kind, name, requests, found, least, access.nbytes, lines, access.statement)
+    return GlobalAccess(
+        access.kind, name, requests, num_sectors, min_sectors, access.nbytes, lines, access.statement_index
+    )
 
 
-def sectors(
-    addresses: NDArray[Any], active: NDArray[np.bool_], nbytes: int, *, copies: bool = False
+def count_sectors(
+    addresses: NDArray[Any], active: NDArray[np.bool_], nbytes: int, *, is_copy: bool = False
 ) -> tuple[int, int, int, int]:
     """Requests, the sectors that they touch, the fewest that could hold what they touch, and the lines they touch.
 
@@ -126,121 +135,134 @@ def sectors(
         addresses: in bytes, of shape (requests, threads of a warp).
         active: whether the thread takes part, same shape.
         nbytes: that a thread accesses from its address on.
-        copies: whether these are asynchronous copies.
+        is_copy: whether these are asynchronous copies.
     """
-    taking = active.any(axis=1)
-    if not taking.any():
+    is_request = active.any(axis=1)
+    if not is_request.any():
         return 0, 0, 0, 0
-    addresses, active = addresses[taking].astype(np.int64), active[taking]
-    found, least = sectors_of_each(addresses, active, nbytes, copies=copies)
-    lines = _touched(addresses, active, nbytes, LINE_BYTES)
-    return int(taking.sum()), int(found.sum()), int(least.sum()), int(lines.sum())
+    addresses, active = addresses[is_request].astype(np.int64), active[is_request]
+    num_sectors, min_sectors = count_sectors_by_request(addresses, active, nbytes, is_copy=is_copy)
+    lines = _count_touched_pieces(addresses, active, nbytes, LINE_BYTES)
+    return int(is_request.sum()), int(num_sectors.sum()), int(min_sectors.sum()), int(lines.sum())
 
 
-def sectors_of_each(
-    addresses: NDArray[np.int64], active: NDArray[np.bool_], nbytes: int, *, copies: bool = False
+def count_sectors_by_request(
+    addresses: NDArray[np.int64], active: NDArray[np.bool_], nbytes: int, *, is_copy: bool = False
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The sectors that each request touches, and the fewest that could hold what it touches; as for `sectors`."""
+    """The sectors that each request touches, and the fewest that could hold what it touches; as for `count_sectors`."""
     # Threads that read the same bytes do so from the same address on.
-    asked = distinct(np.where(active, addresses, -1)) * nbytes
-    touched = _touched(addresses, active, nbytes, SECTOR_BYTES)
+    requested_bytes = count_distinct(np.where(active, addresses, -1)) * nbytes
+    num_sectors = _count_touched_pieces(addresses, active, nbytes, SECTOR_BYTES)
     if nbytes == VECTOR_BYTES:
-        touched = _by_quarters(addresses // SECTOR_BYTES, active, copies=copies)
-    return touched, ceil_div(asked, SECTOR_BYTES)
+        num_sectors = _count_quarter_sectors(addresses // SECTOR_BYTES, active, is_copy=is_copy)
+    return num_sectors, ceil_div(requested_bytes, SECTOR_BYTES)
 
 
-def _by_quarters(sectors: NDArray[np.int64], active: NDArray[np.bool_], *, copies: bool) -> NDArray[np.int64]:
+def _count_quarter_sectors(
+    sector_indices: NDArray[np.int64], active: NDArray[np.bool_], *, is_copy: bool
+) -> NDArray[np.int64]:
     """How many sectors the quarters of each request touch.
 
     One that two share at their ends counts once, and so do, but of copies, those of quarters that ask for the same,
     thread by thread.
     """
-    own = np.where(active, sectors, -1).reshape(len(sectors), 4, -1)
-    touched = distinct(own.reshape(-1, own.shape[2])).reshape(-1, 4)
-    shared = (own[:, 1:, 0] == own[:, :-1, -1]) & (own[:, 1:, 0] >= 0)
-    more = touched[:, 1:] - shared
-    if not copies:
-        more = np.where((own[:, 1:] == own[:, :-1]).all(axis=2), 0, more)
-    return touched[:, 0] + more.sum(axis=1)
+    quarter_sectors = np.where(active, sector_indices, -1).reshape(len(sector_indices), 4, -1)
+    num_sectors = count_distinct(quarter_sectors.reshape(-1, quarter_sectors.shape[2])).reshape(-1, 4)
+    shares_sector = (quarter_sectors[:, 1:, 0] == quarter_sectors[:, :-1, -1]) & (quarter_sectors[:, 1:, 0] >= 0)
+    added_sectors = num_sectors[:, 1:] - shares_sector
+    if not is_copy:
+        added_sectors = np.where((quarter_sectors[:, 1:] == quarter_sectors[:, :-1]).all(axis=2), 0, added_sectors)
+    return num_sectors[:, 0] + added_sectors.sum(axis=1)
 
 
-def _touched(addresses: NDArray[np.int64], active: NDArray[np.bool_], nbytes: int, size: int) -> NDArray[np.int64]:
+def _count_touched_pieces(
+    addresses: NDArray[np.int64], active: NDArray[np.bool_], nbytes: int, piece_bytes: int
+) -> NDArray[np.int64]:
     """How many pieces of so many bytes each request touches."""
-    first, last = addresses // size, (addresses + nbytes - 1) // size
-    spans = int((last - first)[active].max(initial=0)) + 1
-    touched = np.minimum(first[:, :, None] + np.arange(spans), last[:, :, None])
-    return distinct(np.where(active[:, :, None], touched, -1).reshape(len(addresses), -1))
+    first_pieces, last_pieces = addresses // piece_bytes, (addresses + nbytes - 1) // piece_bytes
+    spans = int((last_pieces - first_pieces)[active].max(initial=0)) + 1
+    piece_indices = np.minimum(first_pieces[:, :, None] + np.arange(spans), last_pieces[:, :, None])
+    return count_distinct(np.where(active[:, :, None], piece_indices, -1).reshape(len(addresses), -1))
 
 
-def distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
+def count_distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
     """How many different values each row has, those below zero not counted."""
-    ordered = np.sort(values, axis=1)
-    return ((ordered >= 0) & (np.diff(ordered, axis=1, prepend=-1) != 0)).sum(axis=1)
+    sorted_values = np.sort(values, axis=1)
+    return ((sorted_values >= 0) & (np.diff(sorted_values, axis=1, prepend=-1) != 0)).sum(axis=1)
 
 
-def _executed(step: LoweredStep, kernel: Kernel, block: Block) -> list[GlobalAccess]:
-    watch = SectorWatch(lanes_of(step))
-    observe(step, kernel.spaces, [block], watch)
-    return watch.accesses()
+def _count_by_execution(lowered_kernel: LoweredKernel, kernel: Kernel, block: BlockIndex) -> list[GlobalAccess]:
+    observer = SectorObserver(count_lanes(lowered_kernel))
+    run_with_observer(lowered_kernel, kernel.memory_scopes, [block], observer)
+    return observer.list_accesses()
 
 
-class SectorWatch(Watch):
+class SectorObserver(AccessObserver):
     """Adds up the global accesses of the blocks that are executed.
 
     Args:
-        lanes: of a block, for those of the first alone; None for all.
+        lanes_per_block: of a block, for those of the first alone; None for all.
     """
 
-    def __init__(self, lanes: int | None = None) -> None:
-        self._lanes = lanes
-        self._counts: dict[Place, NDArray[np.int64]] = {}
-        self._known: dict[tuple[bytes, bytes, int], NDArray[np.int64]] = {}  # patterns that repeat
+    def __init__(self, lanes_per_block: int | None = None) -> None:
+        self._lanes_per_block = lanes_per_block
+        self._counts: dict[AccessSite, NDArray[np.int64]] = {}
+        self._pattern_cache: dict[tuple[bytes, bytes, int], NDArray[np.int64]] = {}  # patterns that repeat
 
-    def access(self, found: Accessed) -> None:
+    def on_access(self, event: MemoryAccess) -> None:
         """Count a global access."""
-        own = found.of_first(self._lanes)
-        if own is None or own.space != GLOBAL:
+        block_event = event.restrict_to_first_block(self._lanes_per_block)
+        if block_event is None or block_event.space != GLOBAL:
             return
         # What is touched is the same for addresses that are all moved on by as many lines.
-        moved = own.addresses - own.addresses[0] // LINE_BYTES * LINE_BYTES
-        pattern = own.lanes.tobytes(), moved.tobytes(), own.nbytes
-        if pattern not in self._known:
-            moved += LINE_BYTES - moved.min() // LINE_BYTES * LINE_BYTES  # addresses below zero stand for nobody
-            self._known[pattern] = np.array(sectors(*by_request(own.lanes, moved), own.nbytes))
-        self._counts.setdefault(own.place, np.zeros(4, np.int64))
-        self._counts[own.place] += self._known[pattern]
-
-    def accesses(self) -> list[GlobalAccess]:
-        """What was counted, in the order of the text."""
-        found = []
-        for place, total in sorted(self._counts.items(), key=lambda each: each[0]):
-            requests, touched, least, lines = total.tolist()
-            access = GlobalAccess(
-                place.kind, place.name, requests, touched, least, place.nbytes, lines, place.statement
+        relative_addresses = block_event.addresses - block_event.addresses[0] // LINE_BYTES * LINE_BYTES
+        pattern = block_event.lanes.tobytes(), relative_addresses.tobytes(), block_event.nbytes
+        if pattern not in self._pattern_cache:
+            relative_addresses += (
+                LINE_BYTES - relative_addresses.min() // LINE_BYTES * LINE_BYTES
+            )  # addresses below zero stand for nobody
+            self._pattern_cache[pattern] = np.array(
+                count_sectors(*group_by_request(block_event.lanes, relative_addresses), block_event.nbytes)
             )
-            found.append(access)
-        return found
+        self._counts.setdefault(block_event.access_site, np.zeros(4, np.int64))
+        self._counts[block_event.access_site] += self._pattern_cache[pattern]
+
+    def list_accesses(self) -> list[GlobalAccess]:
+        """What was counted, in the order of the text."""
+        global_list = []
+        for site, total in sorted(self._counts.items(), key=lambda item: item[0]):
+            requests, num_sectors, min_sectors, lines = total.tolist()
+            access = GlobalAccess(
+                site.kind, site.name, requests, num_sectors, min_sectors, site.nbytes, lines, site.statement_index
+            )
+            global_list.append(access)
+        return global_list
 
 
-def by_request(lanes: NDArray[np.intp], addresses: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Addresses and activity by request, as for `sectors`.
+def group_by_request(
+    lanes: NDArray[np.intp], addresses: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Addresses and activity by request, as for `count_sectors`.
 
     Args:
         lanes: in any order; each may take part several times, once in a request.
         addresses: of each, in bytes.
     """
     if (np.diff(lanes) > 0).all():  # each once, in order
-        (taking,) = np.bincount(lanes // WARP).nonzero()
-        table, active = np.zeros((len(taking), WARP), np.int64), np.zeros((len(taking), WARP), bool)
-        row = np.searchsorted(taking, lanes // WARP)
-        table[row, lanes % WARP], active[row, lanes % WARP] = addresses, True
+        (request_warps,) = np.bincount(lanes // WARP_SIZE).nonzero()
+        table, active = (
+            np.zeros((len(request_warps), WARP_SIZE), np.int64),
+            np.zeros((len(request_warps), WARP_SIZE), bool),
+        )
+        row = np.searchsorted(request_warps, lanes // WARP_SIZE)
+        table[row, lanes % WARP_SIZE], active[row, lanes % WARP_SIZE] = addresses, True
         return table, active
     order = np.argsort(lanes, kind="stable")
     lanes, addresses = lanes[order], addresses[order]
-    begins = np.flatnonzero(np.diff(lanes, prepend=-1))
-    turn = np.arange(len(lanes)) - np.repeat(begins, np.diff(np.append(begins, len(lanes))))
-    requests, row = np.unique(np.stack([lanes // WARP, turn]), axis=1, return_inverse=True)
-    table = np.zeros((requests.shape[1], WARP), np.int64)
+    run_starts = np.flatnonzero(np.diff(lanes, prepend=-1))
+    repetition = np.arange(len(lanes)) - np.repeat(run_starts, np.diff(np.append(run_starts, len(lanes))))
+    requests, row = np.unique(np.stack([lanes // WARP_SIZE, repetition]), axis=1, return_inverse=True)
+    table = np.zeros((requests.shape[1], WARP_SIZE), np.int64)
     active = np.zeros(table.shape, bool)
-    table[row.reshape(-1), lanes % WARP], active[row.reshape(-1), lanes % WARP] = addresses, True
+    table[row.reshape(-1), lanes % WARP_SIZE], active[row.reshape(-1), lanes % WARP_SIZE] = addresses, True
     return table, active

@@ -13,140 +13,155 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.emulation.blocks import lanes_of
-from tvmconv.analysis.emulation.observe import observe
-from tvmconv.analysis.emulation.watch import SITES, Accessed, Place, Space, Watch
-from tvmconv.analysis.lowered.accesses import Access, accesses
-from tvmconv.analysis.lowered.tir import SHARED, executions, has_instructions, warps
-from tvmconv.analysis.memory.banks import wavefronts_of_each
-from tvmconv.analysis.memory.coalescing import GLOBAL, by_request, middle_block, sectors_of_each
+from tvmconv.analysis.memory.bank_conflicts import count_wavefronts_by_request
+from tvmconv.analysis.memory.coalescing import GLOBAL, count_sectors_by_request, group_by_request, select_middle_block
+from tvmconv.analysis.tir.accesses import Access, iterate_accesses
+from tvmconv.analysis.tir.scopes import SHARED_SCOPES, execute_scope, group_by_warp, has_instructions
+from tvmconv.emulator.blocks import count_lanes
+from tvmconv.emulator.observation import run_with_observer
+from tvmconv.emulator.observers import SITES_PER_STATEMENT, AccessObserver, AccessSite, MemoryAccess, MemorySpace
 
 if TYPE_CHECKING:
-    from tvmconv.compiler.lowered import LoweredStep
+    from tvmconv.compiler.lowered_module import LoweredKernel
     from tvmconv.kernel import Kernel
 
 
 @dataclass(frozen=True)
-class Request:
+class CostliestRequest:
     """The costliest request of one access.
 
     Attributes:
-        space: global or shared memory.
+        memory_space: global or shared memory.
         kind: load or store.
         name: of the array or the shared buffer.
-        statement: its index in `tvmconv.analysis.lowered.tir.statements`.
-        nbytes: that a lane accesses.
+        statement_index: its index in `tvmconv.analysis.tir.scopes.iterate_statements`.
+        access_bytes: that a lane accesses.
         lanes: that take part, of the warp: 0 to 31, in order.
         addresses: where each begins, in bytes.
-        takes: wavefronts of shared memory, or sectors.
-        least: how few would do for the same bytes.
+        cost: wavefronts of shared memory, or sectors.
+        min_cost: how few would do for the same bytes.
     """
 
-    space: Space
+    memory_space: MemorySpace
     kind: Literal["load", "store"]
     name: str
-    statement: int
-    nbytes: int
+    statement_index: int
+    access_bytes: int
     lanes: tuple[int, ...]
     addresses: tuple[int, ...]
-    takes: int
-    least: int
+    cost: int
+    min_cost: int
 
 
-def worst_requests(kernel: Kernel, step: LoweredStep | None = None) -> list[Request]:
+def find_worst_requests(kernel: Kernel, lowered_kernel: LoweredKernel | None = None) -> list[CostliestRequest]:
     """Of each access of a kernel's step, the first request that takes most, in the order of the text.
 
     Shared accesses are those of the first block, global ones those of the middle one, as where they are counted.
 
     Args:
         kernel: a built kernel, for any target.
-        step: one of `kernel.steps`; the first by default.
+        lowered_kernel: one of `kernel.steps`; the first by default.
 
     Raises:
         AnalysisError: an access cannot be executed, or depends on the data.
     """
-    step = step or kernel.steps[0]
-    if has_instructions(step.function):
-        watch = _Watch(lanes_of(step))
-        observe(step, kernel.spaces, [middle_block(step)], watch)
-        return watch.requests()
-    return [request for request in _evaluated(kernel, step) if request]
+    lowered_kernel = lowered_kernel or kernel.kernels[0]
+    if has_instructions(lowered_kernel.function):
+        observer = _CostliestRequests(count_lanes(lowered_kernel))
+        run_with_observer(lowered_kernel, kernel.memory_scopes, [select_middle_block(lowered_kernel)], observer)
+        return observer.list_requests()
+    return [request for request in _iterate_evaluated_requests(kernel, lowered_kernel) if request]
 
 
-def _evaluated(kernel: Kernel, step: LoweredStep) -> Iterator[Request | None]:
-    def is_wanted(buffer: Any) -> bool:
+def _iterate_evaluated_requests(kernel: Kernel, lowered_kernel: LoweredKernel) -> Iterator[CostliestRequest | None]:
+    def is_selected(buffer: Any) -> bool:
         scope = str(buffer.scope())
-        return scope in SHARED or (scope == GLOBAL and kernel.spaces.get(str(buffer.name), GLOBAL) == GLOBAL)
+        return scope in SHARED_SCOPES or (
+            scope == GLOBAL and kernel.memory_scopes.get(str(buffer.name), GLOBAL) == GLOBAL
+        )
 
-    for access in accesses(step.function, is_wanted):
-        space: Space = "shared" if str(access.buffer.scope()) in SHARED else "global"
-        yield _worst(access, step, space)
-
-
-def _worst(access: Access, step: LoweredStep, space: Space) -> Request | None:
-    block = (0, 0, 0) if space == "shared" else middle_block(step)
-    place = Place(access.statement * SITES, space, access.kind, str(access.buffer.name), access.nbytes)
-    found: Request | None = None
-    for executed in executions(access.scope, [access.index], step.launch, block, sampled=True):
-        (elements,) = executed.values
-        found = costlier(found, place, warps(elements * access.itemsize), warps(executed.active))
-    return found
+    for access in iterate_accesses(lowered_kernel.function, is_selected):
+        memory_space: MemorySpace = "shared" if str(access.buffer.scope()) in SHARED_SCOPES else "global"
+        yield _find_worst_request(access, lowered_kernel, memory_space)
 
 
-def costlier(
-    found: Request | None, place: Place, addresses: NDArray[Any], active: NDArray[np.bool_], *, copies: bool = False
-) -> Request | None:
+def _find_worst_request(
+    access: Access, lowered_kernel: LoweredKernel, memory_space: MemorySpace
+) -> CostliestRequest | None:
+    block = (0, 0, 0) if memory_space == "shared" else select_middle_block(lowered_kernel)
+    site = AccessSite(
+        access.statement_index * SITES_PER_STATEMENT, memory_space, access.kind, str(access.buffer.name), access.nbytes
+    )
+    costliest: CostliestRequest | None = None
+    for execution in execute_scope(access.scope, [access.index], lowered_kernel.launch, block, allow_sampling=True):
+        (elements,) = execution.values
+        costliest = select_costlier(
+            costliest, site, group_by_warp(elements * access.itemsize), group_by_warp(execution.is_active)
+        )
+    return costliest
+
+
+def select_costlier(
+    costliest: CostliestRequest | None,
+    site: AccessSite,
+    addresses: NDArray[Any],
+    active: NDArray[np.bool_],
+    *,
+    is_copy: bool = False,
+) -> CostliestRequest | None:
     """What was found, or one of these requests that takes more.
 
     Args:
-        found: before, if there was one.
-        place: of the access.
+        costliest: before, if there was one.
+        site: of the access.
         addresses: in bytes, of shape (requests, threads of a warp).
         active: whether the thread takes part, same shape.
-        copies: whether these are asynchronous copies.
+        is_copy: whether these are asynchronous copies.
     """
-    taking = active.any(axis=1)
-    if not taking.any():
-        return found
-    addresses, active = addresses[taking].astype(np.int64), active[taking]
-    if place.space == "shared":
-        takes, least = wavefronts_of_each(addresses, active, place.nbytes)
+    is_request = active.any(axis=1)
+    if not is_request.any():
+        return costliest
+    addresses, active = addresses[is_request].astype(np.int64), active[is_request]
+    if site.space == "shared":
+        costs, min_costs = count_wavefronts_by_request(addresses, active, site.nbytes)
     else:
-        takes, least = sectors_of_each(addresses, active, place.nbytes, copies=copies)
-    worst = int(takes.argmax())
-    if found and found.takes >= takes[worst]:
-        return found
-    (lanes,) = active[worst].nonzero()
-    return Request(
-        space=place.space,
-        kind=place.kind,
-        name=place.name,
-        statement=place.statement,
-        nbytes=place.nbytes,
+        costs, min_costs = count_sectors_by_request(addresses, active, site.nbytes, is_copy=is_copy)
+    worst_index = int(costs.argmax())
+    if costliest and costliest.cost >= costs[worst_index]:
+        return costliest
+    (lanes,) = active[worst_index].nonzero()
+    return CostliestRequest(
+        memory_space=site.space,
+        kind=site.kind,
+        name=site.name,
+        statement_index=site.statement_index,
+        access_bytes=site.nbytes,
         lanes=tuple(lanes.tolist()),
-        addresses=tuple(addresses[worst, lanes].tolist()),
-        takes=int(takes[worst]),
-        least=int(least[worst]),
+        addresses=tuple(addresses[worst_index, lanes].tolist()),
+        cost=int(costs[worst_index]),
+        min_cost=int(min_costs[worst_index]),
     )
 
 
-class _Watch(Watch):
+class _CostliestRequests(AccessObserver):
     """Keeps the costliest request of each access of the first of the blocks that are executed.
 
     Args:
-        lanes: of a block.
+        lanes_per_block: of a block.
     """
 
-    def __init__(self, lanes: int) -> None:
-        self._lanes = lanes
-        self._found: dict[Place, Request | None] = {}
+    def __init__(self, lanes_per_block: int) -> None:
+        self._lanes_per_block = lanes_per_block
+        self._requests: dict[AccessSite, CostliestRequest | None] = {}
 
-    def access(self, found: Accessed) -> None:
+    def on_access(self, event: MemoryAccess) -> None:
         """Look at one access of all lanes."""
-        if own := found.of_first(self._lanes):
-            place = own.place
-            self._found[place] = costlier(self._found.get(place), place, *by_request(own.lanes, own.addresses))
+        if block_event := event.restrict_to_first_block(self._lanes_per_block):
+            site = block_event.access_site
+            self._requests[site] = select_costlier(
+                self._requests.get(site), site, *group_by_request(block_event.lanes, block_event.addresses)
+            )
 
-    def requests(self) -> list[Request]:
+    def list_requests(self) -> list[CostliestRequest]:
         """What was found, in the order of the text."""
-        return [request for place in sorted(self._found) if (request := self._found[place])]
+        return [request for site in sorted(self._requests) if (request := self._requests[site])]

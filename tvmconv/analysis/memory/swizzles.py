@@ -16,48 +16,48 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.emulation.addresses import CHUNK, SHARED_BASE
-from tvmconv.analysis.emulation.blocks import lanes_of, with_clusters
-from tvmconv.analysis.emulation.observe import observe
-from tvmconv.analysis.emulation.watch import Accessed, EnoughError, Watch
-from tvmconv.analysis.memory.coalescing import middle_block
-from tvmconv.gpu import BANK_BYTES, BANKS, WARPGROUP
+from tvmconv.analysis.memory.coalescing import select_middle_block
+from tvmconv.emulator.addresses import CHUNK_BYTES, SHARED_BASE_ADDRESS
+from tvmconv.emulator.blocks import count_lanes, expand_to_clusters
+from tvmconv.emulator.observation import run_with_observer
+from tvmconv.emulator.observers import AccessObserver, MemoryAccess, StopEmulationError
+from tvmconv.gpu_specs import BANK_BYTES, NUM_BANKS, WARPGROUP_SIZE
 
 if TYPE_CHECKING:
-    from tvmconv.compiler.lowered import LoweredStep
+    from tvmconv.compiler.lowered_module import LoweredKernel
     from tvmconv.kernel import Kernel
 
-ROWS = 8  # of a core matrix
-FEW = 64  # accesses of one place that are looked at: more than any pipeline has stages
+CORE_MATRIX_ROWS = 8  # of a core matrix
+MAX_SITE_SAMPLES = 64  # accesses of one place that are looked at: more than any pipeline has stages
 
 
 @dataclass
-class Tile:
+class SwizzledSmemTile:
     """Shared memory that TMA copies an array to, or from.
 
     Attributes:
         array: its name.
         kind: load or store, of the array.
-        swizzle: of TMA, in bytes; 0 for none.
-        read_with: the swizzles that wgmma takes it to have; none where it does not read it.
-        matrices: core matrices that were looked at.
-        wavefronts: that they take.
+        tma_swizzle: of TMA, in bytes; 0 for none.
+        wgmma_swizzles: the swizzles that wgmma takes it to have; none where it does not read it.
+        num_core_matrices: core matrices that were looked at.
+        num_wavefronts: that they take.
     """
 
     array: str
     kind: str
-    swizzle: int
-    read_with: set[int] = field(default_factory=set)
-    matrices: int = 0
-    wavefronts: int = 0
+    tma_swizzle: int
+    wgmma_swizzles: set[int] = field(default_factory=set)
+    num_core_matrices: int = 0
+    num_wavefronts: int = 0
 
     @property
-    def agrees(self) -> bool:
+    def is_consistent(self) -> bool:
         """Whether what reads it takes it to lie as it does."""
-        return self.read_with <= {self.swizzle}
+        return self.wgmma_swizzles <= {self.tma_swizzle}
 
 
-def tiles(kernel: Kernel, step: LoweredStep) -> list[Tile]:
+def inspect_tiles(kernel: Kernel, lowered_kernel: LoweredKernel) -> list[SwizzledSmemTile]:
     """The tiles that TMA copies in one block of a step, loads first; none where it copies none.
 
     The block is executed until each access in its loops has been looked at often enough.
@@ -65,88 +65,106 @@ def tiles(kernel: Kernel, step: LoweredStep) -> list[Tile]:
     Raises:
         AnalysisError: the step does what cannot be executed.
     """
-    if not step.tensor_maps:
+    if not lowered_kernel.tensor_maps:
         return []
-    watch = SwizzleWatch(lanes_of(step))
-    with contextlib.suppress(EnoughError):
-        observe(step, kernel.spaces, with_clusters(step.launch, [middle_block(step)]), watch)
-    found = watch.tiles()
-    output = len(kernel.program.arrays) - 1  # is stored behind the loops
-    stored = {
+    observer = SwizzleObserver(count_lanes(lowered_kernel))
+    with contextlib.suppress(StopEmulationError):
+        run_with_observer(
+            lowered_kernel,
+            kernel.memory_scopes,
+            expand_to_clusters(lowered_kernel.launch, [select_middle_block(lowered_kernel)]),
+            observer,
+        )
+    observed_tiles = observer.list_tiles()
+    output_index = len(kernel.executable.arrays) - 1  # is stored behind the loops
+    stored_tiles = {
         (name, "store", parameter.tensor_map.swizzle)
-        for parameter in step.parameters
-        if parameter.tensor_map and parameter.index == output
-        for name in [list(kernel.spaces)[output]]
+        for parameter in lowered_kernel.parameters
+        if parameter.tensor_map and parameter.index == output_index
+        for name in [list(kernel.memory_scopes)[output_index]]
     }
-    return found + [Tile(*key) for key in sorted(stored - {(each.array, each.kind, each.swizzle) for each in found})]
+    return observed_tiles + [
+        SwizzledSmemTile(*key)
+        for key in sorted(stored_tiles - {(tile.array, tile.kind, tile.tma_swizzle) for tile in observed_tiles})
+    ]
 
 
-class SwizzleWatch(Watch):
+class SwizzleObserver(AccessObserver):
     """Looks at the first accesses of TMA and wgmma to the shared memory of the first block that is executed.
 
     Args:
-        lanes: of a block.
+        lanes_per_block: of a block.
     """
 
-    wants_bulk = at_once = True
+    wants_async_proxy = immediate = True
 
-    def __init__(self, lanes: int) -> None:
-        self._lanes = lanes
-        self._asked: Counter[int] = Counter()
-        self._site = 0
-        self._ends: set[int] = set()  # where outputs are stored, behind the loops: that takes many steps to come by
-        self._tiles: dict[tuple[str, str, int], Tile] = {}
-        self._of_chunk: dict[int, Tile] = {}
-        self._has_read = False
+    def __init__(self, lanes_per_block: int) -> None:
+        self._lanes_per_block = lanes_per_block
+        self._num_samples: Counter[int] = Counter()
+        self._current_site = 0
+        self._store_sites: set[int] = (
+            set()
+        )  # where outputs are stored, behind the loops: that takes many steps to come by
+        self._tiles: dict[tuple[str, str, int], SwizzledSmemTile] = {}
+        self._tile_by_chunk: dict[int, SwizzledSmemTile] = {}
+        self._has_wgmma_read = False
 
-    def wants(self, site: int) -> bool:
+    def wants_site(self, site: int) -> bool:
         """The first ones of each place."""
-        self._asked[site] += 1
-        self._site = site
-        often = (asked >= FEW for each, asked in self._asked.items() if each not in self._ends)
-        if self._asked[site] > FEW and self._has_read and all(often):
-            raise EnoughError
-        return self._asked[site] <= FEW
+        self._num_samples[site] += 1
+        self._current_site = site
+        enough_samples = (
+            num_samples >= MAX_SITE_SAMPLES
+            for sampled_site, num_samples in self._num_samples.items()
+            if sampled_site not in self._store_sites
+        )
+        if self._num_samples[site] > MAX_SITE_SAMPLES and self._has_wgmma_read and all(enough_samples):
+            raise StopEmulationError
+        return self._num_samples[site] <= MAX_SITE_SAMPLES
 
-    def bulk(self, found: Accessed) -> None:
+    def on_async_proxy_access(self, event: MemoryAccess) -> None:
         """Look at one."""
-        own = found.of_first(self._lanes)
-        if own is None or own.space != "shared":
+        block_event = event.restrict_to_first_block(self._lanes_per_block)
+        if block_event is None or block_event.space != "shared":
             return
-        if own.array:
-            kind = "load" if own.kind == "store" else "store"
-            key = own.array, kind, own.swizzle
-            tile = self._tiles.setdefault(key, Tile(*key))
+        if block_event.global_array:
+            kind = "load" if block_event.kind == "store" else "store"
+            key = block_event.global_array, kind, block_event.swizzle_bytes
+            tile = self._tiles.setdefault(key, SwizzledSmemTile(*key))
             if kind == "store":
-                self._ends.add(self._site)
+                self._store_sites.add(self._current_site)
             else:
-                self._of_chunk.update(dict.fromkeys(_chunks(own.addresses), tile))
+                self._tile_by_chunk.update(dict.fromkeys(_find_chunks(block_event.addresses), tile))
             return
-        group = own.addresses[own.lanes // WARPGROUP == own.lanes[0] // WARPGROUP]
-        read = self._of_chunk.get(_chunks(group[:1])[0])
-        if read:
-            self._has_read = True
-            read.read_with.add(own.swizzle)
-            takes = core_wavefronts(group.reshape(-1, 2))
-            read.matrices += len(takes)
-            read.wavefronts += int(takes.sum())
+        addresses = block_event.addresses[block_event.lanes // WARPGROUP_SIZE == block_event.lanes[0] // WARPGROUP_SIZE]
+        read_tile = self._tile_by_chunk.get(_find_chunks(addresses[:1])[0])
+        if read_tile:
+            self._has_wgmma_read = True
+            read_tile.wgmma_swizzles.add(block_event.swizzle_bytes)
+            wavefronts = count_core_wavefronts(addresses.reshape(-1, 2))
+            read_tile.num_core_matrices += len(wavefronts)
+            read_tile.num_wavefronts += int(wavefronts.sum())
 
-    def tiles(self) -> list[Tile]:
+    def list_tiles(self) -> list[SwizzledSmemTile]:
         """What was found, loads first."""
-        return sorted(self._tiles.values(), key=lambda each: (each.kind, each.array, each.swizzle))
+        return sorted(self._tiles.values(), key=lambda tile: (tile.kind, tile.array, tile.tma_swizzle))
 
 
-def _chunks(addresses: NDArray[np.int64]) -> list[int]:
-    return ((addresses - SHARED_BASE) // CHUNK).tolist()
+def _find_chunks(addresses: NDArray[np.int64]) -> list[int]:
+    return ((addresses - SHARED_BASE_ADDRESS) // CHUNK_BYTES).tolist()
 
 
-def core_wavefronts(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def count_core_wavefronts(row_addresses: NDArray[np.int64]) -> NDArray[np.int64]:
     """The wavefronts of each core matrix of an operand, 1 where its chunks lie in different banks.
 
     Args:
-        rows: addresses in bytes of the chunks of each row, of shape (rows, chunks); whole core matrices.
+        row_addresses: addresses in bytes of the chunks of each row, of shape (rows, chunks); whole core matrices.
     """
-    matrices = rows.reshape(-1, ROWS, rows.shape[1]).transpose(0, 2, 1).reshape(-1, ROWS)
-    groups = BANKS * BANK_BYTES // CHUNK
-    busy = (matrices // CHUNK % groups)[:, :, None] == np.arange(groups)
-    return busy.sum(axis=1).max(axis=1)
+    matrices = (
+        row_addresses.reshape(-1, CORE_MATRIX_ROWS, row_addresses.shape[1])
+        .transpose(0, 2, 1)
+        .reshape(-1, CORE_MATRIX_ROWS)
+    )
+    num_bank_groups = NUM_BANKS * BANK_BYTES // CHUNK_BYTES
+    is_bank_group = (matrices // CHUNK_BYTES % num_bank_groups)[:, :, None] == np.arange(num_bank_groups)
+    return is_bank_group.sum(axis=1).max(axis=1)

@@ -2,11 +2,11 @@
 
 Every access and every operation of the text is executed with NumPy for all threads and iterations, so that what a
 condition rules out is not counted. A kernel that has GPU instructions by name is executed as a whole
-(`emulation.execute`), on arrays of zeros: what an mma multiplies and adds counts as it does, an m16n8k16 of a warp
-as 2,048 of each, and so does wgmma; `ldmatrix` is a shared load of the rows that it reads, and wgmma one of both of its
-operands; an asynchronous copy is a load, of no more than it reads, and a store. A copy of TMA is a load of what of its
-box lies in the array, and a store of the whole box, in each block that it goes to. The block is the busiest of some
-that are spread over the grid: as most blocks of an image have no border in them, an interior one.
+(`emulation.execute_blocks`), on arrays of zeros: what an mma multiplies and adds counts as it does, an m16n8k16 of a
+warp as 2,048 of each, and so does wgmma; `ldmatrix` is a shared load of the rows that it reads, and wgmma one of both
+of its operands; an asynchronous copy is a load, of no more than it reads, and a store. A copy of TMA is a load of what
+of its box lies in the array, and a store of the whole box, in each block that it goes to. The block is the busiest of
+some that are spread over the grid: as most blocks of an image have no border in them, an interior one.
 
 Counted is what the text says. The compiler may do less of it: it merges loads of one element, keeps an accumulator
 that the text has in global memory in a register, and makes one instruction of a multiplication and an addition.
@@ -22,11 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.emulation.blocks import Block, lanes_of, some_blocks, with_clusters
-from tvmconv.analysis.emulation.observe import observe
-from tvmconv.analysis.emulation.threads import Threads
-from tvmconv.analysis.emulation.watch import Accessed, Watch
-from tvmconv.analysis.lowered.operations import (
+from tvmconv.analysis.tir.operations import (
     ADDITIONS,
     ARITHMETIC,
     EXTREMA,
@@ -38,49 +34,57 @@ from tvmconv.analysis.lowered.operations import (
     SHUFFLES,
     STORES,
     TEXTURE_FETCHES,
-    operations,
-    space_of,
+    find_memory_scope,
+    iterate_ops,
 )
-from tvmconv.analysis.lowered.tir import Scope, executions, has_instructions, statements, warps
-from tvmconv.gpu import WARP
+from tvmconv.analysis.tir.scopes import Scope, execute_scope, group_by_warp, has_instructions, iterate_statements
+from tvmconv.emulator.blocks import BlockIndex, count_lanes, expand_to_clusters, sample_blocks
+from tvmconv.emulator.observation import run_with_observer
+from tvmconv.emulator.observers import AccessObserver, MemoryAccess
+from tvmconv.emulator.threads import EmulatedThreads
+from tvmconv.gpu_specs import WARP_SIZE
 
 if TYPE_CHECKING:
-    from tvmconv.compiler.lowered import LoweredStep
-    from tvmconv.compiler.spaces import Space
+    from tvmconv.compiler.lowered_module import LoweredKernel
+    from tvmconv.compiler.memory_scopes import MemoryScope
     from tvmconv.kernel import Kernel
 
 
 @dataclass(frozen=True)
-class Count:
+class OperationCount:
     """How often one kind of operation happens in a block.
 
     Attributes:
-        elements: those of all threads; a vector counts each of its lanes.
-        requests: of warps, with at least one thread taking part; a vector counts once.
-        bytes: of these elements.
+        num_elements: those of all threads; a vector counts each of its lanes.
+        num_requests: of warps, with at least one thread taking part; a vector counts once.
+        num_bytes: of these elements.
     """
 
-    elements: int = 0
-    requests: int = 0
-    bytes: int = 0
+    num_elements: int = 0
+    num_requests: int = 0
+    num_bytes: int = 0
 
-    def __add__(self, other: Count) -> Count:
-        return Count(self.elements + other.elements, self.requests + other.requests, self.bytes + other.bytes)
+    def __add__(self, addend: OperationCount) -> OperationCount:
+        return OperationCount(
+            self.num_elements + addend.num_elements,
+            self.num_requests + addend.num_requests,
+            self.num_bytes + addend.num_bytes,
+        )
 
 
 @dataclass(frozen=True)
-class Traffic:
+class BlockTraffic:
     """What one block does.
 
     Attributes:
-        threads: of the block.
-        outputs: elements of the output that it stores to, each counted once however often that is.
+        num_threads: of the block.
+        num_outputs: elements of the output that it stores to, each counted once however often that is.
         counts: by operation, each of `MEMORY` and `ARITHMETIC`; registers are not memory.
     """
 
-    threads: int
-    outputs: int
-    counts: Mapping[str, Count]
+    num_threads: int
+    num_outputs: int
+    counts: Mapping[str, OperationCount]
 
     @property
     def flops(self) -> int:
@@ -88,156 +92,188 @@ class Traffic:
 
         Not those that make a texel's coordinates, nor the clamp's minimum and maximum.
         """
-        return self.counts[MULTIPLICATIONS].elements + self.counts[ADDITIONS].elements
+        return self.counts[MULTIPLICATIONS].num_elements + self.counts[ADDITIONS].num_elements
 
     @property
-    def ratio(self) -> float:
+    def flops_per_load(self) -> float:
         """Arithmetic to memory accesses: `flops` for each element read from global memory, also through a texture."""
-        loads = self.counts[GLOBAL_LOADS].elements + self.counts[TEXTURE_FETCHES].elements
+        loads = self.counts[GLOBAL_LOADS].num_elements + self.counts[TEXTURE_FETCHES].num_elements
         return self.flops / loads if loads else math.inf
 
     @property
-    def bytes_ratio(self) -> float:
+    def flops_per_byte(self) -> float:
         """`flops` for each byte read from and written to global memory, also through a texture."""
-        moved = sum(self.counts[name].bytes for name in (GLOBAL_LOADS, GLOBAL_STORES, TEXTURE_FETCHES))
-        return self.flops / moved if moved else math.inf
+        moved_bytes = sum(self.counts[name].num_bytes for name in (GLOBAL_LOADS, GLOBAL_STORES, TEXTURE_FETCHES))
+        return self.flops / moved_bytes if moved_bytes else math.inf
 
-    def an_output(self, operation: str) -> float:
+    def count_per_output(self, operation: str) -> float:
         """How often an operation happens, on average, for each output."""
-        return self.counts[operation].elements / self.outputs
+        return self.counts[operation].num_elements / self.num_outputs
 
 
-def traffic(kernel: Kernel, step: LoweredStep | None = None) -> Traffic:
+def count_traffic(kernel: Kernel, lowered_kernel: LoweredKernel | None = None) -> BlockTraffic:
     """Count what a kernel's busiest block does.
 
     Args:
         kernel: a built kernel, for any target.
-        step: one of `kernel.steps`; the first by default.
+        lowered_kernel: one of `kernel.steps`; the first by default.
 
     Raises:
-        AnalysisError: the kernel has something that cannot be executed (`tvmconv.analysis.lowered.tir.executions`,
-            `tvmconv.analysis.emulation.execute.execute`), or what it does depends on the data.
+        AnalysisError: the kernel has something that cannot be executed (`tvmconv.analysis.tir.scopes.execute_scope`,
+            `tvmconv.emulator.execution.execute`), or what it does depends on the data.
     """
-    step = step or kernel.steps[0]
-    if has_instructions(step.function):
-        return _executed(step, kernel.spaces)
-    found = list(operations(step, kernel.spaces))
-    scopes = dict.fromkeys(operation.scope for operation in found)
-    executed = {block: {s: _times(s, step, block) for s in scopes} for block in some_blocks(step.launch.grid)}
-    block, times = max(executed.items(), key=lambda each: sum(count.elements for count in each[1].values()))
-    counts = dict.fromkeys((*MEMORY, *ARITHMETIC), Count())
-    for name, scope, lanes, itemsize in found:
-        elements = lanes * times[scope].elements
-        counts[name] += Count(elements, times[scope].requests, elements * itemsize)
-    return Traffic(step.launch.threads, _outputs(step, kernel.spaces, block), counts)
+    lowered_kernel = lowered_kernel or kernel.kernels[0]
+    if has_instructions(lowered_kernel.function):
+        return _count_by_execution(lowered_kernel, kernel.memory_scopes)
+    ops = list(iterate_ops(lowered_kernel, kernel.memory_scopes))
+    scopes = dict.fromkeys(operation.scope for operation in ops)
+    executions_by_block = {
+        block: {unique_scope: _count_scope_executions(unique_scope, lowered_kernel, block) for unique_scope in scopes}
+        for block in sample_blocks(lowered_kernel.launch.grid)
+    }
+    block, execution_counts = max(
+        executions_by_block.items(), key=lambda item: sum(count.num_elements for count in item[1].values())
+    )
+    counts = dict.fromkeys((*MEMORY, *ARITHMETIC), OperationCount())
+    for name, scope, vector_lanes, itemsize in ops:
+        elements = vector_lanes * execution_counts[scope].num_elements
+        counts[name] += OperationCount(elements, execution_counts[scope].num_requests, elements * itemsize)
+    return BlockTraffic(
+        lowered_kernel.launch.threads_per_block, _count_outputs(lowered_kernel, kernel.memory_scopes, block), counts
+    )
 
 
-class TrafficWatch(Watch):
+class TrafficObserver(AccessObserver):
     """Adds up what blocks do, each for itself.
 
     Args:
-        blocks: how many.
-        lanes: of a block.
-        spaces: where each argument lies.
-        wants_bulk: whether what TMA and wgmma access counts.
+        num_blocks: how many.
+        lanes_per_block: of a block.
+        memory_scopes: where each argument lies.
+        wants_async_proxy: whether what TMA and wgmma access counts.
     """
 
-    def __init__(self, blocks: int, lanes: int, spaces: Mapping[str, Space], *, wants_bulk: bool = True) -> None:
-        self.wants_bulk = wants_bulk
-        self._blocks, self._lanes, self._spaces = blocks, lanes, spaces
-        self._before = self._now = 0  # blocks of the pieces before this one, and with it
-        self._counts = {name: np.zeros((3, blocks), np.int64) for name in (*MEMORY, *ARITHMETIC)}
-        self._known: dict[
+    def __init__(
+        self,
+        num_blocks: int,
+        lanes_per_block: int,
+        memory_scopes: Mapping[str, MemoryScope],
+        *,
+        wants_async_proxy: bool = True,
+    ) -> None:
+        self.wants_async_proxy = wants_async_proxy
+        self._num_blocks, self._lanes_per_block, self._memory_scopes = num_blocks, lanes_per_block, memory_scopes
+        self._num_blocks_before = self._num_blocks_seen = 0  # blocks of the pieces before this one, and with it
+        self._counts = {name: np.zeros((3, num_blocks), np.int64) for name in (*MEMORY, *ARITHMETIC)}
+        self._lane_cache: dict[
             bytes, tuple[NDArray[np.int64], NDArray[np.int64]]
         ] = {}  # of lanes: by block, and their warps
-        self._stored: dict[str, list[NDArray[np.int64]]] = {}  # (block, element) by array, each once in a piece
+        self._stored_elements: dict[
+            str, list[NDArray[np.int64]]
+        ] = {}  # (block, element) by array, each once in a piece
 
-    def begin(self, threads: Threads) -> None:
+    def on_blocks_start(self, threads: EmulatedThreads) -> None:
         """Go on with other blocks."""
-        self._before, self._now = self._now, self._now + len(threads.blocks)
+        self._num_blocks_before, self._num_blocks_seen = (
+            self._num_blocks_seen,
+            self._num_blocks_seen + len(threads.block_indices),
+        )
 
-    def access(self, found: Accessed) -> None:
+    def on_access(self, event: MemoryAccess) -> None:
         """Count an access to memory."""
-        lanes = found.lanes + self._before * self._lanes
-        space = self._spaces.get(found.name, found.space) if found.space == "global" else found.space
-        counted = (LOADS if found.kind == "load" else STORES)[space]
-        self._add(counted, lanes, found.nbytes // found.itemsize, found.itemsize)
-        if (space, found.kind) == ("global", "store"):
-            by, elements = replace(found, lanes=lanes).elements()
-            stored = np.unique(np.stack([by // self._lanes, elements], axis=1), axis=0)
-            self._stored.setdefault(found.name, []).append(stored)
+        lanes = event.lanes + self._num_blocks_before * self._lanes_per_block
+        memory_scope = self._memory_scopes.get(event.name, event.space) if event.space == "global" else event.space
+        operation_name = (LOADS if event.kind == "load" else STORES)[memory_scope]
+        self._add_operation(operation_name, lanes, event.nbytes // event.itemsize, event.itemsize)
+        if (memory_scope, event.kind) == ("global", "store"):
+            element_lanes, elements = replace(event, lanes=lanes).split_into_elements()
+            block_elements = np.unique(np.stack([element_lanes // self._lanes_per_block, elements], axis=1), axis=0)
+            self._stored_elements.setdefault(event.name, []).append(block_elements)
 
-    def bulk(self, found: Accessed) -> None:
+    def on_async_proxy_access(self, event: MemoryAccess) -> None:
         """Count what TMA and wgmma access as one request of a warp each."""
-        self.access(found)
+        self.on_access(event)
 
-    def operation(self, name: str, lanes: NDArray[np.intp], elements: int, itemsize: int) -> None:
+    def on_operation(self, name: str, lanes: NDArray[np.intp], elements: int, itemsize: int) -> None:
         """Count arithmetic."""
-        self._add(_OPERATIONS[name], lanes + self._before * self._lanes, elements, itemsize)
+        self._add_operation(
+            _OPERATION_NAMES[name], lanes + self._num_blocks_before * self._lanes_per_block, elements, itemsize
+        )
 
-    def _add(self, name: str, lanes: NDArray[np.intp], elements: int, itemsize: int) -> None:
+    def _add_operation(self, name: str, lanes: NDArray[np.intp], elements: int, itemsize: int) -> None:
         key = lanes.tobytes()
-        if key not in self._known:
-            taking = np.zeros((self._blocks, self._lanes // WARP), bool)
-            taking.reshape(-1)[lanes // WARP] = True
-            self._known[key] = np.bincount(lanes // self._lanes, minlength=self._blocks), taking.sum(axis=1)
-        times, requests = self._known[key]
-        of_name = self._counts[name]
-        of_name[0] += elements * times
-        of_name[1] += requests
-        of_name[2] += elements * itemsize * times
+        if key not in self._lane_cache:
+            is_active_warp = np.zeros((self._num_blocks, self._lanes_per_block // WARP_SIZE), bool)
+            is_active_warp.reshape(-1)[lanes // WARP_SIZE] = True
+            self._lane_cache[key] = (
+                np.bincount(lanes // self._lanes_per_block, minlength=self._num_blocks),
+                is_active_warp.sum(axis=1),
+            )
+        threads_per_block, warps_per_block = self._lane_cache[key]
+        totals = self._counts[name]
+        totals[0] += elements * threads_per_block
+        totals[1] += warps_per_block
+        totals[2] += elements * itemsize * threads_per_block
 
-    def busiest(self, threads: int) -> Traffic:
+    def select_busiest(self, num_threads: int) -> BlockTraffic:
         """What the block does that does most."""
         block = int(np.argmax(sum(counts[0] for counts in self._counts.values())))
         outputs = sum(
-            len(np.unique(np.concatenate([each[each[:, 0] == block, 1] for each in pieces])))
-            for pieces in self._stored.values()
+            len(np.unique(np.concatenate([piece[piece[:, 0] == block, 1] for piece in stored_pieces])))
+            for stored_pieces in self._stored_elements.values()
         )
-        counts = {name: Count(*(int(number) for number in found[:, block])) for name, found in self._counts.items()}
-        return Traffic(threads, outputs, counts)
+        counts = {
+            name: OperationCount(*(int(number) for number in totals[:, block])) for name, totals in self._counts.items()
+        }
+        return BlockTraffic(num_threads, outputs, counts)
 
 
-_OPERATIONS = {"Mul": MULTIPLICATIONS, "Add": ADDITIONS, "Min": EXTREMA, "shuffle": SHUFFLES}
+_OPERATION_NAMES = {"Mul": MULTIPLICATIONS, "Add": ADDITIONS, "Min": EXTREMA, "shuffle": SHUFFLES}
 
 
-def _executed(step: LoweredStep, spaces: Mapping[str, Space]) -> Traffic:
+def _count_by_execution(lowered_kernel: LoweredKernel, memory_scopes: Mapping[str, MemoryScope]) -> BlockTraffic:
     """What the busiest of some blocks does, by executing them."""
-    blocks = with_clusters(step.launch, some_blocks(step.launch.grid))
-    watch = TrafficWatch(len(blocks), lanes_of(step), spaces)
-    observe(step, spaces, blocks, watch)
-    return watch.busiest(step.launch.threads)
+    blocks = expand_to_clusters(lowered_kernel.launch, sample_blocks(lowered_kernel.launch.grid))
+    observer = TrafficObserver(len(blocks), count_lanes(lowered_kernel), memory_scopes)
+    run_with_observer(lowered_kernel, memory_scopes, blocks, observer)
+    return observer.select_busiest(lowered_kernel.launch.threads_per_block)
 
 
-def _times(scope: Scope, step: LoweredStep, block: Block) -> Count:
+def _count_scope_executions(scope: Scope, lowered_kernel: LoweredKernel, block: BlockIndex) -> OperationCount:
     """How often a scope is executed: threads as elements, and warps as requests."""
     threads = requests = 0
-    for executed in executions(scope, [], step.launch, block, sampled=True):
-        threads += executed.repeats * int(executed.active.sum())
-        requests += executed.repeats * int(warps(executed.active).any(axis=1).sum())
-    return Count(threads, requests)
+    for execution in execute_scope(scope, [], lowered_kernel.launch, block, allow_sampling=True):
+        threads += execution.num_repeats * int(execution.is_active.sum())
+        requests += execution.num_repeats * int(group_by_warp(execution.is_active).any(axis=1).sum())
+    return OperationCount(threads, requests)
 
 
-def _outputs(step: LoweredStep, spaces: Mapping[str, Space], block: Block) -> int:
+def _count_outputs(lowered_kernel: LoweredKernel, memory_scopes: Mapping[str, MemoryScope], block: BlockIndex) -> int:
     """How many elements of global memory a block stores to.
 
     A condition on a loop that the element does not depend on is taken to hold in some iteration of that loop.
     """
-    found = [np.empty(0, np.int64)]
-    for statement, scope in statements(step.function):
-        if type(statement).__name__ == "BufferStore" and space_of(statement.buffer, spaces) == "global":
+    element_sets = [np.empty(0, np.int64)]
+    for statement, scope in iterate_statements(lowered_kernel.function):
+        if type(statement).__name__ == "BufferStore" and find_memory_scope(statement.buffer, memory_scopes) == "global":
             index = statement.indices[0]
-            ramp = type(index).__name__ == "Ramp"
-            first, stride, lanes = (index.base, int(index.stride), int(index.lanes)) if ramp else (index, 1, 1)
-            for executed in executions(_without_other_loops(scope, first), [first], step.launch, block):
-                (elements,) = executed.values
-                elements = np.unique(elements[executed.active])
-                found.append(np.unique(np.add.outer(elements, stride * np.arange(lanes))))
-    return len(np.unique(np.concatenate(found)))
+            is_ramp = type(index).__name__ == "Ramp"
+            first, stride, vector_lanes = (
+                (index.base, int(index.stride), int(index.lanes)) if is_ramp else (index, 1, 1)
+            )
+            for execution in execute_scope(
+                _drop_unrelated_conditions(scope, first), [first], lowered_kernel.launch, block
+            ):
+                (elements,) = execution.values
+                elements = np.unique(elements[execution.is_active])
+                element_sets.append(np.unique(np.add.outer(elements, stride * np.arange(vector_lanes))))
+    return len(np.unique(np.concatenate(element_sets)))
 
 
-def _without_other_loops(scope: Scope, index: Any) -> Scope:
+def _drop_unrelated_conditions(scope: Scope, index: Any) -> Scope:
     """The scope without conditions on loops that an index does not depend on."""
-    others = {variable for variable, _, _ in scope.loops} - scope.variables([index])
-    kept = tuple(each for each in scope.conditions if not others & scope.variables(each[:1]))
-    return replace(scope, conditions=kept)
+    unrelated_variables = {variable for variable, _, _ in scope.loops} - scope.find_variables([index])
+    conditions = tuple(
+        condition for condition in scope.conditions if not unrelated_variables & scope.find_variables(condition[:1])
+    )
+    return replace(scope, conditions=conditions)

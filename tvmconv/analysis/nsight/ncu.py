@@ -8,13 +8,13 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 
-from tvmconv.analysis.nsight.source_view import Executed, parse
+from tvmconv.analysis.nsight.source_view import ProfiledInstruction, parse_source_view
 from tvmconv.errors import DeviceError, Error
 
-KERNEL = "main_kernel"  # what every kernel of this project is called on the device
+KERNEL_NAME = "main_kernel"  # what every kernel of this project is called on the device
 
 
-def profile(command: Sequence[str], metrics: Mapping[str, str]) -> Iterator[dict[str, float]]:
+def profile_command(command: Sequence[str], metrics: Mapping[str, str]) -> Iterator[dict[str, float]]:
     """Run a command, and read counters for each of the kernels of this project that it launches.
 
     Nsight Compute (ncu) replays a launch until all metrics are read, each time with empty caches, and leaves the GPU's
@@ -32,52 +32,54 @@ def profile(command: Sequence[str], metrics: Mapping[str, str]) -> Iterator[dict
         DeviceError: ncu is not installed, or fails: it may lack the right to read the counters.
     """
     options = ["--csv", "--page", "raw", "--print-units", "base"]
-    asked = ["--metrics", ",".join(dict.fromkeys(metrics.values()))]
-    lines = _run([*options, *_OURS, *asked, *command])
-    start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
-    if start is None:
-        raise _failed(lines)
-    for row in csv.DictReader(lines[start:]):
+    metric_options = ["--metrics", ",".join(dict.fromkeys(metrics.values()))]
+    lines = _run_ncu([*options, *_KERNEL_FILTER, *metric_options, *command])
+    header_index = next((index for index, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if header_index is None:
+        raise _make_error(lines)
+    for row in csv.DictReader(lines[header_index:]):
         if row["ID"]:  # the line below the header has the units
-            read = {name: _number(row.get(metric)) for name, metric in metrics.items()}
-            yield {name: value for name, value in read.items() if value is not None}
+            values = {name: _parse_number(row.get(metric)) for name, metric in metrics.items()}
+            yield {name: value for name, value in values.items() if value is not None}
 
 
-def source_view(command: Sequence[str]) -> list[list[Executed]]:
-    """Run a command, and read of each instruction of the kernels that it launches what it took; see `profile`.
+def read_source_view(command: Sequence[str]) -> list[list[ProfiledInstruction]]:
+    """Run a command, and read of each instruction of the kernels that it launches what it took; see `profile_command`.
 
     Raises:
         DeviceError: ncu is not installed, or fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = f"{folder}/source.ncu-rep"
-        _run(["--set", "none", "--section", "SourceCounters", *_OURS, "--export", report, *command])
-        lines = _run(["--import", report, "--page", "source", "--csv"])
+        _run_ncu(["--set", "none", "--section", "SourceCounters", *_KERNEL_FILTER, "--export", report, *command])
+        lines = _run_ncu(["--import", report, "--page", "source", "--csv"])
     try:
-        return parse(lines)
+        return parse_source_view(lines)
     except Error as error:
         raise DeviceError(str(error)) from error
 
 
-_OURS = ("--clock-control", "none", "--kernel-name", f"regex:{KERNEL}")
+_KERNEL_FILTER = ("--clock-control", "none", "--kernel-name", f"regex:{KERNEL_NAME}")
 
 
-def _run(arguments: Sequence[str]) -> list[str]:
+def _run_ncu(arguments: Sequence[str]) -> list[str]:
     """The lines that ncu prints."""
     ncu = shutil.which("ncu")
     if ncu is None:
         raise DeviceError("ncu is not on the PATH: install Nsight Compute, which comes with the CUDA toolkit")
-    done = subprocess.run([ncu, *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise _failed((done.stderr.strip() or done.stdout.strip()).splitlines())
-    return done.stdout.splitlines()
+    process = subprocess.run([ncu, *arguments], capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise _make_error((process.stderr.strip() or process.stdout.strip()).splitlines())
+    return process.stdout.splitlines()
 
 
-def _failed(told: Sequence[str]) -> DeviceError:
-    return DeviceError(f"ncu failed: {[*told, 'it printed nothing'][len(told) - 1 if told else 0]}")
+def _make_error(output_lines: Sequence[str]) -> DeviceError:
+    return DeviceError(
+        f"ncu failed: {[*output_lines, 'it printed nothing'][len(output_lines) - 1 if output_lines else 0]}"
+    )
 
 
-def _number(cell: str | None) -> float | None:
+def _parse_number(cell: str | None) -> float | None:
     """A cell's number, such as 1,024.50; None where ncu has none (`n/a`, or no such column)."""
     try:
         return float((cell or "").replace(",", ""))

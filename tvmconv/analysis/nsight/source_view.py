@@ -13,35 +13,39 @@ from dataclasses import dataclass
 
 from tvmconv.errors import Error
 
-_SECTORS, _TAGS, _WAVEFRONTS = "L2 Theoretical Sectors Global", "L1 Tag Requests Global", "L1 Wavefronts Shared"
+_SECTORS_COLUMN, _TAGS_COLUMN, _WAVEFRONTS_COLUMN = (
+    "L2 Theoretical Sectors Global",
+    "L1 Tag Requests Global",
+    "L1 Wavefronts Shared",
+)
 
 
 @dataclass(frozen=True)
-class Executed:
+class ProfiledInstruction:
     """One instruction of a launch, of all warps.
 
     Attributes:
         text: as it is written, such as `@!P0 LDS.128 R4, [R2]`.
-        times: that a warp executed it, also with no thread taking part.
-        sectors: of global memory that it asked L2 for, had L1 nothing of them.
-        tags: lines that L1 looked up for it.
-        wavefronts: of shared memory.
+        num_executed: that a warp executed it, also with no thread taking part.
+        num_sectors: of global memory that it asked L2 for, had L1 nothing of them.
+        num_tags: lines that L1 looked up for it.
+        num_wavefronts: of shared memory.
     """
 
     text: str
-    times: int
-    sectors: int
-    tags: int
-    wavefronts: int
+    num_executed: int
+    num_sectors: int
+    num_tags: int
+    num_wavefronts: int
 
 
-def parse(lines: Iterable[str]) -> list[list[Executed]]:
+def parse_source_view(lines: Iterable[str]) -> list[list[ProfiledInstruction]]:
     """The instructions of each launch, in order.
 
     Raises:
         Error: it is no such CSV.
     """
-    launches: list[list[Executed]] = []
+    launches: list[list[ProfiledInstruction]] = []
     header: list[str] = []
     try:
         for row in csv.reader(lines):
@@ -51,21 +55,21 @@ def parse(lines: Iterable[str]) -> list[list[Executed]]:
             elif row[:1] == ["Address"]:
                 header = row
             elif header and row:
-                launches[-1].append(_executed(dict(zip(header, row, strict=True))))
+                launches[-1].append(_parse_instruction(dict(zip(header, row, strict=True))))
     except (ValueError, LookupError) as error:
         raise Error(f"this is no source view of ncu: {error}") from error
     return launches
 
 
-def _executed(row: dict[str, str]) -> Executed:
-    def number(column: str) -> int:
+def _parse_instruction(row: dict[str, str]) -> ProfiledInstruction:
+    def parse_cell(column: str) -> int:
         cell = row.get(column, "0").replace(",", "")
         return int(cell) if cell not in ("", "-") else 0
 
-    return Executed(
+    return ProfiledInstruction(
         text=" ".join(row["Source"].split()),
-        times=number("Instructions Executed"),
-        sectors=number(_SECTORS),
-        tags=number(_TAGS),
-        wavefronts=number(_WAVEFRONTS),
+        num_executed=parse_cell("Instructions Executed"),
+        num_sectors=parse_cell(_SECTORS_COLUMN),
+        num_tags=parse_cell(_TAGS_COLUMN),
+        num_wavefronts=parse_cell(_WAVEFRONTS_COLUMN),
     )

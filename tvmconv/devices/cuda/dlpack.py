@@ -8,35 +8,35 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tvmconv.devices.base import check_inputs, first_line
+from tvmconv.devices.device import check_inputs, get_first_line
 from tvmconv.errors import DeviceError
-from tvmconv.extras import how_to_install
+from tvmconv.optional_packages import format_install_command
 
 if TYPE_CHECKING:
-    from tvmconv.compiler.program import Program
-    from tvmconv.devices.cuda.gpu import Gpu
+    from tvmconv.compiler.executable import Executable
+    from tvmconv.devices.cuda.gpu import NvidiaGpu
 
 
 @dataclass(frozen=True)
-class Adopted:
+class DLPackArgs:
     """The arrays of one call.
 
     Attributes:
         pointers: addresses of the inputs and the output.
         output: the output, as an array of the first input's library.
-        scratch: addresses of the program's scratch memory, which that library takes back in the stream's order.
+        workspace: addresses of the program's scratch memory, which that library takes back in the stream's order.
         stream: the stream on which that library is working.
         owners: what keeps the memory of inputs and scratch from being freed.
     """
 
     pointers: tuple[int, ...]
     output: Any
-    scratch: tuple[int, ...]
+    workspace: tuple[int, ...]
     stream: int
     owners: tuple[Any, ...]
 
 
-def adopt(inputs: Sequence[Any], program: Program, device: Gpu) -> Adopted:
+def import_dlpack(inputs: Sequence[Any], executable: Executable, device: NvidiaGpu) -> DLPackArgs:
     """Take inputs that speak DLPack without a copy, and let their library allocate the output and scratch memory.
 
     Raises:
@@ -47,31 +47,31 @@ def adopt(inputs: Sequence[Any], program: Program, device: Gpu) -> Adopted:
     try:
         arrays = [tvm.runtime.from_dlpack(array) for array in inputs]
     except Exception as error:  # each library raises its own
-        raise DeviceError(f"{device.text} cannot take the inputs through DLPack: {first_line(error)}") from error
+        raise DeviceError(f"{device.text} cannot take the inputs through DLPack: {get_first_line(error)}") from error
     for i, array in enumerate(arrays):
         if array.device != tvm.cuda(device.index):
             raise DeviceError(f"input {i} is on {array.device}: expected {device.text}")
         if not array.is_contiguous():
             raise DeviceError(f"input {i} is not contiguous: expected C order")
-    check_inputs(program, arrays)
-    stream, empty = _producer(inputs[0], device.index)
+    check_inputs(executable, arrays)
+    stream, allocate = _find_producer(inputs[0], device.index)
     try:
-        output = empty(program.output.shape, program.output.dtype)
+        output = allocate(executable.output.shape, executable.output.dtype)
     except (AttributeError, TypeError) as error:  # a library without bfloat16
         library = type(inputs[0]).__module__.partition(".")[0]
-        raise DeviceError(f"{library} has no arrays of {program.output.dtype}, which the output is") from error
-    scratch = [tvm.runtime.from_dlpack(empty((array.nbytes,), "uint8")) for array in program.scratch]
+        raise DeviceError(f"{library} has no arrays of {executable.output.dtype}, which the output is") from error
+    workspace = [tvm.runtime.from_dlpack(allocate((array.nbytes,), "uint8")) for array in executable.workspace]
     arrays.append(tvm.runtime.from_dlpack(output))
-    return Adopted(
+    return DLPackArgs(
         pointers=tuple(array.data_ptr() for array in arrays),
         output=output,
-        scratch=tuple(array.data_ptr() for array in scratch),
+        workspace=tuple(array.data_ptr() for array in workspace),
         stream=stream,
-        owners=(*arrays, *scratch),
+        owners=(*arrays, *workspace),
     )
 
 
-def _producer(array: Any, index: int) -> tuple[int, Callable[[tuple[int, ...], str], Any]]:
+def _find_producer(array: Any, index: int) -> tuple[int, Callable[[tuple[int, ...], str], Any]]:
     """For the library that made `array`: the stream it is working on, and how it allocates an array on the GPU."""
     library = type(array).__module__.partition(".")[0]
     if library == "torch":
@@ -81,12 +81,12 @@ def _producer(array: Any, index: int) -> tuple[int, Callable[[tuple[int, ...], s
     if library == "cupy":
         cupy = sys.modules["cupy"]
 
-        def empty(shape: tuple[int, ...], dtype: str) -> Any:
+        def allocate(shape: tuple[int, ...], dtype: str) -> Any:
             with cupy.cuda.Device(index):
                 return cupy.empty(shape, dtype)
 
         with cupy.cuda.Device(index):
-            return cupy.cuda.get_current_stream().ptr, empty
+            return cupy.cuda.get_current_stream().ptr, allocate
     import tvm
 
     load_tvm_runtime()
@@ -114,5 +114,5 @@ def load_tvm_runtime() -> None:
             library = load_lib_ctypes("tvm", "tvm_runtime_cuda", "RTLD_LOCAL", extra_lib_paths=paths)
             _LOADED_LIBS["tvm_runtime_cuda"] = library
     except (DynamicLibNotFoundError, OSError, RuntimeError) as error:
-        reason = f"TVM's CUDA runtime does not load: {first_line(error)}"
-        raise DeviceError(f"{reason}; {how_to_install('cudart')}") from error
+        reason = f"TVM's CUDA runtime does not load: {get_first_line(error)}"
+        raise DeviceError(f"{reason}; {format_install_command('cudart')}") from error

@@ -7,17 +7,17 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from tvmconv.devices.cuda.graphs import check
-from tvmconv.tensor_map import ALIGNMENT, NBYTES
+from tvmconv.devices.cuda.graphs import check_cuda
+from tvmconv.tensor_map import MAP_ALIGNMENT_BYTES, MAP_BYTES
 
 if TYPE_CHECKING:
-    from tvmconv.compiler.program import Launch
+    from tvmconv.compiler.executable import LaunchConfig
 
-Parameter = int | Sequence[int]  # 64 bits, an address say, or the words of a tensor map
-_Slot = ctypes.c_uint64 * (NBYTES // 8)
+ParameterValue = int | Sequence[int]  # 64 bits, an address say, or the words of a tensor map
+_Slot = ctypes.c_uint64 * (MAP_BYTES // 8)
 
 
-class Function:
+class CudaFunction:
     """A kernel function in a cubin, for the current device; unloaded when it is no longer used.
 
     Args:
@@ -29,30 +29,32 @@ class Function:
     def __init__(self, cubin: bytes, name: str, dynamic_shared_bytes: int = 0) -> None:
         from cuda.bindings import driver
 
-        library = check(driver.cuLibraryLoadData(cubin, None, None, 0, None, None, 0))
+        library = check_cuda(driver.cuLibraryLoadData(cubin, None, None, 0, None, None, 0))
         weakref.finalize(self, driver.cuLibraryUnload, library)
         self._library = library
-        kernel = check(driver.cuLibraryGetKernel(library, name.encode()))
-        self._function = check(driver.cuKernelGetFunction(kernel))  # loads it, which a graph's capture does not allow
+        kernel = check_cuda(driver.cuLibraryGetKernel(library, name.encode()))
+        self._function = check_cuda(
+            driver.cuKernelGetFunction(kernel)
+        )  # loads it, which a graph's capture does not allow
         self._dynamic_shared_bytes = dynamic_shared_bytes
         if dynamic_shared_bytes:  # to opt in is needed beyond 48 KiB, static and dynamic together
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            check(driver.cuFuncSetAttribute(self._function, attribute, dynamic_shared_bytes))
+            check_cuda(driver.cuFuncSetAttribute(self._function, attribute, dynamic_shared_bytes))
 
-    def fill(self, symbol: str, pointer: int, nbytes: int, stream: int) -> None:
+    def copy_to_symbol(self, symbol: str, pointer: int, nbytes: int, stream: int) -> None:
         """Queue the copy of an array to a `__constant__` symbol of the cubin."""
         from cuda.bindings import driver, runtime
 
-        address = check(driver.cuLibraryGetGlobal(self._library, symbol.encode()))  # and its size
+        address = check_cuda(driver.cuLibraryGetGlobal(self._library, symbol.encode()))  # and its size
         kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
-        check(runtime.cudaMemcpyAsync(int(address), pointer, nbytes, kind, stream))
+        check_cuda(runtime.cudaMemcpyAsync(int(address), pointer, nbytes, kind, stream))
 
-    def launch(self, shape: Launch, parameters: Sequence[Parameter], stream: int) -> None:
+    def launch(self, shape: LaunchConfig, parameters: Sequence[ParameterValue], stream: int) -> None:
         """Queue one launch."""
-        self.prepare(shape, parameters, stream)()
+        self.prepare_launch(shape, parameters, stream)()
 
-    def prepare(
-        self, shape: Launch, parameters: Sequence[Parameter], stream: int, *, overlap: bool = False
+    def prepare_launch(
+        self, shape: LaunchConfig, parameters: Sequence[ParameterValue], stream: int, *, use_pdl: bool = False
     ) -> Callable[[], None]:
         """What queues a launch each time that it is called.
 
@@ -60,19 +62,21 @@ class Function:
             shape: grid and block.
             parameters: in the function's order.
             stream: to launch on.
-            overlap: whether the kernel may begin before the one before it on the stream has ended, for which it waits
+            use_pdl: whether the kernel may begin before the one before it on the stream has ended, for which it waits
                 by itself. Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
         """
-        laid = Laid(len(parameters))
-        for place, parameter in enumerate(parameters):
-            laid.put(place, parameter)
-        queue = self.launcher(shape, stream, overlap=overlap)
-        return lambda: queue(laid)
+        params = PackedParams(len(parameters))
+        for index, parameter in enumerate(parameters):
+            params.set_param(index, parameter)
+        launch = self.make_launcher(shape, stream, use_pdl=use_pdl)
+        return lambda: launch(params)
 
-    def launcher(self, shape: Launch, stream: int, *, overlap: bool = False) -> Callable[[Laid], None]:
+    def make_launcher(
+        self, shape: LaunchConfig, stream: int, *, use_pdl: bool = False
+    ) -> Callable[[PackedParams], None]:
         """What queues a launch with the parameters that it is given, which are read before it returns.
 
-        Args: as for `prepare`.
+        Args: as for `prepare_launch`.
         """
         from cuda.bindings import driver
 
@@ -80,40 +84,42 @@ class Function:
         config.gridDimX, config.gridDimY, config.gridDimZ = shape.grid
         config.blockDimX, config.blockDimY, config.blockDimZ = shape.block
         config.sharedMemBytes, config.hStream = self._dynamic_shared_bytes, stream
-        if overlap:
+        if use_pdl:
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             value.programmaticStreamSerializationAllowed = 1
             attribute.value = value
             config.attrs, config.numAttrs = [attribute], 1
-        call, success = driver.cuLaunchKernelEx, driver.CUresult.CUDA_SUCCESS
+        launch_kernel, success = driver.cuLaunchKernelEx, driver.CUresult.CUDA_SUCCESS
 
-        def queue(parameters: Laid) -> None:
-            result = call(config, self._function, parameters.address, 0)  # as long as this is there, so is the function
+        def queue_launch(parameters: PackedParams) -> None:
+            result = launch_kernel(
+                config, self._function, parameters.address, 0
+            )  # as long as this is there, so is the function
             if result[0] != success:
-                check(result)
+                check_cuda(result)
 
-        return queue
+        return queue_launch
 
 
-class Laid:
+class PackedParams:
     """Parameters in memory as a launch reads them: an array of the address of each.
 
     Attributes:
         address: of that array.
     """
 
-    def __init__(self, count: int) -> None:
-        memory = ctypes.create_string_buffer(ALIGNMENT + NBYTES * count)
-        first = -ctypes.addressof(memory) % ALIGNMENT
+    def __init__(self, num_params: int) -> None:
+        memory = ctypes.create_string_buffer(MAP_ALIGNMENT_BYTES + MAP_BYTES * num_params)
+        offset = -ctypes.addressof(memory) % MAP_ALIGNMENT_BYTES
         self._slots = [
-            _Slot.from_buffer(memory, first + NBYTES * place) for place in range(count)
+            _Slot.from_buffer(memory, offset + MAP_BYTES * index) for index in range(num_params)
         ]  # they keep it alive
-        self._addresses = (ctypes.c_uint64 * count)(*map(ctypes.addressof, self._slots))
+        self._addresses = (ctypes.c_uint64 * num_params)(*map(ctypes.addressof, self._slots))
         self.address = ctypes.addressof(self._addresses)
 
-    def put(self, place: int, parameter: Parameter) -> None:
+    def set_param(self, index: int, parameter: ParameterValue) -> None:
         """Put a parameter at its place."""
         if isinstance(parameter, int):
-            self._slots[place][0] = parameter
+            self._slots[index][0] = parameter
         else:
-            self._slots[place][: len(parameter)] = list(parameter)
+            self._slots[index][: len(parameter)] = list(parameter)

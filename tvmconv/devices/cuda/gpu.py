@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from tvmconv.devices.arch import cuda_target
-from tvmconv.devices.base import Device
+from tvmconv.devices.arch import make_cuda_target
+from tvmconv.devices.device import Device
 
 if TYPE_CHECKING:
     from tvm.target import Target
 
 
 @dataclass(frozen=True)
-class Gpu(Device):
+class NvidiaGpu(Device):
     """An NVIDIA GPU.
 
     Attributes:
@@ -24,6 +24,6 @@ class Gpu(Device):
 
     kind: ClassVar[str] = "cuda"
 
-    def target(self) -> Target:
+    def make_target(self) -> Target:
         """The CUDA target of this GPU's architecture."""
-        return cuda_target(str(self.arch), self.max_threads_per_block, self.shared_bytes_per_block)
+        return make_cuda_target(str(self.arch), self.max_threads_per_block, self.shared_bytes_per_block)

@@ -6,17 +6,17 @@ import math
 from typing import TYPE_CHECKING
 
 from tvmconv.arithmetic import round_up
-from tvmconv.devices.cuda.graphs import check
+from tvmconv.devices.cuda.graphs import check_cuda
 from tvmconv.errors import DeviceError
 
 if TYPE_CHECKING:
-    from tvmconv.compiler.program import ArrayType
+    from tvmconv.compiler.executable import ArrayType
 
 # What the devices so far report as cudaDevAttrTextureAlignment and cudaDevAttrTexturePitchAlignment.
-BASE_ALIGNMENT, ROW_ALIGNMENT = 512, 32
+BASE_ALIGNMENT_BYTES, ROW_ALIGNMENT_BYTES = 512, 32
 
 
-class Texture:
+class TextureObject:
     """A texture object over an array of float32: as high as its first axis, as wide as all behind it.
 
     Fetches are of single elements, by coordinates that are not normalised, and zero outside. The object lies over the
@@ -37,21 +37,25 @@ class Texture:
 
         height, width = array.shape[0], math.prod(array.shape[1:])
         _check_size(width, height)
-        pitch = row = array.nbytes // height
+        pitch_bytes = row_bytes = array.nbytes // height
         self._copy: int | None = None
-        if pointer % BASE_ALIGNMENT or row % ROW_ALIGNMENT:
-            pitch = round_up(row, BASE_ALIGNMENT)
-            self._copy = int(check(runtime.cudaMalloc(height * pitch)))
+        if pointer % BASE_ALIGNMENT_BYTES or row_bytes % ROW_ALIGNMENT_BYTES:
+            pitch_bytes = round_up(row_bytes, BASE_ALIGNMENT_BYTES)
+            self._copy = int(check_cuda(runtime.cudaMalloc(height * pitch_bytes)))
         try:
             if self._copy is not None:
                 kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
-                check(runtime.cudaMemcpy2DAsync(self._copy, pitch, pointer, row, row, height, kind, stream))
-            self.handle = _texture_object(self._copy or pointer, pitch, width, height)
+                check_cuda(
+                    runtime.cudaMemcpy2DAsync(
+                        self._copy, pitch_bytes, pointer, row_bytes, row_bytes, height, kind, stream
+                    )
+                )
+            self.handle = _create_texture_object(self._copy or pointer, pitch_bytes, width, height)
         except DeviceError:
             self._free_copy()
             raise
 
-    def __enter__(self) -> Texture:
+    def __enter__(self) -> TextureObject:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -76,27 +80,29 @@ def _check_size(width: int, height: int) -> None:
     """Raise DeviceError for more elements along an axis than a texture of the current device may have."""
     from cuda.bindings import runtime
 
-    device = check(runtime.cudaGetDevice())
+    device = check_cuda(runtime.cudaGetDevice())
     attributes = runtime.cudaDeviceAttr
     limits = (attributes.cudaDevAttrMaxTexture2DLinearWidth, attributes.cudaDevAttrMaxTexture2DLinearHeight)
-    widest, highest = (check(runtime.cudaDeviceGetAttribute(limit, device)) for limit in limits)
-    if width > widest or height > highest:
-        raise DeviceError(f"a texture is at most {widest} × {highest} elements wide and high, not {width} × {height}")
+    max_width, max_height = (check_cuda(runtime.cudaDeviceGetAttribute(limit, device)) for limit in limits)
+    if width > max_width or height > max_height:
+        raise DeviceError(
+            f"a texture is at most {max_width} × {max_height} elements wide and high, not {width} × {height}"
+        )
 
 
-def _texture_object(pointer: int, pitch: int, width: int, height: int) -> int:
+def _create_texture_object(pointer: int, pitch_bytes: int, width: int, height: int) -> int:
     from cuda.bindings import runtime
 
-    resource = runtime.cudaResourceDesc()
-    resource.resType = runtime.cudaResourceType.cudaResourceTypePitch2D
-    image = resource.res.pitch2D
-    image.devPtr, image.pitchInBytes, image.width, image.height = pointer, pitch, width, height
-    image.desc = check(
+    resource_desc = runtime.cudaResourceDesc()
+    resource_desc.resType = runtime.cudaResourceType.cudaResourceTypePitch2D
+    image = resource_desc.res.pitch2D
+    image.devPtr, image.pitchInBytes, image.width, image.height = pointer, pitch_bytes, width, height
+    image.desc = check_cuda(
         runtime.cudaCreateChannelDesc(32, 0, 0, 0, runtime.cudaChannelFormatKind.cudaChannelFormatKindFloat)
     )
-    reading = runtime.cudaTextureDesc()
-    reading.addressMode = [runtime.cudaTextureAddressMode.cudaAddressModeBorder] * 3
-    reading.filterMode = runtime.cudaTextureFilterMode.cudaFilterModePoint
-    reading.readMode = runtime.cudaTextureReadMode.cudaReadModeElementType
-    reading.normalizedCoords = 0
-    return int(check(runtime.cudaCreateTextureObject(resource, reading, None)))
+    texture_desc = runtime.cudaTextureDesc()
+    texture_desc.addressMode = [runtime.cudaTextureAddressMode.cudaAddressModeBorder] * 3
+    texture_desc.filterMode = runtime.cudaTextureFilterMode.cudaFilterModePoint
+    texture_desc.readMode = runtime.cudaTextureReadMode.cudaReadModeElementType
+    texture_desc.normalizedCoords = 0
+    return int(check_cuda(runtime.cudaCreateTextureObject(resource_desc, texture_desc, None)))

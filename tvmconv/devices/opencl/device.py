@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tvmconv.devices.base import AbsentError, Device, first_line
-from tvmconv.devices.opencl.kernel import OpenclBench, OpenclLoaded
+from tvmconv.devices.device import Device, DeviceNotFoundError, get_first_line
+from tvmconv.devices.opencl.loaded_kernel import OpenclBenchmark, OpenclLoadedKernel
 from tvmconv.devices.opencl.pocl import patch_cpu_name
-from tvmconv.scratch import Scratch
+from tvmconv.tempdir import ProcessTempDir
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from tvm.target import Target
 
-    from tvmconv.compiler.program import Program
-    from tvmconv.devices.comparison import Reference
+    from tvmconv.compiler.executable import Executable
+    from tvmconv.devices.comparison import ReferenceOutput
 
 PROBE_BYTES = 1 << 20  # more than what is cached of a kernel
 
@@ -32,14 +32,14 @@ class OpenclDevice(Device):
     """An OpenCL device.
 
     Attributes:
-        index: its number in `devices()`.
+        index: its number in `list_opencl_devices()`.
     """
 
     index: int
 
     kind: ClassVar[str] = "opencl"
 
-    def target(self) -> Target:
+    def make_target(self) -> Target:
         """The OpenCL target with this device's limits."""
         from tvm.target import Target
 
@@ -53,21 +53,23 @@ class OpenclDevice(Device):
             }
         )
 
-    def load(self, program: Program) -> OpenclLoaded:
+    def load(self, executable: Executable) -> OpenclLoadedKernel:
         """Compile a kernel with the device's own compiler; errors as in `Device.load`."""
-        self.check_fits(program)
-        return OpenclLoaded(self, program, _queue(self.index))
+        self.check_block_limits(executable)
+        return OpenclLoadedKernel(self, executable, _get_queue(self.index))
 
-    def bench(self, inputs: Sequence[NDArray[Any]], reference: Reference | NDArray[np.float64]) -> OpenclBench:
-        """Bring the inputs into the device's memory; see `Device.bench`."""
-        return OpenclBench(self, _queue(self.index), inputs, reference)
+    def create_benchmark(
+        self, inputs: Sequence[NDArray[Any]], reference: ReferenceOutput | NDArray[np.float64]
+    ) -> OpenclBenchmark:
+        """Bring the inputs into the device's memory; see `Device.create_benchmark`."""
+        return OpenclBenchmark(self, _get_queue(self.index), inputs, reference)
 
 
-def devices() -> list[OpenclDevice]:
+def list_opencl_devices() -> list[OpenclDevice]:
     """All OpenCL devices, at least one: GPUs first, then the others; among each, in the order of their platforms.
 
     Raises:
-        AbsentError: there is none, with the reason.
+        DeviceNotFoundError: there is none, with the reason.
     """
     return [
         OpenclDevice(
@@ -84,28 +86,30 @@ def devices() -> list[OpenclDevice]:
             index=index,
             has_float16="cl_khr_fp16" in device.extensions.split(),
         )
-        for index, device in enumerate(_devices())
+        for index, device in enumerate(_query_devices())
     ]
 
 
 @functools.cache
-def _devices() -> tuple[Any, ...]:
+def _query_devices() -> tuple[Any, ...]:
     use_writable_caches()
     try:
         import pyopencl as cl
     except ImportError as error:
-        raise AbsentError("opencl", f"pyopencl does not import ({first_line(error)})", _INSTALL) from error
+        raise DeviceNotFoundError(
+            "opencl", f"pyopencl does not import ({get_first_line(error)})", _INSTALL_COMMAND
+        ) from error
     patch_cpu_name()
     try:
-        found = [device for platform in cl.get_platforms() for device in platform.get_devices()]
+        all_devices = [device for platform in cl.get_platforms() for device in platform.get_devices()]
     except cl.Error as error:
-        raise AbsentError("opencl", f"no OpenCL driver ({first_line(error)})", _INSTALL) from error
-    if not found:
-        raise AbsentError("opencl", "no OpenCL driver has a device", _INSTALL)
-    return tuple(sorted(found, key=lambda device: not device.type & cl.device_type.GPU))
+        raise DeviceNotFoundError("opencl", f"no OpenCL driver ({get_first_line(error)})", _INSTALL_COMMAND) from error
+    if not all_devices:
+        raise DeviceNotFoundError("opencl", "no OpenCL driver has a device", _INSTALL_COMMAND)
+    return tuple(sorted(all_devices, key=lambda device: not device.type & cl.device_type.GPU))
 
 
-_INSTALL = 'pip install "pyopencl[pocl]"'
+_INSTALL_COMMAND = 'pip install "pyopencl[pocl]"'
 
 
 def use_writable_caches() -> None:
@@ -119,9 +123,9 @@ def use_writable_caches() -> None:
     except RuntimeError:  # there is no home directory
         caches = None
     if "POCL_CACHE_DIR" not in os.environ and not (caches and _is_writable(caches / "pocl" / "kcache")):
-        scratch = Scratch("pocl-")
-        os.environ["POCL_CACHE_DIR"] = str(scratch.path)
-        atexit.register(scratch.close)
+        temp_dir = ProcessTempDir("pocl-")
+        os.environ["POCL_CACHE_DIR"] = str(temp_dir.path)
+        atexit.register(temp_dir.close)
     if "PYOPENCL_NO_CACHE" not in os.environ and not (caches and _is_writable(caches / "pytools")):
         os.environ["PYOPENCL_NO_CACHE"] = "1"
 
@@ -139,9 +143,9 @@ def _is_writable(folder: Path) -> bool:
 
 
 @functools.cache
-def _queue(index: int) -> Any:
+def _get_queue(index: int) -> Any:
     """The device's queue with profiling, one a process."""
-    device = _devices()[index]  # which prepares the import of PyOpenCL
+    device = _query_devices()[index]  # which prepares the import of PyOpenCL
     import pyopencl as cl
 
     context = cl.Context([device])

@@ -6,12 +6,12 @@ import functools
 import importlib
 import pkgutil
 
-from tvmconv.export.formats.base import Format
+from tvmconv.export.formats.base import ExportFormat
 
 
 @functools.cache
-def formats() -> tuple[Format, ...]:
+def list_formats() -> tuple[ExportFormat, ...]:
     """All formats, by their rank."""
     modules = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
-    found = [module.FORMAT for module in modules if hasattr(module, "FORMAT")]
-    return tuple(sorted(found, key=lambda each: each.rank))
+    all_formats = [module.FORMAT for module in modules if hasattr(module, "FORMAT")]
+    return tuple(sorted(all_formats, key=lambda file_format: file_format.order))

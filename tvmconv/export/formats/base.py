@@ -12,23 +12,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Format:
+class ExportFormat:
     """One file of an export.
 
     Attributes:
         name: of the file.
-        about: what it is, for the README.
+        description: what it is, for the README.
         kinds: of devices whose kernels have it.
         write: `f(kernel, path)`; raises `CompileError` where the kernel has no such file.
         example: `f(facts)`, paragraphs of Markdown on a call with the file, of what `kernel.json` has; None for none.
-        rank: its place among the files; of the examples, the last comes first, which asks least of the caller.
+        order: its place among the files; of the examples, the last comes first, which asks least of the caller.
         optional: whether the export goes on without it where it cannot be written.
     """
 
     name: str
-    about: str
+    description: str
     kinds: tuple[str, ...]
     write: Callable[[Kernel, Path], None]
     example: Callable[[Mapping[str, Any]], list[str]] | None
-    rank: int
+    order: int
     optional: bool = False

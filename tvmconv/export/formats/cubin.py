@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvmconv.export.examples import as_list, as_table, fill
-from tvmconv.export.formats.base import Format
+from tvmconv.export.example_code import fill_example, format_dict_lines, format_list_lines
+from tvmconv.export.formats.base import ExportFormat
 
 if TYPE_CHECKING:
     from tvmconv.kernel import Kernel
@@ -109,65 +109,73 @@ check(driver.cuMemcpyHtoD(address, {name}.ctypes.data, {name}.nbytes))
 """
 
 
-def write(kernel: Kernel, path: Path) -> None:
+def write_file(kernel: Kernel, path: Path) -> None:
     """Write the machine code; raises `CompileError` when NVRTC rejects the kernel."""
     path.write_bytes(kernel.cubin.image)
 
 
-def example(facts: Mapping[str, Any]) -> list[str]:
+def format_example(description: Mapping[str, Any]) -> list[str]:
     """The call with the driver."""
-    memory = {a["name"]: _brought(a["space"], a["name"]) for a in facts["arguments"] if not a["symbol"]}
-    memory |= {scratch["name"]: f"allocate({scratch['bytes']})" for scratch in facts["scratch"]}
-    steps = [
+    memory = {
+        argument["name"]: _format_upload(argument["space"], argument["name"])
+        for argument in description["arguments"]
+        if not argument["symbol"]
+    }
+    memory |= {buffer["name"]: f"allocate({buffer['bytes']})" for buffer in description["scratch"]}
+    kernels = [
         (
-            step["function"],
-            tuple(step["grid"]),
-            tuple(step["block"]),
-            step["dynamic_shared_bytes"],
-            _passed(number, step),
+            kernel["function"],
+            tuple(kernel["grid"]),
+            tuple(kernel["block"]),
+            kernel["dynamic_shared_bytes"],
+            _name_parameters(number, kernel),
         )
-        for number, step in enumerate(facts["steps"])
+        for number, kernel in enumerate(description["steps"])
     ]
     maps = {
-        _map_name(number, told): _mapped(step["parameters"][told["parameter"]], told)
-        for number, step in enumerate(facts["steps"])
-        for told in step["tensor_maps"]
+        _make_map_name(number, tensor_map): _format_tensor_map(
+            kernel["parameters"][tensor_map["parameter"]], tensor_map
+        )
+        for number, kernel in enumerate(description["steps"])
+        for tensor_map in kernel["tensor_maps"]
     }
-    text = fill(
+    text = fill_example(
         _EXAMPLE,
-        facts,
+        description,
         "{}",
-        memory=as_table(memory),
-        steps=as_list(steps),
-        constants="".join(_CONSTANT.format(**a) for a in facts["arguments"] if a["symbol"]),
-        texture=_TEXTURE if any(a["space"] == "texture" for a in facts["arguments"]) else "",
+        memory=format_dict_lines(memory),
+        steps=format_list_lines(kernels),
+        constants="".join(_CONSTANT.format(**argument) for argument in description["arguments"] if argument["symbol"]),
+        texture=_TEXTURE if any(argument["space"] == "texture" for argument in description["arguments"]) else "",
         tensor_map=_TENSOR_MAP if maps else "",
-        maps=_MAPS.format(maps=as_table(maps)) if maps else "",
+        maps=_MAPS.format(maps=format_dict_lines(maps)) if maps else "",
     )
     return ["With the CUDA driver alone (`pip install cuda-bindings`):", text]
 
 
-def _brought(space: str, name: str) -> str:
+def _format_upload(scope: str, name: str) -> str:
     """How an argument is brought to the GPU."""
-    return f"texture({name})" if space == "texture" else f"upload({name})"
+    return f"texture({name})" if scope == "texture" else f"upload({name})"
 
 
-def _passed(number: int, step: Mapping[str, Any]) -> list[str]:
+def _name_parameters(number: int, kernel: Mapping[str, Any]) -> list[str]:
     """What a step is passed, by its names in the example."""
-    names = list(step["parameters"])
-    for told in step["tensor_maps"]:
-        names[told["parameter"]] = _map_name(number, told)
+    names = list(kernel["parameters"])
+    for tensor_map in kernel["tensor_maps"]:
+        names[tensor_map["parameter"]] = _make_map_name(number, tensor_map)
     return names
 
 
-def _map_name(number: int, told: Mapping[str, Any]) -> str:
-    return f"map{number}_{told['parameter']}"
+def _make_map_name(number: int, tensor_map: Mapping[str, Any]) -> str:
+    return f"map{number}_{tensor_map['parameter']}"
 
 
-def _mapped(name: str, told: Mapping[str, Any]) -> str:
+def _format_tensor_map(name: str, tensor_map: Mapping[str, Any]) -> str:
     """How an argument's map is encoded."""
-    values = ", ".join(f"{key}={value!r}" for key, value in told.items() if key != "parameter")
+    values = ", ".join(f"{key}={value!r}" for key, value in tensor_map.items() if key != "parameter")
     return f'tensor_map(memory["{name}"], {values})'
 
 
-FORMAT = Format("kernel.cubin", "its machine code, as the CUDA driver loads it", ("cuda",), write, example, rank=1)
+FORMAT = ExportFormat(
+    "kernel.cubin", "its machine code, as the CUDA driver loads it", ("cuda",), write_file, format_example, order=1
+)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmconv.errors import CompileError
-from tvmconv.export.examples import fill
-from tvmconv.export.formats.base import Format
-from tvmconv.export.link import link
+from tvmconv.export.example_code import fill_example
+from tvmconv.export.formats.base import ExportFormat
+from tvmconv.export.linker import link_library
 
 if TYPE_CHECKING:
     from tvmconv.kernel import Kernel
@@ -34,33 +34,33 @@ print({output}.shape, np.linalg.norm({output}.astype("float64")))
 """
 
 
-def write(kernel: Kernel, path: Path) -> None:
+def write_file(kernel: Kernel, path: Path) -> None:
     """Link the library; raises `CompileError` where nothing links it, or TVM's runtime could not call it."""
     if kernel.device.kind != "cuda":
         raise CompileError("TVM's wheel has no OpenCL runtime")
-    link(kernel.module, path)
+    link_library(kernel.lowered_module, path)
 
 
-def example(facts: Mapping[str, Any]) -> list[str]:
+def format_example(description: Mapping[str, Any]) -> list[str]:
     """The call with TVM."""
-    versions = facts["versions"]
+    versions = description["versions"]
     install = (
         f'`pip install "apache-tvm=={versions["apache-tvm"]}" "apache-tvm-ffi>=0.1.14.post0,<0.1.15" cuda-pathfinder '
         '"cuda-toolkit[cudart]>=13,<14"`'
     )
     return [
         f"With TVM ({install}):",
-        fill(_EXAMPLE, facts, "tvm.runtime.tensor({}, gpu)"),
+        fill_example(_EXAMPLE, description, "tvm.runtime.tensor({}, gpu)"),
         "A tensor of another library goes in without a copy through `tvm.runtime.from_dlpack`.",
     ]
 
 
-FORMAT = Format(
+FORMAT = ExportFormat(
     "kernel.so",
     "the machine code, and host code that checks arguments and launches, for TVM's runtime",
     ("cuda", "opencl"),
-    write,
-    example,
-    rank=2,
+    write_file,
+    format_example,
+    order=2,
     optional=True,
 )

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvmconv.export.examples import as_list, as_table, fill
-from tvmconv.export.formats.base import Format
+from tvmconv.export.example_code import fill_example, format_dict_lines, format_list_lines
+from tvmconv.export.formats.base import ExportFormat
 
 if TYPE_CHECKING:
     from tvmconv.kernel import Kernel
@@ -43,31 +43,31 @@ _ON_NEW_PROCESSORS = """\
 On a CPU through PoCL, `error: unknown target CPU 'generic'` says that PoCL is older than the processor, as the PoCL 3.0
 of `pyopencl[pocl]` may be. Install a newer PoCL of the system (Debian: `pocl-opencl-icd`) and uninstall
 `pocl-binary-distribution`."""
-_COPIED = 'cl.Buffer(context, flags | cl.mem_flags.COPY_HOST_PTR, hostbuf={}.view("uint8"))'
+_COPY_BUFFER_FORMAT = 'cl.Buffer(context, flags | cl.mem_flags.COPY_HOST_PTR, hostbuf={}.view("uint8"))'
 
 
-def write(kernel: Kernel, path: Path) -> None:
+def write_file(kernel: Kernel, path: Path) -> None:
     """Write the text."""
     path.write_text(kernel.source, encoding="utf-8")
 
 
-def example(facts: Mapping[str, Any]) -> list[str]:
+def format_example(description: Mapping[str, Any]) -> list[str]:
     """The call with pyopencl."""
     memory = {
-        **{argument["name"]: _COPIED.format(argument["name"]) for argument in facts["arguments"]},
-        **{scratch["name"]: f"cl.Buffer(context, flags, {scratch['bytes']})" for scratch in facts["scratch"]},
+        **{argument["name"]: _COPY_BUFFER_FORMAT.format(argument["name"]) for argument in description["arguments"]},
+        **{buffer["name"]: f"cl.Buffer(context, flags, {buffer['bytes']})" for buffer in description["scratch"]},
     }
-    steps = [
+    kernels = [
         (
-            step["function"],
-            tuple(grid * block for grid, block in zip(step["grid"], step["block"], strict=True)),
-            tuple(step["block"]),
-            step["parameters"],
+            kernel["function"],
+            tuple(grid * block for grid, block in zip(kernel["grid"], kernel["block"], strict=True)),
+            tuple(kernel["block"]),
+            kernel["parameters"],
         )
-        for step in facts["steps"]
+        for kernel in description["steps"]
     ]
-    text = fill(_EXAMPLE, facts, "{}", memory=as_table(memory), steps=as_list(steps))
+    text = fill_example(_EXAMPLE, description, "{}", memory=format_dict_lines(memory), steps=format_list_lines(kernels))
     return ["With pyopencl (`pip install pyopencl`):", text, _ON_NEW_PROCESSORS]
 
 
-FORMAT = Format("kernel.cl", "the device function, OpenCL C", ("opencl",), write, example, rank=0)
+FORMAT = ExportFormat("kernel.cl", "the device function, OpenCL C", ("opencl",), write_file, format_example, order=0)

@@ -12,159 +12,175 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from html import escape
 
-from tvmconv.analysis.asked import asked_by
-from tvmconv.analysis.machine_code.linked import Linked, linked
-from tvmconv.analysis.machine_code.mix import inner_loop, reachable
+from tvmconv.analysis.block_accesses import count_block_accesses
+from tvmconv.analysis.sass.instruction_mix import find_inner_loop, select_reachable
+from tvmconv.analysis.sass.linked_sources import LinkedSources, link_sources
 from tvmconv.errors import AnalysisError, CompileError
 from tvmconv.kernel import Kernel
 
-MOST_LINES = 400  # of a column that are shown for one step
-_AROUND = 1  # lines that are shown on either side of one that a statement has
-_OF_EACH = 4  # lines of each statement that are shown before all others
-_WIDE = 160  # characters of a line that are shown
+MAX_COLUMN_LINES = 400  # of a column that are shown for one step
+_CONTEXT_LINES = 1  # lines that are shown on either side of one that a statement has
+_LINES_PER_STATEMENT = 4  # lines of each statement that are shown before all others
+_MAX_LINE_CHARACTERS = 160  # characters of a line that are shown
 
 
 @dataclass
-class _Line:
+class _CodeLine:
     """A line of a column: its number or address, its text, the statements that it is of, and what it costs."""
 
     label: str
     text: str
     statements: set[int] = field(default_factory=set)
     cost: str = ""
-    kept: bool = False  # even where the column is too long
+    is_essential: bool = False  # even where the column is too long
 
 
-def code(kernel: Kernel, number: int) -> str:
+def render_code(kernel: Kernel, kernel_number: int) -> str:
     """The columns of a kernel's code, for each of its steps.
 
     Args:
         kernel: for an NVIDIA architecture.
-        number: of the kernel on the page, as in the ids of its statements' groups.
+        kernel_number: of the kernel on the page, as in the ids of its statements' groups.
 
     Returns:
         HTML; the same for the same kernel.
     """
     try:
-        found = linked(kernel)
+        linked_sources = link_sources(kernel)
     except CompileError as error:
         return f"<p>The code cannot be shown: {escape(str(error))}</p>"
-    parts = []
-    for place, own in enumerate(found):
-        title = f"<h4>{escape(own.step.name)}</h4>" if len(found) > 1 else ""
+    fragments = []
+    for kernel_index, sources in enumerate(linked_sources):
+        title = f"<h4>{escape(sources.lowered_kernel.name)}</h4>" if len(linked_sources) > 1 else ""
         columns = "".join(
-            _column(name, lines, f"k{number}s{place}n") for name, lines in _columns(kernel, own, place).items()
+            _render_column(name, lines, f"k{kernel_number}s{kernel_index}n")
+            for name, lines in _make_columns(kernel, sources, kernel_index).items()
         )
-        parts.append(f'{title}<div class="columns code">{columns}</div>')
-    return "".join(parts)
+        fragments.append(f'{title}<div class="columns code">{columns}</div>')
+    return "".join(fragments)
 
 
-def _columns(kernel: Kernel, own: Linked, place: int) -> dict[str, list[_Line]]:
+def _make_columns(kernel: Kernel, sources: LinkedSources, kernel_index: int) -> dict[str, list[_CodeLine]]:
     """The lines of each column."""
-    memory = _memory(kernel, place)
-    instructions = {n: Counter(instructions=len(each)) for n, each in own.by_statement.items() if n is not None}
-    inside = _span(own.source)
+    access_costs = _count_statement_accesses(kernel, kernel_index)
+    instructions = {
+        statement_index: Counter(instructions=len(statement_instructions))
+        for statement_index, statement_instructions in sources.instructions_by_statement.items()
+        if statement_index is not None
+    }
+    shown_range = _find_span(sources.cuda_lines)
     return {
-        "TE": _lines(kernel.stage("te"), own.declared, {}),
-        "scheduled TIR": _lines(kernel.stage("tir"), own.scheduled, memory),
+        "TE": _make_lines(kernel.format_ir_level("te"), sources.te_lines, {}),
+        "scheduled TIR": _make_lines(kernel.format_ir_level("tir"), sources.tir_lines, access_costs),
         "CUDA": [
             line
-            for line in _lines(
-                kernel.stage("source"),
-                {number: (lines,) for number, lines in own.source.items()},
+            for line in _make_lines(
+                kernel.format_ir_level("source"),
+                {number: (lines,) for number, lines in sources.cuda_lines.items()},
                 instructions,
             )
-            if int(line.label) in inside
+            if int(line.label) in shown_range
         ],
-        "SASS": list(_machine_code(own)),
+        "SASS": list(_iterate_sass_lines(sources)),
     }
 
 
-def _span(lines: Mapping[int, range]) -> range:
+def _find_span(lines: Mapping[int, range]) -> range:
     """From the first of some lines to the last."""
-    return range(min((e.start for e in lines.values()), default=1), max((e.stop for e in lines.values()), default=1))
+    return range(
+        min((line_range.start for line_range in lines.values()), default=1),
+        max((line_range.stop for line_range in lines.values()), default=1),
+    )
 
 
-def _lines(text: str, statements: Mapping[int, Iterable[range]], costs: Mapping[int, Counter[str]]) -> list[_Line]:
+def _make_lines(
+    text: str, statements: Mapping[int, Iterable[range]], costs: Mapping[int, Counter[str]]
+) -> list[_CodeLine]:
     """A text's lines with their statements; the cost of statements is told at the first line of each."""
-    lines = [_Line(str(number), line) for number, line in enumerate(text.split("\n"), 1)]
-    told: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    lines = [_CodeLine(str(number), line) for number, line in enumerate(text.split("\n"), 1)]
+    costs_by_line: defaultdict[int, Counter[str]] = defaultdict(Counter)
     for number, ranges in statements.items():
-        for each in ranges:
-            for line in each:
+        for line_range in ranges:
+            for line in line_range:
                 lines[line - 1].statements.add(number)
             if number in costs:
-                told[each.start] += costs[number]
-    for line, found in told.items():
-        lines[line - 1].cost = ", ".join(f"{count:,} {unit}" for unit, count in found.items())
+                costs_by_line[line_range.start] += costs[number]
+    for line, line_costs in costs_by_line.items():
+        lines[line - 1].cost = ", ".join(f"{count:,} {unit}" for unit, count in line_costs.items())
     return lines
 
 
-def _memory(kernel: Kernel, place: int) -> dict[int, Counter[str]]:
+def _count_statement_accesses(kernel: Kernel, kernel_index: int) -> dict[int, Counter[str]]:
     """What each statement's accesses take in one block; none where that cannot be counted."""
-    step = kernel.steps[place]
-    taken: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    lowered_kernel = kernel.kernels[kernel_index]
+    costs_by_statement: defaultdict[int, Counter[str]] = defaultdict(Counter)
     try:
-        done = asked_by(kernel, step)
-        for held in done.shared:
-            taken[held.statement]["wavefronts"] += held.wavefronts
-        for touched in done.touched:
-            taken[touched.statement]["sectors"] += touched.sectors
+        access_counts = count_block_accesses(kernel, lowered_kernel)
+        for shared_access in access_counts.shared_accesses:
+            costs_by_statement[shared_access.statement_index]["wavefronts"] += shared_access.wavefronts
+        for global_access in access_counts.global_accesses:
+            costs_by_statement[global_access.statement_index]["sectors"] += global_access.sectors
     except AnalysisError:
         return {}
-    return taken
+    return costs_by_statement
 
 
-def _machine_code(own: Linked) -> Iterator[_Line]:
-    loop = inner_loop(own.listing)
-    inside = loop.inside if loop else frozenset()
-    for place, each in enumerate(reachable(own.listing)):
-        statement = own.statement(each)
-        mark = "loop" if place in inside else ""
-        found = set() if statement is None else {statement}
-        yield _Line(f"{each.address:04x}", each.text, found, mark, kept=place in inside)
+def _iterate_sass_lines(sources: LinkedSources) -> Iterator[_CodeLine]:
+    loop = find_inner_loop(sources.listing)
+    loop_indices = loop.all_indices if loop else frozenset()
+    for index, instruction in enumerate(select_reachable(sources.listing)):
+        statement = sources.find_statement(instruction)
+        loop_mark = "loop" if index in loop_indices else ""
+        statements = set() if statement is None else {statement}
+        yield _CodeLine(
+            f"{instruction.address:04x}", instruction.text, statements, loop_mark, is_essential=index in loop_indices
+        )
 
 
-def _column(name: str, lines: list[_Line], prefix: str) -> str:
+def _render_column(name: str, lines: list[_CodeLine], prefix: str) -> str:
     """A column; a long one is shown in part."""
-    shown = _shown(lines)
-    items, hidden = [], 0
-    for place, line in enumerate(lines):
-        if place not in shown:
-            hidden += 1
+    shown_indices = _select_shown_lines(lines)
+    items, num_omitted = [], 0
+    for index, line in enumerate(lines):
+        if index not in shown_indices:
+            num_omitted += 1
             continue
-        items += [_left_out(hidden)] if hidden else []
-        hidden = 0
-        items.append(_item(line, prefix))
-    items += [_left_out(hidden)] if hidden else []
+        items += [_render_omission(num_omitted)] if num_omitted else []
+        num_omitted = 0
+        items.append(_render_line(line, prefix))
+    items += [_render_omission(num_omitted)] if num_omitted else []
     return f"<section><h5>{escape(name)}</h5><ol>{''.join(items)}</ol></section>"
 
 
-def _shown(lines: list[_Line]) -> set[int]:
+def _select_shown_lines(lines: list[_CodeLine]) -> set[int]:
     """Which lines are shown: of a long column some of each statement, the inner loop, then the rest of statements."""
-    if len(lines) <= MOST_LINES:
+    if len(lines) <= MAX_COLUMN_LINES:
         return set(range(len(lines)))
-    seen: Counter[int] = Counter()
-    first: list[int] = []
-    own: list[int] = []
-    for place, line in enumerate(lines):
+    lines_by_statement: Counter[int] = Counter()
+    first_lines: list[int] = []
+    statement_lines: list[int] = []
+    for index, line in enumerate(lines):
         if line.statements:
-            own += range(max(0, place - _AROUND), min(len(lines), place + _AROUND + 1))
-            first += [place] if any(seen[each] < _OF_EACH for each in line.statements) else []
-            seen.update(line.statements)
-    kept = [place for place, line in enumerate(lines) if line.kept]
-    return set(list(dict.fromkeys([*first, *kept, *own]))[:MOST_LINES])
+            statement_lines += range(max(0, index - _CONTEXT_LINES), min(len(lines), index + _CONTEXT_LINES + 1))
+            first_lines += (
+                [index]
+                if any(lines_by_statement[statement] < _LINES_PER_STATEMENT for statement in line.statements)
+                else []
+            )
+            lines_by_statement.update(line.statements)
+    essential_lines = [index for index, line in enumerate(lines) if line.is_essential]
+    return set(list(dict.fromkeys([*first_lines, *essential_lines, *statement_lines]))[:MAX_COLUMN_LINES])
 
 
-def _left_out(count: int) -> str:
+def _render_omission(count: int) -> str:
     return f'<li class="left-out">{count:,} lines left out</li>'
 
 
-def _item(line: _Line, prefix: str) -> str:
-    bare = line.text.lstrip()
-    text = " " * ((len(line.text) - len(bare)) // 2) + bare  # deep loops would leave no room
-    text = text if len(text) <= _WIDE else text[: _WIDE - 1] + "…"
+def _render_line(line: _CodeLine, prefix: str) -> str:
+    stripped = line.text.lstrip()
+    text = " " * ((len(line.text) - len(stripped)) // 2) + stripped  # deep loops would leave no room
+    text = text if len(text) <= _MAX_LINE_CHARACTERS else text[: _MAX_LINE_CHARACTERS - 1] + "…"
     groups = " ".join(f"{prefix}{number}" for number in sorted(line.statements))
-    linking = f' data-groups="{groups}" tabindex="0"' if groups else ""
+    link_attributes = f' data-groups="{groups}" tabindex="0"' if groups else ""
     cost = f"<small>{escape(line.cost)}</small>" if line.cost else ""
-    return f"<li{linking}><b>{escape(line.label)}</b><code>{escape(text)}</code>{cost}</li>"
+    return f"<li{link_attributes}><b>{escape(line.label)}</b><code>{escape(text)}</code>{cost}</li>"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from tvmconv.reports.page.markup import Markup, element, joined
+from tvmconv.reports.page.markup import Markup, join_markup, make_element
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Section:
     body: Markup
 
 
-def document(title: str, lead: Markup, sections: Sequence[Section]) -> str:
+def render_document(title: str, lead: Markup, sections: Sequence[Section]) -> str:
     """The whole page.
 
     Nothing may be loaded, run or styled but the style and the script in the page, which its policy names by their
@@ -37,42 +37,42 @@ def document(title: str, lead: Markup, sections: Sequence[Section]) -> str:
         lead: what is above the sections.
         sections: in their order.
     """
-    style, script = (Markup(_file(name)) for name in ("page.css", "page.js"))
+    style, script = (Markup(_read_resource(name)) for name in ("page.css", "page.js"))
     policy = (
-        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
+        f"default-src 'none'; script-src '{_hash_content(script)}'; style-src '{_hash_content(style)}'; "
         "base-uri 'none'; form-action 'none'"
     )
-    head = element(
+    head = make_element(
         "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=policy),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("meta", name="referrer", content="no-referrer"),
-        element("title", title),
-        element("style", style),
+        make_element("meta", charset="utf-8"),
+        make_element("meta", http_equiv="Content-Security-Policy", content=policy),
+        make_element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        make_element("meta", name="color-scheme", content="light dark"),
+        make_element("meta", name="referrer", content="no-referrer"),
+        make_element("title", title),
+        make_element("style", style),
     )
-    links = (element("li", element("a", section.title, href=f"#{section.name}")) for section in sections)
-    body = element(
+    links = (make_element("li", make_element("a", section.title, href=f"#{section.name}")) for section in sections)
+    body = make_element(
         "body",
-        element("a", "To the content", class_="skip", href="#content"),
-        element("header", element("h1", title), lead),
-        element("nav", element("ul", joined(links)), aria_label="Sections"),
-        element("main", joined(map(_section, sections)), id="content", tabindex="-1"),
-        element("p", class_="status", role="status", aria_live="polite"),
-        element("script", script),
+        make_element("a", "To the content", class_="skip", href="#content"),
+        make_element("header", make_element("h1", title), lead),
+        make_element("nav", make_element("ul", join_markup(links)), aria_label="Sections"),
+        make_element("main", join_markup(map(_render_section, sections)), id="content", tabindex="-1"),
+        make_element("p", class_="status", role="status", aria_live="polite"),
+        make_element("script", script),
     )
-    return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
+    return f"<!DOCTYPE html>\n{make_element('html', head, body, lang='en')}\n"
 
 
-def _section(section: Section) -> Markup:
-    heading = element("h2", section.title, id=f"{section.name}-title")
-    return element("section", heading, section.body, id=section.name, aria_labelledby=f"{section.name}-title")
+def _render_section(section: Section) -> Markup:
+    heading = make_element("h2", section.title, id=f"{section.name}-title")
+    return make_element("section", heading, section.body, id=section.name, aria_labelledby=f"{section.name}-title")
 
 
-def _file(name: str) -> str:
+def _read_resource(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _hash(content: str) -> str:
+def _hash_content(content: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}"

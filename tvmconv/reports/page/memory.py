@@ -6,20 +6,20 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tvmconv.analysis.asked import costliest_requests
+from tvmconv.analysis.block_accesses import find_costliest_requests
 from tvmconv.analysis.memory.coalescing import SECTOR_BYTES
-from tvmconv.analysis.memory.requests import Request
+from tvmconv.analysis.memory.requests import CostliestRequest
 from tvmconv.errors import AnalysisError
-from tvmconv.gpu import BANK_BYTES, BANKS, VECTOR_BYTES, WARP
+from tvmconv.gpu_specs import BANK_BYTES, NUM_BANKS, VECTOR_BYTES, WARP_SIZE
 from tvmconv.kernel import Kernel
-from tvmconv.reports.page.markup import Markup, element, joined, paragraph
-from tvmconv.reports.page.svg import chart, line, text
+from tvmconv.reports.page.markup import Markup, join_markup, make_element, make_paragraph
+from tvmconv.reports.page.svg import make_chart, make_line, make_text
 
-CELL, ROW, LEFT, TOP = 20, 16, 84, 20  # a word's width and height, and where the grid begins
-WIDTH = LEFT + BANKS * CELL + 4
-LINE_BYTES = BANKS * BANK_BYTES  # 128: a row of either picture
-MOST_ROWS = 32
-MOST_FIGURES = 8  # of a kernel
+CELL_WIDTH, ROW_HEIGHT, LEFT, TOP = 20, 16, 84, 20  # a word's width and height, and where the grid begins
+WIDTH = LEFT + NUM_BANKS * CELL_WIDTH + 4
+LINE_BYTES = NUM_BANKS * BANK_BYTES  # 128: a row of either picture
+MAX_ROWS = 32
+MAX_FIGURES = 8  # of a kernel
 LEGEND = (
     "Each number is a lane of one warp, where its bytes lie: the request of each access that takes most. Words of "
     "shared memory that lie in one bank are served one after the other, row by row; words of global memory come by "
@@ -28,175 +28,216 @@ LEGEND = (
 
 
 @dataclass(frozen=True)
-class _Alike:
+class _RequestGroup:
     """Accesses whose costliest requests look the same."""
 
-    request: Request
+    request: CostliestRequest
     groups: tuple[str, ...]
 
 
-def memory(kernel: Kernel, number: int) -> Markup:
+def render_memory(kernel: Kernel, kernel_number: int) -> Markup:
     """The pictures of one kernel, those first whose requests take most beyond what they have to.
 
     Args:
         kernel: a built kernel.
-        number: of the kernel on the page, as in the ids of its statements' groups.
+        kernel_number: of the kernel on the page, as in the ids of its statements' groups.
     """
     try:
-        found = list(_alike(kernel, number))
+        request_groups = list(_group_requests(kernel, kernel_number))
     except AnalysisError as error:
-        return paragraph(f"Accesses cannot be counted: {error}")
-    found.sort(key=lambda each: (each.request.least - each.request.takes, -each.request.takes))
-    left = len(found) - MOST_FIGURES
-    more = [paragraph(f"{left} more kinds of accesses take no more than these beyond what they have to.")]
-    return joined([*(_figure(each) for each in found[:MOST_FIGURES]), *(more if left > 0 else [])])
+        return make_paragraph(f"Accesses cannot be counted: {error}")
+    request_groups.sort(
+        key=lambda request_group: (
+            request_group.request.min_cost - request_group.request.cost,
+            -request_group.request.cost,
+        )
+    )
+    num_omitted = len(request_groups) - MAX_FIGURES
+    omission_note = [
+        make_paragraph(f"{num_omitted} more kinds of accesses take no more than these beyond what they have to.")
+    ]
+    return join_markup(
+        [
+            *(_render_figure(request_group) for request_group in request_groups[:MAX_FIGURES]),
+            *(omission_note if num_omitted > 0 else []),
+        ]
+    )
 
 
-def _alike(kernel: Kernel, number: int) -> Iterator[_Alike]:
+def _group_requests(kernel: Kernel, kernel_number: int) -> Iterator[_RequestGroup]:
     """The costliest requests, with the groups of all statements whose requests are like them."""
-    kinds: dict[tuple[object, ...], list[str]] = {}
-    firsts: dict[tuple[object, ...], Request] = {}
-    for place, step in enumerate(kernel.steps):
-        for request in costliest_requests(kernel, step):
-            begin = request.addresses[0] // LINE_BYTES * LINE_BYTES
-            pattern = request.lanes, tuple(address - begin for address in request.addresses)
-            kind: tuple[object, ...] = place, request.space, request.kind, request.name, request.nbytes, pattern
-            firsts.setdefault(kind, request)
-            kinds.setdefault(kind, []).append(f"k{number}s{place}n{request.statement}")
-    for kind, request in firsts.items():
-        yield _Alike(request, tuple(dict.fromkeys(kinds[kind])))
+    statements_by_key: dict[tuple[object, ...], list[str]] = {}
+    first_requests: dict[tuple[object, ...], CostliestRequest] = {}
+    for kernel_index, lowered_kernel in enumerate(kernel.kernels):
+        for request in find_costliest_requests(kernel, lowered_kernel):
+            line_start = request.addresses[0] // LINE_BYTES * LINE_BYTES
+            pattern = request.lanes, tuple(address - line_start for address in request.addresses)
+            group_key: tuple[object, ...] = (
+                kernel_index,
+                request.memory_space,
+                request.kind,
+                request.name,
+                request.access_bytes,
+                pattern,
+            )
+            first_requests.setdefault(group_key, request)
+            statements_by_key.setdefault(group_key, []).append(
+                f"k{kernel_number}s{kernel_index}n{request.statement_index}"
+            )
+    for group_key, request in first_requests.items():
+        yield _RequestGroup(request, tuple(dict.fromkeys(statements_by_key[group_key])))
 
 
-def _figure(alike: _Alike) -> Markup:
-    request = alike.request
-    told = _told(request, len(alike.groups))
-    return element(
+def _render_figure(request_group: _RequestGroup) -> Markup:
+    request = request_group.request
+    description = _describe_request(request, len(request_group.groups))
+    return make_element(
         "div",
-        _banks(request, told) if request.space == "shared" else _sectors(request, told),
-        paragraph(told),
-        class_="request" + " costly" * (request.takes > request.least),
-        data_groups=" ".join(alike.groups),
+        _render_banks(request, description)
+        if request.memory_space == "shared"
+        else _render_sectors(request, description),
+        make_paragraph(description),
+        class_="request" + " costly" * (request.cost > request.min_cost),
+        data_groups=" ".join(request_group.groups),
         tabindex="0",
         role="button",
-        aria_label=told,
+        aria_label=description,
     )
 
 
-def _told(request: Request, places: int) -> str:
-    unit = "wavefront" if request.space == "shared" else "sector"
-    plural = "" if request.takes == 1 else "s"
-    rest = "as few as can be" if request.takes == request.least else f"{request.least} would do"
-    where = f", in {places} places of the code" if places > 1 else ""
+def _describe_request(request: CostliestRequest, num_occurrences: int) -> str:
+    unit = "wavefront" if request.memory_space == "shared" else "sector"
+    plural = "" if request.cost == 1 else "s"
+    minimum_text = "as few as can be" if request.cost == request.min_cost else f"{request.min_cost} would do"
+    occurrence_text = f", in {num_occurrences} places of the code" if num_occurrences > 1 else ""
     return (
-        f"{request.kind} of {request.name}, {request.space} memory, {request.nbytes} bytes a lane: "
-        f"{request.takes} {unit}{plural}, {rest}{where}"
+        f"{request.kind} of {request.name}, {request.memory_space} memory, {request.access_bytes} bytes a lane: "
+        f"{request.cost} {unit}{plural}, {minimum_text}{occurrence_text}"
     )
 
 
-def _banks(request: Request, told: str) -> Markup:
+def _render_banks(request: CostliestRequest, description: str) -> Markup:
     """Banks as columns, and a row for each wavefront."""
-    found = [_rows_of_banks(request, together) for together in (1, 2)]
-    cells, top = next((each for each in found if each[1] == request.takes), found[0])
-    labels = [f"wavefront {row + 1}" for row in range(top)]
-    return _grid(told, "bank", labels, cells, [])
+    arrangements = [_arrange_banks(request, parts_per_wavefront) for parts_per_wavefront in (1, 2)]
+    cells, num_rows = next(
+        (arrangement for arrangement in arrangements if arrangement[1] == request.cost), arrangements[0]
+    )
+    labels = [f"wavefront {row + 1}" for row in range(num_rows)]
+    return _render_grid(description, "bank", labels, cells, [])
 
 
-def _rows_of_banks(request: Request, together: int) -> tuple[list[tuple[int, int, list[int]]], int]:
+def _arrange_banks(request: CostliestRequest, parts_per_wavefront: int) -> tuple[list[tuple[int, int, list[int]]], int]:
     """The words of a request as (bank, row, lanes), and how many rows they are.
 
     Args:
         request: to shared memory.
-        together: parts of a warp that are served at once, of those that so many bytes a lane make of it.
+        parts_per_wavefront: parts of a warp that are served at once, of those that so many bytes a lane make of it.
     """
-    words = max(1, min(request.nbytes, VECTOR_BYTES) // BANK_BYTES)
-    served: dict[int, dict[int, list[int]]] = {}  # lanes by word, of the threads that are served together
+    words = max(1, min(request.access_bytes, VECTOR_BYTES) // BANK_BYTES)
+    lanes_by_group: dict[int, dict[int, list[int]]] = {}  # lanes by word, of the threads that are served together
     for lane, address in zip(request.lanes, request.addresses, strict=True):
-        group = served.setdefault(lane * words // WARP // together, {})
+        lanes_by_word = lanes_by_group.setdefault(lane * words // WARP_SIZE // parts_per_wavefront, {})
         for word in range(address // BANK_BYTES, address // BANK_BYTES + words):
-            group.setdefault(word, []).append(lane)
-    cells, top = [], 0
-    for _, group in sorted(served.items()):
-        depth: Counter[int] = Counter()
-        for word in sorted(group):
-            cells.append((word % BANKS, top + depth[word % BANKS], group[word]))
-            depth[word % BANKS] += 1
-        top += max(depth.values())
-    return cells, top
+            lanes_by_word.setdefault(word, []).append(lane)
+    cells, num_rows = [], 0
+    for _, lanes_by_word in sorted(lanes_by_group.items()):
+        words_by_bank: Counter[int] = Counter()
+        for word in sorted(lanes_by_word):
+            cells.append((word % NUM_BANKS, num_rows + words_by_bank[word % NUM_BANKS], lanes_by_word[word]))
+            words_by_bank[word % NUM_BANKS] += 1
+        num_rows += max(words_by_bank.values())
+    return cells, num_rows
 
 
-def _sectors(request: Request, told: str) -> Markup:
+def _render_sectors(request: CostliestRequest, description: str) -> Markup:
     """Words as columns, and a row for each 128 bytes that are touched."""
     lanes: dict[int, list[int]] = {}  # by word
     for lane, address in zip(request.lanes, request.addresses, strict=True):
-        for word in range(address // BANK_BYTES, (address + request.nbytes - 1) // BANK_BYTES + 1):
+        for word in range(address // BANK_BYTES, (address + request.access_bytes - 1) // BANK_BYTES + 1):
             lanes.setdefault(word, []).append(lane)
-    rows = {begin: row for row, begin in enumerate(sorted({word // BANKS for word in lanes}))}
-    cells = [(word % BANKS, rows[word // BANKS], own) for word, own in sorted(lanes.items())]
+    row_by_line = {line_index: row for row, line_index in enumerate(sorted({word // NUM_BANKS for word in lanes}))}
+    cells = [
+        (word % NUM_BANKS, row_by_line[word // NUM_BANKS], word_lanes) for word, word_lanes in sorted(lanes.items())
+    ]
     words = SECTOR_BYTES // BANK_BYTES
-    shaded = sorted({(word % BANKS // words, rows[word // BANKS]) for word in lanes})
-    first = min(rows) if rows else 0
-    labels = [f"+{(begin - first) * LINE_BYTES:,} B" for begin in rows]
-    return _grid(told, "word", labels, cells, shaded)
+    shaded_sectors = sorted({(word % NUM_BANKS // words, row_by_line[word // NUM_BANKS]) for word in lanes})
+    first_line = min(row_by_line) if row_by_line else 0
+    labels = [f"+{(line_index - first_line) * LINE_BYTES:,} B" for line_index in row_by_line]
+    return _render_grid(description, "word", labels, cells, shaded_sectors)
 
 
-def _grid(
-    told: str,
+def _render_grid(
+    description: str,
     unit: str,
     labels: Sequence[str],
     cells: Sequence[tuple[int, int, list[int]]],
-    shaded: Sequence[tuple[int, int]],
+    shaded_sectors: Sequence[tuple[int, int]],
 ) -> Markup:
     """A grid of words.
 
     Args:
-        told: what it shows.
+        description: what it shows.
         unit: what the columns are.
         labels: of the rows.
         cells: with lanes in them, as (column, row, lanes).
-        shaded: sectors, as (which of the row's four, row).
+        shaded_sectors: sectors, as (which of the row's four, row).
     """
-    shown = min(len(labels), MOST_ROWS)
-    height = TOP + shown * ROW + (ROW if shown < len(labels) else 4)
+    num_shown = min(len(labels), MAX_ROWS)
+    height = TOP + num_shown * ROW_HEIGHT + (ROW_HEIGHT if num_shown < len(labels) else 4)
     words = SECTOR_BYTES // BANK_BYTES
-    drawn = [text(LEFT - 6, 14, unit, "end", "axis-label")]
-    drawn += [text(LEFT + (bank + 0.5) * CELL, 14, str(bank), "middle", "small") for bank in range(0, BANKS, 4)]
-    drawn += [text(LEFT - 6, TOP + (row + 0.75) * ROW, labels[row], "end", "small") for row in range(shown)]
-    drawn += [
-        element(
+    elements = [make_text(LEFT - 6, 14, unit, "end", "axis-label")]
+    elements += [
+        make_text(LEFT + (bank + 0.5) * CELL_WIDTH, 14, str(bank), "middle", "small") for bank in range(0, NUM_BANKS, 4)
+    ]
+    elements += [
+        make_text(LEFT - 6, TOP + (row + 0.75) * ROW_HEIGHT, labels[row], "end", "small") for row in range(num_shown)
+    ]
+    elements += [
+        make_element(
             *("rect",),
-            x=LEFT + sector * words * CELL,
-            y=TOP + row * ROW,
-            width=words * CELL,
-            height=ROW,
+            x=LEFT + sector * words * CELL_WIDTH,
+            y=TOP + row * ROW_HEIGHT,
+            width=words * CELL_WIDTH,
+            height=ROW_HEIGHT,
             class_="sector",
         )
-        for sector, row in shaded
-        if row < shown
+        for sector, row in shaded_sectors
+        if row < num_shown
     ]
-    drawn += [_cell(*cell) for cell in _runs(cells) if cell[2] < shown]
-    drawn += [
-        line(LEFT + bank * CELL, TOP, LEFT + bank * CELL, TOP + shown * ROW, "grid" if bank % words else "axis")
-        for bank in range(0, BANKS + 1, 4)
+    elements += [_render_cell(*cell) for cell in _merge_cells(cells) if cell[2] < num_shown]
+    elements += [
+        make_line(
+            LEFT + bank * CELL_WIDTH,
+            TOP,
+            LEFT + bank * CELL_WIDTH,
+            TOP + num_shown * ROW_HEIGHT,
+            "grid" if bank % words else "axis",
+        )
+        for bank in range(0, NUM_BANKS + 1, 4)
     ]
-    if shown < len(labels):
-        drawn.append(text(LEFT, height - 3, f"and {len(labels) - shown} rows more", class_="small"))
-    return chart(told, WIDTH, height, *drawn)
+    if num_shown < len(labels):
+        elements.append(make_text(LEFT, height - 3, f"and {len(labels) - num_shown} rows more", class_="small"))
+    return make_chart(description, WIDTH, height, *elements)
 
 
-def _runs(cells: Sequence[tuple[int, int, list[int]]]) -> Iterator[tuple[int, int, int, list[int]]]:
+def _merge_cells(cells: Sequence[tuple[int, int, list[int]]]) -> Iterator[tuple[int, int, int, list[int]]]:
     """Neighbouring words of the same lanes as one: (first column, the one behind the last, row, lanes)."""
-    ordered = sorted(cells, key=lambda cell: (cell[1], cell[0]))
-    begin = 0
-    for i, (column, row, lanes) in enumerate(ordered):
-        if i + 1 == len(ordered) or ordered[i + 1] != (column + 1, row, lanes):
-            yield ordered[begin][0], column + 1, row, lanes
-            begin = i + 1
+    sorted_cells = sorted(cells, key=lambda cell: (cell[1], cell[0]))
+    run_start = 0
+    for index, (column, row, lanes) in enumerate(sorted_cells):
+        if index + 1 == len(sorted_cells) or sorted_cells[index + 1] != (column + 1, row, lanes):
+            yield sorted_cells[run_start][0], column + 1, row, lanes
+            run_start = index + 1
 
 
-def _cell(first: int, behind: int, row: int, lanes: Sequence[int]) -> Markup:
-    x, y, width = LEFT + first * CELL, TOP + row * ROW, (behind - first) * CELL
-    rect = element("rect", x=x + 0.5, y=y + 0.5, width=width - 1, height=ROW - 1, class_=f"lane l{lanes[0] // 4}")
+def _render_cell(first_column: int, end_column: int, row: int, lanes: Sequence[int]) -> Markup:
+    x, y, width = LEFT + first_column * CELL_WIDTH, TOP + row * ROW_HEIGHT, (end_column - first_column) * CELL_WIDTH
+    rect = make_element(
+        "rect", x=x + 0.5, y=y + 0.5, width=width - 1, height=ROW_HEIGHT - 1, class_=f"lane l{lanes[0] // 4}"
+    )
     if len(lanes) == 1:
-        return joined([rect, text(x + width / 2, y + 12, str(lanes[0]), "middle", "lane-label")])
-    who = element("title", f"lanes {', '.join(map(str, lanes))}")
-    return element("g", who, rect, text(x + width / 2, y + 12, f"{lanes[0]}+", "middle", "lane-label"))
+        return join_markup([rect, make_text(x + width / 2, y + 12, str(lanes[0]), "middle", "lane-label")])
+    lanes_title = make_element("title", f"lanes {', '.join(map(str, lanes))}")
+    return make_element(
+        "g", lanes_title, rect, make_text(x + width / 2, y + 12, f"{lanes[0]}+", "middle", "lane-label")
+    )

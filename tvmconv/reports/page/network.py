@@ -4,94 +4,116 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tvmconv.reports.measured import Timed, Together
 from tvmconv.reports.page import svg
-from tvmconv.reports.page.markup import Markup, element, folded, joined, paragraph
-from tvmconv.reports.page.results import COMPUTED, bar_table, bars
-from tvmconv.reports.tables import total_seconds
+from tvmconv.reports.page.markup import Markup, join_markup, make_details, make_element, make_paragraph
+from tvmconv.reports.page.results import COMPUTED_NOTE, make_bar_table, render_bars
+from tvmconv.reports.tables import sum_seconds
+from tvmconv.reports.timing_groups import NamedTiming, TimingGroup
 from tvmconv.workloads import Layer, Workload
 
-OUTLIER = 4  # times the longest layer of the fastest: longer bars are broken
+OUTLIER_RATIO = 4  # times the longest layer of the fastest: longer bars are broken
 
-Groups = Mapping[Workload, Sequence[Together]]
+TimingGroups = Mapping[Workload, Sequence[TimingGroup]]
 
 
-def named(group: Together, each: Timed) -> str:
+def name_series(group: TimingGroup, timing: NamedTiming) -> str:
     """The series that a time belongs to: of a source that has one a layer, all belong to the source."""
-    return each.name if len(group.times) > 1 else group.source
+    return timing.name if len(group.timings) > 1 else group.source
 
 
-def series(layers: Sequence[Layer], groups: Groups) -> dict[str, int]:
+def number_series(layers: Sequence[Layer], groups: TimingGroups) -> dict[str, int]:
     """The series of a network, with the number of the colour and the mark of each."""
-    names = (named(group, each) for layer in layers for group in groups[layer.workload] for each in group.times)
-    return {name: place for place, name in enumerate(dict.fromkeys(names))}
+    names = (
+        name_series(group, timing) for layer in layers for group in groups[layer.workload] for timing in group.timings
+    )
+    return {name: number for number, name in enumerate(dict.fromkeys(names))}
 
 
-def network_results(layers: Sequence[Layer], groups: Groups) -> Markup:
+def render_network_results(layers: Sequence[Layer], groups: TimingGroups) -> Markup:
     """The times of a network by each source that has all or some of its layers.
 
     Args:
         layers: of the network, in its order.
         groups: the times of each.
     """
-    timed = (each for layer in layers for each in groups[layer.workload] if each.times)
-    sources = dict.fromkeys((each.source, each.device) for each in timed)
+    groups_with_times = (group for layer in layers for group in groups[layer.workload] if group.timings)
+    sources = dict.fromkeys((group.source, group.device) for group in groups_with_times)
     if not sources:
-        return paragraph("There is no time of any of these layers, and nothing to compute one from.")
-    places = series(layers, groups)
-    return joined(_source(layers, groups, source, device, places) for source, device in sources)
+        return make_paragraph("There is no time of any of these layers, and nothing to compute one from.")
+    series_numbers = number_series(layers, groups)
+    return join_markup(_render_source(layers, groups, source, device, series_numbers) for source, device in sources)
 
 
-def _source(layers: Sequence[Layer], groups: Groups, source: str, device: str, places: Mapping[str, int]) -> Markup:
-    found = {
+def _render_source(
+    layers: Sequence[Layer], groups: TimingGroups, source: str, device: str, series_numbers: Mapping[str, int]
+) -> Markup:
+    group_by_layer = {
         layer: group
         for layer in layers
         for group in groups[layer.workload]
-        if (group.source, group.device) == (source, device) and group.times
+        if (group.source, group.device) == (source, device) and group.timings
     }
-    there = [{named(group, each): each.seconds for each in group.times} for group in found.values()]
-    names = list(dict.fromkeys(name for each in there for name in each))
+    seconds_by_name = [
+        {name_series(group, timing): timing.seconds for timing in group.timings} for group in group_by_layer.values()
+    ]
+    names = list(dict.fromkeys(name for timing in seconds_by_name for name in timing))
     totals = []
     for name in names:
-        known = {layer: times.get(name) for layer, times in zip(found, there, strict=True)}
-        total = total_seconds([known.get(layer) for layer in layers], [layer.count for layer in layers])
+        seconds_by_layer = {
+            layer: layer_seconds.get(name) for layer, layer_seconds in zip(group_by_layer, seconds_by_name, strict=True)
+        }
+        total = sum_seconds([seconds_by_layer.get(layer) for layer in layers], [layer.count for layer in layers])
         if total:
-            totals.append(Timed(name, total))
-    totals.sort(key=lambda each: each.seconds)
-    kinds = {name: f"s{places[name] % svg.MARKS}" for name in names}
-    parts = [element("h3", f"From {source}, on {device}" if device else f"From {source}")]
+            totals.append(NamedTiming(name, total))
+    totals.sort(key=lambda timing: timing.seconds)
+    style_by_name = {name: f"s{series_numbers[name] % svg.NUM_MARKS}" for name in names}
+    fragments = [make_element("h3", f"From {source}, on {device}" if device else f"From {source}")]
     if not device:
-        parts.append(paragraph(COMPUTED, "soft"))
+        fragments.append(make_paragraph(COMPUTED_NOTE, "soft"))
     if totals:
-        counted = sum(layer.count for layer in layers)
-        parts.append(paragraph(f"All {counted} together:"))
-        parts.append(bars(totals, svg.full_width([each.seconds for each in totals]), kinds))
-    if len(found) < len(layers):
-        parts.append(paragraph(f"Of {len(layers)} layers it has {len(found)}.", "soft"))
-    parts.append(folded("Each layer, as often as it is there", _layers(found, kinds), open_=len(names) == 1))
-    return joined(parts)
+        num_convolutions = sum(layer.count for layer in layers)
+        fragments.append(make_paragraph(f"All {num_convolutions} together:"))
+        fragments.append(
+            render_bars(totals, svg.compute_full_width([timing.seconds for timing in totals]), style_by_name)
+        )
+    if len(group_by_layer) < len(layers):
+        fragments.append(make_paragraph(f"Of {len(layers)} layers it has {len(group_by_layer)}.", "soft"))
+    fragments.append(
+        make_details(
+            "Each layer, as often as it is there",
+            _render_layers(group_by_layer, style_by_name),
+            is_open=len(names) == 1,
+        )
+    )
+    return join_markup(fragments)
 
 
-def _layers(found: Mapping[Layer, Together], kinds: Mapping[str, str]) -> Markup:
+def _render_layers(group_by_layer: Mapping[Layer, TimingGroup], style_by_name: Mapping[str, str]) -> Markup:
     """A line a layer, or one for each that has a time of it."""
-    fastest = max(layer.count * min(each.seconds for each in group.times) for layer, group in found.items())
-    slowest = max(layer.count * max(each.seconds for each in group.times) for layer, group in found.items())
-    longest = min(slowest, OUTLIER * fastest)
+    fastest = max(
+        layer.count * min(timing.seconds for timing in group.timings) for layer, group in group_by_layer.items()
+    )
+    slowest = max(
+        layer.count * max(timing.seconds for timing in group.timings) for layer, group in group_by_layer.items()
+    )
+    full_seconds = min(slowest, OUTLIER_RATIO * fastest)
     lines = []
-    for layer, group in found.items():
-        for place, each in enumerate(group.times):
-            by = element("span", f"{layer.count} × by {each.name}", class_="soft")
-            seconds = layer.count * each.seconds
-            label = f"{layer.name} by {each.name}: {svg.microseconds(seconds)}"
-            drawn = svg.bar(0, seconds / longest, kinds[named(group, each)], label)
+    for layer, group in group_by_layer.items():
+        for index, timing in enumerate(group.timings):
+            schedule_note = make_element("span", f"{layer.count} × by {timing.name}", class_="soft")
+            seconds = layer.count * timing.seconds
+            label = f"{layer.name} by {timing.name}: {svg.format_microseconds(seconds)}"
+            bar = svg.make_bar(0, seconds / full_seconds, style_by_name[name_series(group, timing)], label)
             lines.append(
-                element(
+                make_element(
                     "tr",
-                    element("th", *((layer.name, " ", by) if place == 0 else (by,)), scope="row"),
-                    element("td", svg.microseconds(seconds)),
-                    element("td", svg.microseconds(each.seconds)),
-                    element("td", drawn, class_="bar-cell"),
-                    class_=None if place == 0 else "more",
+                    make_element(
+                        "th", *((layer.name, " ", schedule_note) if index == 0 else (schedule_note,)), scope="row"
+                    ),
+                    make_element("td", svg.format_microseconds(seconds)),
+                    make_element("td", svg.format_microseconds(timing.seconds)),
+                    make_element("td", bar, class_="bar-cell"),
+                    class_=None if index == 0 else "more",
                 )
             )
-    return bar_table(("layer", "all of them", "one", ""), lines)
+    return make_bar_table(("layer", "all of them", "one", ""), lines)

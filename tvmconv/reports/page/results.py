@@ -4,66 +4,77 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tvmconv.reports.measured import Timed, Together
 from tvmconv.reports.page import svg
-from tvmconv.reports.page.markup import Markup, element, folded, joined, paragraph
-from tvmconv.reports.tables import significant
+from tvmconv.reports.page.markup import Markup, join_markup, make_details, make_element, make_paragraph
+from tvmconv.reports.tables import format_significant
+from tvmconv.reports.timing_groups import NamedTiming, TimingGroup
 
-COMPUTED = "No log has a time of this workload: these are estimates, computed and not measured."
+COMPUTED_NOTE = "No log has a time of this workload: these are estimates, computed and not measured."
 
 
-def workload_results(groups: Sequence[Together]) -> Markup:
+def render_workload_results(groups: Sequence[TimingGroup]) -> Markup:
     """The times of one workload, those that were taken together side by side.
 
     Args:
         groups: of it; all bars have the same scale.
     """
     if not groups:
-        return paragraph("There is no time of this workload, and nothing to compute one from.")
-    longest = svg.full_width([each.seconds for group in groups for each in group.times])
-    return joined(_group(group, longest) for group in groups)
+        return make_paragraph("There is no time of this workload, and nothing to compute one from.")
+    full_seconds = svg.compute_full_width([timing.seconds for group in groups for timing in group.timings])
+    return join_markup(_render_group(group, full_seconds) for group in groups)
 
 
-def _group(group: Together, longest: float) -> Markup:
-    where = f"{group.source}, on {group.device}" if group.device else group.source
-    heading = element("h3", f"From {where}")
-    parts = [heading, *([paragraph(COMPUTED, "soft")] if group.computed else [])]
-    if group.times:
-        parts.append(bars(group.times, longest))
-    if group.failed:
-        told = joined(element("li", f"{name}: {why}") for name, why in group.failed)
-        parts.append(folded(f"{len(group.failed)} without a time", element("ul", told)))
-    return joined(parts)
+def _render_group(group: TimingGroup, full_seconds: float) -> Markup:
+    source_text = f"{group.source}, on {group.device}" if group.device else group.source
+    heading = make_element("h3", f"From {source_text}")
+    fragments = [heading, *([make_paragraph(COMPUTED_NOTE, "soft")] if group.is_computed else [])]
+    if group.timings:
+        fragments.append(render_bars(group.timings, full_seconds))
+    if group.failures:
+        failure_items = join_markup(make_element("li", f"{name}: {reason}") for name, reason in group.failures)
+        fragments.append(make_details(f"{len(group.failures)} without a time", make_element("ul", failure_items)))
+    return join_markup(fragments)
 
 
-def bars(times: Sequence[Timed], longest: float, kinds: Mapping[str, str] | None = None) -> Markup:
+def render_bars(
+    timings: Sequence[NamedTiming], full_seconds: float, style_by_name: Mapping[str, str] | None = None
+) -> Markup:
     """A line a time, the fastest first.
 
     Args:
-        times: that may be compared.
-        longest: what a bar of the full width stands for.
-        kinds: the colour of each by its name; by default libraries have one, and schedules another.
+        timings: that may be compared.
+        full_seconds: what a bar of the full width stands for.
+        style_by_name: the colour of each by its name; by default libraries have one, and schedules another.
     """
-    best = times[0].seconds
+    best = timings[0].seconds
     lines = []
-    for each in times:
-        kind = kinds[each.name] if kinds else "s1" if each.library else "s0"
-        label = f"{each.name}: {svg.microseconds(each.seconds)}"
-        name = joined([each.name, *([" ", element("span", each.note, class_="soft")] if each.note else [])])
+    for timing in timings:
+        style = style_by_name[timing.name] if style_by_name else "s1" if timing.is_library else "s0"
+        label = f"{timing.name}: {svg.format_microseconds(timing.seconds)}"
+        name = join_markup(
+            [timing.name, *([" ", make_element("span", timing.note, class_="soft")] if timing.note else [])]
+        )
         lines.append(
-            element(
+            make_element(
                 "tr",
-                element("th", name, scope="row"),
-                element("td", svg.microseconds(each.seconds)),
-                element("td", f"{significant(each.seconds / best)} ×"),
-                element("td", svg.bar(0, each.seconds / longest, kind, label), class_="bar-cell"),
+                make_element("th", name, scope="row"),
+                make_element("td", svg.format_microseconds(timing.seconds)),
+                make_element("td", f"{format_significant(timing.seconds / best)} ×"),
+                make_element("td", svg.make_bar(0, timing.seconds / full_seconds, style, label), class_="bar-cell"),
             )
         )
-    return bar_table(("", "time", "× of the fastest", ""), lines)
+    return make_bar_table(("", "time", "× of the fastest", ""), lines)
 
 
-def bar_table(headers: Sequence[str], lines: Sequence[Markup]) -> Markup:
+def make_bar_table(headers: Sequence[str], lines: Sequence[Markup]) -> Markup:
     """A table whose last column is bars."""
-    first, *others = headers
-    head = joined([element("td", first), *(element("th", each, scope="col") for each in others)])
-    return element("table", element("thead", element("tr", head)), element("tbody", joined(lines)), class_="bars")
+    first_header, *remaining_headers = headers
+    head = join_markup(
+        [make_element("td", first_header), *(make_element("th", header, scope="col") for header in remaining_headers)]
+    )
+    return make_element(
+        "table",
+        make_element("thead", make_element("tr", head)),
+        make_element("tbody", join_markup(lines)),
+        class_="bars",
+    )

@@ -8,12 +8,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tvmconv.knowledge.features import TENSOR_CORES, Machine
-from tvmconv.reports.measured import Together
+from tvmconv.cost_model.features import TENSOR_CORE_RATE, DeviceSpec
 from tvmconv.reports.page import svg
-from tvmconv.reports.page.markup import Markup, element, joined, paragraph
-from tvmconv.reports.page.network import named, series
-from tvmconv.reports.tables import significant
+from tvmconv.reports.page.markup import Markup, join_markup, make_element, make_paragraph
+from tvmconv.reports.page.network import name_series, number_series
+from tvmconv.reports.tables import format_significant
+from tvmconv.reports.timing_groups import TimingGroup
 from tvmconv.workloads import Layer, Workload
 
 WIDTH, HEIGHT = 680, 400
@@ -24,99 +24,131 @@ LEGEND = (
 )
 
 
-def roofline(layers: Sequence[Layer], groups: Mapping[Workload, Sequence[Together]], machine: Machine | None) -> Markup:
+def render_roofline(
+    layers: Sequence[Layer], groups: Mapping[Workload, Sequence[TimingGroup]], device_spec: DeviceSpec | None
+) -> Markup:
     """Every time on the page below the ceilings of the device.
 
     Args:
         layers: one or several.
         groups: the times of each; those of other devices than the machine are left out.
-        machine: the GPU; None where its numbers are not known.
+        device_spec: the GPU; None where its numbers are not known.
     """
-    if machine is None:
-        return paragraph("Of this architecture the ceilings are not known: there is no roofline.", "soft")
-    alone = len(layers) == 1
-    places = series(layers, groups)
+    if device_spec is None:
+        return make_paragraph("Of this architecture the ceilings are not known: there is no roofline.", "soft")
+    is_single = len(layers) == 1
+    series_numbers = number_series(layers, groups)
     points = []
     for layer in layers:
         for group in groups[layer.workload]:
-            if group.device in ("", machine.name):
-                for each in group.times:
-                    name = each.name if alone else named(group, each)
-                    points.append(_Point(name, layer, each.seconds, int(each.library) if alone else places[name]))
+            if group.device in ("", device_spec.name):
+                for timing in group.timings:
+                    name = timing.name if is_single else name_series(group, timing)
+                    points.append(
+                        _RooflinePoint(
+                            name, layer, timing.seconds, int(timing.is_library) if is_single else series_numbers[name]
+                        )
+                    )
     if not points:
-        return paragraph(f"None of the times is of {machine.name}, whose ceilings are known.", "soft")
-    marks = {"schedules": 0, "libraries": 1} if alone else {each.name: each.series for each in points}
-    return joined(
+        return make_paragraph(f"None of the times is of {device_spec.name}, whose ceilings are known.", "soft")
+    marks = {"schedules": 0, "libraries": 1} if is_single else {timing.name: timing.series_number for timing in points}
+    return join_markup(
         [
-            element("h3", f"Below the ceilings of {machine.name}"),
-            svg.legend({name: svg.mark(place, 8, 8, name) for name, place in marks.items()}),
-            _draw(layers, points, machine),
-            paragraph(LEGEND, "soft"),
+            make_element("h3", f"Below the ceilings of {device_spec.name}"),
+            svg.make_legend({name: svg.make_mark(number, 8, 8, name) for name, number in marks.items()}),
+            _draw_chart(layers, points, device_spec),
+            make_paragraph(LEGEND, "soft"),
         ]
     )
 
 
 @dataclass(frozen=True)
-class _Point:
+class _RooflinePoint:
     """A time, as it is drawn: by the mark of its series."""
 
     name: str
     layer: Layer
     seconds: float
-    series: int
+    series_number: int
 
     @property
-    def rate(self) -> float:
+    def flops_per_second(self) -> float:
         """FLOP/s."""
         return self.layer.workload.flops / self.seconds
 
 
-def _draw(layers: Sequence[Layer], points: Sequence[_Point], machine: Machine) -> Markup:
-    peak = machine.flops * max(TENSOR_CORES.get(layer.workload.dtype, 1) for layer in layers)
-    rates = [each.rate for each in points]
+def _draw_chart(layers: Sequence[Layer], points: Sequence[_RooflinePoint], device_spec: DeviceSpec) -> Markup:
+    peak = device_spec.flops * max(TENSOR_CORE_RATE.get(layer.workload.dtype, 1) for layer in layers)
+    rates = [point.flops_per_second for point in points]
     intensities = [layer.workload.arithmetic_intensity for layer in layers]
-    ridge = peak / machine.bandwidth
-    low, high = min(*intensities, ridge) / 3, max(*intensities, ridge) * 3
-    x = svg.Scale(low, high, LEFT, WIDTH - RIGHT, log=True)
-    y = svg.Scale(min(*rates, peak) / 3 / 1e9, peak * 2 / 1e9, HEIGHT - BOTTOM, TOP, log=True)
-    start = max(low, y.low * 1e9 / machine.bandwidth)
-    roof = [(x(start), y(start * machine.bandwidth / 1e9)), (x(ridge), y(peak / 1e9)), (x(high), y(peak / 1e9))]
-    what = "float32" if peak == machine.flops else "tensor cores, about"
-    middle, bandwidth = x(_between(start, ridge)), f"{significant(machine.bandwidth / 1e12)} TB/s"
-    parts = [
-        svg.axes(x, y, "FLOP for each byte that has to be moved", "GFLOP/s"),
-        svg.path(roof, "roof"),
-        svg.text(x(high) + 6, y(peak / 1e9) + 4, f"{significant(peak / 1e12)} TFLOP/s"),
-        svg.text(x(high) + 6, y(peak / 1e9) + 18, what, class_="soft"),
-        svg.text(middle + 14, y(_between(start, ridge) * machine.bandwidth / 1e9) + 14, bandwidth),
+    ridge = peak / device_spec.bandwidth
+    min_intensity, max_intensity = min(*intensities, ridge) / 3, max(*intensities, ridge) * 3
+    x = svg.AxisScale(min_intensity, max_intensity, LEFT, WIDTH - RIGHT, is_log=True)
+    y = svg.AxisScale(min(*rates, peak) / 3 / 1e9, peak * 2 / 1e9, HEIGHT - BOTTOM, TOP, is_log=True)
+    start = max(min_intensity, y.min_value * 1e9 / device_spec.bandwidth)
+    roof = [
+        (x(start), y(start * device_spec.bandwidth / 1e9)),
+        (x(ridge), y(peak / 1e9)),
+        (x(max_intensity), y(peak / 1e9)),
+    ]
+    peak_note = "float32" if peak == device_spec.flops else "tensor cores, about"
+    middle, bandwidth = (
+        x(_compute_geometric_mean(start, ridge)),
+        f"{format_significant(device_spec.bandwidth / 1e12)} TB/s",
+    )
+    fragments = [
+        svg.make_axes(x, y, "FLOP for each byte that has to be moved", "GFLOP/s"),
+        svg.make_path(roof, "roof"),
+        svg.make_text(x(max_intensity) + 6, y(peak / 1e9) + 4, f"{format_significant(peak / 1e12)} TFLOP/s"),
+        svg.make_text(x(max_intensity) + 6, y(peak / 1e9) + 18, peak_note, class_="soft"),
+        svg.make_text(
+            middle + 14, y(_compute_geometric_mean(start, ridge) * device_spec.bandwidth / 1e9) + 14, bandwidth
+        ),
     ]
     marks: list[tuple[float, float, str]] = []
-    for each in points:
-        intensity = each.layer.workload.arithmetic_intensity
-        share = each.rate / min(peak, intensity * machine.bandwidth)
-        told = f"{each.name}: {significant(each.rate / 1e9)} GFLOP/s, {_percent(share)} of the ceiling"
-        at = x(intensity), y(each.rate / 1e9)
-        parts.append(svg.mark(each.series, *at, told if len(layers) == 1 else f"{each.layer.name}, {told}"))
-        marks.append((*at, f"{each.name} {_percent(share)}"))
+    for point in points:
+        intensity = point.layer.workload.arithmetic_intensity
+        peak_fraction = point.flops_per_second / min(peak, intensity * device_spec.bandwidth)
+        description = (
+            f"{point.name}: {format_significant(point.flops_per_second / 1e9)} GFLOP/s, "
+            f"{_format_percent(peak_fraction)} of the ceiling"
+        )
+        position = x(intensity), y(point.flops_per_second / 1e9)
+        fragments.append(
+            svg.make_mark(
+                point.series_number,
+                *position,
+                description if len(layers) == 1 else f"{point.layer.name}, {description}",
+            )
+        )
+        marks.append((*position, f"{point.name} {_format_percent(peak_fraction)}"))
     if len(layers) == 1:
-        parts.append(_labels([(*at, name) for name, at in {name: (a, b) for a, b, name in marks}.items()], y))
-    label = f"Roofline of {machine.name} with {len(rates)} kernels below it"
-    return svg.chart(label, WIDTH, HEIGHT, *parts)
+        fragments.append(
+            _render_labels(
+                [
+                    (*position, name)
+                    for name, position in {name: (mark_x, mark_y) for mark_x, mark_y, name in marks}.items()
+                ],
+                y,
+            )
+        )
+    label = f"Roofline of {device_spec.name} with {len(rates)} kernels below it"
+    return svg.make_chart(label, WIDTH, HEIGHT, *fragments)
 
 
-def _percent(share: float) -> str:
-    return f"{share:.0%}" if share >= 0.01 else f"{share:.1%}"
+def _format_percent(fraction: float) -> str:
+    return f"{fraction:.0%}" if fraction >= 0.01 else f"{fraction:.1%}"
 
 
-def _between(low: float, high: float) -> float:
-    return math.sqrt(low * high)
+def _compute_geometric_mean(low_value: float, high_value: float) -> float:
+    return math.sqrt(low_value * high_value)
 
 
-def _labels(marks: Sequence[tuple[float, float, str]], y: svg.Scale) -> Markup:
+def _render_labels(marks: Sequence[tuple[float, float, str]], y: svg.AxisScale) -> Markup:
     """A name and the share of the ceiling beside each mark, apart from one another."""
-    places = svg.apart([at for _, at, _ in marks], 14, TOP + 40, y.begin - 6)
-    parts = []
-    for (x, at, name), place in zip(marks, places, strict=True):
-        parts.append(svg.line(x + 6, at, x + 22, place, "leader"))
-        parts.append(svg.text(x + 25, place + 4, name))
-    return element("g", *parts, class_="lines")
+    label_heights = svg.spread_labels([mark_y for _, mark_y, _ in marks], 14, TOP + 40, y.start_coordinate - 6)
+    fragments = []
+    for (x, mark_y, name), label_y in zip(marks, label_heights, strict=True):
+        fragments.append(svg.make_line(x + 6, mark_y, x + 22, label_y, "leader"))
+        fragments.append(svg.make_text(x + 25, label_y + 4, name))
+    return make_element("g", *fragments, class_="lines")

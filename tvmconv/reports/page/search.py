@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tvmconv.logs.record import Record
-from tvmconv.reports.history import History, HistoryInfo, history_info, result_text, traces
+from tvmconv.reports.history import BestSoFarCurve, HistoryInfo, collect_traces, compute_history_info, format_result
 from tvmconv.reports.page import svg
-from tvmconv.reports.page.markup import Markup, element, joined, paragraph, table
-from tvmconv.reports.page.parallel import parallel
+from tvmconv.reports.page.markup import Markup, join_markup, make_element, make_paragraph, render_table
+from tvmconv.reports.page.parallel_coordinates import render_parallel_coordinates
 from tvmconv.reports.tables import Table
-from tvmconv.reports.trials import FEW, failures, mattered
+from tvmconv.reports.trials import MIN_TRIALS, compute_knob_importances, group_failures
 from tvmconv.workloads import Workload
 
 WIDTH, HEIGHT = 600, 280
 LEFT, RIGHT, TOP, BOTTOM = 62, 16, 28, 44
-TRIALS = "trials"
-THINNED = "The log has few records of it: it may keep no more than the best of a search, as those do that are shipped."
+TRIALS_UNIT = "trials"
+THINNED_NOTE = (
+    "The log has few records of it: it may keep no more than the best of a search, as those do that are shipped."
+)
 
 
-def search(source: str, workload: Workload, records: Sequence[Record]) -> Markup:
+def render_search(source: str, workload: Workload, records: Sequence[Record]) -> Markup:
     """A search, schedule by schedule.
 
     Args:
@@ -29,91 +31,125 @@ def search(source: str, workload: Workload, records: Sequence[Record]) -> Markup
     """
     trials = [record for record in records if not record.final] or list(records)
     if not trials:
-        return paragraph(f"{source[:1].upper()}{source[1:]}: no record of {workload}.")
-    info = history_info(workload, traces(source, records))
-    parts = [element("h3", info.title), *([paragraph(THINNED, "soft")] if len(trials) < FEW else []), _histories(info)]
+        return make_paragraph(f"{source[:1].upper()}{source[1:]}: no record of {workload}.")
+    info = compute_history_info(workload, collect_traces(source, records))
+    fragments = [
+        make_element("h3", info.title),
+        *([make_paragraph(THINNED_NOTE, "soft")] if len(trials) < MIN_TRIALS else []),
+        _render_histories(info),
+    ]
     for schedule in dict.fromkeys(record.schedule for record in trials):
-        own = [record for record in trials if record.schedule == schedule]
-        timed = [record for record in own if record.ok]
-        if len(timed) > 1 and timed[0].config:
-            parts += [element("h3", f"{schedule}: what was tried"), parallel(timed), _mattered(timed)]
-    parts.append(_failures(trials))
-    return joined(parts)
+        schedule_records = [record for record in trials if record.schedule == schedule]
+        timed_records = [record for record in schedule_records if record.ok]
+        if len(timed_records) > 1 and timed_records[0].config:
+            fragments += [
+                make_element("h3", f"{schedule}: what was tried"),
+                render_parallel_coordinates(timed_records),
+                _render_importances(timed_records),
+            ]
+    fragments.append(_render_failures(trials))
+    return join_markup(fragments)
 
 
-def _histories(info: HistoryInfo) -> Markup:
-    long = [history for history in info.histories if len(history.best) > 1 and history.best[-1]]
-    legend = svg.legend(
+def _render_histories(info: HistoryInfo) -> Markup:
+    long_histories = [curve for curve in info.curves if len(curve.best_gflops) > 1 and curve.best_gflops[-1]]
+    legend = svg.make_legend(
         {
-            f"{history.summary}{_result(history)}": svg.mark(place, 8, 8, history.name)
-            for place, history in enumerate(info.histories)
+            f"{curve.summary}{_format_result(curve)}": svg.make_mark(index, 8, 8, curve.name)
+            for index, curve in enumerate(info.curves)
         }
     )
-    if not long:
+    if not long_histories:
         return legend
-    charts = [_history(info, TRIALS, [[float(i + 1) for i in range(len(h.best))] for h in info.histories])]
-    if all(history.elapsed for history in info.histories):
-        charts.append(_history(info, "seconds of tuning", [list(h.elapsed) for h in info.histories]))
-    return joined([legend, element("div", *charts, class_="grids")])
+    charts = [
+        _draw_history(
+            info,
+            TRIALS_UNIT,
+            [
+                [float(trial_index + 1) for trial_index in range(len(shown_curve.best_gflops))]
+                for shown_curve in info.curves
+            ],
+        )
+    ]
+    if all(curve.elapsed for curve in info.curves):
+        charts.append(
+            _draw_history(info, "seconds of tuning", [list(shown_curve.elapsed) for shown_curve in info.curves])
+        )
+    return join_markup([legend, make_element("div", *charts, class_="grids")])
 
 
-def _result(history: History) -> str:
-    return f": {result_text(history.result)}" if history.result else ""
+def _format_result(history: BestSoFarCurve) -> str:
+    return f": {format_result(history.result)}" if history.result else ""
 
 
-def _history(info: HistoryInfo, unit: str, places: Sequence[Sequence[float]]) -> Markup:
+def _draw_history(info: HistoryInfo, unit: str, positions_by_curve: Sequence[Sequence[float]]) -> Markup:
     """The best rate so far over trials, or over time; a step where it rises."""
-    end = max(max(each) for each in places)
-    first = min(min(each) for each in places)
-    highest = max(history.best[-1] for history in info.histories)
-    x = svg.Scale(min(first, 1.0), end, LEFT, WIDTH - RIGHT, whole=unit == TRIALS)
-    y = svg.Scale(0, highest * 1.08, HEIGHT - BOTTOM, TOP)
-    parts = [svg.axes(x, y, unit, "GFLOP/s of the best trial so far")]
-    for place, (history, at) in enumerate(zip(info.histories, places, strict=True)):
+    last_position = max(max(curve_positions) for curve_positions in positions_by_curve)
+    first_position = min(min(curve_positions) for curve_positions in positions_by_curve)
+    best_rate = max(curve.best_gflops[-1] for curve in info.curves)
+    x = svg.AxisScale(min(first_position, 1.0), last_position, LEFT, WIDTH - RIGHT, is_integer=unit == TRIALS_UNIT)
+    y = svg.AxisScale(0, best_rate * 1.08, HEIGHT - BOTTOM, TOP)
+    fragments = [svg.make_axes(x, y, unit, "GFLOP/s of the best trial so far")]
+    for index, (curve, positions) in enumerate(zip(info.curves, positions_by_curve, strict=True)):
         points: list[tuple[float, float]] = []
-        for position, rate in zip(at, history.best, strict=True):
+        for position, rate in zip(positions, curve.best_gflops, strict=True):
             if rate and (not points or y(rate) != points[-1][1]):
                 if points:
                     points.append((x(position), points[-1][1]))
                 points.append((x(position), y(rate)))
         if points:
-            points.append((x(at[-1]), points[-1][1]))
-            parts += [svg.path(points, f"s{place % svg.MARKS}", history.summary), svg.mark(place, *points[-1], "", 3.5)]
-    return svg.chart(f"The best rate so far over {unit}", WIDTH, HEIGHT, *parts)
+            points.append((x(positions[-1]), points[-1][1]))
+            fragments += [
+                svg.make_path(points, f"s{index % svg.NUM_MARKS}", curve.summary),
+                svg.make_mark(index, *points[-1], "", 3.5),
+            ]
+    return svg.make_chart(f"The best rate so far over {unit}", WIDTH, HEIGHT, *fragments)
 
 
-def _mattered(timed: Sequence[Record]) -> Markup:
+def _render_importances(timed_records: Sequence[Record]) -> Markup:
     """Which knob explains most of the differences, as bars."""
-    found = mattered(timed)
-    if not found:
-        return paragraph(f"Which knob mattered takes {FEW} trials with times, and several of each value.", "soft")
-    lines = [
-        element(
-            "tr",
-            element(
-                "th", joined([each.knob, " ", element("span", f"{each.values} values", class_="soft")]), scope="row"
-            ),
-            element("td", f"{each.share:.0%}"),
-            element("td", svg.bar(0, each.share, "s2", f"{each.knob}: {each.share:.0%}"), class_="bar-cell"),
+    importances = compute_knob_importances(timed_records)
+    if not importances:
+        return make_paragraph(
+            f"Which knob mattered takes {MIN_TRIALS} trials with times, and several of each value.", "soft"
         )
-        for each in found
+    lines = [
+        make_element(
+            "tr",
+            make_element(
+                "th",
+                join_markup(
+                    [importance.knob, " ", make_element("span", f"{importance.num_values} values", class_="soft")]
+                ),
+                scope="row",
+            ),
+            make_element("td", f"{importance.explained_fraction:.0%}"),
+            make_element(
+                "td",
+                svg.make_bar(
+                    0, importance.explained_fraction, "s2", f"{importance.knob}: {importance.explained_fraction:.0%}"
+                ),
+                class_="bar-cell",
+            ),
+        )
+        for importance in importances
     ]
-    return joined(
+    return join_markup(
         [
-            paragraph(
+            make_paragraph(
                 "What each knob explains by itself of the differences in time (variance of the logarithms, less what "
                 "as many values would explain by chance). A search tries good values more often: it is a hint.",
                 "soft",
             ),
-            element("table", element("tbody", joined(lines)), class_="bars"),
+            make_element("table", make_element("tbody", join_markup(lines)), class_="bars"),
         ]
     )
 
 
-def _failures(trials: Sequence[Record]) -> Markup:
-    found = failures(trials)
-    if not found:
-        return paragraph(f"None of {len(trials):,} trials failed.")
-    rows = [(each.kind, f"{each.count:,}", each.message) for each in found]
+def _render_failures(trials: Sequence[Record]) -> Markup:
+    failure_groups = group_failures(trials)
+    if not failure_groups:
+        return make_paragraph(f"None of {len(trials):,} trials failed.")
+    rows = [(failure.kind, f"{failure.count:,}", failure.message) for failure in failure_groups]
     headers = ("failed", "trials", "the first one's message")
-    return table(Table(headers, rows, frozenset({headers[0], headers[2]})), "What failed, by kind")
+    return render_table(Table(headers, rows, frozenset({headers[0], headers[2]})), "What failed, by kind")

@@ -7,17 +7,17 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tvmconv.analysis.memory.outputs import NOBODY, Outputs, outputs
+from tvmconv.analysis.memory.output_tiles import NO_THREAD, OutputTileMap, map_output_tile
 from tvmconv.errors import AnalysisError
-from tvmconv.gpu import WARP
+from tvmconv.gpu_specs import WARP_SIZE
 from tvmconv.kernel import Kernel
-from tvmconv.reports.page.markup import Markup, element, paragraph
-from tvmconv.reports.page.svg import chart, text
+from tvmconv.reports.page.markup import Markup, make_element, make_paragraph
+from tvmconv.reports.page.svg import make_chart, make_text
 
-MOST = 64  # rows and columns that are drawn
-SIDE = 640  # of a picture, at most
+MAX_DRAWN_CELLS = 64  # rows and columns that are drawn
+MAX_PICTURE_WIDTH = 640  # of a picture, at most
 HEIGHT = 240
-LARGEST = 14  # a cell
+MAX_CELL_SIZE = 14  # a cell
 LEVELS = ("block", "warp", "thread")  # each within the one before
 LEGEND = (
     "Outputs that the middle block of the grid computes, those of its first warp that stores, and of that warp's first "
@@ -25,100 +25,142 @@ LEGEND = (
 )
 
 
-def tiles(kernel: Kernel) -> Markup:
+def render_tiles(kernel: Kernel) -> Markup:
     """Pictures of one kernel's tiles: over the image, and over the channels."""
     try:
-        found = outputs(kernel)
+        output_tile = map_output_tile(kernel)
     except AnalysisError as error:
-        return paragraph(f"Tiles cannot be told: {error}")
-    if not len(found.places):
-        return paragraph("The middle block of the grid stores nothing.")
-    *before, _, _ = axes = range(len(found.shape)) if len(found.shape) > 1 else (-1, 0)
-    parts = [_image(found, axes[-2], axes[-1])]
-    if len(before) > 1:  # N, C and space
-        parts.append(_strip(found, before[1], "channels"))
-    return element("div", *parts, class_="tiles")
+        return make_paragraph(f"Tiles cannot be told: {error}")
+    if not len(output_tile.coordinates):
+        return make_paragraph("The middle block of the grid stores nothing.")
+    *leading_axes, _, _ = axes = range(len(output_tile.shape)) if len(output_tile.shape) > 1 else (-1, 0)
+    fragments = [_render_image(output_tile, axes[-2], axes[-1])]
+    if len(leading_axes) > 1:  # N, C and space
+        fragments.append(_render_axis(output_tile, leading_axes[1], "channels"))
+    return make_element("div", *fragments, class_="tiles")
 
 
-def _levels(found: Outputs) -> list[tuple[str, NDArray[np.bool_]]]:
+def _list_level_masks(output_tile: OutputTileMap) -> list[tuple[str, NDArray[np.bool_]]]:
     """Which of the outputs are of the block, of a warp, of a thread; TMA stores those of all threads."""
-    stored = found.threads[found.threads != NOBODY]
-    masks = [np.ones(len(found.threads), bool)]
-    if len(stored):
-        first = int(stored.min())
-        masks += [found.threads // WARP == first // WARP, found.threads == first]
+    storing_threads = output_tile.threads[output_tile.threads != NO_THREAD]
+    masks = [np.ones(len(output_tile.threads), bool)]
+    if len(storing_threads):
+        first = int(storing_threads.min())
+        masks += [output_tile.threads // WARP_SIZE == first // WARP_SIZE, output_tile.threads == first]
     return list(zip(LEVELS, masks, strict=False))
 
 
-def _image(found: Outputs, rows: int, columns: int) -> Markup:
+def _render_image(output_tile: OutputTileMap, row_axis: int, column_axis: int) -> Markup:
     """The plane of an image; of one axis of space a single row."""
-    height = found.shape[rows] if rows >= 0 else 1
-    down = found.places[:, rows] if rows >= 0 else np.zeros(len(found.places), np.int64)
-    return _picture(found, "image", (height, found.shape[columns]), down, found.places[:, columns])
+    height = output_tile.shape[row_axis] if row_axis >= 0 else 1
+    row_indices = (
+        output_tile.coordinates[:, row_axis] if row_axis >= 0 else np.zeros(len(output_tile.coordinates), np.int64)
+    )
+    return _render_picture(
+        output_tile,
+        "image",
+        (height, output_tile.shape[column_axis]),
+        row_indices,
+        output_tile.coordinates[:, column_axis],
+    )
 
 
-def _strip(found: Outputs, axis: int, name: str) -> Markup:
+def _render_axis(output_tile: OutputTileMap, axis: int, name: str) -> Markup:
     """One axis, as a row."""
-    down = np.zeros(len(found.places), np.int64)
-    return _picture(found, name, (1, found.shape[axis]), down, found.places[:, axis])
+    row_indices = np.zeros(len(output_tile.coordinates), np.int64)
+    return _render_picture(
+        output_tile, name, (1, output_tile.shape[axis]), row_indices, output_tile.coordinates[:, axis]
+    )
 
 
-def _picture(
-    found: Outputs, name: str, sizes: tuple[int, int], down: NDArray[np.int64], across: NDArray[np.int64]
+def _render_picture(
+    output_tile: OutputTileMap,
+    name: str,
+    sizes: tuple[int, int],
+    row_indices: NDArray[np.int64],
+    column_indices: NDArray[np.int64],
 ) -> Markup:
-    windows = [_window(places, size) for places, size in zip((down, across), sizes, strict=True)]
-    (top, bottom), (left, right) = windows
-    cell = min(LARGEST, SIDE / (right - left), HEIGHT / (bottom - top))
-    drawn = [
-        element("rect", x=0, y=0, width=(right - left) * cell, height=(bottom - top) * cell, class_="plane"),
+    windows = [
+        _select_window(axis_indices, size)
+        for axis_indices, size in zip((row_indices, column_indices), sizes, strict=True)
+    ]
+    (first_visible_row, end_visible_row), (first_visible_column, end_visible_column) = windows
+    cell = min(
+        MAX_CELL_SIZE,
+        MAX_PICTURE_WIDTH / (end_visible_column - first_visible_column),
+        HEIGHT / (end_visible_row - first_visible_row),
+    )
+    elements = [
+        make_element(
+            "rect",
+            x=0,
+            y=0,
+            width=(end_visible_column - first_visible_column) * cell,
+            height=(end_visible_row - first_visible_row) * cell,
+            class_="plane",
+        ),
     ]
     counts = []
-    for level, mask in _levels(found):
-        cells = sorted(set(zip(down[mask].tolist(), across[mask].tolist(), strict=True)))
+    for level, mask in _list_level_masks(output_tile):
+        cells = sorted(set(zip(row_indices[mask].tolist(), column_indices[mask].tolist(), strict=True)))
         counts.append(f"{level} {int(mask.sum()):,}")
-        inside = [(row, column) for row, column in cells if top <= row < bottom and left <= column < right]
-        for row, begin, end in _runs(inside):
-            drawn.append(
-                element(
+        visible_cells = [
+            (row, column)
+            for row, column in cells
+            if first_visible_row <= row < end_visible_row and first_visible_column <= column < end_visible_column
+        ]
+        for row, first_column, end_column in _merge_cells(visible_cells):
+            elements.append(
+                make_element(
                     *("rect",),
-                    x=(begin - left) * cell,
-                    y=(row - top) * cell,
-                    width=(end - begin) * cell,
+                    x=(first_column - first_visible_column) * cell,
+                    y=(row - first_visible_row) * cell,
+                    width=(end_column - first_column) * cell,
                     height=cell,
                     class_=f"tile {level}",
                 )
             )
-    where = f"{name}: " + _spans(sizes, windows)
-    caption = text(0, (bottom - top) * cell + 14, f"{where}; outputs of the {', the '.join(counts)}", class_="small")
-    return chart(where, SIDE, (bottom - top) * cell + 20, *drawn, caption)
+    description = f"{name}: " + _describe_window(sizes, windows)
+    caption = make_text(
+        0,
+        (end_visible_row - first_visible_row) * cell + 14,
+        f"{description}; outputs of the {', the '.join(counts)}",
+        class_="small",
+    )
+    return make_chart(
+        description, MAX_PICTURE_WIDTH, (end_visible_row - first_visible_row) * cell + 20, *elements, caption
+    )
 
 
-def _window(places: NDArray[np.int64], size: int) -> tuple[int, int]:
+def _select_window(axis_indices: NDArray[np.int64], size: int) -> tuple[int, int]:
     """The part of an axis that is drawn: all of it, or what is around the block."""
-    if size <= MOST:
+    if size <= MAX_DRAWN_CELLS:
         return 0, size
-    first, last = int(places.min()), int(places.max()) + 1
-    begin = max(0, min((first + last - MOST) // 2, size - MOST) if last - first < MOST else first)
-    return begin, begin + MOST
+    first, last = int(axis_indices.min()), int(axis_indices.max()) + 1
+    start = max(
+        0,
+        min((first + last - MAX_DRAWN_CELLS) // 2, size - MAX_DRAWN_CELLS) if last - first < MAX_DRAWN_CELLS else first,
+    )
+    return start, start + MAX_DRAWN_CELLS
 
 
-def _spans(sizes: Sequence[int], windows: Sequence[tuple[int, int]]) -> str:
+def _describe_window(sizes: Sequence[int], windows: Sequence[tuple[int, int]]) -> str:
     """What is drawn of an image or an axis."""
     names = [("rows", sizes[0], windows[0]), ("columns", sizes[1], windows[1])]
-    told = [
-        f"{size:,} {name}" if end - begin == size else f"{name} {begin:,} to {end - 1:,} of {size:,}"
-        for name, size, (begin, end) in names
+    texts = [
+        f"{size:,} {name}" if stop - start == size else f"{name} {start:,} to {stop - 1:,} of {size:,}"
+        for name, size, (start, stop) in names
         if size > 1
     ]
-    return ", ".join(told) or "one"
+    return ", ".join(texts) or "one"
 
 
-def _runs(cells: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:
+def _merge_cells(cells: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:
     """Neighbouring cells of a row as one: (row, first column, the one behind the last)."""
-    found: list[tuple[int, int, int]] = []
+    runs: list[tuple[int, int, int]] = []
     for row, column in cells:
-        if found and found[-1][0] == row and found[-1][2] == column:
-            found[-1] = row, found[-1][1], column + 1
+        if runs and runs[-1][0] == row and runs[-1][2] == column:
+            runs[-1] = row, runs[-1][1], column + 1
         else:
-            found.append((row, column, column + 1))
-    return found
+            runs.append((row, column, column + 1))
+    return runs

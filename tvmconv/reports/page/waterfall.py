@@ -4,54 +4,66 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tvmconv.analysis.waterfall import Fall
+from tvmconv.analysis.waterfall import WaterfallStep
 from tvmconv.reports.page import svg
-from tvmconv.reports.page.markup import Markup, element, folded, joined, paragraph, table
-from tvmconv.reports.waterfall import LEGEND, changed, waterfall_table
+from tvmconv.reports.page.markup import Markup, join_markup, make_details, make_element, make_paragraph, render_table
+from tvmconv.reports.waterfall import LEGEND, format_changes, make_waterfall_table
 
 
-def waterfall(way: Sequence[Fall]) -> Markup:
+def render_waterfall(steps: Sequence[WaterfallStep]) -> Markup:
     """From the default config to the best one.
 
     Args:
-        way: the configs between, both ends included.
+        steps: the configs between, both ends included.
     """
-    longest = max(max(fall.seconds, fall.measured or 0.0) for fall in way)
+    full_seconds = max(max(step.seconds, step.measured_seconds or 0.0) for step in steps)
     lines = []
-    for before, fall in zip([None, *way], way, strict=False):
-        begin, end = (before.seconds if before else 0.0), fall.seconds
-        kind = "level" if before is None else "gain" if end < begin else "loss"
-        times = f"{end / begin:.2f} ×" if before else ""
-        measured = f", measured {svg.microseconds(fall.measured)}" if fall.measured else ""
-        label = f"{changed(fall)}: {svg.microseconds(end)}"
-        low, high = sorted((begin, end))
+    for previous, step in zip([None, *steps], steps, strict=False):
+        start_seconds, end_seconds = (previous.seconds if previous else 0.0), step.seconds
+        kind = "level" if previous is None else "gain" if end_seconds < start_seconds else "loss"
+        times = f"{end_seconds / start_seconds:.2f} ×" if previous else ""
+        measured_text = f", measured {svg.format_microseconds(step.measured_seconds)}" if step.measured_seconds else ""
+        label = f"{format_changes(step)}: {svg.format_microseconds(end_seconds)}"
+        low_seconds, high_seconds = sorted((start_seconds, end_seconds))
         lines.append(
-            element(
+            make_element(
                 "tr",
-                element("th", changed(fall), element("span", measured, class_="soft"), scope="row"),
-                element("td", svg.microseconds(end)),
-                element("td", times),
-                element(
+                make_element(
+                    "th", format_changes(step), make_element("span", measured_text, class_="soft"), scope="row"
+                ),
+                make_element("td", svg.format_microseconds(end_seconds)),
+                make_element("td", times),
+                make_element(
                     "td",
-                    svg.bar(low / longest, high / longest, kind, label, fall.measured and fall.measured / longest),
+                    svg.make_bar(
+                        low_seconds / full_seconds,
+                        high_seconds / full_seconds,
+                        kind,
+                        label,
+                        step.measured_seconds and step.measured_seconds / full_seconds,
+                    ),
                     class_="bar-cell",
                 ),
             )
         )
-    last = way[-1]
+    last_step = steps[-1]
     lines.append(
-        element(
+        make_element(
             "tr",
-            element("th", "the best config", scope="row"),
-            element("td", svg.microseconds(last.seconds)),
-            element("td", f"{last.seconds / way[0].seconds:.2f} ×"),
-            element("td", svg.bar(0, last.seconds / longest, "level", "the best config"), class_="bar-cell"),
+            make_element("th", "the best config", scope="row"),
+            make_element("td", svg.format_microseconds(last_step.seconds)),
+            make_element("td", f"{last_step.seconds / steps[0].seconds:.2f} ×"),
+            make_element(
+                "td", svg.make_bar(0, last_step.seconds / full_seconds, "level", "the best config"), class_="bar-cell"
+            ),
         )
     )
-    return joined(
+    return join_markup(
         [
-            element("table", element("tbody", joined(lines)), class_="bars"),
-            paragraph(f"{LEGEND} A line across a bar is what was measured.", "soft"),
-            folded("In numbers: occupancy, registers, wavefronts and sectors", table(waterfall_table(way))),
+            make_element("table", make_element("tbody", join_markup(lines)), class_="bars"),
+            make_paragraph(f"{LEGEND} A line across a bar is what was measured.", "soft"),
+            make_details(
+                "In numbers: occupancy, registers, wavefronts and sectors", render_table(make_waterfall_table(steps))
+            ),
         ]
     )

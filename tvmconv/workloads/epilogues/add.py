@@ -1,13 +1,13 @@
 """`add`: a residual is added, a tensor like the output."""
 
-from tvmconv.workloads.epilogue import Operation, register
+from tvmconv.workloads.epilogue import EpilogueOp, register_op
 
-register(
-    Operation(
+register_op(
+    EpilogueOp(
         "add",
         compute=lambda value, residual: value + residual,
         reference=lambda y, residual: y + residual,
-        takes="output",
-        adds=True,
+        argument_kind="output",
+        is_addition=True,
     )
 )

@@ -1,13 +1,13 @@
 """`bias`: a number for each output channel is added."""
 
-from tvmconv.workloads.epilogue import Operation, register
+from tvmconv.workloads.epilogue import EpilogueOp, register_op
 
-register(
-    Operation(
+register_op(
+    EpilogueOp(
         "bias",
         compute=lambda value, bias: value + bias,
         reference=lambda y, bias: y + bias,
-        takes="channel",
-        adds=True,
+        argument_kind="channel",
+        is_addition=True,
     )
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tvmconv.workloads.dtypes import ACCUMULATOR
-from tvmconv.workloads.epilogue import Operation, register
+from tvmconv.workloads.epilogue import EpilogueOp, register_op
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -21,4 +21,4 @@ def compute(value: tirx.Expr) -> tirx.Expr:
     return te.min(te.max(value, zero), one)
 
 
-register(Operation("clamp", compute, lambda y: np.clip(y, 0, 1)))
+register_op(EpilogueOp("clamp", compute, lambda y: np.clip(y, 0, 1)))

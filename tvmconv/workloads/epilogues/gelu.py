@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from tvmconv.workloads.dtypes import ACCUMULATOR
-from tvmconv.workloads.epilogue import Operation, register
+from tvmconv.workloads.epilogue import EpilogueOp, register_op
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,4 +32,4 @@ def reference(y: NDArray[np.float64]) -> NDArray[np.float64]:
     return y * ndtr(y)
 
 
-register(Operation("gelu", compute, reference))
+register_op(EpilogueOp("gelu", compute, reference))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tvmconv.workloads.dtypes import ACCUMULATOR
-from tvmconv.workloads.epilogue import Operation, register
+from tvmconv.workloads.epilogue import EpilogueOp, register_op
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,4 +33,4 @@ def reference(y: NDArray[np.float64]) -> NDArray[np.float64]:
     return y * (1 + np.tanh(SCALE * (y + CUBE * y**3))) / 2
 
 
-register(Operation("gelu_tanh", compute, reference))
+register_op(EpilogueOp("gelu_tanh", compute, reference))

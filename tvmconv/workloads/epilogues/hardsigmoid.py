@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tvmconv.workloads.dtypes import ACCUMULATOR
-from tvmconv.workloads.epilogue import Operation, register
+from tvmconv.workloads.epilogue import EpilogueOp, register_op
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -24,4 +24,4 @@ def compute(value: tirx.Expr) -> tirx.Expr:
     return te.min(te.max(value * sixth + half, zero), one)
 
 
-register(Operation("hardsigmoid", compute, lambda y: np.clip(y / 6 + 0.5, 0, 1)))
+register_op(EpilogueOp("hardsigmoid", compute, lambda y: np.clip(y / 6 + 0.5, 0, 1)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tvmconv.workloads.epilogue import Operation, register
+from tvmconv.workloads.epilogue import EpilogueOp, register_op
 from tvmconv.workloads.epilogues import hardsigmoid
 
 if TYPE_CHECKING:
@@ -21,4 +21,4 @@ def compute(value: tirx.Expr) -> tirx.Expr:
     return value * hardsigmoid.compute(value)
 
 
-register(Operation("hardswish", compute, lambda y: y * np.clip(y / 6 + 0.5, 0, 1)))
+register_op(EpilogueOp("hardswish", compute, lambda y: y * np.clip(y / 6 + 0.5, 0, 1)))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tvmconv.workloads.dtypes import ACCUMULATOR
-from tvmconv.workloads.epilogue import Operation, register
+from tvmconv.workloads.epilogue import EpilogueOp, register_op
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,4 +36,4 @@ def _reference(slope: float) -> Callable[[NDArray[np.float64]], NDArray[np.float
 
 
 for name, slope in SLOPES.items():
-    register(Operation(name, _compute(slope), _reference(slope)))
+    register_op(EpilogueOp(name, _compute(slope), _reference(slope)))

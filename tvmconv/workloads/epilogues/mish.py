@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tvmconv.workloads.dtypes import ACCUMULATOR
-from tvmconv.workloads.epilogue import Operation, register
+from tvmconv.workloads.epilogue import EpilogueOp, register_op
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,8 +21,8 @@ def compute(value: tirx.Expr) -> tirx.Expr:
     """Return value · w / (w + 2) with w = n · (n + 2) and n = exp(value), which is 1 to float32 from 20 on."""
     from tvm import te, tirx
 
-    two, most = (tirx.const(number, ACCUMULATOR) for number in (2.0, 20.0))
-    n = te.exp(te.min(value, most))
+    two, max_exponent = (tirx.const(number, ACCUMULATOR) for number in (2.0, 20.0))
+    n = te.exp(te.min(value, max_exponent))
     w = n * (n + two)
     return value * (w / (w + two))
 
@@ -32,4 +32,4 @@ def reference(y: NDArray[np.float64]) -> NDArray[np.float64]:
     return y * np.tanh(np.logaddexp(0, y))
 
 
-register(Operation("mish", compute, reference))
+register_op(EpilogueOp("mish", compute, reference))

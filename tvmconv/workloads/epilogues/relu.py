@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tvmconv.workloads.dtypes import ACCUMULATOR
-from tvmconv.workloads.epilogue import Operation, register
+from tvmconv.workloads.epilogue import EpilogueOp, register_op
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -20,4 +20,4 @@ def compute(value: tirx.Expr) -> tirx.Expr:
     return te.max(value, tirx.const(0.0, ACCUMULATOR))
 
 
-register(Operation("relu", compute, lambda y: np.maximum(y, 0)))
+register_op(EpilogueOp("relu", compute, lambda y: np.maximum(y, 0)))

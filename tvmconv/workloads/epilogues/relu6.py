@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tvmconv.workloads.dtypes import ACCUMULATOR
-from tvmconv.workloads.epilogue import Operation, register
+from tvmconv.workloads.epilogue import EpilogueOp, register_op
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -24,4 +24,4 @@ def compute(value: tirx.Expr) -> tirx.Expr:
     return te.min(te.max(value, zero), six)
 
 
-register(Operation("relu6", compute, lambda y: np.clip(y, 0, 6)))
+register_op(EpilogueOp("relu6", compute, lambda y: np.clip(y, 0, 6)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tvmconv.workloads.dtypes import ACCUMULATOR
-from tvmconv.workloads.epilogue import Operation, register
+from tvmconv.workloads.epilogue import EpilogueOp, register_op
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,4 +28,4 @@ def reference(y: NDArray[np.float64]) -> NDArray[np.float64]:
         return 1 / (1 + np.exp(-y))
 
 
-register(Operation("sigmoid", compute, reference))
+register_op(EpilogueOp("sigmoid", compute, reference))

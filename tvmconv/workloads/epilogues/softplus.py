@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tvmconv.workloads.dtypes import ACCUMULATOR
-from tvmconv.workloads.epilogue import Operation, register
+from tvmconv.workloads.epilogue import EpilogueOp, register_op
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,4 +30,4 @@ def reference(y: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.logaddexp(0, y)
 
 
-register(Operation("softplus", compute, reference))
+register_op(EpilogueOp("softplus", compute, reference))

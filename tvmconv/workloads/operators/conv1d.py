@@ -43,4 +43,4 @@ class Conv1d(Conv):
     @property
     def Q(self) -> int:  # noqa: N802  the field's own letter
         """Samples of the output."""
-        return self.out[0]
+        return self.output_size[0]

@@ -48,9 +48,9 @@ class Conv2d(Conv):
     @property
     def P(self) -> int:  # noqa: N802  the field's own letter
         """Output height."""
-        return self.out[0]
+        return self.output_size[0]
 
     @property
     def Q(self) -> int:  # noqa: N802  the field's own letter
         """Output width."""
-        return self.out[1]
+        return self.output_size[1]

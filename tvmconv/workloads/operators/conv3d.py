@@ -51,14 +51,14 @@ class Conv3d(Conv):
     @property
     def Z(self) -> int:  # noqa: N802  the field's own letter
         """Output depth."""
-        return self.out[0]
+        return self.output_size[0]
 
     @property
     def P(self) -> int:  # noqa: N802  the field's own letter
         """Output height."""
-        return self.out[1]
+        return self.output_size[1]
 
     @property
     def Q(self) -> int:  # noqa: N802  the field's own letter
         """Output width."""
-        return self.out[2]
+        return self.output_size[2]

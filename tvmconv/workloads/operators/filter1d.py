@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads.filters import Filter
 from tvmconv.workloads.registry import operator
-from tvmconv.workloads.text import integers, quote
+from tvmconv.workloads.text import parse_integers, quote
 
 
 @operator
@@ -45,11 +45,11 @@ class Filter1d(Filter):
         """The mask as one of one row: (1, k)."""
         return 1, self.k
 
-    def at(self, line: Any, element: Any) -> tuple[Any, ...]:
+    def element_index(self, row: Any, element: Any) -> tuple[Any, ...]:
         """Where an element of the only row lies in X and Y."""
         return (element,)
 
-    def tap(self, r: Any, s: Any) -> tuple[Any, ...]:
+    def mask_index(self, r: Any, s: Any) -> tuple[Any, ...]:
         """Where a tap of the mask's only row lies in K."""
         return (s,)
 
@@ -66,14 +66,14 @@ class Filter1d(Filter):
     @property
     def text(self) -> str:
         """Canonical text, such as `filter1d:16777216,k5` or `filter1d:16777216,k5,clamp`."""
-        return self._spell(str(self.n), f"k{self.k}")
+        return self._format_text(str(self.n), f"k{self.k}")
 
     @classmethod
     def parse(cls, text: str) -> Filter1d:
         """Read `filter1d:N,kK[,clamp]`; raises `WorkloadError`."""
-        signal, mask, clamp = cls._split(text)
-        (n,) = integers(signal, (1,), f"the number of samples, as in {cls.EXAMPLE}")
+        signal, mask, clamp = cls._split_text(text)
+        (n,) = parse_integers(signal, (1,), f"the number of samples, as in {cls.EXAMPLE}")
         if not mask.startswith("k"):
             raise WorkloadError(f"{quote(mask)}: expected the mask's taps behind a k, as in {cls.EXAMPLE}")
-        (k,) = integers(mask[1:], (1,), f"a number behind the k of the mask, as in {cls.EXAMPLE}")
+        (k,) = parse_integers(mask[1:], (1,), f"a number behind the k of the mask, as in {cls.EXAMPLE}")
         return cls(n, k, clamp)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from tvmconv.workloads.filters import Filter
 from tvmconv.workloads.registry import operator
-from tvmconv.workloads.text import by, integers
+from tvmconv.workloads.text import join_sizes, parse_integers
 
 
 @operator
@@ -51,11 +51,11 @@ class Filter2d(Filter):
         """Height and width of the mask."""
         return self.R, self.S
 
-    def at(self, line: Any, element: Any) -> tuple[Any, ...]:
+    def element_index(self, row: Any, element: Any) -> tuple[Any, ...]:
         """Where an element of a row, of `width · channels` elements, lies in X and Y."""
-        return line, element // self.C, element % self.C
+        return row, element // self.C, element % self.C
 
-    def tap(self, r: Any, s: Any) -> tuple[Any, ...]:
+    def mask_index(self, r: Any, s: Any) -> tuple[Any, ...]:
         """Where a tap of the mask lies in K."""
         return r, s
 
@@ -72,12 +72,12 @@ class Filter2d(Filter):
     @property
     def text(self) -> str:
         """Canonical text, such as `filter2d:4096x4096x3,5x5` or `filter2d:4096x4096x3,5x5,clamp`."""
-        return self._spell(by(self.image), by(self.mask))
+        return self._format_text(join_sizes(self.image), join_sizes(self.mask))
 
     @classmethod
     def parse(cls, text: str) -> Filter2d:
         """Read `filter2d:HxWxC,RxS[,clamp]`; raises `WorkloadError`."""
-        signal, mask, clamp = cls._split(text)
-        H, W, C = integers(signal, (3,), f"the image's HxWxC, as in {cls.EXAMPLE}")
-        R, S = integers(mask, (2,), f"the mask's RxS, as in {cls.EXAMPLE}")
+        signal, mask, clamp = cls._split_text(text)
+        H, W, C = parse_integers(signal, (3,), f"the image's HxWxC, as in {cls.EXAMPLE}")
+        R, S = parse_integers(mask, (2,), f"the mask's RxS, as in {cls.EXAMPLE}")
         return cls(H, W, C, R, S, clamp)

@@ -31,42 +31,42 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from tvmconv.knobs import Knobs
-from tvmconv.library import schedule
+from tvmconv.registry import schedule
 from tvmconv.requirements import CHANNELS_LAST_LAYOUT, all_of
+from tvmconv.space import Knobs
 from tvmconv.workloads import Conv
 
-from ....program import write
-from ..patches import in_short_steps, with_lines_as_channels
-from .choice import ask, usage
-from .pipeline import Pipeline
-from .workload import can_be_copied, is_promising
+from ....tir_builder import build_schedule
+from ..space_to_depth import fold_filter_row_into_channels, split_filter_height
+from .kernel import HopperKernel
+from .knobs import compute_usage, declare_knobs
+from .tma_requirements import can_load_by_tma, is_promising
 
 DTYPES = ("float16", "bfloat16", "tf32")
 
 
-def as_copied(w: Conv) -> Conv:
+def view_for_tma(w: Conv) -> Conv:
     """The workload as TMA sees it: the same arrays, of other axes where the filter cuts the image into patches."""
-    return in_short_steps(with_lines_as_channels(w))
+    return split_filter_height(fold_filter_row_into_channels(w))
 
 
-def can_be_copied_as_patches(w: Conv) -> bool:
+def can_load_view_by_tma(w: Conv) -> bool:
     """Whether TMA can copy the operands: rows of whole chunks, filters that its corners and offsets have room for."""
-    return can_be_copied(as_copied(w))
+    return can_load_by_tma(view_for_tma(w))
 
 
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
-    usage=lambda w, c: usage(as_copied(w), c),
-    condition=all_of(CHANNELS_LAST_LAYOUT, can_be_copied_as_patches),
-    promising=lambda w: is_promising(as_copied(w)),
+    usage=lambda w, c: compute_usage(view_for_tma(w), c),
+    condition=all_of(CHANNELS_LAST_LAYOUT, can_load_view_by_tma),
+    search_if=lambda w: is_promising(view_for_tma(w)),
     supersedes=("direct", "implicit_gemm", "tensor_core"),
-    kinds=("cuda",),
-    only=90,
+    device_kinds=("cuda",),
+    exact_arch=90,
 )
 def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """A producer, a ring of stages, warpgroups that multiply, and tiles stored behind them."""
-    copied = as_copied(w)
-    tiles = ask(copied, k)
-    return write(w, lambda arguments: Pipeline(copied, tiles, arguments).write())
+    viewed_workload = view_for_tma(w)
+    config = declare_knobs(viewed_workload, k)
+    return build_schedule(w, lambda arguments: HopperKernel(viewed_workload, config, arguments).emit())

@@ -23,40 +23,42 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from tvmconv.knobs import Knobs
-from tvmconv.library import schedule
+from tvmconv.registry import schedule
 from tvmconv.requirements import CHANNELS_LAST_LAYOUT
+from tvmconv.space import Knobs
 from tvmconv.workloads import Conv
 from tvmconv.workloads.layout import CHANNELS_LAST
 
-from ....program import write
-from ..patches import with_lines_as_channels
-from ..product import CHUNK, Product
-from .choice import ask, usage
-from .program import emit
-from .tiles import MMA_N
+from ....tir_builder import build_schedule
+from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
+from ..space_to_depth import fold_filter_row_into_channels
+from .kernel import emit_kernels
+from .knobs import compute_usage, declare_knobs
+from .tile_config import MMA_N
 
 DTYPES = ("float16", "bfloat16", "tf32")
 
 
 def is_promising(w: Conv) -> bool:
     """Whether a group's channels fill chunks, and its output channels half an mma, or there are no groups."""
-    p = Product.of(w)
-    return w.layout == CHANNELS_LAST and (p.groups == 1 or (p.depth * p.itemsize % CHUNK == 0 and p.n >= MMA_N))
+    gemm = ImplicitGemmShape.from_workload(w)
+    return w.layout == CHANNELS_LAST and (
+        gemm.groups == 1 or (gemm.channels_per_group * gemm.itemsize % VECTOR_BYTES == 0 and gemm.n >= MMA_N)
+    )
 
 
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
-    usage=lambda w, c: usage(with_lines_as_channels(w), c),
+    usage=lambda w, c: compute_usage(fold_filter_row_into_channels(w), c),
     condition=CHANNELS_LAST_LAYOUT,  # the reduction is contiguous in memory, for each tap
-    promising=is_promising,
+    search_if=is_promising,
     supersedes=("direct", "implicit_gemm", "tensor_core"),
-    kinds=("cuda",),
-    since=80,
+    device_kinds=("cuda",),
+    min_arch=80,
 )
 def mma_sync(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Tiles of pixels × channels by block and warp; steps of the reduction, some of them in flight."""
-    widened = with_lines_as_channels(w)
-    tiles = ask(widened, k)
-    return write(w, lambda arguments: emit(widened, tiles, arguments))
+    viewed_workload = fold_filter_row_into_channels(w)
+    config = declare_knobs(viewed_workload, k)
+    return build_schedule(w, lambda arguments: emit_kernels(viewed_workload, config, arguments))

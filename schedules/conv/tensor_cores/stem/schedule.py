@@ -37,94 +37,128 @@ from __future__ import annotations
 import numpy as np
 from tvm.s_tir import Schedule
 
-from tvmconv.gpu import REGISTERS
-from tvmconv.knobs import Columns, Knobs
-from tvmconv.knobs.space import Usage
-from tvmconv.library import schedule
+from tvmconv.gpu_specs import REGISTERS_PER_MULTIPROCESSOR
+from tvmconv.registry import schedule
 from tvmconv.requirements import ONE_GROUP, Requirement, all_of
+from tvmconv.space import Columns, Knobs
+from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv2d
 
-from ....program import write
-from .defaults import BLOCKS, SHARED_BYTES, STAGES, channel_choices, default, row_choices, sensible, warp_choices
-from .program import Program
-from .tile import Tile
+from ....tir_builder import build_schedule
+from .default_config import (
+    MAX_CTAS_CHOICES,
+    PORTABLE_SHARED_BYTES,
+    STAGES_CHOICES,
+    list_block_n_choices,
+    list_block_p_choices,
+    list_default_candidates,
+    list_warp_choices,
+    select_default_config,
+)
+from .kernel import StemKernel
+from .tile_config import StemTileConfig
 
 DTYPES = ("float16", "bfloat16", "tf32")
 MAX_CHANNELS = 8  # eight of 16 bits fill 16 bytes, and other schedules have nothing to lose
 MAX_ACCUMULATORS = 128
-MAX_PRODUCTS = 1024  # of a warp and tile, all of them unrolled
-MAX_HELD = 160  # sums and weights of a thread, in registers
-OWN_REGISTERS = 40  # of a thread besides these
+MAX_UNROLLED_MMAS = 1024  # of a warp and tile, all of them unrolled
+MAX_LIVE_REGISTERS = 160  # sums and weights of a thread, in registers
+OVERHEAD_REGISTERS = 40  # of a thread besides these
 
 FEW_CHANNELS = Requirement(
     f"at most {MAX_CHANNELS} input channels", lambda w: w.C <= MAX_CHANNELS, lambda w: f"{w.C} input channels"
 )
 
 
-def fits(w: Conv2d) -> bool:
+def can_fit_shared_memory(w: Conv2d) -> bool:
     """Whether a tile and its weight have room in the shared memory of every GPU."""
-    tile = default(w)
-    return bool(tile.shared_bytes <= SHARED_BYTES) and bool(tile.products <= MAX_PRODUCTS)
+    config = select_default_config(w)
+    return bool(config.dynamic_smem_bytes <= PORTABLE_SHARED_BYTES) and bool(config.mmas_per_warp <= MAX_UNROLLED_MMAS)
 
 
-def promising(w: Conv2d) -> bool:
+def is_promising(w: Conv2d) -> bool:
     """Whether the channels do not fill 16 bytes, and shared memory has room for as many filters as there should be."""
-    return w.C < MAX_CHANNELS and default(w).block_n == next(sensible(w)).block_n
+    return w.C < MAX_CHANNELS and select_default_config(w).block_n == next(list_default_candidates(w)).block_n
 
 
-def usage(w: Conv2d, c: Columns) -> Usage:
+def compute_usage(w: Conv2d, columns: Columns) -> ResourceUsage:
     """What configs use of a device."""
-    return Tile.of_columns(w, c).usage()
+    return StemTileConfig.from_columns(w, columns).compute_usage()
 
 
 @schedule(
     "conv2d",
     dtypes=DTYPES,
-    usage=usage,
-    condition=all_of(ONE_GROUP, FEW_CHANNELS, fits),
-    promising=promising,
+    usage=compute_usage,
+    condition=all_of(ONE_GROUP, FEW_CHANNELS, can_fit_shared_memory),
+    search_if=is_promising,
     supersedes=("mma_sync", "tensor_core", "direct", "implicit_gemm"),
-    kinds=("cuda",),
-    since=80,
+    device_kinds=("cuda",),
+    min_arch=80,
 )
 def stem(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """A tile is `rows` output rows × 16 columns for each of `warps` × `block_n` channels."""
-    tile = ask(w, k)
-    return write(w, lambda arguments: Program(tile, arguments).write())
+    config = declare_knobs(w, k)
+    return build_schedule(w, lambda arguments: StemKernel(config, arguments).emit())
 
 
-def ask(w: Conv2d, k: Knobs) -> Tile:
+def declare_knobs(w: Conv2d, k: Knobs) -> StemTileConfig:
     """The tile, from knobs; the defaults suit the workload on an H200."""
-    best = default(w)
-    tile = Tile(
+    default_config = select_default_config(w)
+    config = StemTileConfig(
         w,
-        rows=k.choice("rows", row_choices(w), best.rows),
-        warps=k.choice("warps", warp_choices(w), best.warps),
-        block_n=k.choice("block_n", channel_choices(w), best.block_n),
-        stages=k.choice("stages", STAGES, best.stages),
-        blocks=k.choice("blocks", BLOCKS, best.blocks),
-        hold=k.choice("hold", (0, 1), best.hold),
+        block_p=k.choice("rows", list_block_p_choices(w), default_config.block_p),
+        warps=k.choice("warps", list_warp_choices(w), default_config.warps),
+        block_n=k.choice("block_n", list_block_n_choices(w), default_config.block_n),
+        stages=k.choice("stages", STAGES_CHOICES, default_config.stages),
+        max_ctas=k.choice("blocks", MAX_CTAS_CHOICES, default_config.max_ctas),
+        weights_in_registers=k.choice("hold", (0, 1), default_config.weights_in_registers),
     )
 
-    def of(c: Columns) -> Tile:
-        return Tile.of_columns(w, c)
+    def make_config(columns: Columns) -> StemTileConfig:
+        return StemTileConfig.from_columns(w, columns)
 
-    k.condition(f"a thread has at most {MAX_ACCUMULATORS} sums", lambda c: of(c).accumulators <= MAX_ACCUMULATORS)
-    k.condition(f"at most {MAX_PRODUCTS} mma of a warp are unrolled", lambda c: of(c).products <= MAX_PRODUCTS)
-    k.condition(
-        f"a thread holds at most {MAX_HELD} sums and weights",
-        lambda c: (of(c).hold == 0) | (of(c).accumulators + of(c).weight_registers <= MAX_HELD),
+    k.require(
+        f"a thread has at most {MAX_ACCUMULATORS} sums", lambda c: make_config(c).num_accumulators <= MAX_ACCUMULATORS
     )
-    k.condition(
-        "all threads' registers fit",
+    k.require(
+        f"at most {MAX_UNROLLED_MMAS} mma of a warp are unrolled",
+        lambda c: make_config(c).mmas_per_warp <= MAX_UNROLLED_MMAS,
+    )
+    k.require(
+        f"a thread holds at most {MAX_LIVE_REGISTERS} sums and weights",
         lambda c: (
-            of(c).threads * (of(c).accumulators + np.where(of(c).hold == 1, of(c).weight_registers, 0) + OWN_REGISTERS)
-            <= REGISTERS
+            (make_config(c).weights_in_registers == 0)
+            | (make_config(c).num_accumulators + make_config(c).weight_registers <= MAX_LIVE_REGISTERS)
         ),
     )
-    k.search_only("a weight is held for several tiles", lambda c: (of(c).hold == 0) | (of(c).rounds > 1))
-    k.search_only("stages are filled", lambda c: (of(c).stages == STAGES[0]) | (of(c).stages <= of(c).rounds))
-    k.search_only(
-        "blocks fewer than tiles", lambda c: (of(c).blocks == 0) | (of(c).blocks < of(c).tiles * of(c).channel_tiles)
+    k.require(
+        "all threads' registers fit",
+        lambda c: (
+            make_config(c).num_threads
+            * (
+                make_config(c).num_accumulators
+                + np.where(make_config(c).weights_in_registers == 1, make_config(c).weight_registers, 0)
+                + OVERHEAD_REGISTERS
+            )
+            <= REGISTERS_PER_MULTIPROCESSOR
+        ),
     )
-    return tile
+    k.prune(
+        "a weight is held for several tiles",
+        lambda c: (make_config(c).weights_in_registers == 0) | (make_config(c).tiles_per_cta > 1),
+    )
+    k.prune(
+        "stages are filled",
+        lambda c: (
+            (make_config(c).stages == STAGES_CHOICES[0]) | (make_config(c).stages <= make_config(c).tiles_per_cta)
+        ),
+    )
+    k.prune(
+        "blocks fewer than tiles",
+        lambda c: (
+            (make_config(c).max_ctas == 0)
+            | (make_config(c).max_ctas < make_config(c).num_pixel_tiles * make_config(c).num_channel_tiles)
+        ),
+    )
+    return config

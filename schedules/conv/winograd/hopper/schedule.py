@@ -10,8 +10,8 @@ channels, the products are a convolution of 1×1 in groups, which `hopper` compu
 4. the outputs' transform, with the epilogue.
 
 Sums are in float32, transforms too; what passes from kernel to kernel is rounded to the dtype. That costs digits: the
-error is three times that of a direct sum with m = 2 (`choice.expected_error`). Where weights are much and pixels are
-few it moves more than it saves: U has (m + 2)² / 9 times the filters' bytes.
+error is three times that of a direct sum with m = 2 (`choice.estimate_relative_error`). Where weights are much and
+pixels are few it moves more than it saves: U has (m + 2)² / 9 times the filters' bytes.
 
 Source: Lavin, Gray, "Fast Algorithms for Convolutional Neural Networks", 2015 (arXiv:1509.09308).
 """
@@ -20,48 +20,60 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from tvmconv.knobs import Knobs
-from tvmconv.library import schedule
+from tvmconv.registry import schedule
 from tvmconv.requirements import CHANNELS_LAST_LAYOUT, DILATION_1, ONE_GROUP, STRIDE_1, all_of
+from tvmconv.space import Knobs
 from tvmconv.workloads import Conv2d
 
-from ....program import Buffer, allocate, write
-from ....vocabulary import keep, own_places
-from ...tensor_cores.hopper.pipeline import Pipeline
-from ..plan import Grid
-from .choice import DTYPES, applies, ask, is_promising, matrices, product, usage
-from .transforms import transform_filters, transform_inputs, transform_outputs
+from ....primitives import disable_buffer_reuse, mark_constant_args
+from ....tir_builder import Buffer, allocate, build_schedule
+from ...tensor_cores.hopper.kernel import HopperKernel
+from ..knobs import WinogradTileGrid
+from .knobs import (
+    DTYPES,
+    compute_usage,
+    declare_knobs,
+    get_winograd_matrices,
+    is_promising,
+    is_supported,
+    make_product_workload,
+)
+from .transform_kernels import transform_filters, transform_inputs, transform_outputs
 
 
 @schedule(
     "conv2d",
     dtypes=DTYPES,
-    usage=usage,
-    condition=all_of(CHANNELS_LAST_LAYOUT, ONE_GROUP, STRIDE_1, DILATION_1, applies),
-    promising=is_promising,
-    kinds=("cuda",),
-    only=90,
+    usage=compute_usage,
+    condition=all_of(CHANNELS_LAST_LAYOUT, ONE_GROUP, STRIDE_1, DILATION_1, is_supported),
+    search_if=is_promising,
+    device_kinds=("cuda",),
+    exact_arch=90,
 )
 def winograd_hopper(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """`tile_m` outputs along each axis of a tile, `vector` channels of a transform's thread, and `hopper`'s knobs."""
-    m, vector, tiles = ask(k, w)
-    grid, own, of_product = Grid.of(w, m), matrices(m, w.R), product(w, m)
+    m, vector, config = declare_knobs(k, w)
+    grid, matrices, product_workload = (
+        WinogradTileGrid.from_workload(w, m),
+        get_winograd_matrices(m, w.R),
+        make_product_workload(w, m),
+    )
 
-    def body(arguments: dict[str, Buffer]) -> None:
+    def emit_kernels(arguments: dict[str, Buffer]) -> None:
         U, V, M = (
             allocate(name, extent, w.storage, "global")
             for name, extent in (
-                ("U", of_product.O * w.C),
-                ("V", of_product.C * grid.count),
-                ("M", of_product.O * grid.count),
+                ("U", product_workload.O * w.C),
+                ("V", product_workload.C * grid.count),
+                ("M", product_workload.O * grid.count),
             )
         )
-        transform_filters(w, grid, own.G, arguments["K"], U)
-        transform_inputs(w, grid, own.B, vector, arguments["X"], V)
-        Pipeline(of_product, tiles, {"X": V, "K": U, "Y": M}).write()
-        transform_outputs(w, grid, own.A, vector, arguments, M)
+        transform_filters(w, grid, matrices.G, arguments["K"], U)
+        transform_inputs(w, grid, matrices.B, vector, arguments["X"], V)
+        HopperKernel(product_workload, config, {"X": V, "K": U, "Y": M}).emit()
+        transform_outputs(w, grid, matrices.A, vector, arguments, M)
 
-    written = write(w, body)
-    keep(written, "K")
-    own_places(written)
-    return written
+    new_schedule = build_schedule(w, emit_kernels)
+    mark_constant_args(new_schedule, "K")
+    disable_buffer_reuse(new_schedule)
+    return new_schedule

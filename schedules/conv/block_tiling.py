@@ -1,0 +1,237 @@
+"""Tiles computed from shared memory by a block, in slices and with a pipeline if wanted: `direct` and `implicit_gemm`.
+
+A block computes a tile of the output; one step of the reduction at a time, its threads copy what the step needs to
+shared memory and multiply it out. Around that, two ways to keep more of the GPU busy:
+
+* Slices: several threads share the sums of one output, each taking a slice of the input channels of every step; at the
+  end they meet in shared memory. More warps for the same tile, which small images lack.
+* A pipeline: what the next step needs is on its way while this one computes, held in registers or copied
+  asynchronously (cp.async of sm_80 and later; synchronously elsewhere).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from tvmconv.gpu_specs import BANK_BYTES, NUM_BANKS
+from tvmconv.space import Tile
+from tvmconv.workloads import Conv
+
+from ..primitives import (
+    bind_grid,
+    bind_innermost,
+    block_loops,
+    inline_consumers,
+    order_channels_innermost,
+    split_tiles,
+    unroll,
+)
+from .axis_tiles import get_element_bytes
+from .direct_config import PIPELINE_COPIES, VECTOR_ELEMENTS, DirectTileConfig
+
+MAX_UNROLLED_COPIES = 64  # of a thread in one step, unrolled
+
+LoopOrder = Callable[[list[LoopRV]], list[LoopRV]]
+
+
+class LoopNest(NamedTuple):
+    """The loops of the block that multiplies, inside its threads: over the steps, and over the taps of a step."""
+
+    step_loops: list[LoopRV]
+    tap_loops: list[LoopRV]
+
+
+class ReductionBlocks(NamedTuple):
+    """The blocks of a convolution and the loops of the first that tiles are cut from.
+
+    Attributes:
+        multiply_block: the block that multiplies.
+        reduce_block: with slices, the block that adds up what they have; else None.
+        outer_loop: a loop that is not tiled: images, groups.
+        output_loops: loops over the output, channels first.
+        reduction_loops: loops over the reduction, input channels first.
+    """
+
+    multiply_block: SBlockRV
+    reduce_block: SBlockRV | None
+    outer_loop: LoopRV
+    output_loops: list[LoopRV]
+    reduction_loops: list[LoopRV]
+
+
+def split_reduction(
+    s: Schedule,
+    block: SBlockRV,
+    outer_loop: LoopRV,
+    output_loops: list[LoopRV],
+    reduction_loops: list[LoopRV],
+    config: DirectTileConfig,
+    *,
+    stores_output: bool = True,
+) -> ReductionBlocks:
+    """Let a block sum in registers, each output's sum shared among `config.sliced_k` threads.
+
+    Args:
+        s: the schedule.
+        block: the block.
+        outer_loop: the loop of it that is not tiled.
+        output_loops: its loops over the output, channels first.
+        reduction_loops: its loops over the reduction, input channels first.
+        config: how.
+        stores_output: whether what it sums is stored with the epilogue, and not as it is for a later step.
+    """
+    if config.sliced_k == 1:
+        _cache_and_store(s, block, stores_output)
+        return ReductionBlocks(block, None, outer_loop, output_loops, reduction_loops)
+    channel_loop, *other_loops = reduction_loops
+    step_loop, slice_loop, tap_loop = s.split(channel_loop, [None, config.sliced_k, config.reduction[0].tap])
+    s.reorder(slice_loop, outer_loop, *output_loops, step_loop, tap_loop, *other_loops)
+    partial = s.rfactor(slice_loop, 0)
+    s.set_scope(s.cache_write(partial, 0, "local"), 0, "shared")
+    _cache_and_store(s, block, stores_output)
+    return ReductionBlocks(partial, block, outer_loop, output_loops, reduction_loops)
+
+
+def _cache_and_store(s: Schedule, block: SBlockRV, stores_output: bool) -> None:
+    """Let a block sum in registers and store its sums: to the output, or to scratch memory."""
+    store = s.cache_write(block, 0, "local")
+    if stores_output:
+        inline_consumers(s, store)
+
+
+def tile_output(s: Schedule, blocks: ReductionBlocks, config: DirectTileConfig) -> LoopNest:
+    """Cut the output into blocks, virtual threads, threads and locals; returns the loops around the products."""
+    if blocks.reduce_block is not None:
+        return _tile_with_sliced_k(s, blocks.multiply_block, blocks.reduce_block, config)
+    store = s.get_consumers(blocks.multiply_block)[0]
+    block_loops, vthread_loops, thread_loops, point_loops = split_tiles(s, blocks.output_loops, config.output)
+    step_loops, tap_loops = split_tiles(s, blocks.reduction_loops, config.reduction)
+    threads = order_channels_innermost(thread_loops)
+    s.reorder(blocks.outer_loop, *block_loops, *vthread_loops, *threads, *step_loops, *tap_loops, *point_loops)
+    bind_blocks(s, blocks.outer_loop, block_loops)
+    bind_innermost(s, "vthread", vthread_loops)
+    bind_innermost(s, "threadIdx", thread_loops)
+    s.reverse_compute_at(store, threads[-1])
+    return LoopNest(step_loops, tap_loops)
+
+
+def _tile_with_sliced_k(
+    s: Schedule, partial_block: SBlockRV, reduce_block: SBlockRV, config: DirectTileConfig
+) -> LoopNest:
+    """After the last step, the threads of a block together add up the partial sums of its tile."""
+    partial_copy, store = s.get_consumers(partial_block)[0], s.get_consumers(reduce_block)[0]
+    num_axes = len(config.output)
+    slice_loop, outer_loop, *spatial = s.get_loops(reduce_block)[: 2 + num_axes]  # loops of extent 1 may follow
+    tiles = [
+        Tile(tile.extent, {"block": tile.block, "vthread": tile.vthread, "inner": tile.thread * tile.local})
+        for tile in config.output
+    ]
+    block, vthread, inner_loops = split_tiles(s, spatial, tiles)
+    s.reorder(outer_loop, *block, *vthread, *inner_loops, slice_loop)
+    bind_blocks(s, outer_loop, block)
+    _each, *thread = s.split(s.fuse(*inner_loops), [None, *reversed(config.thread_shape)])
+    bind_innermost(s, "threadIdx", thread)
+    s.reverse_compute_at(store, thread[-1])
+
+    # A loop bound to virtual threads counts as threads where shared memory is sized: bound only now, `partial_copy`
+    # covers the tile of one of them.
+    s.compute_at(partial_copy, vthread[-1], preserve_unit_loops=True)
+    bind_innermost(s, "vthread", vthread)
+    slice_loop, *own_axes = block_loops(s, partial_copy)
+    tiles = [Tile(tile.size // tile.vthread, {"thread": tile.thread, "local": tile.local}) for tile in config.output]
+    thread, point = split_tiles(s, own_axes[-num_axes:], tiles)
+    s.reorder(*own_axes[:-num_axes], *thread[1:], slice_loop, thread[0], *point)
+    thread[0] = s.fuse(slice_loop, thread[0])
+    bind_innermost(s, "threadIdx", thread)
+
+    s.compute_at(partial_block, order_channels_innermost(thread)[-1], preserve_unit_loops=True)
+    own_axes = block_loops(s, partial_block)
+    output, (step_rc, tap_rc, *other_loops) = (
+        own_axes[: -len(config.reduction) - 1],
+        own_axes[-len(config.reduction) - 1 :],
+    )
+    step_loops, tap_loops = split_tiles(s, other_loops, config.reduction[1:]) if other_loops else ([], [])
+    loop_nest = LoopNest([step_rc, *step_loops], [tap_rc, *tap_loops])
+    s.reorder(*loop_nest.step_loops, *loop_nest.tap_loops, *output)
+    return loop_nest
+
+
+def pipeline_operand_copies(
+    s: Schedule,
+    multiply_block: SBlockRV,
+    copies: Sequence[SBlockRV],
+    orders: Sequence[LoopOrder],
+    loop_nest: LoopNest,
+    config: DirectTileConfig,
+) -> None:
+    """Copy the operands to shared memory step by step, pipelined if wanted, and unroll the products of a step.
+
+    Args:
+        s: the schedule.
+        multiply_block: the block that multiplies.
+        copies: those of its operands.
+        orders: of each copy, from its own axes to the order in which the operand lies in memory.
+        loop_nest: the loops around the products.
+        config: how.
+    """
+    step_loop = loop_nest.step_loops[-1] if config.pipeline == "none" else s.fuse(*loop_nest.step_loops)
+    for copy, order in zip(copies, orders, strict=True):
+        s.compute_at(copy, step_loop, preserve_unit_loops=True)
+        element_loop = cooperative_fetch(s, order(block_loops(s, copy)), config)
+        if config.copy_order != "blocked":
+            unroll(s, element_loop, MAX_UNROLLED_COPIES)
+        if config.pipeline == "registers":
+            s.annotate(copy, "tirx.manifest_shared_memory_local_stage", 1)
+    s.decompose_reduction(multiply_block, loop_nest.step_loops[0] if config.pipeline == "none" else step_loop)
+    if config.pipeline == "registers":  # load both operands, store both, multiply: the loads run ahead by one step
+        s.annotate(step_loop, "software_pipeline_stage", [0, 0, 0, 0, 1])
+        s.annotate(step_loop, "software_pipeline_order", [0, 3, 1, 4, 2])
+    elif config.pipeline != "none":
+        s.annotate(step_loop, "software_pipeline_stage", [0, 0, PIPELINE_COPIES[config.pipeline] - 1])
+        s.annotate(step_loop, "software_pipeline_order", [0, 1, 2])
+        s.annotate(step_loop, "software_pipeline_async_stages", [0])
+    s.annotate(loop_nest.tap_loops[0], "pragma_auto_unroll_max_step", config.max_unrolled_statements)
+    s.annotate(loop_nest.tap_loops[0], "pragma_unroll_explicit", bool(config.unrolls_explicitly))
+
+
+def set_weight_layout(s: Schedule, w: Conv, copy: SBlockRV, config: DirectTileConfig) -> None:
+    """Let the copy of a weight, (group, output channel, input channel, taps), lie in shared memory as the plan says."""
+    if config.weight_layout == "ihwo":
+        s.transform_layout(copy, ("write", 0), lambda g, o, *inner: (g, *inner, o))
+        if config.weight_pad_words:
+            elements_per_word = BANK_BYTES // get_element_bytes(w)  # elements
+            s.storage_align(
+                copy,
+                0,
+                axis=-2,
+                factor=NUM_BANKS * elements_per_word,
+                offset=config.weight_pad_words * elements_per_word,
+            )
+
+
+def cooperative_fetch(s: Schedule, loops: Sequence[LoopRV], config: DirectTileConfig) -> LoopRV:
+    """Share a copy, in the order of these loops, among all threads; returns the loop over the elements of one."""
+    s.reorder(*loops)
+    fused_loop = s.fuse(*loops)
+    outermost_first = tuple(reversed(config.thread_shape))
+    if config.copy_order == "interleaved":
+        element_loop, *thread = s.split(fused_loop, [None, *outermost_first])
+    elif config.copy_order == "vectors":
+        element_loop, *thread, vector = s.split(fused_loop, [None, *outermost_first, VECTOR_ELEMENTS])
+        s.vectorize(vector)
+    else:
+        *thread, element_loop = s.split(fused_loop, [*outermost_first, None])
+    bind_innermost(s, "threadIdx", thread)
+    return element_loop
+
+
+def bind_blocks(s: Schedule, outer_loop: LoopRV, block_loops: Sequence[LoopRV]) -> None:
+    """Bind the outermost loop and those of two or three axes to the grid."""
+    z, y, x = (
+        (outer_loop, *block_loops) if len(block_loops) == 2 else (s.fuse(outer_loop, block_loops[0]), *block_loops[1:])
+    )
+    bind_grid(s, z, y, x)

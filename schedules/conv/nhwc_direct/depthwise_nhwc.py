@@ -1,0 +1,237 @@
+"""Depthwise convolution, channels last: vectors of channels, and a window of the input that slides in registers.
+
+Each channel has its own filter, so that a kernel has little to compute and is bound by memory, or, where the image is
+small, by how long a load takes. Channels lie side by side: a thread computes a vector of them, up to 16 bytes, for a
+strip of neighbouring output pixels, and neighbouring threads the next vectors; each load and store of a warp is whole
+sectors.
+
+A thread walks down the input lines that its strip sees. Of each it loads the window of all its columns, which overlap,
+and adds them to every output row whose filter covers the line, so that an input is loaded and widened to float32 once
+a thread and not once a tap. The next line is loaded before one is added. What neighbouring threads read as well comes
+from the L1 cache; there is no tile of the input in shared memory, and no barrier to wait for it.
+
+The weight lies in memory filter by filter, the channels outermost, so that a vector of channels is no vector there. A
+block turns its part of it around in shared memory (`weight`); the first line of the input is on its way meanwhile. Or
+each thread loads the filters of all its channels, which follow each other, in vectors, and keeps them in registers.
+
+Small images have few strips: threads then take fewer channels and pixels, until there are enough of them for a large
+GPU. The defaults are those of the least estimate (`choice`).
+
+A signal is an image of one row. Of a volume, each plane of the output is computed like an image, from as many planes of
+the input as the filter is deep; the lines of all of them are walked down.
+
+From `depthwise`, whose blocks stage a tile of the input channel by channel: vector loads, and four times the outputs a
+load. Tensor expressions cannot say it, because which output row and which row of the filter meet depends on the line.
+It is written as TIR.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tvm.s_tir import Schedule
+from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for it)
+
+from tvmconv.registry import schedule
+from tvmconv.requirements import CHANNELS_LAST_LAYOUT, all_of
+from tvmconv.space import Knobs
+from tvmconv.workloads import Conv
+
+from ..plane_shape import PlaneShape
+from ..reduction import DTYPES, has_filter_per_channel
+from .depthwise_config import DepthwiseTileConfig, compute_usage, declare_knobs
+from .epilogue import StripEpilogue
+from .input_window import InputWindow
+from .thread_loops import (
+    ThreadCoords,
+    allocate_local,
+    build_conv_schedule,
+    emit_vector_copy,
+    get_thread_channel,
+    load_filters_to_smem,
+    open_loop,
+)
+from .thread_tile import list_input_offsets
+
+
+@schedule(
+    *("conv1d", "conv2d", "conv3d"),
+    dtypes=DTYPES,
+    usage=compute_usage,
+    condition=all_of(CHANNELS_LAST_LAYOUT, has_filter_per_channel),
+    search_if=has_filter_per_channel,
+    supersedes=("depthwise",),
+)
+def depthwise_nhwc(s: Schedule, w: Conv, k: Knobs) -> Schedule:
+    """A thread computes a vector of channels for a strip of pixels, (block, thread, local) of the rows and columns."""
+    config = declare_knobs(w, k)
+    return build_conv_schedule(
+        w, config.thread_tile, lambda arrays, at: DepthwiseNhwcKernel(w, config, arrays, at).emit()
+    )
+
+
+class DepthwiseNhwcKernel:
+    """Writes what a thread does."""
+
+    def __init__(
+        self, w: Conv, config: DepthwiseTileConfig, arrays: Mapping[str, Any], thread_coords: ThreadCoords
+    ) -> None:
+        self.w, self.config, self.thread_tile, self.thread_coords, self.K = (
+            w,
+            config,
+            config.thread_tile,
+            thread_coords,
+            arrays["K"],
+        )
+        self.plane_shape = PlaneShape.from_workload(w)
+        self.channel_multiplier = w.O // w.groups
+        vector = self.thread_tile.vector
+        self.first_channel = get_thread_channel(self.thread_tile, thread_coords)
+        self.input_vector_elements = max(
+            1, vector // self.channel_multiplier
+        )  # channels of the input that the thread's outputs take
+        self.num_unrolled_taps = w.kernel[-1] if config.unroll_scope != "tap" else 1  # columns of the filter
+        self.epilogue = StripEpilogue(w, arrays, self.thread_tile, thread_coords)
+        self.input_window = InputWindow(
+            w,
+            arrays["X"],
+            self.thread_tile,
+            thread_coords,
+            self.input_vector_elements,
+            num_rows=2,
+            num_unrolled_taps=self.num_unrolled_taps,
+        )
+        self.tap_regs = allocate_local("taps", (self.num_unrolled_taps, vector), w.storage)
+
+    def emit(self) -> None:
+        """Write all of it."""
+        if self.config.weight_scope == "shared":
+            self.smem_filters = load_filters_to_smem(self.w, self.thread_tile, self.thread_coords, self.K)
+        elif self.config.weight_scope == "registers":
+            self.load_filters_to_registers()
+        {"filter": self.emit_unrolled_rows, "row": self.emit_filter_row_loop, "tap": self.emit_tap_loop}[
+            self.config.unroll_scope
+        ]()
+
+    def load_filters_to_registers(self) -> None:
+        """Load the filters of the thread's channels, which follow each other, in vectors."""
+        w, vector, taps = self.w, self.thread_tile.vector, self.plane_shape.num_taps
+        self.filter_regs = allocate_local("filters", (vector * taps,), w.storage)
+        with open_loop("chunk", taps) as chunk:
+
+            def get_filter_value(lane: Any) -> Any:
+                element = chunk * vector + lane
+                return self.get_filter_element(element // taps, self.plane_shape.tap_from_index(element % taps))
+
+            emit_vector_copy(vector, self.filter_regs, lambda lane: (chunk * vector + lane,), get_filter_value)
+
+    def get_filter_element(self, channel: Any, tap: tuple[Any, Any, Any]) -> Any:
+        """An element of the filter of the thread's channel `channel`."""
+        return self.K[self.plane_shape.array_index(self.first_channel + channel, tap, 0)]
+
+    def load_taps(self, filter_row: Any, first_column: Any = 0) -> None:
+        """Read the unrolled taps of the filters' row `filter_row`, counted over all planes, from the column
+        `first_column` on.
+        """
+        vector, (*_, num_columns) = self.thread_tile.vector, self.plane_shape.kernel_size
+        with open_loop("s", self.num_unrolled_taps) as s:
+            tap = filter_row * num_columns + first_column + s
+            if self.config.weight_scope == "shared":
+                lane_offset = self.thread_coords.vector_idx * vector - self.thread_coords.block_channel
+                emit_vector_copy(
+                    vector,
+                    self.tap_regs,
+                    lambda lane: (s, lane),
+                    lambda lane: self.smem_filters[tap, lane_offset + lane],
+                )
+            else:
+                with open_loop("channel", vector) as channel:
+                    if self.config.weight_scope == "registers":
+                        value = self.filter_regs[channel * self.plane_shape.num_taps + tap]
+                    else:
+                        value = self.get_filter_element(
+                            channel, (*self.plane_shape.tap_row_from_index(filter_row), first_column + s)
+                        )
+                    T.buffer_store(self.tap_regs, value, [s, channel])
+
+    def load_input_row(self, window_half: int, filter_plane: Any, input_row: Any, column: Any = 0) -> None:
+        """Load an input row, of the plane that filter plane `filter_plane` meets, to a half of the window."""
+        self.input_window.load_row(
+            window_half, filter_plane, input_row, self.first_channel // self.channel_multiplier, column
+        )
+
+    def accumulate_row(self, window_half: int, row_idx: int) -> None:
+        """Add a line to the strip's row `row_idx`, with the taps that were read."""
+        for s in range(self.num_unrolled_taps):
+            with (
+                open_loop("j", self.thread_tile.columns.local) as j,
+                open_loop("channel", self.thread_tile.vector) as channel,
+            ):
+                input_value = self.input_window.values[
+                    window_half,
+                    self.input_window.window_column(j, s),
+                    channel // self.channel_multiplier if self.input_vector_elements > 1 else 0,
+                ]
+                self.epilogue.accumulate_product(row_idx, j, channel, input_value, self.tap_regs[s, channel])
+
+    def emit_unrolled_rows(self) -> None:
+        """Walk down the input lines, with all rows of the strip and of the filter unrolled."""
+        rows_per_thread, (filter_planes, filter_rows, _) = self.thread_tile.rows.local, self.plane_shape.kernel_size
+        (_, row_stride, _), (_, row_dilation, _) = self.plane_shape.strides, self.plane_shape.dilations
+        input_rows = [
+            (filter_plane, input_row)
+            for filter_plane in range(filter_planes)
+            for input_row in list_input_offsets(rows_per_thread, row_stride, filter_rows, row_dilation)
+        ]
+        self.load_input_row(0, *input_rows[0])
+        self.epilogue.init_accumulators()
+        for row_number, (filter_plane, input_row) in enumerate(input_rows):
+            if row_number + 1 < len(input_rows):
+                self.load_input_row((row_number + 1) % 2, *input_rows[row_number + 1])
+            for row_idx in range(rows_per_thread):
+                filter_row, remainder = divmod(input_row - row_idx * row_stride, row_dilation)
+                if not remainder and 0 <= filter_row < filter_rows:
+                    self.load_taps(filter_plane * filter_rows + filter_row)
+                    self.accumulate_row(row_number % 2, row_idx)
+                    if (filter_plane, filter_row) == (filter_planes - 1, filter_rows - 1):
+                        self.epilogue.store_row(row_idx)
+
+    def emit_filter_row_loop(self) -> None:
+        """Walk down the rows of the filter in a loop: the line that each row of the strip meets is loaded for it."""
+        filter_planes, filter_rows, _ = self.plane_shape.kernel_size
+        with self.filter_loop("r", filter_planes * filter_rows) as row:
+            self.load_taps(row)
+            self.load_and_accumulate_row(self.plane_shape.tap_row_from_index(row), 0)
+
+    def emit_tap_loop(self) -> None:
+        """Walk over the taps of the filter in a loop, and load for each what it meets."""
+        with self.filter_loop("tap", self.plane_shape.num_taps) as tap:
+            filter_plane, filter_row, filter_column = self.plane_shape.tap_from_index(tap)
+            self.load_taps(tap // self.plane_shape.kernel_size[-1], filter_column)
+            self.load_and_accumulate_row((filter_plane, filter_row), filter_column)
+
+    def load_and_accumulate_row(self, row: tuple[Any, Any], filter_column: Any) -> None:
+        """Load for each row of the strip the line that a row of the filter meets, from column `filter_column` on, and
+        add it.
+        """
+        (filter_plane, filter_row), (_, row_stride, _) = row, self.plane_shape.strides
+        _, row_dilation, column_dilation = self.plane_shape.dilations
+        for row_idx in range(self.thread_tile.rows.local):
+            self.load_input_row(
+                row_idx % 2,
+                filter_plane,
+                row_idx * row_stride + filter_row * row_dilation,
+                filter_column * column_dilation,
+            )
+            self.accumulate_row(row_idx % 2, row_idx)
+
+    @contextlib.contextmanager
+    def filter_loop(self, name: str, extent: int) -> Iterator[Any]:
+        """A loop over parts of the filter, and what comes before and behind it."""
+        self.epilogue.init_accumulators()
+        with open_loop(name, extent, T.serial) as variable:
+            yield variable
+        for i in range(self.thread_tile.rows.local):
+            self.epilogue.store_row(i)

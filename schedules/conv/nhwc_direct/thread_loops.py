@@ -1,0 +1,181 @@
+"""The words that kernels of strips are written in: where a thread is, loops, guards, vectors of channels."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from tvm import tirx
+from tvm.s_tir import Schedule
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for it)
+
+from tvmconv.arithmetic import ceil_div
+from tvmconv.gpu_specs import MAX_BLOCKS_YZ
+from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import get_numpy_dtype
+
+from ...tir_builder import build_schedule
+from ..plane_shape import PlaneShape
+from .thread_tile import MAX_LOAD_BYTES, ThreadTile
+
+MAX_UNROLLED_COPIES = 32  # of a thread to shared memory, unrolled
+
+
+class ThreadCoords(NamedTuple):
+    """Where a thread is.
+
+    Attributes:
+        image: of the batch.
+        plane: of the output; 0 where there is one.
+        block_channel: the first channel of its block.
+        vector_idx: its vector of channels in the whole tensor; may lie behind the last one.
+        row: its first output row.
+        column: its first output column.
+        thread_idx: its number in the block.
+    """
+
+    image: Any
+    plane: Any
+    block_channel: Any
+    vector_idx: Any
+    row: Any
+    column: Any
+    thread_idx: Any
+
+
+def build_conv_schedule(
+    w: Conv, thread_tile: ThreadTile, emit_thread: Callable[[dict[str, Any], ThreadCoords], None]
+) -> Schedule:
+    """A convolution as a scheduled function of its arguments.
+
+    Args:
+        w: the convolution.
+        thread_tile: of a thread.
+        emit_thread: writes what a thread does, given the arguments by name and where the thread is.
+    """
+
+    def body(arguments: dict[str, Any]) -> None:
+        with open_launch_loops(w, thread_tile) as thread_coords:
+            emit_thread(arguments, thread_coords)
+
+    return build_schedule(w, body)
+
+
+def allocate_local(name: str, shape: Sequence[int], dtype: str) -> Any:
+    """An array in registers."""
+    return IRBuilder.name(name, T.sblock_alloc_buffer(tuple(shape), dtype, scope="local"))
+
+
+@contextlib.contextmanager
+def open_loop(name: str, extent: int, loop_kind: Callable[[int], Any] = T.unroll) -> Iterator[Any]:
+    """A loop of the builder, its variable called by a name."""
+    with loop_kind(extent) as variable:
+        yield IRBuilder.name(name, variable)
+
+
+@contextlib.contextmanager
+def open_launch_loops(w: Conv, thread_tile: ThreadTile) -> Iterator[ThreadCoords]:
+    """The loops of blocks and threads. What is unrolled inside them is left to the device's compiler to unroll."""
+    channel_tile, row_tile, column_tile = thread_tile.channels, thread_tile.rows, thread_tile.columns
+    channel_blocks, pixel_blocks = channel_tile.block, column_tile.block * row_tile.block
+    num_images, planes_per_image = (
+        PlaneShape.from_workload(w).num_output_planes,
+        PlaneShape.from_workload(w).output_size[0],
+    )
+    with contextlib.ExitStack() as stack:
+
+        def bind(extent: int, thread: str) -> Any:
+            return stack.enter_context(T.thread_binding(extent, thread=thread))
+
+        if max(pixel_blocks, num_images) > MAX_BLOCKS_YZ:
+            block = bind(num_images * pixel_blocks * channel_blocks, "blockIdx.x")
+            image, pixel, channel = (
+                block // (pixel_blocks * channel_blocks),
+                block // channel_blocks % pixel_blocks,
+                block % channel_blocks,
+            )
+        else:
+            image, pixel, channel = (
+                bind(num_images, "blockIdx.z"),
+                bind(pixel_blocks, "blockIdx.y"),
+                bind(channel_blocks, "blockIdx.x"),
+            )
+        z, y, x = (
+            bind(axis_tile.thread, f"threadIdx.{axis_letter}")
+            for axis_tile, axis_letter in ((row_tile, "z"), (column_tile, "y"), (channel_tile, "x"))
+        )
+        stack.enter_context(T.attr(0, "pragma_unroll_explicit", 0))
+        yield ThreadCoords(
+            image=image // planes_per_image if planes_per_image > 1 else image,
+            plane=image % planes_per_image if planes_per_image > 1 else 0,
+            block_channel=channel * channel_tile.thread * thread_tile.vector,
+            vector_idx=channel * channel_tile.thread + x,
+            row=(pixel // column_tile.block * row_tile.thread + z) * row_tile.local,
+            column=(pixel % column_tile.block * column_tile.thread + y) * column_tile.local,
+            thread_idx=(z * column_tile.thread + y) * channel_tile.thread + x,
+        )
+
+
+def get_thread_channel(thread_tile: ThreadTile, thread_coords: ThreadCoords) -> Any:
+    """The first channel of a thread: of one that has none, the last thread's, so that it may read and not store."""
+    channels = thread_tile.channels
+    return (
+        thread_coords.vector_idx if channels.divides else tirx.min(thread_coords.vector_idx, channels.extent - 1)
+    ) * thread_tile.vector
+
+
+def emit_guarded(
+    conditions: Sequence[Any], emit_then: Callable[[], None], emit_else: Callable[[], None] | None = None
+) -> None:
+    """Write `emit_then` where all tests hold and `emit_else` where not."""
+    if not conditions:
+        emit_then()
+        return
+    with T.If(tirx.all(*conditions)):
+        with T.Then():
+            emit_then()
+        if emit_else:
+            with T.Else():
+                emit_else()
+
+
+def emit_vector_copy(
+    num_lanes: int, target: Any, target_index: Callable[[Any], Sequence[Any]], value: Callable[[Any], Any]
+) -> None:
+    """Write `target[target_index(lane)] = value(lane)` for all lanes, in vectors as wide as they can be."""
+    width = min(num_lanes, MAX_LOAD_BYTES // get_numpy_dtype(str(target.dtype)).itemsize)
+    for first_lane in range(0, num_lanes, width):
+        if width == 1:
+            T.buffer_store(target, value(first_lane), [*target_index(first_lane)])
+        else:
+            with open_loop("lane", width, T.vectorized) as lane:
+                T.buffer_store(target, value(lane + first_lane), [*target_index(lane + first_lane)])
+
+
+def load_filters_to_smem(w: Conv, thread_tile: ThreadTile, thread_coords: ThreadCoords, K: Any) -> Any:
+    """Turn the filters of a block around in shared memory: (taps and input channels, output channels of the block).
+
+    Neighbouring threads copy neighbouring output channels, which lie a filter apart: they store to neighbouring words,
+    and what they read of a sector is in the L1 cache for the taps that follow.
+    """
+    block_channels, channels_per_group, plane_shape = (
+        thread_tile.channels.thread * thread_tile.vector,
+        w.C // w.groups,
+        PlaneShape.from_workload(w),
+    )
+    num_rows = plane_shape.num_taps * channels_per_group
+    shared = IRBuilder.name("filters", T.sblock_alloc_buffer((num_rows, block_channels), w.storage, scope="shared"))
+    num_copies = ceil_div(num_rows * block_channels, thread_tile.num_threads)
+    with open_loop("copy", num_copies, T.unroll if num_copies <= MAX_UNROLLED_COPIES else T.serial) as copy_idx:
+        element = (copy_idx * thread_tile.num_threads + thread_coords.thread_idx) // block_channels
+        channel = (copy_idx * thread_tile.num_threads + thread_coords.thread_idx) % block_channels
+        conditions = [element < num_rows] * (num_rows * block_channels % thread_tile.num_threads > 0)
+        conditions += [thread_coords.block_channel + channel < w.O] * (not thread_tile.channels.divides)
+        tap, channel_in = element // channels_per_group, element % channels_per_group
+        value = K[
+            plane_shape.array_index(thread_coords.block_channel + channel, plane_shape.tap_from_index(tap), channel_in)
+        ]
+        emit_guarded(conditions, lambda: T.buffer_store(shared, value, [element, channel]))
+    return shared

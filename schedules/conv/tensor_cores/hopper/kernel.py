@@ -1,0 +1,54 @@
+"""The kernel of `hopper`: a warp that copies, warpgroups that multiply and store, and a warp for a residual."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
+
+from tvmconv.gpu_specs import WARP_SIZE
+
+from ....tir_builder import emit_call, emit_ptx, if_, logical_and
+from .consumer import HopperConsumer
+from .epilogue import HopperEpilogue
+from .producer import HopperProducer
+from .tma_requirements import WARPGROUP_THREADS
+
+
+class HopperKernel(HopperProducer, HopperConsumer, HopperEpilogue):
+    """The kernel: who does what."""
+
+    def emit(self) -> None:
+        """Emit the kernel."""
+        config = self.config
+        self.declare_tensor_maps()
+        with ExitStack() as axes:
+            self.bind_axes(axes)
+            self.allocate_buffers()
+            self.emit_prologue()
+            warp_idx = self.thread_idx // WARP_SIZE
+            with if_(warp_idx < self.num_consumer_threads // WARP_SIZE):
+                self.for_each_work_tile(self.run_consumer)
+                if not self.uses_smem_reduction:
+                    with if_(
+                        self.thread_idx % WARPGROUP_THREADS == 0
+                    ):  # what is stored has been read; it arrives by itself
+                        emit_ptx("cp.async.bulk.wait_group.read", 0)
+            with if_(logical_and(warp_idx == self.num_consumer_threads // WARP_SIZE, self.lane_idx == 0)):
+                self.for_each_work_tile(self.run_producer)
+            if self.residual_name:
+                with if_(logical_and(warp_idx == self.num_consumer_threads // WARP_SIZE + 1, self.lane_idx == 0)):
+                    self.for_each_work_tile(self.load_residual)
+            if self.uses_smem_reduction:
+                self.reduce_over_cluster()
+            elif config.multicast_size > 1:  # a block's shared memory is there until nobody hands anything to it
+                emit_call(T.cuda.cluster_sync())
+
+    def run_consumer(self) -> None:
+        """What a warpgroup does with a tile."""
+        self.prefetch_channel_args()
+        self.run_mainloop()
+        if self.uses_smem_reduction:
+            return
+        self.store_channel_args_to_smem()
+        self.store_tile()

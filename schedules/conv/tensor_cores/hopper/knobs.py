@@ -1,0 +1,102 @@
+"""The tiles of `hopper` from knobs: what is worth searching, and what they use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tvmconv.space import Columns, Knobs
+from tvmconv.space.search_space import ResourceUsage
+from tvmconv.workloads import Conv
+
+from ..implicit_gemm_shape import ImplicitGemmShape
+from .constraints import ConstraintRule, isa_constraints, resource_constraints
+from .latency import estimate_latency_us, min_latency_us, select_default_config
+from .tile_config import KNOB_NAMES, KNOB_OPTIONS, NUM_MULTIPROCESSORS, STAGES_CHOICES, HopperTileConfig
+from .tma_requirements import WGMMA_M, can_share_taps, compute_halo_width, list_taps_per_copy
+
+MAX_LATENCY_RATIO = 2.5  # times the best estimate
+
+
+def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
+    """What configs use of a device."""
+    config, gemm = HopperTileConfig.from_columns(columns, w), ImplicitGemmShape.from_workload(w)
+    k_tiles, num_tiles = config.k_tiles_per_cta(gemm), config.num_tiles(gemm)
+    smem_bytes = config.dynamic_smem_bytes(w)
+    loaded_pixels = np.where(config.taps > 1, config.block_m // WGMMA_M * (WGMMA_M + config.halo_width), config.block_m)
+    bytes_per_k_tile = (
+        loaded_pixels / config.sharers_n + config.block_n * config.taps / config.sharers_m
+    ) * config.row_bytes
+    return ResourceUsage(
+        threads=config.threads_with_residual_warp(w),
+        shared_bytes=0 * smem_bytes,
+        dynamic_shared_bytes=smem_bytes,
+        cluster=config.cluster_size,
+        accumulators=config.num_accumulators,
+        blocks=config.num_ctas(w),
+        steps=k_tiles,
+        registers=config.estimate_registers(),
+        rounds=num_tiles * config.split_k / config.max_active_ctas,
+        products=config.block_m * config.block_n * config.block_k(gemm.itemsize) * config.taps * k_tiles,
+        intensity=config.block_m * config.block_n / (config.block_m + config.block_n),
+        traffic=num_tiles * config.split_k * k_tiles * bytes_per_k_tile,
+        waste=num_tiles * config.block_m * config.block_n / (gemm.groups * gemm.m * gemm.n),
+        in_flight=config.mainloop_smem_bytes(),
+        estimate=estimate_latency_us(config, w),
+        estimate_seconds_per_unit=1e-6,
+    )
+
+
+def declare_knobs(w: Conv, k: Knobs) -> HopperTileConfig:
+    """The tiles from knobs; the defaults suit the workload."""
+    default = select_default_config(w)
+    options = dict(zip(KNOB_NAMES, KNOB_OPTIONS, strict=True))
+    values = {name: k.choice(name, options[name], getattr(default, name)) for name in KNOB_NAMES}
+    taps_per_copy = k.choice("taps", list_taps_per_copy(w), default.taps) if can_share_taps(w) else 1
+    tiles = HopperTileConfig(**values, taps=taps_per_copy, halo_width=compute_halo_width(w))
+    _add_constraints(k, w)
+    return tiles
+
+
+def _add_constraints(k: Knobs, w: Conv) -> None:
+    """State what the choices have to fulfil together, and what is worth searching."""
+
+    def make_predicate(predicate: Callable[[HopperTileConfig], Any]) -> Callable[[Columns], Any]:
+        return lambda c: predicate(HopperTileConfig.from_columns(c, w))
+
+    for description, predicate in (*isa_constraints(w), *resource_constraints(w)):
+        k.require(description, make_predicate(predicate))
+    for description, predicate in pruning_constraints(w):
+        k.prune(description, make_predicate(predicate))
+
+
+def pruning_constraints(w: Conv) -> list[ConstraintRule]:
+    """What is worth searching."""
+    gemm = ImplicitGemmShape.from_workload(w)
+    best_latency_us = min_latency_us(w)
+    return [
+        (
+            "tiles are not twice the product",
+            lambda t: (t.block_m < 2 * max(gemm.m, 64)) & (t.block_n < 2 * max(gemm.n, 16)),
+        ),
+        ("rows are not twice the channels", lambda t: t.block_k(gemm.itemsize) < 2 * max(gemm.channels_per_group, 16)),
+        (
+            "no more stages than steps",
+            lambda t: (t.stages <= t.k_tiles_per_cta(gemm) + 1) | (t.stages == STAGES_CHOICES[0]),
+        ),
+        (
+            "a reduction is split where tiles are few",
+            lambda t: (t.split_k == 1) | (t.num_tiles(gemm) <= NUM_MULTIPROCESSORS),
+        ),
+        (
+            "operands are shared where tiles are many",
+            lambda t: (t.multicast_size == 1) | (2 * t.num_tiles(gemm) >= NUM_MULTIPROCESSORS),
+        ),
+        ("neighbouring channels are there to share the input", lambda t: (t.sharers_n == 1) | (gemm.n > t.block_n)),
+        (
+            f"estimated to take at most {MAX_LATENCY_RATIO} times the best",
+            lambda t: estimate_latency_us(t, w) <= MAX_LATENCY_RATIO * best_latency_us,
+        ),
+    ]

@@ -1,0 +1,60 @@
+"""The second kernel of `mma_sync`, where a split reduction's sums meet in scratch memory."""
+
+from __future__ import annotations
+
+import math
+
+from tvmconv.arithmetic import ceil_div
+from tvmconv.workloads import Conv, epilogue
+
+from ....tir_builder import (
+    Buffer,
+    allocate,
+    fill_zeros,
+    if_,
+    load_global,
+    store,
+    store_global,
+    thread_axis,
+    unpack,
+    unrolled_loop,
+)
+from ..epilogue_ops import apply_epilogue
+from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
+
+REDUCTION_THREADS = 256  # of a block that adds up partial sums
+
+
+def emit_split_k_reduction(w: Conv, num_parts: int, arguments: dict[str, Buffer], workspace: Buffer) -> None:
+    """Emit the kernel that adds up the sums in scratch memory and applies the epilogue.
+
+    Args:
+        w: the workload.
+        num_parts: how many sums each output has.
+        arguments: by name.
+        workspace: the sums, (parts, pixels, channels).
+    """
+    gemm = ImplicitGemmShape.from_workload(w)
+    vector_elements = math.gcd(w.O, VECTOR_BYTES // gemm.itemsize)
+    num_pixels, vectors_per_pixel = gemm.m, w.O // vector_elements
+    totals, registers = allocate("total", 8, "float32"), allocate("read", 8, "uint32")
+    with (
+        thread_axis(ceil_div(num_pixels * vectors_per_pixel, REDUCTION_THREADS), "blockIdx.x") as block_idx,
+        thread_axis(REDUCTION_THREADS, "threadIdx.x") as thread_idx,
+    ):
+        index = block_idx * REDUCTION_THREADS + thread_idx
+        pixel, output_channel = index // vectors_per_pixel, index % vectors_per_pixel * vector_elements
+        with if_(
+            True if num_pixels * vectors_per_pixel % REDUCTION_THREADS == 0 else index < num_pixels * vectors_per_pixel
+        ):
+            fill_zeros(totals, vector_elements)
+            with unrolled_loop(num_parts, "g") as part_idx:
+                load_global(
+                    registers, workspace, (part_idx * num_pixels + pixel) * w.O + output_channel, vector_elements
+                )
+                for e, partial_value in enumerate(unpack(registers, vector_elements, "float32")):
+                    store(totals, e, totals[e] + partial_value)
+            apply_epilogue(
+                w, arguments, epilogue.get_ops(w.epilogue), pixel, output_channel, vector_elements, totals, registers
+            )
+            store_global(arguments["Y"], pixel * w.O + output_channel, registers, vector_elements)

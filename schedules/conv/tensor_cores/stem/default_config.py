@@ -1,0 +1,91 @@
+"""What the tile of `stem` may be, and which it is by default: what fills the warps, and the GPU, of an H200."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tvmconv.arithmetic import round_up
+from tvmconv.gpu_specs import MAX_THREADS_PER_BLOCK, WARP_SIZE
+from tvmconv.workloads import Conv2d
+
+from .row_layout import MMA_PIXELS, RowLayout
+from .tile_config import StemTileConfig
+
+BLOCK_P_CHOICES, STAGES_CHOICES = (1, 2, 4, 8), (2, 3, 4)
+WARPS_CHOICES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
+BLOCK_N_CHOICES = (16, 32, 48, 64, 96, 128)
+MAX_CTAS_CHOICES = (0, 66, 132, 264, 396, 528, 792, 1056)
+
+PORTABLE_SHARED_BYTES = 99 << 10  # that a block may have on every architecture since sm_80 (tvmconv/gpu_specs.py)
+NUM_MULTIPROCESSORS = 132  # of an H200: what the defaults are for
+WARPS_PER_SM = 16  # of a multiprocessor, by default: at 64 sums a thread its registers are for as many
+
+
+def select_default_config(w: Conv2d) -> StemTileConfig:
+    """The tile by default: the first of those that are sensible, the best first, to have room on every GPU."""
+    tiles = list(list_default_candidates(w))
+    return next((tile for tile in tiles if tile.dynamic_smem_bytes <= PORTABLE_SHARED_BYTES), tiles[-1])
+
+
+def list_default_candidates(w: Conv2d) -> Iterator[StemTileConfig]:
+    """Tiles that leave few lanes idle and no multiprocessor, of an H200, and then smaller and smaller ones."""
+    channels = list_block_n_choices(w)
+    block_n = min((n for n in channels if n <= 64), key=lambda n: (round_up(w.O, n), -n))  # idle channels are few
+    block_p = min(2, list_block_p_choices(w)[-1])
+    for n in (n for n in reversed(channels) if n <= block_n):
+        for max_warps in (8, 4, 2):
+            for num_rows in dict.fromkeys((block_p, 1)):
+                yield _select_filling_config(w, num_rows, n, max_warps)
+
+
+def _select_filling_config(w: Conv2d, block_p: int, block_n: int, max_warps: int) -> StemTileConfig:
+    """The tile of so many rows and channels whose warps fill output rows best; fewer, where tiles would be few."""
+
+    def make_config(warps: int, blocks: int = 0) -> StemTileConfig:
+        config = StemTileConfig(w, block_p, warps, block_n, STAGES_CHOICES[0], blocks, 0)
+        keeps_weights = config.weight_registers <= 32 and config.tiles_per_cta > 1
+        return StemTileConfig(w, block_p, warps, block_n, STAGES_CHOICES[0], blocks, int(keeps_weights))
+
+    def compute_fill_fraction(candidate: StemTileConfig) -> float:
+        used_fraction = w.Q / (candidate.num_tiles_q * candidate.block_q)
+        return float(
+            used_fraction * candidate.warps / (candidate.warps + 0.5)
+        )  # what a block has to do by itself is shared
+
+    options = list_warp_choices(w)
+    candidates = [make_config(warps) for warps in options if warps <= max_warps] or [make_config(options[0])]
+    large_candidates = [
+        candidate
+        for candidate in candidates
+        if candidate.num_pixel_tiles * candidate.num_channel_tiles >= 0.75 * NUM_MULTIPROCESSORS
+    ]
+    best = (
+        max(large_candidates, key=compute_fill_fraction)
+        if large_candidates
+        else max(candidates, key=lambda candidate: (candidate.num_pixel_tiles, compute_fill_fraction(candidate)))
+    )
+    max_resident_ctas = max(
+        blocks for blocks in MAX_CTAS_CHOICES if blocks <= NUM_MULTIPROCESSORS * max(1, WARPS_PER_SM // best.warps)
+    )
+    return make_config(
+        best.warps, max_resident_ctas if max_resident_ctas < best.num_pixel_tiles * best.num_channel_tiles else 0
+    )
+
+
+def list_block_p_choices(w: Conv2d) -> tuple[int, ...]:
+    """Numbers of output rows, of which more than half are in the output if there is one tile."""
+    return tuple(block_p for block_p in BLOCK_P_CHOICES if block_p < 2 * w.P)
+
+
+def list_warp_choices(w: Conv2d) -> tuple[int, ...]:
+    """Numbers of warps of which the last one has something to compute; as many for even as for odd pixels."""
+    num_phases = RowLayout(w).num_phases
+    allowed_warps = (
+        warps for warps in WARPS_CHOICES if warps % num_phases == 0 and warps * WARP_SIZE <= MAX_THREADS_PER_BLOCK
+    )
+    return tuple(warps for warps in allowed_warps if warps == num_phases or (warps - num_phases) * MMA_PIXELS < w.Q)
+
+
+def list_block_n_choices(w: Conv2d) -> tuple[int, ...]:
+    """Numbers of channels of which the last 16 have something to compute."""
+    return tuple(channels for channels in BLOCK_N_CHOICES if channels - MMA_PIXELS < w.O)

@@ -1,0 +1,117 @@
+"""Where the lines of a tile of `stem` lie in shared memory: chosen by counting bank conflicts."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tvmconv.arithmetic import ceil_div
+from tvmconv.gpu_specs import BANK_BYTES, NUM_BANKS, WARP_SIZE
+from tvmconv.workloads import Conv2d
+
+from .row_layout import MMA_PIXELS, QUAD_WORDS, RowLayout
+
+_BANK_CYCLE_BYTES = NUM_BANKS * BANK_BYTES
+_PIXEL_SPREADS = ((1, 8), (2, 1))  # pixels from one lane's to the next, and from a lane's first to its second
+
+
+@dataclass(frozen=True)
+class SmemLayout:
+    """How the lines of a tile lie in shared memory, and which pixel each lane multiplies.
+
+    Attributes:
+        row_layout: the convolution.
+        elements_per_row: of a line that a tile needs.
+        row_bytes: from one staged line to the next.
+        rows_per_plane: staged lines of a plane.
+        pixel_spread: pixels from one lane's to the next lane's, and from a lane's first to its second.
+        groups_row_ends: whether the ends of the filter lines, which are no four words, are behind all other words of
+            the
+            reduction: of four lines a word each.
+        num_conflicts: wavefronts by which the loads of one output row's inputs exceed one each, all steps together.
+    """
+
+    row_layout: RowLayout
+    elements_per_row: int
+    row_bytes: int
+    rows_per_plane: int
+    pixel_spread: tuple[int, int]
+    groups_row_ends: bool
+
+    def list_quads(self) -> Iterator[tuple[int, ...]]:
+        """For each four words of the reduction where in shared memory they are: `RowLayout.list_quads`."""
+        return self.row_layout.list_quads(self.groups_row_ends, self.row_bytes, self.rows_per_plane * self.row_bytes)
+
+    @property
+    def units_per_row(self) -> int:
+        """Units of a line that are staged."""
+        return ceil_div(self.elements_per_row, self.row_layout.elements_per_unit)
+
+    @property
+    def pixel_bytes(self) -> int:
+        """From one pixel of a warp to its next."""
+        return self.row_layout.num_phases * self.row_layout.output_step_elements * self.row_layout.element_bytes
+
+    @property
+    def num_conflicts(self) -> int:
+        """Wavefronts beyond one a load, over the quads of an output row."""
+        row_offset_bytes, plane_offset_bytes = (
+            nbytes % _BANK_CYCLE_BYTES for nbytes in (self.row_bytes, self.rows_per_plane * self.row_bytes)
+        )
+        return _count_conflicts(
+            self.row_layout, self.groups_row_ends, self.pixel_spread, row_offset_bytes, plane_offset_bytes
+        )
+
+
+@functools.lru_cache(maxsize=4096)
+def choose_smem_layout(w: Conv2d, num_output_rows: int, num_warps: int) -> SmemLayout:
+    """The placement with the fewest bank conflicts, and of those the smallest."""
+    row_layout = RowLayout(w)
+    elements_per_row = (
+        row_layout.lead_elements
+        + (MMA_PIXELS * num_warps - 1) * row_layout.output_step_elements
+        + row_layout.words_per_filter_row * row_layout.elements_per_word
+    )
+    unit_bytes = row_layout.elements_per_unit * row_layout.element_bytes
+    min_row_bytes = ceil_div(elements_per_row, row_layout.elements_per_unit) * unit_bytes
+    plane_lines = (num_output_rows - 1) * w.stride[0] + w.window[0]
+    candidates = (
+        SmemLayout(row_layout, elements_per_row, min_row_bytes + extra_bytes, plane_lines, spread, groups_row_ends)
+        for extra_bytes in range(0, _BANK_CYCLE_BYTES, unit_bytes)
+        for spread in _PIXEL_SPREADS
+        for groups_row_ends in ((False, True) if row_layout.can_share_row_ends else (False,))
+    )
+    best = next(candidates)
+    for candidate in candidates:
+        if best.num_conflicts == 0:
+            break
+        best = min(best, candidate, key=lambda placement: placement.num_conflicts)
+    return best
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _count_conflicts(
+    row_layout: RowLayout,
+    groups_row_ends: bool,
+    spread: tuple[int, int],
+    row_offset_bytes: int,
+    plane_offset_bytes: int,
+) -> int:
+    """The conflicts of lines and planes that begin so many bytes behind a round of the banks."""
+    pixel_step_bytes = spread[0] * row_layout.num_phases * row_layout.output_step_elements * row_layout.element_bytes
+    pixel_offsets = [lane * pixel_step_bytes for lane in range(WARP_SIZE // QUAD_WORDS)]
+    separation_bytes = _BANK_CYCLE_BYTES << 20  # so that no line meets another's words
+    quads = row_layout.list_quads(
+        groups_row_ends, separation_bytes + row_offset_bytes, (separation_bytes << 10) + plane_offset_bytes
+    )
+    return sum(
+        _count_wavefronts({(pixel + word) // BANK_BYTES for pixel in pixel_offsets for word in quad}) - 1
+        for quad in quads
+    )
+
+
+def _count_wavefronts(words: set[int]) -> int:
+    """How often the fullest bank has to be asked for a load of these words."""
+    banks = [word % NUM_BANKS for word in words]
+    return max(map(banks.count, set(banks)))

@@ -1,0 +1,206 @@
+"""What `stem` computes at a time, and what that takes of a GPU.
+
+`StemTileConfig` is one config as numbers, or many configs as columns: each formula serves the schedule, the limits and
+the cost model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tvmconv.arithmetic import ceil_div, round_up
+from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.space import Columns
+from tvmconv.space.search_space import ResourceUsage
+from tvmconv.workloads import Conv2d
+
+from .row_layout import ACCUMULATOR_BYTES, MMA_CHANNELS, MMA_PIXELS, VECTOR_BYTES, RowLayout
+from .smem_layout import SmemLayout, choose_smem_layout
+
+
+@dataclass(frozen=True)
+class StemTileConfig:
+    """What a block computes at a time, and how many blocks there are.
+
+    Attributes:
+        w: the convolution.
+        block_p: output rows.
+        warps: of a block; each computes 16 pixels of every row.
+        block_n: output channels, a multiple of 16.
+        stages: tiles whose inputs are in shared memory at a time.
+        max_ctas: that share all tiles, at most; 0 for a block a tile.
+        weights_in_registers: whether a warp keeps the weight in registers; else it loads it for each tile from shared
+            memory.
+    """
+
+    w: Conv2d
+    block_p: Any
+    warps: Any
+    block_n: Any
+    stages: Any
+    max_ctas: Any
+    weights_in_registers: Any
+
+    @classmethod
+    def from_columns(cls, w: Conv2d, columns: Columns) -> StemTileConfig:
+        """The tiles of many configs."""
+        return cls(w, *(columns[name] for name in ("rows", "warps", "block_n", "stages", "blocks", "hold")))
+
+    @property
+    def row_layout(self) -> RowLayout:
+        """The convolution as lines of memory."""
+        return RowLayout(self.w)
+
+    @property
+    def num_threads(self) -> Any:
+        """Threads of a block."""
+        return self.warps * WARP_SIZE
+
+    @property
+    def block_q(self) -> Any:
+        """Output columns of a tile."""
+        return self.warps * MMA_PIXELS
+
+    @property
+    def num_channel_tiles(self) -> Any:
+        """Tiles along the output channels."""
+        return ceil_div(self.w.O, self.block_n)
+
+    @property
+    def num_tiles_q(self) -> Any:
+        """Tiles of an output row."""
+        return ceil_div(self.w.Q, self.block_q)
+
+    @property
+    def num_tiles_p(self) -> Any:
+        """Tiles of an output column."""
+        return ceil_div(self.w.P, self.block_p)
+
+    @property
+    def num_pixel_tiles(self) -> Any:
+        """Tiles of pixels, of the whole batch."""
+        return self.w.N * self.num_tiles_p * self.num_tiles_q
+
+    @property
+    def num_pixel_ctas(self) -> Any:
+        """Blocks along the tiles of pixels."""
+        ctas_per_channel_tile = ceil_div(self.max_ctas, self.num_channel_tiles)
+        return np.where(
+            self.max_ctas == 0, self.num_pixel_tiles, np.minimum(self.num_pixel_tiles, ctas_per_channel_tile)
+        )
+
+    @property
+    def tiles_per_cta(self) -> Any:
+        """Tiles of a block, at most."""
+        return ceil_div(self.num_pixel_tiles, self.num_pixel_ctas)
+
+    @property
+    def num_input_buffers(self) -> Any:
+        """Tiles whose inputs are in shared memory at a time: no more than a block has."""
+        return np.minimum(self.stages, self.tiles_per_cta)
+
+    @property
+    def num_prefetched_tiles(self) -> Any:
+        """Tiles whose inputs are asked for before the first is computed."""
+        return np.maximum(1, self.num_input_buffers - 1)
+
+    @property
+    def num_accumulators(self) -> Any:
+        """Sums of a thread."""
+        return self.block_p * self.block_n // 2
+
+    @property
+    def weight_registers(self) -> Any:
+        """Registers of a thread for the weight, all steps together."""
+        return self.row_layout.num_k_steps * self.block_n // MMA_CHANNELS * 2
+
+    @property
+    def mmas_per_warp(self) -> Any:
+        """The mma of a warp for a tile, all of them unrolled."""
+        return self.row_layout.num_k_steps * self.block_p * self.block_n // MMA_CHANNELS
+
+    @property
+    def smem_layout(self) -> SmemLayout:
+        """Where the lines lie."""
+        return choose_smem_layout(self.w, int(self.block_p), int(self.warps))
+
+    @property
+    def rows_per_plane(self) -> Any:
+        """Lines of a plane that a tile needs."""
+        return (self.block_p - 1) * self.w.stride[0] + self.w.window[0]
+
+    @property
+    def input_bytes(self) -> Any:
+        """Shared memory for the inputs of a tile."""
+        row_counts, warp_counts = np.broadcast_arrays(self.block_p, self.warps)
+        pairs = zip(row_counts.ravel().tolist(), warp_counts.ravel().tolist(), strict=True)
+        row_bytes = np.array([choose_smem_layout(self.w, *pair).row_bytes for pair in pairs], dtype=np.int64).reshape(
+            row_counts.shape
+        )
+        return _round_up_to_vector(self.row_layout.rows_per_image_row * self.rows_per_plane * row_bytes)
+
+    @property
+    def weight_bytes(self) -> Any:
+        """Shared memory for the weight, once for each phase."""
+        return self.row_layout.num_phases * self.block_n * self.row_layout.weight_row_bytes
+
+    @property
+    def filter_bytes(self) -> Any:
+        """Shared memory for the filters as they are in memory, which the weight is spread from."""
+        return self.block_n * self.row_layout.filter_elements * self.row_layout.element_bytes
+
+    @property
+    def argument_bytes(self) -> Any:
+        """Shared memory for what the epilogue has for each channel."""
+        return self.block_n * ACCUMULATOR_BYTES * sum(op.argument_kind == "channel" for op in self.w.argument_ops)
+
+    @property
+    def output_row_bytes(self) -> Any:
+        """Shared memory from one pixel's outputs to the next's, or where channels come first from one channel's.
+
+        What is behind them shifts eight of the first, or four of every second of the others, against the banks.
+        """
+        if self.row_layout.channels_last:
+            return self.block_n * self.row_layout.element_bytes + VECTOR_BYTES * self.row_layout.element_bytes // 2
+        return MMA_PIXELS * self.row_layout.element_bytes + VECTOR_BYTES
+
+    @property
+    def output_bytes(self) -> Any:
+        """Shared memory in which a warp puts its outputs in the order of their store."""
+        return self.output_row_bytes * (MMA_PIXELS if self.row_layout.channels_last else self.block_n)
+
+    @property
+    def dynamic_smem_bytes(self) -> Any:
+        """Shared memory of a block: the filters lie where later the last inputs and the outputs are."""
+        reused_bytes = (
+            self.num_input_buffers - self.num_prefetched_tiles
+        ) * self.input_bytes + self.warps * self.output_bytes
+        fixed_bytes = self.weight_bytes + self.argument_bytes + self.num_prefetched_tiles * self.input_bytes
+        return fixed_bytes + np.maximum(reused_bytes, self.filter_bytes)
+
+    def compute_usage(self) -> ResourceUsage:
+        """What configs use of a device."""
+        num_ctas = self.num_pixel_ctas * self.num_channel_tiles
+        staged_bytes = self.input_bytes + self.weight_bytes / self.tiles_per_cta
+        return ResourceUsage(
+            threads=self.num_threads,
+            shared_bytes=np.zeros_like(num_ctas),
+            accumulators=self.num_accumulators,
+            blocks=num_ctas,
+            dynamic_shared_bytes=self.dynamic_smem_bytes,
+            steps=self.tiles_per_cta,
+            products=self.mmas_per_warp,
+            staged_bytes=staged_bytes / self.num_threads,
+            traffic=self.num_pixel_tiles * self.num_channel_tiles * staged_bytes,
+            all_threads=num_ctas * self.num_threads,
+            held=self.num_accumulators + np.where(self.weights_in_registers == 1, self.weight_registers, 0),
+            computed=self.num_pixel_tiles * self.block_p * self.block_q * self.num_channel_tiles * self.block_n,
+        )
+
+
+def _round_up_to_vector(nbytes: Any) -> Any:
+    """Rounded up to the widest copy."""
+    return round_up(nbytes, VECTOR_BYTES)

@@ -1,0 +1,382 @@
+"""Tensor cores for `s_tir.Schedule.tensorize`: what a warp loads, multiplies and stores, as TVM's intrinsics lack it.
+
+TVM has them for float16 and 8-bit numbers. These are of one kind for float16, bfloat16 and TF32: sums of 16 × 16
+outputs in float32, and one step of a product, of 32 bytes of depth. What the 32 lanes of a warp hold together is a
+buffer of the scope "warp", (lane, register): which lane has which element is a fragment's layout (PTX ISA, "Matrix
+Fragments for mma.m16n8k16", "mma.m16n8k8"). TF32 operands are loaded as they are; the tensor cores ignore the bits
+that they do not use.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tvm.s_tir import TensorIntrin
+from tvm.script import tirx as T  # noqa: N812
+
+from tvmconv.gpu_specs import WARP_SIZE
+
+TILE_SIZE = 16  # rows and columns of a tile of sums
+ACCUMULATORS_PER_LANE = TILE_SIZE * TILE_SIZE // WARP_SIZE  # of a lane
+MMA_K_BYTES = 32  # of a row of an operand's tile
+SHARED_SCOPE, WARP_SCOPE = "shared.dyn", "warp"  # scopes
+
+Index = Any  # an int or an expression
+FragmentLayout = Callable[[Index, Index], tuple[Index, Index]]  # from a row and a column to a lane and its register
+
+# The shape of one instruction and what PTX calls the operands' type, by element type in memory.
+_INSTRUCTIONS = {"float16": ("m16n8k16", "fp16"), "bfloat16": ("m16n8k16", "bf16"), "float32": ("m16n8k8", "tf32")}
+_ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+
+
+class TensorIntrinsics(NamedTuple):
+    """The names of the intrinsics for operands of one type, and their layouts.
+
+    Attributes:
+        mma_k: elements of a row of an operand's tile.
+        rows: loads the tile of (row of sums, depth).
+        columns: loads the tile of (column of sums, depth).
+        clear: sets sums to 0.
+        multiply: adds the products of rows with columns.
+        multiply_columns: adds the products of columns with rows, written in this order.
+        store: moves sums to shared memory.
+        rows_layout: where `rows` puts an element.
+        columns_layout: where `columns` puts an element.
+    """
+
+    mma_k: int
+    rows: str
+    columns: str
+    clear: str
+    multiply: str
+    multiply_columns: str
+    store: str
+    rows_layout: FragmentLayout
+    columns_layout: FragmentLayout
+
+
+def accumulator_layout(i: Index, j: Index) -> tuple[Index, Index]:
+    """The lane and the register of a sum of a tile."""
+    return 4 * (i % 8) + j % 8 // 2, 4 * (j // 8) + i // 8 * 2 + j % 2
+
+
+def _accumulator_position(lane: Index, register: Index) -> tuple[Index, Index]:
+    """The row and the column of a lane's sum: the inverse of `accumulator_layout`."""
+    return 8 * (register % 4 // 2) + lane // 4, 8 * (register // 4) + lane % 4 * 2 + register % 2
+
+
+@functools.cache
+def register_intrinsics(dtype: str) -> TensorIntrinsics:
+    """Those for operands of an element type in memory, registered with TVM at the first call."""
+    element_bytes = _ELEMENT_BYTES[dtype]
+    depth, chunk, word = MMA_K_BYTES // element_bytes, MMA_K_BYTES // element_bytes // 2, 4 // element_bytes
+
+    def rows_layout(i: Index, j: Index) -> tuple[Index, Index]:
+        return 4 * (i % 8) + j % chunk // word, word * (2 * (j // chunk) + i // 8) + j % word
+
+    def columns_layout(i: Index, j: Index) -> tuple[Index, Index]:
+        return 4 * (i % 8) + j % chunk // word, word * (2 * (i // 8) + j // chunk) + j % word
+
+    # The four 8 × 8 matrices of a load: the next eight rows come second for rows, and third for columns, so that eight
+    # columns, which is what an instruction multiplies, are neighbouring registers.
+    def row_address(lane: Index, stride: Index) -> Index:
+        return lane % 16 * stride + lane // 16 * chunk
+
+    def column_address(lane: Index, stride: Index) -> Index:
+        return (lane // 16 * 8 + lane % 8) * stride + lane % 16 // 8 * chunk
+
+    def make_name(operation: str) -> str:
+        return f"tvmconv_{operation}_{dtype}"
+
+    registered = TensorIntrinsics(
+        mma_k=depth,
+        rows=make_name("rows"),
+        columns=make_name("columns"),
+        clear=make_name("clear"),
+        multiply=make_name("multiply"),
+        multiply_columns=make_name("multiply_columns"),
+        store=make_name("store"),
+        rows_layout=rows_layout,
+        columns_layout=columns_layout,
+    )
+    TensorIntrin.register(registered.rows, *_make_load_intrinsic(dtype, depth, rows_layout, row_address))
+    TensorIntrin.register(registered.columns, *_make_load_intrinsic(dtype, depth, columns_layout, column_address))
+    TensorIntrin.register(registered.clear, *_make_clear_intrinsic())
+    TensorIntrin.register(registered.multiply, *_make_multiply_intrinsic(dtype, depth, rows_layout, columns_layout))
+    TensorIntrin.register(
+        registered.multiply_columns,
+        *_make_multiply_intrinsic(dtype, depth, columns_layout, rows_layout, columns_first=True),
+    )
+    TensorIntrin.register(registered.store, *_make_store_intrinsic())
+    return registered
+
+
+def _make_load_intrinsic(
+    dtype: str, depth: int, layout: FragmentLayout, row_address: Callable[[Index, Index], Index]
+) -> tuple[Any, Any]:
+    """A tile from shared memory to registers, by ldmatrix.
+
+    Args:
+        dtype: the element type.
+        depth: elements of a row.
+        layout: where the elements go.
+        row_address: of a lane, and the distance of two rows: where the row of 16 bytes begins that the lane names.
+    """
+    elements_per_lane = TILE_SIZE * depth // WARP_SIZE
+
+    @T.prim_func(s_tir=True)
+    def described(to: T.handle, tile: T.handle) -> None:
+        S = T.match_buffer(
+            tile, (TILE_SIZE, depth), dtype, align=64, offset_factor=elements_per_lane, scope=SHARED_SCOPE
+        )
+        R = T.match_buffer(
+            to, (WARP_SIZE, elements_per_lane), dtype, align=64, offset_factor=elements_per_lane, scope=WARP_SCOPE
+        )
+        with T.sblock("root"):
+            T.reads(S[0:TILE_SIZE, 0:depth])
+            T.writes(R[0:WARP_SIZE, 0:elements_per_lane])
+            for i, j in T.grid(TILE_SIZE, depth):
+                with T.sblock("load"):
+                    vi, vj = T.axis.remap("SS", [i, j])
+                    lane, register = T.meta_var(layout(vi, vj))
+                    T.reads(S[vi, vj])
+                    T.writes(R[lane, register])
+                    R[lane, register] = S[vi, vj]
+
+    @T.prim_func(s_tir=True)
+    def implemented(to: T.handle, tile: T.handle) -> None:
+        row, column = T.int32(), T.int32()
+        S = T.match_buffer(
+            tile,
+            (TILE_SIZE, depth),
+            dtype,
+            align=64,
+            offset_factor=elements_per_lane,
+            scope=SHARED_SCOPE,
+            strides=[row, column],
+        )
+        R = T.match_buffer(
+            to, (WARP_SIZE, elements_per_lane), dtype, align=64, offset_factor=elements_per_lane, scope=WARP_SCOPE
+        )
+        with T.sblock("root"):
+            T.reads(S[0:TILE_SIZE, 0:depth])
+            T.writes(R[0:WARP_SIZE, 0:elements_per_lane])
+            for lane in T.thread_binding(0, WARP_SIZE, "threadIdx.x"):
+                T.evaluate(
+                    T.ptx_legacy.ldmatrix(
+                        False,
+                        4,
+                        ".b16",
+                        R.data,
+                        R.elem_offset + elements_per_lane * lane,
+                        S.access_ptr("r"),
+                        row_address(lane, row),
+                        dtype=dtype,
+                    )
+                )
+
+    return described, implemented
+
+
+def _make_clear_intrinsic() -> tuple[Any, Any]:
+    """Sums of 0."""
+
+    @T.prim_func(s_tir=True)
+    def described(sums: T.handle) -> None:
+        C = T.match_buffer(
+            sums,
+            (WARP_SIZE, ACCUMULATORS_PER_LANE),
+            "float32",
+            align=64,
+            offset_factor=ACCUMULATORS_PER_LANE,
+            scope=WARP_SCOPE,
+        )
+        with T.sblock("root"):
+            T.reads()
+            T.writes(C[0:WARP_SIZE, 0:ACCUMULATORS_PER_LANE])
+            for i, j in T.grid(TILE_SIZE, TILE_SIZE):
+                with T.sblock("clear"):
+                    vi, vj = T.axis.remap("SS", [i, j])
+                    lane, register = T.meta_var(accumulator_layout(vi, vj))
+                    T.reads()
+                    T.writes(C[lane, register])
+                    C[lane, register] = T.float32(0)
+
+    @T.prim_func(s_tir=True)
+    def implemented(sums: T.handle) -> None:
+        C = T.match_buffer(
+            sums,
+            (WARP_SIZE, ACCUMULATORS_PER_LANE),
+            "float32",
+            align=64,
+            offset_factor=ACCUMULATORS_PER_LANE,
+            scope=WARP_SCOPE,
+        )
+        with T.sblock("root"):
+            T.reads()
+            T.writes(C[0:WARP_SIZE, 0:ACCUMULATORS_PER_LANE])
+            for lane in T.thread_binding(0, WARP_SIZE, "threadIdx.x"):
+                for register in range(ACCUMULATORS_PER_LANE):
+                    C[lane, register] = T.float32(0)
+
+    return described, implemented
+
+
+def _make_multiply_intrinsic(
+    dtype: str, depth: int, first_layout: FragmentLayout, second_layout: FragmentLayout, *, columns_first: bool = False
+) -> tuple[Any, Any]:
+    """The products of 16 rows and 16 columns, by two instructions of 8 columns.
+
+    Args:
+        dtype: the element type of the operands.
+        depth: elements of a row or column.
+        first_layout: the layout of the first factor.
+        second_layout: that of the second.
+        columns_first: whether the first factor is the columns.
+    """
+    elements_per_lane = TILE_SIZE * depth // WARP_SIZE
+    shape, operand = _INSTRUCTIONS[dtype]
+
+    def widen_to_float32(value: Any) -> Any:
+        return value if dtype == "float32" else T.Cast("float32", value)
+
+    @T.prim_func(s_tir=True)
+    def described(one: T.handle, other: T.handle, sums: T.handle) -> None:
+        A = T.match_buffer(
+            one, (WARP_SIZE, elements_per_lane), dtype, align=64, offset_factor=elements_per_lane, scope=WARP_SCOPE
+        )
+        B = T.match_buffer(
+            other, (WARP_SIZE, elements_per_lane), dtype, align=64, offset_factor=elements_per_lane, scope=WARP_SCOPE
+        )
+        C = T.match_buffer(
+            sums,
+            (WARP_SIZE, ACCUMULATORS_PER_LANE),
+            "float32",
+            align=64,
+            offset_factor=ACCUMULATORS_PER_LANE,
+            scope=WARP_SCOPE,
+        )
+        with T.sblock("root"):
+            T.reads(
+                C[0:WARP_SIZE, 0:ACCUMULATORS_PER_LANE],
+                A[0:WARP_SIZE, 0:elements_per_lane],
+                B[0:WARP_SIZE, 0:elements_per_lane],
+            )
+            T.writes(C[0:WARP_SIZE, 0:ACCUMULATORS_PER_LANE])
+            for i, j, k in T.grid(TILE_SIZE, TILE_SIZE, depth):
+                with T.sblock("multiply"):
+                    vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                    lane, register = T.meta_var(accumulator_layout(vi, vj))
+                    a_lane, a_register = T.meta_var(first_layout(vj if columns_first else vi, vk))
+                    b_lane, b_register = T.meta_var(second_layout(vi if columns_first else vj, vk))
+                    T.reads(C[lane, register], A[a_lane, a_register], B[b_lane, b_register])
+                    T.writes(C[lane, register])
+                    C[lane, register] += widen_to_float32(A[a_lane, a_register]) * widen_to_float32(
+                        B[b_lane, b_register]
+                    )
+
+    @T.prim_func(s_tir=True)
+    def implemented(one: T.handle, other: T.handle, sums: T.handle) -> None:
+        A = T.match_buffer(
+            one, (WARP_SIZE, elements_per_lane), dtype, align=64, offset_factor=elements_per_lane, scope=WARP_SCOPE
+        )
+        B = T.match_buffer(
+            other, (WARP_SIZE, elements_per_lane), dtype, align=64, offset_factor=elements_per_lane, scope=WARP_SCOPE
+        )
+        C = T.match_buffer(
+            sums,
+            (WARP_SIZE, ACCUMULATORS_PER_LANE),
+            "float32",
+            align=64,
+            offset_factor=ACCUMULATORS_PER_LANE,
+            scope=WARP_SCOPE,
+        )
+        with T.sblock("root"):
+            T.reads(
+                C[0:WARP_SIZE, 0:ACCUMULATORS_PER_LANE],
+                A[0:WARP_SIZE, 0:elements_per_lane],
+                B[0:WARP_SIZE, 0:elements_per_lane],
+            )
+            T.writes(C[0:WARP_SIZE, 0:ACCUMULATORS_PER_LANE])
+            rows, columns = T.meta_var((B, A) if columns_first else (A, B))
+            for lane in T.thread_binding(0, WARP_SIZE, "threadIdx.x"):
+                for half in range(2):
+                    T.evaluate(
+                        T.ptx_legacy.mma_issue_us(
+                            shape,
+                            "row",
+                            "col",
+                            operand,
+                            operand,
+                            "fp32",
+                            rows.data,
+                            rows.elem_offset + lane * elements_per_lane,
+                            columns.data,
+                            columns.elem_offset + lane * elements_per_lane + half * (elements_per_lane // 2),
+                            C.data,
+                            C.elem_offset + lane * ACCUMULATORS_PER_LANE + half * (ACCUMULATORS_PER_LANE // 2),
+                            False,
+                            dtype="float32",
+                        )
+                    )
+
+    return described, implemented
+
+
+def _make_store_intrinsic() -> tuple[Any, Any]:
+    """Sums from registers to shared memory."""
+
+    @T.prim_func(s_tir=True)
+    def described(sums: T.handle, tile: T.handle) -> None:
+        C = T.match_buffer(
+            sums,
+            (WARP_SIZE, ACCUMULATORS_PER_LANE),
+            "float32",
+            align=64,
+            offset_factor=ACCUMULATORS_PER_LANE,
+            scope=WARP_SCOPE,
+        )
+        S = T.match_buffer(tile, (TILE_SIZE, TILE_SIZE), "float32", align=64, offset_factor=1, scope=SHARED_SCOPE)
+        with T.sblock("root"):
+            T.reads(C[0:WARP_SIZE, 0:ACCUMULATORS_PER_LANE])
+            T.writes(S[0:TILE_SIZE, 0:TILE_SIZE])
+            for i, j in T.grid(TILE_SIZE, TILE_SIZE):
+                with T.sblock("store"):
+                    vi, vj = T.axis.remap("SS", [i, j])
+                    lane, register = T.meta_var(accumulator_layout(vi, vj))
+                    T.reads(C[lane, register])
+                    T.writes(S[vi, vj])
+                    S[vi, vj] = C[lane, register]
+
+    @T.prim_func(s_tir=True)
+    def implemented(sums: T.handle, tile: T.handle) -> None:
+        row, column = T.int32(), T.int32()
+        C = T.match_buffer(
+            sums,
+            (WARP_SIZE, ACCUMULATORS_PER_LANE),
+            "float32",
+            align=64,
+            offset_factor=ACCUMULATORS_PER_LANE,
+            scope=WARP_SCOPE,
+        )
+        S = T.match_buffer(
+            tile,
+            (TILE_SIZE, TILE_SIZE),
+            "float32",
+            align=64,
+            offset_factor=1,
+            scope=SHARED_SCOPE,
+            strides=[row, column],
+        )
+        with T.sblock("root"):
+            T.reads(C[0:WARP_SIZE, 0:ACCUMULATORS_PER_LANE])
+            T.writes(S[0:TILE_SIZE, 0:TILE_SIZE])
+            for lane in T.thread_binding(0, WARP_SIZE, "threadIdx.x"):
+                for pair in range(ACCUMULATORS_PER_LANE // 2):
+                    for one in T.vectorized(2):
+                        i, j = T.meta_var(_accumulator_position(lane, 2 * pair))
+                        S[i, j + one] = C[lane, 2 * pair + one]
+
+    return described, implemented

@@ -1,0 +1,182 @@
+"""What there is to choose in `winograd_fused`, and what it uses of a GPU: of one config or of many as columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tvmconv.arithmetic import ceil_div, round_up
+from tvmconv.gpu_specs import MAX_THREADS_PER_BLOCK, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
+from tvmconv.space import Columns, Knobs
+from tvmconv.space.search_space import ResourceUsage
+from tvmconv.workloads import Conv2d
+
+from ..direct_config import ACCUMULATOR_BYTES, MAX_ACCUMULATORS, MAX_PRODUCTS, MIN_THREADS, VECTOR_ELEMENTS
+from .knobs import WinogradTileGrid, list_output_tile_sizes, select_default_output_tile
+
+SIZE_CHOICES = (1, 2, 4, 8, 16)
+BLOCK_K_CHOICES = (1, 2, 4, 8)
+POINTS_PER_THREAD_CHOICES = (1, 2, 3, 4, 6, 7, 8, 9)  # those that divide α² of some m and R
+OVERHEAD_REGISTERS = 48  # of a thread besides its sums, at least: a transform's
+
+
+@dataclass(frozen=True)
+class WinogradTileConfig:
+    """A block's part.
+
+    Attributes:
+        w: the workload.
+        grid: of its output tiles.
+        points_per_thread: of the α² places, those of a thread.
+        threads_y: threads along the output channels.
+        local_y: output channels of a thread.
+        threads_x: threads along the output tiles.
+        local_x: output tiles of a thread.
+        block_k: input channels between two barriers.
+        channels_per_exchange: of a thread's channels, those whose products are in shared memory together, in the end.
+    """
+
+    w: Conv2d
+    grid: WinogradTileGrid
+    points_per_thread: Any
+    threads_y: Any
+    local_y: Any
+    threads_x: Any
+    local_x: Any
+    block_k: Any
+    channels_per_exchange: Any
+
+    @classmethod
+    def from_columns(cls, w: Conv2d, columns: Columns) -> WinogradTileConfig:
+        """The tiles of many configs."""
+        knob_names = ("places", "threads_y", "local_y", "threads_x", "local_x", "taps", "exchanged")
+        return cls(w, WinogradTileGrid.from_workload(w, columns["tile_m"]), *(columns[name] for name in knob_names))
+
+    @property
+    def num_points(self) -> Any:
+        """Places in a tile of inputs, α²."""
+        return self.grid.alpha**2
+
+    @property
+    def num_threads(self) -> Any:
+        """Of a block."""
+        return self.num_points // self.points_per_thread * self.threads_y * self.threads_x
+
+    @property
+    def block_channels(self) -> Any:
+        """Output channels of a block."""
+        return self.threads_y * self.local_y
+
+    @property
+    def block_tiles(self) -> Any:
+        """Output tiles of a block."""
+        return self.threads_x * self.local_x
+
+    @property
+    def grid_shape(self) -> tuple[Any, Any]:
+        """Along the output channels, and along the output tiles."""
+        return ceil_div(self.w.O, self.block_channels), ceil_div(self.grid.count, self.block_tiles)
+
+    @property
+    def num_accumulators(self) -> Any:
+        """Of a thread."""
+        return self.points_per_thread * self.local_y * self.local_x
+
+    @property
+    def padded_channels(self) -> Any:
+        """Input channels, with those of zeros that fill the last step."""
+        return round_up(self.w.C, self.block_k)
+
+    @property
+    def exchanged_channels(self) -> Any:
+        """Output channels whose products are in shared memory together."""
+        return self.threads_y * self.channels_per_exchange
+
+    @property
+    def vector_elements(self) -> int:
+        """Neighbouring channels that a thread copies at once."""
+        return VECTOR_ELEMENTS if self.block_channels % VECTOR_ELEMENTS == 0 else 1
+
+    @property
+    def shared_bytes(self) -> Any:
+        """Of a block: filters and inputs of a step, whose place the products take in the end."""
+        staged_rows, exchanged_rows = (
+            self.block_k * (self.block_channels + self.block_tiles),
+            self.exchanged_channels * self.block_tiles,
+        )
+        return ACCUMULATOR_BYTES * self.num_points * np.maximum(staged_rows, exchanged_rows)
+
+
+def declare_knobs(w: Conv2d, k: Knobs) -> WinogradTileConfig:
+    """Ask for everything."""
+    grid = WinogradTileGrid.from_workload(
+        w, k.choice("tile_m", list_output_tile_sizes(w), select_default_output_tile(w))
+    )
+    alpha = grid.alpha
+    points_choices = [
+        n for n in POINTS_PER_THREAD_CHOICES if alpha**2 % n == 0 and alpha**2 // n * 16 <= MAX_THREADS_PER_BLOCK
+    ]
+    config = WinogradTileConfig(
+        w,
+        grid,
+        points_per_thread=k.choice("places", POINTS_PER_THREAD_CHOICES, points_choices[0]),
+        threads_y=k.choice("threads_y", SIZE_CHOICES, 4),
+        local_y=k.choice("local_y", SIZE_CHOICES, 8 if w.O >= 32 else 4),
+        threads_x=k.choice("threads_x", SIZE_CHOICES, 4),
+        local_x=k.choice("local_x", SIZE_CHOICES, 4 if alpha <= 6 else 2),
+        block_k=k.choice("taps", BLOCK_K_CHOICES, 4 if alpha <= 6 else 2),
+        channels_per_exchange=k.choice("exchanged", SIZE_CHOICES[:-1], 1),
+    )
+
+    def config_from_columns(columns: Columns) -> WinogradTileConfig:
+        return WinogradTileConfig.from_columns(w, columns)
+
+    k.require("places are shared out evenly", lambda c: config_from_columns(c).num_points % c["places"] == 0)
+    k.require("a thread's channels are exchanged in equal parts", lambda c: c["local_y"] % c["exchanged"] == 0)
+    k.prune("few enough accumulators", lambda c: config_from_columns(c).num_accumulators <= MAX_ACCUMULATORS)
+    k.prune(f"at least {2 * MIN_THREADS} threads", lambda c: config_from_columns(c).num_threads >= 2 * MIN_THREADS)
+    k.prune(
+        "all threads' registers fit",
+        lambda c: (
+            (config_from_columns(c).num_accumulators + OVERHEAD_REGISTERS)
+            * ceil_div(config_from_columns(c).num_threads, WARP_SIZE)
+            * WARP_SIZE
+            <= REGISTERS_PER_MULTIPROCESSOR
+        ),
+    )
+    k.prune(
+        "the products of a step are few enough to be unrolled",
+        lambda c: config_from_columns(c).num_accumulators * c["taps"] <= MAX_PRODUCTS,
+    )
+    k.prune(
+        "a block's part is less than twice what there is",
+        lambda c: (
+            (config_from_columns(c).block_channels < 2 * w.O)
+            & (config_from_columns(c).block_tiles < 2 * config_from_columns(c).grid.count)
+        ),
+    )
+    return config
+
+
+def compute_usage(w: Conv2d, columns: Columns) -> ResourceUsage:
+    """What configs use of a device, but for the transform of the filters."""
+    config = WinogradTileConfig.from_columns(w, columns)
+    channel_blocks, tile_blocks = config.grid_shape
+    k_tiles = config.padded_channels // config.block_k
+    staged_elements, macs_per_k_tile = (
+        config.block_k * (config.block_channels + config.block_tiles),
+        config.block_k * config.block_channels * config.block_tiles,
+    )
+    return ResourceUsage(
+        threads=config.num_threads,
+        shared_bytes=config.shared_bytes,
+        accumulators=config.num_accumulators,
+        blocks=channel_blocks * tile_blocks,
+        steps=k_tiles,
+        products=config.num_points * macs_per_k_tile // config.num_threads,
+        intensity=macs_per_k_tile / staged_elements,
+        traffic=channel_blocks * tile_blocks * k_tiles * config.num_points * staged_elements,
+        all_threads=channel_blocks * tile_blocks * config.num_threads,
+    )

@@ -1,0 +1,167 @@
+"""What there is to choose in `winograd_hopper`, what it errs by, and how long its kernels take, about."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from tvmconv.space import Columns, Knobs
+from tvmconv.space.search_space import ResourceUsage
+from tvmconv.workloads import Conv2d
+from tvmconv.workloads.dtypes import DTYPES as ALL_DTYPES
+from tvmconv.workloads.dtypes import TF32, get_numpy_dtype
+from tvmconv.workloads.layout import CHANNELS_LAST
+from tvmconv.workloads.text import MAX_ELEMENTS
+
+from ...tensor_cores.hopper import knobs as product_knobs
+from ...tensor_cores.hopper.constraints import isa_constraints, resource_constraints
+from ...tensor_cores.hopper.latency import min_latency_us, select_default_config
+from ...tensor_cores.hopper.tile_config import KNOB_NAMES, KNOB_OPTIONS, HopperTileConfig
+from ...tensor_cores.hopper.tma_requirements import can_load_by_tma
+from ..cook_toom import WinogradMatrices, compute_error_growth, make_winograd_matrices
+from ..knobs import WinogradTileGrid
+
+DTYPES = ("float16", "bfloat16", "tf32")
+OUTPUT_TILE_SIZES = (2, 4)
+VECTOR_CHOICES = (1, 2, 4, 8)  # channels
+MAX_VECTOR_BYTES = 16  # of an access, at most
+# With six inputs a tile, of points that are each other's negatives and reciprocals these err least: 0, ±1, 1/2 and -2,
+# which serve float32 well, by a half more.
+INTERPOLATION_POINTS = {5: (Fraction(0), Fraction(-2, 3), Fraction(2, 3), Fraction(-3, 2), Fraction(3, 2))}
+ERROR_MARGIN = 1.2  # of an expected error against the tolerance
+MEAN_ROUNDING_FRACTION = 0.42  # of the unit roundoff, what rounding changes on average (root mean square)
+MAX_PROMISING_RATIO = 1.1  # times the estimate of `hopper` alone
+# What the transforms take beside the product: fitted to the three fastest configs each of 57 layers, of Stable
+# Diffusion 1.5, ResNet-50, VGG-16 and YOLOv8s, in float16 and TF32 on one H200. Nine tenths of the estimates are within
+# 9 % of what was measured.
+TRANSFORM_BYTES_PER_US = 3.8e6  # bytes that the transforms read and write in a microsecond
+TRANSFORM_LAUNCH_US = 0.6  # microseconds
+
+
+def is_supported(w: Conv2d) -> bool:
+    """Whether the filter is square, of 3 to 7 taps, applied to each pixel, and some tile is right and can be copied."""
+    is_plain = w.groups == 1 and set(w.stride) == {1} and set(w.dilation) == {1} and w.layout == CHANNELS_LAST
+    return is_plain and w.R == w.S and 3 <= w.R <= 7 and bool(list_output_tile_sizes(w))
+
+
+def is_promising(w: Conv2d) -> bool:
+    """Whether the estimate is not far above that of `hopper` alone."""
+    if not can_load_by_tma(w):
+        return False
+    return min(_estimate_latencies_us(w).values()) <= MAX_PROMISING_RATIO * min_latency_us(w)
+
+
+def get_winograd_matrices(m: int, r: int) -> WinogradMatrices:
+    """The matrices for m outputs of a filter of r taps."""
+    return make_winograd_matrices(m, r, INTERPOLATION_POINTS.get(m + r - 2))
+
+
+def estimate_relative_error(m: int, r: int, dtype: str) -> float:
+    """The relative L2 error of F(m × m, r × r) on random inputs and weights.
+
+    Rounding errors of U, V and M grow along each axis (`compute_error_growth`); Y is rounded behind that. In TF32
+    products and outputs are not rounded. Within 5% of emulations with 64 to 1,280 channels.
+    """
+    num_transform_roundings, num_output_roundings = (2, 0) if dtype == TF32.name else (3, 1)
+    error_growth_squared = compute_error_growth(get_winograd_matrices(m, r)) ** 2
+    return (
+        MEAN_ROUNDING_FRACTION
+        * ALL_DTYPES[dtype].unit_roundoff
+        * math.sqrt(num_transform_roundings * error_growth_squared + num_output_roundings)
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def list_output_tile_sizes(w: Conv2d) -> tuple[int, ...]:
+    """The outputs of a tile along each axis, of those whose error is within the tolerance, and which TMA can copy."""
+    return tuple(
+        m
+        for m in OUTPUT_TILE_SIZES
+        if estimate_relative_error(m, w.R, w.dtype) * ERROR_MARGIN <= w.tolerance
+        and (m + w.R - 1) ** 2 * max(w.C, w.O) * max(WinogradTileGrid.from_workload(w, m).count, w.C) <= MAX_ELEMENTS
+        and can_load_by_tma(make_product_workload(w, m))
+    )
+
+
+def make_product_workload(w: Conv2d, m: int) -> Conv2d:
+    """The products of all places in a tile: 1×1 filters in as many groups, on tiles as pixels."""
+    grid = WinogradTileGrid.from_workload(w, m)
+    num_points = grid.alpha**2
+    sizes = {"N": 1, "C": num_points * w.C, "H": 1, "W": grid.count, "O": num_points * w.O, "R": 1, "S": 1}
+    return dataclasses.replace(w, **sizes, padding=(0,) * 4, groups=num_points, epilogue=())
+
+
+def declare_knobs(k: Knobs, w: Conv2d) -> tuple[int, int, HopperTileConfig]:
+    """Ask for the outputs of a tile along an axis, the channels of a thread, and the product's tiles."""
+    sizes = list_output_tile_sizes(w)
+    vector_choices = [
+        n for n in VECTOR_CHOICES if math.gcd(w.C, w.O) % n == 0 and n * _get_itemsize(w) <= MAX_VECTOR_BYTES
+    ]
+    latencies_us = _estimate_latencies_us(w)
+    m = k.choice("tile_m", sizes, min(latencies_us, key=latencies_us.__getitem__))
+    vector = k.choice("vector", vector_choices, min(vector_choices[-1], 2))
+    default = select_default_config(make_product_workload(w, m))
+    values = {
+        name: k.choice(name, choices, getattr(default, name))
+        for name, choices in zip(KNOB_NAMES, KNOB_OPTIONS, strict=True)
+    }
+    for size in sizes:
+        for description, predicate in (
+            *isa_constraints(make_product_workload(w, size)),
+            *resource_constraints(make_product_workload(w, size)),
+        ):
+            k.require(description, _restrict_to_size(w, size, predicate))
+        for description, predicate in product_knobs.pruning_constraints(make_product_workload(w, size)):
+            k.prune(description, _restrict_to_size(w, size, predicate))
+    return m, vector, HopperTileConfig(**values)
+
+
+def _restrict_to_size(w: Conv2d, size: int, predicate: Callable[[HopperTileConfig], Any]) -> Callable[[Columns], Any]:
+    """Of configs with tiles of a size, whether something holds; of others it does."""
+    return lambda c: (c["tile_m"] != size) | predicate(HopperTileConfig.from_columns(c, make_product_workload(w, size)))
+
+
+def compute_usage(w: Conv2d, columns_by_knob: Columns) -> ResourceUsage:
+    """What configs use of a device: what their product does, and how long the transforms take."""
+    usages = {m: _compute_usage_of_size(w, m, columns_by_knob) for m in list_output_tile_sizes(w)}
+    (first_size, *other_sizes) = usages
+    columns = usages[first_size].to_columns()
+    for m in other_sizes:
+        usage_columns = usages[m].to_columns()
+        columns = {
+            name: np.where(columns_by_knob["tile_m"] == m, usage_columns[name], column)
+            for name, column in columns.items()
+        }
+    return ResourceUsage(**columns, estimate_seconds_per_unit=1e-6)
+
+
+def _compute_usage_of_size(w: Conv2d, m: int, columns: Columns) -> ResourceUsage:
+    product_usage = product_knobs.compute_usage(make_product_workload(w, m), columns)
+    assert product_usage.estimate is not None  # which `hopper` tells
+    product_usage.estimate = product_usage.estimate + _estimate_transforms_us(w, m)
+    return product_usage
+
+
+def _estimate_latencies_us(w: Conv2d) -> dict[int, float]:
+    """Microseconds that the best config is estimated to take, by the size of a tile."""
+    return {
+        m: min_latency_us(make_product_workload(w, m)) + _estimate_transforms_us(w, m)
+        for m in list_output_tile_sizes(w)
+    }
+
+
+def _estimate_transforms_us(w: Conv2d, m: int) -> float:
+    """Microseconds of the transforms of inputs and outputs, about."""
+    product_workload = make_product_workload(w, m)
+    shapes = (w.input_shape, product_workload.input_shape, product_workload.output_shape, w.output_shape)
+    return sum(map(math.prod, shapes)) * _get_itemsize(w) / TRANSFORM_BYTES_PER_US + TRANSFORM_LAUNCH_US
+
+
+def _get_itemsize(w: Conv2d) -> int:
+    return get_numpy_dtype(w.storage).itemsize

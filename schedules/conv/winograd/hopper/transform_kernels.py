@@ -1,0 +1,198 @@
+"""The transforms of `winograd_hopper`: each thread has one tile, or one filter, and some neighbouring channels.
+
+In memory channels come last, as in the operands: `V` is (tiles, α², C), `U` (α², O, C) and `M` (tiles, α², O).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
+
+from tvmconv.arithmetic import ceil_div
+from tvmconv.workloads import Conv2d, epilogue
+from tvmconv.workloads.dtypes import TF32, get_numpy_dtype
+
+from ....tir_builder import (
+    Buffer,
+    Expr,
+    allocate,
+    emit_ptx,
+    if_,
+    load_global,
+    logical_and,
+    pack,
+    store,
+    store_global,
+    thread_axis,
+    unpack,
+)
+from ...tensor_cores.epilogue_ops import apply_epilogue
+from ..cook_toom import FractionMatrix
+from ..knobs import WinogradTileGrid
+from ..te_stages import transpose, weighted_sum
+
+TRANSFORM_THREADS = 128  # of a block
+TF32_DROPPED_BITS = 13  # of a float32, of which TF32 has 10 bits of mantissa
+
+
+def transform_filters(w: Conv2d, grid: WinogradTileGrid, G: FractionMatrix, K: Buffer, U: Buffer) -> None:
+    """Emit the kernel of U = G g Gᵀ.
+
+    Args:
+        w: the workload.
+        grid: of its tiles.
+        G: the matrix, (α, r).
+        K: the filters.
+        U: the transformed ones.
+    """
+    vector = 2 if w.C % 2 == 0 else 1
+    vectors_per_filter = w.C // vector
+    with _thread_per_item(w.O * vectors_per_filter, uses_pdl=False) as index:
+        channel_out, channel_in = index // vectors_per_filter, index % vectors_per_filter * vector
+        transform = _WinogradTransform(w, (w.R, w.R), vector)
+        for r in range(w.R):
+            for s in range(w.S):
+                transform.load(K, (r, s), ((channel_out * w.R + r) * w.S + s) * w.C + channel_in, True)
+        for point, value in transform.apply(transpose(G)):
+            u, v = point
+            _round_and_store(w, U, ((u * grid.alpha + v) * w.O + channel_out) * w.C + channel_in, value, vector)
+
+
+def transform_inputs(w: Conv2d, grid: WinogradTileGrid, B: FractionMatrix, vector: int, X: Buffer, V: Buffer) -> None:
+    """Emit the kernel of V = Bᵀ d B, with zeros around the images and beyond them.
+
+    Args:
+        w: the workload.
+        grid: of its tiles.
+        B: the matrix, (α, α).
+        vector: neighbouring channels of a thread.
+        X: the images.
+        V: the transformed ones.
+    """
+    vectors_per_tile, (top, left) = w.C // vector, w.pad_low
+    with _thread_per_item(grid.count * vectors_per_tile) as index:
+        tile, channel_in = index // vectors_per_tile, index % vectors_per_tile * vector
+        image, row, column = grid.tile_origin(tile)
+        transform = _WinogradTransform(w, (grid.alpha, grid.alpha), vector)
+        for i in range(grid.alpha):
+            for j in range(grid.alpha):
+                y, x = row + i - top, column + j - left
+                is_inside = logical_and(y >= 0, y < w.H, x >= 0, x < w.W)
+                transform.load(X, (i, j), ((image * w.H + y) * w.W + x) * w.C + channel_in, is_inside)
+        for (u, v), value in transform.apply(B):
+            _round_and_store(w, V, (tile * grid.alpha**2 + u * grid.alpha + v) * w.C + channel_in, value, vector)
+
+
+def transform_outputs(
+    w: Conv2d, grid: WinogradTileGrid, A: FractionMatrix, vector: int, arguments: dict[str, Buffer], M: Buffer
+) -> None:
+    """Emit the kernel of Y = Aᵀ M A and the epilogue.
+
+    Args:
+        w: the workload.
+        grid: of its tiles.
+        A: the matrix, (α, m).
+        vector: neighbouring channels of a thread.
+        arguments: by name.
+        M: the products.
+    """
+    vectors_per_tile, (num_rows, num_columns) = w.O // vector, w.output_size
+    registers = allocate("finished", 8, "uint32")
+    with _thread_per_item(grid.count * vectors_per_tile) as index:
+        tile, channel_out = index // vectors_per_tile, index % vectors_per_tile * vector
+        image, row, column = grid.tile_origin(tile)
+        transform = _WinogradTransform(w, (grid.alpha, grid.alpha), vector)
+        for i in range(grid.alpha):
+            for j in range(grid.alpha):
+                transform.load(M, (i, j), (tile * grid.alpha**2 + i * grid.alpha + j) * w.O + channel_out, True)
+        for (u, v), value in transform.apply(A):
+            p, q = row + u, column + v
+            is_inside = logical_and(
+                True if num_rows % grid.m == 0 else p < num_rows, True if num_columns % grid.m == 0 else q < num_columns
+            )
+            with if_(is_inside):
+                pixel = (image * num_rows + p) * num_columns + q
+                apply_epilogue(w, arguments, epilogue.get_ops(w.epilogue), pixel, channel_out, vector, value, registers)
+                store_global(arguments["Y"], pixel * w.O + channel_out, registers, vector)
+
+
+@contextmanager
+def _thread_per_item(num_items: int, *, uses_pdl: bool = True) -> Iterator[Expr]:
+    """A kernel with a thread for each of so many; it may begin while the launch before it ends, for which it waits."""
+    with (
+        thread_axis(ceil_div(num_items, TRANSFORM_THREADS), "blockIdx.x") as block,
+        thread_axis(TRANSFORM_THREADS, "threadIdx.x") as thread,
+    ):
+        if uses_pdl:
+            emit_ptx("griddepcontrol.wait")
+            emit_ptx("griddepcontrol.launch_dependents")
+        index = block * TRANSFORM_THREADS + thread
+        with if_(True if num_items % TRANSFORM_THREADS == 0 else index < num_items):
+            yield index
+
+
+class _WinogradTransform:
+    """The matrices of a thread's channels, which are loaded, and transformed along both axes.
+
+    Args:
+        w: the workload.
+        shape: of each of them.
+        vector: channels.
+    """
+
+    def __init__(self, w: Conv2d, shape: tuple[int, int], vector: int) -> None:
+        self._w, self._shape, self._vector_channels = w, shape, vector
+        rows, columns = shape
+        self._words_per_element = max(
+            1, vector * get_numpy_dtype(w.storage).itemsize // 4
+        )  # words of an element's channels
+        self._element_words = [
+            [allocate(f"in_{i}_{j}", self._words_per_element, "uint32") for j in range(columns)] for i in range(rows)
+        ]
+
+    def load(self, source: Buffer, position: tuple[int, int], index: Expr, is_valid: Expr) -> None:
+        """Load an element where something holds, and else have zeros."""
+        i, j = position
+        element_words = self._element_words[i][j]
+        if is_valid is not True:
+            for e in range(self._words_per_element):
+                store(element_words, e, T.uint32(0))
+        with if_(is_valid):
+            load_global(element_words, source, index, self._vector_channels, is_constant=False)
+
+    def apply(self, matrix: FractionMatrix) -> Iterator[tuple[tuple[int, int], Buffer]]:
+        """Matrixᵀ · what was loaded · matrix: each element, one after the other, with the channels in an array.
+
+        The array is the same for all; whoever takes an element may change it.
+        """
+        (rows, columns), num_channels, weights = self._shape, self._vector_channels, transpose(matrix)
+        num_outputs = len(weights)
+        along_rows = allocate("along_rows", num_outputs * columns * num_channels, "float32")
+        for j in range(columns):
+            channels = [unpack(self._element_words[i][j], num_channels, self._w.storage) for i in range(rows)]
+            for u in range(num_outputs):
+                for e in range(num_channels):
+                    column = [channel_values[e] for channel_values in channels]
+                    store(
+                        along_rows, (u * columns + j) * num_channels + e, weighted_sum(column.__getitem__, weights[u])
+                    )
+        value_regs = allocate("value", max(2, num_channels), "float32")
+        for u in range(num_outputs):
+            for v in range(num_outputs):
+                for e in range(num_channels):
+                    row = [along_rows[(u * columns + j) * num_channels + e] for j in range(columns)]
+                    store(value_regs, e, weighted_sum(row.__getitem__, weights[v]))
+                yield (u, v), value_regs
+
+
+def _round_and_store(w: Conv2d, destination: Buffer, index: Expr, value_regs: Buffer, num_channels: int) -> None:
+    """Round a thread's channels to what is multiplied, and store them."""
+    registers = allocate("rounded", 8, "uint32")
+    pack(registers, 0, [value_regs[e] for e in range(num_channels)], w.storage)
+    if w.dtype == TF32.name:  # the tensor cores cut the rest off
+        for e in range(num_channels):
+            rounding_bit, kept_bits = T.uint32(1 << TF32_DROPPED_BITS - 1), T.uint32(2**32 - 2**TF32_DROPPED_BITS)
+            store(registers, e, (registers[e] + rounding_bit) & kept_bits)
+    store_global(destination, index, registers, num_channels)

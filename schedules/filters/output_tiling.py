@@ -1,0 +1,187 @@
+"""What the filter schedules share: tiles of the output, and the copy of what a tile reads.
+
+A block computes a tile of the output, a thread one place of it: one sample of a signal, or one pixel of an image with
+its channels one after another. Tuples of sizes have one number for each axis that the mask slides along: of samples,
+or of rows and columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from tvmconv.gpu_specs import CONSTANT_BYTES, MAX_THREADS_PER_BLOCK, STATIC_SHARED_BYTES
+from tvmconv.space import Knobs
+from tvmconv.workloads.filters import Filter
+
+from ..primitives import (
+    bind_grid,
+    bind_innermost,
+    block_loops,
+    hoist_guards,
+    inline_consumers,
+    inline_producers,
+    set_memory_scope,
+    split_all,
+    unroll,
+)
+
+AxisSizes = tuple[int, ...]
+
+DEFAULT_BLOCK = {1: (256,), 2: (8, 32)}  # threads by the number of axes, in whole warps along a row
+MAX_UNROLLED_TAPS = 512  # taps; a mask of 17x17 has 289
+MAX_UNROLLED_COPIES = 16  # of a copy, unrolled
+
+
+def can_place_mask_in_constant_memory(w: Filter) -> bool:
+    """Whether the mask fits constant memory."""
+    return math.prod(w.mask_shape) * _get_itemsize(w) <= CONSTANT_BYTES
+
+
+def can_stage_halo(w: Filter) -> bool:
+    """Whether the mask fits constant memory, and a tile of the default size with its halo shared memory."""
+    return (
+        can_place_mask_in_constant_memory(w)
+        and _compute_tile_bytes(w, DEFAULT_BLOCK[len(w.mask_shape)]) <= STATIC_SHARED_BYTES
+    )
+
+
+def declare_block_knobs(k: Knobs, w: Filter, default: Sequence[int] | None = None) -> AxisSizes:
+    """Threads of a block, from knobs: powers of two, along each axis fewer than twice the signal with its ghost cells.
+
+    An axis of one place has one thread: several would share what they stage, and TVM leave out the barrier that they
+    then need (`tvmconv.compiler.barriers`).
+
+    Args:
+        k: gets the knobs `threads_x` and, for an image, `threads_y`.
+        w: the workload.
+        default: preferred numbers of threads, powers of two; by default `DEFAULT_BLOCK`.
+    """
+    knob_names = list_thread_knobs(w)
+    threads = []
+    for name, extent, preferred in zip(
+        knob_names, w.padded_shape, default or DEFAULT_BLOCK[len(knob_names)], strict=False
+    ):
+        options = [2**i for i in range(MAX_THREADS_PER_BLOCK.bit_length()) if 2**i < 2 * extent]
+        threads.append(int(k.choice(name, options, default=min(preferred, options[-1]))))
+    k.require(
+        f"a block has at most {MAX_THREADS_PER_BLOCK} threads",
+        lambda c: np.prod([c[name] for name in knob_names], axis=0) <= MAX_THREADS_PER_BLOCK,
+    )
+    return tuple(threads)
+
+
+def declare_tile_knobs(k: Knobs, w: Filter) -> AxisSizes:
+    """Threads of a block, from knobs, where they compute a tile that is in shared memory with its halo."""
+    threads = declare_block_knobs(k, w)
+    k.require(
+        f"a tile with its halo has at most {STATIC_SHARED_BYTES} bytes",
+        lambda c: _compute_tile_bytes(w, [c[name] for name in list_thread_knobs(w)]) <= STATIC_SHARED_BYTES,
+    )
+    return threads
+
+
+def list_thread_knobs(w: Filter) -> tuple[str, ...]:
+    """The knobs that `declare_block_knobs` asks, one for each axis that the mask slides along."""
+    return ("threads_y", "threads_x")[-len(w.mask_shape) :]
+
+
+def _compute_tile_bytes(w: Filter, tile: Sequence[Any]) -> Any:
+    """What a tile of the output reads at a time; the tile's sizes are numbers or columns of them."""
+    input_sizes = [size + taps - 1 for size, taps in zip(tile, w.mask_shape, strict=True)]
+    return np.prod(input_sizes, axis=0) * _get_itemsize(w)
+
+
+def _get_itemsize(w: Filter) -> int:
+    return np.dtype(w.storage).itemsize
+
+
+def schedule_from_global_memory(s: Schedule, w: Filter, threads: Sequence[int]) -> None:
+    """Let each thread compute an output from global memory, with a bounds check at each tap."""
+    sum_block = cache_accumulator(s, w)
+    inline_producers(s, sum_block)
+    tile_output(s, sum_block, threads, threads)
+
+
+def schedule_from_shared_memory(s: Schedule, w: Filter, tile: Sequence[int], threads: Sequence[int]) -> None:
+    """Let each thread compute an output from shared memory, where the block first copies its tile with the halo.
+
+    The copy has zeros where the signal ends. The mask is in constant memory.
+
+    Args:
+        s: the schedule.
+        w: the workload.
+        tile: sizes of a tile of the output, at most `threads`.
+        threads: threads of a block; those outside the tile only copy.
+    """
+    sum_block = cache_accumulator(s, w)
+    copy = s.cache_read(sum_block, 0, "shared")
+    s.compute_inline(s.get_sblock("padded"))  # only now: its bounds check then sits in the copy to shared memory
+    tile_output(s, sum_block, tile, threads, copy)
+    set_memory_scope(s, K="constant")
+
+
+def cache_accumulator(s: Schedule, w: Filter) -> SBlockRV:
+    """Let the sum be accumulated in a register; it is stored once, with its epilogue. Returns the block that sums."""
+    sum_block = s.get_sblock("sum")
+    inline_consumers(s, s.cache_write(sum_block, 0, "local"))
+    return sum_block
+
+
+def tile_output(
+    s: Schedule, sum_block: SBlockRV, tile: Sequence[int], threads: Sequence[int], copy: SBlockRV | None = None
+) -> None:
+    """Let each block compute a tile of the output, a place a thread, with the taps unrolled.
+
+    Args:
+        s: the schedule.
+        sum_block: the block that sums.
+        tile: sizes of a tile of the output, at most `threads`.
+        threads: threads of a block; those outside the tile idle.
+        copy: the block that copies to shared memory what a tile reads, if there is one: a channel at a time, in strides
+            of the threads. Its last axes are those of the output.
+    """
+    num_axes = len(tile)
+    store = s.get_consumers(sum_block)[0]
+    loops = s.get_loops(sum_block)
+    spatial_loops, channels, taps = loops[:num_axes], loops[num_axes:-num_axes], loops[-num_axes:]
+    num_output_loops = len(spatial_loops + channels)
+    blocks, inner_loops = split_all(s, spatial_loops, [[size] for size in tile])
+    s.reorder(*blocks, *channels, *inner_loops, *taps)
+    _bind_blocks(s, blocks)
+    channel_loop = (*blocks, *channels)[-1]
+    s.reverse_compute_at(store, channel_loop, preserve_unit_loops=True)
+    if copy is not None:
+        s.compute_at(copy, channel_loop, preserve_unit_loops=True)
+        unroll(s, _bind_strided(s, block_loops(s, copy)[-num_output_loops:][:num_axes], threads), MAX_UNROLLED_COPIES)
+    for loop_nest in (
+        inner_loops,
+        block_loops(s, store)[:num_axes],
+    ):  # only now: where threads idle, the copy would cover their places
+        _bind_strided(s, loop_nest, threads)
+    s.decompose_reduction(sum_block, taps[0])
+    unroll(s, taps[0], MAX_UNROLLED_TAPS)
+    hoist_guards(s)
+
+
+def _bind_strided(s: Schedule, loops: Sequence[LoopRV], threads: Sequence[int]) -> LoopRV:
+    """Bind adjacent loops to threads, which step along each of them by the number of threads there.
+
+    Neighbouring threads have neighbouring elements in each step. Returns the outermost loop over the steps.
+    """
+    step_loops, thread_loops = split_all(s, loops, [[count] for count in threads])
+    s.reorder(*step_loops, *thread_loops)
+    bind_innermost(s, "threadIdx", thread_loops)
+    return step_loops[0]
+
+
+def _bind_blocks(s: Schedule, blocks: Sequence[LoopRV]) -> None:
+    if len(blocks) == 1:
+        s.bind(blocks[0], "blockIdx.x")
+    else:
+        bind_grid(s, s.add_unit_loop(blocks[0]), *blocks)

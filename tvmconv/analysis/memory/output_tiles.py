@@ -1,0 +1,131 @@
+"""Which elements of the output the threads of one block compute: the tiles of a schedule, as they come out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmconv.analysis.memory.coalescing import select_middle_block
+from tvmconv.analysis.tir.accesses import iterate_accesses
+from tvmconv.analysis.tir.scopes import execute_scope, has_instructions
+from tvmconv.emulator.blocks import count_lanes
+from tvmconv.emulator.observation import run_with_observer
+from tvmconv.emulator.observers import AccessObserver, MemoryAccess
+from tvmconv.workloads import layout
+
+if TYPE_CHECKING:
+    from tvmconv.compiler.lowered_module import LoweredKernel
+    from tvmconv.kernel import Kernel
+
+NO_THREAD = -1  # the thread of what TMA stores: all of the block's have a part in it
+
+
+@dataclass(frozen=True)
+class OutputTileMap:
+    """What one block stores to the output.
+
+    Attributes:
+        shape: of the output: N, C and space, or space alone.
+        threads: by which each element is stored, or `NO_THREAD`.
+        coordinates: of the elements, of shape (elements, axes), in the order of `shape`.
+    """
+
+    shape: tuple[int, ...]
+    threads: NDArray[np.int64]
+    coordinates: NDArray[np.int64]
+
+
+def map_output_tile(kernel: Kernel) -> OutputTileMap:
+    """The output's elements of the middle block of a kernel's last step.
+
+    Args:
+        kernel: a built kernel, for any target.
+
+    Raises:
+        AnalysisError: the stores cannot be executed.
+    """
+    lowered_kernel, w = kernel.kernels[-1], kernel.workload
+    name = list(kernel.memory_scopes)[len(w.argument_names) - 1]
+    stores = list(
+        _collect_executed_stores(kernel, lowered_kernel, name)
+        if has_instructions(lowered_kernel.function)
+        else _iterate_evaluated_stores(lowered_kernel, name)
+    )
+    threads, elements = (
+        np.concatenate([store[position] for store in stores] or [np.zeros(0, np.int64)]) for position in (0, 1)
+    )
+    stored_shape = w.argument_shapes[-1]
+    elements, first_indices = np.unique(elements, return_index=True)
+    coordinates = np.stack(np.unravel_index(elements, stored_shape), axis=1)
+    order = _find_axis_order(w, len(stored_shape))
+    return OutputTileMap(tuple(stored_shape[axis] for axis in order), threads[first_indices], coordinates[:, order])
+
+
+def _find_axis_order(w: Any, num_axes: int) -> list[int]:
+    """Where N, C and space are among the axes of an output in memory."""
+    if not hasattr(w, "layout"):
+        return list(range(num_axes))
+    stored_order = layout.to_storage_order(w.layout, range(num_axes))
+    return [stored_order.index(axis) for axis in range(num_axes)]
+
+
+def _iterate_evaluated_stores(lowered_kernel: LoweredKernel, name: str) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    for access in iterate_accesses(lowered_kernel.function, lambda buffer: str(buffer.name) == name):
+        if access.kind == "load":
+            continue
+        for execution in execute_scope(
+            access.scope, [access.index], lowered_kernel.launch, select_middle_block(lowered_kernel)
+        ):
+            (elements,) = execution.values
+            threads = np.broadcast_to(np.arange(lowered_kernel.launch.threads_per_block), elements.shape)[
+                execution.is_active
+            ]
+            yield _expand_vectors(threads, elements[execution.is_active], access.num_elements)
+
+
+def _collect_executed_stores(
+    kernel: Kernel, lowered_kernel: LoweredKernel, name: str
+) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+    observer = _FirstBlockStores(name, count_lanes(lowered_kernel))
+    run_with_observer(lowered_kernel, kernel.memory_scopes, [select_middle_block(lowered_kernel)], observer)
+    return observer.stores
+
+
+def _expand_vectors(
+    threads: NDArray[Any], first_elements: NDArray[Any], num_elements: int
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Threads and elements of stores of so many neighbours each."""
+    return np.repeat(threads, num_elements), (first_elements[:, None] + np.arange(num_elements)).reshape(-1)
+
+
+class _FirstBlockStores(AccessObserver):
+    """Keeps what the first of the blocks that are executed stores to an array.
+
+    Args:
+        name: the array's.
+        lanes_per_block: of a block.
+    """
+
+    def __init__(self, name: str, lanes_per_block: int) -> None:
+        self._name, self._lanes_per_block, self.wants_async_proxy = name, lanes_per_block, True
+        self.stores: list[tuple[NDArray[Any], NDArray[Any]]] = []
+
+    def on_access(self, event: MemoryAccess) -> None:
+        """Keep a store of threads."""
+        if store := self._select_store(event):
+            self.stores.append(store.split_into_elements())
+
+    def on_async_proxy_access(self, event: MemoryAccess) -> None:
+        """Keep a store of TMA."""
+        if store := self._select_store(event):
+            lanes, elements = store.split_into_elements()
+            self.stores.append((np.full_like(lanes, NO_THREAD), elements))
+
+    def _select_store(self, event: MemoryAccess) -> MemoryAccess | None:
+        if (event.space, event.kind, event.name) != ("global", "store", self._name):
+            return None
+        return event.restrict_to_first_block(self._lanes_per_block)

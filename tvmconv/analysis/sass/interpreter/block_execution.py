@@ -1,0 +1,380 @@
+"""Executing the machine code of blocks as far as addresses and branches need it.
+
+Threads of several blocks are executed together, an instruction at a time for all that are at it. Threads of a warp that
+have parted meet again where the compiler says (`BSSY`, `BSYNC`); of several places the one that is first in the text
+goes on. Blocks and warps do not wait for one another: what they ask of memory does not depend on what is in it, and
+where it does, that is an error.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmconv.analysis.sass.interpreter.decoding import UNSUPPORTED_OPCODES, DecodedInstruction, decode_listing
+from tvmconv.analysis.sass.interpreter.operands import FIRST_PREDICATE, FIRST_STACK_SLOT, Constants, Values
+from tvmconv.analysis.sass.interpreter.semantics import Array
+from tvmconv.arithmetic import ceil_div
+from tvmconv.compiler.executable import LaunchConfig
+from tvmconv.compiler.sass_listing import Listing
+from tvmconv.emulator.blocks import BlockIndex
+from tvmconv.errors import AnalysisError
+from tvmconv.gpu_specs import WARP_SIZE
+
+MAX_INSTRUCTIONS = 4_000_000  # instructions that are executed of some blocks
+_STACK_WORDS = 4096
+
+
+@dataclass(frozen=True)
+class WarpRequest:
+    """What some warps ask of memory by one instruction, once.
+
+    Attributes:
+        instruction_index: of the instruction, in the listing.
+        addresses: in bytes, of shape (warps, 32).
+        is_active: whether a thread takes part, same shape.
+        access_bytes: that a thread accesses.
+        source_addresses: of a copy from global to shared memory, where it reads, same shape.
+        is_read: of a copy, whether it does; where not, it stores zeros.
+    """
+
+    instruction_index: int
+    addresses: NDArray[np.int64]
+    is_active: NDArray[np.bool_]
+    access_bytes: int
+    source_addresses: NDArray[np.int64] | None = None
+    is_read: NDArray[np.bool_] | None = None
+
+
+AccessCallback = Callable[[WarpRequest], None]
+
+
+@dataclass(frozen=True)
+class BlockExecution:
+    """Some blocks that were executed.
+
+    Attributes:
+        execution_counts: of each instruction, how often a warp of theirs ran it.
+        backward_branch_counts: of each branch, how often one took it back to an instruction before it.
+        num_executed: how many instructions were executed, each for all threads that were at it.
+    """
+
+    execution_counts: list[int]
+    backward_branch_counts: list[int]
+    num_executed: int
+
+
+class SassInterpreter:
+    """The machine code of a kernel, to be executed.
+
+    Args:
+        listing: its instructions.
+        launch: its grid and blocks.
+        constants: the words of constant banks that are known, the arguments among them.
+    """
+
+    def __init__(self, listing: Listing, launch: LaunchConfig, constants: Constants) -> None:
+        self._launch = launch
+        self._num_warps = ceil_div(launch.threads_per_block, WARP_SIZE)
+        self._special_registers: dict[str, Array] = {}
+        self._instructions = decode_listing(listing, constants, self._special_registers)
+        join_targets = {
+            instruction.target_index for instruction in self._instructions
+        }  # where threads may come from elsewhere
+        join_targets |= {
+            index + 1
+            for index, instruction in enumerate(self._instructions)
+            if instruction.instruction.opcode == "BSYNC"
+        }
+        self._next_required: list[int] = [len(listing)] * (
+            len(listing) + 1
+        )  # from each place on, the next that does something
+        for index in reversed(range(len(listing))):
+            is_required = index in join_targets or self._instructions[index].must_execute
+            self._next_required[index] = index if is_required else self._next_required[index + 1]
+
+    def execute_blocks(
+        self, blocks: Sequence[BlockIndex], on_access: AccessCallback, max_instructions: int | None = None
+    ) -> BlockExecution:
+        """Execute some blocks.
+
+        Args:
+            blocks: of the grid, as (x, y, z).
+            on_access: is told of each access of global and shared memory.
+            max_instructions: instructions that are executed; by default `MAX_INSTRUCTIONS`.
+
+        Raises:
+            AnalysisError: an address or a branch depends on what is not known, it calls functions or branches by a
+                register, or it takes too long.
+        """
+        self._special_registers.clear()
+        self._special_registers.update(self._evaluate_special_registers(blocks))
+        return _BlockExecutor(
+            self._instructions,
+            self._next_required,
+            self._make_thread_mask(len(blocks)),
+            on_access,
+            max_instructions or MAX_INSTRUCTIONS,
+        ).execute()
+
+    def _make_thread_mask(self, blocks: int) -> NDArray[np.bool_]:
+        return np.tile(np.arange(self._num_warps * WARP_SIZE) < self._launch.threads_per_block, blocks)
+
+    def _evaluate_special_registers(self, blocks: Sequence[BlockIndex]) -> dict[str, Array]:
+        x, y, _ = self._launch.block
+        thread = np.tile(np.arange(self._num_warps * WARP_SIZE), len(blocks))
+        registers = {
+            "SR_TID.X": thread % x,
+            "SR_TID.Y": thread // x % y,
+            "SR_TID.Z": thread // (x * y),
+            "SR_LANEID": thread % WARP_SIZE,
+            "SRZ": np.zeros(1),
+        }
+        block_indices = np.repeat(np.array(blocks, np.int64), self._num_warps * WARP_SIZE, axis=0)
+        for axis, name in enumerate("XYZ"):
+            is_uniform = len({block[axis] for block in blocks}) == 1
+            registers[f"SR_CTAID.{name}"] = block_indices[:1, axis] if is_uniform else block_indices[:, axis]
+        cluster_x, cluster_y, cluster_z = self._launch.cluster
+        cta_rank = block_indices % (cluster_x, cluster_y, cluster_z) @ (1, cluster_x, cluster_x * cluster_y)
+        registers["SR_CgaCtaId"] = cta_rank if cluster_x * cluster_y * cluster_z > 1 else np.zeros(1)
+        return {name: value.astype(np.uint32) for name, value in registers.items()}
+
+
+class _BlockExecutor:
+    """Some blocks that are executed."""
+
+    def __init__(
+        self,
+        instructions: Sequence[DecodedInstruction],
+        next_required: Sequence[int],
+        thread_mask: NDArray[np.bool_],
+        on_access: AccessCallback,
+        max_instructions: int,
+    ) -> None:
+        self._instructions, self._next_required, self._on_access, self._max_instructions = (
+            instructions,
+            next_required,
+            on_access,
+            max_instructions,
+        )
+        self._thread_mask = thread_mask
+        self._values: Values = [None] * (FIRST_STACK_SLOT + _STACK_WORDS)
+        self._values[:FIRST_PREDICATE] = [np.zeros(1, np.uint32)] * FIRST_PREDICATE
+        self._values[FIRST_PREDICATE:FIRST_STACK_SLOT] = [np.zeros(1, bool)] * (FIRST_STACK_SLOT - FIRST_PREDICATE)
+        self._masks_by_index: dict[int, NDArray[np.bool_]] = {0: thread_mask}
+        self._convergence_masks: dict[str, NDArray[np.bool_]] = {}  # by barrier register, who is to meet
+        self._waiting_masks: dict[tuple[str, int], NDArray[np.bool_]] = {}  # who waits for that, and where it goes on
+        self._exited = ~thread_mask
+        self._num_entered: Counter[int] = Counter()  # warps that entered a stretch of code here, and that left it there
+        self._num_left: Counter[int] = Counter()
+        self._num_backward_branches: Counter[int] = Counter()
+        self._num_executed = 0
+
+    def execute(self) -> BlockExecution:
+        """Execute all."""
+        while self._masks_by_index:
+            index = min(self._masks_by_index)
+            self._execute_from(index, self._masks_by_index.pop(index))
+            if not self._masks_by_index and self._waiting_masks:
+                self._release_waiting(force=True)
+        num_inside, execution_counts = 0, []
+        for index in range(len(self._instructions)):
+            num_inside += self._num_entered[index]
+            execution_counts.append(num_inside)
+            num_inside -= self._num_left[index]
+        return BlockExecution(
+            execution_counts,
+            [self._num_backward_branches[index] for index in range(len(self._instructions))],
+            self._num_executed,
+        )
+
+    def _execute_from(self, index: int, mask: NDArray[np.bool_]) -> None:
+        """Execute from one place on until the threads part, meet others, wait or end."""
+        is_full = self._is_whole(mask)
+        num_warps = self._count_warps(mask)
+        self._num_entered[index] += num_warps
+        instructions, next_required = self._instructions, self._next_required
+        while True:
+            next_index = next_required[index]
+            if next_index >= len(instructions):
+                self._num_left[len(instructions) - 1] += num_warps
+                return
+            index = next_index
+            if self._masks_by_index and index in self._masks_by_index:  # others are here
+                self._num_left[index - 1] += num_warps
+                self._masks_by_index[index] = self._masks_by_index[index] | mask
+                return
+            self._num_executed += 1
+            if self._num_executed > self._max_instructions:
+                raise AnalysisError(f"its machine code takes more than {self._max_instructions:,} steps to execute")
+            instruction = instructions[index]
+            if instruction.address_operands:
+                self._access(index, instruction, mask)
+            if instruction.affects_addresses:
+                self._compute(instruction, None if is_full else mask)
+            if instruction.is_branch:
+                continuing = self._branch(index, instruction, mask)
+                if continuing is None:
+                    self._num_left[index] += num_warps
+                    return
+                if continuing is not mask:
+                    self._num_left[index] += num_warps
+                    mask, is_full, num_warps = continuing, self._is_whole(continuing), self._count_warps(continuing)
+                    self._num_entered[index + 1] += num_warps
+            index += 1
+
+    def _is_whole(self, mask: NDArray[np.bool_]) -> bool:
+        return mask is self._thread_mask or bool((mask == self._thread_mask).all())
+
+    def _count_warps(self, mask: NDArray[np.bool_]) -> int:
+        return int(mask.reshape(-1, WARP_SIZE).any(axis=1).sum())
+
+    def _apply_guard(self, instruction: DecodedInstruction, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        if instruction.guard is None:
+            return mask
+        value = instruction.guard.read(self._values)
+        if value is None:
+            raise AnalysisError(f"whether {instruction.instruction.text} is executed depends on what is not known")
+        return mask & value
+
+    def _compute(self, instruction: DecodedInstruction, mask: NDArray[np.bool_] | None) -> None:
+        semantics = instruction.semantics
+        assert semantics is not None
+        values = self._values
+        results: Sequence[Array | None] = [None] * len(semantics.written_registers)
+        if semantics.function:
+            operands = [source.read(values) for source in semantics.sources]
+            if all(value is not None for value in operands):
+                results = semantics.function(*operands)
+        if instruction.guard is not None:
+            guard_value = instruction.guard.read(values)
+            if guard_value is None:
+                results, mask = [None] * len(semantics.written_registers), None
+            else:
+                mask = guard_value if mask is None else mask & guard_value
+                if len(mask) == 1:
+                    if not mask[0]:
+                        return
+                    mask = None
+        for number, value in zip(semantics.written_registers, results, strict=True):
+            if number is None:
+                continue
+            previous = values[number]
+            if mask is None or value is None or (previous is None and bool(mask.all())):
+                values[number] = value
+            else:
+                values[number] = np.where(mask, value, np.zeros(1, value.dtype) if previous is None else previous)
+
+    def _access(self, index: int, instruction: DecodedInstruction, mask: NDArray[np.bool_]) -> None:
+        mask = self._apply_guard(instruction, mask)
+        if not mask.any():
+            return
+        address_values = [source.read(self._values) for source in instruction.address_operands]
+        addresses = [
+            _group_by_warp(address_value.astype(np.int64), mask)
+            for address_value in address_values
+            if address_value is not None
+        ]
+        if len(addresses) < len(address_values):
+            raise AnalysisError(f"where {instruction.instruction.text} accesses memory depends on what is not known")
+        is_read: NDArray[np.bool_] | None = None
+        if len(addresses) > 1:
+            is_read = mask
+            if instruction.fill_guard:
+                value = instruction.fill_guard.read(self._values)
+                if value is None:
+                    raise AnalysisError(
+                        f"whether {instruction.instruction.text} stores zeros depends on what is not known"
+                    )
+                is_read = mask & value
+            is_read = _group_by_warp(is_read, mask)
+        source_addresses = addresses[1] if len(addresses) > 1 else None
+        self._on_access(
+            WarpRequest(
+                index, addresses[0], _group_by_warp(mask, mask), instruction.access_bytes, source_addresses, is_read
+            )
+        )
+
+    def _branch(self, index: int, instruction: DecodedInstruction, mask: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
+        """The threads that go on behind an instruction: `mask` itself where all do, None where none does."""
+        opcode = instruction.instruction.opcode
+        register = instruction.instruction.operands.split(",")[0].strip()
+        if opcode == "BSSY":
+            self._convergence_masks[register] = self._merge_convergence(self._convergence_masks.get(register), mask)
+            return mask
+        if opcode == "BREAK":
+            leaving_mask = self._apply_guard(instruction, mask)
+            if register in self._convergence_masks:
+                self._convergence_masks[register] = self._convergence_masks[register] & ~leaving_mask
+            return mask
+        if opcode == "BSYNC":
+            return self._converge(index, register, mask)
+        taken_mask = self._apply_guard(instruction, mask)
+        if not taken_mask.any():
+            return mask
+        fallthrough_mask = mask & ~taken_mask
+        if opcode in UNSUPPORTED_OPCODES:
+            raise AnalysisError(
+                f"its machine code has {instruction.instruction.name}, an instruction that is not understood"
+            )
+        if opcode == "EXIT":
+            self._exited = self._exited | taken_mask
+            self._release_waiting()
+        elif instruction.target_index is not None and instruction.target_index != index:
+            target_mask = self._masks_by_index.get(instruction.target_index)
+            merged_mask = taken_mask if target_mask is None else target_mask | taken_mask
+            self._masks_by_index[instruction.target_index] = merged_mask
+            if instruction.target_index < index:  # with a warp that is there already it goes on as one
+                self._num_backward_branches[index] += self._count_warps(merged_mask) - (
+                    0 if target_mask is None else self._count_warps(target_mask)
+                )
+        else:
+            raise AnalysisError("the machine code branches to itself, which ends never")
+        return fallthrough_mask if fallthrough_mask.any() else None
+
+    def _merge_convergence(self, previous_mask: NDArray[np.bool_] | None, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Who is to meet, where the warps of some threads begin anew."""
+        if previous_mask is None:
+            return mask
+        is_reentered = np.repeat(mask.reshape(-1, WARP_SIZE).any(axis=1), WARP_SIZE)
+        return np.where(is_reentered, mask, previous_mask)
+
+    def _converge(self, index: int, register: str, mask: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
+        expected_mask = self._convergence_masks.get(register)
+        if expected_mask is None:
+            return mask
+        warp_mask = np.repeat(mask.reshape(-1, WARP_SIZE).any(axis=1), WARP_SIZE)
+        missing_mask = expected_mask & warp_mask & ~mask & ~self._exited
+        if not missing_mask.any():
+            return mask
+        key = register, index
+        waiting_mask = self._waiting_masks.get(key)
+        self._waiting_masks[key] = mask if waiting_mask is None else waiting_mask | mask
+        self._release_waiting()
+        return None
+
+    def _release_waiting(self, *, force: bool = False) -> None:
+        """Let go on whose warps are complete."""
+        for (register, index), waiting_mask in list(self._waiting_masks.items()):
+            missing_mask = self._convergence_masks[register] & ~waiting_mask & ~self._exited
+            is_incomplete = np.repeat(missing_mask.reshape(-1, WARP_SIZE).any(axis=1), WARP_SIZE) & (not force)
+            released_mask = waiting_mask & ~is_incomplete
+            if not released_mask.any():
+                continue
+            remaining_mask = waiting_mask & is_incomplete
+            if remaining_mask.any():
+                self._waiting_masks[register, index] = remaining_mask
+            else:
+                del self._waiting_masks[register, index]
+            target_mask = self._masks_by_index.get(index + 1)
+            self._masks_by_index[index + 1] = released_mask if target_mask is None else target_mask | released_mask
+
+
+def _group_by_warp(value: Array, shape_mask: Array) -> Array:
+    """A value of each thread, of shape (warps, 32)."""
+    full_value: Array = value if value.shape == shape_mask.shape else np.broadcast_to(value, shape_mask.shape)
+    return full_value.reshape(-1, WARP_SIZE)

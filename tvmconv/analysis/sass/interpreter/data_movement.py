@@ -1,0 +1,216 @@
+"""How words and predicates come from one place to another: registers, the stack, constants, threads of a warp."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+
+import numpy as np
+
+from tvmconv.analysis.sass.interpreter.operands import (
+    CONSTANT,
+    FIRST_PREDICATE,
+    FIRST_STACK_SLOT,
+    Constants,
+    is_predicate,
+    make_stack_operands,
+    parse_pair,
+    parse_predicate,
+    parse_register,
+    parse_word,
+)
+from tvmconv.analysis.sass.interpreter.semantics import (
+    Array,
+    SassSemantics,
+    SemanticsFactories,
+    count_registers,
+    parse_register_pair,
+    parse_words,
+    register_semantics,
+    split_words,
+)
+from tvmconv.compiler.sass_listing import SassInstruction
+from tvmconv.gpu_specs import WARP_SIZE
+
+SEMANTICS_FACTORIES: SemanticsFactories = {}
+SPECIAL_REGISTERS = frozenset(
+    ("SR_TID.X", "SR_TID.Y", "SR_TID.Z", "SR_CTAID.X", "SR_CTAID.Y", "SR_CTAID.Z", "SR_LANEID", "SR_CgaCtaId", "SRZ")
+)
+_STACK = re.compile(r"\[R1(?:\+(0x[0-9a-f]+))?\]")
+
+
+@register_semantics(SEMANTICS_FACTORIES, "MOV")
+def _make_mov(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics | None:
+    if "64" in instruction.modifiers:
+        return SassSemantics(
+            parse_register_pair(operand_texts[0]), (parse_pair(operand_texts[1], constants),), split_words
+        )
+    return SassSemantics((parse_register(operand_texts[0]),), parse_words(operand_texts[1:2], constants), lambda a: [a])
+
+
+@register_semantics(SEMANTICS_FACTORIES, "R2UR")
+def _make_to_uniform(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics:
+    """The value of a warp's first thread: all have the same; a predicate in front would tell that they do not."""
+    if is_predicate(operand_texts[0]):
+        writes: tuple[int | None, ...] = (parse_register(operand_texts[1]), parse_register(operand_texts[0]))
+        return SassSemantics(
+            writes, parse_words(operand_texts[2:3], constants), lambda a: [_broadcast_first_lane(a), np.zeros(1, bool)]
+        )
+    return SassSemantics(
+        (parse_register(operand_texts[0]),),
+        parse_words(operand_texts[1:2], constants),
+        lambda a: [_broadcast_first_lane(a)],
+    )
+
+
+def _broadcast_first_lane(value: Array) -> Array:
+    return value if len(value) == 1 else np.repeat(value[::WARP_SIZE], WARP_SIZE)
+
+
+@register_semantics(SEMANTICS_FACTORIES, "HFMA2")
+def _make_half_constant(
+    instruction: SassInstruction, operand_texts: list[str], constants: Constants
+) -> SassSemantics | None:
+    """A constant that is written as a sum of two halves and nothing."""
+    if operand_texts[1:3] != ["-RZ", "RZ"] or len(operand_texts) != 5:
+        return None
+    try:
+        high_bits, low_bits = (int(np.float16(operand_text).view(np.uint16)) for operand_text in operand_texts[3:])
+    except ValueError:
+        return None
+    return SassSemantics(
+        (parse_register(operand_texts[0]),), (), lambda: [np.array([high_bits << 16 | low_bits], np.uint32)]
+    )
+
+
+@register_semantics(SEMANTICS_FACTORIES, "STL")
+def _make_spill(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics | None:
+    slot, first_register = _find_stack_slot(operand_texts[0]), parse_register(operand_texts[1])
+    if slot is None or {"U8", "S8", "U16", "S16"} & set(instruction.modifiers):
+        return None
+    count = count_registers(instruction)
+    names = (
+        [operand_texts[1]] * count
+        if first_register is None
+        else [f"R{first_register + index}" for index in range(count)]
+    )
+    sources = parse_words(names, constants)
+    return SassSemantics(tuple(range(slot, slot + count)), sources, lambda *values: values)
+
+
+@register_semantics(SEMANTICS_FACTORIES, "LDL")
+def _make_fill(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics | None:
+    slot, first_register = _find_stack_slot(operand_texts[1]), parse_register(operand_texts[0])
+    if slot is None or first_register is None or {"U8", "S8", "U16", "S16"} & set(instruction.modifiers):
+        return None
+    count = count_registers(instruction)
+    return SassSemantics(
+        tuple(range(first_register, first_register + count)), make_stack_operands(slot, count), lambda *values: values
+    )
+
+
+def _find_stack_slot(address: str) -> int | None:
+    """The number that stands for a word of the stack, which registers are spilled to."""
+    match = _STACK.fullmatch(address)
+    return FIRST_STACK_SLOT + int(match[1] or "0", 16) // 4 if match else None
+
+
+def _find_byte_bit(modifiers: Iterable[str]) -> int:
+    """The first bit of the byte that one of these names, such as B1."""
+    return next((8 * int(modifier[1]) for modifier in modifiers if modifier in ("B1", "B2", "B3")), 0)
+
+
+@register_semantics(SEMANTICS_FACTORIES, "P2R", "UP2UR")
+def _make_pack(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics | None:
+    """Predicates as the bits of a byte of a word: those of a mask, the others from another word."""
+    if parse_register(operand_texts[0]) is None:
+        return None
+    prefix = "UP" if operand_texts[1] == "UPR" else "P"
+    mask, first_bit = int(operand_texts[3], 16), _find_byte_bit(instruction.modifiers)
+    sources = tuple(
+        parse_predicate(f"{prefix}{index}") if mask >> index & 1 else parse_predicate("!PT") for index in range(7)
+    )
+
+    def pack(previous: Array, *bits: Array) -> Sequence[Array]:
+        packed_bits = reduce(
+            operator.or_, (bit.astype(np.uint32) << np.uint32(index) for index, bit in enumerate(bits))
+        )
+        return [previous & np.uint32(~(mask << first_bit) & 0xFFFFFFFF) | packed_bits << np.uint32(first_bit)]
+
+    return SassSemantics((parse_register(operand_texts[0]),), (parse_word(operand_texts[2], constants), *sources), pack)
+
+
+@register_semantics(SEMANTICS_FACTORIES, "R2P")
+def _make_unpack(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics | None:
+    """Predicates from the bits of a byte of a word: those of a mask, the others as they are."""
+    match operand_texts:
+        case ["PR", source, bits]:
+            mask, (source, *modifiers) = int(bits, 16), source.split(".")
+        case _:
+            return None
+    if set(modifiers) - {"reuse", "B0", "B1", "B2", "B3"}:
+        return None
+    first_bit = _find_byte_bit(modifiers)
+    predicate_indices = [index for index in range(7) if mask >> index & 1]
+
+    def unpack(value: Array) -> Sequence[Array]:
+        return [value >> np.uint32(first_bit + index) & np.uint32(1) != 0 for index in predicate_indices]
+
+    return SassSemantics(
+        tuple(FIRST_PREDICATE + index for index in predicate_indices), parse_words([source], constants), unpack
+    )
+
+
+@register_semantics(SEMANTICS_FACTORIES, "LDC", "LDCU")
+def _make_constant_load(
+    instruction: SassInstruction, operand_texts: list[str], constants: Constants
+) -> SassSemantics | None:
+    first_register, match = parse_register(operand_texts[0]), CONSTANT.fullmatch(operand_texts[1])
+    if first_register is None or match is None:
+        return None
+    constant_texts = [
+        f"c[{match[1]}][{int(match[2], 16) + 4 * index:#x}]" for index in range(count_registers(instruction))
+    ]
+    return SassSemantics(
+        tuple(range(first_register, first_register + len(constant_texts))),
+        parse_words(constant_texts, constants),
+        lambda *values: values,
+    )
+
+
+@register_semantics(SEMANTICS_FACTORIES, "VOTE", "VOTEU")
+def _make_vote(instruction: SassInstruction, operand_texts: list[str], constants: Constants) -> SassSemantics | None:
+    vote_mode = next((modifier for modifier in instruction.modifiers if modifier in ("ALL", "ANY")), None)
+    if vote_mode is None or len(operand_texts) != 2:
+        return None
+
+    def vote(value: Array) -> Sequence[Array]:
+        if len(value) == 1:
+            return [value]
+        votes_by_warp = value.reshape(-1, WARP_SIZE)
+        return [np.repeat(votes_by_warp.all(axis=1) if vote_mode == "ALL" else votes_by_warp.any(axis=1), WARP_SIZE)]
+
+    return SassSemantics((parse_register(operand_texts[0]),), (parse_predicate(operand_texts[1]),), vote)
+
+
+@register_semantics(SEMANTICS_FACTORIES, "SYNCS")
+def _make_mbarrier_check(
+    instruction: SassInstruction, operand_texts: list[str], constants: Constants
+) -> SassSemantics | None:
+    """A phase of an mbarrier that is waited for is over."""
+    if "PHASECHK" not in instruction.modifiers:
+        return None
+    return SassSemantics((parse_register(operand_texts[0]),), (), lambda: [np.ones(1, bool)])
+
+
+def make_special_read(
+    operand_texts: list[str], special_registers: Mapping[str, Array], *, is_wide: bool
+) -> SassSemantics:
+    """What a special register has, when it is executed."""
+    writes = parse_register_pair(operand_texts[0]) if is_wide else (parse_register(operand_texts[0]),)
+    name = operand_texts[1]
+    return SassSemantics(
+        writes, (), (lambda: [special_registers[name]] * len(writes)) if name in SPECIAL_REGISTERS else None
+    )

@@ -1,0 +1,207 @@
+"""The operands of machine code: registers, predicates, constants and addresses.
+
+Registers are told by numbers: R0 to R254 by their own, UR0 and on from `FIRST_UNIFORM` on, P0 to P6 from
+`FIRST_PREDICATE` on and UP0 to UP6 behind these; from `FIRST_STACK_SLOT` on, words of the stack. What is always zero or
+always true has no number. Values are arrays of unsigned integers of 32 bits, of one element where all threads have the
+same, else of one a thread; predicates are arrays of booleans. None stands for what is not known: what comes from
+memory, and floating point.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FIRST_UNIFORM, FIRST_PREDICATE, FIRST_STACK_SLOT = 256, 512, 528
+WORD_BITS = 32
+Value = NDArray[Any] | None
+Values = list[Value]
+Constants = Callable[[int, int], int | None]  # the word at an offset of a bank, if it is known
+
+_REGISTER = re.compile(r"(U?)R(Z|\d+)((?:\.\w+)*)")
+_PREDICATE = re.compile(r"(!?)(U?)P(T|\d)")
+CONSTANT = re.compile(r"c\[(0x[0-9a-f]+)\]\[(0x[0-9a-f]+)\]")
+_NUMBER = re.compile(r"-?0x[0-9a-f]+")
+_ADDRESS = re.compile(r"(?:desc\[U?R\w+\])?\[([^\]]*)\]")
+_SCALES = {"X4": 4, "X8": 8, "X16": 16}
+
+
+@dataclass(frozen=True)
+class OperandReader:
+    """What an instruction reads: a value of 32 or 64 bits, or a predicate.
+
+    Attributes:
+        register_bits: the numbers of the registers, as a set of bits.
+        read: its value; None if it is not known.
+    """
+
+    register_bits: int
+    read: Callable[[Values], Value]
+
+
+def parse_register(text: str) -> int | None:
+    """The number of a register, such as that of `UR4`; None for what always is zero or true, and for what is none."""
+    if match := _REGISTER.fullmatch(text.lstrip("-~|!").rstrip("|")):
+        return None if match[2] == "Z" else int(match[2]) + (FIRST_UNIFORM if match[1] else 0)
+    if match := _PREDICATE.fullmatch(text):
+        return None if match[3] == "T" else FIRST_PREDICATE + int(match[3]) + (8 if match[2] else 0)
+    return None
+
+
+def is_predicate(text: str) -> bool:
+    """Whether an operand is a predicate."""
+    return _PREDICATE.fullmatch(text) is not None
+
+
+def parse_predicate(text: str) -> OperandReader:
+    """A predicate, such as `!P0`; what is none is not known."""
+    match = _PREDICATE.fullmatch(text.lstrip("@"))
+    if not match:
+        return _UNKNOWN
+    is_negated, register_number = bool(match[1]), parse_register(match[0].lstrip("!"))
+    if register_number is None:
+        constant = np.array([not is_negated])
+        return OperandReader(0, lambda values: constant)
+
+    def read(values: Values) -> Value:
+        value = values[register_number]
+        return value if value is None or not is_negated else ~value
+
+    return OperandReader(1 << register_number, read)
+
+
+def parse_word(text: str, constants: Constants) -> OperandReader:
+    """An operand of 32 bits, such as `-R4.reuse`, `0x10` or `c[0x0][0x28]`."""
+    sign, unsigned_text = text[: len(text) - len(text.lstrip("-~"))], text.lstrip("-~")
+    if _NUMBER.fullmatch(text):
+        return _make_constant(int(text, 16))
+    if match := CONSTANT.fullmatch(unsigned_text):
+        constant = constants(int(match[1], 16), int(match[2], 16))
+        return _UNKNOWN if constant is None else _apply_sign(_make_constant(constant), sign)
+    match = _REGISTER.fullmatch(unsigned_text)
+    if not match or set(match[3].split(".")) - {"", "reuse", "64", "U32"}:
+        return _UNKNOWN
+    register_number = parse_register(match[1] + "R" + match[2])
+    return _apply_sign(
+        _make_constant(0)
+        if register_number is None
+        else OperandReader(1 << register_number, lambda values: values[register_number]),
+        sign,
+    )
+
+
+def parse_pair(text: str, constants: Constants) -> OperandReader:
+    """An operand of 64 bits, which lies in two registers, or words of the constants."""
+    if match := CONSTANT.fullmatch(text):
+        low_word, high_word = (constants(int(match[1], 16), int(match[2], 16) + offset) for offset in (0, 4))
+        return (
+            _UNKNOWN
+            if low_word is None or high_word is None
+            else _join_words(_make_constant(low_word), _make_constant(high_word))
+        )
+    if _NUMBER.fullmatch(text):
+        number = int(text, 16)
+        return _join_words(_make_constant(number), _make_constant(number >> WORD_BITS))
+    match = _REGISTER.fullmatch(text)
+    if not match:
+        return _UNKNOWN
+    if match[2] == "Z":
+        return _join_words(_make_constant(0), _make_constant(0))
+    return _join_words(*(parse_word(f"{match[1]}R{int(match[2]) + offset}", constants) for offset in (0, 1)))
+
+
+def parse_address(text: str, constants: Constants, *, is_wide: bool = False) -> OperandReader:
+    """An address in bytes, such as `desc[UR4][R2.64+-0x10]` or `[R5.X4+UR4+0x100]`: of 64 bits where a part is.
+
+    Args:
+        text: the operand.
+        constants: the words of the constant banks.
+        is_wide: a register without a mark stands for two (before compute capability 8.0): the only one, or the uniform
+            one beside another that is marked `.U32`.
+    """
+    match = _ADDRESS.fullmatch(text)
+    if not match:
+        return _UNKNOWN
+    terms = re.findall(r"[^+]+", match[1])
+    registers = [index for index, term in enumerate(terms) if _REGISTER.fullmatch(term)]
+    if is_wide and len(registers) in (1, 2) and not any(term.endswith(".64") for term in terms):
+        terms[registers[-1]] += ".64"
+    is_wide = any(term.endswith(".64") for term in terms)
+    term_readers = [_parse_address_term(term, constants) for term in terms]
+
+    def read(values: Values) -> Value:
+        total: Value = np.zeros(1, np.uint64)
+        for term_reader in term_readers:
+            value = term_reader.read(values)
+            if value is None or total is None:
+                return None
+            total = total + value
+        return total if is_wide else total & np.uint64(0xFFFFFFFF)
+
+    return OperandReader(_merge_registers(term_readers), read)
+
+
+def make_stack_operands(first_slot: int, count: int) -> tuple[OperandReader, ...]:
+    """Some words of the stack, by their numbers."""
+    return tuple(
+        OperandReader(1 << number, operator.itemgetter(number)) for number in range(first_slot, first_slot + count)
+    )
+
+
+def _parse_address_term(text: str, constants: Constants) -> OperandReader:
+    if _NUMBER.fullmatch(text):
+        constant = np.array([int(text, 16)], np.int64).astype(np.uint64)
+        return OperandReader(0, lambda values: constant)
+    if text.endswith(".64"):
+        return parse_pair(text.removesuffix(".64"), constants)
+    register_text, _, scale = text.partition(".X")
+    register_reader, multiplier = parse_word(register_text, constants), np.uint64(_SCALES.get("X" + scale, 1))
+
+    def read(values: Values) -> Value:
+        value = register_reader.read(values)
+        return None if value is None else value.astype(np.uint64) * multiplier
+
+    return OperandReader(register_reader.register_bits, read)
+
+
+def _merge_registers(sources: Sequence[OperandReader]) -> int:
+    register_bits = 0
+    for source in sources:
+        register_bits |= source.register_bits
+    return register_bits
+
+
+def _make_constant(number: int) -> OperandReader:
+    value = np.array([number & 0xFFFFFFFF], np.uint32)
+    return OperandReader(0, lambda values: value)
+
+
+def _apply_sign(operand: OperandReader, sign: str) -> OperandReader:
+    if not sign:
+        return operand
+    apply_sign = np.negative if sign == "-" else np.invert
+
+    def read(values: Values) -> Value:
+        value = operand.read(values)
+        return None if value is None else apply_sign(value)
+
+    return OperandReader(operand.register_bits, read)
+
+
+def _join_words(low_reader: OperandReader, high_reader: OperandReader) -> OperandReader:
+    def read(values: Values) -> Value:
+        low_words, high_words = low_reader.read(values), high_reader.read(values)
+        if low_words is None or high_words is None:
+            return None
+        return low_words.astype(np.uint64) | high_words.astype(np.uint64) << np.uint64(WORD_BITS)
+
+    return OperandReader(low_reader.register_bits | high_reader.register_bits, read)
+
+
+_UNKNOWN = OperandReader(0, lambda values: None)

@@ -1,0 +1,344 @@
+"""How often the instructions of a kernel run and what they ask of memory: sectors, lines and wavefronts of each.
+
+All blocks of a grid are executed where that takes few steps; else some, spread evenly, which stand for all: those at
+the border of the grid do less than those inside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmconv.analysis.memory.bank_conflicts import count_copy_wavefronts_by_request, count_wavefronts_by_request
+from tvmconv.analysis.memory.coalescing import LINE_BYTES, count_sectors
+from tvmconv.analysis.sass.instruction_mix import ACCESSES
+from tvmconv.analysis.sass.interpreter.block_execution import AccessCallback, SassInterpreter, WarpRequest
+from tvmconv.arithmetic import round_up
+from tvmconv.errors import AnalysisError
+from tvmconv.gpu_specs import VECTOR_BYTES
+
+if TYPE_CHECKING:
+    from tvmconv.compiler.executable import CompiledKernel
+    from tvmconv.compiler.lowered_module import LoweredKernel
+    from tvmconv.compiler.sass_listing import Listing
+    from tvmconv.emulator.blocks import BlockIndex
+    from tvmconv.kernel import Kernel
+
+
+@dataclass(frozen=True)
+class _ConstantBankLayout:
+    """Where things lie in constant bank 0, in bytes."""
+
+    arguments_offset: int
+    block_offset: int
+    grid_offset: int
+    stack_offset: int
+    descriptors_offset: int
+
+
+ARRAY_ADDRESS_BITS = 40  # of an address, above which is the number of the argument that it is in
+_ARRAY_START = 1 << 32  # of an argument's array: what is a little below it is there, too
+# Constant bank 0, by the first architecture that has it so: the arguments, the sizes of block and grid, the stack's
+# end, and descriptors of global memory, of which nothing is needed. Read off machine code (docs/tvm.md).
+_CONSTANT_BANKS = (
+    (
+        100,
+        _ConstantBankLayout(
+            arguments_offset=0x380, block_offset=0x360, grid_offset=0x370, stack_offset=0x37C, descriptors_offset=0x358
+        ),
+    ),
+    (
+        90,
+        _ConstantBankLayout(
+            arguments_offset=0x210, block_offset=0x0, grid_offset=0xC, stack_offset=0x28, descriptors_offset=0x208
+        ),
+    ),
+    (
+        0,
+        _ConstantBankLayout(
+            arguments_offset=0x160, block_offset=0x0, grid_offset=0xC, stack_offset=0x28, descriptors_offset=0x118
+        ),
+    ),
+)
+_STACK_END_ADDRESS = 0xFFFF00
+_THREADS_PER_BATCH = 16384  # threads that are executed together: NumPy takes little longer for them than for some
+_THREADS_OF_FIRST_BATCH = 2048  # to see how many steps a block takes
+_MAX_GRID_INSTRUCTIONS = 200_000  # of a grid, some seconds, but for the first blocks
+_MAX_SAMPLED_BLOCKS = 16384
+_DRAWS_PER_BLOCK = 3  # numbers drawn for each block, so that nearly all of few blocks are met
+
+
+@dataclass
+class InstructionCounts:
+    """What one instruction does, and what its requests take.
+
+    Attributes:
+        num_executed: how often a warp runs it.
+        num_backward_branches: of a branch, how often a warp takes it back to an instruction before it.
+        num_requests: of these, how often with a thread taking part.
+        num_sectors: of global memory that they touch.
+        min_sectors: that would do for what they touch.
+        num_lines: of 128 bytes of global memory.
+        num_wavefronts: of shared memory.
+        min_wavefronts: that would do without conflicts.
+        array_indices: of the program, by their index, in which they are.
+        shared_address_range: the shared addresses, in bytes, of the first and the last.
+        access_bytes: that a thread accesses.
+    """
+
+    num_executed: int = 0
+    num_backward_branches: int = 0
+    num_requests: int = 0
+    num_sectors: int = 0
+    min_sectors: int = 0
+    num_lines: int = 0
+    num_wavefronts: int = 0
+    min_wavefronts: int = 0
+    array_indices: set[int] = field(default_factory=set)
+    shared_address_range: tuple[int, int] | None = None
+    access_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class LaunchCounts:
+    """What the blocks of a launch ask, or some of them.
+
+    Attributes:
+        instruction_counts: of each instruction, of the blocks that were executed.
+        block_fraction: of the grid's blocks that these are.
+    """
+
+    instruction_counts: list[InstructionCounts]
+    block_fraction: float
+
+
+def count_launch_requests(compiled_kernel: CompiledKernel, listing: Listing, arch: str) -> LaunchCounts:
+    """What the instructions of a step ask of memory in a whole launch.
+
+    Args:
+        compiled_kernel: of a kernel's program.
+        listing: its machine code.
+        arch: such as "sm_90".
+
+    Raises:
+        AnalysisError: the machine code is not understood, or what it asks depends on the data.
+    """
+    counter = _RequestCounter(compiled_kernel, listing, arch)
+    order = sample_grid(compiled_kernel.launch.grid, _MAX_SAMPLED_BLOCKS)
+    num_first_blocks, blocks_per_batch = (
+        max(1, num_threads // compiled_kernel.launch.threads_per_block)
+        for num_threads in (_THREADS_OF_FIRST_BATCH, _THREADS_PER_BATCH)
+    )
+    num_instructions = counter.count_blocks(order[:num_first_blocks])
+    num_blocks = num_first_blocks + blocks_per_batch * (_MAX_GRID_INSTRUCTIONS // num_instructions)
+    for batch_start in range(num_first_blocks, min(num_blocks, len(order)), blocks_per_batch):
+        counter.count_blocks(order[batch_start : batch_start + blocks_per_batch])
+    return LaunchCounts(counter.counts, min(num_blocks, len(order)) / math.prod(compiled_kernel.launch.grid))
+
+
+def count_requests(
+    compiled_kernel: CompiledKernel,
+    listing: Listing,
+    arch: str,
+    blocks: Sequence[BlockIndex],
+    on_access: AccessCallback | None = None,
+    max_instructions: int | None = None,
+) -> list[InstructionCounts]:
+    """What each instruction of a step asks of memory in some blocks, by its place in the listing.
+
+    Args:
+        compiled_kernel: of a kernel's program.
+        listing: its machine code.
+        arch: such as "sm_90".
+        blocks: of its grid, as (x, y, z).
+        on_access: is told of each access, too, with addresses of global memory from their array's begin on.
+        max_instructions: instructions that are executed, as `SassInterpreter.execute_blocks` has it.
+
+    Raises:
+        AnalysisError: the machine code is not understood, or what it asks depends on the data.
+    """
+    counter = _RequestCounter(compiled_kernel, listing, arch, on_access)
+    counter.count_blocks(blocks, max_instructions)
+    return counter.counts
+
+
+def list_array_names(kernel: Kernel, lowered_kernel: LoweredKernel) -> dict[int, str]:
+    """The names of the arrays and of the scratch memory that a step takes, by their index in the program."""
+    parameter_names = {parameter.index: parameter.name.removesuffix("_ptr") for parameter in lowered_kernel.parameters}
+    return parameter_names | dict(enumerate(kernel.memory_scopes))
+
+
+def sample_grid(grid: BlockIndex, max_blocks: int) -> list[BlockIndex]:
+    """Blocks of a grid, as (x, y, z): all where there are few, else so many; the first of them are spread evenly, too.
+
+    They are some constant share of the grid apart that no tile's width divides: the golden ratio's (the additive
+    recurrence of Roberts, "The Unreasonable Effectiveness of Quasirandom Sequences").
+    """
+    count = math.prod(grid)
+    positions = (
+        np.arange(min(_DRAWS_PER_BLOCK * count, 2 * _DRAWS_PER_BLOCK * max_blocks)) * (math.sqrt(5) - 1) / 2 + 0.5
+    ) % 1
+    block_numbers, first_indices = np.unique((positions * count).astype(np.int64), return_index=True)
+    block_numbers = block_numbers[np.argsort(first_indices)][:max_blocks]
+    z, y, x = np.unravel_index(block_numbers, grid[::-1])
+    return list(zip(x.tolist(), y.tolist(), z.tolist(), strict=True))
+
+
+class _RequestCounter:
+    """A step's machine code, and what its instructions have asked so far."""
+
+    def __init__(
+        self, compiled_kernel: CompiledKernel, listing: Listing, arch: str, on_access: AccessCallback | None = None
+    ) -> None:
+        if not listing:
+            raise AnalysisError("there is no machine code")
+        constant_words = _list_constant_words(compiled_kernel, arch)
+        self._interpreter = SassInterpreter(
+            listing, compiled_kernel.launch, lambda bank, offset: constant_words.get(offset) if bank == 0 else None
+        )
+        self._counter, self._on_access = _AccessTotals(listing, frozenset(compiled_kernel.arguments)), on_access
+        self.counts = self._counter.counts
+
+    def count_blocks(self, blocks: Sequence[BlockIndex], max_instructions: int | None = None) -> int:
+        """Execute some blocks; how many steps that took."""
+        execution = self._interpreter.execute_blocks(blocks, self._count_access, max_instructions)
+        for counts, num_executed, num_backward_branches in zip(
+            self.counts, execution.execution_counts, execution.backward_branch_counts, strict=True
+        ):
+            counts.num_executed += num_executed
+            counts.num_backward_branches += num_backward_branches
+        return execution.num_executed
+
+    def _count_access(self, request: WarpRequest) -> None:
+        counted_request = self._counter.add_request(request)
+        if self._on_access:
+            self._on_access(_make_array_relative(counted_request))
+
+
+def _list_constant_words(compiled_kernel: CompiledKernel, arch: str) -> dict[int, int]:
+    """The words of constant bank 0 that are known, by their offset: launch, stack and arguments."""
+    architecture = int("".join(filter(str.isdigit, arch)))
+    layout = next(bank_layout for min_architecture, bank_layout in _CONSTANT_BANKS if architecture >= min_architecture)
+    words = {layout.stack_offset: _STACK_END_ADDRESS, layout.descriptors_offset: 0, layout.descriptors_offset + 4: 0}
+    for offset, extents in (
+        (layout.block_offset, compiled_kernel.launch.block),
+        (layout.grid_offset, compiled_kernel.launch.grid),
+    ):
+        words |= {offset + 4 * axis: extent for axis, extent in enumerate(extents)}
+    tensor_maps = dict(compiled_kernel.tensor_maps)
+    argument_offset = layout.arguments_offset
+    for position, index in enumerate(compiled_kernel.arguments):
+        if position in tensor_maps:
+            argument_offset = round_up(argument_offset, 64) + 128
+            continue
+        offset = ((index + 1) << ARRAY_ADDRESS_BITS) + _ARRAY_START
+        words[argument_offset], words[argument_offset + 4] = offset & 0xFFFFFFFF, offset >> 32
+        argument_offset += 8
+    return words
+
+
+class _AccessTotals:
+    """Counts what is asked; what was asked before, at addresses that are all moved on alike, is known."""
+
+    def __init__(self, listing: Listing, arrays: frozenset[int]) -> None:
+        self._array_indices = arrays
+        self.counts = [InstructionCounts() for _ in listing]
+        self._opcodes = [instruction.opcode for instruction in listing]
+        self._num_matrices = [_count_matrices(instruction.modifiers) for instruction in listing]
+        self._request_cache: dict[tuple[object, ...], tuple[int, ...]] = {}
+
+    def add_request(self, request: WarpRequest) -> WarpRequest:
+        """Count it; what was counted: of matrices the threads whose addresses matter."""
+        opcode, counts = self._opcodes[request.instruction_index], self.counts[request.instruction_index]
+        counts.num_requests += int(request.is_active.any(axis=1).sum())
+        counts.access_bytes = request.access_bytes
+        if opcode in ("LDSM", "STSM"):
+            is_address_lane = np.arange(request.is_active.shape[1]) < 8 * self._num_matrices[request.instruction_index]
+            request = WarpRequest(
+                request.instruction_index, request.addresses, request.is_active & is_address_lane, VECTOR_BYTES
+            )
+        if opcode in ACCESSES["global", "load"] + ACCESSES["global", "store"]:
+            global_addresses = request.addresses if request.source_addresses is None else request.source_addresses
+            active = request.is_active if request.is_read is None else request.is_read
+            totals = self._count_request(
+                "global", global_addresses, active, request.access_bytes, copies=request.source_addresses is not None
+            )
+            counts.num_sectors += totals[0]
+            counts.min_sectors += totals[1]
+            counts.num_lines += totals[2]
+            if active.any():
+                array_index = (int(global_addresses[active][0]) >> ARRAY_ADDRESS_BITS) - 1
+                if array_index not in self._array_indices:
+                    raise AnalysisError(f"{opcode} is executed at an address outside of all arrays")
+                counts.array_indices.add(array_index)
+        if opcode in ACCESSES["shared", "load"] + ACCESSES["shared", "store"]:
+            if request.source_addresses is not None and request.access_bytes == VECTOR_BYTES:
+                assert request.is_read is not None
+                wavefronts, min_wavefronts = count_copy_wavefronts_by_request(
+                    request.addresses, request.is_active, request.source_addresses, request.is_read
+                )
+                totals = int(wavefronts.sum()), int(min_wavefronts.sum())
+            else:
+                totals = self._count_request("shared", request.addresses, request.is_active, request.access_bytes)
+            counts.num_wavefronts += totals[0]
+            counts.min_wavefronts += totals[1]
+            if request.is_active.any():
+                active_addresses = request.addresses[request.is_active]
+                first_address, last_address = counts.shared_address_range or (
+                    int(active_addresses[0]),
+                    int(active_addresses[0]),
+                )
+                counts.shared_address_range = (
+                    min(first_address, int(active_addresses.min())),
+                    max(last_address, int(active_addresses.max())),
+                )
+        return request
+
+    def _count_request(
+        self,
+        memory_space: str,
+        addresses: NDArray[np.int64],
+        active: NDArray[np.bool_],
+        nbytes: int,
+        *,
+        copies: bool = False,
+    ) -> tuple[int, ...]:
+        if not active.any():
+            return 0, 0, 0
+        first_address = int(addresses[active].min())
+        relative_addresses = np.where(active, addresses - first_address // LINE_BYTES * LINE_BYTES, 0)
+        key = memory_space, copies, nbytes, relative_addresses.tobytes(), active.tobytes()
+        if key not in self._request_cache:
+            if memory_space == "global":
+                _, num_sectors, min_sectors, num_lines = count_sectors(
+                    relative_addresses, active, nbytes, is_copy=copies
+                )
+                self._request_cache[key] = num_sectors, min_sectors, num_lines
+            else:
+                wavefronts, min_wavefronts = count_wavefronts_by_request(relative_addresses, active, nbytes)
+                self._request_cache[key] = int(wavefronts.sum()), int(min_wavefronts.sum()), 0
+        return self._request_cache[key]
+
+
+def _make_array_relative(request: WarpRequest) -> WarpRequest:
+    return replace(
+        request,
+        addresses=_subtract_array_start(request.addresses),
+        source_addresses=None if request.source_addresses is None else _subtract_array_start(request.source_addresses),
+    )
+
+
+def _subtract_array_start(addresses: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Addresses of global memory, from their array's begin on; those of shared memory as they are."""
+    return np.where(
+        addresses >> ARRAY_ADDRESS_BITS > 0, (addresses & (1 << ARRAY_ADDRESS_BITS) - 1) - _ARRAY_START, addresses
+    )
+
+
+def _count_matrices(modifiers: Sequence[str]) -> int:
+    return next((int(modifier) for modifier in modifiers if modifier in ("1", "2", "4")), 1)

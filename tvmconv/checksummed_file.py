@@ -1,0 +1,45 @@
+"""Files of a cache: written at once or not at all, and read only as they were written."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+
+def read_checked(path: Path) -> bytes | None:
+    """Return what `write_checked` wrote; None if there is no such file, or if it is damaged or of another origin."""
+    try:
+        if not path.is_file():  # to read a pipe would wait for its writer
+            return None
+        digest, _, content = path.read_bytes().partition(b"\n")
+    except (OSError, MemoryError):
+        return None
+    return content if digest == _hash_content(content) else None
+
+
+def write_checked(path: Path, content: bytes) -> bool:
+    """Write a file with a checksum in place of one that may be there; return whether that was possible.
+
+    Where it is not, as the disk is full or read-only, what was there stays as it was.
+    """
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(prefix=f"{path.name}.", dir=path.parent, delete=False) as temp_file:
+            stack.callback(_remove_file, temp_file.name)
+            temp_file.write(_hash_content(content) + b"\n" + content)
+        os.replace(temp_file.name, path)
+        stack.pop_all()
+        return True
+    return False
+
+
+def _hash_content(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
+
+
+def _remove_file(name: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(name)

@@ -1,0 +1,157 @@
+"""From scheduled TIR to device code: TVM's own pipeline, stopped where there is something to look at."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from tvmconv.annotations import CONSTANT_ARGS
+from tvmconv.compiler import host_code as host_side
+from tvmconv.compiler import memory_scopes, passes
+from tvmconv.compiler.executable import ArrayType, LaunchConfig
+from tvmconv.compiler.lowered_module import LoweredKernel, LoweredModule
+from tvmconv.compiler.source import KernelParameter
+from tvmconv.errors import AnalysisError, CompileError
+from tvmconv.tensor_map import TensorMap
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tvm.ir import IRModule
+    from tvm.target import Target
+    from tvm.tirx import PrimFunc
+
+
+def lower_module(mod: IRModule, target: Target) -> LoweredModule:
+    """Lower a scheduled module of one PrimFunc: to a device function for each root loop nest, usually one.
+
+    Args:
+        mod: the scheduled module, its function named `main`.
+        target: a TVM target with a host.
+
+    Raises:
+        CompileError: the module does not lower, the host is left with more than launches, TVM leaves out a barrier, a
+            buffer of a warp is not spread over its lanes, or a tensor map is not for TMA or not for its array.
+    """
+    parameters = list(mod["main"].params)
+    modules = passes.run_pipeline(mod, target)
+    (main,) = modules.host_launches.functions.values()
+    host = host_side.parse_host_function(main, len(parameters))
+    arrays = tuple(_make_array_type(p) for p in parameters)
+    for launch in host.launches:
+        _check_tensor_maps(launch, (*arrays, *host.workspace), target.kind.name)
+    functions = {str(f.attrs["global_symbol"]): f for f in modules.device_module.functions.values()}
+    return LoweredModule(
+        target=target,
+        kernels=tuple(
+            _make_lowered_kernel(functions[launch.function], launch, target.kind.name) for launch in host.launches
+        ),
+        arrays=arrays,
+        workspace=host.workspace,
+        memory_scopes=memory_scopes.read_memory_scopes(mod),
+        num_prepack_kernels=_count_prepack_kernels(mod, host.launches),
+        host_module=modules.host_module,
+        device_module=modules.device_module,
+    )
+
+
+def _count_prepack_kernels(mod: IRModule, launches: Sequence[host_side.KernelLaunch]) -> int:
+    """How many launches, at the beginning, take of the arguments only those that are marked as kept."""
+    constant_arguments = set(map(str, memory_scopes.get_root_annotations(mod).get(CONSTANT_ARGS, ())))
+    variable_indices = {
+        i for i, parameter in enumerate(mod["main"].params) if str(parameter.name) not in constant_arguments
+    }
+    if not constant_arguments:
+        return 0
+    return next((i for i, launch in enumerate(launches) if variable_indices & set(launch.arguments)), len(launches) - 1)
+
+
+def _make_lowered_kernel(function: PrimFunc, launch: host_side.KernelLaunch, target_kind: str) -> LoweredKernel:
+    _check_barriers(function)
+    for buffer in passes.list_warp_buffers(function):
+        raise CompileError(f"TVM does not spread {buffer}, of the scope warp, over the lanes of a warp")
+    dynamic_shared_bytes = sum_allocated_bytes(function, "shared.dyn")
+    if dynamic_shared_bytes and target_kind != "cuda":
+        raise CompileError("the schedule has dynamic shared memory (shared.dyn), which is for CUDA: use shared")
+    if dynamic_shared_bytes != launch.dynamic_shared_bytes:
+        raise CompileError(
+            f"{launch.function} has {dynamic_shared_bytes} bytes of dynamic shared memory, and TVM launches it with "
+            f"{launch.dynamic_shared_bytes}"
+        )
+    return LoweredKernel(
+        function=function,
+        launch=_read_launch_config(function),
+        parameters=tuple(map(_make_parameter, function.params, launch.arguments, launch.tensor_maps)),
+        shared_bytes=sum_allocated_bytes(function, "shared"),
+        dynamic_shared_bytes=dynamic_shared_bytes,
+    )
+
+
+def _make_parameter(variable: Any, index: int, tensor_map: TensorMap | None) -> KernelParameter:
+    dtype = tensor_map.dtype if tensor_map else str(variable.ty.element_type.dtype)
+    return KernelParameter(str(variable.name), dtype, index, tensor_map)
+
+
+def _check_tensor_maps(launch: host_side.KernelLaunch, arrays: Sequence[ArrayType], target_kind: str) -> None:
+    """Raise CompileError for tensor maps on a device without any, and for one of more than its array."""
+    for index, tensor_map in zip(launch.arguments, launch.tensor_maps, strict=True):
+        if tensor_map and target_kind != "cuda":
+            raise CompileError(f"the schedule has tensor maps, which are for CUDA, not for {target_kind}")
+        if tensor_map and tensor_map.nbytes > arrays[index].nbytes:
+            raise CompileError(f"{tensor_map}, goes beyond its array of {arrays[index].nbytes} bytes")
+
+
+def _make_array_type(parameter: Any) -> ArrayType:
+    return ArrayType(tuple(int(extent) for extent in parameter.shape), str(parameter.dtype))
+
+
+def _check_barriers(function: PrimFunc) -> None:
+    """Raise CompileError for a kernel whose threads would race for shared memory, or of which that cannot be told.
+
+    A kernel with a race may even be right at times.
+    """
+    from tvmconv.compiler.barriers import find_missing_barriers
+
+    try:
+        races = find_missing_barriers(function)
+    except AnalysisError as error:
+        raise CompileError(f"it cannot be told whether the kernel lacks a barrier: {error}") from error
+    for race in races:
+        raise CompileError(
+            f"TVM leaves out a barrier: threads along {' and '.join(race.thread_axes)} share "
+            f"{race.buffer}[{race.index}]; "
+            "nest the loop of these threads inside the others"
+        )
+
+
+_LAUNCH_AXES = ("blockIdx", "threadIdx", "clusterCtaIdx")
+
+
+def _read_launch_config(function: PrimFunc) -> LaunchConfig:
+    import tvm_ffi
+    from tvm import tirx
+
+    extents: dict[str, int] = {}
+
+    def visit(node: Any) -> None:
+        if node.attr_key == "thread_extent":
+            extents[str(node.node.thread_tag)] = int(node.value)
+
+    tvm_ffi.structural_walk(function.body, (tirx.AttrStmt, visit), order="post")
+    x, y, z = (tuple(extents.get(f"{kind}.{axis}", 1) for kind in _LAUNCH_AXES) for axis in "xyz")
+    return LaunchConfig(grid=(x[0], y[0], z[0]), block=(x[1], y[1], z[1]), cluster=(x[2], y[2], z[2]))
+
+
+def sum_allocated_bytes(function: PrimFunc, scope: str) -> int:
+    """Return the bytes of all buffers of a memory scope, such as "shared" or "local", that a function allocates."""
+    import tvm_ffi
+    from tvm import tirx
+
+    sizes: list[int] = []
+
+    def visit(node: Any) -> None:
+        if node.buffer.scope() == scope:
+            sizes.append(math.prod(int(n) for n in node.buffer.shape) * node.buffer.dtype.itemsize)
+
+    tvm_ffi.structural_walk(function.body, (tirx.AllocBuffer, visit), order="post")
+    return sum(sizes)

@@ -1,0 +1,193 @@
+"""What lowering comes to: the device functions of a schedule, their text, and their machine code."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from tvmconv.annotations import MemoryScope
+from tvmconv.compiler import memory_scopes, nvrtc
+from tvmconv.compiler.compile_override import override_cuda_compiler
+from tvmconv.compiler.executable import ArrayType, CompiledKernel, Executable, LaunchConfig
+from tvmconv.compiler.source import (
+    KernelParameter,
+    declare_cluster,
+    declare_tensor_maps,
+    pad_shared_arrays,
+    uses_grid_dependency_wait,
+    vectorize_half4_copies,
+)
+from tvmconv.errors import CompileError
+from tvmconv.tensor_map import TensorMap
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tvm.ir import IRModule
+    from tvm.target import Target
+    from tvm.tirx import PrimFunc
+
+    from tvmconv.compiler.nvrtc import Cubin
+
+
+@dataclass(frozen=True)
+class LoweredKernel:
+    """One device function, and what it takes to launch it.
+
+    Attributes:
+        function: the device function (TIR).
+        launch: grid and block, read off the function.
+        parameters: the pointers and tensor maps that it takes, in its order.
+        shared_bytes: static shared memory of a block.
+        dynamic_shared_bytes: shared memory of a block that the launch asks for.
+    """
+
+    function: PrimFunc
+    launch: LaunchConfig
+    parameters: tuple[KernelParameter, ...]
+    shared_bytes: int
+    dynamic_shared_bytes: int
+
+    @property
+    def name(self) -> str:
+        """The kernel's symbol in the source."""
+        return str(self.function.attrs["global_symbol"])
+
+    @functools.cached_property
+    def text(self) -> str:
+        """The function as TVM prints it, which takes a tenth of a second where it is long."""
+        return str(self.function.script())
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """For each parameter the index of the array that goes there, or behind the arrays of the scratch memory."""
+        return tuple(parameter.index for parameter in self.parameters)
+
+    @property
+    def tensor_maps(self) -> tuple[tuple[int, TensorMap], ...]:
+        """The parameters that are tensor maps over these: the position and the map of each."""
+        return _index_tensor_maps(self.parameters)
+
+
+@dataclass(frozen=True)
+class LoweredModule:
+    """The device functions of a schedule, and what is needed to run them.
+
+    Attributes:
+        target: the TVM target.
+        kernels: in the order in which they are launched, at least one.
+        arrays: the PrimFunc's arguments, inputs first and the output last.
+        workspace: memory that steps leave for later ones.
+        memory_scopes: where each of the arrays lies, by its name.
+        num_prepack_kernels: how many steps, at the beginning, read nothing but arguments that stay as they are.
+        host_module: the host side, which checks arguments, allocates scratch memory and launches.
+        device_module: the module of the device functions alone.
+    """
+
+    target: Target
+    kernels: tuple[LoweredKernel, ...]
+    arrays: tuple[ArrayType, ...]
+    workspace: tuple[ArrayType, ...]
+    memory_scopes: Mapping[str, MemoryScope]
+    num_prepack_kernels: int
+    host_module: IRModule
+    device_module: IRModule
+    _compile_lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
+    _cubins: list[Cubin] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @functools.cached_property
+    def source(self) -> str:
+        """The generated CUDA or OpenCL text, of all steps; raises `CompileError` when TVM cannot write it."""
+        target_kind = self.target.kind.name
+        try:
+            with override_cuda_compiler(lambda text: b""):  # only the text is wanted
+                text = str(self._generate_code(self.device_module, self.target).inspect_source())
+        except (ValueError, RuntimeError) as error:
+            raise CompileError(f"TVM cannot write the kernel: {str(error).strip().splitlines()[-1]}") from error
+        for kernel in self.kernels:
+            text = declare_cluster(text, kernel.name, kernel.launch.cluster)
+        parameters_by_kernel = {kernel.name: kernel.parameters for kernel in self.kernels}
+        text = declare_tensor_maps(vectorize_half4_copies(pad_shared_arrays(text)))
+        return memory_scopes.apply_memory_scopes(
+            text, target_kind, self.memory_scopes, self.arrays, parameters_by_kernel
+        )
+
+    @property
+    def cubin(self) -> Cubin:
+        """The binary of a CUDA kernel, from NVRTC; raises `CompileError` when it does not compile."""
+        return self.compile_cubin()
+
+    def compile_cubin(self, *, with_lines: bool = False) -> Cubin:
+        """The binary of a CUDA kernel, which is made once, whoever asks; raises as `cubin`.
+
+        Args:
+            with_lines: it is to tell of each instruction which line of the text it is of, if it has yet to be made.
+        """
+        with self._compile_lock:
+            if not self._cubins:
+                self._cubins.append(
+                    nvrtc.compile_cubin(self.source, str(self.target.attrs["arch"]), with_lines=with_lines)
+                )
+        return self._cubins[0]
+
+    @functools.cached_property
+    def executable(self) -> Executable:
+        """What a device loads; raises `CompileError` when the text of a CUDA kernel does not compile."""
+        cubin = self.cubin if self.target.kind.name == "cuda" else None
+        binary = cubin.image if cubin else self.source.encode()
+        kernels = tuple(self._make_compiled_kernel(kernel, binary, cubin) for kernel in self.kernels)
+        return Executable(kernels, self.arrays, self.workspace, self.num_prepack_kernels)
+
+    def _make_compiled_kernel(self, kernel: LoweredKernel, code: bytes, cubin: Cubin | None) -> CompiledKernel:
+        scope_by_index = dict(enumerate(self.memory_scopes.values()))
+        constant_symbols = {
+            p.index: p.name for p in kernel.parameters if cubin and scope_by_index.get(p.index) == "constant"
+        }
+        parameters = [p for p in kernel.parameters if p.index not in constant_symbols]
+        return CompiledKernel(
+            code=code,
+            name=kernel.name,
+            launch=kernel.launch,
+            arguments=tuple(p.index for p in parameters),
+            shared_bytes=kernel.shared_bytes,
+            dynamic_shared_bytes=kernel.dynamic_shared_bytes,
+            constants=tuple(constant_symbols.items()),
+            textures=tuple(i for i in sorted(kernel.arguments) if scope_by_index.get(i) == "texture"),
+            tensor_maps=_index_tensor_maps(parameters),
+            uses_pdl=cubin is not None and uses_grid_dependency_wait(self.source, kernel.name),
+            resources=cubin.kernels[kernel.name] if cubin else None,
+        )
+
+    def build_runtime_module(self) -> Any:
+        """A CUDA kernel as a runtime module of TVM, callable on DLPack tensors through its `main`.
+
+        Raises:
+            CompileError: NVRTC rejects the kernel, an argument does not lie in global memory, or the kernel takes
+                tensor maps.
+        """
+        for kernel in self.kernels:
+            if kernel.tensor_maps:
+                raise CompileError(f"{kernel.name} takes tensor maps, which TVM's runtime does not encode")
+        for name, scope in self.memory_scopes.items():
+            if scope != "global":
+                raise CompileError(f"{name} is placed in {_SCOPE_NAMES[scope]}, which TVM's runtime cannot do")
+        host_module = self._generate_code(self.host_module, self.target.host_module)
+        with override_cuda_compiler(lambda text: self.cubin.image):
+            host_module.import_module(self._generate_code(self.device_module, self.target))
+        return host_module
+
+    @staticmethod
+    def _generate_code(mod: IRModule, target: Target) -> Any:
+        import tvm
+
+        with target:  # TVM asks a GPU for its architecture otherwise, which takes far longer than generating the text
+            return tvm.get_global_func(f"target.build.{target.kind.name}")(mod, target)
+
+
+def _index_tensor_maps(parameters: Sequence[KernelParameter]) -> tuple[tuple[int, TensorMap], ...]:
+    return tuple((index, parameter.tensor_map) for index, parameter in enumerate(parameters) if parameter.tensor_map)
+
+
+_SCOPE_NAMES = {"constant": "constant memory", "texture": "a texture"}

@@ -1,0 +1,133 @@
+"""Arguments that lie elsewhere than in global memory: constant memory, and textures.
+
+TVM 0.27 passes every tensor as a pointer to global memory. A schedule marks an argument
+(`schedules.vocabulary.set_memory_scope`), TVM generates its text as ever, and the text's declaration of the argument is
+changed here:
+
+- `constant`: in place of the parameter CUDA's `__constant__` array, a symbol of the module that whoever launches the
+  kernel fills; OpenCL's `__constant` pointer.
+- `texture`: CUDA's texture object, from which the text fetches with `tex2D`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, get_args
+
+from tvmconv import gpu_specs
+from tvmconv.annotations import MEMORY_SCOPES, MemoryScope
+from tvmconv.compiler.executable import ArrayType
+from tvmconv.compiler.source import KernelParameter, find_kernel, format_declaration, get_type_name
+from tvmconv.errors import CompileError
+from tvmconv.workloads.text import quote
+
+if TYPE_CHECKING:
+    from tvm.ir import IRModule
+
+TEXEL_DTYPE = "float32"  # the dtype of what may lie behind a texture
+
+
+def read_memory_scopes(mod: IRModule) -> dict[str, MemoryScope]:
+    """Where the schedule of `main` puts each of its arguments.
+
+    Raises:
+        CompileError: the schedule marks what is no argument, or with what is no space.
+    """
+    function = mod["main"]
+    names = [str(p.name) for p in function.params]
+    marked_scopes = {str(name): str(scope) for name, scope in get_root_annotations(mod).get(MEMORY_SCOPES, {}).items()}
+    for name, scope in marked_scopes.items():
+        if name not in names:
+            raise CompileError(f"the schedule places {quote(name)}: expected one of {', '.join(names)}")
+        if scope not in get_args(MemoryScope):
+            raise CompileError(
+                f"the schedule places {name} in {quote(scope)}: expected {', '.join(get_args(MemoryScope))}"
+            )
+    return {name: marked_scopes.get(name, "global") for name in names}  # type: ignore[misc]  # checked above
+
+
+def get_root_annotations(mod: IRModule) -> Mapping[str, Any]:
+    """What a schedule says of `main` as a whole, in the annotations of its root block."""
+    root = getattr(mod["main"].body, "block", None)  # a function written by hand may do without one
+    return root.annotations if root is not None else {}
+
+
+def apply_memory_scopes(
+    source: str,
+    target_kind: str,
+    memory_scopes: Mapping[str, MemoryScope],
+    arrays: Sequence[ArrayType],
+    parameters_by_kernel: Mapping[str, Sequence[KernelParameter]],
+) -> str:
+    """The generated text with its arguments in their spaces.
+
+    Args:
+        source: as TVM generates it, with a pointer to global memory for each parameter.
+        target_kind: `cuda` or `opencl`.
+        memory_scopes: the space of each argument, in the order of `arrays`.
+        arrays: the arguments' types.
+        parameters_by_kernel: the parameters of each kernel of the text, by its name.
+
+    Raises:
+        CompileError: the target has no such space, not that much of it, or none for such elements; or the text does not
+            declare an argument as expected.
+    """
+    special_scopes = {i: (name, scope) for i, (name, scope) in enumerate(memory_scopes.items()) if scope != "global"}
+    for i, (name, scope) in special_scopes.items():
+        _check_scope(name, scope, arrays[i], target_kind)
+    for kernel, parameters in parameters_by_kernel.items():
+        for parameter in parameters:
+            if parameter.index in special_scopes:
+                _, scope = special_scopes[parameter.index]
+                source = _set_parameter_scope(source, target_kind, kernel, parameter, scope, arrays[parameter.index])
+    return source
+
+
+def _check_scope(name: str, scope: MemoryScope, array: ArrayType, target_kind: str) -> None:
+    if scope == "constant" and array.nbytes > gpu_specs.CONSTANT_BYTES:
+        raise CompileError(f"{name} has {array.nbytes} bytes: constant memory has {gpu_specs.CONSTANT_BYTES}")
+    if scope == "texture" and target_kind != "cuda":
+        raise CompileError(f"{name} is read through a texture, which is for CUDA, not for {target_kind}")
+    if scope == "texture" and array.dtype != TEXEL_DTYPE:
+        raise CompileError(f"{name} is read through a texture, which is for {TEXEL_DTYPE}, not for {array.dtype}")
+
+
+def _set_parameter_scope(
+    source: str, target_kind: str, kernel: str, parameter: KernelParameter, scope: MemoryScope, array: ArrayType
+) -> str:
+    """The text with one parameter of one kernel in its space."""
+    span = find_kernel(source, kernel, target_kind)
+    edits = {
+        (start, stop): _rewrite_parameters(source[start:stop], target_kind, parameter, scope)
+        for start, stop in span.parameter_spans
+    }
+    if scope == "texture":  # an object is a number: where TIR has the address of the first element, the text has it
+        start, stop = span.body_span
+        edits[span.body_span] = source[start:stop].replace(f"(&({parameter.name}[0]))", parameter.name)
+    for (start, stop), text in sorted(edits.items(), reverse=True):
+        source = source[:start] + text + source[stop:]
+    if scope == "constant" and target_kind == "cuda":
+        symbol = (
+            f"__constant__ {get_type_name(parameter.dtype, target_kind)} "
+            f"{parameter.name}[{math.prod(array.shape)}];\n\n"
+        )
+        if symbol not in source:  # else another step reads it too
+            text_before, function, text_after = source.partition('extern "C" __global__')
+            source = f"{text_before}{symbol}{function}{text_after}"
+    return source
+
+
+def _rewrite_parameters(parameters: str, target_kind: str, parameter: KernelParameter, scope: MemoryScope) -> str:
+    """A kernel's parameters, with one of them in its space; raises `CompileError` unless it is exactly one."""
+    declarations, expected = parameters.split(", "), format_declaration(parameter, target_kind)
+    if declarations.count(expected) != 1:
+        raise CompileError(f"the generated text declares no single {expected!r} to place among: {parameters}")
+    index = declarations.index(expected)
+    if scope == "texture":
+        declarations[index] = f"cudaTextureObject_t {parameter.name}"
+    elif target_kind == "opencl":
+        declarations[index] = expected.replace("__global", "__constant", 1)
+    else:
+        del declarations[index]
+    return ", ".join(declarations)

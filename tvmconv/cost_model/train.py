@@ -1,0 +1,293 @@
+"""Training: measured logs become a `CostModel`."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from tvmconv import registry
+from tvmconv.arithmetic import ceil_div
+from tvmconv.cost_model.features import DeviceSpec, build_matrix, compute_features
+from tvmconv.cost_model.model import CostModel, MeasuredExample, ScheduleModel, cost_model_for, describe_workload_kind
+from tvmconv.cost_model.similarity import layer_key
+from tvmconv.cost_model.trees import Trees
+from tvmconv.devices.cuda import device as cuda
+from tvmconv.errors import DeviceError, Error, KnobError, RecordError, ScheduleError
+from tvmconv.files import LimitedGzipFile
+from tvmconv.logs.lines import InvalidLines, read_lines
+from tvmconv.logs.log import read_records
+from tvmconv.logs.record import Record
+from tvmconv.space import Config
+from tvmconv.space.search_space import Space
+from tvmconv.workloads import Conv, Workload
+
+NUM_MEMBERS = 3
+BOOSTER_PARAMETERS = {
+    "max_depth": 7,
+    "eta": 0.06,
+    "subsample": 0.7,
+    "colsample_bynode": 0.5,
+    "min_child_weight": 2.0,
+    "lambda": 1.0,
+}
+BOOSTING_ROUNDS = 250
+MIN_RECORDS = 40  # records of a schedule that are worth a model
+MIN_CONFIGS_PER_WORKLOAD = (
+    5  # configs of a workload, on average: the defaults alone do not tell one config from another
+)
+MIN_WORKLOADS_PER_KIND = 2  # workloads of a dtype and layout: what one took says nothing of others
+MIN_FAST_WORKLOADS, MIN_FAST_FRACTION = (
+    5,
+    0.2,
+)  # workloads on which it is fast, and their share: else how slow it is matters to nobody
+EXAMPLES_PER_WORKLOAD = 2  # of the fastest configs of each workload
+MIN_EXAMPLE_THROUGHPUT = (
+    0.7  # of the speed of the fastest schedule, from which on a workload is an example for a schedule
+)
+PORTFOLIO_SIZE, MAX_PORTFOLIO_CANDIDATES = 24, 160  # how many are chosen, of how many
+WEIGHT_EXPONENT = 2.0  # a config counts for so many powers of its share of the speed of the workload's fastest
+
+
+@dataclass(frozen=True)
+class TrainingSample:
+    """What was measured of one schedule on one workload.
+
+    Attributes:
+        workload: the workload.
+        space: of the schedule.
+        points: the configs that are in the space: (n, knobs).
+        seconds: of a launch of each: (n,).
+        best_seconds: the fastest of any schedule.
+    """
+
+    workload: Conv
+    space: Space
+    points: np.ndarray
+    seconds: np.ndarray
+    best_seconds: float
+
+
+def read_valid_records(log: Path) -> Iterator[Record]:
+    """The valid records of a log, which may be compressed by gzip.
+
+    Raises:
+        Error: the log cannot be read.
+    """
+    if log.suffix != ".gz":
+        yield from (record for record in read_records(log, InvalidLines()) if record.ok)
+        return
+    try:
+        for line in read_lines(log, opener=LimitedGzipFile):
+            with contextlib.suppress(RecordError):
+                record = Record.parse(line.text)
+                if record.ok:
+                    yield record
+    except (EOFError, zlib.error) as error:  # it is cut off, or damaged
+        raise Error(f"cannot read {log}: {error}") from error
+
+
+def find_record_device_spec(record: Record) -> DeviceSpec:
+    """The numbers of the device of a record: of one that is here, or as a model has them.
+
+    Raises:
+        Error: it is not here, and the model in use is of another one.
+    """
+    with contextlib.suppress(DeviceError):
+        for device in cuda.list_cuda_devices():
+            if device.name == record.device and device.peak_flops and device.peak_bandwidth:
+                peaks = (device.multiprocessors or 1, device.peak_flops, device.peak_bandwidth)
+                return DeviceSpec(device.name, str(device.arch), *peaks)
+    arch = record.target.partition("-arch=")[2].split(" ")[0]
+    cost_model = cost_model_for(arch)
+    if cost_model and cost_model.device_spec.name == record.device:
+        return cost_model.device_spec
+    raise Error(f"the peaks of {record.device} are not known here: train where it is")
+
+
+def collect_samples(
+    records: Iterable[Record], on_progress: Callable[[str], None] | None = None
+) -> dict[tuple[str, str], list[TrainingSample]]:
+    """Records of one device as samples, by operator and schedule.
+
+    Records of schedules that are no more, and of configs that their spaces do not have by now, are left out. Of several
+    records of a config the last timing counts, or the latest.
+    """
+    records_by_workload: dict[Workload, dict[str, dict[str, Record]]] = defaultdict(lambda: defaultdict(dict))
+    for record in records:
+        if not (record.ok and isinstance(record.workload, Conv)):
+            continue
+        records_by_config = records_by_workload[record.workload][record.schedule]
+        earlier_record = records_by_config.get(record.identity[-1])
+        if earlier_record is None or record.final or not earlier_record.final:
+            records_by_config[record.identity[-1]] = record
+    samples_by_schedule: dict[tuple[str, str], list[TrainingSample]] = defaultdict(list)
+    for workload, by_schedule in records_by_workload.items():
+        if on_progress:
+            on_progress(workload.text)
+        best_seconds = min(
+            record.cost for records_of_schedule in by_schedule.values() for record in records_of_schedule.values()
+        )
+        for schedule_name, records_of_schedule in by_schedule.items():
+            try:
+                space = registry.find_schedule(workload, schedule_name).space(workload)
+            except (ScheduleError, KnobError):
+                continue
+            points, seconds = [], []
+            for record in records_of_schedule.values():
+                try:
+                    points.append(space.point_from_config(record.config))
+                except KnobError:
+                    continue
+                seconds.append(record.cost)
+            if points:
+                assert isinstance(workload, Conv)
+                sample = TrainingSample(workload, space, np.stack(points), np.array(seconds), best_seconds)
+                samples_by_schedule[workload.operator, schedule_name].append(sample)
+    return samples_by_schedule
+
+
+def train(
+    by_schedule: Mapping[tuple[str, str], Sequence[TrainingSample]],
+    device_spec: DeviceSpec,
+    provenance: str = "",
+    on_progress: Callable[[str], None] | None = None,
+) -> CostModel:
+    """Learn from samples; of a schedule from those of all its operators, so that images tell of volumes and signals."""
+    samples_by_name: dict[str, list[TrainingSample]] = defaultdict(list)
+    for (_, schedule), schedule_samples in by_schedule.items():
+        samples_by_name[schedule] += schedule_samples
+    schedule_models, training_layers = {}, set[str]()
+    for schedule, own_samples in samples_by_name.items():
+        num_points = sum(len(sample.points) for sample in own_samples)
+        if num_points < max(MIN_RECORDS, MIN_CONFIGS_PER_WORKLOAD * len(own_samples)) or _count_fast_workloads(
+            own_samples
+        ) < max(MIN_FAST_WORKLOADS, MIN_FAST_FRACTION * len(own_samples)):
+            continue
+        if on_progress:
+            on_progress(schedule)
+        schedule_models[schedule] = _train_schedule_model(schedule, own_samples, device_spec)
+        training_layers |= {layer_key(sample.workload) for sample in own_samples}
+    return CostModel(device_spec, schedule_models, provenance, frozenset(training_layers))
+
+
+def _train_schedule_model(
+    schedule: str, own_samples: Sequence[TrainingSample], device_spec: DeviceSpec
+) -> ScheduleModel:
+    columns = [compute_features(sample.workload, sample.space, sample.points, device_spec) for sample in own_samples]
+    names = tuple(sorted({name for sample_columns in columns for name in sample_columns}))
+    inputs = np.concatenate([build_matrix(sample_columns, names) for sample_columns in columns])
+    log2_slowdowns = np.concatenate(
+        [
+            np.log2(training_sample.seconds / device_spec.roofline_seconds(training_sample.workload))
+            for training_sample in own_samples
+        ]
+    )
+    weights = np.concatenate([_compute_weights(sample) for sample in own_samples])
+    sample_index = np.concatenate([np.full(len(sample.points), index) for index, sample in enumerate(own_samples)])
+    rng = np.random.default_rng(0)
+    members = []
+    for index in range(NUM_MEMBERS):
+        sample_counts = (
+            np.bincount(rng.integers(len(own_samples), size=len(own_samples)), minlength=len(own_samples))
+            if index
+            else np.ones(len(own_samples))
+        )
+        counts = np.maximum(sample_counts, 0.1)[
+            sample_index
+        ]  # a member knows less of what others know well, but not nothing
+        members.append(_train_trees(inputs, log2_slowdowns, weights * counts, index))
+    knobs = tuple(dict.fromkeys(name for sample in own_samples for name in sample.space.knobs))
+    kinds = _select_kinds(own_samples)
+    schedule_model = ScheduleModel(
+        schedule, knobs, kinds, names, tuple(members), examples=tuple(_iterate_examples(own_samples))
+    )
+    return replace(schedule_model, portfolio=_choose_portfolio(schedule_model, own_samples, device_spec))
+
+
+def _count_fast_workloads(own_samples: Iterable[TrainingSample]) -> int:
+    """On how many workloads the schedule was nearly as fast as any."""
+    return sum(bool(sample.seconds.min() <= sample.best_seconds / MIN_EXAMPLE_THROUGHPUT) for sample in own_samples)
+
+
+def _select_kinds(own_samples: Sequence[TrainingSample]) -> tuple[str, ...]:
+    """The dtypes and layouts of which there are workloads enough, and on some of which the schedule was fast."""
+    samples_by_kind: dict[str, list[TrainingSample]] = defaultdict(list)
+    for sample in own_samples:
+        samples_by_kind[describe_workload_kind(sample.workload)].append(sample)
+    frequent_kinds = (
+        kind for kind, kind_samples in samples_by_kind.items() if len(kind_samples) >= MIN_WORKLOADS_PER_KIND
+    )
+    return tuple(
+        sorted(
+            kind
+            for kind in frequent_kinds
+            if _count_fast_workloads(samples_by_kind[kind]) >= MIN_FAST_FRACTION * len(samples_by_kind[kind])
+        )
+    )
+
+
+def _compute_weights(sample: TrainingSample) -> np.ndarray:
+    """How much each record of a workload counts: fast ones most, and all of a workload no more than a few."""
+    record_weights = np.maximum((sample.best_seconds / sample.seconds) ** WEIGHT_EXPONENT, 0.05)
+    return record_weights / math.sqrt(record_weights.sum())
+
+
+def _train_trees(inputs: np.ndarray, targets: np.ndarray, weights: np.ndarray, seed: int) -> Trees:
+    import xgboost as xgb
+
+    training_data = xgb.DMatrix(inputs, label=targets.astype(np.float32), weight=weights)
+    return Trees.from_booster(
+        xgb.train({**BOOSTER_PARAMETERS, "seed": seed, "verbosity": 0}, training_data, BOOSTING_ROUNDS)
+    )
+
+
+def _iterate_examples(own_samples: Sequence[TrainingSample]) -> Iterable[MeasuredExample]:
+    for sample in own_samples:
+        for point_index in np.argsort(sample.seconds, kind="stable")[:EXAMPLES_PER_WORKLOAD]:
+            relative_throughput = float(sample.best_seconds / sample.seconds[point_index])
+            if relative_throughput >= MIN_EXAMPLE_THROUGHPUT:
+                yield MeasuredExample(
+                    sample.workload.text,
+                    sample.space.config_from_point(sample.points[point_index]),
+                    round(relative_throughput, 3),
+                )
+
+
+def _choose_portfolio(
+    schedule_model: ScheduleModel, own_samples: Sequence[TrainingSample], device_spec: DeviceSpec
+) -> tuple[Config, ...]:
+    """Configs of which the model takes one or another to be fast on most workloads, chosen greedily.
+
+    What a further config saves becomes less with each, so that the greedy choice saves at least 1 - 1/e of what is
+    possible (Nemhauser, Wolsey, Fisher, "An analysis of approximations for maximizing submodular set functions", 1978).
+    """
+    fastest_configs = [sample.space.config_from_point(sample.points[sample.seconds.argmin()]) for sample in own_samples]
+    configs = [
+        config for config_index, config in enumerate(fastest_configs) if config not in fastest_configs[:config_index]
+    ]
+    configs = configs[:: ceil_div(len(configs), MAX_PORTFOLIO_CANDIDATES)]
+    log2_slowdowns = np.empty((len(configs), len(own_samples)))
+    for sample_index, sample in enumerate(own_samples):
+        points = np.stack([sample.space.project(config) for config in configs])
+        predicted_slowdowns = schedule_model.log2_slowdown(sample.workload, sample.space, points, device_spec).mean(
+            axis=0
+        )
+        log2_slowdowns[:, sample_index] = np.where(sample.space.is_legal(points), predicted_slowdowns, np.inf)
+    min_slowdown = np.minimum(log2_slowdowns.min(axis=0), 20.0)
+    reached_slowdown, chosen_indices = (
+        np.full(len(own_samples), 6.0),
+        list[int](),
+    )  # 64 times as long, until there is any
+    for _ in range(min(PORTFOLIO_SIZE, len(configs))):
+        excess_slowdown = np.minimum(log2_slowdowns - min_slowdown, reached_slowdown).sum(axis=1)
+        excess_slowdown[chosen_indices] = np.inf
+        chosen_indices.append(int(excess_slowdown.argmin()))
+        reached_slowdown = np.minimum(reached_slowdown, log2_slowdowns[chosen_indices[-1]] - min_slowdown)
+    return tuple(configs[chosen_index] for chosen_index in chosen_indices)

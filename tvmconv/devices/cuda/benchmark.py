@@ -1,0 +1,274 @@
+"""Measuring many kernels on one GPU: verified where their output lies, timed from CUDA graphs."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tvmconv.arithmetic import ceil_div
+from tvmconv.compiler import nvrtc
+from tvmconv.compiler.executable import LaunchConfig
+from tvmconv.devices.comparison import OutputComparison, ReferenceOutput, make_reference
+from tvmconv.devices.cuda.function import CudaFunction
+from tvmconv.devices.cuda.gpu import NvidiaGpu
+from tvmconv.devices.cuda.graphs import (
+    IDLE_WARM_UP_SECONDS,
+    WARM_UP_SECONDS,
+    capture_until_long_enough,
+    check_cuda,
+    create_stream,
+    make_capture,
+    time_between_events,
+    time_replays,
+    warm_up,
+)
+from tvmconv.devices.cuda.loaded_kernel import (
+    CudaLoadedKernel,
+    DeviceArrays,
+    copy_to_device,
+    fill_nan,
+    translate_errors,
+)
+from tvmconv.devices.device import LONG_LAUNCH_SECONDS, Benchmark, LoadedKernel, measurement_fraction
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+FULL_REPLAY_SECONDS = 5e-3  # of replays, for a kernel that may become the best
+MIN_REPLAYS = 3
+FINAL_SECONDS, NUM_FINAL_SAMPLES = 0.05, 20  # of replays in the last timings, and how many of their times are kept
+IDLE_SECONDS = 0.1  # after a longer pause the GPU may have lowered its clocks
+
+# Either all of an output is compared, or a sample, and whether the rest is finite. The results are two numbers in
+# float64: the sum of squared differences, which becomes NaN or infinite where an element is, and the largest difference
+# in the sample, relative to what is allowed there. The bits of non-negative numbers, as integers, have the same order.
+_THREADS_PER_BLOCK = 256
+_COMPARISON_SOURCE = """
+__device__ void add_up(double mine, double* sum) {
+  for (int offset = 16; offset > 0; offset /= 2) mine += __shfl_down_sync(0xffffffff, mine, offset);
+  if (threadIdx.x % 32 == 0 && mine != 0) atomicAdd(sum, mine);  // true for NaN
+}
+
+extern "C" __global__ void squared_error(const T* output, const double* reference, long long count, double* results) {
+  double mine = 0;
+  long long step = (long long)gridDim.x * blockDim.x;
+  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step) {
+    double difference = (double)(float)output[i] - reference[i];
+    mine += difference * difference;
+  }
+  add_up(mine, results);
+}
+
+extern "C" __global__ void not_finite(const T* output, long long count, double* results) {
+  double mine = 0;
+  long long step = (long long)gridDim.x * blockDim.x;
+  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step) {
+    double value = (double)(float)output[i];
+    if (isnan(value) || isinf(value)) mine += fabs(value);
+  }
+  add_up(mine, results);
+}
+
+extern "C" __global__ void compare_points(const T* output, const long long* positions, const double* values,
+                                          const float* allowed, long long count, double* results, long long counts) {
+  double mine = 0, worst = 0;
+  long long step = (long long)gridDim.x * blockDim.x;
+  for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step) {
+    double difference = fabs((double)(float)output[positions[i]] - values[i]);
+    double relative = difference / allowed[i];
+    if (relative > worst) worst = relative;  // a NaN is in the sum
+    if (counts) mine += difference * difference;
+  }
+  add_up(mine, results);
+  if (worst != 0) atomicMax((unsigned long long*)results + 1, (unsigned long long)__double_as_longlong(worst));
+}
+"""
+_ELEMENT_DEFINITIONS = {
+    "float32": "#define T float",
+    "float16": "#include <cuda_fp16.h>\n#define T __half",
+    "bfloat16": "#include <cuda_bf16.h>\n#define T __nv_bfloat16",
+}
+
+
+@dataclass(frozen=True)
+class _OutputBuffer:
+    """Where kernels write to, and the functions that compare it with the reference."""
+
+    pointer: int
+    nbytes: int
+    squared_error: CudaFunction
+    not_finite: CudaFunction
+    compare_points: CudaFunction
+
+
+class CudaBenchmark(Benchmark):
+    """A workload's arrays in a GPU's memory; see `Benchmark`."""
+
+    def __init__(
+        self, device: NvidiaGpu, inputs: Sequence[NDArray[Any]], reference: ReferenceOutput | NDArray[np.float64]
+    ) -> None:
+        self._device = device
+        self._inputs = [np.ascontiguousarray(array) for array in inputs]
+        expected = make_reference(reference)
+        self._full_output = (
+            None if expected.full_output is None else np.ascontiguousarray(expected.full_output, np.float64)
+        )
+        self._sample = expected.sample
+        self._reference_norm = expected.l2_norm
+        self._last_busy_at = -math.inf
+        self._outputs: dict[str, _OutputBuffer] = {}
+        with translate_errors(device), ExitStack() as stack:
+            self._arrays = stack.enter_context(DeviceArrays())
+            self._pointers = [self._arrays.allocate(array.nbytes) for array in self._inputs]
+            self._reference_pointers = [self._arrays.allocate(array.nbytes) for array in self._reference_arrays]
+            self._results_pointer = self._arrays.allocate(16)
+            self._stream = stack.enter_context(create_stream(device.index))
+            self._exit_stack = stack.pop_all()
+        self.restore_inputs()
+        _compile_comparison(
+            self._inputs[0].dtype.name, str(device.arch)
+        )  # while the first program is still being built
+
+    @property
+    def _reference_arrays(self) -> list[NDArray[Any]]:
+        """The arrays of the reference, which lie at `_reference_pointers`: the whole, then those of the sample."""
+        arrays: list[NDArray[Any]] = [] if self._full_output is None else [self._full_output]
+        if points := self._sample:
+            arrays += [points.positions, points.values, points.max_errors]
+        return arrays
+
+    def restore_inputs(self) -> None:
+        """Copy inputs and reference to the GPU again; see `Benchmark.restore_inputs`."""
+        with translate_errors(self._device):
+            pointers, arrays = [*self._pointers, *self._reference_pointers], [*self._inputs, *self._reference_arrays]
+            for pointer, array in zip(pointers, arrays, strict=True):
+                copy_to_device(pointer, array)
+
+    def compare(self, kernel: LoadedKernel) -> OutputComparison:
+        """Run once and compare on the GPU; see `Benchmark.compare`."""
+        from cuda.bindings import runtime
+
+        assert isinstance(kernel, CudaLoadedKernel)
+        results = np.zeros(2)
+        with kernel.translate_errors():
+            output = self._get_output_buffer(kernel)
+            fill_nan(output.pointer, output.nbytes, self._stream)
+            check_cuda(runtime.cudaMemsetAsync(self._results_pointer, 0, 16, self._stream))
+            with kernel.bind([*self._pointers, output.pointer], self._stream) as bound:
+                bound.launch()
+                self._queue_comparison(output, math.prod(kernel.executable.output.shape))
+                kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
+                check_cuda(runtime.cudaMemcpyAsync(results.ctypes.data, self._results_pointer, 16, kind, self._stream))
+                check_cuda(runtime.cudaStreamSynchronize(self._stream))
+        return OutputComparison(math.sqrt(results[0]) / self._reference_norm, float(results[1]))
+
+    def time(self, kernel: LoadedKernel, best_seconds: float) -> tuple[float, ...]:
+        """Time replays of a CUDA graph, as `CudaLoadedKernel.time` does; see `Benchmark.time`."""
+        assert isinstance(kernel, CudaLoadedKernel)
+        stream = self._stream
+        with (
+            kernel.translate_errors(),
+            kernel.bind([*self._pointers, self._get_output_buffer(kernel).pointer], stream) as bound,
+        ):
+            capture_launches = make_capture(stream, lambda i: bound.launch())
+            (launch_seconds,) = time_between_events(stream, capture_launches(1), 1)
+            if launch_seconds >= LONG_LAUNCH_SECONDS:
+                return (launch_seconds,)
+            replay, launches = capture_until_long_enough(capture_launches, stream, launch_multiple=1)
+            if self._is_idle:
+                warm_up(replay, stream)
+            (first_seconds,) = time_between_events(stream, replay, 1)
+            samples = [first_seconds]
+            if fraction := measurement_fraction(first_seconds / launches, best_seconds):
+                # The first replay is not among those that count: the GPU had been waiting for it.
+                samples = time_between_events(
+                    stream, replay, max(MIN_REPLAYS, round(fraction * FULL_REPLAY_SECONDS / first_seconds))
+                )
+        self._last_busy_at = time.monotonic()
+        return tuple(sample / launches for sample in samples)
+
+    def time_final(self, kernel: LoadedKernel) -> tuple[float, ...]:
+        """Time replays as a comparison with libraries does; see `Benchmark.time_final`."""
+        assert isinstance(kernel, CudaLoadedKernel)
+        stream = self._stream
+        with (
+            kernel.translate_errors(),
+            kernel.bind([*self._pointers, self._get_output_buffer(kernel).pointer], stream) as bound,
+        ):
+            capture = make_capture(stream, lambda i: bound.launch())
+            min_warm_up_seconds = IDLE_WARM_UP_SECONDS if self._is_idle else WARM_UP_SECONDS
+            replays = time_replays(
+                capture, stream, launch_multiple=1, seconds=FINAL_SECONDS, warm_up_seconds=min_warm_up_seconds
+            )
+            seconds = replays.seconds
+        self._last_busy_at = time.monotonic()
+        return tuple(np.quantile(seconds, np.linspace(0, 1, NUM_FINAL_SAMPLES + 1), method="nearest").tolist())
+
+    def close(self) -> None:
+        """Free the GPU's memory."""
+        self._exit_stack.close()
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether the GPU may have lowered its clocks since the last timing; so right after a process has begun."""
+        return time.monotonic() - self._last_busy_at > IDLE_SECONDS
+
+    def _get_output_buffer(self, kernel: CudaLoadedKernel) -> _OutputBuffer:
+        """Memory for a kernel's output, one for each dtype."""
+        output = kernel.executable.output
+        if output.dtype not in self._outputs:
+            cubin = _compile_comparison(output.dtype, str(self._device.arch))
+            functions = [CudaFunction(cubin, name) for name in ("squared_error", "not_finite", "compare_points")]
+            self._outputs[output.dtype] = _OutputBuffer(self._arrays.allocate(output.nbytes), output.nbytes, *functions)
+        return self._outputs[output.dtype]
+
+    def _queue_comparison(self, output: _OutputBuffer, num_elements: int) -> None:
+        """Queue what compares an output of so many elements."""
+
+        def launch(function: CudaFunction, count: int, *parameters: int) -> None:
+            blocks = min(ceil_div(count, _THREADS_PER_BLOCK), 8 * (self._device.multiprocessors or 1))
+            shape = LaunchConfig(grid=(blocks, 1, 1), block=(_THREADS_PER_BLOCK, 1, 1))
+            function.launch(shape, parameters, self._stream)
+
+        reference_pointers, has_full_output = self._reference_pointers, self._full_output is not None
+        if has_full_output:
+            launch(
+                output.squared_error,
+                num_elements,
+                output.pointer,
+                reference_pointers[0],
+                num_elements,
+                self._results_pointer,
+            )
+        else:
+            launch(output.not_finite, num_elements, output.pointer, num_elements, self._results_pointer)
+        if self._sample is not None:
+            count = self._sample.values.size
+            adds_errors = int(not has_full_output)  # whether the sample's errors are added up
+            launch(
+                output.compare_points,
+                count,
+                output.pointer,
+                *reference_pointers[-3:],
+                count,
+                self._results_pointer,
+                adds_errors,
+            )
+
+
+@functools.cache
+def _compile_comparison(dtype: str, arch: str) -> bytes:
+    """The machine code that compares an output of `dtype` with a reference."""
+    return nvrtc.compile_cubin(format_comparison_source(dtype), arch).image
+
+
+def format_comparison_source(dtype: str) -> str:
+    """The CUDA text that compares an output of `dtype` with a reference."""
+    return _ELEMENT_DEFINITIONS[dtype] + _COMPARISON_SOURCE

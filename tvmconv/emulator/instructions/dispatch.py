@@ -1,0 +1,135 @@
+"""Which calls are GPU instructions, and what executes them: PTX as `T.ptx[...]` writes it, and TVM's own intrinsics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tvmconv.emulator.errors import ExecutionError
+from tvmconv.emulator.instructions import (
+    async_copies,
+    barriers,
+    conversions,
+    intrinsics,
+    ldmatrix,
+    loads_stores,
+    mma,
+    shuffles,
+    tma,
+    wgmma,
+)
+from tvmconv.emulator.instructions.operands import PTX_PREFIX, PtxCall
+from tvmconv.emulator.lane_code import CompiledStatement, ExpressionCode, Pointer, SuspendableStatement, TirTranslator
+from tvmconv.emulator.memory.shared_memory import SharedMemory
+from tvmconv.emulator.state import Mask
+from tvmconv.errors import AnalysisError
+
+if TYPE_CHECKING:
+    from tvmconv.emulator.synchronization.fibers import Fork, WaitCondition
+
+_INSTRUCTIONS: dict[str, Callable[[PtxCall, TirTranslator], CompiledStatement]] = {
+    **loads_stores.INSTRUCTIONS,
+    **async_copies.INSTRUCTIONS,
+    **ldmatrix.INSTRUCTIONS,
+    **mma.INSTRUCTIONS,
+    **conversions.INSTRUCTIONS,
+    **shuffles.INSTRUCTIONS,
+    **barriers.INSTRUCTIONS,
+    **tma.INSTRUCTIONS,
+    **wgmma.INSTRUCTIONS,
+}
+
+
+def smallest_access_bytes(node: Any) -> int:
+    """Bytes of the smallest element of shared memory that a call accesses; 4 if it accesses none."""
+    call = PtxCall.from_node(node)
+    if (
+        call is not None
+        and call.name in ("st", "st_vec", "ld", "ld_vec")
+        and (call.state_space or "").startswith("shared")
+    ):
+        return min(4, call.vector_width[1])
+    if call is not None and call.name in ("ldmatrix", "stmatrix") and "trans" in call.modifiers:
+        return 2
+    if str(node.op.name) in ("tirx.ptx_legacy.ldmatrix",) and int(node.args[0]):
+        return 2
+    return 4
+
+
+def translate_statement(node: Any, translator: TirTranslator) -> CompiledStatement | None:
+    """What executes a call that stands for itself; None if it is not known here."""
+    state = translator.state
+    helper_code = barriers.translate_helper(node, translator)
+    if helper_code is not None:
+        return helper_code
+    name = str(node.op.name)
+    if name in intrinsics.INTRINSICS:
+        return intrinsics.INTRINSICS[name](node, translator)
+    call = PtxCall.from_node(node)
+    if call is None:
+        return None
+    translate = _INSTRUCTIONS.get(call.name)
+    if translate is None:
+        raise AnalysisError(f"{call}, which cannot be executed")
+    translated = translate(call, translator)
+    if call.predicate is None:
+        return translated
+    predicate = translator.translate_expression(call.predicate)
+
+    def select_lanes(mask: Mask) -> Mask:
+        is_true = np.broadcast_to(
+            np.asarray(state.evaluate_data_independent(predicate, mask)) != 0, state.all_lanes.shape
+        )
+        return is_true & state.thread_mask if mask is None else is_true & mask
+
+    if isinstance(translated, SuspendableStatement):
+        suspendable = translated.run
+
+        def run_suspendable(mask: Mask) -> Iterator[WaitCondition | Fork]:
+            active = select_lanes(mask)
+            if active is not None and active.any():
+                yield from suspendable(active)
+
+        return SuspendableStatement(run_suspendable)
+    run_statement = translated
+
+    def run_predicated(mask: Mask) -> None:
+        active = select_lanes(mask)
+        if active is not None and active.any():
+            run_statement(active)
+
+    return run_predicated
+
+
+def translate_expression(node: Any, translator: TirTranslator) -> ExpressionCode | None:
+    """What evaluates a call that has a value; None if it is not known here."""
+    name = str(node.op.name)
+    if name == "tirx.cuda.cvta_generic_to_shared":
+        pointer = translator.translate_expression(node.args[0])
+
+        def address(mask: Mask) -> Any:
+            value = pointer(mask)
+            if not isinstance(value, Pointer) or not isinstance(value.memory, SharedMemory):
+                raise ExecutionError("the shared address of what does not lie in shared memory")
+            return value.byte_offset
+
+        return address
+    if name == f"{PTX_PREFIX}addr":
+        base, offset = translator.translate_expression(node.args[0]), translator.translate_expression(node.args[1])
+
+        def add_offset(mask: Mask) -> Any:
+            base_value, offset_value = base(mask), offset(mask)
+            return (
+                Pointer(base_value.memory, base_value.byte_offset + offset_value, base_value.name)
+                if isinstance(base_value, Pointer)
+                else base_value + offset_value
+            )
+
+        return add_offset
+    if name == "tirx.cuda.elect_sync":
+        return shuffles.make_election(translator.state)
+    if name.startswith("tirx.cuda.__shfl"):
+        return shuffles.translate_shuffle(node, translator)
+    return None

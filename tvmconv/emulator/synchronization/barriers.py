@@ -1,0 +1,209 @@
+"""Barriers at which threads meet: of a warp, a block, a part of a block by number, or a cluster.
+
+Source: PTX ISA, "bar, barrier", "barrier.cluster" and "bar.warp.sync".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmconv.emulator.errors import ExecutionError, RaceError
+from tvmconv.gpu_specs import WARP_SIZE
+
+if TYPE_CHECKING:
+    from tvmconv.emulator.memory.shared_memory import SharedMemory
+    from tvmconv.emulator.synchronization.fibers import WaitCondition
+    from tvmconv.emulator.threads import EmulatedThreads, Lanes
+
+CLUSTER_BARRIER = -1  # the number of the barrier of a cluster
+BLOCK_BARRIER = 0  # that of the barrier of a block
+
+
+@dataclass
+class Barrier:
+    """Threads that wait for each other.
+
+    Attributes:
+        name: of the barrier, in messages.
+        num_expected: how many threads have to come.
+        arrived_lanes: those that have.
+        clock: what they know together, when all have.
+    """
+
+    name: str
+    num_expected: int
+    arrived_lanes: list[Lanes] = field(default_factory=list)
+    clock: NDArray[np.int32] | None = None
+
+    @property
+    def num_arrived(self) -> int:
+        """How many threads have come."""
+        return sum(map(len, self.arrived_lanes))
+
+
+@dataclass
+class _BarrierWait:
+    """Lanes that wait at barriers.
+
+    Attributes:
+        barriers: each with the lanes that wait for it.
+        threads: all lanes.
+    """
+
+    barriers: list[tuple[Barrier, Lanes]]
+    threads: EmulatedThreads
+
+    def is_ready(self) -> bool:
+        """Whether all have come."""
+        return all(barrier.clock is not None for barrier, _ in self.barriers)
+
+    def __str__(self) -> str:
+        descriptions = []
+        for barrier, lanes in self.barriers:
+            if barrier.clock is None:
+                thread_names = self.threads.describe_lanes(lanes)
+                descriptions.append(
+                    f"{thread_names} at {barrier.name} that not all of its threads reach "
+                    f"({barrier.num_arrived} of {barrier.num_expected})"
+                )
+        return "; ".join(descriptions)
+
+
+class BarrierTable:
+    """The barriers of all blocks.
+
+    Args:
+        shared: the memory that they order.
+    """
+
+    def __init__(self, shared: SharedMemory) -> None:
+        self._shared, self._threads = shared, shared.threads
+        self._open_barriers: dict[tuple[int, int], Barrier] = {}  # by block or cluster, and number
+        self._cluster_barriers: dict[int, Barrier] = {}  # the one at which a lane has arrived last
+
+    def sync_warps(self, is_active: NDArray[np.bool_], is_thread: NDArray[np.bool_]) -> None:
+        """A barrier of warps, which never waits, as these are executed in lock step.
+
+        Args:
+            is_active: which lanes take part.
+            is_thread: which there are.
+
+        Raises:
+            RaceError: only some of a warp.
+        """
+        active_by_warp, threads_by_warp = is_active.reshape(-1, WARP_SIZE), is_thread.reshape(-1, WARP_SIZE)
+        has_active: NDArray[np.bool_] = np.asarray(active_by_warp.any(axis=1))
+        if not np.array_equal(active_by_warp & threads_by_warp, threads_by_warp & has_active[:, None]):
+            raise RaceError("a barrier of the warp that not all of its threads reach")
+        groups = np.arange(len(is_active)).reshape(-1, WARP_SIZE)
+        is_full: NDArray[np.bool_] = np.asarray(threads_by_warp.all(axis=1))
+        if (has_active & is_full).any():
+            self._shared.synchronize_groups(groups[has_active & is_full])
+        for group in groups[has_active & ~is_full]:
+            self._shared.synchronize_groups(group[is_thread[group]][None, :])
+
+    def sync(
+        self, lanes: Lanes, barrier_index: Any = BLOCK_BARRIER, num_threads: int | None = None
+    ) -> Iterator[WaitCondition]:
+        """Arrive at a barrier, and wait until so many threads have; by default all of the block, or the cluster.
+
+        Args:
+            lanes: that arrive.
+            barrier_index: of the barrier, one for all or for each of them.
+            num_threads: of threads.
+        """
+        barriers = self._arrive_at_barriers(lanes, barrier_index, num_threads)
+        if barriers:
+            wait = _BarrierWait(barriers, self._threads)
+            if not wait.is_ready():
+                yield wait
+            self._acquire_clocks(barriers)
+
+    def arrive(self, lanes: Lanes, barrier_index: Any, num_threads: int | None = None) -> None:
+        """Arrive at a barrier, as `sync` does, and do not wait."""
+        for barrier, arriving_lanes in self._arrive_at_barriers(lanes, barrier_index, num_threads, can_complete=False):
+            if isinstance(barrier_index, int) and barrier_index == CLUSTER_BARRIER:
+                self._cluster_barriers.update(dict.fromkeys(arriving_lanes.tolist(), barrier))
+
+    def wait_cluster(self, lanes: Lanes) -> Iterator[WaitCondition]:
+        """Wait until all threads of the cluster have arrived.
+
+        Raises:
+            ExecutionError: these have not arrived themselves.
+        """
+        lanes_by_barrier: dict[int, tuple[Barrier, list[int]]] = {}
+        for lane in lanes.tolist():
+            barrier = self._cluster_barriers.pop(lane, None)
+            if barrier is None:
+                raise ExecutionError(
+                    f"{self._threads.describe_lane(lane)} waits at a barrier of the cluster at which it has not arrived"
+                )
+            lanes_by_barrier.setdefault(id(barrier), (barrier, []))[1].append(lane)
+        barriers = [(barrier, np.array(arriving_lanes)) for barrier, arriving_lanes in lanes_by_barrier.values()]
+        wait = _BarrierWait(barriers, self._threads)
+        if not wait.is_ready():
+            yield wait
+        self._acquire_clocks(barriers)
+
+    def _acquire_clocks(self, barriers: list[tuple[Barrier, Lanes]]) -> None:
+        self._shared.apply_logged_reads()
+        for barrier, lanes in barriers:
+            assert barrier.clock is not None
+            self._shared.clocks.acquire(lanes, barrier.clock)
+
+    def _arrive_at_barriers(
+        self, lanes: Lanes, barrier_indices: Any, num_threads: int | None, *, can_complete: bool = True
+    ) -> list[tuple[Barrier, Lanes]]:
+        """The meetings at which lanes have arrived, with these; none if they all are whole `can_complete`, and have
+        met.
+        """
+        is_cluster = isinstance(barrier_indices, int) and barrier_indices == CLUSTER_BARRIER
+        threads = self._threads
+        lanes_per_home = threads.lanes_per_block * (threads.cluster_size if is_cluster else 1)
+        num_threads = num_threads or threads.threads_per_block * (threads.cluster_size if is_cluster else 1)
+        home_indices, indices_by_lane = (
+            lanes // lanes_per_home,
+            np.broadcast_to(np.asarray(barrier_indices), lanes.shape),
+        )
+        if can_complete and (indices_by_lane == indices_by_lane[0]).all():
+            present_homes, counts = np.unique(home_indices, return_counts=True)
+            is_first_arrival = not self._open_barriers or not any(
+                (home_index, int(indices_by_lane[0])) in self._open_barriers for home_index in present_homes.tolist()
+            )
+            if is_first_arrival and (counts == num_threads).all():
+                self._shared.synchronize_groups(lanes.reshape(-1, num_threads))
+                return []
+        keys = home_indices * (1 << 8) + indices_by_lane + 1
+        arrivals = []
+        for key in np.unique(keys).tolist():
+            arriving_lanes = lanes[keys == key]
+            home_index, barrier_index = key >> 8, (key & 255) - 1
+            name = _describe_barrier(barrier_index, num_threads)
+            barrier = self._open_barriers.setdefault((home_index, barrier_index), Barrier(name, num_threads))
+            barrier.arrived_lanes.append(arriving_lanes)
+            if barrier.num_expected != num_threads or barrier.num_arrived > num_threads:
+                raise ExecutionError(
+                    f"{threads.describe_lanes(arriving_lanes)} at {name}, for {num_threads} threads, "
+                    f"of which {barrier.num_arrived} have come"
+                )
+            if barrier.num_arrived == num_threads:
+                self._shared.apply_logged_reads()
+                barrier.clock = self._shared.clocks.release(np.concatenate(barrier.arrived_lanes))
+                del self._open_barriers[home_index, barrier_index]
+            arrivals.append((barrier, arriving_lanes))
+        return arrivals
+
+
+def _describe_barrier(barrier_index: int, num_threads: int) -> str:
+    if barrier_index == CLUSTER_BARRIER:
+        return "a barrier of the cluster"
+    return (
+        "a barrier of the block"
+        if barrier_index == BLOCK_BARRIER
+        else f"the barrier {barrier_index} of {num_threads} threads"
+    )

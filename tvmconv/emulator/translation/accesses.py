@@ -1,0 +1,252 @@
+"""Loads and stores of TIR as Python functions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvmconv.emulator.errors import ExecutionError
+from tvmconv.emulator.lane_code import ExpressionCode, Pointer
+from tvmconv.emulator.memory.arrays import Argument
+from tvmconv.emulator.memory.registers import RegisterBuffer
+from tvmconv.emulator.observers import SITES_PER_STATEMENT
+from tvmconv.emulator.state import EmulatorState, Mask
+from tvmconv.emulator.translation.arithmetic import Value, select_integer_type
+from tvmconv.emulator.translation.buffer_locations import BufferLocation, BufferLocations
+from tvmconv.emulator.translation.layout import SharedMemoryLayout
+from tvmconv.errors import AnalysisError
+
+
+class AccessTranslator(BufferLocations, ABC):
+    """Makes Python functions of loads and stores; what their indices and values are, others know.
+
+    Args:
+        state: what they run on.
+        layout: of shared memory.
+        arrays: what the function's parameters are given.
+    """
+
+    def __init__(self, state: EmulatorState, layout: SharedMemoryLayout, arrays: Mapping[Any, Argument]) -> None:
+        super().__init__(state, layout, arrays)
+        self._statement_index = -1  # the index of the one that is read
+        self._num_sites = 0
+
+    @abstractmethod
+    def translate_expression(self, node: Any) -> ExpressionCode:
+        """A function that evaluates an expression for the lanes of a mask."""
+
+    def _next_site(self) -> int:
+        self._num_sites += 1
+        return self._statement_index * SITES_PER_STATEMENT + self._num_sites % SITES_PER_STATEMENT
+
+    def _select_indices(self, indices: Value, active: NDArray[np.intp], vector_lanes: int) -> NDArray[np.int64]:
+        """The indices of active lanes, of shape (active, elements of the vector)."""
+        indices = np.asarray(indices, np.int64)
+        if indices.ndim == 0:
+            return np.full((len(active), 1), indices)
+        if indices.ndim == 1:
+            return indices[active][:, None]
+        return np.broadcast_to(indices, (len(active), vector_lanes)) if len(indices) == 1 else indices[active]
+
+    @staticmethod
+    def _check_index(location: BufferLocation, indices: NDArray[np.int64]) -> None:
+        if indices.size and (int(indices.min()) < 0 or int(indices.max()) >= location.num_elements):
+            worst_index = int(indices.min()) if int(indices.min()) < 0 else int(indices.max())
+            raise ExecutionError(
+                f"out of bounds: element {worst_index} of {location.name}, which has {location.num_elements}"
+            )
+
+    @staticmethod
+    def _merge_contiguous(indices: NDArray[np.int64], location: BufferLocation) -> tuple[NDArray[np.int64], int]:
+        """Where accesses begin, in bytes, and how many elements each of them has in a row."""
+        count = indices.shape[1]
+        if count > 1 and np.any(np.diff(indices, axis=1) != 1):
+            return indices * location.dtype.itemsize + location.byte_offset, 1
+        return indices[:, :1] * location.dtype.itemsize + location.byte_offset, count
+
+    def _translate_load(self, node: Any) -> ExpressionCode:
+        location = self._locations.get(node.source)
+        if location is None:
+            raise AnalysisError(f"memory of which it is not known what it is: {node.source}")
+        index_code = self.translate_expression(node.indices[0])
+        state, dtype = self.state, location.dtype
+        vector_lanes = node.ty.dtype.lanes
+        is_integer = dtype.kind in "iub"
+        if isinstance(location.memory, RegisterBuffer):
+            return self._translate_register_load(location, index_code, is_integer=is_integer)
+        memory, site = location.memory, self._next_site()
+
+        def load(mask: Mask) -> Value:
+            active_lanes = state.find_lanes(mask)
+            indices = self._select_indices(
+                state.evaluate_data_independent(index_code, mask), active_lanes, vector_lanes
+            )
+            self._check_index(location, indices)
+            state.site = site
+            elements = state.load(
+                memory, *self._merge_contiguous(indices, location), dtype, active_lanes, location.name
+            )
+            elements = elements.astype(select_integer_type(dtype)) if is_integer else elements
+            elements = elements[:, 0] if vector_lanes == 1 else elements
+            if mask is None:
+                return elements
+            all_elements = np.zeros((state.threads.num_lanes, *elements.shape[1:]), elements.dtype)
+            all_elements[active_lanes] = elements
+            return all_elements
+
+        return load
+
+    def _translate_register_load(
+        self, location: BufferLocation, index_code: ExpressionCode, *, is_integer: bool
+    ) -> ExpressionCode:
+        registers, state = location.memory, self.state
+        assert isinstance(registers, RegisterBuffer)
+        data, is_written, depends_by_element = (
+            registers.data.view(location.dtype),
+            registers.is_written,
+            registers.depends_on_memory,
+        )
+
+        integer_type = select_integer_type(location.dtype)
+
+        def check(is_known: NDArray[np.bool_], mask: Mask) -> None:
+            active_mask: NDArray[np.bool_] = state.thread_mask if mask is None else mask
+            if not is_known.all() and not is_known[active_mask].all():
+                raise ExecutionError(f"{location.name} is read before it is written")
+
+        def load(mask: Mask) -> Value:
+            indices = index_code(mask)
+            if registers.deferred_loads:
+                registers.notify_read(indices, mask)
+            if registers.accumulators is not None:
+                registers.accumulators.check_access(indices, mask)
+            if isinstance(indices, int):
+                if not 0 <= indices < location.num_elements:
+                    raise ExecutionError(
+                        f"out of bounds: element {indices} of {location.name}, which has {location.num_elements}"
+                    )
+                state.depends_on_memory |= bool(depends_by_element[indices])
+                if is_integer:
+                    check(is_written[indices], mask)
+                    return data[indices].astype(integer_type)
+                return data[indices]
+            indices = np.asarray(indices)
+            indices = indices[:, None] if indices.ndim == 1 else indices
+            indices = np.broadcast_to(indices, (state.threads.num_lanes, indices.shape[1]))
+            active_mask = state.thread_mask if mask is None else mask
+            self._check_index(location, indices[active_mask])
+            indices = np.where(active_mask[:, None], indices, 0)
+            state.depends_on_memory |= bool(depends_by_element[indices].any())
+            lane = state.all_lanes[:, None]
+            if is_integer:
+                check(np.asarray(is_written[indices, lane].all(axis=1)), mask)
+            elements = data[indices, lane].astype(integer_type) if is_integer else data[indices, lane]
+            return elements[:, 0] if elements.shape[1] == 1 else elements
+
+        return load
+
+    def _translate_store(self, node: Any) -> Callable[[Mask], None]:
+        location = self._locations[node.buffer]
+        value_code, index_code = self.translate_expression(node.value), self.translate_expression(node.indices[0])
+        vector_lanes = node.value.ty.dtype.lanes
+        if getattr(node, "predicate", None) is not None:
+            raise AnalysisError(f"a store with a predicate of its own: {node.buffer.name}")
+        if isinstance(location.memory, RegisterBuffer):
+            return self._translate_register_store(location, value_code, index_code)
+        state, dtype, memory = self.state, location.dtype, location.memory
+        site = self._next_site()
+
+        def store(mask: Mask) -> None:
+            active_lanes = state.find_lanes(mask)
+            value, indices = (
+                value_code(mask),
+                self._select_indices(state.evaluate_data_independent(index_code, mask), active_lanes, vector_lanes),
+            )
+            state.site = site
+            self._check_index(location, indices)
+            value = np.asarray(value)
+            if value.ndim == 0:
+                elements = np.full((len(active_lanes), vector_lanes), value.astype(dtype))
+            else:
+                value = value if value.ndim == 2 else value[:, None]
+                value = value if mask is None or len(value) == 1 else value[active_lanes]
+                elements = np.broadcast_to(value.astype(dtype, copy=False), (len(active_lanes), vector_lanes))
+            elements = np.ascontiguousarray(elements)
+            state.store(
+                memory,
+                *self._merge_contiguous(indices, location),
+                elements,
+                active_lanes,
+                location.name,
+                dtype.itemsize,
+            )
+
+        return store
+
+    def _translate_register_store(
+        self, location: BufferLocation, value_code: ExpressionCode, index_code: ExpressionCode
+    ) -> Callable[[Mask], None]:
+        registers = location.memory
+        assert isinstance(registers, RegisterBuffer)
+        data, is_written, depends_by_element = (
+            registers.data.view(location.dtype),
+            registers.is_written,
+            registers.depends_on_memory,
+        )
+        state = self.state
+
+        def store(mask: Mask) -> None:
+            state.depends_on_memory = False
+            value, indices = value_code(mask), index_code(mask)
+            depends_on_memory = state.depends_on_memory
+            if registers.accumulators is not None:
+                registers.accumulators.check_access(indices, mask)
+            if isinstance(indices, int):
+                if not 0 <= indices < location.num_elements:
+                    raise ExecutionError(
+                        f"out of bounds: element {indices} of {location.name}, which has {location.num_elements}"
+                    )
+                if isinstance(value, np.ndarray) and value.ndim == 2:
+                    value = value[:, 0]
+                if mask is None:
+                    data[indices] = value
+                    is_written[indices] = True
+                    depends_by_element[indices] = depends_on_memory
+                else:
+                    np.copyto(data[indices], value, where=mask, casting="unsafe")
+                    is_written[indices] |= mask
+                    depends_by_element[indices] |= depends_on_memory
+                return
+            active_lanes = state.find_lanes(mask)
+            indices = np.asarray(indices)
+            indices = indices[:, None] if indices.ndim == 1 else indices
+            indices = np.broadcast_to(indices, (state.threads.num_lanes, indices.shape[1]))[active_lanes]
+            self._check_index(location, indices)
+            value = np.asarray(value)
+            if value.ndim:
+                value = value if value.ndim == 2 else value[:, None]
+                value = np.broadcast_to(value, (state.threads.num_lanes, value.shape[1]))[active_lanes]
+            data[indices, active_lanes[:, None]] = value
+            is_written[indices, active_lanes[:, None]] = True
+            depends_by_element[indices] |= depends_on_memory
+
+        return store
+
+    def _translate_address(self, load: Any) -> ExpressionCode:
+        location = self._locations.get(load.source)
+        if location is None:
+            raise AnalysisError(f"the address of {load.source}, of which it is not known what it is")
+        index_code, size = self.translate_expression(load.indices[0]), location.dtype.itemsize
+        return lambda mask: Pointer(location.memory, location.byte_offset + index_code(mask) * size, location.name)
+
+    def resolve_registers(self, node: Any) -> tuple[RegisterBuffer, ExpressionCode]:
+        """The registers that an operand such as `acc[3]` is, and the index in them."""
+        if type(node).__name__ == "TensorLoad":
+            location = self._locations.get(node.source)
+            if location is not None and isinstance(location.memory, RegisterBuffer):
+                return location.memory, self.translate_expression(node.indices[0])
+        raise AnalysisError(f"an operand that is no register: {node}")

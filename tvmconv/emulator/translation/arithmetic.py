@@ -1,0 +1,123 @@
+"""What operators and functions of TIR compute, by NumPy: of numbers, and of arrays of one for each lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Value = Any  # a number, an array of one for each lane, or of shape (lanes, elements of a vector); or a Pointer
+
+
+def is_uniform(value: Value) -> bool:
+    """Whether all lanes have the same value."""
+    return not isinstance(value, np.ndarray) or value.ndim == 0
+
+
+def as_uint64(value: Value) -> Value:
+    """Integers as unsigned ones of 64 bits, which the others' type does not hold."""
+    return value.astype(np.uint64) if isinstance(value, np.ndarray | np.generic) else int(value) & 0xFFFF_FFFF_FFFF_FFFF
+
+
+def select_integer_type(dtype: np.dtype[Any]) -> type[np.int64] | type[np.uint64]:
+    """As what integers of a type are computed with."""
+    return np.uint64 if dtype == np.uint64 else np.int64
+
+
+def trunc_div(a: Value, b: Value) -> Value:
+    """Division of integers as in C: toward zero."""
+    if isinstance(a, int) and isinstance(b, int):
+        quotient = abs(a) // abs(b)
+        return quotient if (a < 0) == (b < 0) else -quotient
+    quotient = np.floor_divide(a, b)
+    return quotient + ((quotient * b != a) & (np.less(a, 0) != np.less(b, 0)))
+
+
+def trunc_mod(a: Value, b: Value) -> Value:
+    """What division of integers as in C leaves."""
+    return a - b * trunc_div(a, b)
+
+
+ARITHMETIC: dict[str, tuple[Callable[[Value, Value], Value], Callable[[Value, Value], Value]]] = {
+    "Add": (lambda a, b: a + b, lambda a, b: a + b),
+    "Sub": (lambda a, b: a - b, lambda a, b: a - b),
+    "Mul": (lambda a, b: a * b, lambda a, b: a * b),
+    "Div": (lambda a, b: a / b, trunc_div),
+    "Mod": (np.fmod, trunc_mod),
+    "FloorDiv": (np.floor_divide, lambda a, b: a // b),
+    "FloorMod": (np.mod, lambda a, b: a % b),
+    "Min": (np.minimum, np.minimum),
+    "Max": (np.maximum, np.maximum),
+    "LShift": (np.left_shift, lambda a, b: a << b),
+    "RShift": (np.right_shift, lambda a, b: a >> b),
+    "BitwiseAnd": (np.bitwise_and, lambda a, b: a & b),
+    "BitwiseOr": (np.bitwise_or, lambda a, b: a | b),
+    "BitwiseXor": (np.bitwise_xor, lambda a, b: a ^ b),
+}
+WRAPPING = ("Add", "Sub", "Mul", "LShift")  # what can leave the range of an unsigned integer
+COMPARISONS: dict[str, Callable[[Value, Value], Value]] = {
+    "EQ": lambda a, b: a == b,
+    "NE": lambda a, b: a != b,
+    "LT": lambda a, b: a < b,
+    "LE": lambda a, b: a <= b,
+    "GT": lambda a, b: a > b,
+    "GE": lambda a, b: a >= b,
+}
+CALLED_ARITHMETIC = {  # operators that TIR has as calls as well
+    "tirx.shift_left": "LShift",
+    "tirx.shift_right": "RShift",
+    "tirx.bitwise_and": "BitwiseAnd",
+    "tirx.bitwise_or": "BitwiseOr",
+    "tirx.bitwise_xor": "BitwiseXor",
+}
+COUNTED_OPS = {"Mul": "Mul", "Add": "Add", "Sub": "Add", "Min": "Min", "Max": "Min"}
+
+
+def _compute_erf(values: Value) -> Value:
+    from scipy.special import erf
+
+    return erf(values)
+
+
+def _compute_sigmoid(values: Value) -> Value:
+    return 1 / (1 + np.exp(-values))
+
+
+_MATH: dict[str, Callable[..., Value]] = {
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "exp10": lambda x: np.power(np.float32(10), x),
+    "log": np.log,
+    "log2": np.log2,
+    "log10": np.log10,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "erf": _compute_erf,
+    "tanh": np.tanh,
+    "sigmoid": _compute_sigmoid,
+    "sin": np.sin,
+    "cos": np.cos,
+    "fabs": np.abs,
+    "abs": np.abs,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": np.rint,
+    "nearbyint": np.rint,
+    "trunc": np.trunc,
+    "pow": np.power,
+    "fmax": np.maximum,
+    "fmin": np.minimum,
+    "max": np.maximum,
+    "min": np.minimum,
+    "fma": lambda a, b, c: a * b + c,
+}
+
+
+def find_function(name: str) -> Callable[..., Value] | None:
+    """The function of a name such as `expf`, `__expf`, `hexp` or `tirx.exp`."""
+    base_name = name.removeprefix("tirx.").removeprefix("__").removesuffix("f")
+    for candidate in (name.removeprefix("tirx."), base_name, base_name.removeprefix("h")):
+        if candidate in _MATH:
+            return _MATH[candidate]
+    return None

@@ -1,0 +1,111 @@
+"""Where the buffers of a lowered function lie: in arrays, in registers, or in shared memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tvmconv.emulator.addresses import SHARED_BASE_ADDRESS
+from tvmconv.emulator.memory.arrays import Argument, GlobalArray, TensorMapArray
+from tvmconv.emulator.memory.registers import RegisterBuffer
+from tvmconv.emulator.memory.shared_memory import SharedMemory
+from tvmconv.emulator.state import EmulatorState, Mask
+from tvmconv.emulator.translation.layout import SharedMemoryLayout
+from tvmconv.errors import AnalysisError
+from tvmconv.workloads.dtypes import get_numpy_dtype
+
+
+@dataclass(frozen=True)
+class BufferLocation:
+    """Where a buffer lies.
+
+    Attributes:
+        memory: an array, registers, or the shared memory.
+        dtype: of an element, as the buffer has it.
+        byte_offset: of its first element, in bytes.
+        num_elements: elements.
+        name: of the buffer.
+    """
+
+    memory: GlobalArray | RegisterBuffer | SharedMemory
+    dtype: np.dtype[Any]
+    byte_offset: int
+    num_elements: int
+    name: str
+
+
+def reads_memory(node: Any, locations: Mapping[Any, BufferLocation]) -> bool:
+    """Whether an expression loads from other than registers."""
+    import tvm_ffi
+    from tvm.ir import TensorLoad
+
+    loads: list[Any] = []
+    tvm_ffi.structural_walk(node, (TensorLoad, loads.append), order="post")
+    return any(
+        load.source not in locations or not isinstance(locations[load.source].memory, RegisterBuffer) for load in loads
+    )
+
+
+class BufferLocations:
+    """The buffers of a function, as they are allocated and declared.
+
+    Args:
+        state: whose memory it is.
+        layout: of shared memory.
+        arrays: what the function's parameters are given.
+    """
+
+    def __init__(self, state: EmulatorState, layout: SharedMemoryLayout, arrays: Mapping[Any, Argument]) -> None:
+        self.state = state
+        self._layout = layout
+        self._arrays = arrays
+        self._locations: dict[Any, BufferLocation] = {}
+
+    def _find_location(self, data: Any) -> BufferLocation:
+        """Where a pointer to a buffer as a whole points to."""
+        if type(data).__name__ == "Call" and str(data.op.name) == "tirx.buffer_data":
+            data = data.args[0]
+        if data in self._locations:
+            return self._locations[data]
+        if data in self._arrays:
+            array = self._arrays[data]
+            if isinstance(array, TensorMapArray):
+                raise AnalysisError(f"the elements of a tensor map: {data}")
+            return BufferLocation(array, array.dtype, 0, array.size, array.name)
+        raise AnalysisError(f"memory of which it is not known what it is: {data}")
+
+    def _allocate_buffer(self, buffer: Any) -> Callable[[Mask], None]:
+        scope, dtype = str(buffer.scope()), str(buffer.dtype)
+        num_elements = math.prod(int(extent) for extent in buffer.shape)
+        name = str(buffer.name)
+        if scope.startswith("shared"):
+            self._locations[buffer] = BufferLocation(
+                self.state.shared,
+                get_numpy_dtype(dtype),
+                SHARED_BASE_ADDRESS + self._layout.offsets[buffer],
+                num_elements,
+                name,
+            )
+            self.state.buffers.append((SHARED_BASE_ADDRESS + self._layout.offsets[buffer], name))
+            return lambda mask: None
+        if scope != "local":
+            raise AnalysisError(f"a buffer in {scope} memory: {name}")
+        registers = RegisterBuffer.allocate_unwritten(name, dtype, num_elements, self.state.threads.num_lanes)
+        self._locations[buffer] = BufferLocation(registers, get_numpy_dtype(dtype), 0, num_elements, name)
+        return lambda mask: registers.mark_unwritten() if mask is None else None
+
+    def _declare_buffer(self, buffer: Any, data: Any) -> None:
+        location = self._find_location(data)
+        dtype = get_numpy_dtype(str(buffer.dtype))
+        # What it may touch is what it lies in: where TVM has merged buffers, indices begin there, and shapes are stale.
+        num_elements = location.num_elements * location.dtype.itemsize // dtype.itemsize
+        byte_offset = location.byte_offset + int(buffer.elem_offset) * dtype.itemsize
+        if isinstance(location.memory, RegisterBuffer) and (
+            byte_offset or location.memory.data.dtype.itemsize != dtype.itemsize
+        ):
+            raise AnalysisError(f"registers of {location.memory.data.dtype} that are used as {dtype}: {buffer.name}")
+        self._locations[buffer] = BufferLocation(location.memory, dtype, byte_offset, num_elements, str(buffer.name))

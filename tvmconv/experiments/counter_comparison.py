@@ -1,0 +1,238 @@
+"""Counted from the code beside counted by the GPU: kernels that are built anywhere, and launched once under ncu."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+from tvmconv import workloads
+from tvmconv.analysis.nsight import ncu
+from tvmconv.analysis.nsight.access_counters import AccessCounters
+from tvmconv.analysis.nsight.predicted_counters import predict_counters
+from tvmconv.analysis.nsight.source_view import ProfiledInstruction
+from tvmconv.compiler.executable import Executable
+from tvmconv.devices import Device, find_device
+from tvmconv.errors import AnalysisError, DeviceError
+from tvmconv.kernel import Kernel, build
+from tvmconv.measure import kernel_archive
+
+METRICS = {
+    "global_load_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
+    "global_store_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
+    "global_load_requests": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
+    "global_store_requests": "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
+    "shared_load_wavefronts": "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
+    "shared_store_wavefronts": "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
+    "shared_wavefronts": "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared.sum",
+    "shared_load_wavefronts, pipe": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
+    "shared_store_wavefronts, pipe": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
+    "shared_load_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
+    "shared_store_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
+    "local_load_sectors": "l1tex__t_sectors_pipe_lsu_mem_local_op_ld.sum",
+    "occupancy_percent": "sm__maximum_warps_per_active_cycle_pct",
+    "blocks by registers": "launch__occupancy_limit_registers",
+    "blocks by shared memory": "launch__occupancy_limit_shared_mem",
+    "blocks by warps": "launch__occupancy_limit_warps",
+    "blocks by blocks": "launch__occupancy_limit_blocks",
+    "registers": "launch__registers_per_thread",
+    "warp_instructions": "smsp__inst_executed.sum",
+    "thread_fmas": "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum",
+    "dram_read_bytes": "dram__bytes_read.sum",
+    "dram_write_bytes": "dram__bytes_write.sum",
+    "l2_load_sectors": "lts__t_sectors_srcunit_tex_op_read.sum",
+    "nanoseconds": "gpu__time_duration.sum",
+}
+
+
+class PredictedKernelCounters(TypedDict, total=False):
+    """What is counted of a step: `tvmconv.analysis.nsight.predicted_counters.PredictedCounters.to_json`, or `error`,
+    why it is not.
+    """
+
+    error: str
+    counts: dict[str, float]
+    limits: dict[str, int]
+    occupancy: float
+    registers: int
+
+
+class AccessCounts(TypedDict):
+    """What is counted of an access and what was measured, as `compare_accesses` tells them."""
+
+    space: str
+    kind: str
+    arrays: list[str]
+    line: int | None
+    counts: dict[str, float]
+    rows: int
+    measured: dict[str, float]
+
+
+@dataclass(frozen=True)
+class CounterComparison:
+    """One step of a kernel.
+
+    Attributes:
+        workload: its text.
+        schedule: its name.
+        config: the knobs' values.
+        step: its index among the kernel's.
+        counted: see `PredictedKernelCounters`.
+        measured: by the names of `METRICS`.
+        accesses: see `AccessCounts`; none in files of before that was measured.
+    """
+
+    workload: str
+    schedule: str
+    config: dict[str, bool | int | float | str | list[int]]
+    step: int
+    counted: PredictedKernelCounters
+    measured: dict[str, float]
+    accesses: list[AccessCounts] = field(default_factory=list)
+
+
+def describe_kernel(kernel: Kernel) -> dict[str, Any]:
+    """What goes with a program: what it computes, and what is counted of it."""
+    kernel_counters: list[dict[str, Any]] = []
+    for step in kernel.kernels:
+        try:
+            kernel_counters.append(predict_counters(kernel, step).to_json())
+        except AnalysisError as error:
+            kernel_counters.append({"error": str(error)})
+    workload = kernel.workload
+    return {
+        "workload": workload.text,
+        "schedule": kernel.schedule.name,
+        "config": dict(kernel.config),
+        "arch": kernel.device.arch,
+        "steps": kernel_counters,
+    }
+
+
+def measure_counters(
+    described_programs: Sequence[tuple[dict[str, Any], Executable]], device: Device
+) -> list[CounterComparison]:
+    """Launch each program once, and put what the GPU counted beside what is told of it.
+
+    Args:
+        described_programs: programs, with what `describe_kernel` tells of each.
+        device: an NVIDIA GPU.
+
+    Raises:
+        DeviceError: ncu is not installed or fails, or a program is of another architecture.
+    """
+    for description, _ in described_programs:
+        if description["arch"] != device.arch:
+            raise DeviceError(
+                f"the programs are for {description['arch']}, and {device.text} is {device.arch or device.kind}"
+            )
+    with tempfile.TemporaryDirectory() as folder:
+        archive_path = Path(folder) / "programs.zip"
+        kernel_archive.save_kernels(archive_path, described_programs)
+        command = [sys.executable, "-m", __name__, str(archive_path), device.text]
+        metrics, launches = list(ncu.profile_command(command, METRICS)), ncu.read_source_view(command)
+    num_launches = sum(len(program.kernels) for _, program in described_programs)
+    if {len(metrics), len(launches)} != {num_launches}:
+        raise DeviceError(f"ncu saw {len(metrics)} and {len(launches)} launches of {num_launches}")
+    return list(_iterate_comparisons(described_programs, iter(metrics), iter(launches)))
+
+
+def recount(comparisons: Sequence[CounterComparison], arch: str) -> Iterator[CounterComparison]:
+    """What was measured, beside what is counted by now: the kernels are built anew.
+
+    Args:
+        comparisons: as `measure_counters` gave them.
+        arch: of the GPU that they were measured on.
+    """
+    kernel: Kernel | None = None
+    for comparison in comparisons:
+        kernel_key = comparison.workload, comparison.schedule, comparison.config
+        if kernel is None or kernel_key != (kernel.workload.text, kernel.schedule.name, dict(kernel.config)):
+            kernel = build(
+                workloads.parse(comparison.workload), comparison.schedule, arch=arch, config=comparison.config
+            )
+            kernel_counters = describe_kernel(kernel)["steps"]
+        if not 0 <= comparison.step < len(kernel_counters):
+            raise AnalysisError(
+                f"{comparison.workload} by {comparison.schedule} has {len(kernel_counters)} steps, "
+                f"and none numbered {comparison.step}"
+            )
+        predicted = kernel_counters[comparison.step]
+        measured_by_access = {
+            (access["space"], access["kind"], access["line"]): access["measured"] for access in comparison.accesses
+        }
+        accesses = [
+            _make_access_counts(access, measured_by_access[access["space"], access["kind"], access["line"]])
+            for access in predicted.get("accesses", ())
+            if (access["space"], access["kind"], access["line"]) in measured_by_access
+        ]
+        yield replace(comparison, counted=_without_accesses(predicted), accesses=accesses)
+
+
+def compare_accesses(predicted: Mapping[str, Any], launch: Sequence[ProfiledInstruction]) -> list[AccessCounts]:
+    """What a launch took for each access that is counted, beside that.
+
+    Args:
+        predicted: as `describe_kernel` tells of a step.
+        launch: its instructions.
+
+    Returns:
+        For each access its space, kind, arrays, line and counts, as `AccessCounters` has them, how many instructions it
+        became, and what was measured.
+
+    Raises:
+        DeviceError: it is the launch of something else.
+    """
+    access_counts = []
+    for access_counters in (AccessCounters(**access) for access in predicted.get("accesses", ())):
+        if max(access_counters.rows, default=0) >= len(launch):
+            raise DeviceError(f"ncu tells of {len(launch)} instructions, which are fewer than the kernel has")
+        access_counts.append(_make_access_counts(asdict(access_counters), access_counters.sum_measured(launch)))
+    return access_counts
+
+
+def _make_access_counts(access: Mapping[str, Any], measured_counts: Mapping[str, float]) -> AccessCounts:
+    return cast(AccessCounts, {**access, "rows": len(access["rows"]), "measured": dict(measured_counts)})
+
+
+def _without_accesses(predicted: Mapping[str, Any]) -> PredictedKernelCounters:
+    """Without the accesses, which are told by themselves."""
+    return cast(PredictedKernelCounters, {name: value for name, value in predicted.items() if name != "accesses"})
+
+
+def _iterate_comparisons(
+    described_programs: Iterable[tuple[dict[str, Any], Executable]],
+    metrics: Iterator[dict[str, float]],
+    launches: Iterator[Sequence[ProfiledInstruction]],
+) -> Iterator[CounterComparison]:
+    for description, program in described_programs:
+        for kernel_index in range(len(program.kernels)):
+            predicted = description["steps"][kernel_index]
+            yield CounterComparison(
+                workload=description["workload"],
+                schedule=description["schedule"],
+                config=description["config"],
+                step=kernel_index,
+                counted=_without_accesses(predicted),
+                measured=next(metrics),
+                accesses=compare_accesses(predicted, next(launches)),
+            )
+
+
+def launch_all(archive_path: Path, device: Device, on_ready: Callable[[str], None] = lambda text: None) -> None:
+    """Launch each program of a file once, on random inputs."""
+    inputs: dict[str, Sequence[Any]] = {}
+    for description, program in kernel_archive.load_kernels(archive_path):
+        text = description["workload"]
+        if text not in inputs:
+            inputs = {text: workloads.parse(text).inputs(seed=0)}  # of one at a time: they may be large
+        on_ready(text)
+        device.load(program).run(inputs[text])
+
+
+if __name__ == "__main__":
+    launch_all(Path(sys.argv[1]), find_device(sys.argv[2]))

@@ -1,0 +1,164 @@
+"""A kernel as a folder: source, binary, library, a description for programs and one for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvmconv.compiler import nvrtc
+from tvmconv.errors import CompileError, Error
+from tvmconv.export.formats import list_formats
+from tvmconv.export.formats.base import ExportFormat
+from tvmconv.export.readme import JSON_NAME, README_NAME, format_readme
+from tvmconv.version import VERSION
+
+if TYPE_CHECKING:
+    from tvmconv.compiler.executable import CompiledKernel
+    from tvmconv.kernel import Kernel
+    from tvmconv.verification import Verification
+
+LIBRARY_NAME = "kernel.so"
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """What was written.
+
+    Attributes:
+        files: in the order in which they were written.
+        library_error: why there is no shared library among them; None if there is one.
+    """
+
+    files: tuple[Path, ...]
+    library_error: str | None
+
+
+def export(kernel: Kernel, folder: Path, *, verification: Verification | None = None) -> ExportResult:
+    """Write a kernel to a folder.
+
+    The files are `kernel.cu` and `kernel.cubin`, or `kernel.cl`; `kernel.so` for CUDA, where a C++ compiler can link
+    it and every argument lies in global memory (TVM's wheel has no OpenCL runtime that could run one); `kernel.json`,
+    and a `README_NAME.md` of the call whose examples run. Files of these names that an earlier export wrote are
+    replaced.
+
+    Args:
+        kernel: what to export.
+        folder: where to; made if it is not there.
+        verification: of this very kernel.
+
+    Raises:
+        CompileError: NVRTC rejects the kernel.
+        Error: the folder has a README of something else, or a kernel for another kind of device.
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / README_NAME).exists() and not (folder / JSON_NAME).exists():
+        raise Error(f"{folder / README_NAME} is of something else than a kernel: name another folder")
+    if (kind := _read_exported_kind(folder)) not in (None, kernel.device.kind):
+        raise Error(
+            f"{folder} holds a kernel for {kind}, not for {kernel.device.kind}: name another folder, or empty it"
+        )
+    for name in (*(file_format.name for file_format in list_formats()), README_NAME, JSON_NAME):
+        (folder / name).unlink(missing_ok=True)  # of an earlier export
+    written_formats: list[ExportFormat] = []
+    error_by_name: dict[str, str] = {}
+    for file_format in list_formats():
+        if kernel.device.kind in file_format.kinds:
+            try:
+                file_format.write(kernel, folder / file_format.name)
+                written_formats.append(file_format)
+            except CompileError as error:
+                if not file_format.optional:
+                    raise
+                error_by_name[file_format.name] = str(error)
+    description = describe_kernel(kernel, verification)
+    (folder / JSON_NAME).write_text(_format_json_lines(description), encoding="utf-8")
+    (folder / README_NAME).write_text(format_readme(kernel.workload, description, written_formats), encoding="utf-8")
+    names = (*(file_format.name for file_format in written_formats), JSON_NAME, README_NAME)
+    return ExportResult(tuple(folder / name for name in names), error_by_name.get(LIBRARY_NAME))
+
+
+def _read_exported_kind(folder: Path) -> str | None:
+    """Return the kind of device that the kernel in a folder is for; None where no export is there."""
+    try:
+        return str(json.loads((folder / JSON_NAME).read_text(encoding="utf-8"))["target"]["kind"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def describe_kernel(kernel: Kernel, verification: Verification | None) -> dict[str, Any]:
+    """What `kernel.json` says: all that it takes to call the kernel, and what is known of it.
+
+    `arguments` are those of the library's `main`, in their order, each with the space that it lies in (`global`,
+    `constant` or `texture`) and, in CUDA's constant memory, the symbol to fill. `kernel_descriptions` are the device
+    functions in the order of their launches; `parameters` names those arguments and `scratch` memory that one takes the
+    address or the texture object of, in its order; for those at the places that `tensor_maps` tells it takes a tensor
+    map (`tvmconv.tensor_map`). The first `prepared` of them read nothing but the weight: who calls again with the same
+    one may leave them out. What a single step has is beside `kernel_descriptions`, too. Times are in seconds.
+    `compile_arch` is the architecture that `kernel.cu` has to be compiled for, where it is not `arch`.
+    """
+    from importlib import metadata
+
+    workload, record, executable = kernel.workload, kernel.record, kernel.executable
+    symbols = {i: symbol for compiled_kernel in executable.kernels for i, symbol in compiled_kernel.constants}
+    names = [*workload.argument_names, *(f"scratch{i}" for i in range(len(executable.workspace)))]
+    kernel_descriptions = [_describe_compiled_kernel(compiled_kernel, names) for compiled_kernel in executable.kernels]
+    compile_arch = kernel.device.arch and nvrtc.select_arch_variant(kernel.source, kernel.device.arch)
+    return {
+        "workload": workload.text,
+        "schedule": kernel.schedule.name,
+        "config": kernel.config,
+        "target": {"kind": kernel.device.kind, "arch": kernel.device.arch, "code": compile_arch},
+        "arguments": [
+            {
+                "name": name,
+                "dtype": array.dtype,
+                "shape": array.shape,
+                "space": kernel.memory_scopes[name],
+                "symbol": symbols.get(i),
+            }
+            for i, (name, array) in enumerate(zip(workload.argument_names, executable.arrays, strict=True))
+        ],
+        "scratch": [
+            {"name": name, "bytes": array.nbytes}
+            for name, array in zip(names[len(executable.arrays) :], executable.workspace, strict=True)
+        ],
+        "steps": kernel_descriptions,
+        "prepared": executable.num_prepack_kernels,
+        **(kernel_descriptions[0] if len(kernel_descriptions) == 1 else {}),
+        "measured": record
+        and {
+            "device": record.device,
+            "seconds": record.cost,
+            "gflops": record.gflops,
+            "relative_error": record.deviation,
+            "timestamp": record.timestamp,
+        },
+        "verified": verification and {"device": kernel.device.name, "relative_error": verification.error},
+        "versions": {"tvmconv": VERSION, "apache-tvm": metadata.version("apache-tvm")},
+    }
+
+
+def _describe_compiled_kernel(compiled_kernel: CompiledKernel, names: Sequence[str]) -> dict[str, Any]:
+    return {
+        "function": compiled_kernel.name,
+        "parameters": [names[i] for i in compiled_kernel.arguments],
+        "grid": compiled_kernel.launch.grid,
+        "block": compiled_kernel.launch.block,
+        "cluster": compiled_kernel.launch.cluster,
+        "shared_bytes": compiled_kernel.shared_bytes,
+        "dynamic_shared_bytes": compiled_kernel.dynamic_shared_bytes,
+        "tensor_maps": [
+            {"parameter": position, **tensor_map.to_dict()} for position, tensor_map in compiled_kernel.tensor_maps
+        ],
+        "registers": compiled_kernel.resources.registers if compiled_kernel.resources else None,
+        "spills": compiled_kernel.resources.spills if compiled_kernel.resources else None,
+    }
+
+
+def _format_json_lines(description: dict[str, Any]) -> str:
+    lines = (f"  {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in description.items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"

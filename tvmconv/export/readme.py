@@ -1,0 +1,143 @@
+"""The README of an exported kernel: what it computes, and how to call it, with examples that run as they are."""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tvmconv.export.formats.base import ExportFormat
+from tvmconv.space import format_value
+
+if TYPE_CHECKING:
+    from tvmconv.workloads import Workload
+
+JSON_NAME, README_NAME = "kernel.json", "README.md"
+_ROLE_BY_SCOPE = {
+    "global": "read",
+    "constant": "read, from constant memory",
+    "texture": "read, through a texture object",
+}
+
+
+def format_readme(workload: Workload, description: Mapping[str, Any], files: Sequence[ExportFormat]) -> str:
+    """The page as Markdown.
+
+    Args:
+        workload: what the kernel computes.
+        description: as `kernel.json` has them.
+        files: the files beside the page, without `kernel.json`.
+    """
+    target = description["target"]
+    target_text = f"CUDA, {target['code']}" if target["kind"] == "cuda" else "OpenCL"
+    sections = [
+        f"# {workload.text}",
+        f"Schedule `{description['schedule']}` of tvmconv {description['versions']['tvmconv']}, "
+        f"compiled for {target_text}.",
+        _describe_workload(workload),
+        "## Arguments",
+        _format_arguments(description),
+        "## Launch",
+        _format_launch(description),
+        "## Measured",
+        _format_measurement(description),
+        "## Files",
+        "\n".join(
+            [
+                *(f"* `{file_format.name}`: {file_format.description}" for file_format in files),
+                f"* `{JSON_NAME}`: all that this page says, for programs",
+            ]
+        ),
+        "## Call",
+        "Each example is complete and runs in this folder.",
+    ]
+    examples = [
+        paragraph
+        for file_format in reversed(files)
+        if file_format.example
+        for paragraph in file_format.example(description)
+    ]
+    return "\n\n".join([*sections, *examples]) + "\n"
+
+
+def _describe_workload(workload: Workload) -> str:
+    """The workload's own words on what it computes: its docstring up to the attributes."""
+    return (inspect.getdoc(type(workload)) or "").partition("\nAttributes:")[0].strip()
+
+
+def _format_arguments(description: Mapping[str, Any]) -> str:
+    table_lines = ["| argument | dtype | shape | |", "| --- | --- | --- | --- |"]
+    notes = ["All are C-contiguous, without gaps, on the device."]
+    output = description["arguments"][-1]
+    for argument in description["arguments"]:
+        name, shape = argument["name"], " × ".join(map(str, argument["shape"]))
+        role = "written, every element" if argument is output else _ROLE_BY_SCOPE[argument["space"]]
+        table_lines.append(f"| {name} | {argument['dtype']} | {shape} | {role} |")
+        if argument["symbol"]:
+            notes.append(f"{name} is no parameter: it is copied to the symbol `{argument['symbol']}` before a launch.")
+        if argument["space"] == "texture":
+            notes.append(
+                f"The texture object over {name} is two-dimensional, as high as its first axis and as wide as all "
+                "behind it, of single elements (no filter, coordinates not normalised), with a border of zeros."
+            )
+    return "\n".join(table_lines) + "\n\n" + " ".join(notes)
+
+
+def _format_launch(description: Mapping[str, Any]) -> str:
+    textures = [argument["name"] for argument in description["arguments"] if argument["space"] == "texture"]
+    lines = [_format_kernel(kernel, textures) for kernel in description["steps"]]
+    if len(lines) > 1:
+        lines = [f"{number}. {kernel}" for number, kernel in enumerate(lines, 1)]
+        buffer = [f"{buffer['name']} ({buffer['bytes']:,} bytes)" for buffer in description["scratch"]]
+        workspace_note = f"; memory on the device that one leaves for the next: {', '.join(buffer)}" if buffer else ""
+        lines.insert(0, f"{len(lines)} device functions, one after another{workspace_note}.\n")
+    knobs = ", ".join(f"`{name}={format_value(value)}`" for name, value in description["config"].items())
+    return "\n".join(lines) + (f"\n\nKnobs: {knobs}." if knobs else "")
+
+
+def _format_kernel(kernel: Mapping[str, Any], textures: Sequence[str]) -> str:
+    grid, block = ("·".join(map(str, kernel[name])) for name in ("grid", "block"))
+    clusters = ""
+    if max(kernel["cluster"]) > 1:
+        clusters = f" in clusters of {'·'.join(map(str, kernel['cluster']))} blocks, which a launch need not tell"
+    registers = "" if kernel["registers"] is None else f", {kernel['registers']} registers a thread"
+    dynamic = f"{kernel['dynamic_shared_bytes']:,} bytes of" if kernel["dynamic_shared_bytes"] else "no"
+    parameter_kinds = ["texture object" if name in textures else "address" for name in kernel["parameters"]]
+    for tensor_map in kernel["tensor_maps"]:
+        parameter_kinds[tensor_map["parameter"]] = "tensor map"
+    parameters = (f"{name}'s {kind}" for name, kind in zip(kernel["parameters"], parameter_kinds, strict=True))
+    return (
+        f"Grid {grid}{clusters}, block {block}; {kernel['shared_bytes']:,} bytes of static shared memory a block"
+        f"{registers}; {dynamic} dynamic shared memory. The device function is `{kernel['function']}`; its parameters "
+        f"are, in this order, {', '.join(parameters)}."
+    )
+
+
+def _format_measurement(description: Mapping[str, Any]) -> str:
+    measured, verified = description["measured"], description["verified"]
+    sentences = ["The time of this kernel was not measured."]
+    if measured:
+        sentences = [
+            f"{measured['seconds'] * 1e6:,.4g} µs ({measured['gflops']:,.4g} GFLOP/s), the median on "
+            f"{measured['device']}, {_format_date(measured['timestamp'])}: from the tuning log that chose this kernel."
+        ]
+        if measured["relative_error"] is not None:
+            sentences.append(
+                f"Its relative L2 error then, against a float64 reference: {measured['relative_error']:.2g}."
+            )
+    if verified:
+        error = f"{verified['relative_error']:.2g}"
+        sentences.append(
+            f"Run and compared with a float64 reference on {verified['device']}: relative L2 error {error}."
+        )
+    else:
+        sentences.append("These files were compiled without being run.")
+    return " ".join(sentences)
+
+
+def _format_date(timestamp: float) -> str:
+    try:
+        return datetime.datetime.fromtimestamp(timestamp, datetime.timezone.utc).date().isoformat()
+    except (OverflowError, OSError, ValueError):  # somebody else's log
+        return "at an unknown date"

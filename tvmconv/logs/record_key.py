@@ -1,0 +1,63 @@
+"""The subject of a record: what was measured, and where; the records of a search differ in their configs only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tvmconv.errors import RecordError
+from tvmconv.logs import autotvm, json_checks
+from tvmconv.workloads import Workload
+
+
+class RecordKey(NamedTuple):
+    """What was measured, and where.
+
+    Attributes:
+        workload: what is computed.
+        schedule: the name of the schedule that computes it.
+        device: the device's name, such as "NVIDIA H200"; for a line of AutoTVM's its target's model.
+        target: AutoTVM's target text, such as "cuda -arch=sm_90" or "opencl".
+    """
+
+    workload: Workload
+    schedule: str
+    device: str
+    target: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys that a line begins with: our own, and AutoTVM's `input`."""
+        task, args = autotvm.encode_task(self.workload, self.schedule)
+        return {
+            "workload": self.workload.text,
+            "schedule": self.schedule,
+            "device": self.device,
+            "input": [self.target, task, args, {}],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RecordKey:
+        """The subject of a line, from AutoTVM's `input` where the line has no keys of ours.
+
+        Raises:
+            RecordError: the keys are malformed, there is no schedule for the task, or our keys contradict AutoTVM's.
+        """
+        target, task, args, kwargs = json_checks.check_list(data.get("input"), "input", 4)
+        target, task = json_checks.check_line(target, "the target"), json_checks.check_line(task, "the task's name")
+        args = json_checks.check_list(args, "the task's arguments")
+        if kwargs != {}:
+            raise RecordError("the task has keyword arguments, which no schedule takes", json_checks.abbreviate(kwargs))
+        device = (
+            json_checks.check_line(data["device"], "device") if "device" in data else autotvm.parse_model_name(target)
+        )
+        if "workload" not in data and "schedule" not in data:
+            return cls(*autotvm.decode_task(task, args), device, target)
+        workload = autotvm.parse_workload(json_checks.check_text(data.get("workload"), "workload"))
+        schedule = json_checks.check_line(data.get("schedule"), "schedule")
+        if autotvm.encode_task(workload, schedule) != (task, args):
+            decoded_task = autotvm.decode_task(
+                task, args
+            )  # the same in another spelling, such as a short padding, is no error
+            if decoded_task != (workload, schedule):
+                raise RecordError("workload and schedule contradict the task", f"{schedule} of {workload}, but {task}")
+        return cls(workload, schedule, device, target)

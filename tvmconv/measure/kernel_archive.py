@@ -1,0 +1,46 @@
+"""Programs in a file, each with what is known of it: JSON and machine code, nothing that could run by being read."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tvmconv import jsonfile
+from tvmconv.compiler.executable import Executable
+from tvmconv.errors import Error
+from tvmconv.files import check_archive, open_regular
+from tvmconv.measure.serialization import decode_executable, encode_executable
+
+MAX_ARCHIVE_BYTES = 1 << 32  # of all programs of a file
+METADATA_KEY, EXECUTABLE_KEY = "told", "program"
+
+
+def save_kernels(file: Path, kernels: Iterable[tuple[dict[str, Any], Executable]]) -> None:
+    """Write programs, each with what JSON has to say of it."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for index, (metadata, executable) in enumerate(kernels):
+            header, code = encode_executable(executable, None)
+            archive.writestr(
+                f"{index}.json", json.dumps({METADATA_KEY: metadata, EXECUTABLE_KEY: header}, ensure_ascii=False)
+            )
+            archive.writestr(f"{index}.bin", code)
+
+
+def load_kernels(file: Path) -> Iterator[tuple[dict[str, Any], Executable]]:
+    """What `save_kernels` wrote, in that order.
+
+    Raises:
+        Error: the file cannot be read, or holds something else.
+    """
+    try:
+        with open_regular(file) as stream, zipfile.ZipFile(stream) as archive:
+            check_archive(archive, MAX_ARCHIVE_BYTES)
+            for index in range(sum(name.endswith(".json") for name in archive.namelist())):
+                entry = jsonfile.parse_json(archive.read(f"{index}.json"))
+                executable, _ = decode_executable(entry[EXECUTABLE_KEY].decode(str), archive.read(f"{index}.bin"))
+                yield {name: value.value for name, value in entry[METADATA_KEY].members().items()}, executable
+    except Exception as error:  # for a file that is damaged, archives and decompression raise a dozen kinds
+        raise Error(f"cannot read {file}: {error}") from error

@@ -1,0 +1,110 @@
+"""A worker: one of TVM's RPC servers, with functions that measure programs on a device of this host."""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from typing import NoReturn
+
+from tvmconv import workloads
+from tvmconv.devices import Device, rpc
+from tvmconv.errors import DeviceError
+from tvmconv.measure import serialization
+from tvmconv.measure.local_runner import LocalRunner
+from tvmconv.measure.results import RunnerResult
+from tvmconv.measure.workers.process import set_parent_death_signal
+from tvmconv.tempdir import ProcessTempDir
+from tvmconv.verification import Problem
+
+POLL_SECONDS = 0.05
+
+
+class WorkerSession:
+    """What a worker's functions do; TVM forks a process for each session, and each has a runner of its own.
+
+    Args:
+        device: to measure on.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._runner: LocalRunner | None = None
+
+    def describe(self) -> str:
+        """What the device is; see `rpc.describe_device`."""
+        return rpc.describe_device(self._device)
+
+    def open(self, request_text: str) -> None:
+        """Start a device process for a `wire.SessionRequest`."""
+        request = serialization.SessionRequest.decode(request_text)
+        problem = Problem(workloads.parse(request.workload), request.seed, mode=request.verify)
+        self._runner = LocalRunner(self._device, problem, request.timeout, request.memory_limit)
+
+    def measure(self, header: str, code: bytes) -> str:
+        """Measure a program (`wire.encode_executable`); its outcome (`wire.encode_result`)."""
+        runner = self._runner
+        if runner is None:
+            raise DeviceError("no session: call tvmconv.open first")
+        executable, best_seconds = serialization.decode_executable(header, bytes(code))
+        results: list[tuple[int, RunnerResult]] = []
+        while not runner.num_free_slots:
+            results += runner.poll()
+            wait(runner.wait_handles(), POLL_SECONDS)
+        runner.submit(0, executable, best_seconds)
+        while not results:
+            wait(runner.wait_handles(), POLL_SECONDS)
+            results += runner.poll()
+        return serialization.encode_result(results[0][1])
+
+
+def serve_sessions(
+    device: Device, key: str, tracker: rpc.Address, host: str, port: int, on_listening: Callable[[int], None]
+) -> NoReturn:
+    """Serve sessions until the process is ended.
+
+    Args:
+        device: to measure on.
+        key: to register under.
+        tracker: where to register.
+        host: the address to bind to. Whoever reaches it can run code on this machine: TVM's RPC asks for no password.
+        port: the first port to try, of a hundred.
+        on_listening: is called with the port once the server listens.
+
+    Raises:
+        DeviceError: no port is free, or the address is none of this host.
+    """
+    import tvm_ffi
+    from tvm.rpc.server import PopenRPCServerState
+
+    rpc.count_workers(tracker, key)  # TVM would try to reach a tracker that is not there for a minute, in silence
+    session = WorkerSession(device)
+    functions = {
+        rpc.DESCRIBE_FUNCTION: session.describe,
+        serialization.OPEN_FUNCTION: session.open,
+        serialization.MEASURE_FUNCTION: session.measure,
+    }
+    for name, function in functions.items():
+        tvm_ffi.register_global_func(name, function, override=True)
+    # TVM makes a directory for each session, and leaves it behind when it is killed.
+    temp_dir = ProcessTempDir("tvmconv-worker-")
+    tempfile.tempdir = str(temp_dir.path)
+    os.register_at_fork(after_in_child=functools.partial(set_parent_death_signal, os.getpid()))
+    # The listener ends with an error when a session crashes, or the tracker is gone for a minute. It is replaced.
+    threading.excepthook = lambda error: None
+    working_folder, listening_port = os.getcwd(), None
+    while True:
+        # `rpc.Server` would start a process more, to which the functions above would have to be sent.
+        try:
+            server = PopenRPCServerState(host, port, port + 100, tracker_addr=tracker, key=key, silent=True)
+        except (OSError, OverflowError, ValueError) as error:
+            raise DeviceError(f"cannot listen on {host}:{port}: {error}") from error
+        if server.port != listening_port:
+            on_listening(server.port)
+        listening_port = server.port
+        server.thread.join()
+        server.sock.close()
+        os.chdir(working_folder)  # out of the crashed session's directory

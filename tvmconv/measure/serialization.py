@@ -1,0 +1,216 @@
+"""What goes over the network to a worker and back: JSON and machine code, nothing that could run by being read."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from typing import Any
+
+from tvmconv import jsonfile
+from tvmconv.compiler.executable import ArrayType, CompiledKernel, Executable, LaunchConfig
+from tvmconv.errors import DeviceError
+from tvmconv.jsonfile import JsonValue
+from tvmconv.measure.results import RunnerResult
+from tvmconv.tensor_map import TensorMap
+
+OPEN_FUNCTION = "tvmconv.open"  # the worker's functions
+MEASURE_FUNCTION = "tvmconv.measure"
+MIN_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS = 1e-3, 1e6  # seconds
+MAX_GRID_EXTENT = (1 << 31) - 1  # blocks along an axis; a block and a cluster have far fewer
+MAX_SHARED_BYTES = 1 << 24
+MAX_ARRAY_ELEMENTS = 1 << 40
+_INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+ARRAY_DTYPES = ("float64", "float32", "float16", "bfloat16", *_INTEGERS, "bool")
+
+
+@dataclass(frozen=True)
+class SessionRequest:
+    """What a session measures programs for.
+
+    Attributes:
+        workload: its text.
+        seed: of the inputs; the worker draws them and computes the reference by itself.
+        timeout: seconds for one program.
+        memory_limit: bytes of host memory that the worker's device process may hold.
+        verify: whether all outputs are compared, or a sample; one of `tvmconv.verification.VERIFICATION_MODES`.
+    """
+
+    workload: str
+    seed: int
+    timeout: float
+    memory_limit: int
+    verify: str = "auto"
+
+    def encode(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str) -> SessionRequest:
+        """Read the order that `encode` wrote.
+
+        Raises:
+            DeviceError: the text is none, or a number in it is out of range.
+        """
+        with jsonfile.translate_json_errors("the order is none of tvmconv's", DeviceError):
+            data = jsonfile.parse_json(text)
+            request: SessionRequest = data.decode(cls)
+            data["seed"].decode_integer(0)
+            data["timeout"].decode_number(MIN_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS)
+            data["memory_limit"].decode_integer(1)
+            return request
+
+
+def encode_executable(executable: Executable, best_seconds: float | None) -> tuple[str, bytes]:
+    """A program and the best time so far (as for `Runner.submit`): a header in JSON, and the code of all steps.
+
+    Code that several steps have in common is sent once.
+    """
+    codes = list(dict.fromkeys(kernel.code for kernel in executable.kernels))
+    header = {
+        "codes": [len(code) for code in codes],
+        "steps": [{**_kernel_to_dict(kernel), "code": codes.index(kernel.code)} for kernel in executable.kernels],
+        "arrays": [(array.shape, array.dtype) for array in executable.arrays],
+        "scratch": [(array.shape, array.dtype) for array in executable.workspace],
+        "prepared": executable.num_prepack_kernels,
+        "best": best_seconds if best_seconds is not None and math.isfinite(best_seconds) else None,
+        "final": best_seconds is None,
+    }
+    return json.dumps(header), b"".join(codes)
+
+
+def _kernel_to_dict(kernel: CompiledKernel) -> dict[str, Any]:
+    """A step without its code and its resources, which no device asks for."""
+    return {
+        "name": kernel.name,
+        "grid": kernel.launch.grid,
+        "block": kernel.launch.block,
+        "cluster": kernel.launch.cluster,
+        "arguments": kernel.arguments,
+        "shared_bytes": kernel.shared_bytes,
+        "dynamic_shared_bytes": kernel.dynamic_shared_bytes,
+        "constants": kernel.constants,
+        "textures": kernel.textures,
+        "tensor_maps": [(position, tensor_map.to_dict()) for position, tensor_map in kernel.tensor_maps],
+        "overlaps": kernel.uses_pdl,
+    }
+
+
+def decode_executable(header: str, code: bytes) -> tuple[Executable, float | None]:
+    """Read the program and the best time that `encode_executable` wrote.
+
+    Raises:
+        CompileError: TMA cannot take a tensor map.
+        DeviceError: the header is malformed, a number in it is out of range, a tensor map is of no parameter, or there
+            is not as much code as the header says.
+    """
+    with jsonfile.translate_json_errors("the program is none of tvmconv's", DeviceError):
+        return _parse_executable(jsonfile.parse_json(header), code)
+
+
+def _parse_executable(header: JsonValue, code: bytes) -> tuple[Executable, float | None]:
+    sizes = [size.decode_integer(0, len(code)) for size in header["codes"].elements()]
+    if len(code) != sum(sizes):
+        raise DeviceError(f"{len(code)} bytes of code: expected {sum(sizes)}")
+    codes = [code[stop - size : stop] for stop, size in zip(accumulate(sizes), sizes, strict=True)]
+    arrays, workspace = _parse_array_types(header["arrays"]), _parse_array_types(header["scratch"])
+    header["arrays"].check(bool(arrays), "at least one array")
+    kernels = tuple(
+        _parse_kernel(kernel_value, codes, len(arrays), len(arrays) + len(workspace))
+        for kernel_value in header["steps"].elements()
+    )
+    header["steps"].check(bool(kernels), "at least one step")
+    prepack_count, is_final, best_seconds = (header.get(name) for name in ("prepared", "final", "best"))
+    executable = Executable(
+        kernels, arrays, workspace, prepack_count.decode_integer(0, len(kernels)) if prepack_count else 0
+    )
+    if is_final and is_final.decode(bool):
+        return executable, None
+    return executable, math.inf if best_seconds is None or best_seconds.value is None else best_seconds.decode_number(0)
+
+
+def _parse_kernel(data: JsonValue, codes: Sequence[bytes], num_arrays: int, num_buffers: int) -> CompiledKernel:
+    """Read a step.
+
+    Args:
+        data: what `_kernel_to_dict` wrote.
+        codes: one of which is the step's.
+        num_arrays: how many arguments the program has.
+        num_buffers: how many arguments and scratch arrays it has.
+    """
+    name = data["name"].decode(str)
+    arguments = tuple(index.decode_integer(0, num_buffers - 1) for index in data["arguments"].elements())
+    tensor_maps = []
+    for position, map_value in (_parse_pair(pair) for pair in data["tensor_maps"].elements()):
+        tensor_map = TensorMap.from_dict(map_value.value)
+        if not 0 <= position.decode_integer() < len(arguments):
+            raise DeviceError(f"{tensor_map}, is no parameter of {name}: there is none at place {position.value}")
+        tensor_maps.append((position.decode_integer(), tensor_map))
+    constants = (_parse_pair(pair) for pair in data["constants"].elements())
+    return CompiledKernel(
+        code=codes[data["code"].decode_integer(0, len(codes) - 1)],
+        name=name,
+        launch=LaunchConfig(
+            _parse_extents(data["grid"]), _parse_extents(data["block"]), _parse_extents(data["cluster"])
+        ),
+        arguments=arguments,
+        shared_bytes=data["shared_bytes"].decode_integer(0, MAX_SHARED_BYTES),
+        dynamic_shared_bytes=data["dynamic_shared_bytes"].decode_integer(0, MAX_SHARED_BYTES),
+        constants=tuple((array.decode_integer(0, num_arrays - 1), symbol.decode(str)) for array, symbol in constants),
+        textures=tuple(index.decode_integer(0, num_arrays - 1) for index in data["textures"].elements()),
+        tensor_maps=tuple(tensor_maps),
+        uses_pdl=data["overlaps"].decode(bool),
+    )
+
+
+def _parse_pair(data: JsonValue) -> tuple[JsonValue, JsonValue]:
+    elements = data.elements()
+    data.check(len(elements) == 2, "a list of 2")
+    return elements[0], elements[1]
+
+
+def _parse_extents(data: JsonValue) -> tuple[int, int, int]:
+    """Read x, y and z of a grid, a block or a cluster."""
+    data.check(len(data.elements()) == 3, "a list of 3")
+    x, y, z = (extent.decode_integer(1, MAX_GRID_EXTENT) for extent in data.elements())
+    return x, y, z
+
+
+def _parse_array_types(data: JsonValue) -> tuple[ArrayType, ...]:
+    return tuple(_parse_array_type(value) for value in data.elements())
+
+
+def _parse_array_type(data: JsonValue) -> ArrayType:
+    shape, dtype = _parse_pair(data)
+    extents = tuple(extent.decode_integer(1, MAX_ARRAY_ELEMENTS) for extent in shape.elements())
+    shape.check(math.prod(extents) <= MAX_ARRAY_ELEMENTS, f"at most {MAX_ARRAY_ELEMENTS} elements")
+    dtype.check(dtype.decode(str) in ARRAY_DTYPES, f"one of {', '.join(ARRAY_DTYPES)}")
+    return ArrayType(extents, dtype.value)
+
+
+def encode_result(result: RunnerResult) -> str:
+    """An outcome as JSON; a deviation that is not finite becomes none."""
+    data: dict[str, Any] = asdict(result)
+    if result.deviation is not None and not math.isfinite(result.deviation):
+        data["deviation"] = None
+    return json.dumps(data, allow_nan=False)
+
+
+def decode_result(text: str) -> RunnerResult:
+    """Read the outcome that `encode_result` wrote.
+
+    Raises:
+        DeviceError: the text is none, or no kernel takes such times.
+    """
+    with jsonfile.translate_json_errors("the worker's answer is none of tvmconv's", DeviceError):
+        data = jsonfile.parse_json(text)
+        result: RunnerResult = data.decode(RunnerResult)
+        for name, value in (("deviation", result.deviation), ("seconds", result.seconds)):
+            if value is not None:
+                data[name].check(value >= 0, "a number of at least 0")
+        is_plausible = all(seconds > 0 for seconds in result.times)
+        data["times"].check(is_plausible and bool(result.times or result.error), "times that a kernel can take")
+    return result

@@ -1,0 +1,137 @@
+"""Epilogues found in a model: what follows a convolution, and nothing else uses the values in between.
+
+A batch normalisation, and a factor for each channel, are folded into the weights, as whoever deploys a model does; what
+they add is a bias. Activations are told by what they compute, however they are written.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tvmconv.models import pointwise
+from tvmconv.models.model_graph import ModelGraph, ModelOp
+from tvmconv.workloads.suites import Layer
+
+MAX_ACTIVATION_OPS = 16  # operations
+
+
+def fuse_epilogues(graph: ModelGraph) -> list[Layer]:
+    """The convolutions of a graph in its order, each with its epilogue; names are the graph's."""
+    return _EpilogueFuser(graph).fuse_all()
+
+
+class _EpilogueFuser:
+    """Epilogues of a graph's convolutions, where each operation belongs to one of them at most.
+
+    Of two convolutions whose outputs are added, the later one has the other's as its residual: so the later ones choose
+    first.
+    """
+
+    def __init__(self, graph: ModelGraph) -> None:
+        self._graph = graph
+        self._users: dict[str, list[int]] = defaultdict(list)
+        for number, op in enumerate(graph.ops):
+            for value in dict.fromkeys(op.reads):
+                self._users[value].append(number)
+        self._fused_ops: set[int] = set()
+
+    def fuse_all(self) -> list[Layer]:
+        """Each convolution with its epilogue, in the graph's order."""
+        layers = [self._fuse_layer(number, op) for number, op in reversed([*enumerate(self._graph.ops)]) if op.workload]
+        return layers[::-1]
+
+    def _fuse_layer(self, op_index: int, conv: ModelOp) -> Layer:
+        assert conv.workload is not None
+        names, value = list(conv.workload.epilogue), conv.writes[0]
+        while fused := self._match_activation(op_index, value, names) or self._match_single_op(op_index, value, names):
+            name, op_indices = fused
+            names += [name] if name and name not in names else []
+            self._fused_ops.update(op_indices)
+            op_index = op_indices[-1]
+            value = self._graph.ops[op_index].writes[0]
+        return Layer(conv.name, replace(conv.workload, epilogue=tuple(names)), 1)  # type: ignore[type-var]
+
+    def _match_single_op(self, op_index: int, value: str, names: Sequence[str]) -> tuple[str, list[int]] | None:
+        """The operation behind this one that adds a residual, or is folded: its name in an epilogue, and its number."""
+        user = self._find_only_user(op_index, value)
+        if user is None:
+            return None
+        op = self._graph.ops[user]
+        name = self._match_folded_op(op, value, names)
+        if name is None and self._adds_residual(op, value) and "add" not in names:
+            name = "add"
+        return None if name is None else (name, [user])
+
+    def _match_folded_op(self, op: ModelOp, value: str, names: Sequence[str]) -> str | None:
+        """What becomes of an operation with a number for each channel: a bias, or nothing but other weights."""
+        other_reads = [read for read in op.reads if read != value]
+        is_linear = {"bias"}.issuperset(names)
+        if op.kind == "norm":
+            return "bias" if is_linear and op.reads[0] == value and value not in op.reads[1:] else None
+        if op.reads.count(value) != 1 or not all(self._is_per_channel(other, value) for other in other_reads):
+            return None
+        if op.kind == "add" or (op.kind == "sub" and op.reads[0] == value):
+            return "bias" if is_linear or "bias" not in names else None
+        is_scaling = op.kind == "mul" or (op.kind == "div" and op.reads[0] == value)
+        return "" if is_scaling and is_linear else None
+
+    def _is_per_channel(self, other: str, value: str) -> bool:
+        """Whether a tensor is constant and has a number for each channel of another."""
+        shape, value_shape = self._graph.shapes.get(other), self._graph.shapes.get(value)
+        if other not in self._graph.constants or shape is None or value_shape is None or len(shape) > len(value_shape):
+            return False
+        padded = (1,) * (len(value_shape) - len(shape)) + shape
+        return all(size == 1 or axis == 1 for axis, size in enumerate(padded)) and padded[1] in (1, value_shape[1])
+
+    def _adds_residual(self, op: ModelOp, value: str) -> bool:
+        """Whether an operation adds a tensor of the same shape."""
+        if op.kind != "add" or len(op.reads) != 2 or op.reads.count(value) != 1:
+            return False
+        first, second = (self._graph.shapes.get(read) for read in op.reads)
+        return first is not None and first == second
+
+    def _match_activation(self, op_index: int, value: str, names: Sequence[str]) -> tuple[str, list[int]] | None:
+        """The most operations behind this one that are together an operation of an epilogue, and its name.
+
+        They see nothing but the value and numbers, and but for the last nobody else sees what they give.
+        """
+        match: tuple[str, list[int]] | None = None
+        samples, op_indices = {value: pointwise.SAMPLES}, [op_index]
+        while (next_index := self._find_next_pointwise(samples, op_indices)) is not None:
+            op = self._graph.ops[next_index]
+            assert op.compute is not None
+            with np.errstate(all="ignore"):
+                samples[op.writes[0]] = op.compute(*(samples[read] for read in op.reads))
+            op_indices.append(next_index)
+            if self._find_live_values(samples, op_indices) == {op.writes[0]}:
+                name = pointwise.match_activation(samples[op.writes[0]])
+                match = (name, op_indices[1:]) if name is not None and name not in names else match
+        return match
+
+    def _find_next_pointwise(self, samples: dict[str, np.ndarray], op_indices: list[int]) -> int | None:
+        """The next operation that is pointwise on known values alone."""
+        if len(op_indices) > MAX_ACTIVATION_OPS:
+            return None
+        users = {user for value in samples for user in self._users[value] if user > op_indices[-1]} - self._fused_ops
+        ops = self._graph.ops
+        return min((n for n in users if ops[n].compute and samples.keys() >= {*ops[n].reads}), default=None)
+
+    def _find_live_values(self, samples: dict[str, np.ndarray], op_indices: list[int]) -> set[str]:
+        """The values that somebody outside sees, or nobody at all."""
+        users = {value: self._users[value] for value in samples}
+        return {
+            value
+            for value, numbers in users.items()
+            if value in self._graph.outputs or not numbers or not {*op_indices}.issuperset(numbers)
+        }
+
+    def _find_only_user(self, op_index: int, value: str) -> int | None:
+        """The number of the one operation that uses a value, unless it belongs to another convolution."""
+        users = self._users[value]
+        if len(users) != 1 or value in self._graph.outputs or users[0] <= op_index or users[0] in self._fused_ops:
+            return None
+        return users[0]

@@ -1,0 +1,79 @@
+"""`--input`: what a model is given, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tvmconv.errors import ModelError
+from tvmconv.workloads.text import join_sizes, parse_integers, quote, validate_integers
+
+DTYPES = {
+    "f32": "float32",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f64": "float64",
+    "i64": "int64",
+    "i32": "int32",
+    "bool": "bool",
+}
+EXAMPLE_TEXT = "1x3x224x224"
+EXPECTED = f"[NAME=]SIZES[,DTYPE], as in {EXAMPLE_TEXT}"
+MAX_AXES = 16
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """The shape of an input of a model.
+
+    Attributes:
+        shape: its sizes.
+        name: what the model calls it; None for one that is given in order.
+        dtype: of its elements, a value of `DTYPES`; None if unsaid.
+    """
+
+    shape: tuple[int, ...]
+    name: str | None = None
+    dtype: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> InputSpec:
+        """Read `1x3x224x224`, `image=1x3x224x224` or `tokens=1x77,i64`; raises Error."""
+        name, equals, sizes_and_dtype = text.rpartition("=")
+        sizes, comma, dtype = sizes_and_dtype.partition(",")
+        if (equals and not name) or (comma and dtype not in DTYPES):
+            kinds = ", ".join(DTYPES)
+            raise ModelError(
+                f"{quote(text)}: expected [NAME=]SIZES[,DTYPE], as in {EXAMPLE_TEXT}; a dtype is one of {kinds}"
+            )
+        axes = range(1, MAX_AXES + 1)
+        shape = validate_integers(
+            "input", parse_integers(sizes, axes, f"[NAME=]SIZES[,DTYPE], as in {EXAMPLE_TEXT}"), axes
+        )
+        return cls(shape, name or None, DTYPES[dtype] if comma else None)
+
+    @property
+    def text(self) -> str:
+        """The sizes: `1x3x224x224`."""
+        return join_sizes(self.shape)
+
+
+def assign_names(inputs: Iterable[InputSpec], names: Sequence[str]) -> dict[str, InputSpec]:
+    """Inputs by what a model calls them; those without a name are the model's first, in order.
+
+    Raises:
+        ModelError: there are too many, or one of a name that the model does not know, or two for one.
+    """
+    spec_by_name: dict[str, InputSpec] = {}
+    remaining_names = iter(names)
+    expected = f"the model's inputs are {', '.join(names) or 'none'}"
+    for spec in inputs:
+        name = spec.name if spec.name is not None else next(remaining_names, None)
+        if name is None:
+            raise ModelError(f"--input {spec.text} is one too many: {expected}")
+        if name not in names:
+            raise ModelError(f"no input {quote(name)}: {expected}")
+        if name in spec_by_name:
+            raise ModelError(f"input {quote(name)} is given twice")
+        spec_by_name[name] = spec
+    return spec_by_name

@@ -1,0 +1,100 @@
+"""From a model to the layers of a suite."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tvmconv.errors import ModelError
+from tvmconv.models import epilogue_fusion
+from tvmconv.models.input_spec import InputSpec
+from tvmconv.models.model_graph import ModelGraph
+from tvmconv.optional_packages import format_install_command
+from tvmconv.workloads.suites import MAX_NAME_LENGTH, Layer
+
+_CALLABLE_PATTERN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+@dataclass(frozen=True)
+class ModelLayers:
+    """The convolutions of a model.
+
+    Attributes:
+        layers: one for each, in the order in which they are executed, equal ones as well; each with a name of its own.
+        skipped_layers: those that are no workloads, a line each, with the reason.
+    """
+
+    layers: tuple[Layer, ...]
+    skipped_layers: tuple[str, ...]
+
+
+def derive_layers(source: str, inputs: Sequence[InputSpec] = ()) -> ModelLayers:
+    """Find the convolutions of a model, each with the epilogue that follows it.
+
+    Args:
+        source: the path of an ONNX file, which is read as data; or `package.module:callable`, which is imported and
+            run: a PyTorch module, or what gives one when it is called without arguments.
+        inputs: the shapes of the model's inputs. An ONNX file needs them where it does not say them itself.
+
+    Raises:
+        ModelError: the model cannot be read, or does not run on these inputs; or what that needs is not installed.
+        OSError: the file cannot be read.
+    """
+    is_callable = _CALLABLE_PATTERN.fullmatch(source) and not Path(source).exists()
+    graph = _trace_torch_graph(source, inputs) if is_callable else _read_onnx_graph(Path(source), inputs)
+    return ModelLayers(
+        tuple(rename_layers(epilogue_fusion.fuse_epilogues(graph))), tuple(map(to_one_line, graph.skipped_layers))
+    )
+
+
+def _read_onnx_graph(file: Path, inputs: Sequence[InputSpec]) -> ModelGraph:
+    try:
+        import onnx  # noqa: F401
+    except ImportError as error:
+        raise ModelError(f"{file}: ONNX files need onnx: {format_install_command('onnx')} ({error})") from error
+    from tvmconv.models import onnx_graph
+
+    return onnx_graph.read_graph(file, inputs)
+
+
+def _trace_torch_graph(source: str, inputs: Sequence[InputSpec]) -> ModelGraph:
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise ModelError(
+            f"{source}: PyTorch modules need torch: {format_install_command('torch')} ({error})"
+        ) from error
+    from tvmconv.models import torch_module
+
+    return torch_module.trace_module(source, inputs)
+
+
+def rename_layers(layers: Iterable[Layer]) -> list[Layer]:
+    """Layers under names that a suite's file may have: printable, not too long, each there once."""
+    used_names: set[str] = set()
+    renamed_layers = []
+    for layer in layers:
+        base_name = _replace_unprintable(layer.name) or "conv"
+        name, number = _shorten_name(base_name, MAX_NAME_LENGTH), 1
+        while name in used_names:
+            number += 1
+            name = _shorten_name(base_name, MAX_NAME_LENGTH - len(f"#{number}")) + f"#{number}"
+        used_names.add(name)
+        renamed_layers.append(replace(layer, name=name))
+    return renamed_layers
+
+
+def _shorten_name(name: str, length: int) -> str:
+    """A name, or the end of one that is too long: what tells layers apart is there."""
+    return name if len(name) <= length else "…" + name[1 - length :]
+
+
+def _replace_unprintable(name: str) -> str:
+    return "".join(letter if letter.isprintable() and letter != "|" else "_" for letter in name)
+
+
+def to_one_line(text: str) -> str:
+    """A text whose line breaks and control characters are spaces and underscores."""
+    return _replace_unprintable(" ".join(text.split()))

@@ -1,0 +1,332 @@
+"""Gathering what the page shows: from logs, comparisons and counters, and from kernels that are built for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from typing import cast
+
+from tvmconv import registry
+from tvmconv.analysis.nsight.predicted_counters import predict_counters
+from tvmconv.analysis.waterfall import WaterfallStep, compute_waterfall
+from tvmconv.cost_model.features import DeviceSpec
+from tvmconv.devices import Device
+from tvmconv.errors import Error, ScheduleError
+from tvmconv.experiments.counter_comparison import CounterComparison, PredictedKernelCounters
+from tvmconv.experiments.counters import Counters
+from tvmconv.experiments.kernel_metrics import KernelMetricsFile
+from tvmconv.experiments.sweep import Sweep
+from tvmconv.kernel import Kernel, build_for_device
+from tvmconv.logs.build import build
+from tvmconv.logs.lines import InvalidLines
+from tvmconv.logs.log import read_records
+from tvmconv.logs.ranking import RecordIndex
+from tvmconv.logs.record import Record
+from tvmconv.reports import timing_groups
+from tvmconv.reports.page.contents import Contents
+from tvmconv.reports.timing_groups import TimingGroup
+from tvmconv.reports.waterfall import make_time_lookup
+from tvmconv.version import VERSION
+from tvmconv.workloads import Layer, Workload
+
+COMPARED_SCHEDULE = "conflict_free"  # that the fastest is looked at beside, where it applies
+
+
+@dataclass(frozen=True)
+class ReportSources:
+    """Where the page's numbers come from.
+
+    Attributes:
+        logs: the files.
+        logs_name: what they are called on the page.
+        requires_records: whether somebody named them, so that they should have something of what the page is about.
+        sweeps: comparisons, each of which should, too.
+        counters: files of what a profiler counted.
+        schedules: names of those to look into; None for the fastest and one beside it.
+    """
+
+    logs: Sequence[Path]
+    logs_name: str
+    requires_records: bool = False
+    sweeps: Sequence[Sweep] = ()
+    counters: Sequence[Path] = ()
+    schedules: Sequence[str] | None = None
+
+
+@dataclass
+class DeviceRecords:
+    """What the logs have, of one device.
+
+    Attributes:
+        device: its name.
+        records: of each workload, in the order of the files.
+        files: that have any.
+        invalid_lines: lines of each file that are no records.
+    """
+
+    device: str = ""
+    records: dict[Workload, list[Record]] = field(default_factory=dict)
+    files: list[Path] = field(default_factory=list)
+    invalid_lines: dict[Path, InvalidLines] = field(default_factory=dict)
+
+
+def collect_contents(
+    name: str,
+    layers: Sequence[Layer],
+    device: Device,
+    device_spec: DeviceSpec | None,
+    sources: ReportSources,
+    command: str,
+    on_progress: Callable[[str], None] = lambda text: None,
+) -> Contents:
+    """All that the page shows.
+
+    Args:
+        name: the workload's text, or the network's name.
+        layers: of the network; of one workload, that one.
+        device: what to compile for.
+        device_spec: its numbers; None where they are not known.
+        sources: where measured numbers come from.
+        command: what was typed, for the provenance.
+        on_progress: is called with what is being done.
+
+    Raises:
+        Error: a file cannot be read, a schedule is not there, or counters are of other workloads.
+    """
+    on_progress("reading")
+    device_records = read_logs(sources.logs, [layer.workload for layer in layers], device)
+    if sources.requires_records and not device_records.records:
+        raise Error(f"no record of {name} in {sources.logs_name}")
+    for sweep in sources.sweeps:
+        if not any(timing_groups.times_from_sweep(sweep, layer.workload) for layer in layers):
+            raise Error(f"no result of {name} in {sweep.name}")
+    counters, counter_provenance = _read_counters(layers, sources.counters, device, on_progress)
+    is_single = len(layers) == 1
+    groups = {
+        layer.workload: _collect_groups(layer.workload, device_records, sources, device, is_single=is_single)
+        for layer in layers
+    }
+    focus_workload = max(layers, key=lambda layer: layer.count * _estimate_seconds(layer.workload, groups)).workload
+    if is_single and not groups[focus_workload] and device_spec:
+        on_progress("computing bounds")
+        computed_group = timing_groups.times_from_code(focus_workload, device, device_spec)
+        groups[focus_workload] = (
+            [_select_schedules(computed_group, focus_workload, sources.schedules)] if computed_group else []
+        )
+    kernels = _build_kernels(focus_workload, device_records, sources, device, on_progress)
+    records = device_records.records.get(focus_workload, [])
+    waterfall_steps, no_waterfall_reason = _compute_waterfall(kernels, device_spec, records, on_progress)
+    return Contents(
+        name=name,
+        layers=layers,
+        target_text=f"Compiled for {device.name if device.arch == device.text else f'{device.text}, {device.name}'}.",
+        device_spec=device_spec,
+        timing_groups=groups,
+        focus_workload=focus_workload,
+        kernels=kernels,
+        searches=[(sources.logs_name, records)] if records else [],
+        waterfall=waterfall_steps,
+        no_waterfall_reason=no_waterfall_reason,
+        counters=counters,
+        invalid_lines=[f"{file}: {invalid}" for file, invalid in device_records.invalid_lines.items() if invalid.count],
+        provenance=[
+            ("this page", f"tvmconv {VERSION}, TVM {metadata.version('apache-tvm')}; {command}"),
+            *_describe_logs(device_records, sources),
+            *((sweep.name, sweep.provenance) for sweep in sources.sweeps),
+            *counter_provenance,
+        ],
+    )
+
+
+def read_logs(logs: Sequence[Path], workloads: Sequence[Workload], device: Device) -> DeviceRecords:
+    """The records of these workloads on the device that is nearest to the place."""
+    device_records = DeviceRecords()
+    workload_set, single_workload = set(workloads), workloads[0] if len(workloads) == 1 else None
+    file_records: list[tuple[Path, Record]] = []
+    for file in logs:
+        device_records.invalid_lines[file] = InvalidLines()
+        file_records += (
+            (file, item)
+            for item in read_records(file, device_records.invalid_lines[file], single_workload)
+            if item.workload in workload_set
+        )
+    if not file_records:
+        return device_records
+    files = list(dict.fromkeys(file for file, _ in file_records))
+    rankings = RecordIndex(files)
+    nearest = (item.device for workload in workloads for _, item in rankings.iterate_by_device_match(workload, device))
+    device_records.device = next(nearest, file_records[0][1].device)
+    for file, record in file_records:
+        if record.device == device_records.device:
+            device_records.records.setdefault(record.workload, []).append(record)
+            if file not in device_records.files:
+                device_records.files.append(file)
+    return device_records
+
+
+def _collect_groups(
+    w: Workload, device_records: DeviceRecords, sources: ReportSources, device: Device, *, is_single: bool
+) -> list[TimingGroup]:
+    """Return the times of a workload, of the schedules that were named; of a network's, from the log only the best."""
+    log_group = timing_groups.times_from_log(sources.logs_name, device_records.records.get(w, []))
+    if log_group and not is_single:
+        log_group = replace(log_group, timings=log_group.timings[:1])
+    sweep_groups = (timing_groups.times_from_sweep(sweep, w) for sweep in sources.sweeps)
+    groups = [timing_group for timing_group in (log_group, *sweep_groups) if timing_group]
+    if is_single:
+        return [
+            timing_group
+            for timing_group in (_select_schedules(group, w, sources.schedules) for group in groups)
+            if timing_group.timings or timing_group.failures
+        ]
+    if not groups:
+        predicted_group = timing_groups.times_from_model(w, device)
+        return [predicted_group] if predicted_group else []
+    return groups
+
+
+def _select_schedules(group: TimingGroup, w: Workload, schedules: Sequence[str] | None) -> TimingGroup:
+    """Return a group without the schedules of a workload that were not named, if any were; libraries stay."""
+    if schedules is None:
+        return group
+    excluded_schedules = {schedule.name for schedule in registry.schedules(w)} - {*schedules}
+    times = tuple(entry for entry in group.timings if not excluded_schedules & {entry.name, entry.note})
+    return replace(
+        group, timings=times, failures=tuple(entry for entry in group.failures if entry[0] not in excluded_schedules)
+    )
+
+
+def _estimate_seconds(w: Workload, groups: Mapping[Workload, Sequence[TimingGroup]]) -> float:
+    """How long a workload takes, for finding the one that takes the longest; a guess where nothing is known."""
+    return next((group.timings[0].seconds for group in groups[w] if group.timings), w.flops * 1e-15)
+
+
+def _build_kernels(
+    w: Workload,
+    device_records: DeviceRecords,
+    sources: ReportSources,
+    device: Device,
+    on_progress: Callable[[str], None],
+) -> list[Kernel]:
+    """The kernels to look into, the fastest first."""
+    if sources.schedules:
+        kernels, failures = [], []
+        for name in sources.schedules:
+            on_progress(f"building {name}")
+            try:
+                kernels.append(build_fastest(w, name, device_records, device))
+            except ScheduleError as failure:
+                registry.report_skipped_schedule(failure, "the page")
+                failures.append(failure)
+        if not kernels:
+            raise failures[0]
+        return kernels
+    on_progress("building the fastest")
+    best = build_fastest(w, None, device_records, device)
+    schedules_by_name = {
+        schedule.name: schedule for schedule in registry.schedules(w) if schedule.can_run_on(device.kind, device.arch)
+    }
+    naive = registry.get_baseline_schedule(w)
+    for name in (COMPARED_SCHEDULE, naive.name if naive else ""):
+        if name in schedules_by_name and name != best.schedule.name:
+            on_progress(f"building {name}")
+            return [best, build_for_device(w, schedules_by_name[name], device, None)]
+    return [best]
+
+
+def build_fastest(w: Workload, name: str | None, device_records: DeviceRecords, device: Device) -> Kernel:
+    """The fastest kernel that the log has, of a schedule if one is named; else that with the default knobs."""
+    has_records = any(record.ok and name in (None, record.schedule) for record in device_records.records.get(w, []))
+    return build(w, name, device=device, log=device_records.files if has_records else None)
+
+
+def _compute_waterfall(
+    kernels: Sequence[Kernel],
+    device_spec: DeviceSpec | None,
+    records: Sequence[Record],
+    on_progress: Callable[[str], None],
+) -> tuple[list[WaterfallStep], str]:
+    """The waterfall of the first kernel that is not its schedule's default, or why there is none."""
+    if not device_spec:
+        return [], "Of this architecture's GPUs no numbers are known: there is no bound to compute."
+    try:
+        best = next((kernel for kernel in kernels if not _is_default(kernel)), kernels[0])
+        if not best.config:
+            return [], f"{best.schedule.name} has no knobs."
+        find_known_seconds = make_time_lookup(records, best.schedule.name)
+        waterfall_steps = compute_waterfall(
+            best, device_spec, find_known_seconds, lambda knob: on_progress(f"waterfall: {knob}")
+        )
+    except Error as error:
+        return [], f"The way to this kernel cannot be counted: {error}"
+    return (waterfall_steps, "") if len(waterfall_steps) > 1 else ([], f"{best.schedule.name} has its default config.")
+
+
+def _is_default(kernel: Kernel) -> bool:
+    space = kernel.schedule.space(kernel.workload, kernel.device.limits)
+    return space.point_from_config(kernel.config).tolist() == space.point_from_config({}).tolist()
+
+
+def _read_counters(
+    layers: Sequence[Layer], files: Sequence[Path], device: Device, on_progress: Callable[[str], None]
+) -> tuple[list[CounterComparison], list[tuple[str, str]]]:
+    """What was profiled of the workloads beside what is counted; and the provenance of each file."""
+    rows, provenance = [], []
+    workloads_by_text = {layer.workload.text: layer.workload for layer in layers}
+    for file in files:
+        readings = _read_metrics_file(file, workloads_by_text, device, on_progress)
+        provenance.append((file.name, readings.provenance))
+        kernel_rows = [kernel_row for kernel_row in readings.kernels if kernel_row.workload in workloads_by_text]
+        if not kernel_rows:
+            raise Error(
+                f"{file}: no counters of "
+                f"{', '.join(workloads_by_text) if len(workloads_by_text) == 1 else 'any of these layers'}"
+            )
+        rows += kernel_rows
+    return rows, provenance
+
+
+def _read_metrics_file(
+    file: Path, workloads_by_text: Mapping[str, Workload], device: Device, on_progress: Callable[[str], None]
+) -> KernelMetricsFile[CounterComparison]:
+    """A file of `tvmconv counters`, or one of its --stalls, whose kernels are counted here."""
+    try:
+        return KernelMetricsFile.read(file, CounterComparison)
+    except Error:
+        metrics = KernelMetricsFile.read(file, Counters)
+    rows = []
+    for kernel_counters in metrics.kernels:
+        if kernel_counters.workload in workloads_by_text:
+            on_progress(f"counting {kernel_counters.schedule}")
+            w = workloads_by_text[kernel_counters.workload]
+            kernel = build_for_device(w, registry.find_schedule(w, kernel_counters.schedule), device, None)
+            counted_step = cast(PredictedKernelCounters, predict_counters(kernel, kernel.kernels[0]).to_json())
+            rows.append(
+                CounterComparison(
+                    kernel_counters.workload,
+                    kernel_counters.schedule,
+                    dict(kernel.config),
+                    0,
+                    counted_step,
+                    dict(kernel_counters.metrics),
+                )
+            )
+    return KernelMetricsFile(metrics.name, metrics.provenance, rows)
+
+
+def _describe_logs(device_records: DeviceRecords, sources: ReportSources) -> list[tuple[str, str]]:
+    """What the logs are: their records, when and by what they were made."""
+    records = [record for workload_records in device_records.records.values() for record in workload_records]
+    if not records:
+        return []
+    versions = Counter(" ".join(pair) for record in records for pair in sorted(record.versions.items()))
+    names = ", ".join(file.name for file in device_records.files)
+    texts = [
+        f"{names}: {len(records):,} records on {device_records.device}",
+        timing_groups.format_dates(records),
+        ", ".join(sorted(versions)),
+    ]
+    return [(sources.logs_name, "; ".join(filter(None, texts)))]

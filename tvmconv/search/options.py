@@ -1,0 +1,107 @@
+"""What is asked of a search, whatever the workload, the schedules and the device."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tvmconv.deadline import Deadline
+from tvmconv.errors import TuningError
+from tvmconv.logs.ranking import list_log_files
+from tvmconv.search import tuners
+from tvmconv.search.tuners.bayesian import BayesianTuner
+from tvmconv.verification import VERIFICATION_MODES
+from tvmconv.workloads.text import quote
+
+MAX_COUNT = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """What is asked of a search.
+
+    Attributes:
+        tuner: "xgb", "ga", "random" or "grid".
+        trials: how many records of all schedules there shall be, those in the log included; `TRIALS` if `seconds` is
+            not given either.
+        seconds: how long it may take, on the clock, with the last timings, earlier sessions included; see
+            `tvmconv.deadline`.
+        log: the file to append to.
+        seed: of the tuner.
+        patience: end after so many records without a better one.
+        transfer: logs, or folders of logs, whose records of other workloads the xgb tuner learns from as well.
+        workers: processes that build; by default one less than there are processors.
+        compare: measure the naive schedule once, if the log does not have it and a launch of it takes a second at most
+            (`tvmconv.naive_cost`).
+        confirm: measure the fastest configs again at the end, on fresh inputs.
+        started_at: when the clock began to run, as `time.monotonic` tells it; None for when the search is called.
+        verify: whether all outputs of a kernel are verified, or a sample of them; one of
+            `tvmconv.verification.VERIFICATION_MODES`.
+        hard_deadline: when the search is cut off, whatever it is doing, beside what `seconds` says.
+        waits_for_first_trials: whether the first configs that were submitted, two for each process that builds, are
+            waited for beyond `seconds`; else only one config is.
+
+    Raises:
+        TuningError: trials, patience or workers is no positive integer, seconds no positive number, seed negative, or
+            there is no such way to verify.
+    """
+
+    tuner: str = "xgb"
+    trials: int | None = None
+    seconds: float | None = None
+    log: str | os.PathLike[str] = "tuning.jsonl"
+    seed: int = 0
+    patience: int | None = None
+    transfer: Iterable[str | os.PathLike[str]] = ()
+    workers: int | None = None
+    compare: bool = True
+    confirm: bool = True
+    started_at: float | None = None
+    verify: str = "auto"
+    hard_deadline: Deadline = field(default_factory=Deadline)
+    waits_for_first_trials: bool = True
+
+    def __post_init__(self) -> None:
+        if self.verify not in VERIFICATION_MODES:
+            raise TuningError(f"verify={quote(self.verify)}: expected one of {', '.join(VERIFICATION_MODES)}")
+        for name in ("trials", "seconds", "patience", "workers"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if _is_number(value) and not value > 0:
+                raise TuningError(f"{name} has to be positive, not {value}")
+            if name == "seconds" and not (_is_number(value) and value < math.inf):
+                raise TuningError(f"seconds has to be a finite number, not {quote(value)}")
+            if name != "seconds" and not (_is_integer(value) and value <= MAX_COUNT):
+                raise TuningError(f"{name} has to be an integer of at most {MAX_COUNT}, not {quote(value)}")
+        if not (_is_integer(self.seed) and self.seed >= 0):
+            raise TuningError(f"seed has to be an integer that is not negative, not {quote(self.seed)}")
+        if not isinstance(self.log, (str, os.PathLike)):
+            raise TuningError(f"log has to be the path of a file, not {quote(self.log)}")
+        if not isinstance(self.transfer, (str, os.PathLike, Iterable)):
+            raise TuningError(f"transfer has to be the path of a log, or several, not {quote(self.transfer)}")
+        if not isinstance(self.transfer, (str, os.PathLike)):  # a search looks at them more than once
+            object.__setattr__(self, "transfer", tuple(self.transfer))
+
+    def check_tuner(self) -> None:
+        """See that there is such a tuner and that it can do what is asked.
+
+        Raises:
+            TunerError: there is no such tuner.
+            TuningError: the tuner does not learn from other workloads.
+            Error: a log to learn from is not there.
+        """
+        can_transfer = issubclass(tuners.find_tuner(self.tuner), BayesianTuner)
+        if list_log_files(self.transfer) and not can_transfer:
+            raise TuningError(f"tuner {self.tuner} does not learn from other workloads: expected xgb")
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -1,0 +1,92 @@
+"""Where a search stands, counted record by record."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from tvmconv.logs.record import ErrorKind, Record
+
+RATE_SECONDS = 20.0  # over how long the rate is taken
+
+
+@dataclass
+class Status:
+    """Where a search stands.
+
+    Attributes:
+        max_trials: how many records there will be in the end, earlier ones included; None where only time ends it.
+        max_seconds: how long it may take, earlier sessions included; None where only the number of records ends it.
+        num_trials: records there are, earlier ones included.
+        num_resumed: of these, those of earlier sessions.
+        elapsed_seconds: seconds that it took, earlier sessions included.
+        best: the fastest record; None before one succeeded.
+        reference: the record of the naive schedule, if it was measured.
+        error_counts: how many records failed, by kind.
+        message_counts: how many records failed, by message.
+        trials_since_best: records since the best one.
+    """
+
+    max_trials: int | None
+    max_seconds: float | None
+    num_trials: int = 0
+    num_resumed: int = 0
+    elapsed_seconds: float = 0.0
+    best: Record | None = None
+    reference: Record | None = None
+    error_counts: Counter[ErrorKind] = field(default_factory=Counter)
+    message_counts: Counter[str] = field(default_factory=Counter)
+    trials_since_best: int = 0
+    _arrival_seconds: deque[float] = field(
+        default_factory=deque
+    )  # `elapsed_seconds` when each of the latest records came in
+
+    def __repr__(self) -> str:
+        max_text = f" of {self.max_trials}" if self.max_trials is not None else ""
+        best_text = f", best {self.best.cost * 1e6:.4g} µs by {self.best.schedule}" if self.best else ""
+        failed_text = f", {self.error_counts.total()} failed" if self.error_counts else ""
+        return f"<Status {self.num_trials}{max_text} configs in {self.elapsed_seconds:.1f} s{failed_text}{best_text}>"
+
+    def count_record(self, record: Record, *, is_resumed: bool = False) -> None:
+        """Take notice of a record, perhaps of an earlier session."""
+        self.num_trials += 1
+        self.trials_since_best += 1
+        if not record.ok:
+            self.error_counts[record.error] += 1
+            self.message_counts[record.message] += 1
+        elif self.best is None or record.cost < self.best.cost:
+            self.best, self.trials_since_best = record, 0
+        if is_resumed:
+            self.num_resumed += 1
+            self.elapsed_seconds = max(self.elapsed_seconds, record.elapsed or 0.0)
+        else:
+            self._arrival_seconds.append(self.elapsed_seconds)
+            while self._arrival_seconds[0] < self.elapsed_seconds - RATE_SECONDS:
+                self._arrival_seconds.popleft()
+
+    @property
+    def trials_per_second(self) -> float:
+        """Records a second, of late; 0 before there are any."""
+        if len(self._arrival_seconds) < 2 or self._arrival_seconds[0] == self.elapsed_seconds:
+            return 0.0
+        return (len(self._arrival_seconds) - 1) / (self.elapsed_seconds - self._arrival_seconds[0])
+
+    @property
+    def remaining_seconds(self) -> float | None:
+        """How long it will go on at this rate, at most; None where that is not known."""
+        seconds_by_time = math.inf if self.max_seconds is None else self.max_seconds - self.elapsed_seconds
+        seconds_by_trials = (
+            (self.max_trials - self.num_trials) / self.trials_per_second
+            if self.max_trials is not None and self.trials_per_second
+            else math.inf
+        )
+        remaining = min(seconds_by_time, seconds_by_trials)
+        return max(remaining, 0.0) if math.isfinite(remaining) else None
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast as the naive schedule the best record is; None where one of them is missing."""
+        if self.best is None or self.reference is None or not self.reference.ok:
+            return None
+        return self.reference.cost / self.best.cost

@@ -1,0 +1,207 @@
+"""Recorded spaces: every config was measured once and for all, so that a tuner can be tried without a device.
+
+The files are those of Kernel Tuner (https://kerneltuner.github.io): its cache, complete or as an interrupted run leaves
+it, or a list of results in the T4 format (https://github.com/odgaard/TuningSchema); plain or compressed by gzip. Such
+files are published for many kernels and GPUs: https://github.com/AutoTuningAssociation/benchmark_hub.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmconv.errors import RecordingError
+from tvmconv.files import DamagedFileError, read_bytes
+from tvmconv.jsonfile import abbreviate_value
+from tvmconv.space import ChoiceKnob, Config, Knob, SplitKnob, Value
+from tvmconv.space.search_space import Space
+
+MAX_KNOB_VALUE = 1e15  # of a knob's value
+MAX_BYTES = 1 << 29  # of a file, unpacked
+MIN_SECONDS, MAX_SECONDS = 1e-12, 1e9  # that a launch may have taken; what is outside is taken for a failure
+
+
+@dataclass(frozen=True)
+class RecordedTrial:
+    """A config and what it cost: a `Trial` that a tuner learns from.
+
+    Attributes:
+        config: values by knob name.
+        cost: seconds a launch; infinite for a config that failed.
+    """
+
+    config: Config
+    cost: float
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedSpace(Space):
+    """A space whose legal points are those recorded: int32 (n, knobs), ordered by index."""
+
+    points: np.ndarray = field(kw_only=True, repr=False)
+
+    @property
+    def enumerated_legal(self) -> np.ndarray:
+        """The recorded points."""
+        return self.points
+
+    def is_legal(self, points: np.ndarray) -> np.ndarray:
+        """Which points were recorded: bool (n,)."""
+        return np.array([point.tobytes() in self._point_keys for point in points.astype(np.int32)], dtype=bool)
+
+    @functools.cached_property
+    def _point_keys(self) -> set[bytes]:
+        return {point.tobytes() for point in self.points}
+
+
+@dataclass(frozen=True)
+class RecordedSplit(SplitKnob):
+    """A split with the values that were recorded; its extent is that of the largest tile among them.
+
+    Attributes:
+        recorded_values: the values, with -1 in the first place.
+    """
+
+    recorded_values: tuple[tuple[int, ...], ...] = field(kw_only=True, repr=False)
+
+    @property
+    def options(self) -> tuple[tuple[int, ...], ...]:
+        """The recorded values."""
+        return self.recorded_values
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return len(self.recorded_values)
+
+
+class RecordedSpaceRunner:
+    """A fully measured space.
+
+    Args:
+        trials: what was measured, all with the same knobs; of several for one config, the last counts. Values are
+            numbers, words, or the factors of a split.
+
+    Attributes:
+        space: the configs that were measured.
+        best_seconds: the lowest cost of all, in seconds.
+    """
+
+    def __init__(self, trials: list[RecordedTrial]):
+        knobs = {name: _make_knob(name, [trial.config[name] for trial in trials]) for name in trials[0].config}
+        points = _encode_points(knobs, trials)
+        self._seconds_by_point = {point.tobytes(): trial.cost for point, trial in zip(points, trials, strict=True)}
+        self.space = RecordedSpace(knobs, points=np.unique(points, axis=0))
+        self.best_seconds = min(self._seconds_by_point.values())
+
+    def measure(self, config: Config) -> RecordedTrial:
+        """What was measured of `config`, which has to be legal."""
+        return RecordedTrial(config, self._seconds_by_point[self.space.point_from_config(config).tobytes()])
+
+    @property
+    def num_failed(self) -> int:
+        """How many configs failed."""
+        return sum(math.isinf(cost) for cost in self._seconds_by_point.values())
+
+
+def _make_knob(name: str, values: list[Value]) -> Knob:
+    if not isinstance(values[0], tuple):
+        options = sorted(set(values))
+        return ChoiceKnob(name, tuple(options), options[0])
+    splits = tuple(sorted({(-1, *value[1:]) for value in values}))
+    extent = max(math.prod(split[1:]) for split in splits)
+    return RecordedSplit(name, extent, len(splits[0]), splits[0], recorded_values=splits)
+
+
+def _encode_points(knobs: Mapping[str, Knob], trials: list[RecordedTrial]) -> np.ndarray:
+    """The points of the trials, int32 (n, knobs), all at once: large spaces have some 100,000 configs."""
+    columns = []
+    for name, knob in knobs.items():
+        values = [trial.config[name] for trial in trials]
+        if isinstance(knob, RecordedSplit):
+            values = [(-1, *value[1:]) for value in values]
+        option_index = {option: index for index, option in enumerate(knob.options)}
+        columns.append([option_index[value] for value in values])
+    return np.array(columns, dtype=np.int32).T.copy()
+
+
+def load_recorded_space(path: str | Path) -> RecordedSpaceRunner:
+    """Read a recorded space.
+
+    Args:
+        path: a file of Kernel Tuner.
+
+    Raises:
+        RecordingError: the file is not there, or none of the kind, or has no knobs or no successful measurement.
+    """
+    content = _parse_cache(Path(path))
+    try:
+        trials = list(_iterate_trials(content))
+        if not any(math.isfinite(trial.cost) for trial in trials):
+            raise RecordingError(f"{path} has no successful measurement among its {len(trials)} configs")
+        if not trials[0].config:
+            raise RecordingError(f"{path} has no parameters that were tuned")
+        return RecordedSpaceRunner(trials)
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        if isinstance(error, RecordingError):
+            raise
+        problem = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise RecordingError(f"{path} is no cache file of Kernel Tuner: {problem}") from error
+
+
+def _parse_cache(path: Path) -> Any:
+    try:
+        text = read_bytes(path, MAX_BYTES, unpack=True).decode()
+    except (DamagedFileError, UnicodeDecodeError) as error:
+        raise RecordingError(f"{path} is neither JSON text nor JSON compressed by gzip: {error}") from error
+    except OSError as error:
+        raise RecordingError(f"cannot read {path}: {error.strerror or error}") from error
+    # An interrupted run leaves the cache open, after the comma of its last whole line or within a line.
+    text = text.rstrip()
+    whole_lines, _, _ = text.rpartition("\n")
+    for prefix, closing_braces in itertools.product((text, whole_lines.rstrip()), ("", "}", "}}")):
+        try:
+            content = json.loads(prefix.removesuffix(",") + closing_braces)
+        except (ValueError, RecursionError, MemoryError):
+            continue
+        if isinstance(content, dict):
+            return content
+    raise RecordingError(f"{path} is no cache file of Kernel Tuner: not a JSON object")
+
+
+def _iterate_trials(content: Mapping[str, Any]) -> Iterator[RecordedTrial]:
+    """The trials of a cache or of a file in the T4 format."""
+    if "results" not in content:
+        names, entries = content["tune_params_keys"], content["cache"]
+        for entry in entries.values():
+            yield RecordedTrial({name: _parse_value(entry[name]) for name in names}, _parse_seconds(entry["time"]))
+        return
+    for result in content["results"]:
+        times = [measurement["value"] for measurement in result["measurements"] if measurement["name"] == "time"]
+        has_succeeded = result["invalidity"] == "correct" and times
+        config = {name: _parse_value(value) for name, value in result["configuration"].items()}
+        yield RecordedTrial(config, _parse_seconds(times[0]) if has_succeeded else math.inf)
+
+
+def _parse_value(value: Any) -> float | str:
+    if isinstance(value, (list, dict)):
+        raise ValueError(f"a value that is {abbreviate_value(value)}")
+    if not isinstance(value, (int, float)):
+        return str(value)
+    if not -MAX_KNOB_VALUE <= value <= MAX_KNOB_VALUE:
+        raise ValueError(f"a value that is no number up to {MAX_KNOB_VALUE:g}: {abbreviate_value(value)}")
+    return value
+
+
+def _parse_seconds(milliseconds: Any) -> float:
+    """Kernel Tuner has the name of an error in place of a time."""
+    is_measured = isinstance(milliseconds, (int, float)) and MIN_SECONDS <= milliseconds / 1e3 <= MAX_SECONDS
+    return milliseconds / 1e3 if is_measured else math.inf

@@ -1,0 +1,50 @@
+"""Tuners: which configs to measure next, one algorithm a file."""
+
+from __future__ import annotations
+
+from tvmconv.errors import TunerError
+from tvmconv.search.tuners.base import Trial, Tuner
+from tvmconv.search.tuners.bayesian import BayesianTuner
+from tvmconv.search.tuners.ga import GeneticTuner
+from tvmconv.search.tuners.grid import GridTuner
+from tvmconv.search.tuners.random import RandomTuner
+from tvmconv.space.search_space import Space
+
+TUNERS: dict[str, type[Tuner]] = {"xgb": BayesianTuner, "ga": GeneticTuner, "random": RandomTuner, "grid": GridTuner}
+
+__all__ = [
+    "TUNERS",
+    "BayesianTuner",
+    "GeneticTuner",
+    "GridTuner",
+    "RandomTuner",
+    "Trial",
+    "Tuner",
+    "create_tuner",
+    "find_tuner",
+]
+
+
+def create_tuner(name: str, space: Space, seed: int = 0) -> Tuner:
+    """A tuner by name.
+
+    Args:
+        name: one of `TUNERS`.
+        space: where it searches.
+        seed: of its random numbers.
+
+    Raises:
+        TunerError: there is no such tuner.
+    """
+    return find_tuner(name)(space, seed)
+
+
+def find_tuner(name: str) -> type[Tuner]:
+    """The class of a tuner.
+
+    Raises:
+        TunerError: there is no such tuner.
+    """
+    if name not in TUNERS:
+        raise TunerError(f"no tuner {name!r}; there are: {', '.join(TUNERS)}")
+    return TUNERS[name]

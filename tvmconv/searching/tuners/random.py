@@ -1,7 +1,0 @@
-"""Random search: every legal config is as likely as any other."""
-
-from tvmconv.searching.tuners.base import Tuner
-
-
-class RandomTuner(Tuner):
-    """Proposes configs uniformly at random; the yardstick of the others."""

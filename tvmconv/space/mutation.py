@@ -1,0 +1,54 @@
+"""Small steps from one point to another, as evolution and annealing take them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tvmconv.space import Knob, SplitKnob
+from tvmconv.space.search_space import Space
+
+
+class Mutator:
+    """Changes single knobs of points, mostly to a nearby option: one of half the distance is twice as likely.
+
+    The distance of two splits counts the factors of two by which their parts differ, so that the nearest ones have one
+    factor moved from one part to another. That of two numbers counts the options between them; words are all alike.
+    """
+
+    def __init__(self, space: Space):
+        self._knobs = list(space.knobs.values())
+        self._mutable_knob_indices = [knob_index for knob_index, size in enumerate(space.sizes) if size > 1]
+        self._cumulative_probabilities: dict[tuple[int, int], np.ndarray] = {}
+
+    def mutate(self, points: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """The points, each with one knob changed; the result need not be legal."""
+        mutated = points.copy()
+        if self._mutable_knob_indices:
+            knob_indices = rng.choice(self._mutable_knob_indices, len(points))
+            draws = rng.random(len(points))
+            for row, knob_index, draw in zip(mutated, knob_indices.tolist(), draws.tolist(), strict=True):
+                row[knob_index] = np.searchsorted(
+                    self._option_probabilities(knob_index, int(row[knob_index])), draw, side="right"
+                )
+        return mutated
+
+    def _option_probabilities(self, knob_index: int, option: int) -> np.ndarray:
+        """The cumulative likelihood of the options that a knob may change to."""
+        key = (knob_index, option)
+        if key not in self._cumulative_probabilities:
+            probabilities = 0.5 ** compute_option_distances(self._knobs[knob_index], option)
+            probabilities[option] = 0
+            cumulative_probabilities = np.cumsum(probabilities)
+            self._cumulative_probabilities[key] = cumulative_probabilities / cumulative_probabilities[-1]
+        return self._cumulative_probabilities[key]
+
+
+def compute_option_distances(knob: Knob, option: int) -> np.ndarray:
+    """How far the options of a knob are from one of them: float (size,)."""
+    option_table = knob.option_table
+    if isinstance(knob, SplitKnob):
+        return np.abs(np.log2(option_table / option_table[option])).sum(axis=1)
+    if option_table.dtype.kind in "biuf":
+        option_ranks = np.argsort(np.argsort(option_table))
+        return np.abs(option_ranks - option_ranks[option]).astype(float)
+    return np.ones(len(option_table))

@@ -1,0 +1,310 @@
+"""The search space of a schedule for one workload: the product of its knobs, never listed.
+
+A *point* is a config as a row of option indices, one a knob; many points are an int32 matrix (n, knobs). Everything
+that a search asks thousands of times (is it legal, what are its features) is answered for many points at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tvmconv.errors import KnobError
+from tvmconv.gpu_specs import BlockLimits
+from tvmconv.space.knobs import Columns, Config, Constraint, Knob, SplitKnob, Value, format_value
+
+_MAX_ENUMERATED_SIZE = 1 << 19  # spaces up to this size are listed when they are sampled: exact, and as fast as drawing
+_MAX_DRAWS = 1 << 20  # points drawn for one sample before it is given up as having too few legal ones
+
+ANY_GPU = BlockLimits()
+
+
+class ResourceUsage:
+    """What configs use of a device, by formula: integer or float arrays (n,).
+
+    Args:
+        threads: of a block.
+        shared_bytes: static shared memory of a block.
+        accumulators: partial sums that a thread keeps in registers.
+        blocks: of the grid.
+        dynamic_shared_bytes: shared memory of a block that the launch asks for.
+        cluster: blocks of a cluster.
+        estimate: how long a launch takes, about, on the GPU that the schedule's formula was fitted to.
+        estimate_seconds_per_unit: seconds of a unit of the estimate; None if it only tells which config is the faster.
+        features: other quantities that a cost model may learn from, by name.
+    """
+
+    def __init__(
+        self,
+        threads: np.ndarray,
+        shared_bytes: np.ndarray,
+        accumulators: np.ndarray,
+        blocks: np.ndarray,
+        dynamic_shared_bytes: np.ndarray | None = None,
+        cluster: np.ndarray | None = None,
+        estimate: np.ndarray | None = None,
+        estimate_seconds_per_unit: float | None = None,
+        **features: np.ndarray,
+    ):
+        self.threads = threads
+        self.shared_bytes = shared_bytes
+        self.accumulators = accumulators
+        self.blocks = blocks
+        self.dynamic_shared_bytes = dynamic_shared_bytes
+        self.cluster = cluster
+        self.estimate, self.estimate_seconds_per_unit = estimate, estimate_seconds_per_unit
+        self.features = features
+
+    def to_columns(self) -> dict[str, np.ndarray]:
+        """All quantities by name."""
+        quantities = {
+            "threads": self.threads,
+            "shared_bytes": self.shared_bytes,
+            "accumulators": self.accumulators,
+            "blocks": self.blocks,
+            "dynamic_shared_bytes": self.dynamic_shared_bytes,
+            "cluster": self.cluster,
+            **self.features,
+            "estimate": self.estimate,
+        }
+        return {name: column for name, column in quantities.items() if column is not None}
+
+
+@dataclass(frozen=True)
+class Space:
+    """All configs of a schedule for one workload.
+
+    Attributes:
+        knobs: by name.
+        constraints: what legal configs fulfil besides.
+        compute_usage: from columns to what the configs use; None if the schedule does not say.
+        limits: what they may use.
+    """
+
+    knobs: Mapping[str, Knob]
+    constraints: Sequence[Constraint] = ()
+    usage_from_columns: Callable[[Columns], ResourceUsage] | None = field(default=None, repr=False)
+    limits: BlockLimits = ANY_GPU
+
+    @functools.cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """How many options each knob has."""
+        return tuple(knob.size for knob in self.knobs.values())
+
+    @property
+    def size(self) -> int:
+        """How many configs there are, the illegal ones included."""
+        return math.prod(self.sizes)
+
+    @property
+    def default(self) -> Config:
+        """The config that the schedule takes by itself, which need not be legal."""
+        return {name: knob.default for name, knob in self.knobs.items()}
+
+    def point_from_config(self, config: Mapping[str, Value]) -> np.ndarray:
+        """The point of a config, int32 (knobs,); knobs that it leaves out take their defaults.
+
+        Raises:
+            KnobError: a knob does not exist or cannot take its value, or the value is not among those searched.
+        """
+        for name in config:
+            if name not in self.knobs:
+                raise KnobError(f"there is no knob {name!r}; the knobs are {', '.join(self.knobs) or 'none'}")
+        point = np.empty(len(self.knobs), dtype=np.int32)
+        for knob_index, (name, knob) in enumerate(self.knobs.items()):
+            value = config.get(name, knob.default)
+            try:
+                point[knob_index] = self._option_indices[knob_index][knob.normalize(value)]
+            except KeyError:
+                raise KnobError(f"knob {name} can be {format_value(value)}, but it is not searched") from None
+        return point
+
+    def project(self, config: Mapping[str, Value]) -> np.ndarray:
+        """The point that is most like a config of another workload: int32 (knobs,), which need not be legal.
+
+        Factors are alike by their ratios, numbers by the options between them; what the config does not have, or what
+        is no option, takes the default.
+        """
+        nearest = (_find_nearest_option(knob, config.get(name, knob.default)) for name, knob in self.knobs.items())
+        return np.fromiter(nearest, dtype=np.int32, count=len(self.knobs))
+
+    @functools.cached_property
+    def _option_indices(self) -> list[dict[Value, int]]:
+        return [
+            {option: option_index for option_index, option in enumerate(knob.options)} for knob in self.knobs.values()
+        ]
+
+    def config_from_point(self, point: np.ndarray) -> Config:
+        """The config of a point."""
+        return {name: knob.options[i] for (name, knob), i in zip(self.knobs.items(), point, strict=True)}
+
+    def index_from_point(self, point: np.ndarray) -> int:
+        """The stable number of a point: mixed radix, the last knob running fastest."""
+        index = 0
+        for size, digit in zip(self.sizes, point, strict=True):
+            index = index * size + int(digit)
+        return index
+
+    def point_from_index(self, index: int) -> np.ndarray:
+        """The point of a number; the inverse of `index`.
+
+        Raises:
+            KnobError: the space has no such number.
+        """
+        if not 0 <= index < self.size:
+            raise KnobError(f"index {index} is outside of a space of {self.size} configs")
+        return self.slice_points(index, 1)[0]
+
+    def slice_points(self, start: int, count: int) -> np.ndarray:
+        """The points numbered `start` to `start + count`, legal or not: (n, knobs), fewer at the end of the space."""
+        quotients = np.arange(min(count, self.size - start))
+        points = np.empty((len(quotients), len(self.knobs)), dtype=np.int32)
+        for knob_index, size in reversed(list(enumerate(self.sizes))):
+            start, digit = divmod(start, size)
+            quotients, points[:, knob_index] = np.divmod(quotients + digit, size)
+        return points
+
+    def columns_from_points(self, points: np.ndarray) -> dict[str, np.ndarray]:
+        """The knobs' values at points: (n, parts) int64 for a split, without -1, and (n,) for a choice."""
+        return {name: knob.option_table[points[:, i]] for i, (name, knob) in enumerate(self.knobs.items())}
+
+    def compute_usage(self, points: np.ndarray) -> ResourceUsage | None:
+        """What the configs use of a device; None if the schedule does not say."""
+        return self.usage_from_columns(self.columns_from_points(points)) if self.usage_from_columns else None
+
+    def is_legal(self, points: np.ndarray) -> np.ndarray:
+        """Which points fulfil all conditions and keep to the limits: bool (n,)."""
+        columns = self.columns_from_points(points)
+        remaining = np.arange(len(points))  # most points fail early, and later conditions are asked about fewer
+        for predicate in self._list_predicates():
+            passes = predicate(columns)
+            remaining = remaining[passes]
+            columns = {name: column[passes] for name, column in columns.items()}
+        legal = np.zeros(len(points), dtype=bool)
+        legal[remaining] = True
+        return legal
+
+    def _list_predicates(self) -> Iterator[Callable[[Columns], np.ndarray]]:
+        yield from (condition.predicate for condition in self.constraints)
+        if usage_of := self.usage_from_columns:
+            yield lambda columns: _check_limits(self.limits, usage_of(columns))
+
+    @functools.cached_property
+    def enumerated_legal(self) -> np.ndarray | None:
+        """All legal points of a small space, (n, knobs); None for a larger one."""
+        if self.size > _MAX_ENUMERATED_SIZE:
+            return None
+        points = self.slice_points(0, self.size)
+        return points[self.is_legal(points)]
+
+    def sample_legal(self, max_points: int, rng: np.random.Generator) -> np.ndarray:
+        """Distinct legal points, uniformly at random: (n, knobs), or fewer if no more were found."""
+        if self.enumerated_legal is not None:
+            return self.enumerated_legal[rng.permutation(len(self.enumerated_legal))[:max_points]]
+        legal_points = np.empty((0, len(self.knobs)), dtype=np.int32)
+        num_drawn, batch_size = 0, max(2 * max_points, 8192)
+        while len(legal_points) < max_points and num_drawn < _MAX_DRAWS:
+            points = (rng.random((batch_size, len(self.knobs))) * self.sizes).astype(np.int32)
+            legal_points = remove_duplicate_points(np.concatenate([legal_points, points[self.is_legal(points)]]))
+            num_drawn += batch_size
+        return legal_points[:max_points]
+
+    def list_neighbors(self, point: np.ndarray) -> np.ndarray:
+        """The legal points that differ from `point` in one knob: (n, knobs)."""
+        changes = [
+            (knob_index, option)
+            for knob_index, size in enumerate(self.sizes)
+            for option in range(size)
+            if option != point[knob_index]
+        ]
+        points = np.repeat(point[None, :], len(changes), axis=0)
+        if changes:
+            knob_indices, options = np.array(changes).T
+            points[np.arange(len(changes)), knob_indices] = options
+        return points[self.is_legal(points)]
+
+    def compute_features(self, points: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+        """What a cost model learns from.
+
+        Splits give the logarithm of each factor and of the tile that their inner factors make; positive numbers their
+        logarithm; words a 0 or 1 for each option; the usage its logarithms. (All to base 2.) The names do not depend on
+        the workload, so that what is learnt from one serves for another.
+
+        Returns:
+            float32 (n, features), and their names.
+        """
+        feature_blocks = [np.empty((len(points), 0))]
+        feature_blocks += [
+            encoding.option_features[points[:, knob_index]] for knob_index, encoding in enumerate(self._encodings)
+        ]
+        feature_names = [name for encoding in self._encodings for name in encoding.feature_names]
+        usage = self.compute_usage(points)
+        if usage:
+            columns = usage.to_columns()
+            feature_blocks.append(np.log2(1 + np.stack(list(columns.values()), axis=1).astype(np.float32)))
+            feature_names += columns
+        return np.concatenate(feature_blocks, axis=1, dtype=np.float32), tuple(feature_names)
+
+    @functools.cached_property
+    def _encodings(self) -> list[_KnobEncoding]:
+        return list(_encode_knobs(self.knobs))
+
+
+def _check_limits(limits: BlockLimits, usage: ResourceUsage) -> np.ndarray:
+    """Which configs keep to the limits: bool (n,)."""
+    is_within_limits = (usage.threads <= limits.max_threads) & (usage.shared_bytes <= limits.shared_bytes)
+    if usage.dynamic_shared_bytes is not None:
+        is_within_limits &= usage.shared_bytes + usage.dynamic_shared_bytes <= limits.max_shared_bytes
+    if usage.cluster is not None:
+        is_within_limits &= usage.cluster <= limits.max_cluster_blocks
+    return is_within_limits
+
+
+@dataclass(frozen=True)
+class _KnobEncoding:
+    """The features of each option of a knob: float32 (options, features)."""
+
+    option_features: np.ndarray
+    feature_names: tuple[str, ...]
+
+
+def _encode_knobs(knobs: Mapping[str, Knob]) -> Iterator[_KnobEncoding]:
+    for name, knob in knobs.items():
+        option_table = knob.option_table
+        if isinstance(knob, SplitKnob):
+            option_features = np.column_stack([option_table, option_table[:, 1:].prod(axis=1)])
+            names = (*(f"{name}.{factor_index}" for factor_index in range(knob.num_factors)), f"{name}.tile")
+            yield _KnobEncoding(np.log2(option_features).astype(np.float32), names)
+        elif option_table.dtype.kind in "biuf":
+            option_features = option_table.astype(np.float64)[:, None]
+            yield _KnobEncoding(
+                (np.log2(option_features) if option_features.min() > 0 else option_features).astype(np.float32), (name,)
+            )
+        else:
+            yield _KnobEncoding(
+                np.eye(knob.size, dtype=np.float32), tuple(f"{name}={option}" for option in knob.options)
+            )
+
+
+def _find_nearest_option(knob: Knob, value: Value) -> int:
+    """The place of the option that is most like a value."""
+    if isinstance(knob, SplitKnob):
+        if not isinstance(value, (tuple, list)) or len(value) != knob.num_factors or min(value[1:], default=1) < 1:
+            value = knob.default
+        inner_log2 = np.log2(np.array(value[1:], dtype=float))
+        return int(np.abs(np.log2(knob.option_table[:, 1:]) - inner_log2).sum(axis=1).argmin())
+    if value in knob.options:
+        return knob.options.index(value)
+    is_numeric = (
+        knob.option_table.dtype.kind in "iuf" and isinstance(value, (int, float)) and not isinstance(value, bool)
+    )
+    return int(np.abs(knob.option_table - value).argmin()) if is_numeric else knob.options.index(knob.default)
+
+
+def remove_duplicate_points(points: np.ndarray) -> np.ndarray:
+    """The points without those that came before, in their order."""
+    return points[np.sort(np.unique(points, axis=0, return_index=True)[1])]

@@ -1,0 +1,157 @@
+"""A model as graphs that give what it gives: of the whole, or of those of its parts that can be traced."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from tvmconv.torch.fusion import trace_model
+from tvmconv.torch.layer import CONVOLUTIONS
+from tvmconv.torch.model import Optimized, get_forward_defaults, static_arguments
+
+EQUAL_TOLERANCE = 1e-3  # of the largest element, by which results of the same operations may differ
+StaticCalls = dict[
+    torch.nn.Module, dict[str, Any]
+]  # of modules, with the arguments by which they decide what to compute
+
+
+@dataclass(frozen=True)
+class GraphPartition:
+    """A part of a model that is a graph; the whole model, if that can be traced.
+
+    Attributes:
+        path: of the part in the model.
+        module: which is in its place.
+    """
+
+    path: str
+    module: Optimized
+
+
+@contextlib.contextmanager
+def record_calls(model: torch.nn.Module) -> Iterator[StaticCalls]:
+    """The modules of a model that are called meanwhile."""
+    static_calls: StaticCalls = {}
+
+    def record_call(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        static_calls.setdefault(module, static_arguments(get_forward_defaults(module), args, kwargs))
+
+    with contextlib.ExitStack() as hooks:
+        for module in _iterate_modules(model):
+            hook = module.register_forward_pre_hook(record_call, prepend=True, with_kwargs=True)
+            hooks.callback(hook.remove)
+        yield static_calls
+
+
+def _iterate_modules(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The modules of a model, but for those that are compiled, and take no hooks."""
+    dynamo: Any = sys.modules.get("torch._dynamo")  # to import it takes seconds; without it nothing is compiled
+    if not isinstance(model, (torch.jit.ScriptModule, *([dynamo.OptimizedModule] if dynamo else []))):
+        yield model
+        for child in model.children():
+            yield from _iterate_modules(child)
+
+
+def partition_model(
+    model: torch.nn.Module, static_calls: StaticCalls, arguments: Sequence[Any]
+) -> tuple[Optimized, list[GraphPartition]]:
+    """A model in the form of graphs: of one, or, where it cannot be traced, of one for each part that can be.
+
+    A graph that does not give what its module gives, as one that looks at the type of its input, counts as one that
+    there is not. The parts of a model that cannot be traced are replaced in it.
+
+    Args:
+        model: to be split.
+        static_calls: of its modules, in a run on the arguments.
+        arguments: of the model.
+    """
+    remaining_calls = dict(static_calls)
+    while True:
+        partitions: list[GraphPartition] = []
+        traced_model = _partition_module(model, "", remaining_calls, partitions)
+        whole = traced_model if isinstance(traced_model, Optimized) else Optimized(traced_model, None)
+        mismatching = _find_mismatching(whole, partitions, arguments)
+        if not mismatching:
+            return whole, partitions
+        for module in [*model.modules()]:
+            for name, child in module.named_children():
+                if isinstance(child, Optimized):
+                    module._modules[name] = child.original
+        for partition in mismatching:
+            remaining_calls.pop(partition.module.original, None)
+
+
+def _partition_module(
+    module: torch.nn.Module, path: str, static_calls: StaticCalls, partitions: list[GraphPartition]
+) -> torch.nn.Module:
+    if not any(type(submodule) in CONVOLUTIONS for submodule in module.modules()):
+        return module
+    try:
+        partition = GraphPartition(
+            path, Optimized(module, trace_model(module, static_calls[module]), static_calls[module])
+        )
+    except Exception:  # whatever the user's code raises when its inputs are no tensors; or it was not called
+        for name, child in list(module.named_children()):
+            traced_child = _partition_module(child, f"{path}.{name}".removeprefix("."), static_calls, partitions)
+            if traced_child is not child:
+                module._modules[name] = traced_child
+        return module
+    partitions.append(partition)
+    return partition.module
+
+
+def _find_mismatching(
+    whole_model: Optimized, partitions: Sequence[GraphPartition], arguments: Sequence[Any]
+) -> list[GraphPartition]:
+    """The parts whose graphs do not give what their modules give."""
+    mismatching: list[GraphPartition] = []
+
+    def run_and_compare(partition: GraphPartition, *args: Any, **kwargs: Any) -> Any:
+        positional, keyword = clone_tensors((args, kwargs))
+        try:
+            with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
+                result = partition.module.graph.forward(*positional, **keyword)
+        except Exception:  # whatever a graph raises that makes no sense
+            result = object()
+        expected = partition.module.original(*args, **kwargs)
+        if partition not in mismatching and not _are_equal(result, expected):
+            mismatching.append(partition)
+        return expected
+
+    for partition in partitions:
+        partition.module.set_interpreter(functools.partial(run_and_compare, partition))
+    with torch.no_grad():
+        whole_model(*clone_tensors(arguments))
+    for partition in partitions:
+        partition.module.set_interpreter(None)
+    return mismatching
+
+
+def clone_tensors(values: Any) -> Any:
+    """The same values, with tensors of their own, that lie as before."""
+    return tree_map_only(torch.Tensor, lambda tensor: copy.deepcopy(tensor.detach()), values)
+
+
+def _are_equal(result: Any, expected: Any) -> bool:
+    """Whether two results are the same, but for the order of sums."""
+    (result_leaves, result_spec), (expected_leaves, expected_spec) = tree_flatten(result), tree_flatten(expected)
+    return result_spec == expected_spec and all(map(_are_close, result_leaves, expected_leaves))
+
+
+def _are_close(result: Any, expected: Any) -> bool:
+    if not (isinstance(result, torch.Tensor) and isinstance(expected, torch.Tensor)):
+        return type(result) is type(expected)
+    if result.shape != expected.shape or result.dtype is not expected.dtype:
+        return False
+    max_magnitude = (
+        float(expected.abs().nan_to_num(posinf=0).max()) if expected.is_floating_point() and expected.numel() else 0
+    )
+    return torch.allclose(result, expected, rtol=0, atol=EQUAL_TOLERANCE * max_magnitude, equal_nan=True)

@@ -1,0 +1,112 @@
+"""What the tensors of a convolution look like in PyTorch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from tvmconv.errors import WorkloadError
+from tvmconv.workloads import Conv, dtypes, parse
+from tvmconv.workloads.epilogues.leaky_relu import SLOPES
+from tvmconv.workloads.layout import CHANNELS_LAST
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": functional.relu,
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "clamp": lambda y: y.clamp(0, 1),
+    "relu6": functional.relu6,
+    "hardswish": functional.hardswish,
+    "hardsigmoid": functional.hardsigmoid,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "mish": functional.mish,
+    "elu": functional.elu,
+    "softplus": functional.softplus,
+    "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
+    **{name: functools.partial(functional.leaky_relu, negative_slope=slope) for name, slope in SLOPES.items()},
+}
+MEMORY_FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}  # by axes of space, of a workload in NHWC
+ALIGNMENT = 16  # bytes; what PyTorch allocates is aligned, views of it need not be
+KERNEL_NAME_SEPARATOR = "#"  # in the name of a kernel: between the text of its workload and what tells it from others
+
+
+@dataclass(frozen=True)
+class ConvSignature:
+    """Shapes, dtypes and memory format of a convolution's tensors, whose axes are N, C and then space.
+
+    Attributes:
+        workload: what is computed.
+        dtype: of all tensors but the bias.
+        bias_dtype: of the bias.
+        memory_format: how all but the bias lie.
+        x_shape: of the input.
+        weight_shape: of the weight.
+        output_shape: of the output, and of a residual.
+        output_stride: of a new output.
+        takes_bias: whether there is a bias.
+        takes_add: whether there is a residual.
+    """
+
+    workload: Conv
+    dtype: torch.dtype
+    bias_dtype: torch.dtype
+    memory_format: torch.memory_format
+    x_shape: tuple[int, ...]
+    weight_shape: tuple[int, ...]
+    output_shape: tuple[int, ...]
+    output_stride: tuple[int, ...]
+    takes_bias: bool
+    takes_add: bool
+
+    def allocate_output(self, device: torch.device) -> torch.Tensor:
+        """A tensor for the output, with nothing in it."""
+        return torch.empty_strided(self.output_shape, self.output_stride, dtype=self.dtype, device=device)
+
+    def apply_activations(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What the epilogue makes of a tensor, but for bias and residual."""
+        for name in self.workload.epilogue:
+            tensor = ACTIVATIONS[name](tensor) if name in ACTIVATIONS else tensor
+        return tensor
+
+    def to_kernel_layout(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor as it has to lie, which kernels read up to 16 bytes of at once: itself, or a copy."""
+        tensor = tensor.contiguous(memory_format=self.memory_format)
+        return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
+
+
+@functools.cache
+def parse_signature(name: str) -> ConvSignature:
+    """The form of a workload's tensors.
+
+    Args:
+        name: of a kernel, or the workload's text alone.
+
+    Raises:
+        WorkloadError: it is no convolution, or PyTorch has no such tensors.
+    """
+    text = name.partition(KERNEL_NAME_SEPARATOR)[0]
+    workload = parse(text)
+    if not isinstance(workload, Conv):
+        raise WorkloadError(f"{text}: expected a convolution")
+    is_channels_last = workload.layout == CHANNELS_LAST
+    if is_channels_last and workload.spatial_ndim not in MEMORY_FORMATS:
+        raise WorkloadError(f"{text}: PyTorch has no memory format for channels last along one axis")
+    memory_format = MEMORY_FORMATS[workload.spatial_ndim] if is_channels_last else torch.contiguous_format
+    output_shape = (workload.N, workload.O, *workload.output_size)
+    return ConvSignature(
+        workload=workload,
+        dtype=getattr(torch, workload.storage),
+        bias_dtype=getattr(torch, dtypes.ACCUMULATOR),
+        memory_format=memory_format,
+        x_shape=(workload.N, workload.C, *workload.input_size),
+        weight_shape=(workload.O, workload.C // workload.groups, *workload.kernel),
+        output_shape=output_shape,
+        output_stride=torch.empty(output_shape, device="meta", memory_format=memory_format).stride(),
+        takes_bias="bias" in workload.epilogue,
+        takes_add="add" in workload.epilogue,
+    )

@@ -1,0 +1,252 @@
+"""The sizes of convolutions of any rank, and what follows from them: shapes, operations, bytes."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from tvmconv.errors import WorkloadError
+from tvmconv.workloads import dtypes, epilogue, layout
+from tvmconv.workloads.text import check_elements, join_sizes, validate_integers
+
+if TYPE_CHECKING:
+    from tvmconv.workloads.epilogue import EpilogueOp
+
+Sizes = tuple[int, ...]
+
+OPTION_NAMES = ("stride", "padding", "dilation", "groups")  # each written as its first letter and integers
+
+
+class ConvGeometry(ABC):
+    """The sizes of a convolution Y of images X with kernels K, over `spatial_ndim` axes of space, and what follows from
+    them.
+
+    Y[n, o, p] is the sum over c and r of X[n, c, p·stride + r·dilation - before] · K[o, c, r], with p, r, stride,
+    dilation and padding one number for each axis, and with zeros outside X; then the epilogue. As in every
+    deep-learning library this is a correlation: K is not flipped. With groups, the C input and the O output channels
+    fall into that many equal parts, and each part of the output sees its own part of the input only.
+
+    Subclasses are frozen dataclasses, whose fields are N, C, the `SPACE`, O, the `KERNEL`, and from `stride` on those
+    below. Shapes are in the order N, C, space (`input_shape` and its like); in memory tensors lie as the layout says
+    (`argument_shapes`).
+
+    Attributes:
+        N: batch size.
+        C: input channels.
+        O: output channels.
+        stride: the step along each axis of space; the constructor also takes one int for all.
+        padding: zeros before the input along each axis, then behind it along each; the constructor also takes one int
+            for all, or one for both sides of each axis.
+        dilation: distance between the kernel's taps along each axis; the constructor also takes one int.
+        groups: number of groups; it divides C and O.
+        dtype: one of `dtypes.DTYPES`: how elements are stored and multiplied. Sums are accumulated in float32.
+        layout: one of `layout.LAYOUTS`: whether X, K, Y and a residual have their channels before the space or last.
+        epilogue: operations on each sum before it is stored, in order; the constructor also takes one name.
+
+    Raises:
+        WorkloadError: a number is no integer or out of range, or the numbers contradict each other.
+    """
+
+    operator: ClassVar[str]
+    EXAMPLE: ClassVar[str]
+    SPACE: ClassVar[tuple[str, ...]]  # names of the input's sizes along the axes of space
+    KERNEL: ClassVar[tuple[str, ...]]  # of the kernel's
+
+    N: int
+    C: int
+    O: int  # noqa: E741  the field's own letter
+    stride: Sizes
+    padding: Sizes
+    dilation: Sizes
+    groups: int
+    dtype: str
+    layout: str
+    epilogue: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("N", "C", *self.SPACE, "O", *self.KERNEL):
+            self._normalize_field(name, lengths=(1,))
+        for name in OPTION_NAMES:
+            self._normalize_field(name, self.allowed_lengths(name))
+        dtypes.validate_dtype(self.dtype)
+        layout.validate_layout(self.layout)
+        object.__setattr__(self, "epilogue", epilogue.validate_epilogue(self.epilogue))
+        self._validate()
+
+    @classmethod
+    def allowed_lengths(cls, option: str) -> tuple[int, ...]:
+        """How many integers an option takes."""
+        spatial_ndim = len(cls.SPACE)
+        if option == "groups":
+            return (1,)
+        return tuple(dict.fromkeys((1, spatial_ndim, 2 * spatial_ndim) if option == "padding" else (1, spatial_ndim)))
+
+    def _normalize_field(self, name: str, lengths: tuple[int, ...]) -> None:
+        """Check a field's integers and repeat a short form such as `padding=1` up to the longest of its lengths."""
+        minimum = 0 if name == "padding" else 1
+        values = validate_integers(name, getattr(self, name), lengths, minimum)
+        numbers = values * (lengths[-1] // len(values))
+        is_scalar = name not in OPTION_NAMES or name == "groups"
+        object.__setattr__(self, name, numbers[0] if is_scalar else numbers)
+
+    def _validate(self) -> None:
+        """Check that the normalised fields fit together."""
+        if self.C % self.groups or self.O % self.groups:
+            raise WorkloadError(
+                f"groups={self.groups} must divide both the {self.C} input and the {self.O} output channels"
+            )
+        if min(self.output_size) < 1:
+            raise WorkloadError(
+                f"the kernel, {join_sizes(self.window)} with its dilation, is larger than the padded image, "
+                f"{join_sizes(self.padded_shape[2:])}: expected more padding or a smaller kernel"
+            )
+        named = [*zip(self.argument_names, self.argument_shapes, strict=True), ("the padded X", self.padded_shape)]
+        for name, shape in named:
+            check_elements(name, shape)
+
+    @property
+    def spatial_ndim(self) -> int:
+        """How many axes of space there are."""
+        return len(self.SPACE)
+
+    @property
+    def input_size(self) -> Sizes:
+        """Sizes of the input along the axes of space."""
+        return tuple(getattr(self, name) for name in self.SPACE)
+
+    @property
+    def kernel(self) -> Sizes:
+        """Sizes of the kernel along the axes of space."""
+        return tuple(getattr(self, name) for name in self.KERNEL)
+
+    @property
+    def pad_low(self) -> Sizes:
+        """Zeros before the input along the axes of space."""
+        return self.padding[: self.spatial_ndim]
+
+    @property
+    def pad_high(self) -> Sizes:
+        """Zeros behind the input along the axes of space."""
+        return self.padding[self.spatial_ndim :]
+
+    @property
+    def window(self) -> Sizes:
+        """Sizes of what one output sees of the padded input: the kernel with its dilation."""
+        return tuple((taps - 1) * dilation + 1 for taps, dilation in zip(self.kernel, self.dilation, strict=True))
+
+    @property
+    def output_size(self) -> Sizes:
+        """Sizes of the output along the axes of space."""
+        padded = self.padded_shape[2:]
+        return tuple(
+            (n - window) // stride + 1 for n, window, stride in zip(padded, self.window, self.stride, strict=True)
+        )
+
+    @property
+    def input_shape(self) -> Sizes:
+        """Shape of X: (N, C, space)."""
+        return self.N, self.C, *self.input_size
+
+    @property
+    def padded_shape(self) -> Sizes:
+        """Shape of X with its padding: (N, C, before + space + behind)."""
+        return self.N, self.C, *map(sum, zip(self.pad_low, self.input_size, self.pad_high, strict=True))
+
+    @property
+    def weight_shape(self) -> Sizes:
+        """Shape of K: (O, C / groups, kernel)."""
+        return self.O, self.C // self.groups, *self.kernel
+
+    @property
+    def output_shape(self) -> Sizes:
+        """Shape of Y: (N, O, out)."""
+        return self.N, self.O, *self.output_size
+
+    @property
+    def storage(self) -> str:
+        """Element type of X, K, Y and a residual in memory."""
+        return dtypes.DTYPES[self.dtype].storage
+
+    @property
+    def tolerance(self) -> float:
+        """The largest relative L2 error of a right result."""
+        return dtypes.DTYPES[self.dtype].tolerance
+
+    @property
+    def argument_ops(self) -> list[EpilogueOp]:
+        """The operations of the epilogue that have an argument."""
+        return [op for op in epilogue.get_ops(self.epilogue) if op.argument_kind]
+
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        """X, K, the epilogue's in its order, and Y."""
+        return "X", "K", *(operation.name for operation in self.argument_ops), "Y"
+
+    @property
+    def argument_shapes(self) -> tuple[Sizes, ...]:
+        """Shapes of the arguments as they lie in memory."""
+        x, k, y = (
+            layout.to_storage_order(self.layout, s) for s in (self.input_shape, self.weight_shape, self.output_shape)
+        )
+        return x, k, *(y if operation.argument_kind == "output" else (self.O,) for operation in self.argument_ops), y
+
+    @property
+    def argument_dtypes(self) -> tuple[str, ...]:
+        """Element types of the arguments in memory; numbers for the channels are in the accumulation dtype."""
+        read = (
+            dtypes.ACCUMULATOR if operation.argument_kind == "channel" else self.storage
+            for operation in self.argument_ops
+        )
+        return self.storage, self.storage, *read, self.storage
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether every output channel sees one input channel and every input channel feeds one output channel."""
+        return self.C == self.O == self.groups
+
+    @property
+    def flops(self) -> int:
+        """2·N·O·(C/groups)·out·kernel: a multiplication and an addition for each tap, also in the padding.
+
+        The epilogue is not counted.
+        """
+        return 2 * math.prod(self.output_shape) * math.prod(self.weight_shape[1:])
+
+    @property
+    def min_bytes(self) -> int:
+        """Least bytes moved to and from memory: what is used of the inputs read once, Y written once.
+
+        Not used are the elements of X that strides step over and the taps of K that only ever meet padding.
+        """
+        axes = zip(
+            self.input_size, self.kernel, self.output_size, self.stride, self.dilation, self.pad_low, strict=True
+        )
+        used_positions, taps = zip(*(_count_used(*axis) for axis in axes), strict=True)
+        num_used_elements = [
+            self.N * self.C * math.prod(used_positions),
+            math.prod(self.weight_shape[:2]) * math.prod(taps),
+        ]
+        elements = [*num_used_elements, *map(math.prod, self.argument_shapes[2:])]
+        sizes = (dtypes.get_numpy_dtype(dtype).itemsize for dtype in self.argument_dtypes)
+        return sum(count * size for count, size in zip(elements, sizes, strict=True))
+
+    @property
+    def arithmetic_intensity(self) -> float:
+        """`flops` over `min_bytes`, in FLOP per byte."""
+        return self.flops / self.min_bytes
+
+
+def _count_used(size: int, kernel: int, output_size: int, stride: int, dilation: int, pad_low: int) -> tuple[int, int]:
+    """How many of an axis's `size` positions some window reads, and how many of its `kernel` taps read any."""
+    positions = np.zeros(size, bool)
+    taps = 0
+    for tap in range(kernel):
+        first = tap * dilation - pad_low  # where the tap of the first window falls
+        stop = max(0, first + (output_size - 1) * stride + 1)
+        positions_read = positions[first if first >= 0 else first % stride : stop : stride]
+        positions_read[:] = True
+        taps += bool(positions_read.size)
+    return int(np.count_nonzero(positions)), taps

@@ -1,0 +1,210 @@
+"""The reference of convolutions: in float64, by NumPy's matrix product, of all outputs or of some pixels."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from threadpoolctl import threadpool_limits
+
+from tvmconv.arithmetic import ceil_div
+from tvmconv.workloads.dtypes import widen_to_float64
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+CHUNK_BYTES = 16 << 20  # of unfolded input that a thread holds at a time
+NUM_THREADS = min(
+    16, len(os.sched_getaffinity(0))
+)  # that convolve a part each: several small images, or a part of a large one
+
+Sizes = tuple[int, ...]
+
+
+def convolve(
+    x: NDArray[Any], k: NDArray[Any], stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
+) -> NDArray[np.float64]:
+    """Convolve: unfold the windows into columns (im2col) and multiply them.
+
+    Source: Chellapilla, Puri, Simard, "High Performance Convolutional Neural Networks for Document Processing", 2006.
+    The columns are made a chunk at a time, as all of them are as many times the input as the kernel has taps.
+
+    Args:
+        x: input (N, C, space).
+        k: weight (O, C / groups, kernel).
+        stride: one number for each axis of space.
+        padding: zeros before each axis, then behind each.
+        dilation: one number for each axis.
+        groups: number of groups.
+
+    Returns:
+        Output (N, O, out).
+    """
+    spatial_ndim, (filters, _, *kernel) = len(stride), k.shape
+    sides = [(0, 0), (0, 0), *zip(padding[:spatial_ndim], padding[spatial_ndim:], strict=True)]
+    window = [(taps - 1) * spacing + 1 for taps, spacing in zip(kernel, dilation, strict=True)]
+    strided = (slice(None), slice(None), *(slice(None, None, spacing) for spacing in (*stride, *dilation)))
+    weight = k.astype(np.float64).reshape(groups, filters // groups, -1)
+    padded_space = (n + low + high for n, (low, high) in zip(x.shape[2:], sides[2:], strict=True))
+    space = [
+        (n - window_size) // spacing + 1 for n, window_size, spacing in zip(padded_space, window, stride, strict=True)
+    ]
+    out = np.empty((len(x), filters, *space), np.float64)
+    column_elements = math.prod(k.shape[1:]) * groups  # elements
+
+    max_images = CHUNK_BYTES // (8 * column_elements * math.prod(space))  # images that make a chunk together
+    images_per_chunk = max(1, min(max_images, ceil_div(len(x), NUM_THREADS)))
+    padded = np.pad(x, sides)
+    windows = sliding_window_view(padded, window, axis=tuple(range(2, 2 + spatial_ndim)))[strided]
+
+    def convolve_chunk(index: tuple[slice, ...]) -> None:
+        columns = np.moveaxis(
+            windows[index], range(2, 2 + spatial_ndim), range(-spatial_ndim, 0)
+        )  # image, channel, taps, pixels
+        unfolded = columns.astype(np.float64, order="C").reshape(len(columns), groups, weight.shape[2], -1)
+        out[index] = (weight @ unfolded).reshape(len(columns), filters, *columns.shape[-spatial_ndim:])
+
+    chunks = [
+        (slice(i, i + images_per_chunk), slice(None), *chunk)
+        for i in range(0, len(x), images_per_chunk)
+        for chunk in _split_output(tuple(space), column_elements * images_per_chunk)
+    ]
+    _run_in_threads(convolve_chunk, chunks)
+    return out
+
+
+def _run_in_threads(work: Callable[[Any], None], chunks: Sequence[Any]) -> None:
+    """Do the work of all parts in threads; NumPy copies and multiplies without Python's lock.
+
+    A matrix product keeps to its thread: BLAS would use all cores for each, and the threads would wait for one another.
+    """
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(min(len(chunks), NUM_THREADS)) as threads:
+        for _ in threads.map(work, chunks):
+            pass
+
+
+def _split_output(output_size: Sizes, column_elements: int) -> itertools.product[tuple[slice, ...]]:
+    """The output's pixels in parts whose columns, of so many elements each, keep to `CHUNK_BYTES`."""
+    max_pixels = max(1, CHUNK_BYTES // (8 * column_elements))
+    chunk_sizes = []
+    for n in reversed(output_size):  # whole lines where they fit, then whole planes
+        chunk_sizes.append(min(n, max_pixels))
+        max_pixels = max(1, max_pixels // n)
+    axis_slices = (
+        [slice(i, i + chunk_size) for i in range(0, n, chunk_size)]
+        for n, chunk_size in zip(output_size, reversed(chunk_sizes), strict=True)
+    )
+    return itertools.product(*axis_slices)
+
+
+def convolve_pixels(
+    x: NDArray[Any],
+    k: NDArray[Any],
+    pixels: NDArray[np.int64],
+    output_size: Sizes,
+    stride: Sizes,
+    pad_low: Sizes,
+    dilation: Sizes,
+    groups: int,
+    *,
+    channels_last: bool,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Convolve at some pixels: gather their windows, a chunk at a time, and multiply them by all filters.
+
+    Args:
+        x: input as it lies in memory, (N, C, space) or (N, space, C).
+        k: weight as it lies in memory, (O, C / groups, kernel) or (O, kernel, C / groups).
+        pixels: numbers of output positions (n, p), ascending.
+        output_size: sizes of the output along the axes of space.
+        stride: one number for each axis of space.
+        pad_low: zeros before each axis.
+        dilation: one number for each axis.
+        groups: number of groups.
+        channels_last: which of the layouts it is.
+
+    Returns:
+        The sums, (pixels, O), and for each its typical size: the root mean square of what the same window and the
+        same filter give in any order of their elements, ‖window‖ · ‖filter‖ / √(elements).
+    """
+    spatial_ndim, filters, length = len(stride), len(k), math.prod(k.shape[1:])
+    space, kernel = (x.shape[1:-1], k.shape[1:-1]) if channels_last else (x.shape[2:], k.shape[2:])
+    channels, taps = length * groups // math.prod(kernel), math.prod(kernel)
+    weight = widen_to_float64(k).reshape(groups, filters // groups, length)
+    norms = np.linalg.norm(weight, axis=2).reshape(filters) / math.sqrt(length)
+    pixel_indices = np.unravel_index(pixels, (len(x), *output_size))
+    tap_indices = np.indices(kernel).reshape(spatial_ndim, taps)
+    sums, scales = np.empty((2, len(pixels), filters))
+
+    def convolve_chunk(chunk: slice) -> None:
+        image = pixel_indices[0][chunk]
+        flat_positions, is_inside = np.zeros((len(image), taps), np.int64), np.ones((len(image), taps), bool)
+        for axis in range(spatial_ndim):
+            position = (pixel_indices[axis + 1][chunk] * stride[axis] - pad_low[axis])[:, None] + tap_indices[
+                axis
+            ] * dilation[axis]
+            is_inside &= (position >= 0) & (position < space[axis])
+            flat_positions = flat_positions * space[axis] + position.clip(0, space[axis] - 1)
+        gather = _gather_channels_last if channels_last else _gather_channels_first
+        windows = gather(x, image, flat_positions, is_inside, groups)  # (groups, length, pixels)
+        sums[chunk] = (weight @ windows).reshape(filters, -1).T
+        sizes = np.sqrt(np.einsum("glp,glp->gp", windows, windows))
+        scales[chunk] = sizes.repeat(filters // groups, axis=0).T * norms
+
+    chunk_pixels = max(1, CHUNK_BYTES // (8 * taps * channels))
+    chunks = [slice(i, i + chunk_pixels) for i in range(0, len(pixels), chunk_pixels)]
+    _run_in_threads(convolve_chunk, chunks)
+    return sums, scales
+
+
+def _gather_channels_first(
+    x: NDArray[Any],
+    image: NDArray[np.int64],
+    flat_positions: NDArray[np.int64],
+    is_inside: NDArray[np.bool_],
+    groups: int,
+) -> NDArray[np.float64]:
+    """The windows of pixels of a tensor (N, C, space), as (groups, C / groups * taps, pixels).
+
+    Args:
+        x: the tensor.
+        image: the index n of each pixel, ascending.
+        flat_positions: position in the image's space, (pixels, taps).
+        is_inside: whether it is there; what is not is zero.
+        groups: number of groups.
+    """
+    channels, (pixels, taps) = x.shape[1], flat_positions.shape
+    windows = np.empty((channels, taps, pixels))
+    boundaries = [0, *(np.flatnonzero(np.diff(image)) + 1), pixels]
+    for first, last in itertools.pairwise(boundaries):  # the pixels of one image
+        positions = flat_positions[first:last].T
+        values = _take_raw(x[image[first]].reshape(channels, -1), positions.ravel(), axis=1)
+        windows[:, :, first:last] = widen_to_float64(values).reshape(channels, *positions.shape)
+    windows[:, ~is_inside.T] = 0
+    return windows.reshape(groups, -1, pixels)
+
+
+def _gather_channels_last(
+    x: NDArray[Any],
+    image: NDArray[np.int64],
+    flat_positions: NDArray[np.int64],
+    is_inside: NDArray[np.bool_],
+    groups: int,
+) -> NDArray[np.float64]:
+    """As `_gather_channels_first`, of a tensor (N, space, C), as (groups, taps * C / groups, pixels)."""
+    channels, (pixels, taps) = x.shape[-1], flat_positions.shape
+    row_indices = image[:, None] * math.prod(x.shape[1:-1]) + flat_positions
+    values = _take_raw(x.reshape(-1, channels), row_indices.ravel(), axis=0)
+    windows = widen_to_float64(values).reshape(pixels, taps, groups, channels // groups)
+    windows[~is_inside] = 0
+    return windows.transpose(2, 1, 3, 0).reshape(groups, -1, pixels)
+
+
+def _take_raw(array: NDArray[Any], indices: NDArray[np.int64], axis: int) -> NDArray[Any]:
+    """`array.take`, as integers of the same size: Python's lock is held while elements of ml_dtypes are copied."""
+    return array.view(f"u{array.itemsize}").take(indices, axis=axis).view(array.dtype)

@@ -1,0 +1,121 @@
+"""The tensor-expression declaration of convolutions, apart from them so that parsing a workload does not import TVM."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from tvm import te, tirx
+
+from tvmconv.workloads import epilogue
+from tvmconv.workloads.dtypes import ACCUMULATOR
+from tvmconv.workloads.layout import to_storage_order
+
+if TYPE_CHECKING:
+    from tvmconv.workloads.conv_geometry import ConvGeometry
+
+IndexExprs = Sequence[tirx.Expr]
+SumDeclaration = Callable[[te.Tensor, te.Tensor], te.Tensor]
+
+# What axes are called in generated code, by rank: those of the output, of the input and of the reduction.
+OUTPUT_AXES = {1: ("q",), 2: ("p", "q"), 3: ("z", "p", "q")}
+INPUT_AXES = {1: ("j",), 2: ("i", "j"), 3: ("h", "i", "j")}
+TAP_AXES = {1: ("rw",), 2: ("rh", "rw"), 3: ("rd", "rh", "rw")}
+
+
+def declare(w: ConvGeometry, convolve: SumDeclaration | None = None) -> tuple[te.Tensor, ...]:
+    """Declare the arguments; `Conv.declare` tells the stages.
+
+    Args:
+        w: the workload.
+        convolve: from X and K to another way to the sums, which has the indices of `sum`.
+    """
+    arguments = zip(w.argument_names, w.argument_shapes, w.argument_dtypes, strict=True)
+    *tensors, (_, shape, dtype) = arguments
+    inputs = {name: te.placeholder(shape, dtype, name=name) for name, shape, dtype in tensors}
+    total = (convolve or functools.partial(_declare_sum, w))(inputs["X"], inputs["K"])
+    filters = w.O // w.groups
+
+    def compute_output(*indices: tirx.Var) -> tirx.Expr:
+        n, o, *position = _move_channels_second(w, indices)
+
+        def read_argument(name: str) -> tirx.Expr:
+            tensor = inputs[name]
+            return tensor(*indices if len(tensor.shape) > 1 else (o,)).astype(ACCUMULATOR)
+
+        return epilogue.apply_to_expression(
+            w.epilogue, total(n, o // filters, o % filters, *position), read_argument
+        ).astype(dtype)
+
+    Y = te.compute(
+        shape,
+        compute_output,
+        name="Y",
+        varargs_names=list(to_storage_order(w.layout, ("n", "o", *OUTPUT_AXES[w.spatial_ndim]))),
+    )
+    return (*inputs.values(), Y)
+
+
+def _move_channels_second(w: ConvGeometry, indices: IndexExprs) -> IndexExprs:
+    """An index of Y as it lies in memory, as (n, o, place)."""
+    axes = [*range(len(indices))]
+    order = to_storage_order(w.layout, axes)
+    return [indices[order.index(axis)] for axis in axes]
+
+
+def declare_padded(w: ConvGeometry, X: te.Tensor) -> te.Tensor:
+    """X by group, with its zeros, which are tested for on those sides only that have any.
+
+    It ends with the last window: where a step leaves rows over, TVM takes tiles that reach beyond to read them all.
+    """
+    channels = w.C // w.groups
+    padded_size = [(n - 1) * s + window for n, s, window in zip(w.output_size, w.stride, w.window, strict=True)]
+    pad_high = [n - pad_low - size for n, pad_low, size in zip(padded_size, w.pad_low, w.input_size, strict=True)]
+
+    def read_input(n: tirx.Var, g: tirx.Var, c: tirx.Var, *position: tirx.Var) -> tirx.Expr:
+        sides = zip(position, w.pad_low, pad_high, w.input_size, strict=True)
+        tests = [test for i, low, high, size in sides for test in _make_bounds_tests(i, low, high, size)]
+        unpadded_position = (i - low for i, low in zip(position, w.pad_low, strict=True))
+        value = X(*to_storage_order(w.layout, (n, g * channels + c, *unpadded_position)))
+        return te.if_then_else(te.all(*tests), value, tirx.const(0, w.storage)) if tests else value
+
+    names = ["n", "g", "c", *INPUT_AXES[w.spatial_ndim]]
+    return te.compute(
+        (w.N, w.groups, channels, *padded_size),
+        lambda *indices: read_input(*indices),
+        name="padded",
+        varargs_names=names,
+    )
+
+
+def _make_bounds_tests(i: tirx.Var, pad_low: int, pad_high: int, size: int) -> list[tirx.Expr]:
+    """What has to hold for a place along an axis of the padded input to lie in the input."""
+    return [i >= pad_low] * (pad_low > 0) + [i < pad_low + size] * (pad_high > 0)
+
+
+def declare_weight(w: ConvGeometry, K: te.Tensor) -> te.Tensor:
+    """K by group."""
+    filters = w.O // w.groups
+    return te.compute(
+        (w.groups, filters, *w.weight_shape[1:]),
+        lambda g, o, *taps: K(*to_storage_order(w.layout, (g * filters + o, *taps))),
+        name="weight",
+        varargs_names=["rc", *TAP_AXES[w.spatial_ndim]],
+    )
+
+
+def _declare_sum(w: ConvGeometry, X: te.Tensor, K: te.Tensor) -> te.Tensor:
+    """The sum of products over input channels and taps, each of which is widened first."""
+    images, filters = declare_padded(w, X), declare_weight(w, K)
+    names = ("rc", *TAP_AXES[w.spatial_ndim])
+    rc, *taps = (te.reduce_axis((0, size), name) for size, name in zip(w.weight_shape[1:], names, strict=True))
+
+    def convolve(n: tirx.Var, g: tirx.Var, o: tirx.Var, *position: tirx.Var) -> tirx.Expr:
+        input_position = (i * s + r * d for i, s, r, d in zip(position, w.stride, taps, w.dilation, strict=True))
+        x, k = images(n, g, rc, *input_position), filters(g, o, rc, *taps)
+        return te.sum(x.astype(ACCUMULATOR) * k.astype(ACCUMULATOR), axis=[rc, *taps])
+
+    shape = (w.N, w.groups, w.O // w.groups, *w.output_size)
+    axes = ["n", "g", "o", *OUTPUT_AXES[w.spatial_ndim]]
+    return te.compute(shape, lambda *indices: convolve(*indices), name="sum", varargs_names=axes)
