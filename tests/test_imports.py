@@ -123,7 +123,7 @@ FILES = {
 
 def imported(module: str, text: str, *, is_package: bool) -> Iterator[str]:
     """The modules of ours that a file imports."""
-    for node in ast.slice_points(ast.parse(text)):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

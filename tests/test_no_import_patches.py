@@ -22,7 +22,7 @@ ALLOWED = {
 def imported_names(tree):
     """Return the names that the imports of a file bind to modules, wherever they stand."""
     names = {}
-    for node in ast.slice_points(tree):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 names[alias.asname or alias.name.partition(".")[0]] = alias.name
@@ -34,7 +34,7 @@ def imported_names(tree):
 def written_attributes(tree):
     """Yield `module.attribute` for each assignment to an attribute of something that was imported."""
     names = imported_names(tree)
-    for node in ast.slice_points(tree):
+    for node in ast.walk(tree):
         targets = node.targets if isinstance(node, (ast.Assign, ast.Delete)) else [getattr(node, "target", None)]
         if not isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete)):
             continue
@@ -57,7 +57,7 @@ def patches(file):
         for text in written_attributes(tree)
         if (name, text) not in ALLOWED and ".".join(text.split(".")[:2]) not in SETTINGS
     ]
-    for node in ast.slice_points(tree):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr in IMPORT_MACHINERY:
             found.append(f"uses {ast.unparse(node)}")
         if isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node).rpartition(".")[2] in HOOK_CLASSES:

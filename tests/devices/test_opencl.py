@@ -70,7 +70,7 @@ def test_caches_are_replaced_where_no_file_can_be_written(fault, tmp_path, monke
     assert "PYOPENCL_NO_CACHE" not in os.environ
     monkeypatch.setattr("tempfile.TemporaryFile", fail)
     use_writable_caches()
-    assert os.on_access(os.environ["POCL_CACHE_DIR"], os.W_OK)
+    assert os.access(os.environ["POCL_CACHE_DIR"], os.W_OK)
     assert os.environ["PYOPENCL_NO_CACHE"] == "1"
 
 

@@ -23,11 +23,11 @@ class Recorder:
     def __init__(self, code, name, dynamic_shared_bytes):
         self.name = name
 
-    def launcher(self, shape, stream, *, overlap):
+    def make_launcher(self, shape, stream, *, use_pdl):
         def queue(laid):
             addresses = (ctypes.c_uint64 * 4).from_address(laid.address)
             words = tuple(ctypes.c_uint64.from_address(address).value for address in addresses)
-            self.launches.append((self.name, shape, words, stream, overlap))
+            self.launches.append((self.name, shape, words, stream, use_pdl))
 
         return queue
 

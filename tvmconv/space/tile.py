@@ -13,7 +13,7 @@ class Tile:
     """An axis of `extent` cut into nested loops, each with a name and a factor, outermost first.
 
     The factors are ints, of one config, or columns (n,), of many: a formula over tiles serves both. A factor is an
-    attribute by its name (`tile.thread_idx`); the outermost is as many as it takes to cover the extent.
+    attribute by its name (`tile.thread`); the outermost is as many as it takes to cover the extent.
 
     Attributes:
         extent: of the axis.

@@ -304,7 +304,7 @@ def _make_multiply_intrinsic(
             for lane in T.thread_binding(0, WARP_SIZE, "threadIdx.x"):
                 for half in range(2):
                     T.evaluate(
-                        T.ptx_legacy.mma_issue_us(
+                        T.ptx_legacy.mma(
                             shape,
                             "row",
                             "col",

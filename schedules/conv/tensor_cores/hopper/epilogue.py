@@ -115,7 +115,7 @@ class HopperEpilogue(HopperKernelBase):
                         self.group_idx,
                         stage_address,
                     )
-                    emit_call(T.ptx.cp.async_.on_async_proxy_access.commit_group())
+                    emit_call(T.ptx.cp.async_.bulk.commit_group())
                     if self.residual_name:
                         emit_ptx("cp.async.bulk.wait_group.read", 0)
                         residual_stage = self.warpgroup_idx * self.epilogue_stages + self.epilogue_state[0]
