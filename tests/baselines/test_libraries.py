@@ -182,7 +182,7 @@ def steps(monkeypatch):
     done = []
     torch = SimpleNamespace(
         __version__="0",
-        allocate_zeros=lambda count, device: FakeTensor(),
+        zeros=lambda count, device: FakeTensor(),
         no_grad=contextlib.nullcontext,
         cuda=SimpleNamespace(
             Stream=lambda index: SimpleNamespace(cuda_stream=7),

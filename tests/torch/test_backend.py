@@ -97,12 +97,12 @@ class Called(torch.nn.Module):
 
 CALLS = {
     "p0,bias": lambda x, weight, bias: torch.conv2d(x, weight, bias),
-    "p1": lambda x, weight, bias: torch.nn.functional.conv2d(padding=1, weight=weight, input_window=x),
+    "p1": lambda x, weight, bias: torch.nn.functional.conv2d(padding=1, weight=weight, input=x),
     "p0,bias,relu": lambda x, weight, bias: torch.relu(
         torch.nn.functional.batch_norm(torch.conv2d(x, weight), bias, bias, bias, bias)
     ),
     "p2,bias": lambda x, weight, bias: torch.nn.functional.batch_norm(
-        input_window=torch.conv2d(x, weight, padding=2), running_mean=bias, running_var=bias
+        input=torch.conv2d(x, weight, padding=2), running_mean=bias, running_var=bias
     ),
 }
 

@@ -215,7 +215,7 @@ def read_states(file: Path, ours: Mapping[tuple[str, str], float]) -> tuple[list
 
     rows, failures = [], []
     for state in BenchmarkResult.from_json(file)[NAME].states:
-        names = state.point_from_config[WORKLOAD], state.point_from_config[SCHEDULE]
+        names = state.point[WORKLOAD], state.point[SCHEDULE]
         if state.skip_reason == OTHERS:
             continue
         if state.is_skipped:

@@ -39,7 +39,7 @@ class _C2f(nn.Module):
         self.blocks = nn.ModuleList(_Bottleneck(half) for _ in range(count))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        parts = list(self.first(x).chunk_idx(2, 1))
+        parts = list(self.first(x).chunk(2, 1))
         for block in self.blocks:
             parts.append(block(parts[-1]))
         return self.last(torch.cat(parts, 1))

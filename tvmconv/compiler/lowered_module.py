@@ -173,7 +173,7 @@ class LoweredModule:
         for name, scope in self.memory_scopes.items():
             if scope != "global":
                 raise CompileError(f"{name} is placed in {_SCOPE_NAMES[scope]}, which TVM's runtime cannot do")
-        host_module = self._generate_code(self.host_module, self.target.host_module)
+        host_module = self._generate_code(self.host_module, self.target.host)
         with override_cuda_compiler(lambda text: self.cubin.image):
             host_module.import_module(self._generate_code(self.device_module, self.target))
         return host_module

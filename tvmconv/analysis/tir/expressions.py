@@ -81,7 +81,7 @@ def list_children(expression: Any) -> Sequence[Any]:
         case "Cast" | "Broadcast":
             return (expression.value,)
         case "Shuffle":
-            return (*expression.vectors_per_thread, *expression.indices)
+            return (*expression.vectors, *expression.indices)
         case "Not":
             return (expression.a,)
         case "IntImm" | "FloatImm" | "StringImm" | "Var":

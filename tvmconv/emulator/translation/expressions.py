@@ -216,9 +216,9 @@ class ExpressionTranslator(AccessTranslator):
         return translate_cast(value_code, node.ty.dtype, node.value.ty.dtype), is_static
 
     def _translate_shuffle(self, node: Any) -> tuple[ExpressionCode, bool]:
-        vectors = [self.translate_expression(vector) for vector in node.vectors_per_thread]
+        vectors = [self.translate_expression(vector) for vector in node.vectors]
         column_indices = [int(index) for index in node.indices]
-        counts = [vector.ty.dtype.lanes for vector in node.vectors_per_thread]
+        counts = [vector.ty.dtype.lanes for vector in node.vectors]
 
         def shuffle(mask: Mask) -> Value:
             columns = []
