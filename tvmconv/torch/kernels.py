@@ -178,7 +178,7 @@ class KernelProvider:
             try:
                 result = search(
                     lambda progress, prefix=prefix: self._on_progress(  # type: ignore[misc]
-                        f"{prefix}: {progress.done:,} configs, {search_deadline.remaining_seconds:.0f} s left for all"
+                        f"{prefix}: {progress.num_trials:,} configs, {search_deadline.remaining_seconds:.0f} s left for all"
                     )
                 )
             except ScheduleError as error:  # nothing computes it there

@@ -136,7 +136,7 @@ class KernelSelector:
                 return layer_report
             problem = self._try_kernel(conv_match, layer_selection.kernel, arguments, expected)
         if problem:
-            module.leave(key)
+            module.clear_kernel(key)
             return replace(layer_report, reason=problem)
         self._assigned.append((module, key))
         self._kernel_digests.append(f"{conv_match.path} {layer_selection.kernel.digest}")
@@ -168,7 +168,7 @@ class KernelSelector:
                     )
             elif layer_selection.kernel is None:
                 layer_selection.reason = problem
-            module.leave(x.key)
+            module.clear_kernel(x.key)
             if not was_installed:
                 operator.remove_kernel(kernel.name, self._provider.torch_device)
         if layer_selection.kernel is None and not layer_selection.reason:
@@ -189,7 +189,7 @@ class KernelSelector:
         try:
             launcher = kernel.load_launcher(self._provider.device, self._provider.torch_device)
             operator.install_kernel(kernel.name, self._provider.torch_device, launcher)
-            conv_match.module.take(
+            conv_match.module.assign_kernel(
                 conv_match.input_metadata.key,
                 kernel.name,
                 truncates=kernel.is_truncating(self._provider.device, self._provider.torch_device),

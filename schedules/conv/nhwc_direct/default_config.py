@@ -72,18 +72,18 @@ def compute_halo_ratio(w: Conv, thread_tile: ThreadTile) -> Any:
 
 def compute_config_usage(w: Conv, config: Any) -> ResourceUsage:
     """What plans use of a device, one or columns of many; `issued` is an estimate of a thread's for each output."""
-    thread_tile = config.strip
-    num_blocks = thread_tile.blocks(w)
+    thread_tile = config.thread_tile
+    num_blocks = thread_tile.count_blocks(w)
     return ResourceUsage(
-        threads=thread_tile.threads,
-        shared_bytes=np.where(config.weight == "shared", config.shared_bytes(w), 0),
-        accumulators=thread_tile.sums,
+        threads=thread_tile.num_threads,
+        shared_bytes=np.where(config.weight_scope == "shared", config.shared_bytes(w), 0),
+        accumulators=thread_tile.num_accumulators,
         blocks=num_blocks,
-        all_threads=num_blocks * thread_tile.threads,
-        held=config.held(w),
-        issued=config.issued(w) / thread_tile.sums,
+        all_threads=num_blocks * thread_tile.num_threads,
+        held=config.estimate_live_registers(w),
+        issued=config.estimate_issued_instructions(w) / thread_tile.num_accumulators,
         halo=compute_halo_ratio(w, thread_tile),
-        estimate=config.time(w),
+        estimate=config.estimate_cycles(w),
     )
 
 
@@ -237,7 +237,7 @@ def add_constraints(k: Knobs, w: Conv, config_from_columns: Callable[[Columns], 
     """Add the constraints of all configs, and what a search leaves out; `config_from_columns` makes many configs."""
     k.require(
         f"at most {MAX_PRODUCTS} products of a thread are unrolled",
-        lambda c: config_from_columns(c).products(w) <= MAX_PRODUCTS,
+        lambda c: config_from_columns(c).count_products(w) <= MAX_PRODUCTS,
     )
     k.require(
         f"the filters of a block have at most {STATIC_SHARED_BYTES} bytes in shared memory",
@@ -246,15 +246,15 @@ def add_constraints(k: Knobs, w: Conv, config_from_columns: Callable[[Columns], 
     k.require(f"at most {MAX_THREADS_Z} threads along the rows", lambda c: c["tile_y"][:, 1] <= MAX_THREADS_Z)
     k.prune(
         f"a thread holds at most {MAX_LIVE_REGISTERS} registers",
-        lambda c: config_from_columns(c).held(w) <= MAX_LIVE_REGISTERS,
+        lambda c: config_from_columns(c).estimate_live_registers(w) <= MAX_LIVE_REGISTERS,
     )
     num_outputs = w.O * math.prod(PlaneShape.from_workload(w).output_size[1:])
     min_threads = min(MIN_THREADS, ceil_div(num_outputs, 4))  # a plane may have few
-    k.prune(f"at least {min_threads} threads", lambda c: config_from_columns(c).strip.threads >= min_threads)
+    k.prune(f"at least {min_threads} threads", lambda c: config_from_columns(c).thread_tile.num_threads >= min_threads)
     k.prune(
         "threads along the channels overhang them by a quarter at most",
         lambda c: (
-            config_from_columns(c).strip.channels.block * c["threads_c"]
-            <= MAX_OVERHANG_RATIO * config_from_columns(c).strip.channels.extent
+            config_from_columns(c).thread_tile.channels.block * c["threads_c"]
+            <= MAX_OVERHANG_RATIO * config_from_columns(c).thread_tile.channels.extent
         ),
     )

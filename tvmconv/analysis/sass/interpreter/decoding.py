@@ -156,5 +156,5 @@ def _collect_registers(decoded: DecodedInstruction) -> tuple[int, int, bool, int
         written_registers |= 0 if number is None else 1 << number
     root_registers = guard if decoded.is_branch else 0
     for source in (*decoded.address_operands, *((decoded.fill_guard,) if decoded.fill_guard else ())):
-        root_registers |= source.reads | guard
+        root_registers |= source.register_bits | guard
     return read_registers, written_registers, decoded.guard is None, root_registers
