@@ -62,7 +62,7 @@ def test_what_the_compiler_drops_is_not_there():
 
 
 def test_without_a_disassembler_accesses_are_those_of_the_text(monkeypatch):
-    def missing(image, *, lines=False):
+    def missing(image, *, with_lines=False):
         raise CompileError("no nvdisasm")
 
     monkeypatch.setattr(sass, "disassemble", missing)

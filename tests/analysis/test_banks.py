@@ -103,7 +103,7 @@ def test_the_text_and_an_execution_count_the_same(config, monkeypatch):
 
     def merged(accesses):  # what is not accessed at all is not seen by an execution
         return sorted(
-            dataclasses.astuple(each)[:1] + dataclasses.astuple(each)[2:] for each in accesses if each.requests
+            dataclasses.astuple(each)[:1] + dataclasses.astuple(each)[2:] for each in accesses if each.num_requests
         )
 
     assert merged(count_shared_accesses(kernel)) == merged(from_text)

@@ -49,10 +49,10 @@ def test_the_default_schedule_reads_neighbouring_columns():
     """A thread a column of the output: inputs and outputs are neighbours, and of the filter all read one number."""
     kernel = tc.build(tc.parse("conv2d:1x4x64x64,4x4x3x3,s1,p1"), "default", arch="sm_90")
     loads = by_array(kernel)
-    assert loads["K"].sectors == loads["K"].requests
+    assert loads["K"].sectors == loads["K"].num_requests
     assert loads["K"].efficiency == 1.0
     store = by_array(kernel, "store")["Y"]
-    assert store.sectors == store.least
+    assert store.sectors == store.min_sectors
 
 
 def test_sectors_count_again_in_each_quarter_of_a_warp():

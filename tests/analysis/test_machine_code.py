@@ -82,8 +82,8 @@ def test_branches_back_are_loops(one):
 
 def test_a_wide_load_writes_registers_in_a_row(one):
     load = one[1].body[0]
-    assert load.writes == (("R", 4), ("R", 5), ("R", 6), ("R", 7))
-    assert {("R", 2), ("R", 3), ("UR", 4)} <= set(load.reads)
+    assert load.written_registers == (("R", 4), ("R", 5), ("R", 6), ("R", 7))
+    assert {("R", 2), ("R", 3), ("UR", 4)} <= set(load.read_registers)
 
 
 def test_loops_run_as_often_as_a_warp_comes_to_their_begin(one):

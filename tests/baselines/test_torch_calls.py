@@ -74,7 +74,7 @@ def test_a_fused_epilogue_is_the_workload_s(fused_on_cpu, epilogue, layout):
 def test_tensors_lie_as_the_call_says_whatever_the_layout(text, layout):
     """Also those whose strides could be of either layout, which PyTorch would bring to another one in the time."""
     w = parse(f"{text},nhwc" if layout == "nhwc" else text)
-    last = torch.channels_last_3d if w.rank == 3 else torch.channels_last
+    last = torch.channels_last_3d if w.spatial_ndim == 3 else torch.channels_last
     for call, memory_format in zip(list_calls(w), (torch.contiguous_format, last), strict=True):
         for lies in call.prepare(*map(to_tensor, w.inputs(0))):
             assert lies.stride() == torch.empty(lies.shape, memory_format=memory_format).stride()

@@ -25,7 +25,7 @@ def few_multiprocessors(count=2, in_clusters=8):
     at_a_time = np.array([0, count, count, *[in_clusters] * 6])
     with ExitStack() as patches:
         for module in (tile_config, knobs):
-            patches.enter_context(mock.patch.object(module, "MULTIPROCESSORS", count))
+            patches.enter_context(mock.patch.object(module, "NUM_MULTIPROCESSORS", count))
         patches.enter_context(mock.patch.object(tile_config, "MAX_ACTIVE_CTAS", at_a_time))
         for cache in caches:
             cache.cache_clear()

@@ -36,7 +36,7 @@ def run(runner, programs):
     """The errors of programs that are submitted one after another."""
     errors = []
     for made in programs:
-        while not runner.free:
+        while not runner.num_free_slots:
             runner.poll()
             time.sleep(0.01)
         runner.submit(0, made, 1.0)
@@ -108,7 +108,7 @@ def serve_until_left(connection):
 
 def test_woken_process_brings_up_its_device_and_says_nothing(opencl, monkeypatch):
     benches = []
-    bench = type(opencl).bench
+    bench = type(opencl).create_benchmark
     monkeypatch.setattr(type(opencl), "bench", lambda *args: benches.append(bench(*args)) or benches[-1])
     problem = tc.Problem(WORKLOAD)
     setup = RunnerSetup("opencl:0", problem.inputs, problem.reference, WORKLOAD.tolerance)

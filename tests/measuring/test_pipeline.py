@@ -139,7 +139,7 @@ def test_last_timings_are_all_on_the_first_device(pipeline, opencl):
     assert len(run(dealing, trials(8))) == 8
     assert min(len(first.bests), len(second.bests)) >= 2
     met = len(second.bests)
-    assert all(ended.final for ended in run(dealing, trials(8, is_final=True)))
+    assert all(ended.is_final for ended in run(dealing, trials(8, is_final=True)))
     assert len(second.bests) == met
     assert first.bests[-8:] == [None] * 8  # as `Benchmark.time_final` does it
 

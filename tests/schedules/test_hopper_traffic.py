@@ -23,7 +23,7 @@ class Stored(AccessObserver):
 
     def on_access(self, event):
         if (event.space, event.kind) == ("global", "store"):
-            np.add.at(self.times, event.elements()[1], 1)
+            np.add.at(self.times, event.split_into_elements()[1], 1)
 
 
 @pytest.mark.parametrize(("split_k", "warpgroups"), [(2, 1), (3, 1), (5, 1), (5, 2), (8, 1), (8, 3)])

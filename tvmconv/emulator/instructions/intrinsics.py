@@ -107,7 +107,7 @@ def _translate_ldmatrix(node: Any, translator: TirTranslator) -> StatementCode:
             state.evaluate_data_independent(offset, mask),
         )
         first_register = require_uniform(first(mask), lanes)
-        addresses = state.select_lane_values(pointer.offset + element_offset * itemsize, lanes)
+        addresses = state.select_lane_values(pointer.byte_offset + element_offset * itemsize, lanes)
         words = load_matrices(state, pointer.name, addresses, lanes, num_matrices, is_transposed=is_transposed)
         columns = words.view(f"u{registers.data.dtype.itemsize}").reshape(
             len(lanes), num_matrices * elements_per_register
