@@ -72,8 +72,8 @@ def rows(s, w, k):
 @pytest.fixture
 def new_file(tmp_path, monkeypatch, schedule_registry):
     """Adds a file to a package, whose folder it need not lie in, as if it had always been there."""
-    for owner in LOADERS[:2]:
-        owner._load()
+    for owner, load in LOADERS[:2]:
+        load()
         monkeypatch.setattr(owner, "_registry", dict(owner._registry))
     before = set(sys.modules)
 
@@ -93,13 +93,17 @@ def new_file(tmp_path, monkeypatch, schedule_registry):
     forget()
 
 
-LOADERS = (epilogue, operator_registry, registry)
+LOADERS = (
+    (epilogue, epilogue._load_op_modules),
+    (operator_registry, operator_registry._load_operators),
+    (registry, registry._load_schedule_packages),
+)
 
 
 def forget():
     """Let packages be searched again for what they have."""
-    for owner in LOADERS:
-        owner._load.cache_clear()
+    for _, load in LOADERS:
+        load.cache_clear()
 
 
 def run(workload, schedule="default", device="opencl:0"):

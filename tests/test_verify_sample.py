@@ -49,9 +49,9 @@ def right_output(problem):
     read = {}
     for operation, array in zip(w.argument_ops, others, strict=True):
         array = array.astype(np.float32)
-        channel = operation.takes == "channel"
+        channel = operation.argument_kind == "channel"
         read[operation.name] = (
-            array.reshape(-1, *(1,) * w.rank) if channel else layout.move_channels_second(w.layout, array)
+            array.reshape(-1, *(1,) * w.spatial_ndim) if channel else layout.move_channels_second(w.layout, array)
         )
     y = epilogue.apply_to_array(w.epilogue, sums, read).astype(np.float32)
     return layout.to_storage_layout(w.layout, y).astype(dtypes.get_numpy_dtype(w.storage))

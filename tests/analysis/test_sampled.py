@@ -33,7 +33,8 @@ def test_some_iterations_tell_what_all_do(text, sampled, schedule, monkeypatch):
         (*some.global_accesses, *some.shared_accesses), (*exact.global_accesses, *exact.shared_accesses), strict=True
     ):
         assert ours.num_requests == pytest.approx(wanted.num_requests, rel=0.03)
-        takes = ("wavefronts" if hasattr(wanted, "wavefronts") else "sectors", "min_sectors")
+        unit = "wavefronts" if hasattr(wanted, "wavefronts") else "sectors"
+        takes = (unit, f"min_{unit}")
         for name in takes:
             assert getattr(ours, name) == pytest.approx(getattr(wanted, name), rel=0.1), name
     assert some.traffic.flops == pytest.approx(exact.traffic.flops, rel=0.03)

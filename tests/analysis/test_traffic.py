@@ -30,7 +30,9 @@ LAUNCH = LaunchConfig((BLOCKS, 1, 1), (THREADS, 1, 1))
 
 def counts(function, launch=LAUNCH, **spaces):
     """What the busiest block does, in a lowered function with arguments in these spaces."""
-    return count_traffic(SimpleNamespace(steps=[SimpleNamespace(function=function, launch=launch)], spaces=spaces))
+    return count_traffic(
+        SimpleNamespace(kernels=[SimpleNamespace(function=function, launch=launch)], memory_scopes=spaces)
+    )
 
 
 def build(text, schedule, **config):

@@ -145,7 +145,7 @@ def test_dynamic_shared_memory_is_there(gpu, kib):
 
 @pytest.mark.gpu
 def test_no_more_dynamic_shared_memory_is_there_than_the_limit(gpu):
-    most = gpu.limits.all_shared_bytes
+    most = gpu.limits.max_shared_bytes
     assert most == numbers.get_block_limits(gpu.arch).max_shared_bytes
     words = most // 4
     x = np.random.default_rng(0).standard_normal(words).astype(np.float32)

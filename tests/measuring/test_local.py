@@ -109,7 +109,7 @@ def serve_until_left(connection):
 def test_woken_process_brings_up_its_device_and_says_nothing(opencl, monkeypatch):
     benches = []
     bench = type(opencl).create_benchmark
-    monkeypatch.setattr(type(opencl), "bench", lambda *args: benches.append(bench(*args)) or benches[-1])
+    monkeypatch.setattr(type(opencl), "create_benchmark", lambda *args: benches.append(bench(*args)) or benches[-1])
     problem = tc.Problem(WORKLOAD)
     setup = RunnerSetup("opencl:0", problem.inputs, problem.reference, WORKLOAD.tolerance)
     answered = answers(WarmUpMessage("opencl:0"), setup, (program(opencl), 1.0))

@@ -57,7 +57,7 @@ def test_each_kind_has_the_time_of_its_fastest_schedule(found):
         pytest.approx({"others": 4e-6, "winograd": 5e-6}),
         pytest.approx({"others": 25e-6, "winograd": 10e-6}),
     ]
-    assert [(each.winner, each.lead) for each in found] == [
+    assert [(each.winner, each.lead_ratio) for each in found] == [
         ("others", pytest.approx(1.25)),
         ("winograd", pytest.approx(2.5)),
     ]

@@ -118,7 +118,7 @@ def test_the_layers_that_cost_a_network_most_are_searched_first(log, instant, cl
     assert [workload.O for workload in found] == [64, 32, 16, 8]
     left_out = [workload.O for workload, tuned in found.items() if SkippedPhase.SEARCH in tuned.omitted]
     assert left_out == [16, 8]
-    assert found[LAYERS[0]].status.done == 0
+    assert found[LAYERS[0]].status.num_trials == 0
 
 
 def test_the_seconds_left_are_never_negative(log, instant, clock):

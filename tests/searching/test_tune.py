@@ -82,7 +82,7 @@ def test_a_lost_device_ends_it_with_the_records_so_far_on_disk(log, instant):
 
 def test_a_record_is_on_disk_before_it_is_counted(log, instant):
     seen = []
-    search(log, trials=5, progress=lambda status: seen.append((status.done, len(records_of(log)))))
+    search(log, trials=5, progress=lambda status: seen.append((status.num_trials, len(records_of(log)))))
     assert [done for done, _ in seen] == [1, 2, 3, 4, 5]
     assert all(done <= there for done, there in seen)
 
@@ -91,7 +91,7 @@ def interrupted(log, after, **options):
     """A search that Ctrl-C ends after so many records."""
 
     def progress(status):
-        if status.done >= after:
+        if status.num_trials >= after:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
