@@ -63,7 +63,7 @@ class Instant:
 
 
 class _Session:
-    workers = 2
+    num_workers = 2
 
     def __init__(self, instant, workload, device):
         self._instant, self._workload, self._device = instant, workload, device

@@ -123,7 +123,7 @@ class PortfolioSearch:
             for name, num_trials in allocation.items():
                 configs = _query_tuner(
                     self._members[name],
-                    lambda tuner, num_trials=num_trials: tuner.ask(num_trials, quick=skip_model),  # type: ignore[misc]
+                    lambda tuner, num_trials=num_trials: tuner.ask(num_trials, skip_model=skip_model),  # type: ignore[misc]
                 )
                 self._members[name].is_exhausted = len(configs) < num_trials
                 proposals += [(name, config) for config in configs]
@@ -157,7 +157,7 @@ class PortfolioSearch:
             neighbors = _query_tuner(
                 self._members[record.schedule],
                 lambda tuner, config=record.config, num_missing=num_missing: tuner.ask_neighbors(
-                    config, num_missing, quick=skip_model
+                    config, num_missing, skip_model=skip_model
                 ),  # type: ignore[misc]
             )
             proposals += [(record.schedule, config) for config in neighbors]

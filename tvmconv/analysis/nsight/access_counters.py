@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tvmconv.kernel import Kernel
 
 SECTORS, TAGS, WAVEFRONTS = "sectors", "tags", "wavefronts"
-_COUNT_FIELDS = {SECTORS: "sectors", TAGS: "lines", WAVEFRONTS: "wavefronts"}
+_COUNT_FIELDS = {SECTORS: "num_sectors", TAGS: "num_lines", WAVEFRONTS: "num_wavefronts"}
 
 
 @dataclass
