@@ -104,10 +104,10 @@ def test_float16_is_refused_where_the_device_has_none(opencl, tmp_path):
 def test_a_launch_of_half_a_second_is_sampled_once(opencl, loaded, vectors, monkeypatch, launch_seconds, launches):
     """One launch more compiles for the work-group's size."""
     inputs, expected = vectors
-    launched, launch = [], type(loaded)._launch
-    monkeypatch.setattr(type(loaded), "_launch", lambda *args: launched.append(0) or launch(*args))
-    sample = type(loaded).sample
-    monkeypatch.setattr(type(loaded), "sample", lambda *args: sample(*args) and launch_seconds)
+    launched, launch = [], type(loaded)._launch_kernels
+    monkeypatch.setattr(type(loaded), "_launch_kernels", lambda *args: launched.append(0) or launch(*args))
+    sample = type(loaded).time_launch
+    monkeypatch.setattr(type(loaded), "time_launch", lambda *args: sample(*args) and launch_seconds)
     launched.clear()
     samples = loaded.time(inputs, seconds=0.01).seconds
     assert len(samples) == launches - 1

@@ -73,7 +73,7 @@ def test_short_search_loads_no_cost_model(log, instant, clock, monkeypatch, seco
     asked, propose = [], BayesianTuner.ask
 
     def observed(self, n, **how):
-        asked.append(how["quick"])
+        asked.append(how["skip_model"])
         return propose(self, n, **how)
 
     monkeypatch.setattr(BayesianTuner, "ask", observed)

@@ -211,8 +211,10 @@ def test_a_packed_weight_is_made_again_after_a_write(monkeypatch):
     kernel = tc.build(workload, "winograd", device="cuda:0")
     launch = make_launcher(parse_signature(workload.text), kernel.executable, kernel.device, torch.device("cuda:0"))
     launched = []
-    queue = launch._queue
-    monkeypatch.setattr(launch, "_queue", lambda steps, pointers: (launched.append(len(steps)), queue(steps, pointers)))
+    queue = launch._enqueue
+    monkeypatch.setattr(
+        launch, "_enqueue", lambda steps, pointers: (launched.append(len(steps)), queue(steps, pointers))
+    )
     x, weight = torch.randn(2, 24, 13, 17, device="cuda:0"), torch.randn(20, 24, 3, 3, device="cuda:0")
 
     def wanted():

@@ -9,8 +9,8 @@ import tvm
 from hypothesis import given, settings
 from strategies import any_convolutions
 
+from tvmconv.devices.comparison import compute_relative_error
 from tvmconv.errors import WorkloadError
-from tvmconv.verification import compute_relative_error
 from tvmconv.workloads import Conv1d, Conv2d, Conv3d, parse
 from tvmconv.workloads.dtypes import DTYPES, get_numpy_dtype
 from tvmconv.workloads.layout import move_channels_second, to_storage_layout

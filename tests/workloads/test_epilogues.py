@@ -8,7 +8,7 @@ import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tvmconv.verification import compute_relative_error
+from tvmconv.devices.comparison import compute_relative_error
 from tvmconv.workloads import Conv2d, parse
 from tvmconv.workloads.dtypes import DTYPES, get_numpy_dtype
 from tvmconv.workloads.epilogue import load_ops
