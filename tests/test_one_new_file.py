@@ -16,7 +16,7 @@ TANH = '''
 
 import numpy as np
 
-from tvmconv.workloads.epilogue import Operation, register
+from tvmconv.workloads.epilogue import EpilogueOp, register_op
 
 
 def compute(value):
@@ -25,7 +25,7 @@ def compute(value):
     return te.tanh(value)
 
 
-register(Operation("tanh", compute, np.tanh))
+register_op(EpilogueOp("tanh", compute, np.tanh))
 '''
 
 

@@ -55,15 +55,15 @@ def test_no_certain_time_exceeds_the_measured_one(record):
 COUNT_BY_TEXT = """
 import json, sys
 import tvmconv as tc
-from tvmconv.analysis.speed_of_light import bounds, text_only
-from tvmconv.cost_model.model import known_for
-from tvmconv.reports.explanation import explanation
-machine = known_for("sm_90").machine
+from tvmconv.analysis.speed_of_light import compute_unit_times, explain_text_counts
+from tvmconv.cost_model.model import cost_model_for
+from tvmconv.reports.explanation import explain_kernel
+machine = cost_model_for("sm_90").device_spec
 for workload, schedule, config in json.load(sys.stdin):
     config = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
     kernel = tc.build(tc.parse(workload), schedule, arch="sm_90", config=config)
-    told = {"certain": [bound.at_least for bound in bounds(kernel, machine) if bound.unit != "memory"]}
-    told |= {"reason": text_only(kernel), "page": explanation(kernel, machine)}
+    told = {"certain": [bound.min_seconds for bound in compute_unit_times(kernel, machine) if bound.unit != "memory"]}
+    told |= {"reason": explain_text_counts(kernel), "page": explain_kernel(kernel, machine)}
     print(json.dumps(told), flush=True)
 """
 

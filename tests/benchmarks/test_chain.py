@@ -104,7 +104,7 @@ def test_of_an_archive_the_fastest_kernel_of_the_log_is_taken_and_else_the_first
     assert measured["layers"] == ["a", "a", "b"]
     assert measured["picks"] == 0
     assert measured[SMALL].origin == "tuned"
-    assert measured[SMALL].program.steps[0].launch.blocks == of_small[1]["resources"]["blocks"]
+    assert measured[SMALL].program.kernels[0].launch.blocks == of_small[1]["resources"]["blocks"]
     assert measured[LARGE].origin == "the first of the archive"
     told = capsys.readouterr()
     assert f"no record of {LARGE} applies" in told.err

@@ -9,8 +9,8 @@ import tvmconv as tc
 from tvmconv.compiler.source_lines import map_source_lines, map_tir_lines
 from tvmconv.compiler.source_map import list_statements
 
-in_cuda = functools.cache(lambda kernel: map_source_lines(kernel.module))
-in_tir = functools.cache(lambda kernel: [map_tir_lines(step.function) for step in kernel.steps])
+in_cuda = functools.cache(lambda kernel: map_source_lines(kernel.lowered_module))
+in_tir = functools.cache(lambda kernel: [map_tir_lines(step.function) for step in kernel.kernels])
 
 
 def numbered(text, lines):

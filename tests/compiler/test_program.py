@@ -25,10 +25,10 @@ def test_it_runs_in_a_process_without_tvm(tmp_path):
     code = f"""
 import pickle, sys
 from pathlib import Path
-from tvmconv.devices import find
+from tvmconv.devices import find_device
 folder = Path({str(tmp_path)!r})
 program, x, k = pickle.loads((folder / "program").read_bytes())
-(folder / "output").write_bytes(pickle.dumps(find("opencl:0").load(program).run((x, k))))
+(folder / "output").write_bytes(pickle.dumps(find_device("opencl:0").load(program).run((x, k))))
 sys.exit("tvm" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -47,10 +47,10 @@ def test_text_takes_maps_by_value_and_declares_their_type():
 
 @needs_nvrtc
 def test_a_step_tells_its_maps_and_whether_it_waits_by_itself(kernel):
-    first, second = kernel.executable.steps
+    first, second = kernel.executable.kernels
     assert (first.arguments, first.tensor_maps) == ((1, 0, 3), ((0, mapped.WEIGHT), (1, mapped.IMAGE)))
     assert (second.arguments, second.tensor_maps) == ((2, 3), ())
-    assert [step.overlaps for step in kernel.executable.steps] == [False, True]
+    assert [step.uses_pdl for step in kernel.executable.kernels] == [False, True]
 
 
 @needs_nvrtc

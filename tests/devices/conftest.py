@@ -22,7 +22,7 @@ def lower_difference():
                             T.float32(2) * X[block * threads + thread] - K[block * threads + thread]
                         )
 
-        return lower_module(tvm.IRModule({"main": main}), device.target())
+        return lower_module(tvm.IRModule({"main": main}), device.make_target())
 
     return lowered
 

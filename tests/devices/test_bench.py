@@ -32,7 +32,7 @@ def device(request):
 @pytest.fixture
 def bench(device, vectors):
     inputs, expected = vectors
-    made = device.bench(inputs, expected.astype(np.float64))
+    made = device.create_benchmark(inputs, expected.astype(np.float64))
     yield made
     made.close()
 
@@ -51,7 +51,7 @@ def sampled(expected, allowed=1e-5):
 
 def test_a_sample_is_compared_where_the_reference_is_one(device, vectors, lower_difference):
     inputs, expected = vectors
-    bench = device.bench(inputs, sampled(expected))
+    bench = device.create_benchmark(inputs, sampled(expected))
     found = bench.compare(device.load(lower_difference(device).program))
     assert found.error < 1e-6
     assert found.worst < 1
@@ -64,7 +64,7 @@ def test_a_point_that_is_off_is_seen_beside_the_whole(device, vectors, lower_dif
     inputs, expected = vectors
     spoilt = sampled(expected).sample
     spoilt.values[2] += 2e-5
-    bench = device.bench(inputs, ReferenceOutput(expected.astype(np.float64), spoilt))
+    bench = device.create_benchmark(inputs, ReferenceOutput(expected.astype(np.float64), spoilt))
     found = bench.compare(device.load(lower_difference(device).program))
     assert found.error < 1e-6
     assert found.worst == pytest.approx(2.0, abs=0.1)

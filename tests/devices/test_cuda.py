@@ -59,20 +59,20 @@ def test_an_illegal_address_is_one_line_and_no_abort(tmp_path):
     script = tmp_path / "illegal_address.py"  # TVMScript reads a function's source from its file
     script.write_text("""
 import numpy as np
-from tvmconv.devices import find
+from tvmconv.devices import find_device
 from tvmconv.errors import DeviceError
 import tvm
 from tvm.script import tirx as T
-from tvmconv.compiler.device_lowering import lower
+from tvmconv.compiler.device_lowering import lower_module
 
 @T.prim_func(s_tir=True)
 def main(X: T.Buffer((1000,), "float32"), Y: T.Buffer((1000,), "float32")):
     for thread in T.thread_binding(64, thread="threadIdx.x"):
         Y[thread + 1500000000] = X[thread]
 
-gpu = find("cuda:0")
+gpu = find_device("cuda:0")
 try:
-    gpu.load(lower(tvm.IRModule({"main": main}), gpu.target()).program).run([np.ones(1000, "float32")])
+    gpu.load(lower_module(tvm.IRModule({"main": main}), gpu.make_target()).executable).run([np.ones(1000, "float32")])
 except DeviceError as error:
     print(error)
 """)

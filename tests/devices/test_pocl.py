@@ -13,7 +13,7 @@ SCRIPT = f"""
 import ctypes
 import numpy as np
 from tvmconv.devices.opencl import pocl
-tells = ctypes.CDLL(str(pocl._libraries()[0])).pocl_get_llvm_cpu_name
+tells = ctypes.CDLL(str(pocl._find_libraries()[0])).pocl_get_llvm_cpu_name
 tells.restype = ctypes.c_char_p
 pocl.patch_cpu_name(unknown=tells())
 print(tells().decode())

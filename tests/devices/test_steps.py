@@ -48,7 +48,7 @@ def test_the_second_step_reads_what_the_first_one_wrote(device, rows):
 
 def test_scratch_is_poisoned_again_for_every_kernel_of_a_bench(device):
     problem = tc.Problem(WORKLOAD, seed=0)
-    bench = device.bench(problem.inputs, problem.reference)
+    bench = device.create_benchmark(problem.inputs, problem.reference)
     right = device.load(tc.build(WORKLOAD, SCHEDULE, device=device).executable)
     assert bench.deviation(right) < 1e-6
     assert math.isnan(bench.deviation(device.load(lower_function(products_then_sums(3), device).executable)))
@@ -60,7 +60,7 @@ def test_scratch_is_poisoned_again_for_every_kernel_of_a_bench(device):
 def test_all_steps_are_timed(device, cold):
     """Of 64 steps, each far too short to be seen, the time is that of more than one."""
     x = np.ones(ROWS, np.float32)
-    one, many = (device.load(lower_module(chain(length), device.target()).executable) for length in (1, 64))
+    one, many = (device.load(lower_module(chain(length), device.make_target()).executable) for length in (1, 64))
     assert many.time([x], seconds=0.02, cold=cold).median > 4 * one.time([x], seconds=0.02, cold=cold).median
 
 
@@ -95,7 +95,7 @@ def test_inputs_are_of_any_number_and_of_several_dtypes(device):
     y = kernel.run([x, k, b, r])
     assert y.dtype == np.float32
     assert error(y, expected) < 1e-6
-    bench = device.bench([x, k, b, r], expected)
+    bench = device.create_benchmark([x, k, b, r], expected)
     assert bench.deviation(kernel) < 1e-6
     bench.close()
 

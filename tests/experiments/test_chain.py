@@ -46,7 +46,7 @@ class OnNoGpu:
     def load(self, program):
         return self
 
-    def bench(self, inputs, reference):
+    def create_benchmark(self, inputs, reference):
         return self
 
     def close(self):

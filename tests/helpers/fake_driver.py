@@ -28,7 +28,7 @@ class FakeDriver:
         from cuda.bindings import driver
 
         self.encoded, self.launched, self.alignments, self.overlapping = [], [], [], []
-        self._steps = {step.name: step for step in program.steps}
+        self._steps = {step.name: step for step in program.kernels}
         self._driver, addresses = driver, count(1 << 20, 1 << 20)
         answers = {
             **dict.fromkeys(("cuInit", "cuCtxSetCurrent", "cuFuncSetAttribute", "cuLibraryUnload"), lambda *_: ()),

@@ -78,24 +78,24 @@ class _Session:
         pass
 
     @property
-    def pending(self):
+    def num_pending(self):
         return len(self._waiting)
 
     @property
-    def phases(self):
+    def phase_means(self):
         return self._instant.milliseconds if self._instant.measured else {}
 
     @property
-    def fastest(self):
+    def fastest_candidates(self):
         return [replace(trial, final=True) for _, trial in sorted(self._ended, key=lambda each: each[0])]
 
     def submit(self, configs, schedule=None):
-        self.submit_trials([MeasureCandidate(schedule, config) for config in configs])
+        self.submit_candidates([MeasureCandidate(schedule, config) for config in configs])
 
-    def submit_trials(self, trials):
-        self._waiting += trials
+    def submit_candidates(self, candidates):
+        self._waiting += candidates
 
-    def results(self, timeout):
+    def collect_results(self, timeout):
         if not self._waiting:
             return []
         if len(self._instant.measured) == self._instant.lasts:

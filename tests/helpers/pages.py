@@ -78,7 +78,7 @@ def hostile_page():
     return render_page(
         contents(
             name=HOSTILE,
-            groups=groups,
+            timing_groups=groups,
             layers=layers,
             searches=[(HOSTILE, [*records, failed(HOSTILE)])],
             provenance=[(HOSTILE, HOSTILE)],

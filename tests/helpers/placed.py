@@ -59,7 +59,7 @@ def lower_product_in_steps(device):
                     i = T.axis.spatial(100, thread)
                     Y[i] = P[99 - i] + K[i % 4]
 
-    return lower_module(tvm.IRModule({"main": main}), device.target())
+    return lower_module(tvm.IRModule({"main": main}), device.make_target())
 
 
 def lower_shift(device, shape, down, right):

@@ -17,7 +17,7 @@ ROWS, COLUMNS = 8, 40
 
 def with_step(program, **changes):
     """A program of one step with that step changed."""
-    (step,) = program.steps
+    (step,) = program.kernels
     return dataclasses.replace(program, steps=(dataclasses.replace(step, **changes),))
 
 
@@ -79,7 +79,7 @@ def split_sums(parts=4, dtype="float32"):
 
 def lower_function(function, device):
     """Lower a PrimFunc."""
-    return lower_module(tvm.IRModule({"main": function}), device.target())
+    return lower_module(tvm.IRModule({"main": function}), device.make_target())
 
 
 def dynamic_sums(words, threads=256):

@@ -213,7 +213,7 @@ def test_the_end_does_not_wait_for_what_still_loads(monkeypatch):
 def test_loading_compilers_leaves_no_thread_that_a_fork_loses():
     program = (
         "import os, numpy; threads = lambda: len(os.listdir('/proc/self/task')); before = threads()\n"
-        "from tvmconv.measure.builder import load; load(); print(threads() - before)\n"
+        "from tvmconv.measure.builder import preload_compilers; preload_compilers(); print(threads() - before)\n"
         "import sys; from tvmconv.compiler import nvrtc; print('tvm' in sys.modules, nvrtc.unavailable())"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

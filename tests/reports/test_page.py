@@ -95,7 +95,7 @@ def test_what_is_no_text_is_replaced():
     ],
 )
 def test_ticks_are_round(scale, ticks):
-    assert scale.ticks() == pytest.approx(ticks)
+    assert scale.list_ticks() == pytest.approx(ticks)
 
 
 def test_labels_do_not_cover_one_another():

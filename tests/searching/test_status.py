@@ -15,7 +15,7 @@ def record(seconds=None, *, schedule="tiling", error=ErrorKind.RUNTIME, elapsed=
 
 def counted(records, **options):
     """The status after the records came in, one a second."""
-    status = Status(**{"asked": 100, "seconds": None, **options})
+    status = Status(**{"max_trials": 100, "max_seconds": None, **options})
     for elapsed, each in enumerate(records, 1):
         status.elapsed_seconds = float(elapsed)
         status.count_record(each)

@@ -187,15 +187,15 @@ def test_model_takes_first_the_neighbours_that_it_believes_fast():
 
 LOADED_AFTER = """
 import math, sys
-from tvmconv.space import Choice
+from tvmconv.space import ChoiceKnob
 from tvmconv.space.search_space import Space
-from tvmconv.search.recorded_space import Recorded
-from tvmconv.search.tuners import make
+from tvmconv.search.recorded_space import RecordedTrial
+from tvmconv.search.tuners import create_tuner
 failures, quick = int(sys.argv[1]), sys.argv[2] == "quick"
-tuner = make("xgb", Space({name: Choice(name, range(20), 0) for name in "ab"}))
-configs = tuner.propose(12, quick=quick)
-tuner.learn(Recorded(c, math.inf if n < failures else 1e-6 * (1 + n)) for n, c in enumerate(configs))
-assert len(tuner.propose(3, quick=quick)) == len(tuner.take_near(configs[-1], 3, quick=quick)) == 3
+tuner = create_tuner("xgb", Space({name: ChoiceKnob(name, range(20), 0) for name in "ab"}))
+configs = tuner.ask(12, skip_model=quick)
+tuner.tell(RecordedTrial(c, math.inf if n < failures else 1e-6 * (1 + n)) for n, c in enumerate(configs))
+assert len(tuner.ask(3, skip_model=quick)) == len(tuner.ask_neighbors(configs[-1], 3, skip_model=quick)) == 3
 print(*(name in sys.modules for name in ("scipy.optimize", "xgboost")))
 """
 

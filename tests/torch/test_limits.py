@@ -146,8 +146,8 @@ def test_an_interrupted_search_keeps_the_times_of_pytorch(model, tmp_path, monke
 
 def test_finding_compiled_modules_imports_no_compiler():
     code = (
-        "import sys, torch; from tvmconv.torch.partition import calls_of\n"
-        "with calls_of(torch.nn.Conv2d(1, 1, 1)): print('torch._dynamo' in sys.modules)"
+        "import sys, torch; from tvmconv.torch.partition import record_calls\n"
+        "with record_calls(torch.nn.Conv2d(1, 1, 1)): print('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "False\n"
 

@@ -40,8 +40,8 @@ PARTS = {  # imports that are timed, each in a fresh process
     "Python": "",
     "the command line's modules": "import tvmconv.cli.tune",
     "TVM": "import tvm",
-    "TVM and all schedules": "from tvmconv import library; library.schedules()",
-    "the devices": "from tvmconv import devices; devices.find({device!r})",
+    "TVM and all schedules": "from tvmconv import registry; registry.schedules()",
+    "the devices": "from tvmconv import devices; devices.find_device({device!r})",
     "xgboost": "import xgboost",
 }
 
