@@ -214,7 +214,7 @@ def test_loading_compilers_leaves_no_thread_that_a_fork_loses():
     program = (
         "import os, numpy; threads = lambda: len(os.listdir('/proc/self/task')); before = threads()\n"
         "from tvmconv.measure.builder import preload_compilers; preload_compilers(); print(threads() - before)\n"
-        "import sys; from tvmconv.compiler import nvrtc; print('tvm' in sys.modules, nvrtc.unavailable())"
+        "import sys; from tvmconv.compiler import nvrtc; print('tvm' in sys.modules, nvrtc.explain_unavailability())"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ended.stdout.split("\n")[:2] == ["0", "True None"]
