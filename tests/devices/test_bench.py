@@ -123,7 +123,7 @@ class FakeGpu:
     def __init__(self, monkeypatch, launch_seconds):
         self.launches, self.warm_ups = 0, []
 
-        def between(stream, replay, count):
+        def time_between_events(stream, replay, count):
             for _ in range(count):
                 replay()
             return [launch_seconds] * count
@@ -133,11 +133,11 @@ class FakeGpu:
             replay()
             return launch_seconds
 
-        def capture_on(stream, launch):
+        def make_capture(stream, launch):
             return lambda launches: lambda: [launch(number) for number in range(launches)]
 
         for module in (graphs, cuda_bench, cuda_kernel):
-            for function in (between, warm_up, capture_on):
+            for function in (time_between_events, warm_up, make_capture):
                 monkeypatch.setattr(module, function.__name__, function, raising=False)
         monkeypatch.setattr(cuda_kernel, "create_stream", lambda index: contextlib.nullcontext(0))
         monkeypatch.setattr(cuda_kernel, "check_inputs", lambda *_: None)
@@ -150,7 +150,7 @@ class FakeGpu:
         self.kernel.device = SimpleNamespace(index=0, l2_bytes=0)
         self.kernel.executable = SimpleNamespace(nbytes=1, output=None)
         self.bench = object.__new__(CudaBenchmark)
-        vars(self.bench).update(_stream=0, _pointers=[0, 0], _last_busy=-math.inf)
+        vars(self.bench).update(_stream=0, _pointers=[0, 0], _last_busy_at=-math.inf)
 
     def launch(self):
         self.launches += 1

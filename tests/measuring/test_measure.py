@@ -148,12 +148,12 @@ import sys
 sys.path[:] = {sys.path!r}
 from faulty_schedules import SCHEDULE, WORKLOAD
 from tvmconv.measure.measurer import Measurer
-from tvmconv.measure.results import ErrorKind, Outcome
+from tvmconv.measure.results import ErrorKind
 m = Measurer(WORKLOAD, SCHEDULE, ["opencl:0"], workers=1, build_timeout=60.0)
 m.submit([{{"fault": "none"}}, {{"fault": "endless"}}, {{"fault": "hang", "number": 1}}])
-print(len(m.results(timeout={DEADLINE})), flush=True)
+print(len(m.collect_results(timeout={DEADLINE})), flush=True)
 while True:
-    m.results(timeout=1.0)
+    m.collect_results(timeout=1.0)
 """
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
         assert parent.stdout.readline() == b"1\n"

@@ -28,7 +28,7 @@ def test_a_sample_is_prepared_where_it_is_asked_for():
     problems = ProblemPrefetcher()
     problems.prefetch(large, "sample")
     full, sampled = problems.get(large, "full"), problems.get(large, "sample")
-    assert "expected" in vars(sampled)
+    assert "expected_output" in vars(sampled)
     assert (full.is_sampled, sampled.is_sampled) == (False, True)
     assert "reference" not in vars(sampled)
 

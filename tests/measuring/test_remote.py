@@ -47,7 +47,7 @@ def measure(measurer, enough):
     """Records until there are enough."""
     records = []
     while len(records) < enough:
-        records += map(Record.from_measurement, measurer.results(timeout=60))
+        records += map(Record.from_measurement, measurer.collect_results(timeout=60))
     return records
 
 
