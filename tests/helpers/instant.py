@@ -87,7 +87,7 @@ class _Session:
 
     @property
     def fastest_candidates(self):
-        return [replace(trial, final=True) for _, trial in sorted(self._ended, key=lambda each: each[0])]
+        return [replace(trial, is_final=True) for _, trial in sorted(self._ended, key=lambda each: each[0])]
 
     def submit(self, configs, schedule=None):
         self.submit_candidates([MeasureCandidate(schedule, config) for config in configs])
@@ -113,6 +113,6 @@ class _Session:
         error = self._instant.error(trial, made.runner_result.error)
         times = () if error else (self._instant.seconds(trial, made.cost),)
         made = replace(made, runner_result=replace(made.runner_result, error=error, times=times))
-        if not trial.final and made.cost < float("inf"):
+        if not trial.is_final and made.cost < float("inf"):
             self._ended.append((made.cost, trial))
-        return [replace(made, is_final=trial.final)]
+        return [replace(made, is_final=trial.is_final)]
