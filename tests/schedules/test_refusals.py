@@ -99,7 +99,7 @@ CONFIGS = [
         ("hopper", f"{LAYER},f16,nhwc", {**SMALL, **config}, message)
         for config, message in (
             ({"rows": 2, "block_n": 256}, "a thread has room for the sums"),
-            ({"warpgroups": 3, "rows": 2, "block_n": 128}, "all threads' registers fit"),
+            ({"warpgroups": 3, "rows": 2, "block_n": 128}, "the registers of all threads fit"),
             ({"stages": 8, "row_bytes": 256, "block_n": 256}, "bytes of shared memory"),
             ({"split_k": 2, "sharers_m": 2}, "a split reduction shares no operands"),
             ({"split_k": 8, "row_bytes": 256}, "each block of a split reduction has a step"),
