@@ -1,5 +1,4 @@
-"""TIR builder: functions that emit a kernel statement by statement, for kernels that schedule primitives cannot
-express.
+"""TIR builder: functions that emit a kernel statement by statement, where schedule primitives do not suffice.
 
 A kernel is a Python function that emits TIR through TVM's IRBuilder. A `with` block emits a loop or a condition of the
 kernel; a Python loop or condition runs while the kernel is emitted. Any PTX instruction can be emitted by its mnemonic.

@@ -1,5 +1,4 @@
-"""Convolution on tensor cores with each instruction emitted: mma.sync on tiles that cp.async copies several k-tiles
-ahead.
+"""Convolution on tensor cores with each instruction emitted: mma.sync on tiles that cp.async copies k-tiles ahead.
 
 It does what `tensor_core` does by rewriting. Emitting each instruction allows what rewriting cannot express:
 
