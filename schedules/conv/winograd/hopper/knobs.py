@@ -38,7 +38,7 @@ ERROR_MARGIN = 1.2  # minimum ratio of the tolerance to the expected error
 MEAN_ROUNDING_FRACTION = 0.42  # root mean square of the rounding error, relative to the unit roundoff
 MAX_PROMISING_RATIO = 1.1  # maximum latency estimate relative to that of `hopper`
 # Cost of the transforms besides the product, fitted to the three fastest configs of each of 57 layers of ResNet-50,
-# Stable Diffusion 1.5, VGG-16 and YOLOv8s, in float16 and TF32 on one H200. Of the estimates, 90 % are within 9 % of the
+# Stable Diffusion 1.5, VGG-16 and YOLOv8s, in float16 and TF32 on one H200. 90 % of the estimates are within 9 % of the
 # measurement.
 TRANSFORM_BYTES_PER_US = 3.8e6  # bytes that the transforms read and write per microsecond
 TRANSFORM_LAUNCH_US = 0.6
