@@ -201,12 +201,9 @@ def load_global(
         store(registers, 0, T.Cast("uint32", half[0]))
         return
     for byte_offset, num_bytes in _split_into_vectors(num_elements * itemsize):
-        destination_registers = [registers[byte_offset // 4 + e] for e in range(num_bytes // 4)]
-        emit_ptx(
-            f"{mnemonic}.{_VECTOR_SUFFIX[num_bytes]}",
-            *destination_registers,
-            source.access_ptr("r", offset=element_index + byte_offset // itemsize),
-        )
+        destinations = [registers[byte_offset // 4 + e] for e in range(num_bytes // 4)]
+        pointer = source.access_ptr("r", offset=element_index + byte_offset // itemsize)
+        emit_ptx(f"{mnemonic}.{_VECTOR_SUFFIX[num_bytes]}", *destinations, pointer)
 
 
 def load_shared(registers: Buffer, address: Expr, nbytes: int) -> None:
@@ -217,11 +214,8 @@ def load_shared(registers: Buffer, address: Expr, nbytes: int) -> None:
         store(registers, 0, T.Cast("uint32", half[0]))
         return
     for byte_offset, num_bytes in _split_into_vectors(nbytes):
-        emit_ptx(
-            f"ld.shared.{_VECTOR_SUFFIX[num_bytes]}",
-            *(registers[byte_offset // 4 + e] for e in range(num_bytes // 4)),
-            address + to_uint32(byte_offset),
-        )
+        destinations = [registers[byte_offset // 4 + e] for e in range(num_bytes // 4)]
+        emit_ptx(f"ld.shared.{_VECTOR_SUFFIX[num_bytes]}", *destinations, address + to_uint32(byte_offset))
 
 
 def store_shared(address: Expr, registers: Buffer, nbytes: int) -> None:
@@ -230,11 +224,8 @@ def store_shared(address: Expr, registers: Buffer, nbytes: int) -> None:
         emit_ptx("st.shared.b16", address, T.Cast("uint16", registers[0]))
         return
     for byte_offset, num_bytes in _split_into_vectors(nbytes):
-        emit_ptx(
-            f"st.shared.{_VECTOR_SUFFIX[num_bytes]}",
-            address + to_uint32(byte_offset),
-            *(registers[byte_offset // 4 + e] for e in range(num_bytes // 4)),
-        )
+        values = [registers[byte_offset // 4 + e] for e in range(num_bytes // 4)]
+        emit_ptx(f"st.shared.{_VECTOR_SUFFIX[num_bytes]}", address + to_uint32(byte_offset), *values)
 
 
 def store_global(destination: Buffer, element_index: Expr, registers: Buffer, num_elements: int) -> None:
@@ -245,11 +236,8 @@ def store_global(destination: Buffer, element_index: Expr, registers: Buffer, nu
         return
     for byte_offset, num_bytes in _split_into_vectors(num_elements * itemsize):
         pointer = destination.access_ptr("w", offset=element_index + byte_offset // itemsize)
-        emit_ptx(
-            f"st.global.{_VECTOR_SUFFIX[num_bytes]}",
-            pointer,
-            *(registers[byte_offset // 4 + e] for e in range(num_bytes // 4)),
-        )
+        values = [registers[byte_offset // 4 + e] for e in range(num_bytes // 4)]
+        emit_ptx(f"st.global.{_VECTOR_SUFFIX[num_bytes]}", pointer, *values)
 
 
 def _split_into_vectors(nbytes: int) -> list[tuple[int, int]]:
@@ -284,9 +272,5 @@ def pack(registers: Buffer, first_register: int, values: Sequence[Expr], dtype: 
     ptx_type = {"float16": "f16", "bfloat16": "bf16"}[dtype]
     for e in range(0, len(values), 2):
         upper = values[e + 1] if e + 1 < len(values) else T.float32(0)
-        emit_ptx(
-            f"cvt.rn{'.relu' if apply_relu else ''}.{ptx_type}x2.f32",
-            registers[first_register + e // 2],
-            upper,
-            values[e],
-        )
+        mnemonic = f"cvt.rn{'.relu' if apply_relu else ''}.{ptx_type}x2.f32"
+        emit_ptx(mnemonic, registers[first_register + e // 2], upper, values[e])

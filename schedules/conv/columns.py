@@ -20,11 +20,7 @@ from .reduction import DTYPES
 from .tiling import OUTPUT_FACTORS, tile_convolution
 from .tiling import REDUCTION_FACTORS as ROW_REDUCTION_FACTORS
 
-COLUMN_REDUCTION_FACTORS = {
-    "rc": ROW_REDUCTION_FACTORS["rc"],
-    "rh": ROW_REDUCTION_FACTORS["rw"],
-    "rw": ROW_REDUCTION_FACTORS["rh"],
-}
+COLUMN_REDUCTION_FACTORS = {a: ROW_REDUCTION_FACTORS[b] for a, b in (("rc", "rc"), ("rh", "rw"), ("rw", "rh"))}
 
 
 @schedule("conv2d", dtypes=DTYPES)

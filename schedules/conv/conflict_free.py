@@ -106,15 +106,11 @@ def conflict_free(s: Schedule, w: Conv, k: Knobs) -> None:
     depth = k.tile("tile_rc", w.C // w.groups, ("step", "tap"), {"tap": default_depth})
     reduction = [depth, *taps]
     if pixels > 1:
-        default_c, default_p = select_default_tiles(
-            w, channels, pixels, staged_taps=math.prod(tile.tap for tile in reduction)
-        )
+        default_c, default_p = select_default_tiles(w, channels, pixels, math.prod(tile.tap for tile in reduction))
         tile_c = k.tile("tile_c", channels, ("block", "vthread", "thread", "local"), default_c)
         lane_tile = k.tile("tile_p", math.ceil(pixels / WARP_SIZE), ("block", "vthread", "warp"), default_p)
-        tile_p = Tile(
-            pixels,
-            {"block": lane_tile.block, "vthread": lane_tile.vthread, "thread": lane_tile.warp * WARP_SIZE, "local": 1},
-        )
+        block, vthreads, warps = lane_tile.factors.values()
+        tile_p = Tile(pixels, {"block": block, "vthread": vthreads, "thread": warps * WARP_SIZE, "local": 1})
     else:  # one pixel, as in a fully connected layer: the lanes are channels
         lane_tile = k.tile("tile_c", channels, ("block", "vthread", "thread"), {"thread": WARP_SIZE})
         tile_c = Tile(channels, {**lane_tile.factors, "local": 1})

@@ -166,66 +166,56 @@ class DirectTileConfig:
             split_k=columns.get("split_k", 1),
         )
 
-    def add_constraints(self, k: Knobs, config_from_columns: Callable[[Columns], DirectTileConfig]) -> None:
+    def add_constraints(self, k: Knobs, configs: Callable[[Columns], DirectTileConfig]) -> None:
         """Add the constraints between knobs, and prune configs that are not worth searching."""
         k.require(
             "sliced reductions have exact tiles, whole k-tiles, and outputs per thread divisible by the slices",
-            lambda c: (config_from_columns(c).sliced_k == 1) | config_from_columns(c).can_slice_reduction,
+            lambda c: (configs(c).sliced_k == 1) | configs(c).can_slice_reduction,
         )
         k.require(
             "the parts of a split reduction have whole k-tiles",
             lambda c: (
-                (config_from_columns(c).split_k == 1)
-                | (
-                    config_from_columns(c).reduction[0].extent
-                    % (config_from_columns(c).split_k * config_from_columns(c).reduction[0].tap)
-                    == 0
-                )
+                (configs(c).split_k == 1)
+                | (configs(c).reduction[0].extent % (configs(c).split_k * configs(c).reduction[0].tap) == 0)
             ),
         )
         k.prune(
             "a reduction is split only if blocks are few",
-            lambda c: (config_from_columns(c).split_k == 1) | (config_from_columns(c).num_tiles <= MAX_SPLIT_K_BLOCKS),
+            lambda c: (configs(c).split_k == 1) | (configs(c).num_tiles <= MAX_SPLIT_K_BLOCKS),
         )
         k.prune(  # otherwise TVM stages the operands once for each virtual thread
             "virtual threads need tiles that divide their axes",
-            lambda c: (
-                config_from_columns(c).is_exact
-                | np.all([tile.vthread == 1 for tile in config_from_columns(c).output], axis=0)
-            ),
+            lambda c: configs(c).is_exact | np.all([tile.vthread == 1 for tile in configs(c).output], axis=0),
         )
         if len(self.output) == len("xyz"):
             k.prune(
                 f"at most {MAX_THREADS_Z} threads along z",
-                lambda c: config_from_columns(c).output[0].thread * config_from_columns(c).sliced_k <= MAX_THREADS_Z,
+                lambda c: configs(c).output[0].thread * configs(c).sliced_k <= MAX_THREADS_Z,
             )
         min_threads = min(MIN_THREADS, math.prod(tile.extent for tile in self.output))  # at most one for each output
-        k.prune(f"at least {min_threads} threads", lambda c: config_from_columns(c).num_threads >= min_threads)
+        k.prune(f"at least {min_threads} threads", lambda c: configs(c).num_threads >= min_threads)
         k.prune(  # unrolling by TVM is as fast, but takes three times as long to compile
             "the device's compiler unrolls all products or none",
-            lambda c: (
-                (config_from_columns(c).unrolls_explicitly == 0)
-                & np.isin(config_from_columns(c).max_unrolled_statements, (0, 1500))
-            ),
+            lambda c: (configs(c).unrolls_explicitly == 0) & np.isin(configs(c).max_unrolled_statements, (0, 1500)),
         )
         k.prune(
             "only a transposed weight is padded",
-            lambda c: (config_from_columns(c).weight_pad_words == 0) | (config_from_columns(c).weight_layout == "ihwo"),
+            lambda c: (configs(c).weight_pad_words == 0) | (configs(c).weight_layout == "ihwo"),
         )
         k.prune(
             f"at most {MAX_ACCUMULATORS} accumulators per thread",
-            lambda c: config_from_columns(c).num_accumulators <= MAX_ACCUMULATORS,
+            lambda c: configs(c).num_accumulators <= MAX_ACCUMULATORS,
         )
         k.prune(
             "the registers of all threads fit",
             lambda c: (
-                (config_from_columns(c).num_accumulators + OVERHEAD_REGISTERS) * config_from_columns(c).num_threads
+                (configs(c).num_accumulators + OVERHEAD_REGISTERS) * configs(c).num_threads
                 <= REGISTERS_PER_MULTIPROCESSOR
             ),
         )
         k.prune(
             f"at most {MAX_PRODUCTS} unrolled products per thread and k-tile",
-            lambda c: config_from_columns(c).num_accumulators * config_from_columns(c).taps_per_k_tile <= MAX_PRODUCTS,
+            lambda c: configs(c).num_accumulators * configs(c).taps_per_k_tile <= MAX_PRODUCTS,
         )
 
     @property

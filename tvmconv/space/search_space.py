@@ -134,9 +134,7 @@ class Space:
 
     @functools.cached_property
     def _option_indices(self) -> list[dict[Value, int]]:
-        return [
-            {option: option_index for option_index, option in enumerate(knob.options)} for knob in self.knobs.values()
-        ]
+        return [{option: i for i, option in enumerate(knob.options)} for knob in self.knobs.values()]
 
     def config_from_point(self, point: np.ndarray) -> Config:
         """Return the config of a point."""
@@ -251,9 +249,7 @@ class Space:
             Features, float32 (n, features), and their names.
         """
         feature_blocks = [np.empty((len(points), 0))]
-        feature_blocks += [
-            encoding.option_features[points[:, knob_index]] for knob_index, encoding in enumerate(self._encodings)
-        ]
+        feature_blocks += [encoding.option_features[points[:, i]] for i, encoding in enumerate(self._encodings)]
         feature_names = [name for encoding in self._encodings for name in encoding.feature_names]
         usage = self.compute_usage(points)
         if usage:

@@ -112,20 +112,20 @@ def estimate_cycles(
         scattered_vectors: Vectors that a thread reads at addresses far from those of its neighbours along the channels.
         filter_bytes: Bytes of the filters that a block reads.
     """
-    element_size_bytes, plane_shape = get_element_bytes(w), PlaneShape.from_workload(w)
+    itemsize, plane_shape = get_element_bytes(w), PlaneShape.from_workload(w)
     strides, planes = plane_shape.strides, plane_shape.kernel_size[0]
     blocks_per_sm = ceil_div(thread_tile.count_blocks(w), NUM_MULTIPROCESSORS)
     warps = ceil_div(thread_tile.num_threads, WARP_SIZE) * blocks_per_sm
     issue_cycles = (issued_instructions + OVERHEAD_INSTRUCTIONS) * (np.maximum(1, warps / SCHEDULERS_PER_SM) + 0.5)
     lanes = np.minimum(WARP_SIZE, thread_tile.channels.thread)
-    wavefronts = np.maximum(1, thread_tile.vector * element_size_bytes * WARP_SIZE / CACHE_LINE_BYTES)
+    wavefronts = np.maximum(1, thread_tile.vector * itemsize * WARP_SIZE / CACHE_LINE_BYTES)
     l1_lines = np.maximum(wavefronts, WARP_SIZE / lanes / L1_LINES_PER_CYCLE)
     read_cycles = warps * (
         input_vectors * l1_lines
         + shared_vectors * wavefronts
         + scattered_vectors * np.maximum(wavefronts, lanes / L1_LINES_PER_CYCLE)
     )
-    contiguous_bytes = np.maximum(thread_tile.channels.thread * thread_tile.vector * element_size_bytes, SECTOR_BYTES)
+    contiguous_bytes = np.maximum(thread_tile.channels.thread * thread_tile.vector * itemsize, SECTOR_BYTES)
     num_elements = (
         thread_tile.rows.size
         * thread_tile.columns.size
@@ -147,39 +147,35 @@ def select_fastest_default(
         list_variants: Function from thread tiles, as columns, to candidates with these; at least one must allow the
             smallest tile.
     """
-    element_size_bytes, (_, num_rows, num_columns) = get_element_bytes(w), PlaneShape.from_workload(w).output_size
+    itemsize, (_, num_rows, num_columns) = get_element_bytes(w), PlaneShape.from_workload(w).output_size
     # Loading half a word takes as long as a whole word.
-    wide_vectors = [v for v in vector_choices if v * element_size_bytes >= WORD_BYTES] or vector_choices
-    spatial_options = {
-        "y": LOCAL_CHOICES,
-        "threads_y": SPATIAL_THREADS_CHOICES,
-        "x": LOCAL_CHOICES,
-        "threads_x": SPATIAL_THREADS_CHOICES,
-    }
-    options = {"vector": wide_vectors, "threads_c": list_threads_c_choices(w), **spatial_options}
+    wide_vectors = [v for v in vector_choices if v * itemsize >= WORD_BYTES] or vector_choices
+    options: dict[str, Sequence[int]] = {"vector": wide_vectors, "threads_c": list_threads_c_choices(w)}
+    for axis in "yx":
+        options |= {axis: LOCAL_CHOICES, f"threads_{axis}": SPATIAL_THREADS_CHOICES}
     grid = np.meshgrid(*map(np.array, options.values()), indexing="ij")
-    candidate_columns = {name: column.ravel() for name, column in zip(options, grid, strict=True)}
+    grid_columns = {name: column.ravel() for name, column in zip(options, grid, strict=True)}
 
     def filter_candidates(mask: np.ndarray) -> None:
-        candidate_columns.update({name: column[mask] for name, column in candidate_columns.items()})
+        grid_columns.update({name: column[mask] for name, column in grid_columns.items()})
 
-    threads = candidate_columns["threads_c"] * candidate_columns["threads_y"] * candidate_columns["threads_x"]
+    threads = grid_columns["threads_c"] * grid_columns["threads_y"] * grid_columns["threads_x"]
     filter_candidates(
         (threads <= MAX_DEFAULT_THREADS)
-        & (candidate_columns["vector"] * candidate_columns["y"] * candidate_columns["x"] <= MAX_ACCUMULATORS)
+        & (grid_columns["vector"] * grid_columns["y"] * grid_columns["x"] <= MAX_ACCUMULATORS)
     )
-    num_vectors = w.O // candidate_columns["vector"]
-    fills_sectors = candidate_columns["threads_c"] * candidate_columns["vector"] * element_size_bytes >= SECTOR_BYTES
-    is_exact = num_vectors % candidate_columns["threads_c"] == 0
+    num_vectors = w.O // grid_columns["vector"]
+    fills_sectors = grid_columns["threads_c"] * grid_columns["vector"] * itemsize >= SECTOR_BYTES
+    is_exact = num_vectors % grid_columns["threads_c"] == 0
     is_acceptable_overhang = fills_sectors & (
-        round_up(num_vectors, candidate_columns["threads_c"]) <= MAX_OVERHANG_RATIO * num_vectors
+        round_up(num_vectors, grid_columns["threads_c"]) <= MAX_OVERHANG_RATIO * num_vectors
     )
     # If channels have a large prime factor, no exact tile may fill sectors: some threads then overhang, or read less.
     filter_candidates(
         next(
             mask
             for mask in (
-                is_exact & (fills_sectors | (num_vectors == candidate_columns["threads_c"])),
+                is_exact & (fills_sectors | (num_vectors == grid_columns["threads_c"])),
                 is_acceptable_overhang,
                 is_exact,
             )
@@ -187,20 +183,18 @@ def select_fastest_default(
         )
     )
     for name, extent in (("y", num_rows), ("x", num_columns)):  # no thread lies outside of a small image
-        filter_candidates((candidate_columns[f"threads_{name}"] - 1) * candidate_columns[name] < extent)
+        filter_candidates((grid_columns[f"threads_{name}"] - 1) * grid_columns[name] < extent)
     tiles = [
-        _make_tile(extent, candidate_columns[f"threads_{name}"], candidate_columns[name])
+        _make_tile(extent, grid_columns[f"threads_{name}"], grid_columns[name])
         for name, extent in (("y", num_rows), ("x", num_columns))
     ]
     best_of_variants: list[tuple[float, int, dict[str, Any]]] = []
-    for variant in list_variants(
-        ThreadTile.from_tiles(w, candidate_columns["vector"], candidate_columns["threads_c"], *tiles)
-    ):
+    for variant in list_variants(ThreadTile.from_tiles(w, grid_columns["vector"], grid_columns["threads_c"], *tiles)):
         cycles = np.where(variant.is_allowed, variant.estimated_cycles, np.inf)
         best_index = int(np.argmin(cycles))
         best_of_variants.append((float(cycles[best_index]), best_index, variant.knobs))
     _, best_index, knobs = min(best_of_variants, key=lambda one: one[0])
-    return {**{name: int(column[best_index]) for name, column in candidate_columns.items()}, **knobs}
+    return {**{name: int(column[best_index]) for name, column in grid_columns.items()}, **knobs}
 
 
 def _make_tile(extent: int, threads: Any, size: Any) -> Tile:
@@ -226,28 +220,28 @@ def declare_tile_knobs(k: Knobs, w: Conv, vector_choices: Sequence[int], default
     return ThreadTile.from_tiles(w, vector_elements, threads, *tiles)
 
 
-def add_constraints(k: Knobs, w: Conv, config_from_columns: Callable[[Columns], Any]) -> None:
+def add_constraints(k: Knobs, w: Conv, configs: Callable[[Columns], Any]) -> None:
     """Add the constraints of all configs, and prune configs that are not worth searching."""
     k.require(
         f"at most {MAX_PRODUCTS} unrolled products per thread",
-        lambda c: config_from_columns(c).count_products(w) <= MAX_PRODUCTS,
+        lambda c: configs(c).count_products(w) <= MAX_PRODUCTS,
     )
     k.require(
         f"at most {STATIC_SHARED_BYTES} bytes of shared memory for a block's filters",
-        lambda c: (c["weight"] != "shared") | (config_from_columns(c).shared_bytes(w) <= STATIC_SHARED_BYTES),
+        lambda c: (c["weight"] != "shared") | (configs(c).shared_bytes(w) <= STATIC_SHARED_BYTES),
     )
     k.require(f"at most {MAX_THREADS_Z} threads along the rows", lambda c: c["tile_y"][:, 1] <= MAX_THREADS_Z)
     k.prune(
         f"at most {MAX_LIVE_REGISTERS} registers per thread",
-        lambda c: config_from_columns(c).estimate_live_registers(w) <= MAX_LIVE_REGISTERS,
+        lambda c: configs(c).estimate_live_registers(w) <= MAX_LIVE_REGISTERS,
     )
     num_outputs = w.O * math.prod(PlaneShape.from_workload(w).output_size[1:])
     min_threads = min(MIN_THREADS, ceil_div(num_outputs, 4))  # small planes have few outputs
-    k.prune(f"at least {min_threads} threads", lambda c: config_from_columns(c).thread_tile.num_threads >= min_threads)
+    k.prune(f"at least {min_threads} threads", lambda c: configs(c).thread_tile.num_threads >= min_threads)
     k.prune(
         "threads overhang the channels by at most a quarter",
         lambda c: (
-            config_from_columns(c).thread_tile.channels.block * c["threads_c"]
-            <= MAX_OVERHANG_RATIO * config_from_columns(c).thread_tile.channels.extent
+            configs(c).thread_tile.channels.block * c["threads_c"]
+            <= MAX_OVERHANG_RATIO * configs(c).thread_tile.channels.extent
         ),
     )

@@ -81,9 +81,8 @@ class DepthwiseTileConfig:
 
     def count_filter_vectors(self, w: Conv) -> Any:
         """Return the number of filter vectors that a thread reads."""
-        return math.prod(w.kernel) * self._select_by_unroll_scope(
-            1, self.thread_tile.rows.local, self.thread_tile.rows.local
-        )
+        rows = self.thread_tile.rows.local
+        return math.prod(w.kernel) * self._select_by_unroll_scope(1, rows, rows)
 
     def estimate_issued_instructions(self, w: Conv) -> Any:
         """Return the estimated instructions per thread: products, conversions of operands, guarded loads, stores."""
@@ -168,13 +167,10 @@ def declare_knobs(w: Conv, k: Knobs) -> DepthwiseTileConfig:
     unroll_scope = k.choice("unrolled", UNROLL_SCOPES, defaults["unrolled"])
     weight_scope = k.choice("weight", WEIGHT_SCOPES, defaults["weight"])
 
-    def config_from_columns(columns: Columns) -> DepthwiseTileConfig:
-        return DepthwiseTileConfig.from_columns(w, columns)
-
-    add_constraints(k, w, config_from_columns)
+    add_constraints(k, w, lambda c: DepthwiseTileConfig.from_columns(w, c))
     k.require(
         f"at most {MAX_LOADS} unrolled loads per thread",
-        lambda c: config_from_columns(c).count_unrolled_loads(w) <= MAX_LOADS,
+        lambda c: DepthwiseTileConfig.from_columns(w, c).count_unrolled_loads(w) <= MAX_LOADS,
     )
     k.require(
         "filters stay in registers only if the whole filter is unrolled",

@@ -89,17 +89,11 @@ def open_launch_loops(w: Conv, thread_tile: ThreadTile) -> Iterator[ThreadCoords
 
         if max(pixel_blocks, num_images) > MAX_BLOCKS_YZ:
             block = bind(num_images * pixel_blocks * channel_blocks, "blockIdx.x")
-            image, pixel, channel = (
-                block // (pixel_blocks * channel_blocks),
-                block // channel_blocks % pixel_blocks,
-                block % channel_blocks,
-            )
+            image, pixel = block // (pixel_blocks * channel_blocks), block // channel_blocks % pixel_blocks
+            channel = block % channel_blocks
         else:
-            image, pixel, channel = (
-                bind(num_images, "blockIdx.z"),
-                bind(pixel_blocks, "blockIdx.y"),
-                bind(channel_blocks, "blockIdx.x"),
-            )
+            image, pixel = bind(num_images, "blockIdx.z"), bind(pixel_blocks, "blockIdx.y")
+            channel = bind(channel_blocks, "blockIdx.x")
         z, y, x = (
             bind(axis_tile.thread, f"threadIdx.{axis_letter}")
             for axis_tile, axis_letter in ((row_tile, "z"), (column_tile, "y"), (channel_tile, "x"))

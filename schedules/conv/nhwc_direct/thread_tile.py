@@ -47,12 +47,8 @@ class ThreadTile:
     def from_tiles(cls, w: Conv, vector: Any, threads_c: Any, row_tile: Tile, column_tile: Tile) -> ThreadTile:
         """Return the thread tile with these tiles and `threads_c` threads along the channels."""
         num_vectors = w.O // vector
-        return cls(
-            vector,
-            Tile(num_vectors, {"block": ceil_div(num_vectors, threads_c), "thread": threads_c}),
-            row_tile,
-            column_tile,
-        )
+        channels = Tile(num_vectors, {"block": ceil_div(num_vectors, threads_c), "thread": threads_c})
+        return cls(vector, channels, row_tile, column_tile)
 
     @classmethod
     def from_columns(cls, w: Conv, columns: Columns) -> ThreadTile:
@@ -78,9 +74,8 @@ class ThreadTile:
 
     def count_blocks(self, w: Conv) -> Any:
         """Return the number of blocks in the grid."""
-        return (
-            PlaneShape.from_workload(w).num_output_planes * self.channels.block * self.rows.block * self.columns.block
-        )
+        num_planes = PlaneShape.from_workload(w).num_output_planes
+        return num_planes * self.channels.block * self.rows.block * self.columns.block
 
 
 def list_vector_choices(w: Conv, is_allowed: Callable[[int], bool]) -> tuple[int, ...]:

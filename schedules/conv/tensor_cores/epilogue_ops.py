@@ -70,9 +70,8 @@ def apply_epilogue(
         elif operation.argument_kind:
             argument_values = read_argument(w, arguments, operation, m, o, num_channels, registers)
         for e in range(num_channels):
-            store(
-                accumulators, e, operation.compute(accumulators[e], *([argument_values[e]] if argument_values else []))
-            )
+            value = [argument_values[e]] if argument_values else []
+            store(accumulators, e, operation.compute(accumulators[e], *value))
     pack(registers, 0, [accumulators[e] for e in range(num_channels)], w.storage, relu)
 
 

@@ -18,7 +18,7 @@ from tvm.script import tirx as T  # noqa: N812
 from tvmconv.gpu_specs import WARP_SIZE
 
 TILE_SIZE = 16  # rows and columns of a tile of accumulators
-ACCUMULATORS_PER_LANE = TILE_SIZE * TILE_SIZE // WARP_SIZE
+LANE_ACCUMS = TILE_SIZE * TILE_SIZE // WARP_SIZE  # accumulators of a tile per lane
 MMA_K_BYTES = 32  # bytes of a row of an operand's tile
 SHARED_SCOPE, WARP_SCOPE = "shared.dyn", "warp"
 
@@ -123,19 +123,15 @@ def _make_load_intrinsic(
         layout: Fragment layout of the loaded elements.
         row_address: Function from the lane and the row stride to the offset of the 16-byte row that the lane addresses.
     """
-    elements_per_lane = TILE_SIZE * depth // WARP_SIZE
+    frag_size = TILE_SIZE * depth // WARP_SIZE
 
     @T.prim_func(s_tir=True)
     def described(to: T.handle, tile: T.handle) -> None:
-        S = T.match_buffer(
-            tile, (TILE_SIZE, depth), dtype, align=64, offset_factor=elements_per_lane, scope=SHARED_SCOPE
-        )
-        R = T.match_buffer(
-            to, (WARP_SIZE, elements_per_lane), dtype, align=64, offset_factor=elements_per_lane, scope=WARP_SCOPE
-        )
+        S = T.match_buffer(tile, (TILE_SIZE, depth), dtype, align=64, offset_factor=frag_size, scope=SHARED_SCOPE)
+        R = T.match_buffer(to, (WARP_SIZE, frag_size), dtype, align=64, offset_factor=frag_size, scope=WARP_SCOPE)
         with T.sblock("root"):
             T.reads(S[0:TILE_SIZE, 0:depth])
-            T.writes(R[0:WARP_SIZE, 0:elements_per_lane])
+            T.writes(R[0:WARP_SIZE, 0:frag_size])
             for i, j in T.grid(TILE_SIZE, depth):
                 with T.sblock("load"):
                     vi, vj = T.axis.remap("SS", [i, j])
@@ -152,16 +148,14 @@ def _make_load_intrinsic(
             (TILE_SIZE, depth),
             dtype,
             align=64,
-            offset_factor=elements_per_lane,
+            offset_factor=frag_size,
             scope=SHARED_SCOPE,
             strides=[row, column],
         )
-        R = T.match_buffer(
-            to, (WARP_SIZE, elements_per_lane), dtype, align=64, offset_factor=elements_per_lane, scope=WARP_SCOPE
-        )
+        R = T.match_buffer(to, (WARP_SIZE, frag_size), dtype, align=64, offset_factor=frag_size, scope=WARP_SCOPE)
         with T.sblock("root"):
             T.reads(S[0:TILE_SIZE, 0:depth])
-            T.writes(R[0:WARP_SIZE, 0:elements_per_lane])
+            T.writes(R[0:WARP_SIZE, 0:frag_size])
             for lane in T.thread_binding(0, WARP_SIZE, "threadIdx.x"):
                 T.evaluate(
                     T.ptx_legacy.ldmatrix(
@@ -169,7 +163,7 @@ def _make_load_intrinsic(
                         4,
                         ".b16",
                         R.data,
-                        R.elem_offset + elements_per_lane * lane,
+                        R.elem_offset + frag_size * lane,
                         S.access_ptr("r"),
                         row_address(lane, row),
                         dtype=dtype,
@@ -185,16 +179,11 @@ def _make_clear_intrinsic() -> tuple[Any, Any]:
     @T.prim_func(s_tir=True)
     def described(sums: T.handle) -> None:
         C = T.match_buffer(
-            sums,
-            (WARP_SIZE, ACCUMULATORS_PER_LANE),
-            "float32",
-            align=64,
-            offset_factor=ACCUMULATORS_PER_LANE,
-            scope=WARP_SCOPE,
+            sums, (WARP_SIZE, LANE_ACCUMS), "float32", align=64, offset_factor=LANE_ACCUMS, scope=WARP_SCOPE
         )
         with T.sblock("root"):
             T.reads()
-            T.writes(C[0:WARP_SIZE, 0:ACCUMULATORS_PER_LANE])
+            T.writes(C[0:WARP_SIZE, 0:LANE_ACCUMS])
             for i, j in T.grid(TILE_SIZE, TILE_SIZE):
                 with T.sblock("clear"):
                     vi, vj = T.axis.remap("SS", [i, j])
@@ -206,18 +195,13 @@ def _make_clear_intrinsic() -> tuple[Any, Any]:
     @T.prim_func(s_tir=True)
     def implemented(sums: T.handle) -> None:
         C = T.match_buffer(
-            sums,
-            (WARP_SIZE, ACCUMULATORS_PER_LANE),
-            "float32",
-            align=64,
-            offset_factor=ACCUMULATORS_PER_LANE,
-            scope=WARP_SCOPE,
+            sums, (WARP_SIZE, LANE_ACCUMS), "float32", align=64, offset_factor=LANE_ACCUMS, scope=WARP_SCOPE
         )
         with T.sblock("root"):
             T.reads()
-            T.writes(C[0:WARP_SIZE, 0:ACCUMULATORS_PER_LANE])
+            T.writes(C[0:WARP_SIZE, 0:LANE_ACCUMS])
             for lane in T.thread_binding(0, WARP_SIZE, "threadIdx.x"):
-                for register in range(ACCUMULATORS_PER_LANE):
+                for register in range(LANE_ACCUMS):
                     C[lane, register] = T.float32(0)
 
     return described, implemented
@@ -235,7 +219,7 @@ def _make_multiply_intrinsic(
         second_layout: Fragment layout of the second operand.
         columns_first: Whether the first operand holds the columns.
     """
-    elements_per_lane = TILE_SIZE * depth // WARP_SIZE
+    frag_size = TILE_SIZE * depth // WARP_SIZE
     shape, operand = _INSTRUCTIONS[dtype]
 
     def widen_to_float32(value: Any) -> Any:
@@ -243,27 +227,18 @@ def _make_multiply_intrinsic(
 
     @T.prim_func(s_tir=True)
     def described(one: T.handle, other: T.handle, sums: T.handle) -> None:
-        A = T.match_buffer(
-            one, (WARP_SIZE, elements_per_lane), dtype, align=64, offset_factor=elements_per_lane, scope=WARP_SCOPE
-        )
-        B = T.match_buffer(
-            other, (WARP_SIZE, elements_per_lane), dtype, align=64, offset_factor=elements_per_lane, scope=WARP_SCOPE
-        )
+        A = T.match_buffer(one, (WARP_SIZE, frag_size), dtype, align=64, offset_factor=frag_size, scope=WARP_SCOPE)
+        B = T.match_buffer(other, (WARP_SIZE, frag_size), dtype, align=64, offset_factor=frag_size, scope=WARP_SCOPE)
         C = T.match_buffer(
-            sums,
-            (WARP_SIZE, ACCUMULATORS_PER_LANE),
-            "float32",
-            align=64,
-            offset_factor=ACCUMULATORS_PER_LANE,
-            scope=WARP_SCOPE,
+            sums, (WARP_SIZE, LANE_ACCUMS), "float32", align=64, offset_factor=LANE_ACCUMS, scope=WARP_SCOPE
         )
         with T.sblock("root"):
             T.reads(
-                C[0:WARP_SIZE, 0:ACCUMULATORS_PER_LANE],
-                A[0:WARP_SIZE, 0:elements_per_lane],
-                B[0:WARP_SIZE, 0:elements_per_lane],
+                C[0:WARP_SIZE, 0:LANE_ACCUMS],
+                A[0:WARP_SIZE, 0:frag_size],
+                B[0:WARP_SIZE, 0:frag_size],
             )
-            T.writes(C[0:WARP_SIZE, 0:ACCUMULATORS_PER_LANE])
+            T.writes(C[0:WARP_SIZE, 0:LANE_ACCUMS])
             for i, j, k in T.grid(TILE_SIZE, TILE_SIZE, depth):
                 with T.sblock("multiply"):
                     vi, vj, vk = T.axis.remap("SSR", [i, j, k])
@@ -278,27 +253,18 @@ def _make_multiply_intrinsic(
 
     @T.prim_func(s_tir=True)
     def implemented(one: T.handle, other: T.handle, sums: T.handle) -> None:
-        A = T.match_buffer(
-            one, (WARP_SIZE, elements_per_lane), dtype, align=64, offset_factor=elements_per_lane, scope=WARP_SCOPE
-        )
-        B = T.match_buffer(
-            other, (WARP_SIZE, elements_per_lane), dtype, align=64, offset_factor=elements_per_lane, scope=WARP_SCOPE
-        )
+        A = T.match_buffer(one, (WARP_SIZE, frag_size), dtype, align=64, offset_factor=frag_size, scope=WARP_SCOPE)
+        B = T.match_buffer(other, (WARP_SIZE, frag_size), dtype, align=64, offset_factor=frag_size, scope=WARP_SCOPE)
         C = T.match_buffer(
-            sums,
-            (WARP_SIZE, ACCUMULATORS_PER_LANE),
-            "float32",
-            align=64,
-            offset_factor=ACCUMULATORS_PER_LANE,
-            scope=WARP_SCOPE,
+            sums, (WARP_SIZE, LANE_ACCUMS), "float32", align=64, offset_factor=LANE_ACCUMS, scope=WARP_SCOPE
         )
         with T.sblock("root"):
             T.reads(
-                C[0:WARP_SIZE, 0:ACCUMULATORS_PER_LANE],
-                A[0:WARP_SIZE, 0:elements_per_lane],
-                B[0:WARP_SIZE, 0:elements_per_lane],
+                C[0:WARP_SIZE, 0:LANE_ACCUMS],
+                A[0:WARP_SIZE, 0:frag_size],
+                B[0:WARP_SIZE, 0:frag_size],
             )
-            T.writes(C[0:WARP_SIZE, 0:ACCUMULATORS_PER_LANE])
+            T.writes(C[0:WARP_SIZE, 0:LANE_ACCUMS])
             rows, columns = T.meta_var((B, A) if columns_first else (A, B))
             for lane in T.thread_binding(0, WARP_SIZE, "threadIdx.x"):
                 for half in range(2):
@@ -311,11 +277,11 @@ def _make_multiply_intrinsic(
                             operand,
                             "fp32",
                             rows.data,
-                            rows.elem_offset + lane * elements_per_lane,
+                            rows.elem_offset + lane * frag_size,
                             columns.data,
-                            columns.elem_offset + lane * elements_per_lane + half * (elements_per_lane // 2),
+                            columns.elem_offset + lane * frag_size + half * (frag_size // 2),
                             C.data,
-                            C.elem_offset + lane * ACCUMULATORS_PER_LANE + half * (ACCUMULATORS_PER_LANE // 2),
+                            C.elem_offset + lane * LANE_ACCUMS + half * (LANE_ACCUMS // 2),
                             False,
                             dtype="float32",
                         )
@@ -330,16 +296,11 @@ def _make_store_intrinsic() -> tuple[Any, Any]:
     @T.prim_func(s_tir=True)
     def described(sums: T.handle, tile: T.handle) -> None:
         C = T.match_buffer(
-            sums,
-            (WARP_SIZE, ACCUMULATORS_PER_LANE),
-            "float32",
-            align=64,
-            offset_factor=ACCUMULATORS_PER_LANE,
-            scope=WARP_SCOPE,
+            sums, (WARP_SIZE, LANE_ACCUMS), "float32", align=64, offset_factor=LANE_ACCUMS, scope=WARP_SCOPE
         )
         S = T.match_buffer(tile, (TILE_SIZE, TILE_SIZE), "float32", align=64, offset_factor=1, scope=SHARED_SCOPE)
         with T.sblock("root"):
-            T.reads(C[0:WARP_SIZE, 0:ACCUMULATORS_PER_LANE])
+            T.reads(C[0:WARP_SIZE, 0:LANE_ACCUMS])
             T.writes(S[0:TILE_SIZE, 0:TILE_SIZE])
             for i, j in T.grid(TILE_SIZE, TILE_SIZE):
                 with T.sblock("store"):
@@ -353,12 +314,7 @@ def _make_store_intrinsic() -> tuple[Any, Any]:
     def implemented(sums: T.handle, tile: T.handle) -> None:
         row, column = T.int32(), T.int32()
         C = T.match_buffer(
-            sums,
-            (WARP_SIZE, ACCUMULATORS_PER_LANE),
-            "float32",
-            align=64,
-            offset_factor=ACCUMULATORS_PER_LANE,
-            scope=WARP_SCOPE,
+            sums, (WARP_SIZE, LANE_ACCUMS), "float32", align=64, offset_factor=LANE_ACCUMS, scope=WARP_SCOPE
         )
         S = T.match_buffer(
             tile,
@@ -370,10 +326,10 @@ def _make_store_intrinsic() -> tuple[Any, Any]:
             strides=[row, column],
         )
         with T.sblock("root"):
-            T.reads(C[0:WARP_SIZE, 0:ACCUMULATORS_PER_LANE])
+            T.reads(C[0:WARP_SIZE, 0:LANE_ACCUMS])
             T.writes(S[0:TILE_SIZE, 0:TILE_SIZE])
             for lane in T.thread_binding(0, WARP_SIZE, "threadIdx.x"):
-                for pair in range(ACCUMULATORS_PER_LANE // 2):
+                for pair in range(LANE_ACCUMS // 2):
                     for one in T.vectorized(2):
                         i, j = T.meta_var(_accumulator_position(lane, 2 * pair))
                         S[i, j + one] = C[lane, 2 * pair + one]

@@ -6,13 +6,13 @@ A `TensorizedTileConfig` holds one config as numbers or many configs as columns,
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tvmconv import gpu_specs
 from tvmconv.arithmetic import ceil_div, round_up
-from tvmconv.gpu_specs import WARP_SIZE
+from tvmconv.gpu_specs import NUM_BANKS, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
@@ -103,14 +103,12 @@ class TensorizedTileConfig(NamedTuple):
 
     def dynamic_smem_bytes(self, w: Conv) -> Any:
         """Return the shared memory per block in bytes: the stages, whose memory the accumulators reuse at the end."""
-        element_size_bytes = get_element_bytes(w)
-        row_bytes = self.block_k * element_size_bytes + COPY_BYTES
+        itemsize = get_element_bytes(w)
+        row_bytes = self.block_k * itemsize + COPY_BYTES
         operand_bytes = [self.stages * size * row_bytes for size in (self.block_m, self.block_n)]
         (rows, _), (columns, _) = self.rows_and_columns(w)
-        accumulator_bytes = (
-            ACCUMULATOR_BYTES * rows * (columns + (ACCUMULATOR_ROW_PADDING_WORDS - columns) % gpu_specs.NUM_BANKS)
-        )
-        if element_size_bytes < ACCUMULATOR_BYTES:
+        accumulator_bytes = ACCUMULATOR_BYTES * rows * (columns + (ACCUMULATOR_ROW_PADDING_WORDS - columns) % NUM_BANKS)
+        if itemsize < ACCUMULATOR_BYTES:
             return np.maximum(sum(operand_bytes), accumulator_bytes)
         # TVM's StorageRewrite lets accumulators of the operands' own dtype reuse the memory of one operand, the larger
         # one, which grows if necessary.
@@ -130,6 +128,10 @@ def declare_knobs(k: Knobs, w: Conv) -> TensorizedTileConfig:
         fragments=k.choice("fragments", (NO_PREFETCH, PREFETCH), default.fragments),
         split_k=k.choice("split_k", SPLIT_K_CHOICES, default.split_k),
     )
+
+    def prune(description: str, predicate: Callable[[TensorizedTileConfig], Any]) -> None:
+        k.prune(description, lambda c: predicate(config_from_columns(c)))
+
     k.require(
         "warps have whole tiles of 16 pixels and 16 channels",
         lambda c: (c["block_m"] % (TILE_SIZE * c["warps_m"]) == 0) & (c["block_n"] % (TILE_SIZE * c["warps_n"]) == 0),
@@ -139,26 +141,20 @@ def declare_knobs(k: Knobs, w: Conv) -> TensorizedTileConfig:
         lambda c: (c["fragments"] == NO_PREFETCH) | can_prefetch_fragments(w, config_from_columns(c)),
     )
     _, extent = get_reduction_extents(w)
-    k.prune("a k-tile is not mostly padding", lambda c: c["block_k"] * c["split_k"] < 2 * extent)
-    k.prune(
+    prune("a k-tile is not mostly padding", lambda t: t.block_k * t.split_k < 2 * extent)
+    prune(
         "a reduction is split only if blocks are few",
-        lambda c: (c["split_k"] == 1) | (count_tiles(w, config_from_columns(c)) <= MAX_SPLIT_K_BLOCKS),
+        lambda t: (t.split_k == 1) | (count_tiles(w, t) <= MAX_SPLIT_K_BLOCKS),
     )
-    k.prune(
+    prune(
         "at most as many stages as k-tiles",
-        lambda c: c["stages"] <= np.maximum(config_from_columns(c).k_tiles_per_block(w), STAGES_CHOICES[0]),
+        lambda t: t.stages <= np.maximum(t.k_tiles_per_block(w), STAGES_CHOICES[0]),
     )
-    k.prune(
-        f"at most {MAX_ACCUMULATORS} accumulators per thread",
-        lambda c: config_from_columns(c).num_accumulators <= MAX_ACCUMULATORS,
-    )
-    k.prune(f"at least {MIN_THREADS} threads", lambda c: config_from_columns(c).warps * WARP_SIZE >= MIN_THREADS)
-    k.prune(
+    prune(f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS)
+    prune(f"at least {MIN_THREADS} threads", lambda t: t.warps * WARP_SIZE >= MIN_THREADS)
+    prune(
         "the registers of all threads fit",
-        lambda c: (
-            (config_from_columns(c).num_accumulators + OVERHEAD_REGISTERS) * config_from_columns(c).warps * WARP_SIZE
-            <= gpu_specs.REGISTERS_PER_MULTIPROCESSOR
-        ),
+        lambda t: (t.num_accumulators + OVERHEAD_REGISTERS) * t.warps * WARP_SIZE <= REGISTERS_PER_MULTIPROCESSOR,
     )
     return config
 
@@ -184,10 +180,8 @@ def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
     """Return the resources that configs use."""
     config = config_from_columns(columns)
     num_blocks, k_tiles = config.split_k * count_tiles(w, config), config.k_tiles_per_block(w)
-    staged_elements, macs_per_k_tile = (
-        (config.block_m + config.block_n) * config.block_k,
-        config.block_m * config.block_n * config.block_k,
-    )
+    staged_elements = (config.block_m + config.block_n) * config.block_k
+    macs_per_k_tile = config.block_m * config.block_n * config.block_k
     return ResourceUsage(
         threads=config.warps * WARP_SIZE,
         shared_bytes=0 * config.warps,
@@ -212,9 +206,7 @@ def select_default_config(w: Conv) -> TensorizedTileConfig:
         block_m, warps_m = shrink_tile_side(pixels, tile[0], tile[2])
         block_n, warps_n = shrink_tile_side(channels, tile[1], tile[3])
         block_k_multiples = (2, 1) if block_m * block_n > SPLIT_TILE[0] * SPLIT_TILE[1] else (4, 2, 1)
-        block_k = min(
-            (mma_k * n for n in block_k_multiples), key=lambda size: round_up(extent, size)
-        )  # the least padding
+        block_k = min((mma_k * n for n in block_k_multiples), key=lambda n: round_up(extent, n))  # the least padding
         return TensorizedTileConfig(block_m, block_n, block_k, warps_m, warps_n, stages, NO_PREFETCH, split_k)
 
     candidates = [make_config(tile) for tile in DEFAULT_TILES]

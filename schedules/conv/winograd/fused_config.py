@@ -110,9 +110,8 @@ class WinogradTileConfig:
 
 def declare_knobs(w: Conv2d, k: Knobs) -> WinogradTileConfig:
     """Declare the knobs and return their values."""
-    grid = WinogradTileGrid.from_workload(
-        w, k.choice("tile_m", list_output_tile_sizes(w), select_default_output_tile(w))
-    )
+    m = k.choice("tile_m", list_output_tile_sizes(w), select_default_output_tile(w))
+    grid = WinogradTileGrid.from_workload(w, m)
     alpha = grid.alpha
     points_choices = [
         n for n in POINTS_PER_THREAD_CHOICES if alpha**2 % n == 0 and alpha**2 // n * 16 <= MAX_THREADS_PER_BLOCK
@@ -129,35 +128,30 @@ def declare_knobs(w: Conv2d, k: Knobs) -> WinogradTileConfig:
         channels_per_exchange=k.choice("exchanged", SIZE_CHOICES[:-1], 1),
     )
 
-    def config_from_columns(columns: Columns) -> WinogradTileConfig:
+    def configs(columns: Columns) -> WinogradTileConfig:
         return WinogradTileConfig.from_columns(w, columns)
 
-    k.require("threads divide the points evenly", lambda c: config_from_columns(c).num_points % c["places"] == 0)
+    k.require("threads divide the points evenly", lambda c: configs(c).num_points % c["places"] == 0)
     k.require("exchanges divide a thread's channels evenly", lambda c: c["local_y"] % c["exchanged"] == 0)
     k.prune(
         f"at most {MAX_ACCUMULATORS} accumulators per thread",
-        lambda c: config_from_columns(c).num_accumulators <= MAX_ACCUMULATORS,
+        lambda c: configs(c).num_accumulators <= MAX_ACCUMULATORS,
     )
-    k.prune(f"at least {2 * MIN_THREADS} threads", lambda c: config_from_columns(c).num_threads >= 2 * MIN_THREADS)
+    k.prune(f"at least {2 * MIN_THREADS} threads", lambda c: configs(c).num_threads >= 2 * MIN_THREADS)
     k.prune(
         "the registers of all threads fit",
         lambda c: (
-            (config_from_columns(c).num_accumulators + OVERHEAD_REGISTERS)
-            * ceil_div(config_from_columns(c).num_threads, WARP_SIZE)
-            * WARP_SIZE
+            (configs(c).num_accumulators + OVERHEAD_REGISTERS) * ceil_div(configs(c).num_threads, WARP_SIZE) * WARP_SIZE
             <= REGISTERS_PER_MULTIPROCESSOR
         ),
     )
     k.prune(
         f"at most {MAX_PRODUCTS} unrolled products per thread and k-tile",
-        lambda c: config_from_columns(c).num_accumulators * c["taps"] <= MAX_PRODUCTS,
+        lambda c: configs(c).num_accumulators * c["taps"] <= MAX_PRODUCTS,
     )
     k.prune(
         "tiles are less than twice as large as the product",
-        lambda c: (
-            (config_from_columns(c).block_channels < 2 * w.O)
-            & (config_from_columns(c).block_tiles < 2 * config_from_columns(c).grid.count)
-        ),
+        lambda c: (configs(c).block_channels < 2 * w.O) & (configs(c).block_tiles < 2 * configs(c).grid.count),
     )
     return config
 
@@ -167,10 +161,8 @@ def compute_usage(w: Conv2d, columns: Columns) -> ResourceUsage:
     config = WinogradTileConfig.from_columns(w, columns)
     channel_blocks, tile_blocks = config.grid_shape
     k_tiles = config.padded_channels // config.block_k
-    staged_elements, macs_per_k_tile = (
-        config.block_k * (config.block_channels + config.block_tiles),
-        config.block_k * config.block_channels * config.block_tiles,
-    )
+    staged_elements = config.block_k * (config.block_channels + config.block_tiles)
+    macs_per_k_tile = config.block_k * config.block_channels * config.block_tiles
     return ResourceUsage(
         threads=config.num_threads,
         shared_bytes=config.shared_bytes,

@@ -66,11 +66,8 @@ class WinogradTileGrid(NamedTuple):
     def tile_origin(self, tile_idx: Any) -> tuple[Any, Any, Any]:
         """Return the image of a tile, and the first row and column of its outputs."""
         tiles_per_image = self.rows * self.columns
-        return (
-            tile_idx // tiles_per_image,
-            tile_idx % tiles_per_image // self.columns * self.m,
-            tile_idx % self.columns * self.m,
-        )
+        row = tile_idx % tiles_per_image // self.columns
+        return tile_idx // tiles_per_image, row * self.m, tile_idx % self.columns * self.m
 
 
 def is_supported(w: Conv2d) -> bool:
@@ -129,9 +126,8 @@ def make_product_workload(w: Conv2d) -> Conv2d:
 
 def declare_knobs(k: Knobs, w: Conv2d) -> tuple[WinogradTileGrid, DirectTileConfig]:
     """Declare the knobs, and return the grid of output tiles and the config of the product."""
-    grid = WinogradTileGrid.from_workload(
-        w, k.choice("tile_m", list_output_tile_sizes(w), select_default_output_tile(w))
-    )
+    m = k.choice("tile_m", list_output_tile_sizes(w), select_default_output_tile(w))
+    grid = WinogradTileGrid.from_workload(w, m)
     k.tile("tile_b", grid.alpha**2, POINT_LEVELS)
     max_overhang_fraction = MAX_OVERHANG_FRACTION_OF_FEW_TILES if grid.count <= MAX_FEW_TILES else MAX_OVERHANG_FRACTION
     config = DirectTileConfig(
@@ -208,6 +204,5 @@ def compute_usage(w: Conv2d, columns: Columns) -> ResourceUsage:
     grid, config = configs_from_columns(w, columns)
     y, x = (tile.size for tile in config.output)
     rows_per_k_tile = config.sliced_k * config.reduction[0].tap
-    return config.compute_usage(
-        make_product_workload(w), (rows_per_k_tile * x, rows_per_k_tile * y), num_outer_blocks=grid.alpha**2
-    )
+    elements = rows_per_k_tile * x, rows_per_k_tile * y
+    return config.compute_usage(make_product_workload(w), elements, num_outer_blocks=grid.alpha**2)

@@ -98,15 +98,13 @@ class MmaSyncKernelBase:
 
     def compute_tile_origin(self, tile_idx: Expr) -> tuple[Expr, Expr, Expr]:
         """Return the first pixel, the first channel and the group of a tile."""
-        num_tiles_n, num_tiles_m = (
-            ceil_div(self.gemm.n, self.config.block_n),
-            ceil_div(self.gemm.m, self.config.block_m),
+        gemm, config = self.gemm, self.config
+        num_tiles_n, num_tiles_m = ceil_div(gemm.n, config.block_n), ceil_div(gemm.m, config.block_m)
+        offset_m, offset_n = (
+            tile_idx // num_tiles_n % num_tiles_m * config.block_m,
+            tile_idx % num_tiles_n * config.block_n,
         )
-        return (
-            tile_idx // num_tiles_n % num_tiles_m * self.config.block_m,
-            tile_idx % num_tiles_n * self.config.block_n,
-            tile_idx // (num_tiles_n * num_tiles_m),
-        )
+        return offset_m, offset_n, tile_idx // (num_tiles_n * num_tiles_m)
 
     def is_valid_tile(self, tile_idx: Expr) -> Expr:
         """Return whether a tile index is in range; in the last round some blocks have no tile."""

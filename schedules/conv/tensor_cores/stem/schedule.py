@@ -35,7 +35,9 @@ Sources: PTX ISA, "Matrix Fragments for mma.m16n8k16", "ldmatrix", "cp.async".
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable
+from typing import Any
+
 from tvm.s_tir import Schedule
 
 from tvmconv.gpu_specs import REGISTERS_PER_MULTIPROCESSOR
@@ -116,51 +118,38 @@ def declare_knobs(w: Conv2d, k: Knobs) -> StemTileConfig:
         weights_in_registers=k.choice("hold", (0, 1), default_config.weights_in_registers),
     )
 
-    def make_config(columns: Columns) -> StemTileConfig:
-        return StemTileConfig.from_columns(w, columns)
+    def require(description: str, predicate: Callable[[StemTileConfig], Any]) -> None:
+        k.require(description, lambda c: predicate(StemTileConfig.from_columns(w, c)))
 
-    k.require(
-        f"at most {MAX_ACCUMULATORS} accumulators per thread",
-        lambda c: make_config(c).num_accumulators <= MAX_ACCUMULATORS,
-    )
-    k.require(
+    def prune(description: str, predicate: Callable[[StemTileConfig], Any]) -> None:
+        k.prune(description, lambda c: predicate(StemTileConfig.from_columns(w, c)))
+
+    require(f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS)
+    require(
         f"at most {MAX_UNROLLED_MMAS} unrolled mma instructions per warp",
-        lambda c: make_config(c).mmas_per_warp <= MAX_UNROLLED_MMAS,
+        lambda t: t.mmas_per_warp <= MAX_UNROLLED_MMAS,
     )
-    k.require(
+    require(
         f"at most {MAX_LIVE_REGISTERS} registers per thread for accumulators and weights",
-        lambda c: (
-            (make_config(c).weights_in_registers == 0)
-            | (make_config(c).num_accumulators + make_config(c).weight_registers <= MAX_LIVE_REGISTERS)
-        ),
+        lambda t: (t.weights_in_registers == 0) | (t.num_accumulators + t.weight_registers <= MAX_LIVE_REGISTERS),
     )
-    k.require(
+    require(
         "the registers of all threads fit",
-        lambda c: (
-            make_config(c).num_threads
-            * (
-                make_config(c).num_accumulators
-                + np.where(make_config(c).weights_in_registers == 1, make_config(c).weight_registers, 0)
-                + OVERHEAD_REGISTERS
-            )
+        lambda t: (
+            t.num_threads * (t.num_accumulators + t.weights_in_registers * t.weight_registers + OVERHEAD_REGISTERS)
             <= REGISTERS_PER_MULTIPROCESSOR
         ),
     )
-    k.prune(
+    prune(
         "weights stay in registers only for several tiles per block",
-        lambda c: (make_config(c).weights_in_registers == 0) | (make_config(c).tiles_per_cta > 1),
+        lambda t: (t.weights_in_registers == 0) | (t.tiles_per_cta > 1),
     )
-    k.prune(
+    prune(
         "there are at most as many stages as tiles per block",
-        lambda c: (
-            (make_config(c).stages == STAGES_CHOICES[0]) | (make_config(c).stages <= make_config(c).tiles_per_cta)
-        ),
+        lambda t: (t.stages == STAGES_CHOICES[0]) | (t.stages <= t.tiles_per_cta),
     )
-    k.prune(
+    prune(
         "there are fewer blocks than tiles",
-        lambda c: (
-            (make_config(c).max_ctas == 0)
-            | (make_config(c).max_ctas < make_config(c).num_pixel_tiles * make_config(c).num_channel_tiles)
-        ),
+        lambda t: (t.max_ctas == 0) | (t.max_ctas < t.num_pixel_tiles * t.num_channel_tiles),
     )
     return config
